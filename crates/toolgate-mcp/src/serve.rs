@@ -161,7 +161,12 @@ impl Http {
                     false => Ok(Read::One(Message::default())),
                 };
                 let (mut message, batch) = match read {
-                    Ok(Read::One(message)) => (message, None),
+                    Ok(Read::One(message)) => {
+                        if let Some(why) = raw::overlong(&message.value) {
+                            return Err(self.unread(&caller, asked.agent.as_deref(), text, ErrorCode::INVALID_REQUEST, &why).await);
+                        }
+                        (message, None)
+                    }
                     Ok(Read::Several(messages)) => match Batch::of(&parts, messages) {
                         Ok(batch) => (Message::default(), Some(batch)),
                         Err((messages, why)) => {

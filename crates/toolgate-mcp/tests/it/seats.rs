@@ -1,0 +1,61 @@
+//! What one client may take of what all have, and for how long.
+
+use serde_json::{Value, json};
+use toolgate_store::{Filter, Ledger};
+
+use crate::entering::{EITHER, plain};
+use crate::support::{Gate, last_message};
+
+const CALC: &str = "[tools.calc]\nkind = \"builtin\"\n";
+
+fn rows(gate: &Gate, tool: &str) -> usize {
+    let wanted = Filter { tool: Some(tool.to_owned()), ..Default::default() };
+    Ledger::open(gate.ledger()).unwrap().find(&wanted).unwrap().len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_says_of_itself_is_no_more_than_somebody_reads() {
+    let gate = Gate::open(CALC).await;
+    let http = plain();
+    let post = async |message: Value| {
+        let request = http.post(format!("{}/mcp", gate.url)).header("accept", EITHER).json(&message);
+        let answer = request.send().await.unwrap();
+        let opened = answer.headers().contains_key("mcp-session-id");
+        (answer.status().as_u16(), opened, last_message(&answer.text().await.unwrap()))
+    };
+    let hello = |capabilities: Value, about: &str, id: Value| {
+        let client = json!({"name": "t", "version": "1", "description": about});
+        let params = json!({"protocolVersion": "2025-06-18", "capabilities": capabilities, "clientInfo": client});
+        json!({"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params})
+    };
+    let can = |many: usize| json!({"elicitation": {}, "experimental": {"x": {"a": vec![0; many]}}});
+    // Much more than real ones say.
+    let (status, opened, said) = post(hello(can(1_000), &"t".repeat(30_000), json!(0))).await;
+    assert!((status, opened) == (200, true) && said["result"].is_object(), "{said}");
+    let long = "t".repeat(70_000);
+    for greeting in [hello(can(3_000), "", json!(0)), hello(json!({}), &long, json!(0)), hello(json!({}), "", json!(long))] {
+        let (status, opened, said) = post(greeting).await;
+        assert_eq!((status, opened, &said["error"]["data"]["code"]), (400, false, &json!("invalid_request")), "{said}");
+        assert!(said["error"]["message"].as_str().unwrap().contains("at most 64 KiB"), "{said}");
+    }
+    // A call of one that is refused so has its row, alone or among others.
+    let calc = |id: u64, about: &str| {
+        let meta = json!({"progressToken": 1, "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "x": about});
+        let params = json!({"name": "calc", "arguments": {"expression": id.to_string()}, "_meta": meta});
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
+    };
+    let (status, _, said) = post(calc(1, &long)).await;
+    assert!((status, rows(&gate, "calc")) == (400, 1) && said["error"]["data"]["callId"].is_string(), "{said}");
+    let (status, _, said) = post(json!([calc(1, ""), calc(2, &long)])).await;
+    assert_eq!((status, rows(&gate, "calc")), (400, 3), "{said}");
+    for (session, meta) in [("a", json!({"progressToken": 1, "x": "t".repeat(30_000)})), ("b", json!({"x": vec![0; 1_000]}))] {
+        let client = gate.client().in_session(session);
+        let (status, said) = client.ask("tools/call", json!({"name": "calc", "arguments": {"expression": "6 * 7"}, "_meta": meta})).await;
+        assert!(status == 200 && said["result"]["structuredContent"] == json!({"result": 42}), "{said}");
+    }
+    // What is asked for may be long.
+    let long = format!("1{}", " ".repeat(100_000));
+    let (status, said) = gate.client().ask("tools/call", json!({"name": "calc", "arguments": {"expression": long}})).await;
+    assert_eq!((status, said["result"]["isError"].is_boolean()), (200, true), "{status}");
+    gate.end().await;
+}
