@@ -60,6 +60,8 @@ pub(crate) struct Http {
     seats: Seats,
     /// For what asks nothing.
     beside: Seats,
+    /// For streams that only listen, each for as long as it does.
+    listening: Seats,
     /// Who is refused takes no seat, and waits until it is written down.
     turns: Semaphore,
     waiting: Arc<Semaphore>,
@@ -87,11 +89,12 @@ impl Http {
         let (doors, sessions) = (gateway.clone(), Arc::new(Returning::new(gateway.clone())));
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
         let (seats, beside) = (Seats::new(settings.concurrency), Seats::new(settings.concurrency));
+        let listening = Seats::new(crate::files::connections(listen::CONNECTIONS));
         let door = Door::new(gateway.clone(), None);
         let (turns, waiting) = (Semaphore::new(refused::TURNS), Arc::new(Semaphore::new(refused::WAITING)));
         let arriving = AtomicUsize::new(0);
         let (open, rates, owners) = (Open::default(), Mutex::default(), Mutex::default());
-        Self { gateway, door, mcp, sessions, seats, beside, turns, waiting, open, arriving, rates, owners }
+        Self { gateway, door, mcp, sessions, seats, beside, listening, turns, waiting, open, arriving, rates, owners }
     }
 
     async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
@@ -201,12 +204,14 @@ impl Http {
                     self.lost(&running, &caller, asked.agent.as_deref(), said(message, batch), HASTY).await;
                     return Err(refused);
                 }
-                // Who only answers, takes back, comes back or leaves has others: those who are at it need that to come to an end.
+                // Who only answers, takes back or leaves has others: those who are at it need that to come to an end. So has who listens or
+                // comes back, which may be for days.
                 let asking = match &batch {
                     Some(batch) => batch.values().filter(|message| batch::asks(message)).count(),
                     None => usize::from(batch::asks(&message.value)),
                 };
                 let taken = match asking {
+                    _ if listens => self.listening.take(&caller.principal, 1, is_shared).ok_or_else(full),
                     0 => self.beside.take(&caller.principal, 1, is_shared).ok_or_else(full),
                     asking => seats(u32::try_from(asking).unwrap_or(many)),
                 };
@@ -257,8 +262,8 @@ impl Http {
                         answer
                     }
                 };
-                // It takes its seat also until all of the answer is said; those who only listen take none.
-                Ok(if listens { answer } else { answer.map(|body| Seated { body, _seat: seat, unanswered }.boxed()) })
+                // It takes its seat also until all of the answer is said.
+                Ok(answer.map(|body| Seated { body, _seat: seat, unanswered }.boxed()))
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let _counted = self.gateway.count();

@@ -28,7 +28,7 @@ const UNREAD: Duration = Duration::from_secs(60);
 /// How much of what it is told waits for it: of more than this the system says only now and then that some was taken.
 const WAITING: usize = 256 << 10;
 /// Most connections at the same time; fewer where not so many files may be open.
-const CONNECTIONS: usize = 16_384;
+pub(super) const CONNECTIONS: usize = 16_384;
 
 /// A gateway that listens.
 pub struct Listening {
@@ -138,5 +138,76 @@ async fn connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>
             let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, tls.accept(stream)).await else { return };
             let _ = watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header::RETRY_AFTER;
+    use reqwest::RequestBuilder;
+    use serde_json::{Value, json};
+    use sha2::{Digest as _, Sha256};
+
+    use super::super::sessions::tests::served_by;
+    use super::*;
+    use crate::seat::Seats;
+
+    fn token(principal: &str) -> String {
+        let digest: String = Sha256::digest(principal.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{digest}\"\n")
+    }
+
+    /// Lets clients come to a gateway, and says where.
+    async fn opened(http: Http) -> (Arc<Http>, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+        let (gateway, http) = (http.gateway.clone(), Arc::new(http));
+        tokio::spawn(accept(listener, Arc::clone(&http), None, gateway));
+        (http, url)
+    }
+
+    /// Waits until something is so.
+    async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
+        let waits = async {
+            while !is().await {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap_or_else(|_| panic!("it never came to that {what}"));
+    }
+
+    /// What a client of 2026-07-28 says.
+    fn newer(http: &reqwest::Client, url: &str, method: &str, name: Option<&str>, mut params: Value) -> RequestBuilder {
+        params["_meta"] = json!({"io.modelcontextprotocol/protocolVersion": crate::MODERN, "io.modelcontextprotocol/clientCapabilities": {},
+            "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
+        let request = http.post(url).header("accept", "application/json, text/event-stream").header("mcp-method", method);
+        let request = name.into_iter().fold(request, |request, name| request.header("mcp-name", name));
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        request.header("mcp-protocol-version", crate::MODERN).json(&body)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_listens_on_half_of_the_streams_leaves_the_others_to_others() {
+        let mut http = served_by(&(token("ann") + &token("bob"))).await;
+        http.listening = Seats::new(4);
+        let (http, url) = opened(http).await;
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let listen = async |who: &str| {
+            let wanted = json!({"notifications": {"toolsListChanged": true}});
+            newer(&client, &url, "subscriptions/listen", None, wanted).bearer_auth(who).send().await.unwrap()
+        };
+        let streams = [listen("ann").await, listen("ann").await];
+        assert!(streams.iter().all(|stream| stream.status() == 200), "{streams:?}");
+        let refused = listen("ann").await;
+        assert!(refused.status() == 503 && refused.headers().contains_key(RETRY_AFTER), "{refused:?}");
+        // For somebody else there is room, and for her calls.
+        let other = listen("bob").await;
+        assert_eq!(other.status(), 200);
+        let calc = newer(&client, &url, "tools/call", Some("calc"), json!({"name": "calc", "arguments": {"expression": "1"}}));
+        assert_eq!(calc.bearer_auth("ann").send().await.unwrap().status(), 200);
+        // Whoever hangs up makes room.
+        drop(streams);
+        until("there is room again", async || listen("ann").await.status() == 200).await;
+        http.gateway.end().await;
     }
 }

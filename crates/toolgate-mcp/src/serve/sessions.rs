@@ -105,6 +105,11 @@ pub(super) mod tests {
 
     /// A gateway with one tool, as nobody reaches it.
     pub(in crate::serve) async fn served() -> Arc<Http> {
+        Arc::new(served_by("").await)
+    }
+
+    /// The same, with more in its configuration.
+    pub(in crate::serve) async fn served_by(more: &str) -> Http {
         let options = Options {
             store: Arc::new(toolgate::MemoryStore::default()),
             upstreams: crate::Starting::default(),
@@ -114,10 +119,11 @@ pub(super) mod tests {
             principal: "ann".to_owned(),
             own: Vec::new(),
         };
-        let config = || Ok(Config::parse("toolgate.toml", "[tools.calc]\nkind = \"builtin\"\n"));
+        let text = format!("[tools.calc]\nkind = \"builtin\"\n{more}");
+        let config = move || Ok(Config::parse("toolgate.toml", &text));
         let gateway = Gateway::open(config, options).await.unwrap();
         let running = gateway.running();
-        Arc::new(Http::new(gateway, &running, "127.0.0.1:7070".parse().unwrap()))
+        Http::new(gateway, &running, "127.0.0.1:7070".parse().unwrap())
     }
 
     /// A greeting of an older client that calls itself a newer one.
