@@ -233,9 +233,9 @@ impl Http {
                 }
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
-                // Its name is taken until it is over, whoever still waits for it, and so is the seat of a call.
+                // Its name and its seat are taken until it is over, whoever still waits for it.
                 parts.extensions.insert(unanswered.clone());
-                if batch.is_some() || message.value.get("method").is_some_and(|method| method == "tools/call") {
+                if asking > 0 {
                     parts.extensions.insert(Arc::clone(&seat));
                 }
                 let unanswered = Some(unanswered);

@@ -1,10 +1,17 @@
 //! What one client may take of what all have, and for how long.
 
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use toolgate_store::{Filter, Ledger};
 
+use crate::between::{before_slow, questions};
 use crate::entering::{EITHER, plain};
-use crate::support::{Gate, last_message};
+use crate::returning::{Session, listen};
+use crate::support::{Gate, last_message, until};
 
 const CALC: &str = "[tools.calc]\nkind = \"builtin\"\n";
 
@@ -57,5 +64,32 @@ async fn what_a_client_says_of_itself_is_no_more_than_somebody_reads() {
     let long = format!("1{}", " ".repeat(100_000));
     let (status, said) = gate.client().ask("tools/call", json!({"name": "calc", "arguments": {"expression": long}})).await;
     assert_eq!((status, said["result"]["isError"].is_boolean()), (200, true), "{status}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_resources_and_completions_keep_their_seats_while_their_clients_are_away() {
+    let let_go = Arc::new(Semaphore::new(0));
+    let gate = before_slow(&let_go, "[gateway]\nconcurrency = 3\nstream = \"1s\"\n").await;
+    let session = Session::greet(&gate.url, "2025-11-25").await;
+    let post = |message: Value| session.request(Method::POST).json(&message).send();
+    // Each is sent away before its answer is there.
+    let away = questions().into_iter().enumerate().map(|(id, (method, params, ..))| {
+        let asked = post(json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+        async move { listen(asked.await.unwrap(), |_| false).await }
+    });
+    for heard in join_all(away).await {
+        assert!(heard.answer().is_none(), "{heard:?}");
+    }
+    let ping = async || {
+        let answer = post(json!({"jsonrpc": "2.0", "id": "ping", "method": "ping"})).await.unwrap();
+        let status = answer.status().as_u16();
+        // To its end: until then it has a seat.
+        answer.text().await.unwrap();
+        status
+    };
+    assert_eq!(ping().await, 503);
+    let_go.add_permits(3);
+    until("their seats are free", async || ping().await == 200).await;
     gate.end().await;
 }
