@@ -266,9 +266,9 @@ impl Http {
                 Ok(answer.map(|body| Seated { body, _seat: seat, unanswered }.boxed()))
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
-                let _counted = self.gateway.count();
+                let counted = self.gateway.count();
                 let text = self.collect(&running, &parts, body).await?;
-                let _seat = match seats(1) {
+                let seat = match seats(1) {
                     Ok(seat) => seat,
                     Err(refused) => {
                         let call = Glimpse::of_body(&text).filter(|_| matches!(*verb, "check" | "report"));
@@ -278,11 +278,17 @@ impl Http {
                         return Err(refused);
                     }
                 };
-                crate::api::call(&running, verb, &caller, &parts, &text)
-                    .with_context(crate::trace::of_headers(&parts))
-                    .await
-                    .map(|answer| json_answer(StatusCode::OK, &answer))
-                    .map_err(|(status, told)| Box::new(json_answer(status, &told)))
+                let (verb, context) = ((*verb).to_owned(), crate::trace::of_headers(&parts));
+                // What asks hooks goes on whoever waits for it, and has its seat for as long as it does.
+                let work = async move {
+                    let (_counted, _seat) = (counted, seat);
+                    crate::api::call(&running, &verb, &caller, &parts, &text).with_context(context).await
+                };
+                match tokio::spawn(work).await {
+                    Ok(Ok(answer)) => Ok(json_answer(StatusCode::OK, &answer)),
+                    Ok(Err((status, told))) => Err(Box::new(json_answer(status, &told))),
+                    Err(_) => Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, "the request cannot be answered", None)),
+                }
             }
             ["v1", "calls", "check" | "report"] => {
                 let mut answer = refusal(StatusCode::METHOD_NOT_ALLOWED, "this is asked with POST", None);

@@ -1,6 +1,7 @@
 //! What one client may take of what all have, and for how long.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use reqwest::Method;
@@ -10,8 +11,9 @@ use toolgate_store::{Filter, Ledger};
 
 use crate::between::{before_slow, questions};
 use crate::entering::{EITHER, plain};
+use crate::faults::script;
 use crate::returning::{Session, listen};
-use crate::support::{Gate, last_message, until};
+use crate::support::{Gate, last_message, lines, until};
 
 const CALC: &str = "[tools.calc]\nkind = \"builtin\"\n";
 
@@ -91,5 +93,33 @@ async fn prompts_resources_and_completions_keep_their_seats_while_their_clients_
     assert_eq!(ping().await, 503);
     let_go.add_permits(3);
     until("their seats are free", async || ping().await == 200).await;
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_keeps_its_seat_until_its_hooks_are_through_though_nobody_waits_for_it() {
+    let home = tempfile::tempdir().unwrap();
+    let (begun, enough) = (home.path().join("begun"), home.path().join("enough"));
+    let hook = script(
+        home.path(),
+        "hook",
+        &format!("cat > /dev/null; echo x >> {}; until [ -e {} ]; do sleep 0.02; done", begun.display(), enough.display()),
+    );
+    let gate = Gate::open(&format!(
+        "[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n[[hooks]]\nname = \"slow\"\ncommand = {hook}\ntools = [\"pay\"]\n\
+         timeout = \"60s\"\n[gateway]\nconcurrency = 1\n"
+    ))
+    .await;
+    let http = plain();
+    let check = |id: &str| http.post(format!("{}/v1/calls/check", gate.url)).json(&json!({"id": id, "session": id, "tool": "pay"})).send();
+    let first = tokio::spawn(check("first"));
+    until("its hook runs", async || lines(&begun) == 1).await;
+    first.abort();
+    assert!(first.await.is_err(), "it has hung up");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(check("second").await.unwrap().status(), 503);
+    std::fs::write(&enough, "").unwrap();
+    until("its seat is free", async || check("third").await.unwrap().status() == 200).await;
+    assert_eq!(lines(&begun), 2);
     gate.end().await;
 }
