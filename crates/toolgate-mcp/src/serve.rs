@@ -69,8 +69,6 @@ pub(crate) struct Http {
     /// Bytes of requests that are still arriving.
     arriving: AtomicUsize,
     rates: Mutex<Rates>,
-    /// Whose a session of an older client is.
-    owners: Mutex<HashMap<String, sessions::Owner>>,
 }
 
 /// When principals have asked, of late.
@@ -93,8 +91,8 @@ impl Http {
         let door = Door::new(gateway.clone(), None);
         let (turns, waiting) = (Semaphore::new(refused::TURNS), Arc::new(Semaphore::new(refused::WAITING)));
         let arriving = AtomicUsize::new(0);
-        let (open, rates, owners) = (Open::default(), Mutex::default(), Mutex::default());
-        Self { gateway, door, mcp, sessions, seats, beside, listening, turns, waiting, open, arriving, rates, owners }
+        let (open, rates) = (Open::default(), Mutex::default());
+        Self { gateway, door, mcp, sessions, seats, beside, listening, turns, waiting, open, arriving, rates }
     }
 
     async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
@@ -152,9 +150,6 @@ impl Http {
                     return Err(self.unread(&caller, Some(""), text, ErrorCode::INVALID_REQUEST, why).await);
                 };
                 self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
-                let ends = (parts.method == Method::DELETE)
-                    .then(|| parts.headers.get("mcp-session-id").and_then(|id| id.to_str().ok()).map(str::to_owned))
-                    .flatten();
                 // What the header says is held against the body only from this revision on.
                 let listens = parts.method == Method::GET
                     || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
@@ -254,12 +249,7 @@ impl Http {
                             true => self.open_session(&running, request, &caller, asked.agent.as_deref()).await?,
                             false => self.handle(request, &caller, asked.agent.as_deref()).await,
                         };
-                        let answer = self.noted(answer, &caller, asked.agent.as_deref(), &message.value).await;
-                        // What was not ended still counts.
-                        if let Some(id) = ends.filter(|_| answer.status().is_success()) {
-                            drop(lock(&self.owners).remove(&id));
-                        }
-                        answer
+                        self.noted(answer, &caller, asked.agent.as_deref(), &message.value).await
                     }
                 };
                 // It takes its seat also until all of the answer is said.

@@ -119,7 +119,7 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
     let closing = futures_util::future::join_all(left.iter().map(|id| http.sessions.close_session(id)));
     // Who does not listen cannot be told.
     let _ = tokio::time::timeout(Duration::from_secs(2), closing).await;
-    lock(&http.owners).clear();
+    lock(&http.sessions.owners).clear();
 }
 
 async fn connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>, watcher: hyper_util::server::graceful::Watcher) {

@@ -7,7 +7,7 @@
 
 mod tapes;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::sync::Mutex;
 use std::task::{Context, Poll, ready};
@@ -22,7 +22,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
 use self::tapes::{Tapes, is_answer};
-use super::sessions::SESSION_LIFE;
+use super::sessions::{Owner, SESSION_LIFE};
 use crate::gateway::{Gateway, lock};
 
 /// How long a call takes whose answer is kept although somebody seemed to listen.
@@ -37,13 +37,15 @@ pub(crate) struct Returning {
     tapes: Tapes,
     /// Those whose clients come back for the rest of a stream that ends early: from 2025-11-25 on they do.
     known_to_return: Mutex<HashSet<SessionId>>,
+    /// Whose each is. One that has ended is nobody's.
+    pub(super) owners: Mutex<HashMap<SessionId, Owner>>,
 }
 
 impl Returning {
     pub(super) fn new(gateway: Gateway) -> Self {
         let mut local = LocalSessionManager::default();
         local.session_config.keep_alive = Some(SESSION_LIFE);
-        Self { local, gateway, tapes: Tapes::default(), known_to_return: Mutex::default() }
+        Self { local, gateway, tapes: Tapes::default(), known_to_return: Mutex::default(), owners: Mutex::default() }
     }
 
     /// A stream that ends with the answer, or earlier where its client knows to come back and streams may not last longer.
@@ -82,6 +84,10 @@ impl SessionManager for Returning {
         {
             lock(&self.known_to_return).insert(id.clone());
         }
+        // Who is refused has no session.
+        if matches!(answer, JsonRpcMessage::Error(_)) {
+            drop(self.close_session(id).await);
+        }
         Ok(answer)
     }
 
@@ -92,6 +98,7 @@ impl SessionManager for Returning {
     async fn close_session(&self, id: &SessionId) -> Result<(), Refused> {
         self.tapes.forget(id);
         lock(&self.known_to_return).remove(id);
+        drop(lock(&self.owners).remove(id));
         self.local.close_session(id).await
     }
 

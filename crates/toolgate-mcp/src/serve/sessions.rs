@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::Full;
+use rmcp::transport::streamable_http_server::session::SessionId;
 use serde_json::Value;
 
 use super::{Answer, Http, refusal};
@@ -27,8 +28,7 @@ impl Http {
     pub(super) fn hold_session(&self, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<(), Box<Answer>> {
         let Some(id) = headers.get("mcp-session-id") else { return Ok(()) };
         let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;
-        let mut owners = lock(&self.owners);
-        match owners.get_mut(id) {
+        match lock(&self.sessions.owners).get_mut(id) {
             Some((owner, of, last)) if owner.is_same(caller) && of.as_deref() == agent => {
                 *last = Instant::now();
                 Ok(())
@@ -48,40 +48,33 @@ impl Http {
         agent: Option<&str>,
     ) -> Result<Answer, Box<Answer>> {
         let bound = (!running.keys.is_open()).then_some(OWN_SESSIONS);
-        if is_full(&mut lock(&self.owners), &caller.principal, SESSIONS, bound, SESSION_LIFE) {
+        if is_full(&lock(&self.sessions.owners), &caller.principal, SESSIONS, bound) {
             return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions", Some(60)));
         }
         let (http, caller, agent) = (Arc::clone(self), caller.clone(), agent.map(str::to_owned));
         let opened = tokio::spawn(async move {
             let answer = http.mcp.handle(request).await;
-            http.own_session(&answer, caller, agent);
+            http.own_session(&answer, caller, agent).await;
             answer
         });
         opened.await.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "the session cannot be opened", None))
     }
 
-    fn own_session(&self, answer: &Answer, caller: Caller, agent: Option<String>) {
+    async fn own_session(&self, answer: &Answer, caller: Caller, agent: Option<String>) {
         let Some(id) = answer.headers().get("mcp-session-id").and_then(|id| id.to_str().ok()) else { return };
-        let mut owners = lock(&self.owners);
-        if owners.len() % 1024 == 1023 {
-            owners.retain(|_, (_, _, last)| last.elapsed() < SESSION_LIFE);
+        // One that has ended by now would be counted for as long as it might have lived.
+        let sessions = self.sessions.local.sessions.read().await;
+        if sessions.contains_key(id) {
+            lock(&self.sessions.owners).insert(id.into(), (caller, agent, Instant::now()));
         }
-        owners.insert(id.to_owned(), (caller, agent, Instant::now()));
     }
 }
 
-/// Whether there are too many sessions for one more of a principal: of all, or of its own. Those that have ended do not count.
-fn is_full(owners: &mut HashMap<String, Owner>, principal: &str, most: usize, own: Option<usize>, life: Duration) -> bool {
+/// Whether there are too many sessions for one more of a principal: of all, or of its own.
+fn is_full(owners: &HashMap<SessionId, Owner>, principal: &str, most: usize, own: Option<usize>) -> bool {
     // Nobody takes the places of all others.
-    let over = |owners: &HashMap<String, Owner>| {
-        let owned = || owners.values().filter(|(owner, ..)| owner.principal == principal).count();
-        owners.len() >= most || own.is_some_and(|own| owners.len() >= own && owned() >= own)
-    };
-    if !over(owners) {
-        return false;
-    }
-    owners.retain(|_, (_, _, last)| last.elapsed() < life);
-    over(owners)
+    let owned = || owners.values().filter(|(owner, ..)| owner.principal == principal).count();
+    owners.len() >= most || own.is_some_and(|own| owners.len() >= own && owned() >= own)
 }
 
 /// Whether a request opens a session: by what it asks for, whatever revision it calls itself.
@@ -93,11 +86,13 @@ pub(super) fn opens_session(headers: &HeaderMap, message: &Value) -> bool {
 pub(super) mod tests {
     use futures_util::FutureExt as _;
     use http::header::{CONTENT_TYPE, HOST, RETRY_AFTER};
+    use rmcp::transport::streamable_http_server::session::SessionManager as _;
     use serde_json::json;
     use toolgate::config::Config;
 
     use super::*;
     use crate::gateway::{Gateway, Options};
+    use crate::identity::Asked;
 
     pub(in crate::serve) fn caller(who: &str) -> Caller {
         Caller { principal: who.to_owned(), agents: None, session: None, proof: crate::identity::Proof::Nothing }
@@ -140,6 +135,13 @@ pub(super) mod tests {
         request
     }
 
+    /// The head of a request in the session that an answer has opened.
+    fn named(opened: &Answer) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert("mcp-session-id", opened.headers()["mcp-session-id"].clone());
+        headers
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn a_session_counts_whatever_it_calls_itself_and_whoever_waits_for_it() {
         let http = served().await;
@@ -147,7 +149,7 @@ pub(super) mod tests {
         // Its client hangs up at once.
         drop(http.open_session(&running, hello(), &ann, None).now_or_never());
         let counted = async {
-            while lock(&http.owners).is_empty() {
+            while lock(&http.sessions.owners).is_empty() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
@@ -155,7 +157,7 @@ pub(super) mod tests {
         assert_eq!(http.sessions.local.sessions.read().await.len(), 1);
         let (parts, _) = hello().into_parts();
         assert!(opens_session(&parts.headers, &json!({"method": "initialize"})));
-        lock(&http.owners).extend((0..SESSIONS).map(|n| (n.to_string(), (ann.clone(), None, Instant::now()))));
+        lock(&http.sessions.owners).extend((0..SESSIONS).map(|n| (n.to_string().into(), (ann.clone(), None, Instant::now()))));
         let refused = http.open_session(&running, hello(), &ann, None).await.err();
         let told = refused.map(|answer| (answer.status(), answer.headers().contains_key(RETRY_AFTER)));
         assert_eq!(told, Some((StatusCode::SERVICE_UNAVAILABLE, true)));
@@ -165,20 +167,36 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_session_that_has_ended_takes_no_place() {
-        let owners = || -> HashMap<String, Owner> {
-            ["ann", "ann", "bob"].iter().enumerate().map(|(n, who)| (n.to_string(), (caller(who), None, Instant::now()))).collect()
-        };
-        let hour = Duration::from_secs(3_600);
-        for (who, most, own, life, full) in [
-            ("ann", 10, Some(2), hour, true),
-            ("ann", 10, Some(2), Duration::ZERO, false),
-            ("ann", 10, None, hour, false),
-            ("bob", 10, Some(2), hour, false),
-            ("bob", 3, Some(2), hour, true),
-            ("bob", 3, Some(2), Duration::ZERO, false),
+    fn who_has_as_many_sessions_as_one_may_have_leaves_the_others_to_others() {
+        let owners: HashMap<SessionId, Owner> =
+            ["ann", "ann", "bob"].iter().enumerate().map(|(n, who)| (n.to_string().into(), (caller(who), None, Instant::now()))).collect();
+        for (who, most, own, full) in [
+            ("ann", 10, Some(2), true),
+            ("ann", 10, None, false),
+            ("bob", 10, Some(2), false),
+            ("bob", 3, Some(2), true),
+            ("ann", 10, Some(3), false),
         ] {
-            assert_eq!(is_full(&mut owners(), who, most, own, life), full, "{who} {most} {own:?} {life:?}");
+            assert_eq!(is_full(&owners, who, most, own), full, "{who} {most} {own:?}");
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_session_that_has_ended_or_was_refused_takes_no_place() {
+        let http = served().await;
+        let (running, ann) = (http.gateway.running(), caller("ann"));
+        let mut refused = hello();
+        refused.extensions_mut().insert(Asked { agent: Some("nobody".to_owned()), session: None });
+        assert!(http.open_session(&running, refused, &ann, Some("nobody")).await.is_ok(), "it is told so in the stream");
+        assert!(lock(&http.sessions.owners).is_empty());
+        assert!(http.sessions.local.sessions.read().await.is_empty());
+        let opened = http.open_session(&running, hello(), &ann, None).await.ok().unwrap();
+        assert!(http.hold_session(&named(&opened), &ann, None).is_ok());
+        // Whatever ends it.
+        let id = lock(&http.sessions.owners).keys().next().cloned().unwrap();
+        http.sessions.close_session(&id).await.unwrap();
+        assert!(lock(&http.sessions.owners).is_empty());
+        assert!(http.hold_session(&named(&opened), &ann, None).is_err());
+        http.gateway.end().await;
     }
 }
