@@ -149,7 +149,7 @@ impl Http {
                     let why = "a `%` in the address is followed by two hexadecimal digits, and all of them are UTF-8";
                     return Err(self.unread(&caller, Some(""), text, ErrorCode::INVALID_REQUEST, why).await);
                 };
-                self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
+                let hold = self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
                 // What the header says is held against the body only from this revision on.
                 let listens = parts.method == Method::GET
                     || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
@@ -228,17 +228,20 @@ impl Http {
                 }
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
-                // Its name and its seat are taken until it is over, whoever still waits for it.
+                // Its name and its seat are taken until it is over, whoever still waits for it, and so long its session lives.
                 parts.extensions.insert(unanswered.clone());
                 if asking > 0 {
                     parts.extensions.insert(Arc::clone(&seat));
+                }
+                if let Some(hold) = &hold {
+                    parts.extensions.insert(hold.clone());
                 }
                 let unanswered = Some(unanswered);
                 if let Some(batch) = batch {
                     return Ok(batch
                         .answer(self, &parts, &caller, asked.agent.as_deref())
                         .await
-                        .map(|body| Seated { body, _seat: seat, unanswered }.boxed()));
+                        .map(|body| Seated { body, _seat: seat, unanswered, _hold: hold }.boxed()));
                 }
                 let answer = match Straight::of(&running, &parts, &mut message.value) {
                     Some(call) => call.answer(self, parts).await,
@@ -253,7 +256,7 @@ impl Http {
                     }
                 };
                 // It takes its seat also until all of the answer is said.
-                Ok(answer.map(|body| Seated { body, _seat: seat, unanswered }.boxed()))
+                Ok(answer.map(|body| Seated { body, _seat: seat, unanswered, _hold: hold }.boxed()))
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let counted = self.gateway.count();

@@ -18,6 +18,7 @@ use tokio_rustls::rustls::ServerConfig as TlsConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::sessions::SESSION_LIFE;
 use super::{Http, PATIENCE};
 use crate::gateway::{Gateway, LAST, lock};
 use crate::inplace::InPlace;
@@ -27,6 +28,8 @@ use crate::patient::Patient;
 const UNREAD: Duration = Duration::from_secs(60);
 /// How much of what it is told waits for it: of more than this the system says only now and then that some was taken.
 const WAITING: usize = 256 << 10;
+/// How often it is looked whether sessions have lived for long enough.
+const SWEEP: Duration = Duration::from_secs(60);
 /// Most connections at the same time; fewer where not so many files may be open.
 pub(super) const CONNECTIONS: usize = 16_384;
 
@@ -87,9 +90,15 @@ fn tls(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
 async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>, gateway: Gateway) {
     let seats = Arc::new(Semaphore::new(crate::files::connections(CONNECTIONS)));
     let graceful = hyper_util::server::graceful::GracefulShutdown::new();
+    let mut sweep = tokio::time::interval(SWEEP);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
+            _ = sweep.tick() => {
+                let http = Arc::clone(&http);
+                tokio::spawn(async move { http.end_idle(SESSION_LIFE).await });
+                continue;
+            }
             () = gateway.0.stop.cancelled() => break,
         };
         let Ok((stream, _)) = accepted else {
@@ -147,6 +156,7 @@ mod tests {
     use reqwest::RequestBuilder;
     use serde_json::{Value, json};
     use sha2::{Digest as _, Sha256};
+    use tokio::io::AsyncWriteExt as _;
 
     use super::super::sessions::tests::served_by;
     use super::*;
@@ -208,6 +218,46 @@ mod tests {
         // Whoever hangs up makes room.
         drop(streams);
         until("there is room again", async || listen("ann").await.status() == 200).await;
+        http.gateway.end().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_session_does_not_end_by_its_age_while_a_call_is_under_way_or_somebody_listens() {
+        let service = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let slow = format!(
+            "[tools.slow]\nkind = \"http\"\neffect = \"read\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://{}/\"\nretry = {{ times = 0 }}\n",
+            service.local_addr().unwrap()
+        );
+        let (http, url) = opened(served_by(&slow).await).await;
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let lives = async || !http.sessions.local.sessions.read().await.is_empty();
+        let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+        let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about});
+        let accept = "application/json, text/event-stream";
+        let greeted = client.post(&url).header("accept", accept).json(&hello).send().await.unwrap();
+        let session = greeted.headers()["mcp-session-id"].clone();
+        greeted.text().await.unwrap();
+        let request = |method: reqwest::Method| client.request(method, &url).header("accept", accept).header("mcp-session-id", &session);
+        let listening = request(reqwest::Method::GET).send().await.unwrap();
+        assert_eq!(listening.status(), 200);
+        http.end_idle(Duration::ZERO).await;
+        assert!(lives().await, "somebody listens");
+        // A call that says nothing for long, and whose client has hung up.
+        let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "slow", "arguments": {}}});
+        let calling = request(reqwest::Method::POST).json(&call).send().await.unwrap();
+        let (mut asked, _) = tokio::time::timeout(Duration::from_secs(60), service.accept()).await.unwrap().unwrap();
+        drop((listening, calling));
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        http.end_idle(Duration::ZERO).await;
+        assert!(lives().await, "a call is under way");
+        assert_eq!(http.sessions.local.session_config.keep_alive, None, "the library does not end it either");
+        asked.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+        until("the session has ended", async || {
+            http.end_idle(Duration::ZERO).await;
+            !lives().await
+        })
+        .await;
+        assert_eq!(request(reqwest::Method::GET).send().await.unwrap().status(), 404);
         http.gateway.end().await;
     }
 }

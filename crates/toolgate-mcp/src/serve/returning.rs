@@ -22,7 +22,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
 use self::tapes::{Tapes, is_answer};
-use super::sessions::{Owner, SESSION_LIFE};
+use super::sessions::Owner;
 use crate::gateway::{Gateway, lock};
 
 /// How long a call takes whose answer is kept although somebody seemed to listen.
@@ -44,7 +44,8 @@ pub(crate) struct Returning {
 impl Returning {
     pub(super) fn new(gateway: Gateway) -> Self {
         let mut local = LocalSessionManager::default();
-        local.session_config.keep_alive = Some(SESSION_LIFE);
+        // To the library a call that takes its time is no sign of life.
+        local.session_config.keep_alive = None;
         Self { local, gateway, tapes: Tapes::default(), known_to_return: Mutex::default(), owners: Mutex::default() }
     }
 

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::Full;
-use rmcp::transport::streamable_http_server::session::SessionId;
+use rmcp::transport::streamable_http_server::session::{SessionId, SessionManager as _};
 use serde_json::Value;
 
 use super::{Answer, Http, refusal};
 use crate::gateway::{Running, lock};
 use crate::identity::Caller;
+use crate::seat::Hold;
 
 /// Most sessions of older clients, and most of one principal where there are several. Each takes tens of kilobytes for as long as it lives.
 const SESSIONS: usize = 20_000;
@@ -20,18 +21,30 @@ const OWN_SESSIONS: usize = 1_000;
 /// How long a session of an older client lives without a word.
 pub(super) const SESSION_LIFE: Duration = Duration::from_secs(30 * 60);
 
-/// Who opened a session, as which agent, and when it was last heard of.
-pub(super) type Owner = (Caller, Option<String>, Instant);
+/// Who opened a session, as which agent, and when it was last heard of or held.
+pub(super) struct Owner {
+    caller: Caller,
+    agent: Option<String>,
+    last: Instant,
+    hold: Hold,
+}
+
+impl Owner {
+    fn new(caller: Caller, agent: Option<String>) -> Self {
+        Self { caller, agent, last: Instant::now(), hold: Hold::default() }
+    }
+}
 
 impl Http {
-    /// The session of an older client belongs to the one who opened it, as the agent that it was opened for.
-    pub(super) fn hold_session(&self, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<(), Box<Answer>> {
-        let Some(id) = headers.get("mcp-session-id") else { return Ok(()) };
+    /// The session of an older client belongs to the one who opened it, as the agent that it was opened for. It does not end by its age
+    /// while what is given back is kept.
+    pub(super) fn hold_session(&self, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<Option<Hold>, Box<Answer>> {
+        let Some(id) = headers.get("mcp-session-id") else { return Ok(None) };
         let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;
         match lock(&self.sessions.owners).get_mut(id) {
-            Some((owner, of, last)) if owner.is_same(caller) && of.as_deref() == agent => {
-                *last = Instant::now();
-                Ok(())
+            Some(owner) if owner.caller.is_same(caller) && owner.agent.as_deref() == agent => {
+                owner.last = Instant::now();
+                Ok(Some(owner.hold.clone()))
             }
             // Whose it is, nobody else learns.
             _ => Err(refusal(StatusCode::NOT_FOUND, "there is no such session", None)),
@@ -65,15 +78,33 @@ impl Http {
         // One that has ended by now would be counted for as long as it might have lived.
         let sessions = self.sessions.local.sessions.read().await;
         if sessions.contains_key(id) {
-            lock(&self.sessions.owners).insert(id.into(), (caller, agent, Instant::now()));
+            lock(&self.sessions.owners).insert(id.into(), Owner::new(caller, agent));
         }
+    }
+
+    /// Ends sessions in which nothing was said for so long, where nothing is under way and nobody listens.
+    pub(super) async fn end_idle(&self, life: Duration) {
+        let mut idle = Vec::new();
+        lock(&self.sessions.owners).retain(|id, owner| {
+            let held = owner.hold.is_shared();
+            if held {
+                owner.last = Instant::now();
+            }
+            let stays = held || owner.last.elapsed() < life;
+            if !stays {
+                idle.push(id.clone());
+            }
+            stays
+        });
+        let ending = futures_util::future::join_all(idle.iter().map(|id| self.sessions.close_session(id)));
+        drop(ending.await);
     }
 }
 
 /// Whether there are too many sessions for one more of a principal: of all, or of its own.
 fn is_full(owners: &HashMap<SessionId, Owner>, principal: &str, most: usize, own: Option<usize>) -> bool {
     // Nobody takes the places of all others.
-    let owned = || owners.values().filter(|(owner, ..)| owner.principal == principal).count();
+    let owned = || owners.values().filter(|owner| owner.caller.principal == principal).count();
     owners.len() >= most || own.is_some_and(|own| owners.len() >= own && owned() >= own)
 }
 
@@ -86,7 +117,6 @@ pub(super) fn opens_session(headers: &HeaderMap, message: &Value) -> bool {
 pub(super) mod tests {
     use futures_util::FutureExt as _;
     use http::header::{CONTENT_TYPE, HOST, RETRY_AFTER};
-    use rmcp::transport::streamable_http_server::session::SessionManager as _;
     use serde_json::json;
     use toolgate::config::Config;
 
@@ -157,7 +187,7 @@ pub(super) mod tests {
         assert_eq!(http.sessions.local.sessions.read().await.len(), 1);
         let (parts, _) = hello().into_parts();
         assert!(opens_session(&parts.headers, &json!({"method": "initialize"})));
-        lock(&http.sessions.owners).extend((0..SESSIONS).map(|n| (n.to_string().into(), (ann.clone(), None, Instant::now()))));
+        lock(&http.sessions.owners).extend((0..SESSIONS).map(|n| (n.to_string().into(), Owner::new(ann.clone(), None))));
         let refused = http.open_session(&running, hello(), &ann, None).await.err();
         let told = refused.map(|answer| (answer.status(), answer.headers().contains_key(RETRY_AFTER)));
         assert_eq!(told, Some((StatusCode::SERVICE_UNAVAILABLE, true)));
@@ -169,7 +199,7 @@ pub(super) mod tests {
     #[test]
     fn who_has_as_many_sessions_as_one_may_have_leaves_the_others_to_others() {
         let owners: HashMap<SessionId, Owner> =
-            ["ann", "ann", "bob"].iter().enumerate().map(|(n, who)| (n.to_string().into(), (caller(who), None, Instant::now()))).collect();
+            ["ann", "ann", "bob"].iter().enumerate().map(|(n, who)| (n.to_string().into(), Owner::new(caller(who), None))).collect();
         for (who, most, own, full) in [
             ("ann", 10, Some(2), true),
             ("ann", 10, None, false),
