@@ -368,7 +368,9 @@ impl Http {
     /// Hands a request to the library, which looks at a tool before the door hears who asks for it.
     pub(crate) async fn handle(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> Answer {
         let agent = identity::agent(&self.gateway.running(), caller, agent).ok();
-        AGENT.scope(agent, self.mcp.handle(request)).await
+        let session = request.headers().get("mcp-session-id").filter(|_| !is_newer(request.headers())).cloned();
+        let answer = AGENT.scope(agent, self.mcp.handle(request)).await;
+        self.said_in(session.as_ref(), answer)
     }
 
     /// The body of a request, not too large.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use http_body_util::Full;
 use rmcp::transport::streamable_http_server::session::{SessionId, SessionManager as _};
 use serde_json::Value;
@@ -47,7 +47,16 @@ impl Http {
                 Ok(Some(owner.hold.clone()))
             }
             // Whose it is, nobody else learns.
-            _ => Err(refusal(StatusCode::NOT_FOUND, "there is no such session", None)),
+            _ => Err(unknown()),
+        }
+    }
+
+    /// What is answered in a session. One that has ended by itself is told of as one that never was.
+    pub(super) fn said_in(&self, session: Option<&HeaderValue>, answer: Answer) -> Answer {
+        let gone = |id: &HeaderValue| id.to_str().is_ok_and(|id| !lock(&self.sessions.owners).contains_key(id));
+        match answer.status().is_server_error() && session.is_some_and(gone) {
+            true => *unknown(),
+            false => answer,
         }
     }
 
@@ -101,6 +110,10 @@ impl Http {
     }
 }
 
+fn unknown() -> Box<Answer> {
+    refusal(StatusCode::NOT_FOUND, "there is no such session", None)
+}
+
 /// Whether there are too many sessions for one more of a principal: of all, or of its own.
 fn is_full(owners: &HashMap<SessionId, Owner>, principal: &str, most: usize, own: Option<usize>) -> bool {
     // Nobody takes the places of all others.
@@ -151,22 +164,27 @@ pub(super) mod tests {
         Http::new(gateway, &running, "127.0.0.1:7070".parse().unwrap())
     }
 
-    /// A greeting of an older client that calls itself a newer one.
-    fn hello() -> Request<Full<Bytes>> {
-        let about = json!({"protocolVersion": crate::MODERN, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
-        let body = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about});
+    /// What an older client says.
+    pub(in crate::serve) fn post(message: &Value) -> Request<Full<Bytes>> {
         let request = Request::post("/mcp")
             .header(HOST, "127.0.0.1")
             .header(http::header::ACCEPT, "application/json, text/event-stream")
-            .header(CONTENT_TYPE, "application/json")
-            .header("mcp-protocol-version", crate::MODERN);
-        let mut request = request.body(Full::new(Bytes::from(body.to_string()))).unwrap();
+            .header(CONTENT_TYPE, "application/json");
+        let mut request = request.body(Full::new(Bytes::from(message.to_string()))).unwrap();
         request.extensions_mut().insert(caller("ann"));
         request
     }
 
+    /// A greeting of an older client that calls itself a newer one.
+    pub(in crate::serve) fn hello() -> Request<Full<Bytes>> {
+        let about = json!({"protocolVersion": crate::MODERN, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+        let mut request = post(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about}));
+        request.headers_mut().insert("mcp-protocol-version", HeaderValue::from_static(crate::MODERN));
+        request
+    }
+
     /// The head of a request in the session that an answer has opened.
-    fn named(opened: &Answer) -> HeaderMap {
+    pub(in crate::serve) fn named(opened: &Answer) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert("mcp-session-id", opened.headers()["mcp-session-id"].clone());
         headers
