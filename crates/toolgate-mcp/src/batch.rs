@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::gateway::Gateway;
 use crate::identity::Caller;
 use crate::misread::{self, Glimpse};
-use crate::raw::Message;
+use crate::raw::{self, Message};
 use crate::serve::{Answer, Http, json_answer};
 use crate::straight::event_stream;
 
@@ -64,7 +64,7 @@ impl Batch {
         let version = parts.headers.get("mcp-protocol-version");
         let knows = version.is_none_or(|version| version == ProtocolVersion::V_2025_03_26.as_str());
         let fault = match knows {
-            true => fault(&messages),
+            true => fault(&messages).or_else(|| messages.iter().find_map(|message| raw::overlong(&message.value))),
             false => Some("only 2025-03-26 knows batches; send one message a request".to_owned()),
         };
         match fault {

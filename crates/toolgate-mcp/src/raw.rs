@@ -12,6 +12,10 @@ use toolgate::json::{Bounds, parse};
 
 use crate::batch::MOST;
 
+/// How much a message says of itself, and of whoever sends it: names and texts, in bytes, and values.
+const TEXT: usize = 64 << 10;
+const VALUES: usize = 2_000;
+
 /// Arguments as they came.
 #[derive(Debug, Clone)]
 pub(crate) struct Raw(pub(crate) Bytes);
@@ -72,6 +76,30 @@ fn without_odd_arguments(text: &[u8], bounds: &Bounds) -> Option<Read> {
         }
     };
     several.iter().map(one).collect::<Option<_>>().map(Read::Several)
+}
+
+/// What is wrong with how much a message says of itself, if anything. All of that may be kept for as long as a session or a stream lives,
+/// while what is asked for is gone with its answer.
+pub(crate) fn overlong(message: &Value) -> Option<String> {
+    let params = message.get("params");
+    let about = ["_meta", "capabilities", "clientInfo", "protocolVersion"].map(|name| params.and_then(|params| params.get(name)));
+    let mut said = message.get("id").into_iter().chain(about.into_iter().flatten());
+    let fits = said.try_fold((TEXT, VALUES), room_beside).is_some();
+    (!fits).then(|| format!("`id`, `_meta`, `capabilities` and `clientInfo` have at most {} KiB and {VALUES} values", TEXT >> 10))
+}
+
+/// How many bytes and values there is still room for beside a value; `None` where there is none for that.
+fn room_beside((text, values): (usize, usize), value: &Value) -> Option<(usize, usize)> {
+    let values = values.checked_sub(1)?;
+    match value {
+        Value::Null | Value::Bool(_) => Some((text, values)),
+        Value::Number(number) => Some((text.checked_sub(number.as_str().len())?, values)),
+        Value::String(said) => Some((text.checked_sub(said.len())?, values)),
+        Value::Array(all) => all.iter().try_fold((text, values), room_beside),
+        Value::Object(all) => {
+            all.iter().try_fold((text, values), |(text, values), (name, value)| room_beside((text.checked_sub(name.len())?, values), value))
+        }
+    }
 }
 
 /// No more messages than a batch may hold.

@@ -157,11 +157,23 @@ impl Drop for Names {
     }
 }
 
-/// An answer with the seat that it takes, and the requests that it is for.
+/// What a session of an older client is held by: whoever works for it, or listens to it, keeps a copy.
+#[derive(Clone, Default)]
+pub(crate) struct Hold(Arc<()>);
+
+impl Hold {
+    /// Whether somebody else has a copy.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+}
+
+/// An answer with the seat that it takes, the requests that it is for, and the session that it is said in.
 pub(crate) struct Seated {
     pub(crate) body: BoxBody<Bytes, Infallible>,
     pub(crate) _seat: Arc<Seat>,
     pub(crate) unanswered: Option<Unanswered>,
+    pub(crate) _hold: Option<Hold>,
 }
 
 impl Body for Seated {

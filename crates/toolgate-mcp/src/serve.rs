@@ -60,6 +60,8 @@ pub(crate) struct Http {
     seats: Seats,
     /// For what asks nothing.
     beside: Seats,
+    /// For streams that only listen, each for as long as it does.
+    listening: Seats,
     /// Who is refused takes no seat, and waits until it is written down.
     turns: Semaphore,
     waiting: Arc<Semaphore>,
@@ -67,8 +69,6 @@ pub(crate) struct Http {
     /// Bytes of requests that are still arriving.
     arriving: AtomicUsize,
     rates: Mutex<Rates>,
-    /// Whose a session of an older client is.
-    owners: Mutex<HashMap<String, sessions::Owner>>,
 }
 
 /// When principals have asked, of late.
@@ -87,11 +87,12 @@ impl Http {
         let (doors, sessions) = (gateway.clone(), Arc::new(Returning::new(gateway.clone())));
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
         let (seats, beside) = (Seats::new(settings.concurrency), Seats::new(settings.concurrency));
+        let listening = Seats::new(crate::files::connections(listen::CONNECTIONS));
         let door = Door::new(gateway.clone(), None);
         let (turns, waiting) = (Semaphore::new(refused::TURNS), Arc::new(Semaphore::new(refused::WAITING)));
         let arriving = AtomicUsize::new(0);
-        let (open, rates, owners) = (Open::default(), Mutex::default(), Mutex::default());
-        Self { gateway, door, mcp, sessions, seats, beside, turns, waiting, open, arriving, rates, owners }
+        let (open, rates) = (Open::default(), Mutex::default());
+        Self { gateway, door, mcp, sessions, seats, beside, listening, turns, waiting, open, arriving, rates }
     }
 
     async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
@@ -148,10 +149,7 @@ impl Http {
                     let why = "a `%` in the address is followed by two hexadecimal digits, and all of them are UTF-8";
                     return Err(self.unread(&caller, Some(""), text, ErrorCode::INVALID_REQUEST, why).await);
                 };
-                self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
-                let ends = (parts.method == Method::DELETE)
-                    .then(|| parts.headers.get("mcp-session-id").and_then(|id| id.to_str().ok()).map(str::to_owned))
-                    .flatten();
+                let hold = self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
                 // What the header says is held against the body only from this revision on.
                 let listens = parts.method == Method::GET
                     || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
@@ -161,7 +159,12 @@ impl Http {
                     false => Ok(Read::One(Message::default())),
                 };
                 let (mut message, batch) = match read {
-                    Ok(Read::One(message)) => (message, None),
+                    Ok(Read::One(message)) => {
+                        if let Some(why) = raw::overlong(&message.value) {
+                            return Err(self.unread(&caller, asked.agent.as_deref(), text, ErrorCode::INVALID_REQUEST, &why).await);
+                        }
+                        (message, None)
+                    }
                     Ok(Read::Several(messages)) => match Batch::of(&parts, messages) {
                         Ok(batch) => (Message::default(), Some(batch)),
                         Err((messages, why)) => {
@@ -196,12 +199,14 @@ impl Http {
                     self.lost(&running, &caller, asked.agent.as_deref(), said(message, batch), HASTY).await;
                     return Err(refused);
                 }
-                // Who only answers, takes back, comes back or leaves has others: those who are at it need that to come to an end.
+                // Who only answers, takes back or leaves has others: those who are at it need that to come to an end. So has who listens or
+                // comes back, which may be for days.
                 let asking = match &batch {
                     Some(batch) => batch.values().filter(|message| batch::asks(message)).count(),
                     None => usize::from(batch::asks(&message.value)),
                 };
                 let taken = match asking {
+                    _ if listens => self.listening.take(&caller.principal, 1, is_shared).ok_or_else(full),
                     0 => self.beside.take(&caller.principal, 1, is_shared).ok_or_else(full),
                     asking => seats(u32::try_from(asking).unwrap_or(many)),
                 };
@@ -223,17 +228,20 @@ impl Http {
                 }
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
-                // Its name is taken until it is over, whoever still waits for it, and so is the seat of a call.
+                // Its name and its seat are taken until it is over, whoever still waits for it, and so long its session lives.
                 parts.extensions.insert(unanswered.clone());
-                if batch.is_some() || message.value.get("method").is_some_and(|method| method == "tools/call") {
+                if asking > 0 {
                     parts.extensions.insert(Arc::clone(&seat));
+                }
+                if let Some(hold) = &hold {
+                    parts.extensions.insert(hold.clone());
                 }
                 let unanswered = Some(unanswered);
                 if let Some(batch) = batch {
                     return Ok(batch
                         .answer(self, &parts, &caller, asked.agent.as_deref())
                         .await
-                        .map(|body| Seated { body, _seat: seat, unanswered }.boxed()));
+                        .map(|body| Seated { body, _seat: seat, unanswered, _hold: hold }.boxed()));
                 }
                 let answer = match Straight::of(&running, &parts, &mut message.value) {
                     Some(call) => call.answer(self, parts).await,
@@ -244,21 +252,16 @@ impl Http {
                             true => self.open_session(&running, request, &caller, asked.agent.as_deref()).await?,
                             false => self.handle(request, &caller, asked.agent.as_deref()).await,
                         };
-                        let answer = self.noted(answer, &caller, asked.agent.as_deref(), &message.value).await;
-                        // What was not ended still counts.
-                        if let Some(id) = ends.filter(|_| answer.status().is_success()) {
-                            drop(lock(&self.owners).remove(&id));
-                        }
-                        answer
+                        self.noted(answer, &caller, asked.agent.as_deref(), &message.value).await
                     }
                 };
-                // It takes its seat also until all of the answer is said; those who only listen take none.
-                Ok(if listens { answer } else { answer.map(|body| Seated { body, _seat: seat, unanswered }.boxed()) })
+                // It takes its seat also until all of the answer is said.
+                Ok(answer.map(|body| Seated { body, _seat: seat, unanswered, _hold: hold }.boxed()))
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
-                let _counted = self.gateway.count();
+                let counted = self.gateway.count();
                 let text = self.collect(&running, &parts, body).await?;
-                let _seat = match seats(1) {
+                let seat = match seats(1) {
                     Ok(seat) => seat,
                     Err(refused) => {
                         let call = Glimpse::of_body(&text).filter(|_| matches!(*verb, "check" | "report"));
@@ -268,11 +271,17 @@ impl Http {
                         return Err(refused);
                     }
                 };
-                crate::api::call(&running, verb, &caller, &parts, &text)
-                    .with_context(crate::trace::of_headers(&parts))
-                    .await
-                    .map(|answer| json_answer(StatusCode::OK, &answer))
-                    .map_err(|(status, told)| Box::new(json_answer(status, &told)))
+                let (verb, context) = ((*verb).to_owned(), crate::trace::of_headers(&parts));
+                // What asks hooks goes on whoever waits for it, and has its seat for as long as it does.
+                let work = async move {
+                    let (_counted, _seat) = (counted, seat);
+                    crate::api::call(&running, &verb, &caller, &parts, &text).with_context(context).await
+                };
+                match tokio::spawn(work).await {
+                    Ok(Ok(answer)) => Ok(json_answer(StatusCode::OK, &answer)),
+                    Ok(Err((status, told))) => Err(Box::new(json_answer(status, &told))),
+                    Err(_) => Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, "the request cannot be answered", None)),
+                }
             }
             ["v1", "calls", "check" | "report"] => {
                 let mut answer = refusal(StatusCode::METHOD_NOT_ALLOWED, "this is asked with POST", None);
@@ -360,7 +369,9 @@ impl Http {
     /// Hands a request to the library, which looks at a tool before the door hears who asks for it.
     pub(crate) async fn handle(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> Answer {
         let agent = identity::agent(&self.gateway.running(), caller, agent).ok().map(|agent| (agent, caller.principal.clone()));
-        AGENT.scope(agent, self.mcp.handle(request)).await
+        let session = request.headers().get("mcp-session-id").filter(|_| !is_newer(request.headers())).cloned();
+        let answer = AGENT.scope(agent, self.mcp.handle(request)).await;
+        self.said_in(session.as_ref(), answer)
     }
 
     /// The body of a request, not too large.

@@ -18,6 +18,7 @@ use tokio_rustls::rustls::ServerConfig as TlsConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::sessions::SESSION_LIFE;
 use super::{Http, PATIENCE};
 use crate::gateway::{Gateway, LAST, lock};
 use crate::inplace::InPlace;
@@ -27,8 +28,10 @@ use crate::patient::Patient;
 const UNREAD: Duration = Duration::from_secs(60);
 /// How much of what it is told waits for it: of more than this the system says only now and then that some was taken.
 const WAITING: usize = 256 << 10;
+/// How often it is looked whether sessions have lived for long enough.
+const SWEEP: Duration = Duration::from_secs(60);
 /// Most connections at the same time; fewer where not so many files may be open.
-const CONNECTIONS: usize = 16_384;
+pub(super) const CONNECTIONS: usize = 16_384;
 
 /// A gateway that listens.
 pub struct Listening {
@@ -87,9 +90,15 @@ fn tls(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
 async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>, gateway: Gateway) {
     let seats = Arc::new(Semaphore::new(crate::files::connections(CONNECTIONS)));
     let graceful = hyper_util::server::graceful::GracefulShutdown::new();
+    let mut sweep = tokio::time::interval(SWEEP);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
+            _ = sweep.tick() => {
+                let http = Arc::clone(&http);
+                tokio::spawn(async move { http.end_idle(SESSION_LIFE).await });
+                continue;
+            }
             () = gateway.0.stop.cancelled() => break,
         };
         let Ok((stream, _)) = accepted else {
@@ -119,7 +128,7 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
     let closing = futures_util::future::join_all(left.iter().map(|id| http.sessions.close_session(id)));
     // Who does not listen cannot be told.
     let _ = tokio::time::timeout(Duration::from_secs(2), closing).await;
-    lock(&http.owners).clear();
+    lock(&http.sessions.owners).clear();
 }
 
 async fn connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>, watcher: hyper_util::server::graceful::Watcher) {
@@ -138,5 +147,117 @@ async fn connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>
             let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, tls.accept(stream)).await else { return };
             let _ = watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header::RETRY_AFTER;
+    use reqwest::RequestBuilder;
+    use serde_json::{Value, json};
+    use sha2::{Digest as _, Sha256};
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::super::sessions::tests::served_by;
+    use super::*;
+    use crate::seat::Seats;
+
+    fn token(principal: &str) -> String {
+        let digest: String = Sha256::digest(principal.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{digest}\"\n")
+    }
+
+    /// Lets clients come to a gateway, and says where.
+    async fn opened(http: Http) -> (Arc<Http>, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+        let (gateway, http) = (http.gateway.clone(), Arc::new(http));
+        tokio::spawn(accept(listener, Arc::clone(&http), None, gateway));
+        (http, url)
+    }
+
+    /// Waits until something is so.
+    async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
+        let waits = async {
+            while !is().await {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap_or_else(|_| panic!("it never came to that {what}"));
+    }
+
+    /// What a client of 2026-07-28 says.
+    fn newer(http: &reqwest::Client, url: &str, method: &str, name: Option<&str>, mut params: Value) -> RequestBuilder {
+        params["_meta"] = json!({"io.modelcontextprotocol/protocolVersion": crate::MODERN, "io.modelcontextprotocol/clientCapabilities": {},
+            "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
+        let request = http.post(url).header("accept", "application/json, text/event-stream").header("mcp-method", method);
+        let request = name.into_iter().fold(request, |request, name| request.header("mcp-name", name));
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        request.header("mcp-protocol-version", crate::MODERN).json(&body)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_listens_on_half_of_the_streams_leaves_the_others_to_others() {
+        let mut http = served_by(&(token("ann") + &token("bob"))).await;
+        http.listening = Seats::new(4);
+        let (http, url) = opened(http).await;
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let listen = async |who: &str| {
+            let wanted = json!({"notifications": {"toolsListChanged": true}});
+            newer(&client, &url, "subscriptions/listen", None, wanted).bearer_auth(who).send().await.unwrap()
+        };
+        let streams = [listen("ann").await, listen("ann").await];
+        assert!(streams.iter().all(|stream| stream.status() == 200), "{streams:?}");
+        let refused = listen("ann").await;
+        assert!(refused.status() == 503 && refused.headers().contains_key(RETRY_AFTER), "{refused:?}");
+        // For somebody else there is room, and for her calls.
+        let other = listen("bob").await;
+        assert_eq!(other.status(), 200);
+        let calc = newer(&client, &url, "tools/call", Some("calc"), json!({"name": "calc", "arguments": {"expression": "1"}}));
+        assert_eq!(calc.bearer_auth("ann").send().await.unwrap().status(), 200);
+        // Whoever hangs up makes room.
+        drop(streams);
+        until("there is room again", async || listen("ann").await.status() == 200).await;
+        http.gateway.end().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_session_does_not_end_by_its_age_while_a_call_is_under_way_or_somebody_listens() {
+        let service = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let slow = format!(
+            "[tools.slow]\nkind = \"http\"\neffect = \"read\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://{}/\"\nretry = {{ times = 0 }}\n",
+            service.local_addr().unwrap()
+        );
+        let (http, url) = opened(served_by(&slow).await).await;
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let lives = async || !http.sessions.local.sessions.read().await.is_empty();
+        let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+        let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about});
+        let accept = "application/json, text/event-stream";
+        let greeted = client.post(&url).header("accept", accept).json(&hello).send().await.unwrap();
+        let session = greeted.headers()["mcp-session-id"].clone();
+        greeted.text().await.unwrap();
+        let request = |method: reqwest::Method| client.request(method, &url).header("accept", accept).header("mcp-session-id", &session);
+        let listening = request(reqwest::Method::GET).send().await.unwrap();
+        assert_eq!(listening.status(), 200);
+        http.end_idle(Duration::ZERO).await;
+        assert!(lives().await, "somebody listens");
+        // A call that says nothing for long, and whose client has hung up.
+        let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "slow", "arguments": {}}});
+        let calling = request(reqwest::Method::POST).json(&call).send().await.unwrap();
+        let (mut asked, _) = tokio::time::timeout(Duration::from_secs(60), service.accept()).await.unwrap().unwrap();
+        drop((listening, calling));
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        http.end_idle(Duration::ZERO).await;
+        assert!(lives().await, "a call is under way");
+        assert_eq!(http.sessions.local.session_config.keep_alive, None, "the library does not end it either");
+        asked.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+        until("the session has ended", async || {
+            http.end_idle(Duration::ZERO).await;
+            !lives().await
+        })
+        .await;
+        assert_eq!(request(reqwest::Method::GET).send().await.unwrap().status(), 404);
+        http.gateway.end().await;
     }
 }

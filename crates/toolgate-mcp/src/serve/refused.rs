@@ -122,7 +122,7 @@ impl Http {
         let said: Value = serde_json::from_slice(&text).unwrap_or_default();
         // What the door has refused is written down.
         if said.pointer("/error/data/callId").is_none() {
-            let why = said.pointer("/error/message").and_then(Value::as_str).map(str::to_owned);
+            let why = said.pointer("/error/message").or_else(|| said.get("error")).and_then(Value::as_str).map(str::to_owned);
             let why = why.unwrap_or_else(|| String::from_utf8_lossy(&text).into_owned());
             self.set_down(caller, agent, (vec![call], 0), 1, &why).await;
         }
@@ -135,7 +135,7 @@ mod tests {
     use futures_util::FutureExt as _;
     use serde_json::json;
 
-    use super::super::sessions::tests::{caller, served};
+    use super::super::sessions::tests::{caller, hello, named, post, served};
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
@@ -156,6 +156,25 @@ mod tests {
             }
         };
         tokio::time::timeout(std::time::Duration::from_secs(60), written).await.expect("they have no rows");
+        http.gateway.end().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_call_in_a_session_that_has_just_ended_has_its_row_and_its_client_is_to_begin_another() {
+        let http = served().await;
+        let (running, ann) = (http.gateway.running(), caller("ann"));
+        let opened = http.open_session(&running, hello(), &ann, None).await.ok().unwrap();
+        // It ends by itself, and the library does not know it yet.
+        let ended = http.sessions.local.sessions.read().await.values().next().cloned().unwrap();
+        ended.close().await.unwrap();
+        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "calc", "arguments": {}}});
+        let mut request = post(&message);
+        request.headers_mut().extend(named(&opened));
+        let answer = http.handle(request, &ann, None).await;
+        let answer = http.noted(answer, &ann, None, &message).await;
+        assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+        assert_eq!(running.gate.session("default", "ann", "(turned away)").rows().await.unwrap().len(), 1);
+        assert!(http.hold_session(&named(&opened), &ann, None).is_err());
         http.gateway.end().await;
     }
 }

@@ -7,7 +7,7 @@
 
 mod tapes;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::sync::Mutex;
 use std::task::{Context, Poll, ready};
@@ -15,14 +15,14 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
 use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, ProtocolVersion, ServerJsonRpcMessage, ServerResult};
-use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, LocalSessionManagerError};
+use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, LocalSessionManagerError, SessionError};
 use rmcp::transport::streamable_http_server::session::{RestoreOutcome, ServerSseMessage, SessionId, SessionManager};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
 use self::tapes::{Tapes, is_answer};
-use super::sessions::SESSION_LIFE;
+use super::sessions::Owner;
 use crate::gateway::{Gateway, lock};
 
 /// How long a call takes whose answer is kept although somebody seemed to listen.
@@ -37,13 +37,24 @@ pub(crate) struct Returning {
     tapes: Tapes,
     /// Those whose clients come back for the rest of a stream that ends early: from 2025-11-25 on they do.
     known_to_return: Mutex<HashSet<SessionId>>,
+    /// Whose each is. One that has ended is nobody's.
+    pub(super) owners: Mutex<HashMap<SessionId, Owner>>,
 }
 
 impl Returning {
     pub(super) fn new(gateway: Gateway) -> Self {
         let mut local = LocalSessionManager::default();
-        local.session_config.keep_alive = Some(SESSION_LIFE);
-        Self { local, gateway, tapes: Tapes::default(), known_to_return: Mutex::default() }
+        // To the library a call that takes its time is no sign of life.
+        local.session_config.keep_alive = None;
+        Self { local, gateway, tapes: Tapes::default(), known_to_return: Mutex::default(), owners: Mutex::default() }
+    }
+
+    /// What something is refused for. A session that has ended by itself is not known any more: whoever is told so begins another.
+    async fn refused(&self, id: &SessionId, why: Refused) -> Refused {
+        if matches!(why, Refused::SessionNotFound(_) | Refused::SessionError(SessionError::SessionServiceTerminated)) {
+            drop(self.close_session(id).await);
+        }
+        why
     }
 
     /// A stream that ends with the answer, or earlier where its client knows to come back and streams may not last longer.
@@ -82,6 +93,10 @@ impl SessionManager for Returning {
         {
             lock(&self.known_to_return).insert(id.clone());
         }
+        // Who is refused has no session.
+        if matches!(answer, JsonRpcMessage::Error(_)) {
+            drop(self.close_session(id).await);
+        }
         Ok(answer)
     }
 
@@ -92,6 +107,7 @@ impl SessionManager for Returning {
     async fn close_session(&self, id: &SessionId) -> Result<(), Refused> {
         self.tapes.forget(id);
         lock(&self.known_to_return).remove(id);
+        drop(lock(&self.owners).remove(id));
         self.local.close_session(id).await
     }
 
@@ -100,19 +116,27 @@ impl SessionManager for Returning {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
-        let events = self.local.create_stream(id, message).await?;
-        Ok(self.heard(id, Rest { events: Box::pin(events), request: None, resumed: false, taped: false }))
+        match self.local.create_stream(id, message).await {
+            Ok(events) => Ok(self.heard(id, Rest { events: Box::pin(events), request: None, resumed: false, taped: false })),
+            Err(why) => Err(self.refused(id, why).await),
+        }
     }
 
     async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Refused> {
-        self.local.accept_message(id, message).await
+        match self.local.accept_message(id, message).await {
+            Ok(()) => Ok(()),
+            Err(why) => Err(self.refused(id, why).await),
+        }
     }
 
     async fn create_standalone_stream(
         &self,
         id: &SessionId,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
-        self.local.create_standalone_stream(id).await
+        match self.local.create_standalone_stream(id).await {
+            Ok(events) => Ok(events),
+            Err(why) => Err(self.refused(id, why).await),
+        }
     }
 
     async fn resume(&self, id: &SessionId, last: String) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {

@@ -158,9 +158,9 @@ async fn slow(let_go: Arc<Semaphore>) -> String {
 }
 
 /// A gateway before such a server, whose prompts and resources it knows.
-pub(crate) async fn before_slow(let_go: &Arc<Semaphore>) -> Gate {
+pub(crate) async fn before_slow(let_go: &Arc<Semaphore>, more: &str) -> Gate {
     let address = slow(Arc::clone(let_go)).await;
-    let gate = Gate::open(&format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n")).await;
+    let gate = Gate::open(&format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n{more}")).await;
     let client = gate.client();
     for list in ["prompts", "resources"] {
         let there =
@@ -183,7 +183,7 @@ pub(crate) fn questions() -> [(&'static str, Value, &'static str, &'static str);
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_hears_how_far_its_prompt_resource_or_completion_is() {
     let let_go = Arc::new(Semaphore::new(0));
-    let gate = before_slow(&let_go).await;
+    let gate = before_slow(&let_go, "").await;
     let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
     for (method, params, place, found) in questions() {
         let far = |said: &Value| said["method"] == "notifications/progress";

@@ -102,7 +102,7 @@ async fn a_call_that_waits_for_its_client_has_its_row_when_the_gateway_ends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ending_lets_prompts_resources_and_completions_end() {
     let let_go = Arc::new(Semaphore::new(0));
-    let gate = before_slow(&let_go).await;
+    let gate = before_slow(&let_go, "").await;
     let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
     let mut asked = Vec::new();
     for (method, mut params, place, found) in questions() {

@@ -24,6 +24,7 @@ mod old;
 mod resources;
 mod returning;
 mod rotated;
+mod seats;
 mod security;
 mod smuggled;
 mod spoken;

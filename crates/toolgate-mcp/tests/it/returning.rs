@@ -46,7 +46,7 @@ impl Session {
         session
     }
 
-    fn request(&self, method: Method) -> RequestBuilder {
+    pub(crate) fn request(&self, method: Method) -> RequestBuilder {
         let request = self.http.request(method, &self.url).header("accept", EITHER);
         request.header("mcp-session-id", &self.id).header("mcp-protocol-version", self.version)
     }

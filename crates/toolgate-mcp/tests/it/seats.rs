@@ -1,0 +1,125 @@
+//! What one client may take of what all have, and for how long.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use toolgate_store::{Filter, Ledger};
+
+use crate::between::{before_slow, questions};
+use crate::entering::{EITHER, plain};
+use crate::faults::script;
+use crate::returning::{Session, listen};
+use crate::support::{Gate, last_message, lines, until};
+
+const CALC: &str = "[tools.calc]\nkind = \"builtin\"\n";
+
+fn rows(gate: &Gate, tool: &str) -> usize {
+    let wanted = Filter { tool: Some(tool.to_owned()), ..Default::default() };
+    Ledger::open(gate.ledger()).unwrap().find(&wanted).unwrap().len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_says_of_itself_is_no_more_than_somebody_reads() {
+    let gate = Gate::open(CALC).await;
+    let http = plain();
+    let post = async |message: Value| {
+        let request = http.post(format!("{}/mcp", gate.url)).header("accept", EITHER).json(&message);
+        let answer = request.send().await.unwrap();
+        let opened = answer.headers().contains_key("mcp-session-id");
+        (answer.status().as_u16(), opened, last_message(&answer.text().await.unwrap()))
+    };
+    let hello = |capabilities: Value, about: &str, id: Value| {
+        let client = json!({"name": "t", "version": "1", "description": about});
+        let params = json!({"protocolVersion": "2025-06-18", "capabilities": capabilities, "clientInfo": client});
+        json!({"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params})
+    };
+    let can = |many: usize| json!({"elicitation": {}, "experimental": {"x": {"a": vec![0; many]}}});
+    // Much more than real ones say.
+    let (status, opened, said) = post(hello(can(1_000), &"t".repeat(30_000), json!(0))).await;
+    assert!((status, opened) == (200, true) && said["result"].is_object(), "{said}");
+    let long = "t".repeat(70_000);
+    for greeting in [hello(can(3_000), "", json!(0)), hello(json!({}), &long, json!(0)), hello(json!({}), "", json!(long))] {
+        let (status, opened, said) = post(greeting).await;
+        assert_eq!((status, opened, &said["error"]["data"]["code"]), (400, false, &json!("invalid_request")), "{said}");
+        assert!(said["error"]["message"].as_str().unwrap().contains("at most 64 KiB"), "{said}");
+    }
+    // A call of one that is refused so has its row, alone or among others.
+    let calc = |id: u64, about: &str| {
+        let meta = json!({"progressToken": 1, "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "x": about});
+        let params = json!({"name": "calc", "arguments": {"expression": id.to_string()}, "_meta": meta});
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
+    };
+    let (status, _, said) = post(calc(1, &long)).await;
+    assert!((status, rows(&gate, "calc")) == (400, 1) && said["error"]["data"]["callId"].is_string(), "{said}");
+    let (status, _, said) = post(json!([calc(1, ""), calc(2, &long)])).await;
+    assert_eq!((status, rows(&gate, "calc")), (400, 3), "{said}");
+    for (session, meta) in [("a", json!({"progressToken": 1, "x": "t".repeat(30_000)})), ("b", json!({"x": vec![0; 1_000]}))] {
+        let client = gate.client().in_session(session);
+        let (status, said) = client.ask("tools/call", json!({"name": "calc", "arguments": {"expression": "6 * 7"}, "_meta": meta})).await;
+        assert!(status == 200 && said["result"]["structuredContent"] == json!({"result": 42}), "{said}");
+    }
+    // What is asked for may be long.
+    let long = format!("1{}", " ".repeat(100_000));
+    let (status, said) = gate.client().ask("tools/call", json!({"name": "calc", "arguments": {"expression": long}})).await;
+    assert_eq!((status, said["result"]["isError"].is_boolean()), (200, true), "{status}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_resources_and_completions_keep_their_seats_while_their_clients_are_away() {
+    let let_go = Arc::new(Semaphore::new(0));
+    let gate = before_slow(&let_go, "[gateway]\nconcurrency = 3\nstream = \"1s\"\n").await;
+    let session = Session::greet(&gate.url, "2025-11-25").await;
+    let post = |message: Value| session.request(Method::POST).json(&message).send();
+    // Each is sent away before its answer is there.
+    let away = questions().into_iter().enumerate().map(|(id, (method, params, ..))| {
+        let asked = post(json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+        async move { listen(asked.await.unwrap(), |_| false).await }
+    });
+    for heard in join_all(away).await {
+        assert!(heard.answer().is_none(), "{heard:?}");
+    }
+    let ping = async || {
+        let answer = post(json!({"jsonrpc": "2.0", "id": "ping", "method": "ping"})).await.unwrap();
+        let status = answer.status().as_u16();
+        // To its end: until then it has a seat.
+        answer.text().await.unwrap();
+        status
+    };
+    assert_eq!(ping().await, 503);
+    let_go.add_permits(3);
+    until("their seats are free", async || ping().await == 200).await;
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_keeps_its_seat_until_its_hooks_are_through_though_nobody_waits_for_it() {
+    let home = tempfile::tempdir().unwrap();
+    let (begun, enough) = (home.path().join("begun"), home.path().join("enough"));
+    let hook = script(
+        home.path(),
+        "hook",
+        &format!("cat > /dev/null; echo x >> {}; until [ -e {} ]; do sleep 0.02; done", begun.display(), enough.display()),
+    );
+    let gate = Gate::open(&format!(
+        "[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n[[hooks]]\nname = \"slow\"\ncommand = {hook}\ntools = [\"pay\"]\n\
+         timeout = \"60s\"\n[gateway]\nconcurrency = 1\n"
+    ))
+    .await;
+    let http = plain();
+    let check = |id: &str| http.post(format!("{}/v1/calls/check", gate.url)).json(&json!({"id": id, "session": id, "tool": "pay"})).send();
+    let first = tokio::spawn(check("first"));
+    until("its hook runs", async || lines(&begun) == 1).await;
+    first.abort();
+    assert!(first.await.is_err(), "it has hung up");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(check("second").await.unwrap().status(), 503);
+    std::fs::write(&enough, "").unwrap();
+    until("its seat is free", async || check("third").await.unwrap().status() == 200).await;
+    assert_eq!(lines(&begun), 2);
+    gate.end().await;
+}
