@@ -113,10 +113,52 @@ EXPECTED = [
     Behind("json-schema-ref-no-deref", NEW, 1),
     Behind("json-schema-2020-12-preservation", OLD, 9),
     Behind("json-schema-2020-12-preservation", NEW, 9),
-    # Of the others under auth/, most want a person before a browser, and the rest keys in place of a secret.
     Behind("auth/client-credentials-basic", OLD, 9),
     Behind("auth/client-credentials-basic", NEW, 8),
 ]
+
+# Scenarios that are about something else, and why.
+PERSON = "a person grants access before a browser; the gateway comes to its upstreams as itself"
+KEYS = "a token is asked for, or shown, with a key or another token; the gateway has a name and a secret"
+SKILLS = "an extension that the gateway does not have"
+NOT_OURS_BEHIND = {
+    "auth/metadata-default": PERSON,
+    "auth/metadata-var1": PERSON,
+    "auth/metadata-var2": PERSON,
+    "auth/metadata-var3": PERSON,
+    "auth/basic-cimd": PERSON,
+    "auth/scope-from-www-authenticate": PERSON,
+    "auth/scope-from-scopes-supported": PERSON,
+    "auth/scope-omitted-when-undefined": PERSON,
+    "auth/scope-step-up": PERSON,
+    "auth/scope-retry-limit": PERSON,
+    "auth/token-endpoint-auth-basic": PERSON,
+    "auth/token-endpoint-auth-post": PERSON,
+    "auth/token-endpoint-auth-none": PERSON,
+    "auth/pre-registration": PERSON,
+    "auth/2025-03-26-oauth-metadata-backcompat": PERSON,
+    "auth/2025-03-26-oauth-endpoint-fallback": PERSON,
+    "auth/resource-mismatch": PERSON,
+    "auth/offline-access-scope": PERSON,
+    "auth/offline-access-not-supported": PERSON,
+    "auth/authorization-server-migration": PERSON,
+    "auth/iss-supported": PERSON,
+    "auth/iss-not-advertised": PERSON,
+    "auth/iss-supported-missing": PERSON,
+    "auth/iss-wrong-issuer": PERSON,
+    "auth/iss-unexpected": PERSON,
+    "auth/iss-normalized": PERSON,
+    "auth/metadata-issuer-mismatch": PERSON,
+    "auth/client-credentials-jwt": KEYS,
+    "auth/enterprise-managed-authorization": KEYS,
+    "auth/dpop": KEYS,
+    "auth/dpop-nonce": KEYS,
+    "auth/wif-jwt-bearer": KEYS,
+    "sep-2640-client-no-prefetch": SKILLS,
+    "sep-2640-client-verify-digest": SKILLS,
+    "sep-2640-client-verify-size": SKILLS,
+    "sep-2640-client-verify-frontmatter": SKILLS,
+}
 
 # What does not hold yet, by scenario: what is seen of it, and why. Everything else of the scenario must hold.
 NOT_YET = {}
@@ -132,7 +174,7 @@ def before(world, report):
         fixtures[title] = world.start([world.fixture, "--listen", "127.0.0.1:0", *options], r"listening at (http://\S+)")
         alone[title] = {run: world.suite(run, fixtures[title].address) for run in runs}
         for run, checks in alone[title].items():
-            problems = [f"{key[0]} / {key[1]}{checks.said(key)}" for key, ended in checks.by_id.items() if ended["FAILURE"]]
+            problems = [f"{key[0]} / {key[1]}{checks.said(key)}" for key, ended in checks.by_id.items() if ended["FAILURE"] or ended["WARNING"]]
             if checks.succeeded < run.floor:
                 problems.append(f"{checks.succeeded} checks succeed, and {run.floor} did before")
             report.row(line(title, run.title, checks), problems)
@@ -220,6 +262,7 @@ class Default(dict):
 
 def behind(world, report):
     """Each scenario in which the suite is a server and the gateway its client, for clients of both revisions."""
+    report.row(f"{'servers':20}{len(EXPECTED)} scenarios are tried, {len(NOT_OURS_BEHIND)} are about something else", world.untried())
     for case in EXPECTED:
         seen, why = NOT_YET.get(case.scenario, (None, None))
         for speaks in (OLD, NEW):
@@ -575,6 +618,21 @@ class World(Place):
         # It ends with 1 where a check fails, and with 1 where it does not get so far.
         expect(code in (0, 1) and checks.scenarios, f"the suite ended with {code}: {short(err or out)}")
         return checks
+
+    def untried(self):
+        """What the suite could play as a server that is neither tried nor known to be about something else; and what it does not know."""
+        code, out, err = finish([self.node, self.suites[SUITE], "list", "--client"], COMMAND_SECONDS, env=self.environment)
+        listed = {name: revisions.split(",") for name, revisions in re.findall(r"^ +- (\S+) \[(\S+)\]$", out, re.MULTILINE)}
+        expect(code == 0 and listed, f"the suite does not list its scenarios: {short(err or out)}")
+        tried = {(case.scenario, case.speaks) for case in EXPECTED}
+        known = {name for name, _ in tried} | NOT_OURS_BEHIND.keys()
+        problems = [f"{name} is not tried" for name in listed if name not in known]
+        problems += [f"the suite does not know {name}" for name in sorted(known - listed.keys())]
+        problems += [f"{name} is tried, and about something else" for name in sorted({name for name, _ in tried} & NOT_OURS_BEHIND.keys())]
+        # Where it is tried, it is tried in each revision that it is of.
+        for name in {name for name, _ in tried} & listed.keys():
+            problems += [f"{name} is not tried in {one}" for one in (OLD, NEW) if one in listed[name] and (name, one) not in tried]
+        return problems
 
     def scenario(self, case, speaks):
         """One scenario in which the suite is a server: its checks, and what is wrong."""

@@ -2,9 +2,9 @@
 
     python3 tests/clients/gateway.py --toolgate target/debug/toolgate
 
-Five servers stand behind one configuration, one of them also over streamable HTTP and over the transport before that.
+Six servers stand behind one configuration, one of them also over streamable HTTP and over the transport before that.
 Each client makes the same calls: some succeed, some are refused by the gateway, some by the server. It must read the
-same in each. Afterwards the ledger must be whole, with a row for every call and no other, and no process may be left.
+same in each, and each must speak the revision that it is known for. Afterwards the ledger must be whole, with a row for every call and no other, and no process may be left.
 
 Clients and servers are installed from npm and PyPI into target/clients. Where that cannot be done it says SKIPPED and
 why, and ends with 0; with TOOLGATE_REQUIRE_CLIENTS=1 it is tried three times, and is a failure then. It ends with 1
@@ -28,8 +28,8 @@ from typing import NamedTuple
 sys.dont_write_bytecode = True
 
 from common import TRIES, Failed, Skipped, expect, finish, short, skip
-from conformance import INSTALL_SECONDS, Place, Server, install, install_node, install_npm, limit, run_all
-from scripts import EARLIER_PYTHON, FASTMCP, PYTHON, TYPESCRIPT
+from conformance import INSTALL_SECONDS, NEW, OLD, Place, Server, install, install_node, install_npm, limit, run_all
+from scripts import EARLIER_PYTHON, FASTMCP, PYTHON, STRICT, TYPESCRIPT
 
 NPM = [
     "@modelcontextprotocol/inspector@0.15.0",
@@ -83,6 +83,17 @@ command = {sqlite_server}
 args = ["--db-path", {database}]
 undeclared = "open"
 
+[upstreams.strict]
+command = {node}
+args = [{strict}]
+undeclared = "open"
+
+[tools.time_gone]
+kind = "mcp"
+upstream = "time"
+tool = "gone"
+effect = "read"
+
 [tools.files_read_text_file]
 kind = "mcp"
 upstream = "files"
@@ -97,7 +108,7 @@ category = "PERMISSION"
 reason = {reason}
 """
 STDIO = "stdio"  # stands for conversations that nobody names
-OFFERED = {"everything": 16, "streamed": 16, "evented": 16, "files": 1, "git": 12, "time": 2, "sqlite": 6}
+OFFERED = {"everything": 16, "streamed": 16, "evented": 16, "files": 1, "git": 12, "time": 3, "sqlite": 6, "strict": 1}
 
 
 # ---- the calls -----------------------------------------------------------------------------------------------------
@@ -112,6 +123,7 @@ class Call(NamedTuple):
     says: str  # in what the model reads
     refused: tuple = None  # its category and code
     decision: str = "succeeded"  # in the ledger
+    again: bool = False  # whether it may be made again
 
 
 def calls(world, table, streams):
@@ -119,6 +131,7 @@ def calls(world, table, streams):
     read, files, repository = "files_read_text_file", world.files, {"repo_path": str(world.repository)}
     unknown, invalid = ("VALIDATION", "unknown_tool"), ("VALIDATION", "invalid_arguments")
     denied, failed = ("PERMISSION", "no_secrets"), ("BUSINESS", "tool_failed")
+    unread, away = ("VALIDATION", "upstream_invalid"), ("TRANSIENT", "upstream_unavailable")
     return [
         Call("everything: echo", "everything_echo", {"message": table}, f"Echo: {table}"),
         Call("everything: longer than a stream", "everything_trigger-long-running-operation", {"duration": 7 if streams else 1, "steps": 2}, "completed"),
@@ -136,6 +149,8 @@ def calls(world, table, streams):
         Call("sqlite: read", "sqlite_read_query", {"query": f"SELECT word FROM {table}"}, f"{table} was here"),
         # It says so in a success.
         Call("sqlite: refused by the server", "sqlite_read_query", {"query": f"DROP TABLE {table}"}, "Error: ", failed, "failed"),
+        Call("strict: an error of the protocol", "strict_look", {"word": table}, "could not make sense of the request", unread, "failed"),
+        Call("time: declared, and not there", "time_gone", {}, "was not there", away, "failed", again=True),
         Call("a tool that nobody has", "nobody_has_this", {}, "no tool `nobody_has_this`", unknown, "refused"),
         Call("wrong arguments", "everything_get-sum", {"a": 1}, "requires `b`", invalid, "refused"),
     ]
@@ -171,7 +186,7 @@ def wrong(call, result, described):
     if structured is None:
         return "it has no structured content"
     category, code = call.refused
-    wanted = {"isError": True, "errorCategory": category, "code": code, "isRetryable": False}
+    wanted = {"isError": True, "errorCategory": category, "code": code, "isRetryable": call.again}
     seen = {name: structured.get(name) for name in wanted}
     return None if seen == wanted else f"the error is {seen}, and should be {wanted}"
 
@@ -191,6 +206,7 @@ class Client(NamedTuple):
 
     name: str
     run: object  # (world, work) -> Seen
+    speaks: str  # the revision, where it says so
     mode: str = None
 
 
@@ -232,13 +248,13 @@ def inspect(world, work):
     return Seen(None, tools, results)
 
 
-INSPECTOR = Client("Inspector", inspect)
+INSPECTOR = Client("Inspector", inspect, None)
 CLIENTS = [
-    Client("Python SDK 2", script(lambda world: [world.python, world.script("python.py", PYTHON)]), "auto"),
-    Client("Python SDK 2, handshake", script(lambda world: [world.python, world.script("python.py", PYTHON)]), "legacy"),
-    Client("Python SDK 1", script(lambda world: [world.earlier_python, world.script("earlier.py", EARLIER_PYTHON)])),
-    Client("FastMCP", script(lambda world: [world.python, world.script("fast.py", FASTMCP)])),
-    Client("TypeScript SDK", script(lambda world: [world.node, world.script("client.mjs", TYPESCRIPT)])),
+    Client("Python SDK 2", script(lambda world: [world.python, world.script("python.py", PYTHON)]), NEW, "auto"),
+    Client("Python SDK 2, handshake", script(lambda world: [world.python, world.script("python.py", PYTHON)]), OLD, "legacy"),
+    Client("Python SDK 1", script(lambda world: [world.earlier_python, world.script("earlier.py", EARLIER_PYTHON)]), OLD),
+    Client("FastMCP", script(lambda world: [world.python, world.script("fast.py", FASTMCP)]), NEW),
+    Client("TypeScript SDK", script(lambda world: [world.node, world.script("client.mjs", TYPESCRIPT)]), OLD),
     INSPECTOR,
 ]
 
@@ -247,7 +263,7 @@ CLIENTS = [
 
 
 class World(Place):
-    """Five servers, a configuration for all of them, and the clients."""
+    """Six servers, a configuration for all of them, and the clients."""
 
     def __init__(self, scratch, toolgate, node, modules, python, earlier_python):
         super().__init__(scratch, toolgate)
@@ -281,6 +297,7 @@ class World(Place):
             "time_server": python.parent / "mcp-server-time",
             "sqlite_server": earlier_python.parent / "mcp-server-sqlite",
             "database": scratch / "data.db",
+            "strict": self.script("strict.mjs", STRICT),
             "reason": REASON,
         }
         self.config.write_text(CONFIG.format(**{name: json.dumps(str(value)) for name, value in values.items()}))
@@ -320,6 +337,7 @@ class World(Place):
         self.made.update((session, call.tool, call.decision) for call in made)
         seen = client.run(self, work)
         offered = Counter(name.split("_")[0] for name in seen.tools)
+        expect(seen.speaks == client.speaks, f"it speaks {seen.speaks}, and should speak {client.speaks}")
         expect(offered == OFFERED, f"offered is {dict(offered)}, and should be {OFFERED}")
         expect(len(seen.results) == len(made), f"{len(seen.results)} results for {len(made)} calls")
         found = [(call, wrong(call, result, seen.tools.get(call.tool))) for call, result in zip(made, seen.results)]

@@ -1,4 +1,4 @@
-"""Clients that other people wrote, as scripts of ours around their libraries."""
+"""Clients that other people wrote, and a server, as scripts of ours around their libraries."""
 
 # Each takes its work as one word of JSON and prints what it saw as JSON.
 PYTHON = """
@@ -107,4 +107,19 @@ for (const [name, args] of work.calls) {
 }
 await client.close();
 console.log(JSON.stringify({ speaks, tools, results }));
+"""
+
+# It answers each call with an error of the protocol.
+STRICT = """
+import { Server } from "@modelcontextprotocol/sdk/server/index.js";
+import { StdioServerTransport } from "@modelcontextprotocol/sdk/server/stdio.js";
+import { CallToolRequestSchema, ErrorCode, ListToolsRequestSchema, McpError } from "@modelcontextprotocol/sdk/types.js";
+
+const server = new Server({ name: "strict", version: "1" }, { capabilities: { tools: {} } });
+const inputSchema = { type: "object", properties: { word: { type: "string" } } };
+server.setRequestHandler(ListToolsRequestSchema, () => ({ tools: [{ name: "look", description: "Looks a word up.", inputSchema }] }));
+server.setRequestHandler(CallToolRequestSchema, (request) => {
+  throw new McpError(ErrorCode.InvalidParams, `no such word: ${request.params.arguments.word}`);
+});
+await server.connect(new StdioServerTransport());
 """

@@ -1,9 +1,10 @@
 //! A gateway goes on, whatever becomes of what is around it.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use assert_cmd::cargo::CommandCargoExt;
 
@@ -114,4 +115,53 @@ fn who_is_told_early_to_read_its_file_again_begins_all_the_same() {
     let _ = child.kill();
     let _ = child.wait();
     assert!(line.starts_with("toolgate serves at "), "{line}");
+}
+
+/// What `/readyz` answers with; nothing where nobody listens.
+fn readyz(address: &str) -> Option<u16> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.write_all(format!("GET /readyz HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").as_bytes()).ok()?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said).ok()?;
+    said.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// How long it took until a gateway was ready that waits so long for an upstream which never says a word, and the line in which it says
+/// so; nothing where somebody else has taken its address meanwhile.
+fn ready_after(project: &Project, patience: Duration) -> Option<(Duration, String)> {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mut command = Command::cargo_bin("toolgate").unwrap();
+    project.environment(&mut command);
+    command.args(["serve", "--config", "toolgate.toml", "--listen", &address, "--patience", &format!("{}s", patience.as_secs())]);
+    let begun = Instant::now();
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let said = child.stdout.take().unwrap();
+    let (mut ended, mut ready) = (false, None);
+    until("it is ready, or has given up", || {
+        // It is asked all the time.
+        ready = (readyz(&address) == Some(200)).then(|| begun.elapsed());
+        ended = child.try_wait().unwrap().is_some();
+        ended || ready.is_some()
+    });
+    let mut line = String::new();
+    BufReader::new(said).read_line(&mut line).unwrap();
+    let stays = readyz(&address) == Some(200);
+    let _ = child.kill();
+    let _ = child.wait();
+    if ended {
+        return None;
+    }
+    assert!(stays, "{line}");
+    ready.map(|after| (after, line))
+}
+
+#[test]
+fn who_is_asked_whether_it_is_ready_says_so_only_when_its_line_has_come() {
+    let project = Project::new();
+    project.write("project/toolgate.toml", &counting(&project));
+    let patience = Duration::from_secs(2);
+    let tried = (0..5).find_map(|_| ready_after(&project, patience));
+    let (after, line) = tried.unwrap_or_else(|| panic!("there is no address for it"));
+    // Its line comes when it has waited for that upstream, and not before.
+    assert!(after >= patience && line.starts_with("toolgate serves at "), "{after:?} {line}");
 }

@@ -1,5 +1,5 @@
 //! What an upstream may throw at those before it: answers that are nested or packed without end, more at once than it takes, and
-//! nothing at all.
+//! nothing at all. And what a client may throw.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -172,6 +172,61 @@ async fn defused() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");
     assert!(most.parse::<usize>().unwrap() < 512 << 10, "{most} KiB of memory");
+}
+
+/// In a process of its own: a stack that overflows takes all of it along.
+#[test]
+fn what_a_client_nests_without_end_is_an_error_and_no_more() {
+    alone("bombs::from_clients");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "started by what_a_client_nests_without_end_is_an_error_and_no_more"]
+async fn from_clients() {
+    let gate = Gate::open("[tools.calc]\nkind = \"builtin\"\n").await;
+    let (http, client) = (crate::entering::plain(), gate.client());
+    // As deep as there is room for in a request, where nobody has said how large it may be.
+    let deep = nested(2_000_000);
+    let meta = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}"#;
+    let call = |arguments: &str, more: &str| {
+        let params = format!(r#"{{"name":"calc","arguments":{arguments},"_meta":{{{meta}{more}}}}}"#);
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{params}}}"#)
+    };
+    let bodies = [
+        ("mcp", call(&deep, "")),
+        ("mcp", call(&format!(r#"{{"expression":{deep}}}"#), "")),
+        ("mcp", call(r#"{"expression":"1"}"#, &format!(r#","a":{deep}"#))),
+        ("mcp", deep.clone()),
+        ("mcp", "[".repeat(4_000_000)),
+        ("v1/calls/check", format!(r#"{{"id":"1","session":"s","tool":"calc","arguments":{{"expression":{deep}}}}}"#)),
+        ("v1/calls/check", deep),
+    ];
+    let fine = async |n: usize| client.code("calc", json!({"expression": format!("{n}+1")})).await;
+    for (n, (path, body)) in bodies.iter().enumerate() {
+        let request = http.post(format!("{}/{path}", gate.url)).header("accept", "application/json, text/event-stream");
+        let request = request.header("content-type", "application/json").header("mcp-protocol-version", "2026-07-28");
+        let request = request.header("mcp-method", "tools/call").header("mcp-name", "calc").header("toolgate-session", format!("s{n}"));
+        let said = request.body(body.clone()).send().await.unwrap();
+        let (status, said) = (said.status().as_u16(), said.text().await.unwrap());
+        // Arguments are judged by the gate; all else is no request. It is not too large.
+        let is_denied = said.contains("\"isError\":true") || said.contains("\"decision\":\"deny\"");
+        let is_refused = (400..500).contains(&status) && status != 413;
+        assert!(is_refused || (status == 200 && is_denied), "{n}: {status} {said:.400}");
+        assert_eq!(fine(n).await, "ok", "{n}");
+    }
+    let (_, mut ask, mut answers) = gate.streams(None);
+    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {},
+        "clientInfo": {"name": "t", "version": "1"}}});
+    ask.write_all(format!("{hello}\n{}\n", json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).as_bytes()).await.unwrap();
+    answers.next_line().await.unwrap().unwrap();
+    for (_, body) in bodies.iter().filter(|(path, _)| *path == "mcp") {
+        ask.write_all(format!("{body}\n").as_bytes()).await.unwrap();
+        let said: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
+        assert!(said["error"].is_object() || said["result"]["isError"] == json!(true), "{:.400}", said.to_string());
+    }
+    drop((ask, answers));
+    assert_eq!(fine(bodies.len()).await, "ok");
+    gate.end().await;
 }
 
 /// Who is at an upstream.

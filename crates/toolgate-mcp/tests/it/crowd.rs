@@ -1,6 +1,8 @@
 //! Sixty-four clients at work while an upstream falls ill: who is not concerned is answered, nothing happens twice, and nothing is
 //! left of it.
 
+mod big;
+mod leaving;
 mod living;
 mod wrong;
 

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::security::digest;
 use crate::support::{Gate, with_fixture};
 
 const OPEN: &str = "undeclared = \"open\"";
@@ -208,6 +209,24 @@ async fn a_client_is_asked_and_its_answer_counts_once() {
     // A second time it is not an answer to anything.
     let again = client.ask("tools/call", call(Some(&state), yes)).await.1;
     assert!(again["error"].is_object(), "{again}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_was_asked_nobody_else_answers() {
+    let token = |who: &str| format!("[[gateway.tokens]]\nprincipal = \"{who}\"\nsha256 = \"{}\"\n", digest(who));
+    let gate = Gate::open(&(with_fixture("") + ASKED + &token("ann") + &token("bob"))).await;
+    // One name of a session, and one of each of them.
+    let [ann, bob] = ["ann", "bob"].map(|who| gate.client().in_session("s").who_can(elicits()).with_token(who));
+    let asked = ann.ask("tools/call", json!({"name": "count", "arguments": {}})).await.1;
+    let answer = json!({"toolgate_approval": {"action": "accept", "content": {"approve": true}}});
+    let back = json!({"name": "count", "arguments": {}, "requestState": asked["result"]["requestState"], "inputResponses": answer});
+    assert!(back["requestState"].is_string(), "{asked}");
+    let stolen = bob.ask("tools/call", back.clone()).await.1;
+    assert!(stolen["error"].is_object(), "{stolen}");
+    // It is still there for her, and good for one call.
+    let done = ann.ask("tools/call", back).await.1;
+    assert_eq!(done["result"]["structuredContent"]["count"], json!(1), "{done}");
     gate.end().await;
 }
 
