@@ -41,9 +41,9 @@ struct Pin {
     /// What a person was shown of it last, as a digest: only that can be accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shown: Option<Digest>,
-    /// A person has looked at it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    looked_at: bool,
+    /// What a person has accepted of it last, as a digest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    vouched: Option<Digest>,
 }
 
 /// The most that is kept of one upstream, in tools and in bytes. Nothing is forgotten to make room: what was accepted once could come back
@@ -205,7 +205,7 @@ impl Pins {
             let pin = match found {
                 Some(pin) if same(&pin.accepted) => Pin { seen: None, why: Vec::new(), ..pin.clone() },
                 Some(pin) if same(&pin.seen) => continue,
-                Some(pin) => Pin { seen: Some(tool.clone()), why: scan(tool), looked_at: false, ..pin.clone() },
+                Some(pin) => Pin { seen: Some(tool.clone()), why: scan(tool), ..pin.clone() },
                 None => {
                     let why = scan(tool);
                     let (accepted, seen) = if why.is_empty() { (Some(tool.clone()), None) } else { (None, Some(tool.clone())) };
@@ -217,7 +217,7 @@ impl Pins {
                         first: Timestamp::now(),
                         shown: None,
                         known_digest: std::sync::OnceLock::new(),
-                        looked_at: false,
+                        vouched: None,
                     }
                 }
             };
@@ -250,13 +250,15 @@ impl Pins {
     pub(super) fn hold_shadows(&self, own: &Upstream, names: &Names<'_>) {
         let (mut known, mut found) = (self.lock(), false);
         for pin in known.tools.values_mut() {
+            let now = pin.seen.as_ref().or(pin.accepted.as_ref());
             // Nobody is asked twice.
-            if pin.looked_at || pin.why.iter().any(|why| matches!(why, Suspicion::Shadow { .. })) {
+            let is_vouched = pin.vouched.is_some() && pin.vouched == now.map(digest);
+            if is_vouched || pin.why.iter().any(|why| matches!(why, Suspicion::Shadow { .. })) {
                 continue;
             }
             // What has changed says it now, however long there was a tool of that name.
             let since = if pin.seen.is_some() { Timestamp::now() } else { pin.first };
-            let shadowed = pin.seen.as_ref().or(pin.accepted.as_ref()).and_then(|tool| names.another(own, since, &words(tool)));
+            let shadowed = now.and_then(|tool| names.another(own, since, &words(tool)));
             let Some(tool) = shadowed else { continue };
             pin.why.push(Suspicion::Shadow { tool });
             if pin.seen.is_none() {
@@ -342,7 +344,7 @@ impl Pins {
             pin.accepted = pin.seen.take();
             pin.known_digest.take();
             pin.why.clear();
-            pin.looked_at = true;
+            pin.vouched = pin.shown;
             accepted.tools.push(name.clone());
         }
         self.write(&known)?;
