@@ -275,6 +275,23 @@ mod tests {
         assert!(held(&after[0].1).is_empty());
     }
 
+    /// What another instance has found, with another version behind it, hides nothing.
+    #[test]
+    fn what_is_still_as_it_was_accepted_is_looked_through_beside_what_has_changed() {
+        let home = tempfile::tempdir().unwrap();
+        let config = two("m_", "ask", "");
+        let opened =
+            || config.upstreams.iter().map(|upstream| (upstream, Pins::open(Some(home.path()), upstream).unwrap())).collect::<Vec<_>>();
+        let (own, others) = (opened(), opened());
+        own[0].1.note(&[tool("weather", "After send_mail, this.")]).unwrap();
+        own[1].1.note(&[tool("send_mail", "Sends.")]).unwrap();
+        others[0].1.note(&[tool("weather", "Tells the weather.")]).unwrap();
+        let accepted = own[0].1.digest_of("weather");
+        assert!(own[0].1.holds("weather", accepted));
+        look_for_shadows(&config, &own, None);
+        assert!(!own[0].1.holds("weather", accepted) && own[0].1.accepted().unwrap().is_empty());
+    }
+
     #[test]
     fn what_was_accepted_is_held_back_no_more_after_a_change_and_back() {
         let config = two("m_", "ask", "");
