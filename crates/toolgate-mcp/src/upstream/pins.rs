@@ -1,8 +1,11 @@
 //! What tools looked like when they were first seen. One that looks otherwise is held back until somebody has accepted it.
 
-use std::collections::BTreeMap;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+mod kept;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -15,12 +18,33 @@ use toolgate::json::Digest;
 
 use super::scan::{Suspicion, scan, words};
 use super::shadows::Names;
+use kept::{Stamp, Taken};
 
 /// What is known of an upstream's tools.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Known {
     upstream: String,
     tools: BTreeMap<String, Pin>,
+    /// What the own upstream has offered by each name when it did so last: this decides what is called. How a tool looks now as the file
+    /// has it, others may have found, with another version behind them.
+    #[serde(skip)]
+    own: HashMap<String, Offered>,
+}
+
+/// What the own upstream offers by one name.
+#[derive(Debug, Clone)]
+struct Offered {
+    tool: Tool,
+    digest: Digest,
+    /// It has offered two by this name: nobody knows which of them is called.
+    ambiguous: bool,
+}
+
+impl Offered {
+    /// Whether it is what was accepted.
+    fn is(&self, accepted: Option<Digest>) -> bool {
+        !self.ambiguous && accepted == Some(self.digest)
+    }
 }
 
 /// What is known of one tool.
@@ -31,7 +55,7 @@ struct Pin {
     /// Its digest, once it was asked for.
     #[serde(skip)]
     known_digest: std::sync::OnceLock<Option<Digest>>,
-    /// As it looks now, where that is something else.
+    /// As it looks now, where that is something else, to whoever has found so last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seen: Option<Tool>,
     /// Why somebody should look at it.
@@ -41,9 +65,37 @@ struct Pin {
     /// What a person was shown of it last, as a digest: only that can be accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shown: Option<Digest>,
-    /// A person has looked at it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    looked_at: bool,
+    /// What a person has accepted of it last, as a digest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    vouched: Option<Digest>,
+}
+
+impl Pin {
+    /// What was accepted, as a digest.
+    fn digest(&self) -> Option<Digest> {
+        *self.known_digest.get_or_init(|| self.accepted.as_ref().map(digest))
+    }
+
+    /// What is to be kept of a tool that the own upstream offers, where that is something else than what is known of it. With what it has
+    /// offered by this name before.
+    fn of(known: Option<&Self>, now: &Offered, before: Option<Digest>) -> Option<Self> {
+        let Some(pin) = known else {
+            let why = scan(&now.tool);
+            let is_fine = why.is_empty() && !now.ambiguous;
+            let (accepted, seen) = if is_fine { (Some(now.tool.clone()), None) } else { (None, Some(now.tool.clone())) };
+            let known_digest = std::sync::OnceLock::new();
+            return Some(Self { accepted, known_digest, seen, why, first: Timestamp::now(), shown: None, vouched: None });
+        };
+        let (seen, is_news) = (pin.seen.as_ref().map(digest), before != Some(now.digest));
+        if now.is(pin.digest()) {
+            // What was found before it was looked at from here is over, and so is what was found here. What others find meanwhile is not.
+            let is_over = seen.is_some() && is_news && (before.is_none() || before == seen);
+            return is_over.then(|| Self { seen: None, why: Vec::new(), ..pin.clone() });
+        }
+        // Of two that find different things, the last is told, and the other once that is settled: neither takes turns with the other.
+        let is_told = seen == Some(now.digest) || (seen.is_some() && !is_news);
+        (!is_told).then(|| Self { seen: Some(now.tool.clone()), why: scan(&now.tool), ..pin.clone() })
+    }
 }
 
 /// The most that is kept of one upstream, in tools and in bytes. Nothing is forgotten to make room: what was accepted once could come back
@@ -68,17 +120,68 @@ impl Known {
         let more: usize = tools.iter().filter(is_new).map(long).sum();
         names <= MOST_TOOLS && kept + more <= MOST_BYTES
     }
-}
 
-/// No two drafts have one name.
-static DRAFTS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    /// A list by its names. Where two have one name, the one that nobody has accepted.
+    fn offered(&self, tools: &[Tool]) -> BTreeMap<String, Offered> {
+        let mut offered = BTreeMap::<String, Offered>::new();
+        for tool in tools {
+            let digest = digest(tool);
+            let Some(other) = offered.get_mut(&*tool.name) else {
+                offered.insert(tool.name.to_string(), Offered { tool: tool.clone(), digest, ambiguous: false });
+                continue;
+            };
+            if other.digest == digest {
+                continue;
+            }
+            let accepted = self.tools.get(&*tool.name).and_then(Pin::digest);
+            if accepted == Some(other.digest) {
+                (other.tool, other.digest) = (tool.clone(), digest);
+            }
+            other.ambiguous = true;
+        }
+        offered
+    }
+
+    /// What the own upstream offers otherwise than it was accepted, and is not told.
+    fn untold(&self) -> Vec<Offered> {
+        let is_untold = |(name, now): &(&String, &Offered)| Pin::of(self.tools.get(*name), now, Some(now.digest)).is_some();
+        self.own.iter().filter(is_untold).map(|(_, now)| now.clone()).collect()
+    }
+
+    /// Holds back what speaks of another upstream's tool. Whether there is anything that was not known.
+    fn hold_shadows(&mut self, own: &Upstream, names: &Names<'_>) -> bool {
+        let mut found = false;
+        for pin in self.tools.values_mut() {
+            let is_told = pin.why.iter().any(|why| matches!(why, Suspicion::Shadow { .. }));
+            // Nobody is asked twice.
+            let vouched = |tool: &&Tool| pin.vouched.is_some_and(|vouched| vouched == digest(tool));
+            let speaks = |tool: &Tool, since| names.another(own, since, &words(tool));
+            // What has changed says it now, however long there was a tool of that name.
+            let seen = pin.seen.as_ref().filter(|tool| !is_told && !vouched(tool)).and_then(|tool| speaks(tool, Timestamp::now()));
+            // The upstream of another instance may still be as it was accepted, so that is looked at, too.
+            let accepted = pin.accepted.as_ref().filter(|tool| !vouched(tool)).and_then(|tool| speaks(tool, pin.first));
+            found |= seen.is_some() || accepted.is_some();
+            pin.why.extend(seen.map(|tool| Suspicion::Shadow { tool }));
+            if let Some(tool) = accepted {
+                let accepted = pin.accepted.take();
+                pin.known_digest.take();
+                // Where there is something else to look at, that comes first.
+                if pin.seen.is_none() {
+                    pin.seen = accepted;
+                    pin.why.push(Suspicion::Shadow { tool });
+                }
+            }
+        }
+        found
+    }
+}
 
 /// The tools of one upstream as they were accepted.
 pub struct Pins {
     file: Option<PathBuf>,
     known: Mutex<Known>,
     /// How the file was when it was read.
-    stamp: Mutex<Option<(std::time::SystemTime, u64)>>,
+    stamp: Mutex<Option<Stamp>>,
     /// New tools that would be accepted if they could be written down, and why they cannot be.
     unwritten: Mutex<(String, Vec<Tool>)>,
 }
@@ -149,7 +252,7 @@ impl Pins {
     /// The file is there and cannot be read.
     pub fn open(directory: Option<&Path>, upstream: &Upstream) -> io::Result<Self> {
         let file = directory.map(|directory| directory.join(format!("{}.json", upstream.name)));
-        let known = Known { upstream: upstream.name.clone(), tools: BTreeMap::new() };
+        let known = Known { upstream: upstream.name.clone(), ..Known::default() };
         let pins = Self { file, known: Mutex::new(known), stamp: Mutex::default(), unwritten: Mutex::default() };
         pins.read()?;
         Ok(pins)
@@ -161,24 +264,6 @@ impl Pins {
         self.file.as_deref()
     }
 
-    /// Reads the file, where somebody else has written it since.
-    fn read(&self) -> io::Result<()> {
-        let Some(path) = &self.file else { return Ok(()) };
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        let now = std::fs::metadata(path).ok().and_then(|file| Some((file.modified().ok()?, file.len())));
-        // Always in this order: what is known, then how the file was.
-        let mut known = crate::gateway::lock(&self.known);
-        let mut stamp = crate::gateway::lock(&self.stamp);
-        if now.is_none() || *stamp == now {
-            return Ok(());
-        }
-        let text = std::fs::read(path).map_err(named)?;
-        let spoiled = |error| named(io::Error::other(format!("it is spoiled ({error}); remove it to see all tools anew")));
-        *known = serde_json::from_slice(&text).map_err(spoiled)?;
-        *stamp = now;
-        Ok(())
-    }
-
     fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
         if let Err(error) = self.read() {
             tracing::error!(%error, "what tools looked like cannot be read");
@@ -187,43 +272,61 @@ impl Pins {
     }
 
     /// Takes note of what an upstream offers now. What is new and harmless is accepted once it is written down; what has changed is held
-    /// back. Whether that is something else than before.
+    /// back. Whether the file has something else to tell than before.
     ///
     /// # Errors
     /// It has offered more than anybody keeps.
     pub(super) fn note(&self, tools: &[Tool]) -> Result<bool, String> {
+        let turn = self.enter();
         let mut known = self.lock();
-        let before = held(&known);
         if !known.has_room_for(tools) {
             return Err(format!("since it was first seen it has offered more than {MOST_TOOLS} tools, or {MOST_BYTES} bytes of them"));
         }
-        let mut fresh = Vec::new();
-        for tool in tools {
-            let name = tool.name.to_string();
-            let found = known.tools.get(&name);
-            let same = |other: &Option<Tool>| other.as_ref().is_some_and(|other| digest(other) == digest(tool));
-            let pin = match found {
-                Some(pin) if same(&pin.accepted) => Pin { seen: None, why: Vec::new(), ..pin.clone() },
-                Some(pin) if same(&pin.seen) => continue,
-                Some(pin) => Pin { seen: Some(tool.clone()), why: scan(tool), looked_at: false, ..pin.clone() },
-                None => {
-                    let why = scan(tool);
-                    let (accepted, seen) = if why.is_empty() { (Some(tool.clone()), None) } else { (None, Some(tool.clone())) };
-                    fresh.extend(accepted.clone());
-                    Pin {
-                        accepted,
-                        seen,
-                        why,
-                        first: Timestamp::now(),
-                        shown: None,
-                        known_digest: std::sync::OnceLock::new(),
-                        looked_at: false,
-                    }
-                }
+        let offered = known.offered(tools);
+        let Known { tools: pins, own, .. } = &mut *known;
+        // What it offers no more is not forgotten: it is called as it was accepted, or not at all.
+        own.retain(|name, _| pins.contains_key(name));
+        let with_before = |(name, now): (String, Offered)| {
+            let before = own.insert(name, now.clone());
+            (now, before.map(|before| before.digest))
+        };
+        let offered = offered.into_iter().map(with_before).collect();
+        Ok(self.take(&mut known, offered, turn))
+    }
+
+    /// Tries again to write down what could not be, and tells what another instance has taken for over.
+    pub(super) fn note_again(&self) {
+        let is_told = self.lock().untold().is_empty();
+        if is_told {
+            return;
+        }
+        let turn = self.enter();
+        let mut known = self.lock();
+        let untold = known.untold();
+        let tools: Vec<Tool> = untold.iter().map(|now| now.tool.clone()).collect();
+        // Where it has offered too much meanwhile, that is told when it is asked.
+        if known.has_room_for(&tools) {
+            let as_before = |now: Offered| {
+                let digest = now.digest;
+                (now, Some(digest))
             };
+            self.take(&mut known, untold.into_iter().map(as_before).collect(), turn);
+        }
+    }
+
+    /// Keeps what the own upstream offers, with what it has offered by the same name before. Whether there is something else to tell.
+    fn take(&self, known: &mut Known, offered: Vec<(Offered, Option<Digest>)>, turn: Taken) -> bool {
+        let (before, mut fresh) = (held(known), Vec::new());
+        for (now, was) in offered {
+            let name = now.tool.name.to_string();
+            let found = known.tools.get(&name);
+            let Some(pin) = Pin::of(found, &now, was) else { continue };
+            if found.is_none() {
+                fresh.extend(pin.accepted.clone());
+            }
             known.tools.insert(name, pin);
         }
-        let kept = self.keep(&known);
+        let kept = self.keep(known, turn);
         let mut unwritten = crate::gateway::lock(&self.unwritten);
         *unwritten = match kept {
             Ok(()) => <(String, Vec<Tool>)>::default(),
@@ -233,41 +336,20 @@ impl Pins {
                 (why, fresh)
             }
         };
-        Ok(held(&known) != before)
-    }
-
-    /// Tries again to write down what could not be.
-    pub(super) fn note_again(&self) {
-        let waiting = crate::gateway::lock(&self.unwritten).1.clone();
-        // Where it has offered too much meanwhile, that is told when it is asked.
-        if !waiting.is_empty() {
-            let _ = self.note(&waiting);
-        }
+        held(known) != before
     }
 
     /// Holds back what speaks of another upstream's tool, though nobody has changed it; of what is held back already, that is said. All of
     /// it is written down at once.
     pub(super) fn hold_shadows(&self, own: &Upstream, names: &Names<'_>) {
-        let (mut known, mut found) = (self.lock(), false);
-        for pin in known.tools.values_mut() {
-            // Nobody is asked twice.
-            if pin.looked_at || pin.why.iter().any(|why| matches!(why, Suspicion::Shadow { .. })) {
-                continue;
-            }
-            // What has changed says it now, however long there was a tool of that name.
-            let since = if pin.seen.is_some() { Timestamp::now() } else { pin.first };
-            let shadowed = pin.seen.as_ref().or(pin.accepted.as_ref()).and_then(|tool| names.another(own, since, &words(tool)));
-            let Some(tool) = shadowed else { continue };
-            pin.why.push(Suspicion::Shadow { tool });
-            if pin.seen.is_none() {
-                pin.seen = pin.accepted.take();
-                pin.known_digest.take();
-            }
-            found = true;
-        }
+        let found = self.lock().hold_shadows(own, names);
         // What is not written down is looked for again after the next start.
         if found {
-            let _ = self.keep(&known);
+            let turn = self.enter();
+            let mut known = self.lock();
+            // Another instance may have written something else meanwhile.
+            known.hold_shadows(own, names);
+            let _ = self.keep(&known, turn);
         }
     }
 
@@ -295,13 +377,12 @@ impl Pins {
         schema.is_some_and(|schema| !crate::speaks_in_headers(schema))
     }
 
-    /// Whether a tool is now as it was when somebody looked at it: no other one is called in its place.
+    /// Whether a tool is now as it was when somebody looked at it: no other one is called in its place. What another instance has found does
+    /// not count: its upstream may be of another version.
     pub(super) fn holds(&self, tool: &str, accepted: Option<Digest>) -> bool {
         let known = crate::gateway::lock(&self.known);
-        known.tools.get(tool).is_some_and(|pin| {
-            let own = *pin.known_digest.get_or_init(|| pin.accepted.as_ref().map(digest));
-            pin.seen.is_none() && accepted.is_some() && own == accepted
-        })
+        let is_accepted = accepted.is_some() && known.tools.get(tool).and_then(Pin::digest) == accepted;
+        is_accepted && known.own.get(tool).is_none_or(|now| now.is(accepted))
     }
 
     /// The tools that were ever seen, by the names that the upstream has for them.
@@ -310,7 +391,7 @@ impl Pins {
         self.lock().tools.keys().cloned().collect()
     }
 
-    /// What is held back.
+    /// What is held back: as far as the own upstream was asked, of it; else of whoever was asked last.
     #[must_use]
     pub fn changes(&self) -> Vec<Change> {
         let known = self.lock();
@@ -323,7 +404,8 @@ impl Pins {
             now: written(tool),
             why: vec![Suspicion::Unwritten { why: why.clone() }],
         });
-        changes(&known).into_iter().chain(waiting).collect()
+        let is_as_accepted = |tool: &str| known.own.get(tool).is_some_and(|now| now.is(known.tools.get(tool).and_then(Pin::digest)));
+        changes(&known).into_iter().filter(|change| !is_as_accepted(&change.tool)).chain(waiting).collect()
     }
 
     /// Accepts tools as they look now: one, or all. Says which.
@@ -331,9 +413,10 @@ impl Pins {
     /// # Errors
     /// It cannot be written down.
     pub fn accept(&self, tool: Option<&str>) -> io::Result<Accepted> {
+        let turn = self.enter();
         let mut known = self.lock();
-        let mut accepted = Accepted::default();
-        for (name, pin) in known.tools.iter_mut().filter(|(name, _)| tool.is_none_or(|tool| tool == *name)) {
+        let (mut next, mut accepted) = (known.clone(), Accepted::default());
+        for (name, pin) in next.tools.iter_mut().filter(|(name, _)| tool.is_none_or(|tool| tool == *name)) {
             let Some(seen) = &pin.seen else { continue };
             if pin.shown != Some(digest(seen)) {
                 accepted.unseen.push(name.clone());
@@ -342,10 +425,11 @@ impl Pins {
             pin.accepted = pin.seen.take();
             pin.known_digest.take();
             pin.why.clear();
-            pin.looked_at = true;
+            pin.vouched = pin.shown;
             accepted.tools.push(name.clone());
         }
-        self.write(&known)?;
+        self.write(&next, turn)?;
+        *known = next;
         Ok(accepted)
     }
 
@@ -354,145 +438,14 @@ impl Pins {
     /// # Errors
     /// It cannot be written down.
     pub fn show(&self) -> io::Result<Vec<Change>> {
+        let turn = self.enter();
         // What is shown is what is noted as shown, whatever the upstream says meanwhile.
         let mut known = self.lock();
         let changes = changes(&known);
         for pin in known.tools.values_mut() {
             pin.shown = pin.seen.as_ref().map(digest);
         }
-        self.write(&known)?;
+        self.write(&known, turn)?;
         Ok(changes)
-    }
-
-    /// Writes it down; else says why that cannot be done.
-    fn keep(&self, known: &Known) -> Result<(), String> {
-        self.write(known).map_err(|error| {
-            let file = self.file.as_deref().unwrap_or(Path::new("")).display();
-            tracing::error!(%error, %file, "what tools look like cannot be written down");
-            format!("{file}: {error}")
-        })
-    }
-
-    fn write(&self, known: &Known) -> io::Result<()> {
-        let Some(path) = &self.file else { return Ok(()) };
-        let text = serde_json::to_vec_pretty(known)?;
-        if std::fs::read(path).is_ok_and(|before| before == text) {
-            return Ok(());
-        }
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent)?;
-        }
-        let draft =
-            path.with_extension(format!("new-{}-{}", std::process::id(), DRAFTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
-        let written = (|| {
-            let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            std::fs::rename(&draft, path)
-        })();
-        // It is tried again and again: what was begun each time would fill the disk.
-        written.inspect_err(|_| drop(std::fs::remove_file(&draft)))?;
-        *crate::gateway::lock(&self.stamp) = std::fs::metadata(path).ok().and_then(|file| Some((file.modified().ok()?, file.len())));
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    /// Else anything could stand in its place after the next start.
-    #[test]
-    fn what_is_new_is_accepted_once_it_is_written_down() {
-        let home = tempfile::tempdir().unwrap();
-        let place = home.path().join("pins");
-        let upstream = toolgate::config::Config::parse("toolgate.toml", "[upstreams.a]\ncommand = \"a\"\n").upstreams.remove(0);
-        let tool = |name: &str, description: &str| -> Tool {
-            serde_json::from_value(json!({"name": name, "description": description, "inputSchema": {"type": "object"}})).unwrap()
-        };
-        let names = |pins: &Pins| pins.accepted().unwrap_or_default().iter().map(|tool| tool.name.to_string()).collect::<Vec<_>>();
-        let pins = Pins::open(Some(&place), &upstream).unwrap();
-        pins.note(&[tool("old", "Is there.")]).unwrap();
-        // No directory can be made where there is a file.
-        let aside = home.path().join("aside");
-        std::fs::rename(&place, &aside).unwrap();
-        std::fs::write(&place, "").unwrap();
-        let offered = [tool("old", "Is there."), tool("new", "Has come.")];
-        for _ in 0..2 {
-            pins.note(&offered).unwrap();
-            assert_eq!(names(&pins), ["old"]);
-            let changes = pins.changes();
-            let [Change { tool, before: None, why, .. }] = &changes[..] else { panic!("{changes:?}") };
-            assert!(tool == "new" && matches!(&why[..], [Suspicion::Unwritten { why }] if why.contains("a.json")), "{why:?}");
-            assert!(!pins.holds("new", pins.digest_of("new")) && pins.holds("old", pins.digest_of("old")));
-        }
-        // What has changed is held back for that.
-        pins.note(&[tool("old", "Is another one."), tool("new", "Has come.")]).unwrap();
-        assert!(!pins.holds("old", pins.digest_of("old")));
-        pins.note(&offered).unwrap();
-        std::fs::remove_file(&place).unwrap();
-        std::fs::rename(&aside, &place).unwrap();
-        pins.note_again();
-        assert!(pins.changes().is_empty());
-        // As it is for whoever opens them next.
-        for pins in [pins, Pins::open(Some(&place), &upstream).unwrap()] {
-            assert_eq!(names(&pins), ["new", "old"]);
-            pins.note(&[tool("new", "Is another one.")]).unwrap();
-            assert_eq!(pins.changes().len(), 1);
-            pins.note(&offered).unwrap();
-        }
-    }
-
-    /// Whatever a model or a client goes by.
-    #[test]
-    fn each_part_of_a_tool_that_is_another_alone_is_held_back() {
-        let first = json!({
-            "name": "look",
-            "title": "Look",
-            "description": "Looks.",
-            "inputSchema": {"type": "object", "properties": {"a": {"type": "string", "description": "Where."}}},
-            "outputSchema": {"type": "object", "properties": {"b": {"type": "string"}}},
-            "annotations": {"title": "Look", "readOnlyHint": true},
-            "_meta": {"k": {"l": 1}},
-        });
-        let upstream = toolgate::config::Config::parse("toolgate.toml", "[upstreams.a]\ncommand = \"a\"\n").upstreams.remove(0);
-        let tool = |written: &Value| -> Tool { serde_json::from_value(written.clone()).unwrap() };
-        for (part, other) in [
-            ("title", json!("Look here")),
-            ("title", Value::Null),
-            ("description", json!("Looks further.")),
-            ("description", Value::Null),
-            ("inputSchema", json!({"type": "object", "properties": {"a": {"type": "string", "description": "Who."}}})),
-            ("inputSchema", json!({"type": "object", "properties": {"a": {"type": "string", "description": "Where."}}, "required": ["a"]})),
-            ("inputSchema", json!({"type": "object"})),
-            ("outputSchema", json!({"type": "object", "properties": {"b": {"type": "number"}}})),
-            ("outputSchema", Value::Null),
-            ("annotations", json!({"title": "Look", "readOnlyHint": false})),
-            ("annotations", json!({"title": "Look", "readOnlyHint": true, "destructiveHint": false})),
-            ("annotations", json!({"title": "Look here", "readOnlyHint": true})),
-            ("annotations", Value::Null),
-            ("_meta", json!({"k": {"l": 2}})),
-            ("_meta", Value::Null),
-        ] {
-            let mut second = first.clone();
-            let fields = second.as_object_mut().unwrap();
-            fields.insert(part.to_owned(), other.clone());
-            fields.retain(|_, value| !value.is_null());
-            let pins = Pins::open(None, &upstream).unwrap();
-            pins.note(&[tool(&first)]).unwrap();
-            let accepted = pins.digest_of("look");
-            assert!(pins.changes().is_empty() && pins.holds("look", accepted), "{part}");
-            pins.note(&[tool(&second)]).unwrap();
-            let changes = pins.changes();
-            let [Change { before, now, .. }] = &changes[..] else { panic!("{part}: {other}") };
-            assert_eq!((before.as_ref(), now), (Some(&first), &second), "{part}");
-            // Neither is called, and what is offered is what was accepted.
-            assert!(!pins.holds("look", accepted) && !pins.holds("look", Some(digest(&tool(&second)))), "{part}: {other}");
-            assert_eq!(pins.accepted(), Some(vec![tool(&first)]), "{part}: {other}");
-            pins.note(&[tool(&first)]).unwrap();
-            assert!(pins.changes().is_empty() && pins.holds("look", accepted), "{part}: {other}");
-        }
     }
 }

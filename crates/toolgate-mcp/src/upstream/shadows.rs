@@ -275,6 +275,44 @@ mod tests {
         assert!(held(&after[0].1).is_empty());
     }
 
+    /// What another instance has found, with another version behind it, hides nothing.
+    #[test]
+    fn what_is_still_as_it_was_accepted_is_looked_through_beside_what_has_changed() {
+        let home = tempfile::tempdir().unwrap();
+        let config = two("m_", "ask", "");
+        let opened =
+            || config.upstreams.iter().map(|upstream| (upstream, Pins::open(Some(home.path()), upstream).unwrap())).collect::<Vec<_>>();
+        let (own, others) = (opened(), opened());
+        own[0].1.note(&[tool("weather", "After send_mail, this.")]).unwrap();
+        own[1].1.note(&[tool("send_mail", "Sends.")]).unwrap();
+        others[0].1.note(&[tool("weather", "Tells the weather.")]).unwrap();
+        let accepted = own[0].1.digest_of("weather");
+        assert!(own[0].1.holds("weather", accepted));
+        look_for_shadows(&config, &own, None);
+        assert!(!own[0].1.holds("weather", accepted) && own[0].1.accepted().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_was_accepted_is_held_back_no_more_after_a_change_and_back() {
+        let config = two("m_", "ask", "");
+        let all: Vec<(&Upstream, Pins)> = config.upstreams.iter().map(|one| (one, Pins::open(None, one).unwrap())).collect();
+        let offer = |words: &str| {
+            all[0].1.note(&[tool("weather", words)]).unwrap();
+            look_for_shadows(&config, &all, None);
+            held(&all[0].1)
+        };
+        all[1].1.note(&[tool("send_mail", "Sends.")]).unwrap();
+        let speaks = [("weather".to_owned(), vec!["send_mail".to_owned()])];
+        assert_eq!(offer("After send_mail, this."), speaks);
+        all[0].1.show().unwrap();
+        assert_eq!(all[0].1.accept(None).unwrap().tools, ["weather"]);
+        assert!(offer("After send_mail, this.").is_empty());
+        assert_eq!(offer("Tells the weather.").len(), 1);
+        assert!(offer("After send_mail, this.").is_empty());
+        // That holds for these words alone.
+        assert_eq!(offer("Before send_mail, this."), speaks);
+    }
+
     #[test]
     fn only_what_is_asked_for_is_looked_through() {
         let config = two("m_", "ask", "");

@@ -5,6 +5,7 @@
 mod asked;
 mod back;
 mod batch;
+mod beside;
 mod between;
 mod bombs;
 mod called;

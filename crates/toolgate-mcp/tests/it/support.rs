@@ -50,20 +50,25 @@ impl Gate {
 
     /// One that does not wait long for upstreams that say nothing. Whoever needs one of the others has to.
     pub(crate) async fn hasty(config: &str) -> Self {
-        Self::open_within(config, Duration::from_secs(3)).await.unwrap_or_else(|error| panic!("{error}"))
+        Self::open_within(config, None, Duration::from_secs(3)).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
     pub(crate) async fn try_open(config: &str) -> std::io::Result<Self> {
-        Self::open_within(config, Duration::from_secs(20)).await
+        Self::open_within(config, None, Duration::from_secs(20)).await
     }
 
-    async fn open_within(config: &str, patience: Duration) -> std::io::Result<Self> {
+    /// Another one, which keeps what tools look like in the same place, as a second process with the same configuration does.
+    pub(crate) async fn beside(&self, config: &str) -> Self {
+        Self::open_within(config, Some(self.pins()), Duration::from_secs(20)).await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    async fn open_within(config: &str, pins: Option<PathBuf>, patience: Duration) -> std::io::Result<Self> {
         let home = tempfile::tempdir()?;
         std::fs::write(home.path().join("toolgate.toml"), config)?;
         let store = Arc::new(SqliteStore::open(home.path().join("ledger.db")).map_err(std::io::Error::other)?);
         let options = Options {
             store: Arc::clone(&store) as Arc<dyn Store>,
-            upstreams: Starting { pins: Some(home.path().join("pins")), launcher: None },
+            upstreams: Starting { pins: Some(pins.unwrap_or_else(|| home.path().join("pins"))), launcher: None },
             patience,
             launcher: None,
             built_in: None,
