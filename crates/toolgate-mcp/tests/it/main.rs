@@ -13,6 +13,7 @@ mod door;
 mod ending;
 mod entering;
 mod faults;
+mod fitting;
 mod http;
 mod kept;
 mod kinds;
