@@ -12,7 +12,7 @@ use rmcp::RoleServer;
 use rmcp::service::Peer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use toolgate::config::{CANARY_PRINCIPAL, Config, ConfigError, Exposed, Gateway as Settings};
+use toolgate::config::{CANARY_PRINCIPAL, Config, ConfigError, Exposed, Gateway as Settings, Unfit};
 use toolgate::{Agent, CallId, Spec, Store, Timestamp, Toolgate};
 
 use crate::auth::Keys;
@@ -113,6 +113,8 @@ pub(crate) struct Running {
     pub(crate) in_headers: BTreeSet<String>,
     /// How often each upstream had changed what it offers when the rules were read.
     seen: BTreeMap<String, u64>,
+    /// What of them does not fit, or is not there.
+    unfit: Vec<Unfit>,
 }
 
 impl Gateway {
@@ -174,7 +176,8 @@ impl Gateway {
     /// How the upstreams are.
     #[must_use]
     pub fn health(&self) -> Vec<crate::Health> {
-        self.running().upstreams.health()
+        let running = self.running();
+        running.upstreams.health_with(&running.unfit)
     }
 
     /// Files in which somebody may accept what is held back.
@@ -220,7 +223,7 @@ impl Gateway {
         let built = tokio::select! {
             biased;
             () = stop.cancelled() => Err(ending()),
-            built = Running::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before.keys)) => built,
+            built = Running::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before)) => built,
         };
         let world = lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
         let built = built.and_then(|running| match world {
@@ -383,9 +386,9 @@ impl Running {
         workspaces: &Arc<Workspaces>,
         upstreams: Upstreams,
         metrics: &Metrics,
-        before: Option<&Keys>,
+        before: Option<&Self>,
     ) -> io::Result<Self> {
-        let keys = Keys::new(&config.gateway, before).await?;
+        let keys = Keys::new(&config.gateway, before.map(|before| &before.keys)).await?;
         let own: Vec<PathBuf> = config.goes_by().chain(options.own.iter().cloned()).collect();
         let config = workspaces.open(config, &options.store, &own).await?;
         let config = match &options.launcher {
@@ -402,7 +405,8 @@ impl Running {
         let exposed: BTreeMap<_, _> = config.exposed().iter().map(|one| ((one.agent.clone(), one.name.clone()), one.clone())).collect();
         let (settings, redact) = (config.gateway.clone(), config.redact.clone());
         let names: Vec<String> = config.names().map(str::to_owned).collect();
-        let agents = config.agents(None).map_err(|error| unloadable(&error))?;
+        let (agents, unfit) = config.fitted(None).map_err(|error| unloadable(&error))?;
+        tell(&unfit, before.map(|before| before.unfit.as_slice()).unwrap_or_default());
         let mut builder = Toolgate::builder().store(Arc::clone(&options.store)).agent(canary()?);
         for pattern in &redact {
             builder = builder.redact(pattern).map_err(io::Error::other)?;
@@ -428,12 +432,21 @@ impl Running {
         let in_headers = names.iter().filter_map(|name| gate.agent(name)).flat_map(Agent::tools);
         let in_headers = in_headers.filter(|spec| spec.input_schema().is_some_and(crate::speaks_in_headers));
         let in_headers = in_headers.map(|spec| spec.name().to_owned()).collect();
-        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, in_headers, seen, keys })
+        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, in_headers, seen, unfit, keys })
     }
 
     /// The agent of those who name none.
     pub(crate) fn default_agent(&self) -> Option<&str> {
         self.settings.agent.as_deref().or_else(|| self.agents.first().map(String::as_str).filter(|_| self.agents.len() == 1))
+    }
+}
+
+/// Tells what does not fit, once for as long as it is so.
+fn tell(unfit: &[Unfit], before: &[Unfit]) {
+    let before: BTreeSet<&Unfit> = before.iter().collect();
+    for Unfit { agent, upstream, tool, why, awaited, .. } in unfit.iter().filter(|one| !before.contains(one)) {
+        let what = if *awaited { "is not there, and is taken when it comes" } else { "is held back until that is mended" };
+        tracing::warn!(agent, upstream, tool, why, "a tool of an upstream {what}");
     }
 }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use toolgate::Handler;
-use toolgate::config::{Backend, Config, HttpTool, Remote, Upstream};
+use toolgate::config::{Backend, Config, HttpTool, Remote, Unfit, Upstream};
 
 pub use link::{Health, Status};
 pub(crate) use link::{Link, Updates};
@@ -37,6 +37,14 @@ impl Health {
         self.held.iter().flat_map(|change| &change.why).find_map(|why| match why {
             Suspicion::Unwritten { why } => Some(why.as_str()),
             _ => None,
+        })
+    }
+
+    /// The tools that do not fit the configuration, each with why: nobody can accept them, and something has to be mended.
+    pub fn unfit(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.held.iter().filter_map(|change| {
+            let why = change.why.iter().find_map(|why| if let Suspicion::Unfit { why } = why { Some(why.as_str()) } else { None })?;
+            Some((change.tool.as_str(), why))
         })
     }
 }
@@ -81,6 +89,31 @@ impl Upstreams {
     #[must_use]
     pub fn health(&self) -> Vec<Health> {
         self.links.values().map(|link| link.health()).collect()
+    }
+
+    /// The same, with the tools that do not fit a configuration.
+    #[must_use]
+    pub fn health_with(&self, unfit: &[Unfit]) -> Vec<Health> {
+        let mut all = self.health();
+        // One that is awaited is told by its upstream, which is away, or holds it back itself.
+        for one in unfit.iter().filter(|one| !one.awaited) {
+            let Some(health) = all.iter_mut().find(|health| health.name == one.upstream) else { continue };
+            let why = Suspicion::Unfit { why: one.why.clone() };
+            match health.held.iter_mut().find(|change| change.tool == one.tool) {
+                Some(change) if change.why.contains(&why) => {}
+                Some(change) => change.why.push(why),
+                None => health.held.push(self.change(one, why)),
+            }
+        }
+        all
+    }
+
+    /// A tool that is what it was, and is held back.
+    fn change(&self, unfit: &Unfit, why: Suspicion) -> Change {
+        let offered = self.links.get(&unfit.upstream).map(|link| link.offer());
+        let now = offered.iter().flat_map(|offer| &offer.tools).find(|tool| tool.name == unfit.tool);
+        let now = now.and_then(|tool| serde_json::to_value(tool).ok()).unwrap_or_default();
+        Change { upstream: unfit.upstream.clone(), tool: unfit.tool.clone(), before: Some(now.clone()), now, why: vec![why] }
     }
 
     /// Where it is told that a resource has changed.

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::Rules;
 use super::file::{Config, Declared, Entry};
 use super::http::HttpTool;
+use super::unfit::Unfit;
 use super::upstream::{Undeclared, Upstream};
 use crate::policy::Problem;
 use crate::registry::Agent;
@@ -85,6 +86,7 @@ impl Config {
         });
         let missing: Vec<Problem> = missing.filter(|_| backend.is_live()).filter_map(super::Reference::problem).collect();
         self.problems.extend(missing);
+        self.offered.live = backend.is_live();
         let single = self.agents.len() == 1;
         let mut agents = std::mem::take(&mut self.agents);
         for declared in &mut agents {
@@ -95,10 +97,17 @@ impl Config {
                         let known = backend.tools(&upstream).unwrap_or_default();
                         let meant = tools.iter().find(|tool| known.iter().any(|remote| remote.name == **tool)).or_else(|| tools.first());
                         let Some(tool) = meant.cloned() else { continue };
-                        self.connect(entry, &upstream, &tool, described, timed, backend);
+                        let is_there = self.connect(entry, &upstream, &tool, described, timed, backend);
                         entry.behind = Some(Behind::Mcp { upstream: upstream.clone(), tools: vec![tool.clone()], described, timed });
                         let spec = entry.tool.spec();
                         let (name, effect) = (spec.name().to_owned(), spec.effect());
+                        // It may be held back, or gone: whoever calls it hears so. That is no reason to take others down.
+                        if !is_there {
+                            let why = "it is not there, or is held back; see `toolgate upstream list`".to_owned();
+                            let (agent, name) = (declared.name.clone(), name.clone());
+                            let (upstream, tool) = (upstream.clone(), tool.clone());
+                            self.offered.unfit.push(Unfit { agent, name, upstream, tool, why, awaited: true });
+                        }
                         self.exposed.push(Exposed { agent: declared.name.clone(), name, upstream, tool, effect, declared: true });
                     }
                     None => {}
@@ -119,30 +128,25 @@ impl Config {
         })
     }
 
-    /// Puts a tool of an upstream behind one that is declared.
-    fn connect(&mut self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, timed: bool, backend: &dyn Backend) {
+    /// Puts a tool of an upstream behind one that is declared. Whether it is there, as far as that is known.
+    fn connect(&self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, timed: bool, backend: &dyn Backend) -> bool {
         // An upstream that is not there was told when the file was read.
-        let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else { return };
+        let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else { return true };
         let handler = backend.remote(found, tool);
         let mut connected = entry.tool.clone().handled_by(handler);
         if !timed {
             connected = connected.timeout(found.timeout);
         }
-        if let Some(tools) = backend.tools(upstream) {
-            match tools.iter().find(|remote| remote.name == tool) {
-                Some(remote) => {
-                    connected = connected.with_schemas(remote.input.clone(), remote.output.clone());
-                    if !described {
-                        connected = connected.description(&cut(&remote.description, &remote.name));
-                    }
-                }
-                // It may be held back, or gone: whoever calls it hears so. That is no reason to take others down.
-                None => {
-                    tracing::warn!(upstream, tool, "a tool that is declared is not there, or is held back; see `toolgate upstream list`")
-                }
+        let known = backend.tools(upstream);
+        let remote = known.iter().flatten().find(|remote| remote.name == tool);
+        if let Some(remote) = remote {
+            connected = connected.with_schemas(remote.input.clone(), remote.output.clone());
+            if !described {
+                connected = connected.description(&cut(&remote.description, &remote.name));
             }
         }
         entry.tool = connected;
+        known.is_none() || remote.is_some()
     }
 
     /// Offers what no table declares, where the upstream's own table says so.
@@ -193,7 +197,14 @@ impl Config {
             let tool = remote.output.clone().map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
             // One that no agent can be built with is held back, and takes nobody else along.
             if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
-                tracing::warn!(upstream = upstream.name, tool = remote.name, %error, "a tool is held back");
+                self.offered.unfit.push(Unfit {
+                    agent: declared.name.clone(),
+                    name: legal.clone(),
+                    upstream: upstream.name.clone(),
+                    tool: remote.name.clone(),
+                    why: error.problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>().join("; "),
+                    awaited: false,
+                });
                 continue;
             }
             let tool = match upstream.undeclared {
@@ -262,10 +273,7 @@ impl Declared {
 
 /// A description that a model can be given: some words, and not too many.
 fn cut(description: &str, name: &str) -> String {
-    let description = description.trim();
-    if description.is_empty() {
-        return name.to_owned();
-    }
+    let description = if description.trim().is_empty() { name } else { description.trim() };
     if description.chars().count() <= LONGEST {
         return description.to_owned();
     }
