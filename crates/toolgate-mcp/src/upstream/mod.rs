@@ -193,6 +193,10 @@ impl Backend for Upstreams {
         self.links.get(upstream).and_then(|link| link.remotes())
     }
 
+    fn held(&self, upstream: &str) -> Vec<String> {
+        self.links.get(upstream).map(|link| held(&link.pins)).unwrap_or_default()
+    }
+
     fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler> {
         match self.links.get(&upstream.name) {
             Some(link) => Arc::new(handler::RemoteTool::new(Arc::clone(link), tool)),
@@ -205,8 +209,13 @@ impl Backend for Upstreams {
     }
 }
 
+/// What is offered and was never accepted.
+fn held(pins: &Pins) -> Vec<String> {
+    pins.changes().into_iter().filter(|change| change.before.is_none()).map(|change| change.tool).collect()
+}
+
 /// What is known of a configuration's upstreams from before, without asking them: for looking at it, not for running anything.
-pub struct Known(BTreeMap<String, Vec<Remote>>);
+pub struct Known(BTreeMap<String, (Vec<Remote>, Vec<String>)>);
 
 impl Known {
     /// Reads what was accepted.
@@ -216,8 +225,9 @@ impl Known {
     pub fn of(config: &Config, pins: &std::path::Path) -> std::io::Result<Self> {
         let mut known = BTreeMap::new();
         for upstream in &config.upstreams {
-            if let Some(tools) = Pins::open(Some(pins), upstream)?.accepted() {
-                known.insert(upstream.name.clone(), tools.into_iter().map(link::remote).collect());
+            let pins = Pins::open(Some(pins), upstream)?;
+            if let Some(tools) = pins.accepted() {
+                known.insert(upstream.name.clone(), (tools.into_iter().map(link::remote).collect(), held(&pins)));
             }
         }
         Ok(Self(known))
@@ -226,7 +236,11 @@ impl Known {
 
 impl Backend for Known {
     fn tools(&self, upstream: &str) -> Option<Vec<Remote>> {
-        self.0.get(upstream).cloned()
+        self.0.get(upstream).map(|(tools, _)| tools.clone())
+    }
+
+    fn held(&self, upstream: &str) -> Vec<String> {
+        self.0.get(upstream).map(|(_, held)| held.clone()).unwrap_or_default()
     }
 
     fn remote(&self, upstream: &Upstream, _: &str) -> Arc<dyn Handler> {

@@ -12,11 +12,17 @@ use super::upstream::{Undeclared, Upstream};
 use crate::policy::Problem;
 use crate::registry::Agent;
 use crate::tool::{Effect, Handler, Tool};
+use crate::values::USER;
 
 /// Who runs tools that are requests to web services or tools of MCP servers.
 pub trait Backend {
     /// The tools of an upstream as they were accepted; `None` where nobody has seen it yet.
     fn tools(&self, upstream: &str) -> Option<Vec<Remote>>;
+    /// What an upstream offers and is held back, by the names that it has there.
+    fn held(&self, upstream: &str) -> Vec<String> {
+        let _ = upstream;
+        Vec::new()
+    }
     /// What calls a tool of an upstream.
     fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler>;
     /// What makes a request.
@@ -87,6 +93,11 @@ impl Config {
         let missing: Vec<Problem> = missing.filter(|_| backend.is_live()).filter_map(super::Reference::problem).collect();
         self.problems.extend(missing);
         self.offered.live = backend.is_live();
+        for upstream in self.upstreams.iter().filter(|upstream| backend.tools(&upstream.name).is_some()) {
+            let names: Vec<String> = backend.held(&upstream.name).iter().map(|tool| upstream.undeclared_name(tool)).collect();
+            let mapped = crate::names::map_foreign(names.iter().map(String::as_str));
+            self.offered.seen.insert(upstream.name.clone(), mapped.names.into_keys().collect());
+        }
         let single = self.agents.len() == 1;
         let mut agents = std::mem::take(&mut self.agents);
         for declared in &mut agents {
@@ -184,6 +195,7 @@ impl Config {
             .collect();
         for (legal, upstream, remote) in &found {
             if twice.contains(legal) {
+                self.offered.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
                 tracing::warn!(upstream = upstream.name, tool = legal, "another upstream has a tool of this name; both are held back");
                 continue;
             }
@@ -196,13 +208,14 @@ impl Config {
             .timeout(upstream.timeout);
             let tool = remote.output.clone().map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
             // One that no agent can be built with is held back, and takes nobody else along.
-            if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
+            if let Some(why) = unbuildable(&tool, &declared.rules) {
+                self.offered.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
                 self.offered.unfit.push(Unfit {
                     agent: declared.name.clone(),
                     name: legal.clone(),
                     upstream: upstream.name.clone(),
                     tool: remote.name.clone(),
-                    why: error.problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>().join("; "),
+                    why,
                     awaited: false,
                 });
                 continue;
@@ -269,6 +282,15 @@ impl Declared {
         );
         self.rules = std::mem::take(&mut self.rules).and(Rules::parse("(built in)", &text));
     }
+}
+
+/// Why no agent with these rules can have a tool.
+fn unbuildable(tool: &Tool, rules: &Rules) -> Option<String> {
+    if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
+        return Some(error.problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>().join("; "));
+    }
+    let means_the_user = tool.spec().name() == USER && rules.written().any(|written| written.policy.sources().is_some());
+    means_the_user.then(|| "rules about where values come from mean the user by its name; declare it under another".to_owned())
 }
 
 /// A description that a model can be given: some words, and not too many.

@@ -1,5 +1,6 @@
 //! Tools of upstreams that do not fit a file: they are not called, and the rest of it works without them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -11,6 +12,9 @@ use crate::code;
 use crate::context::Ctx;
 use crate::gate::Permit;
 use crate::tool::{Failure, Handler};
+
+/// When to try again where it is awaited, in milliseconds.
+const TRYING: u64 = 1_000;
 
 /// A tool of an upstream that is not called as things are. Everything else works without it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,6 +38,8 @@ pub struct Unfit {
 pub(super) struct Offered {
     /// Whether tools really run.
     pub(super) live: bool,
+    /// The upstreams that were ever seen; of each, what is held back, by the names that models would know it by.
+    pub(super) seen: BTreeMap<String, BTreeSet<String>>,
     /// Tools that are not called.
     pub(super) unfit: Vec<Unfit>,
 }
@@ -42,18 +48,23 @@ pub(super) struct Offered {
 pub(super) struct Refusing {
     name: String,
     upstream: String,
+    awaited: bool,
 }
 
 impl Refusing {
     pub(super) fn of(unfit: &Unfit) -> Arc<dyn Handler> {
-        Arc::new(Self { name: unfit.name.clone(), upstream: unfit.upstream.clone() })
+        Arc::new(Self { name: unfit.name.clone(), upstream: unfit.upstream.clone(), awaited: unfit.awaited })
     }
 
     /// A model is told that, and not why: the upstream may have put its words there.
     fn why(&self) -> Failure {
+        let whose = format!("`{}` of the upstream `{}`", self.name, self.upstream);
+        if self.awaited {
+            let message = format!("{whose} was not there when the rules for it were read, or is held back");
+            return Failure::of(code::UPSTREAM_UNAVAILABLE, message).effects(Effects::None).retry_after_ms(TRYING);
+        }
         let message = format!(
-            "`{}` of the upstream `{}` does not fit the configuration; it is held back until a person has looked at it (`toolgate upstream list` says why)",
-            self.name, self.upstream
+            "{whose} does not fit the configuration; it is held back until a person has looked at it (`toolgate upstream list` says why)"
         );
         Failure::of(code::DEFINITION_CHANGED, message).effects(Effects::None)
     }

@@ -162,3 +162,43 @@ fn what_is_wrong_with_the_file_itself_keeps_it_from_loading() {
         assert!(error.contains(why) && error.contains("--> toolgate.toml:"), "{why}: {error}");
     }
 }
+
+#[test]
+fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
+    let rule = |tool: &str| format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
+    let text = |undeclared: &str, tool: &str| {
+        let own = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n";
+        format!("[upstreams.git]\ncommand = \"git\"\nundeclared = \"{undeclared}\"\n{own}{}", rule(tool))
+    };
+    for (undeclared, tool, seen, live, expected) in [
+        ("ask", "git_commit", false, false, None),
+        ("open", "git_commit", false, true, None),
+        ("read", "git_log", true, false, None),
+        // It was seen, and has no such tool.
+        ("read", "git_comit", true, false, Some("did you mean `git_commit`?")),
+        ("read", "git_comit", true, true, None),
+        // Nobody could.
+        ("deny", "git_commit", false, true, Some("is no tool of this agent")),
+        ("read", "gut_commit", false, true, Some("is no tool of this agent")),
+        // It is misspelt.
+        ("read", "git_statsu", false, true, Some("did you mean `git_status`?")),
+    ] {
+        let case = format!("{undeclared} {tool} {seen} {live}");
+        let object = || json!({"type": "object"});
+        let tools = BTreeMap::from([("git", vec![remote("commit", object()), remote("log", object())])]);
+        let offers = Offers { tools: if seen { tools } else { BTreeMap::new() }, live };
+        let fitted = Config::parse("toolgate.toml", &text(undeclared, tool)).behind(&offers).fitted(None);
+        match (fitted, expected) {
+            (Ok((agents, unfit)), None) => {
+                let is_there = seen && tool == "git_log";
+                assert_eq!(unfit.iter().any(|one| one.name == tool), !is_there, "{case}: {unfit:?}");
+                let told = agents[0].warnings().iter().any(|warning| warning.message.contains(tool) && warning.place.is_some());
+                assert!(told || is_there, "{case}: {:?}", agents[0].warnings());
+                // Of a name that nobody has, nobody knows which tool is meant.
+                assert_eq!(unfit.iter().any(|one| one.name == "git_commit"), tool != "git_log", "{case}: {unfit:?}");
+            }
+            (Err(error), Some(why)) => assert!(error.render(false).contains(why), "{case}: {}", error.render(false)),
+            (fitted, _) => panic!("{case}: {fitted:?}"),
+        }
+    }
+}

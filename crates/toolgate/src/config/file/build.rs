@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::fit::Fitting;
+use super::fit::{Fitting, Sources};
 use super::{Config, Declared, Entry};
 use crate::config::{Unfit, Written};
 use crate::policy::{Mode, Place, Problem, Severity};
@@ -59,9 +59,11 @@ impl Config {
     pub fn fitted(self, script: Option<&Arc<dyn Handler>>) -> Result<(Vec<Agent>, Vec<Unfit>), ConfigError> {
         let (mut problems, mut built, mut unfit) = (self.problems, Vec::new(), self.offered.unfit.clone());
         let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
+        let (upstreams, exposed, offered) = (&self.upstreams, &self.exposed, &self.offered);
+        let sources = Sources { upstreams, exposed, offered, whole: &self.whole, single: self.agents.len() == 1 };
         for declared in self.agents {
             let fitted = match whole && !self.upstreams.is_empty() {
-                true => Fitting::new(declared, &self.offered).build(script),
+                true => Fitting::new(declared, &sources).build(script),
                 false => declared.build(script, &BTreeSet::new(), whole).map(|agent| (agent, Vec::new())),
             };
             match fitted {
