@@ -1,5 +1,7 @@
 //! What the gateway holds: one reading of the configuration at a time, and what outlives it.
 
+mod follow;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +12,7 @@ use rmcp::RoleServer;
 use rmcp::service::Peer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use toolgate::config::{CANARY_PRINCIPAL, Config, Exposed, Gateway as Settings};
+use toolgate::config::{CANARY_PRINCIPAL, Config, ConfigError, Exposed, Gateway as Settings, Unfit};
 use toolgate::{Agent, CallId, Spec, Store, Timestamp, Toolgate};
 
 use crate::auth::Keys;
@@ -112,6 +114,8 @@ pub(crate) struct Running {
     pub(crate) in_headers: BTreeSet<String>,
     /// How often each upstream had changed what it offers when the rules were read.
     seen: BTreeMap<String, u64>,
+    /// What of them does not fit, or is not there.
+    unfit: Vec<Unfit>,
 }
 
 impl Gateway {
@@ -173,7 +177,8 @@ impl Gateway {
     /// How the upstreams are.
     #[must_use]
     pub fn health(&self) -> Vec<crate::Health> {
-        self.running().upstreams.health()
+        let running = self.running();
+        running.upstreams.health_with(&running.unfit)
     }
 
     /// Files in which somebody may accept what is held back.
@@ -209,13 +214,17 @@ impl Gateway {
         }
         let before = self.running();
         let read = config()?;
+        // Nothing is begun for what cannot come to be. All that is wrong is told, with the tools that are there.
+        if let Err(error) = read.sound() {
+            return Err(unloadable(&read.behind(&before.upstreams).agents(None).err().unwrap_or(error)));
+        }
         let enough = async { drop(tokio::time::timeout(self.0.options.patience, stop.cancelled()).await) };
         let upstreams = before.upstreams.renewed(&read, &self.0.options.upstreams, enough).await?;
         let (options, workspaces) = (&self.0.options, &self.0.workspaces);
         let built = tokio::select! {
             biased;
             () = stop.cancelled() => Err(ending()),
-            built = Running::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before.keys)) => built,
+            built = Running::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before)) => built,
         };
         let world = lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
         let built = built.and_then(|running| match world {
@@ -246,53 +255,6 @@ impl Gateway {
                 upstreams.end_but(&before.upstreams, Duration::ZERO).await;
                 Err(error)
             }
-        }
-    }
-
-    /// Reads the configuration again when an upstream offers something else: rules are read for the tools that are there. Of one that only
-    /// says so clients are told, and that is all.
-    async fn follow_upstreams(self) {
-        let mut heard = 0;
-        loop {
-            let mut replaced = self.0.changes.subscribe();
-            let running = self.running();
-            let both = |link: &Arc<Link>| [link.changed.subscribe(), link.claimed.subscribe()];
-            let mut watches: Vec<_> = running.upstreams.links().flat_map(both).collect();
-            let claimed: u64 = running.upstreams.links().map(|link| *link.claimed.borrow()).sum();
-            // What has changed since these rules were read was not seen by them.
-            let missed = running.upstreams.links().any(|link| running.seen.get(&link.upstream.name) != Some(&*link.changed.borrow()));
-            drop(running);
-            if !missed && claimed == heard {
-                let changed = watches.iter_mut().map(|watch| Box::pin(async move { drop(watch.changed().await) }));
-                let any = async {
-                    match changed.len() {
-                        0 => std::future::pending().await,
-                        _ => drop(futures_util::future::select_all(changed).await),
-                    }
-                };
-                tokio::select! {
-                    () = any => {}
-                    // Others are watched from now on.
-                    _ = replaced.changed() => {}
-                    () = self.0.stop.cancelled() => return,
-                }
-                continue;
-            }
-            if self.0.stop.is_cancelled() {
-                return;
-            }
-            heard = claimed;
-            if !missed {
-                self.tell_changed().await;
-            } else if let Err(error) = self.reload().await {
-                if self.0.stop.is_cancelled() {
-                    return;
-                }
-                tracing::error!(%error, "an upstream offers something else, and the configuration does not load for it; it stays as it was");
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-            // However often an upstream says that something has changed, it is looked at now and then.
-            tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }
 
@@ -425,9 +387,9 @@ impl Running {
         workspaces: &Arc<Workspaces>,
         upstreams: Upstreams,
         metrics: &Metrics,
-        before: Option<&Keys>,
+        before: Option<&Self>,
     ) -> io::Result<Self> {
-        let keys = Keys::new(&config.gateway, before).await?;
+        let keys = Keys::new(&config.gateway, before.map(|before| &before.keys)).await?;
         let own: Vec<PathBuf> = config.goes_by().chain(options.own.iter().cloned()).collect();
         let config = workspaces.open(config, &options.store, &own).await?;
         let config = match &options.launcher {
@@ -444,8 +406,8 @@ impl Running {
         let exposed: BTreeMap<_, _> = config.exposed().iter().map(|one| ((one.agent.clone(), one.name.clone()), one.clone())).collect();
         let (settings, redact) = (config.gateway.clone(), config.redact.clone());
         let names: Vec<String> = config.names().map(str::to_owned).collect();
-        let agents =
-            config.agents(None).map_err(|error| io::Error::other(format!("the configuration does not load\n\n{}", error.render(false))))?;
+        let (agents, unfit) = config.fitted(None).map_err(|error| unloadable(&error))?;
+        tell(&unfit, before.map(|before| before.unfit.as_slice()).unwrap_or_default());
         let mut builder = Toolgate::builder().store(Arc::clone(&options.store)).agent(canary()?);
         for pattern in &redact {
             builder = builder.redact(pattern).map_err(io::Error::other)?;
@@ -471,13 +433,26 @@ impl Running {
         let in_headers = names.iter().filter_map(|name| gate.agent(name)).flat_map(Agent::tools);
         let in_headers = in_headers.filter(|spec| spec.input_schema().is_some_and(crate::speaks_in_headers));
         let in_headers = in_headers.map(|spec| spec.name().to_owned()).collect();
-        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, in_headers, seen, keys })
+        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, in_headers, seen, unfit, keys })
     }
 
     /// The agent of those who name none.
     pub(crate) fn default_agent(&self) -> Option<&str> {
         self.settings.agent.as_deref().or_else(|| self.agents.first().map(String::as_str).filter(|_| self.agents.len() == 1))
     }
+}
+
+/// Tells what does not fit, once for as long as it is so.
+fn tell(unfit: &[Unfit], before: &[Unfit]) {
+    let before: BTreeSet<&Unfit> = before.iter().collect();
+    for Unfit { agent, upstream, tool, why, awaited, .. } in unfit.iter().filter(|one| !before.contains(one)) {
+        let what = if *awaited { "is not there, and is taken when it comes" } else { "is held back until that is mended" };
+        tracing::warn!(agent, upstream, tool, why, "a tool of an upstream {what}");
+    }
+}
+
+fn unloadable(error: &ConfigError) -> io::Error {
+    io::Error::other(format!("the configuration does not load\n\n{}", error.render(false)))
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

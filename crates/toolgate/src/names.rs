@@ -35,11 +35,7 @@ pub struct Mapped {
 pub fn map_foreign<'a>(foreign: impl IntoIterator<Item = &'a str>) -> Mapped {
     let mut groups: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for name in foreign {
-        let legal: String = name
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c.to_ascii_lowercase() } else { '_' })
-            .take(MAX_NAME)
-            .collect();
+        let legal: String = mapped_letters(name).take(MAX_NAME).collect();
         groups.entry(legal).or_default().insert(name);
     }
     let mut mapped = Mapped::default();
@@ -53,6 +49,11 @@ pub fn map_foreign<'a>(foreign: impl IntoIterator<Item = &'a str>) -> Mapped {
         }
     }
     mapped
+}
+
+/// The letters that foreign ones become.
+pub(crate) fn mapped_letters(name: &str) -> impl Iterator<Item = char> {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c.to_ascii_lowercase() } else { '_' })
 }
 
 /// A name that a client has for a tool of its own, as toolgate names it: the same in small letters. One that has other letters than a

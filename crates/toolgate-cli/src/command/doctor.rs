@@ -312,9 +312,14 @@ fn gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
                         }
                         Status::Up { .. } => {
                             let held = counted(one.held.len() as u64, "tool");
-                            let (health, why) = match one.unwritten() {
-                                Some(why) => (Health::Ill, format!(": what new ones look like cannot be written down: {why}")),
-                                None => (Health::Note, "; look with `toolgate upstream diff`".to_owned()),
+                            let (health, why) = match (one.unwritten(), one.unfit().count()) {
+                                (Some(why), _) => (Health::Ill, format!(": what new ones look like cannot be written down: {why}")),
+                                (None, 0) => (Health::Note, "; look with `toolgate upstream diff`".to_owned()),
+                                (None, unfit) => {
+                                    let whys = one.unfit().map(|(tool, why)| format!("\n{tool} does not fit the configuration: {why}"));
+                                    let rest = if unfit < one.held.len() { "; look with `toolgate upstream diff`" } else { "" };
+                                    (Health::Note, format!("{rest}{}", whys.collect::<String>()))
+                                }
                             };
                             found.say("upstream", health, format!("{}: {held} held back{why}", one.name));
                         }

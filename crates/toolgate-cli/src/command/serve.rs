@@ -208,6 +208,10 @@ fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
             let held = counted(health.held.len() as u64, "tool");
             say(&match health.unwritten() {
                 Some(why) => format!("    {held} held back: what new ones look like cannot be written down: {why}"),
+                // Why, was said when it was found out.
+                None if health.unfit().count() == health.held.len() => {
+                    format!("    {held} held back; look at it with `toolgate upstream list`")
+                }
                 None => format!("    {held} held back; look at it with `toolgate upstream diff`"),
             });
         }
@@ -270,7 +274,10 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
             // What tools look like has changed, or somebody has accepted it.
             Ok(()) if only_pins => {
                 let health = gateway.health();
-                let held = health.iter().flat_map(|one| &one.held).map(|change| format!("{} {}", change.upstream, change.tool));
+                // What does not fit is told by the gateway itself.
+                let fits = |one: &toolgate_mcp::Health, tool: &str| one.unfit().all(|(unfit, _)| unfit != tool);
+                let held = health.iter().flat_map(|one| one.held.iter().filter(move |change| fits(one, &change.tool)));
+                let held = held.map(|change| format!("{} {}", change.upstream, change.tool));
                 let held: Vec<String> = held.map(|tool| super::ledger::clean(&tool)).collect();
                 match held.is_empty() {
                     true => crate::note("the tools of upstreams are offered as they were accepted"),

@@ -72,7 +72,6 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let (health, exposed) = runtime.block_on(async {
         let upstreams = Upstreams::start(&config, &starting, Duration::from_secs(20)).await?;
-        let health = upstreams.health();
         let undeclared: Vec<(String, Undeclared)> = config.upstreams.iter().map(|one| (one.name.clone(), one.undeclared)).collect();
         let offers: Vec<(String, Vec<String>)> = config
             .upstreams
@@ -86,6 +85,9 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
             .collect();
         let connected = config.behind(&upstreams);
         let exposed = connected.exposed().to_vec();
+        // What is wrong with the file itself is told by others.
+        let unfit = connected.fitted(None).map(|(_, unfit)| unfit).unwrap_or_default();
+        let health = upstreams.health_with(&unfit);
         upstreams.end().await;
         Ok::<_, io::Error>((health, (undeclared, offers, exposed)))
     })?;
@@ -175,6 +177,7 @@ fn why(change: &Change) -> String {
         Suspicion::Instruction { part, words } => format!("words meant for the model in its {part}: “{}”", clean(words)),
         Suspicion::Shadow { tool } => format!("it speaks of `{}`, a tool of another upstream", clean(tool)),
         Suspicion::Unwritten { why } => format!("it is new, and what it looks like cannot be written down: {}", clean(why)),
+        Suspicion::Unfit { why } => format!("it does not fit the configuration: {}", clean(why)),
     };
     change.why.iter().map(one).collect::<Vec<_>>().join("; ")
 }

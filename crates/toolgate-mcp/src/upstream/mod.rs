@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use toolgate::Handler;
-use toolgate::config::{Backend, Config, HttpTool, Remote, Upstream};
+use toolgate::config::{Backend, Config, HttpTool, Remote, Unfit, Upstream};
 
 pub use link::{Health, Status};
 pub(crate) use link::{Link, Updates};
@@ -37,6 +37,14 @@ impl Health {
         self.held.iter().flat_map(|change| &change.why).find_map(|why| match why {
             Suspicion::Unwritten { why } => Some(why.as_str()),
             _ => None,
+        })
+    }
+
+    /// The tools that do not fit the configuration, each with why: nobody can accept them, and something has to be mended.
+    pub fn unfit(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.held.iter().filter_map(|change| {
+            let why = change.why.iter().find_map(|why| if let Suspicion::Unfit { why } = why { Some(why.as_str()) } else { None })?;
+            Some((change.tool.as_str(), why))
         })
     }
 }
@@ -81,6 +89,31 @@ impl Upstreams {
     #[must_use]
     pub fn health(&self) -> Vec<Health> {
         self.links.values().map(|link| link.health()).collect()
+    }
+
+    /// The same, with the tools that do not fit a configuration.
+    #[must_use]
+    pub fn health_with(&self, unfit: &[Unfit]) -> Vec<Health> {
+        let mut all = self.health();
+        // One that is awaited is told by its upstream, which is away, or holds it back itself.
+        for one in unfit.iter().filter(|one| !one.awaited) {
+            let Some(health) = all.iter_mut().find(|health| health.name == one.upstream) else { continue };
+            let why = Suspicion::Unfit { why: one.why.clone() };
+            match health.held.iter_mut().find(|change| change.tool == one.tool) {
+                Some(change) if change.why.contains(&why) => {}
+                Some(change) => change.why.push(why),
+                None => health.held.push(self.change(one, why)),
+            }
+        }
+        all
+    }
+
+    /// A tool that is what it was, and is held back.
+    fn change(&self, unfit: &Unfit, why: Suspicion) -> Change {
+        let offered = self.links.get(&unfit.upstream).map(|link| link.offer());
+        let now = offered.iter().flat_map(|offer| &offer.tools).find(|tool| tool.name == unfit.tool);
+        let now = now.and_then(|tool| serde_json::to_value(tool).ok()).unwrap_or_default();
+        Change { upstream: unfit.upstream.clone(), tool: unfit.tool.clone(), before: Some(now.clone()), now, why: vec![why] }
     }
 
     /// Where it is told that a resource has changed.
@@ -160,6 +193,10 @@ impl Backend for Upstreams {
         self.links.get(upstream).and_then(|link| link.remotes())
     }
 
+    fn held(&self, upstream: &str) -> Vec<String> {
+        self.links.get(upstream).map(|link| held(&link.pins)).unwrap_or_default()
+    }
+
     fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler> {
         match self.links.get(&upstream.name) {
             Some(link) => Arc::new(handler::RemoteTool::new(Arc::clone(link), tool)),
@@ -172,8 +209,13 @@ impl Backend for Upstreams {
     }
 }
 
+/// What is offered and was never accepted.
+fn held(pins: &Pins) -> Vec<String> {
+    pins.changes().into_iter().filter(|change| change.before.is_none()).map(|change| change.tool).collect()
+}
+
 /// What is known of a configuration's upstreams from before, without asking them: for looking at it, not for running anything.
-pub struct Known(BTreeMap<String, Vec<Remote>>);
+pub struct Known(BTreeMap<String, (Vec<Remote>, Vec<String>)>);
 
 impl Known {
     /// Reads what was accepted.
@@ -183,8 +225,9 @@ impl Known {
     pub fn of(config: &Config, pins: &std::path::Path) -> std::io::Result<Self> {
         let mut known = BTreeMap::new();
         for upstream in &config.upstreams {
-            if let Some(tools) = Pins::open(Some(pins), upstream)?.accepted() {
-                known.insert(upstream.name.clone(), tools.into_iter().map(link::remote).collect());
+            let pins = Pins::open(Some(pins), upstream)?;
+            if let Some(tools) = pins.accepted() {
+                known.insert(upstream.name.clone(), (tools.into_iter().map(link::remote).collect(), held(&pins)));
             }
         }
         Ok(Self(known))
@@ -193,7 +236,11 @@ impl Known {
 
 impl Backend for Known {
     fn tools(&self, upstream: &str) -> Option<Vec<Remote>> {
-        self.0.get(upstream).cloned()
+        self.0.get(upstream).map(|(tools, _)| tools.clone())
+    }
+
+    fn held(&self, upstream: &str) -> Vec<String> {
+        self.0.get(upstream).map(|(_, held)| held.clone()).unwrap_or_default()
     }
 
     fn remote(&self, upstream: &Upstream, _: &str) -> Arc<dyn Handler> {

@@ -32,6 +32,11 @@ pub enum Suspicion {
         /// Why not.
         why: String,
     },
+    /// It does not fit the configuration: nobody can accept it, and something has to be mended.
+    Unfit {
+        /// Why not.
+        why: String,
+    },
 }
 
 /// What is never needed to say what a tool does.

@@ -15,6 +15,7 @@ mod door;
 mod ending;
 mod entering;
 mod faults;
+mod fitting;
 mod http;
 mod kept;
 mod kinds;

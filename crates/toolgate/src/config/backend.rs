@@ -7,15 +7,22 @@ use serde_json::{Value, json};
 use super::Rules;
 use super::file::{Config, Declared, Entry};
 use super::http::HttpTool;
+use super::unfit::Unfit;
 use super::upstream::{Undeclared, Upstream};
 use crate::policy::Problem;
 use crate::registry::Agent;
 use crate::tool::{Effect, Handler, Tool};
+use crate::values::USER;
 
 /// Who runs tools that are requests to web services or tools of MCP servers.
 pub trait Backend {
     /// The tools of an upstream as they were accepted; `None` where nobody has seen it yet.
     fn tools(&self, upstream: &str) -> Option<Vec<Remote>>;
+    /// What an upstream offers and is held back, by the names that it has there.
+    fn held(&self, upstream: &str) -> Vec<String> {
+        let _ = upstream;
+        Vec::new()
+    }
     /// What calls a tool of an upstream.
     fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler>;
     /// What makes a request.
@@ -85,6 +92,12 @@ impl Config {
         });
         let missing: Vec<Problem> = missing.filter(|_| backend.is_live()).filter_map(super::Reference::problem).collect();
         self.problems.extend(missing);
+        self.offered.live = backend.is_live();
+        for upstream in self.upstreams.iter().filter(|upstream| backend.tools(&upstream.name).is_some()) {
+            let names: Vec<String> = backend.held(&upstream.name).iter().map(|tool| upstream.undeclared_name(tool)).collect();
+            let mapped = crate::names::map_foreign(names.iter().map(String::as_str));
+            self.offered.seen.insert(upstream.name.clone(), mapped.names.into_keys().collect());
+        }
         let single = self.agents.len() == 1;
         let mut agents = std::mem::take(&mut self.agents);
         for declared in &mut agents {
@@ -95,10 +108,17 @@ impl Config {
                         let known = backend.tools(&upstream).unwrap_or_default();
                         let meant = tools.iter().find(|tool| known.iter().any(|remote| remote.name == **tool)).or_else(|| tools.first());
                         let Some(tool) = meant.cloned() else { continue };
-                        self.connect(entry, &upstream, &tool, described, timed, backend);
+                        let is_there = self.connect(entry, &upstream, &tool, described, timed, backend);
                         entry.behind = Some(Behind::Mcp { upstream: upstream.clone(), tools: vec![tool.clone()], described, timed });
                         let spec = entry.tool.spec();
                         let (name, effect) = (spec.name().to_owned(), spec.effect());
+                        // It may be held back, or gone: whoever calls it hears so. That is no reason to take others down.
+                        if !is_there {
+                            let why = "it is not there, or is held back; see `toolgate upstream list`".to_owned();
+                            let (agent, name) = (declared.name.clone(), name.clone());
+                            let (upstream, tool) = (upstream.clone(), tool.clone());
+                            self.offered.unfit.push(Unfit { agent, name, upstream, tool, why, awaited: true });
+                        }
                         self.exposed.push(Exposed { agent: declared.name.clone(), name, upstream, tool, effect, declared: true });
                     }
                     None => {}
@@ -119,30 +139,25 @@ impl Config {
         })
     }
 
-    /// Puts a tool of an upstream behind one that is declared.
-    fn connect(&mut self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, timed: bool, backend: &dyn Backend) {
+    /// Puts a tool of an upstream behind one that is declared. Whether it is there, as far as that is known.
+    fn connect(&self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, timed: bool, backend: &dyn Backend) -> bool {
         // An upstream that is not there was told when the file was read.
-        let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else { return };
+        let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else { return true };
         let handler = backend.remote(found, tool);
         let mut connected = entry.tool.clone().handled_by(handler);
         if !timed {
             connected = connected.timeout(found.timeout);
         }
-        if let Some(tools) = backend.tools(upstream) {
-            match tools.iter().find(|remote| remote.name == tool) {
-                Some(remote) => {
-                    connected = connected.with_schemas(remote.input.clone(), remote.output.clone());
-                    if !described {
-                        connected = connected.description(&cut(&remote.description, &remote.name));
-                    }
-                }
-                // It may be held back, or gone: whoever calls it hears so. That is no reason to take others down.
-                None => {
-                    tracing::warn!(upstream, tool, "a tool that is declared is not there, or is held back; see `toolgate upstream list`")
-                }
+        let known = backend.tools(upstream);
+        let remote = known.iter().flatten().find(|remote| remote.name == tool);
+        if let Some(remote) = remote {
+            connected = connected.with_schemas(remote.input.clone(), remote.output.clone());
+            if !described {
+                connected = connected.description(&cut(&remote.description, &remote.name));
             }
         }
         entry.tool = connected;
+        known.is_none() || remote.is_some()
     }
 
     /// Offers what no table declares, where the upstream's own table says so.
@@ -180,6 +195,7 @@ impl Config {
             .collect();
         for (legal, upstream, remote) in &found {
             if twice.contains(legal) {
+                self.offered.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
                 tracing::warn!(upstream = upstream.name, tool = legal, "another upstream has a tool of this name; both are held back");
                 continue;
             }
@@ -192,8 +208,16 @@ impl Config {
             .timeout(upstream.timeout);
             let tool = remote.output.clone().map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
             // One that no agent can be built with is held back, and takes nobody else along.
-            if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
-                tracing::warn!(upstream = upstream.name, tool = remote.name, %error, "a tool is held back");
+            if let Some(why) = unbuildable(&tool, &declared.rules) {
+                self.offered.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
+                self.offered.unfit.push(Unfit {
+                    agent: declared.name.clone(),
+                    name: legal.clone(),
+                    upstream: upstream.name.clone(),
+                    tool: remote.name.clone(),
+                    why,
+                    awaited: false,
+                });
                 continue;
             }
             let tool = match upstream.undeclared {
@@ -260,12 +284,18 @@ impl Declared {
     }
 }
 
+/// Why no agent with these rules can have a tool.
+fn unbuildable(tool: &Tool, rules: &Rules) -> Option<String> {
+    if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
+        return Some(error.problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>().join("; "));
+    }
+    let means_the_user = tool.spec().name() == USER && rules.written().any(|written| written.policy.sources().is_some());
+    means_the_user.then(|| "rules about where values come from mean the user by its name; declare it under another".to_owned())
+}
+
 /// A description that a model can be given: some words, and not too many.
 fn cut(description: &str, name: &str) -> String {
-    let description = description.trim();
-    if description.is_empty() {
-        return name.to_owned();
-    }
+    let description = if description.trim().is_empty() { name } else { description.trim() };
     if description.chars().count() <= LONGEST {
         return description.to_owned();
     }

@@ -2,6 +2,7 @@
 
 mod agent;
 mod build;
+mod fit;
 mod workspace;
 
 use std::cell::RefCell;
@@ -17,6 +18,7 @@ use super::backend::{Behind, Exposed};
 use super::gateway::Gateway;
 use super::lint::Silence;
 use super::read::{File, Shared, Table};
+use super::unfit::Offered;
 use super::upstream::Upstream;
 use crate::error::Dialect;
 use crate::hook::CommandHook;
@@ -25,6 +27,8 @@ use crate::limits::{Limits, Rate};
 use crate::policy::{Place, Problem, Severity};
 use crate::resource::FileSystem;
 use crate::tool::{Spec, Tool};
+
+pub use build::ConfigError;
 
 /// A configuration file.
 ///
@@ -76,6 +80,7 @@ pub struct Config {
     pub(super) listens: Option<Place>,
     /// The tools of upstreams, once they are connected.
     pub(super) exposed: Vec<Exposed>,
+    pub(super) offered: Offered,
     /// The file itself.
     pub(super) whole: Place,
 }
@@ -144,22 +149,6 @@ pub enum Otherwise {
     Ask,
 }
 
-/// What is wrong with a configuration, all at once.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the configuration does not load:{}", .problems.iter().map(|p| format!("\n  - {p}")).collect::<String>())]
-pub struct ConfigError {
-    /// What is wrong.
-    pub problems: Vec<Problem>,
-}
-
-impl ConfigError {
-    /// The problems as a person reads them, with the lines they stand in.
-    #[must_use]
-    pub fn render(&self, colours: bool) -> String {
-        super::render(&self.problems, colours)
-    }
-}
-
 impl Config {
     /// Reads a file from disk.
     ///
@@ -191,6 +180,7 @@ impl Config {
             silences: Vec::new(),
             listens: None,
             exposed: Vec::new(),
+            offered: Offered::default(),
             whole: file.place(0..0),
         };
         let (document, errors) = DeTable::parse_recoverable(text);

@@ -29,6 +29,7 @@ mod schema;
 mod tests;
 mod text;
 mod tool;
+mod unfit;
 mod upstream;
 
 pub use backend::{Backend, Exposed, Remote};
@@ -40,6 +41,7 @@ pub(crate) use recorded::{rules_of, tables_of};
 pub use reference::Reference;
 pub use schema::schema;
 pub use tests::{Expected, PolicyTest, TestCall, read_tests};
+pub use unfit::Unfit;
 pub use upstream::{
     BEHIND_TOOLGATE, Credentials, ErrorPattern, Reach, TokenSource, UPSTREAM_ENVIRONMENT, Undeclared, Upstream, mcp_servers,
 };

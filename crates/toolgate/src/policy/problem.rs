@@ -64,6 +64,8 @@ pub struct Problem {
     pub place: Option<Place>,
     /// The code under which `toolgate lint` tells it, where it has one of its own.
     pub lint: Option<&'static str>,
+    /// The name that is no tool of the agent, where that is what is wrong.
+    pub unknown: Option<String>,
 }
 
 impl Problem {
@@ -78,6 +80,7 @@ impl Problem {
             severity: Severity::Error,
             place: None,
             lint: None,
+            unknown: None,
         }
     }
 
@@ -131,6 +134,13 @@ impl Problem {
     #[must_use]
     pub(crate) fn or_help(self, help: &str) -> Self {
         if self.help.is_some() { self } else { self.help(help) }
+    }
+
+    /// Says which name is no tool of the agent.
+    #[must_use]
+    pub(crate) fn of_unknown(mut self, tool: &str) -> Self {
+        self.unknown = Some(tool.to_owned());
+        self
     }
 
     /// Suggests the name that was probably meant.
@@ -206,7 +216,7 @@ pub(super) fn unknown_tool(field: &str, name: &str, tools: &[&Spec]) -> Option<P
     if tools.iter().any(|tool| tool.name() == name) {
         return None;
     }
-    let problem = Problem::at(field, format!("`{}` is no tool of this agent", shown(name)));
+    let problem = Problem::at(field, format!("`{}` is no tool of this agent", shown(name))).of_unknown(name);
     let problem = problem.did_you_mean(name, tools.iter().map(|tool| tool.name()));
     Some(problem.or_help(&format!("it has no tools yet; in a file, one is a table like `[tools.{}]`", shown(name))))
 }

@@ -46,6 +46,7 @@ impl AgentBuilder {
                 Scope::Tools(tools) => {
                     for tool in tools.iter().filter(|tool| !specs.iter().any(|spec| spec.name() == *tool)) {
                         let problem = Problem::at("tools", format!("it is attached to `{}`, which is no tool of this agent", shown(tool)));
+                        let problem = problem.of_unknown(tool);
                         problems.push(place(problem.did_you_mean(tool, specs.iter().map(|spec| spec.name()))));
                     }
                 }
@@ -94,7 +95,7 @@ impl AgentBuilder {
             for (of, _) in tool.spec().revokes.iter().filter(|(of, _)| !names.contains(&**of)) {
                 let message =
                     format!("`{}` takes away evidence of `{}`, which is no tool of this agent", shown(tool.spec().name()), shown(of));
-                problems.push(Problem::new(message));
+                problems.push(Problem::new(message).of_unknown(of));
             }
         }
     }

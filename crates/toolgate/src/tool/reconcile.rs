@@ -88,8 +88,11 @@ impl Reconcile {
             |what: String| Problem::new(format!("`{}` is reconciled with `{}`: {what}", of.name(), crate::names::shown(&self.tool)));
         let mut problems = Vec::new();
         match tools.iter().find(|tool| tool.name() == &*self.tool) {
-            None => problems
-                .push(wrong("which is no tool of this agent".to_owned()).did_you_mean(&self.tool, tools.iter().map(|tool| tool.name()))),
+            None => problems.push(
+                wrong("which is no tool of this agent".to_owned())
+                    .of_unknown(&self.tool)
+                    .did_you_mean(&self.tool, tools.iter().map(|tool| tool.name())),
+            ),
             Some(tool) if tool.effect != Effect::Read => problems.push(wrong("which is no read".to_owned())),
             Some(tool) if tool.external => problems.push(wrong("which only the client can run".to_owned())),
             Some(_) => {}

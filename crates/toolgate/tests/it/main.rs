@@ -16,6 +16,7 @@ mod examples;
 mod excerpt;
 mod explained;
 mod files;
+mod fitting;
 mod flow;
 mod fuzzed;
 mod hooks;

@@ -1,14 +1,32 @@
 //! Agents out of what a file says.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Config, ConfigError, Declared, Entry};
-use crate::config::Written;
+use super::fit::{Fitting, Sources};
+use super::{Config, Declared, Entry};
+use crate::config::{Unfit, Written};
 use crate::policy::{Mode, Place, Problem, Severity};
 use crate::registry::{Agent, Section};
 use crate::resource::{FileSystem, Sight};
 use crate::tool::Handler;
+
+/// What is wrong with a configuration, all at once.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the configuration does not load:{}", .problems.iter().map(|p| format!("\n  - {p}")).collect::<String>())]
+pub struct ConfigError {
+    /// What is wrong.
+    pub problems: Vec<Problem>,
+}
+
+impl ConfigError {
+    /// The problems as a person reads them, with the lines they stand in.
+    #[must_use]
+    pub fn render(&self, colours: bool) -> String {
+        crate::config::render(&self.problems, colours)
+    }
+}
 
 impl Config {
     /// With the program that leads command tools into their rooms, and into hooks: one that calls [`crate::sandbox::enter_if_asked`], as
@@ -30,58 +48,84 @@ impl Config {
     /// # Errors
     /// Everything that is wrong, all at once.
     pub fn agents(self, script: Option<&Arc<dyn Handler>>) -> Result<Vec<Agent>, ConfigError> {
-        let (mut problems, mut built) = (self.problems, Vec::new());
+        self.fitted(script).map(|(agents, _)| agents)
+    }
+
+    /// The same, and the tools of upstreams that are not called. Where tools really run, what an upstream says of a tool is no reason not
+    /// to build an agent: what does not fit is held back, and the rest is built.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the file itself, all at once.
+    pub fn fitted(self, script: Option<&Arc<dyn Handler>>) -> Result<(Vec<Agent>, Vec<Unfit>), ConfigError> {
+        let (mut problems, mut built, mut unfit) = (self.problems, Vec::new(), self.offered.unfit.clone());
         let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
+        let (upstreams, exposed, offered) = (&self.upstreams, &self.exposed, &self.offered);
+        let sources = Sources { upstreams, exposed, offered, whole: &self.whole, single: self.agents.len() == 1 };
         for declared in self.agents {
-            problems.extend(without_files(&declared));
-            let places: Vec<(String, Place)> = declared
-                .tools
-                .iter()
-                .map(|entry| (entry.tool.spec().name().to_owned(), entry.place.clone()))
-                .chain(declared.hook_places)
-                .collect();
-            let mut builder = Agent::builder(declared.name.as_str()).rules(declared.rules).limits(declared.limits);
-            if let Some(principals) = &declared.principals {
-                builder = builder.principals(principals.iter().map(String::as_str));
-            }
-            if let Some(bytes) = declared.max_output {
-                builder = builder.max_output(bytes);
-            }
-            builder = builder.dialect(declared.dialect.unwrap_or_default());
-            // What is not open can be looked at, unless it is not there at all. What a client calls by the same path is another file: a
-            // rule that looks at files has nothing to look at there, and refuses.
-            let root = declared.files.as_ref().filter(|_| !declared.for_client).map(|(root, _)| root);
-            let seen = || Some(Arc::new(Sight::of(root?).ok()?) as Arc<dyn FileSystem>);
-            if let Some(files) = declared.opened.clone().or_else(seen) {
-                builder = builder.shared_files(files);
-            }
-            if script.is_none() {
-                builder = declared.hooks.into_iter().fold(builder, |builder, hook| builder.hook(hook));
-            }
-            for Entry { tool, section, .. } in declared.tools {
-                let tool = match script {
-                    Some(script) => tool.handled_by(Arc::clone(script)),
-                    None => tool,
-                };
-                builder = match section {
-                    Some(section) => builder.section(Section::new(section).tool(tool)),
-                    None => builder.tool(tool),
-                };
-            }
-            match builder.build() {
-                Ok(agent) => built.push(agent),
-                // Where a tool or a rule could not be read, what governs what is anybody's guess.
-                Err(error) => {
-                    let known = error.problems.into_iter().filter(|problem| whole || problem.field != UNGOVERNED);
-                    problems.extend(known.map(|problem| placed(problem, &places)));
+            let fitted = match whole && !self.upstreams.is_empty() {
+                true => Fitting::new(declared, &sources).build(script),
+                false => declared.build(script, &BTreeSet::new(), whole).map(|agent| (agent, Vec::new())),
+            };
+            match fitted {
+                Ok((agent, more)) => {
+                    built.push(agent);
+                    unfit.extend(more);
                 }
+                Err(wrong) => problems.extend(wrong),
             }
         }
         if problems.iter().any(|problem| problem.severity == Severity::Error) {
             problems.sort_by_cached_key(Problem::order);
             return Err(ConfigError { problems });
         }
-        Ok(built)
+        Ok((built, unfit))
+    }
+}
+
+impl Declared {
+    /// Builds it. The script is behind every tool but those that are refused. Unless the whole file could be read, what governs what is
+    /// anybody's guess.
+    pub(super) fn build(self, script: Option<&Arc<dyn Handler>>, refused: &BTreeSet<String>, whole: bool) -> Result<Agent, Vec<Problem>> {
+        let mut problems = without_files(&self);
+        let places: Vec<(String, Place)> =
+            self.tools.iter().map(|entry| (entry.tool.spec().name().to_owned(), entry.place.clone())).chain(self.hook_places).collect();
+        let mut builder = Agent::builder(self.name.as_str()).rules(self.rules).limits(self.limits);
+        if let Some(principals) = &self.principals {
+            builder = builder.principals(principals.iter().map(String::as_str));
+        }
+        if let Some(bytes) = self.max_output {
+            builder = builder.max_output(bytes);
+        }
+        builder = builder.dialect(self.dialect.unwrap_or_default());
+        // What is not open can be looked at, unless it is not there at all. What a client calls by the same path is another file: a
+        // rule that looks at files has nothing to look at there, and refuses.
+        let root = self.files.as_ref().filter(|_| !self.for_client).map(|(root, _)| root);
+        let seen = || Some(Arc::new(Sight::of(root?).ok()?) as Arc<dyn FileSystem>);
+        if let Some(files) = self.opened.clone().or_else(seen) {
+            builder = builder.shared_files(files);
+        }
+        if script.is_none() {
+            builder = self.hooks.into_iter().fold(builder, |builder, hook| builder.hook(hook));
+        }
+        for Entry { tool, section, .. } in self.tools {
+            let tool = match script.filter(|_| !refused.contains(tool.spec().name())) {
+                Some(script) => tool.handled_by(Arc::clone(script)),
+                None => tool,
+            };
+            builder = match section {
+                Some(section) => builder.section(Section::new(section).tool(tool)),
+                None => builder.tool(tool),
+            };
+        }
+        match builder.build() {
+            Ok(agent) if problems.is_empty() => return Ok(agent),
+            Ok(_) => {}
+            Err(error) => {
+                let known = error.problems.into_iter().filter(|problem| whole || problem.field != UNGOVERNED);
+                problems.extend(known.map(|problem| placed(problem, &places)));
+            }
+        }
+        Err(problems)
     }
 }
 

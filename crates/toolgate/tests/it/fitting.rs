@@ -1,0 +1,204 @@
+//! What an upstream says of its tools is no reason not to load a file.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use toolgate::config::{Backend, Config, HttpTool, Remote, Unfit, Upstream};
+use toolgate::{Agent, Ctx, Failure, Handler, Judged, Permit, Toolgate, ToolgateBuilder};
+
+/// What upstreams offer, by their names.
+struct Offers {
+    tools: BTreeMap<&'static str, Vec<Remote>>,
+    live: bool,
+}
+
+struct Runs;
+
+#[async_trait]
+impl Handler for Runs {
+    async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
+        Ok(json!({"ran": true}))
+    }
+}
+
+impl Backend for Offers {
+    fn tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+        self.tools.get(upstream).cloned()
+    }
+
+    fn remote(&self, _: &Upstream, _: &str) -> Arc<dyn Handler> {
+        Arc::new(Runs)
+    }
+
+    fn http(&self, _: &HttpTool) -> Arc<dyn Handler> {
+        Arc::new(Runs)
+    }
+
+    fn is_live(&self) -> bool {
+        self.live
+    }
+}
+
+fn remote(name: &str, input: Value) -> Remote {
+    Remote { name: name.to_owned(), description: "Does.".to_owned(), input, output: None }
+}
+
+/// Two tools that a file declares of one upstream: `x`, of which a case speaks, and `y`, of which nobody does.
+fn file(of_x: &str, rules: &str) -> String {
+    format!(
+        "[upstreams.u]\ncommand = \"u\"\nprefix = \"\"\n[tools.x]\nkind = \"mcp\"\nupstream = \"u\"\n{of_x}\n\
+         [tools.y]\nkind = \"mcp\"\nupstream = \"u\"\npolicy = \"open\"\n{rules}\n"
+    )
+}
+
+fn built(text: &str, tools: Vec<Remote>, live: bool) -> Result<(Vec<Agent>, Vec<Unfit>), String> {
+    let offers = Offers { tools: BTreeMap::from([("u", tools)]), live };
+    Config::parse("toolgate.toml", text).behind(&offers).fitted(None).map_err(|error| error.render(false))
+}
+
+async fn code(agents: Vec<Agent>, tool: &str, arguments: Value) -> String {
+    let gate = agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
+    let answer = gate.session("default", "alice", "s").call(tool, arguments).await;
+    answer.outcome.error().map_or("ok", |error| &*error.code).to_owned()
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_held_back_alone() {
+    let text = |properties: Value| json!({"type": "object", "properties": properties});
+    let amount = || text(json!({"amount": {"type": "number"}}));
+    let deny = |tools: &str, what: &str| format!("[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = {tools}\n{what}\n");
+    let open = "policy = \"open\"";
+    for (case, of_x, rules, input, why) in [
+        ("no schema", open, String::new(), text(json!({"a": {"type": "strin"}})), "input schema of `x`"),
+        ("null", open, String::new(), json!({"type": "null"}), "takes `null`"),
+        (
+            "a secret that evidence is about",
+            "effect = \"read\"\nentities = { customer = \"/id\" }",
+            String::new(),
+            text(json!({"id": {"type": "string", "writeOnly": true}})),
+            "is its secret",
+        ),
+        ("no command", "policy = \"open\"\nshell = \"/command\"", String::new(), amount(), "and it has no such argument"),
+        (
+            "an example",
+            "policy = \"open\"\nexamples = [{ description = \"one\", input = { cent = 1 } }]",
+            String::new(),
+            amount(),
+            "does not fit",
+        ),
+        (
+            "an argument",
+            "",
+            deny("[\"x\"]", "where = [{ argument = \"/amuont\", above = 5 }]"),
+            amount(),
+            "policy `cap`: `x` has no argument `amuont`; did you mean `amount`?",
+        ),
+        ("an argument in an expression", "", deny("[\"x\"]", "when = \"input.amuont > 5\""), amount(), "has no argument `amuont`"),
+        (
+            "a condition",
+            "",
+            deny("[\"x\"]", "where = [{ argument = \"/amount\", above = 5 }]"),
+            text(json!({"amount": {"type": "string"}})),
+            "is declared as string",
+        ),
+        (
+            "a secret that is looked up",
+            "",
+            "[[policy]]\nname = \"cap\"\nrule = \"limit\"\ntools = [\"x\"]\ncalls = 3\nper = \"/id\"\n".to_owned(),
+            text(json!({"id": {"type": "string", "writeOnly": true}})),
+            "is secret",
+        ),
+    ] {
+        let text = file(of_x, &rules);
+        let tools = || vec![remote("x", input.clone()), remote("y", json!({"type": "object"}))];
+        let (agents, unfit) = built(&text, tools(), true).unwrap_or_else(|error| panic!("{case}: {error}"));
+        let [Unfit { agent, name, upstream, tool, why: told, awaited: false }] = &unfit[..] else { panic!("{case}: {unfit:?}") };
+        assert_eq!([agent, name, upstream, tool], ["default", "x", "u", "x"], "{case}");
+        assert!(told.contains(why), "{case}: {told}");
+        let given = json!({"amuont": 1, "amount": 1, "id": "A"});
+        assert_eq!(code(agents, "x", given.clone()).await, "definition_changed", "{case}");
+        assert_eq!(code(built(&text, tools(), true).unwrap().0, "y", given).await, "ok", "{case}");
+        // Who only looks at the file sees that something is wrong.
+        let error = built(&text, tools(), false).unwrap_err();
+        assert!(error.contains("error: "), "{case}: {error}");
+        // It is as it would be where the upstream was never seen.
+        let offers = Offers { tools: BTreeMap::new(), live: true };
+        assert!(Config::parse("toolgate.toml", &text).behind(&offers).fitted(None).unwrap().1.is_empty(), "{case}");
+    }
+}
+
+/// Its calls are written down, though nobody runs them.
+#[tokio::test]
+async fn what_a_tool_that_is_held_back_calls_secret_is_kept_from_the_ledger() {
+    let rule = "[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"x\"]\nwhere = [{ argument = \"/amuont\", above = 5 }]\n";
+    let input = json!({"type": "object", "properties": {"amount": {"type": "number"}, "key": {"type": "string", "writeOnly": true}}});
+    let (agents, unfit) = built(&file("", rule), vec![remote("x", input), remote("y", json!({"type": "object"}))], true).unwrap();
+    assert_eq!(unfit.len(), 1);
+    let spec = agents[0].tools().find(|spec| spec.name() == "x").unwrap();
+    assert!(serde_json::to_string(spec).unwrap().contains("/key"), "{spec:?}");
+}
+
+#[test]
+fn what_is_wrong_with_the_file_itself_keeps_it_from_loading() {
+    let tools =
+        || vec![remote("x", json!({"type": "object", "properties": {"a": {"type": "strin"}}})), remote("y", json!({"type": "object"}))];
+    for (of_x, rules, why) in [
+        ("", "", "`x` has effects and no enforced policy governs it"),
+        (
+            "policy = \"open\"",
+            "[[policy]]\nname = \"r\"\nrule = \"require\"\ntools = [\"y\"]\nany_of = [\"x\"]\nsame = { a = \"/a\" }\n",
+            "entity",
+        ),
+        (
+            "policy = \"open\"",
+            "[tools.own]\ninput = { type = \"object\", properties = { amount = { type = \"number\" } } }\n\
+             [[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"own\"]\nwhere = [{ argument = \"/amuont\", above = 5 }]\n",
+            "did you mean `amount`?",
+        ),
+    ] {
+        let error = built(&file(of_x, rules), tools(), true).unwrap_err();
+        assert!(error.contains(why) && error.contains("--> toolgate.toml:"), "{why}: {error}");
+    }
+}
+
+#[test]
+fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
+    let rule = |tool: &str| format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
+    let text = |undeclared: &str, tool: &str| {
+        let own = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n";
+        format!("[upstreams.git]\ncommand = \"git\"\nundeclared = \"{undeclared}\"\n{own}{}", rule(tool))
+    };
+    for (undeclared, tool, seen, live, expected) in [
+        ("ask", "git_commit", false, false, None),
+        ("open", "git_commit", false, true, None),
+        ("read", "git_log", true, false, None),
+        // It was seen, and has no such tool.
+        ("read", "git_comit", true, false, Some("did you mean `git_commit`?")),
+        ("read", "git_comit", true, true, None),
+        // Nobody could.
+        ("deny", "git_commit", false, true, Some("is no tool of this agent")),
+        ("read", "gut_commit", false, true, Some("is no tool of this agent")),
+        // It is misspelt.
+        ("read", "git_statsu", false, true, Some("did you mean `git_status`?")),
+    ] {
+        let case = format!("{undeclared} {tool} {seen} {live}");
+        let object = || json!({"type": "object"});
+        let tools = BTreeMap::from([("git", vec![remote("commit", object()), remote("log", object())])]);
+        let offers = Offers { tools: if seen { tools } else { BTreeMap::new() }, live };
+        let fitted = Config::parse("toolgate.toml", &text(undeclared, tool)).behind(&offers).fitted(None);
+        match (fitted, expected) {
+            (Ok((agents, unfit)), None) => {
+                let is_there = seen && tool == "git_log";
+                assert_eq!(unfit.iter().any(|one| one.name == tool), !is_there, "{case}: {unfit:?}");
+                let told = agents[0].warnings().iter().any(|warning| warning.message.contains(tool) && warning.place.is_some());
+                assert!(told || is_there, "{case}: {:?}", agents[0].warnings());
+                // Of a name that nobody has, nobody knows which tool is meant.
+                assert_eq!(unfit.iter().any(|one| one.name == "git_commit"), tool != "git_log", "{case}: {unfit:?}");
+            }
+            (Err(error), Some(why)) => assert!(error.render(false).contains(why), "{case}: {}", error.render(false)),
+            (fitted, _) => panic!("{case}: {fitted:?}"),
+        }
+    }
+}
