@@ -144,6 +144,14 @@ fn rules_are_held_against_what_upstreams_were_seen_to_take() {
     assert_eq!(project.run(&["upstream", "list"], "").0, 0);
     let (code, _, stderr) = project.run(&["check"], r#"{"tool": "in_calc", "arguments": {}}"#);
     assert!(code == 2 && stderr.contains("did you mean `expression`?"), "{stderr}");
+    // It is served all the same, without that tool.
+    let heard = talk(&project, &[call(1, "in_calc", json!({"expresion": "1+1"}))]);
+    let answer = heard.iter().find(|message| message["id"] == json!(1)).unwrap_or_else(|| panic!("{heard:?}"));
+    assert_eq!(answer["result"]["structuredContent"]["code"], "definition_changed", "{answer}");
+    for verb in [&["upstream", "list"][..], &["doctor"][..]] {
+        let said = project.said(verb, "");
+        assert!(said.contains("does not fit the configuration") && said.contains("did you mean `expression`?"), "{said}");
+    }
 }
 
 #[test]

@@ -114,8 +114,9 @@ async fn a_rule_over_an_argument_that_a_tool_does_not_have_holds_back_that_tool(
     };
     let gate = Gate::open(&text("amuont")).await;
     is_there.store(true, Ordering::SeqCst);
-    // What it was let through for, or refused for: it is not called.
-    assert_eq!(once_there(&gate, "a_x", &json!({"amount": 3})).await["code"], "definition_changed");
+    // What the rule would let through is not called, and what it cannot see it refuses.
+    assert_eq!(once_there(&gate, "a_x", &json!({"amuont": 3})).await["code"], "definition_changed");
+    assert_eq!(gate.client().in_session("unseen").code("a_x", json!({"amount": 3})).await, "cap");
     assert_eq!(once_there(&gate, "b_y", &json!({"amuont": 3})).await, Value::Null);
     assert_eq!(gate.client().in_session("over").code("b_y", json!({"amuont": 6})).await, "other");
     let why = unfit(&gate, "a").remove(0).1;
