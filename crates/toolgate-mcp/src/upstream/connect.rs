@@ -56,8 +56,8 @@ impl Greeting {
     pub(super) const fn after(self, refused: &Refused) -> Option<Self> {
         match self {
             Self::Either if refused.late => Some(Self::Newer),
-            Self::Either => Some(Self::Older),
-            Self::Newer | Self::Older => None,
+            Self::Either | Self::Newer => Some(Self::Older),
+            Self::Older => None,
         }
     }
 
@@ -77,7 +77,7 @@ pub(super) struct Refused {
     pub(super) why: String,
     /// With which status it was turned away, where it was over HTTP.
     status: Option<u16>,
-    /// It has answered `server/discover`, and so knows it, but only when that was given up for `initialize`.
+    /// It has answered something else than `initialize`: perhaps `server/discover`, when that was given up already.
     late: bool,
 }
 
@@ -337,6 +337,12 @@ mod tests {
 
     /// Greets a program of these eras that takes 12 s to start, and then answers all that it was asked.
     async fn greeted_early(newer: bool, older: bool, greeting: Greeting) -> Result<RunningService<RoleClient, Ears>, Refused> {
+        greeted(if newer { json!(["2026-07-28"]) } else { Value::Bool(false) }, older, greeting).await
+    }
+
+    /// The same, of a program that says that it knows these revisions; `false` where it does not know the question, and nothing where it
+    /// answers it with nothing.
+    async fn greeted(newer: Value, older: bool, greeting: Greeting) -> Result<RunningService<RoleClient, Ears>, Refused> {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(12)).await;
@@ -346,8 +352,9 @@ mod tests {
                 let asked: Value = serde_json::from_str(&line).unwrap();
                 let own = json!({"name": "late", "version": "1"});
                 let said = match asked["method"].as_str().unwrap() {
-                    "server/discover" if newer => json!({
-                        "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {}, "serverInfo": own,
+                    "server/discover" if newer.is_null() => json!({}),
+                    "server/discover" if newer.is_array() => json!({
+                        "resultType": "complete", "supportedVersions": newer, "capabilities": {}, "serverInfo": own,
                         "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": own},
                     }),
                     "initialize" if older => json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": own}),
@@ -379,6 +386,14 @@ mod tests {
             assert_eq!(Greeting::Either.after(&refused), Some(Greeting::Newer), "{refused:?}");
             let service = greeted_early(true, older, Greeting::Newer).await.unwrap_or_else(|refused| panic!("{refused:?}"));
             assert!(is_modern(service.peer()));
+        }
+        // Who knows both, and in neither the newest revision, is understood in the end.
+        for newest in [json!(["2025-11-25"]), Value::Null] {
+            let refused = greeted(newest.clone(), true, Greeting::Either).await.err().unwrap();
+            assert_eq!(Greeting::Either.after(&refused), Some(Greeting::Newer), "{refused:?}");
+            let refused = greeted(newest.clone(), true, Greeting::Newer).await.err().unwrap();
+            assert_eq!(Greeting::Newer.after(&refused), Some(Greeting::Older), "{refused:?}");
+            assert!(greeted(newest, true, Greeting::Older).await.is_ok());
         }
         // Who talks to nobody, or not at all, is not greeted without end.
         let refused = greeted_early(false, false, Greeting::Either).await.err().unwrap();

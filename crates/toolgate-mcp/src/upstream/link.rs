@@ -157,7 +157,7 @@ pub(crate) struct Link {
     /// How often in a row it was of another revision, as it seemed, when it was asked that.
     strange: AtomicU32,
     silence: patience::Silence,
-    /// It has not answered a greeting at all.
+    /// It has not answered a greeting at all, or did not live long after one of the newest revision.
     mute: AtomicBool,
     /// Something that it refers to is not there.
     lacks: AtomicBool,
@@ -286,6 +286,9 @@ impl Link {
             () = self.stop.cancelled() => Err("toolgate ends it".to_owned()),
         };
         if let Err(why) = listed {
+            // A program that has answered the greeting and ends at what comes next may do better in the words of the other era.
+            let ended = connection.child.is_some() && connection.over.is_cancelled();
+            self.mute.store(ended && is_modern(&peer), Ordering::Relaxed);
             let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
             return format!("it does not say what it offers: {why}");
         }

@@ -20,7 +20,7 @@ impl Link {
                 link.hear(line);
             }
         });
-        // Who has said nothing at all the last time may not survive a question from the other era.
+        // Who has said nothing at all the last time, or ended after it, may not survive a question from the other era.
         let mut greeting = if self.mute.swap(false, Ordering::Relaxed) { Greeting::Older } else { Greeting::Either };
         loop {
             let ears = Ears::new(Arc::downgrade(self));
