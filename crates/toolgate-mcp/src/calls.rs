@@ -19,8 +19,9 @@ use crate::door::Door;
 use crate::gateway::{Running, lock};
 use crate::identity;
 use crate::misread;
-use crate::parked::{Task, Underway, Waits};
+use crate::parked::{Presence, Task, Underway, Waits};
 use crate::render;
+use crate::seat::Seat;
 use crate::upstream::{FromUpstream, Line};
 
 pub(crate) use client::{Client, Ear};
@@ -188,6 +189,12 @@ impl Door {
         Line { to_client, meta: client.meta.clone(), capabilities, level: self.level(client), answered: Mutex::default() }
     }
 
+    /// What a call of a client takes while somebody works for it.
+    fn presence(&self, client: &Client<'_>) -> Presence {
+        let seat = client.parts.and_then(|parts| parts.extensions.get::<Arc<Seat>>()).cloned();
+        Presence::new(self.gateway.count(), seat)
+    }
+
     /// Begins a call, and sees it through.
     async fn begin(
         &self,
@@ -205,7 +212,7 @@ impl Door {
         // Its request is counted already: whoever is counted beside that is somebody else.
         let among_others = *self.gateway.0.underway.borrow() > 1;
         // Counted until it is over, however long its client waits.
-        let counted = Arc::new(Mutex::new(Some(self.gateway.count())));
+        let counted = Arc::new(Mutex::new(Some(self.presence(client))));
         let (counts, busy) = (Arc::clone(&counted), self.gateway.0.idle.busy(&key));
         let path = async move {
             let answer = gate.call(call).await;
@@ -398,7 +405,7 @@ impl Door {
                     underway.cancel.cancel();
                     return Err(self.misread(key, &request, client, ErrorData::invalid_params(why, None)).await);
                 }
-                *lock(&underway.counted) = Some(self.gateway.count());
+                *lock(&underway.counted) = Some(self.presence(client));
                 match underway.asked.take() {
                     // What is missing in it, whoever asked knows best.
                     Some(FromUpstream::Inputs(asked, reply)) => {

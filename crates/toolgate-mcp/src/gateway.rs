@@ -19,7 +19,7 @@ use crate::auth::Keys;
 use crate::canary::{CANARY, canary};
 use crate::idle::Idle;
 use crate::metrics::Metrics;
-use crate::parked::Parked;
+use crate::parked::{Parked, Presence};
 use crate::resources::Subscriptions;
 use crate::upstream::{Link, Starting, Upstreams};
 use crate::workspaces::Workspaces;
@@ -362,7 +362,7 @@ impl Gateway {
         self.0.stop.cancel();
         // Who waits for a client waits in vain by now. Each is under way again until it is settled, and written down.
         for underway in self.0.parked.take_all() {
-            *lock(&underway.counted) = Some(self.count());
+            *lock(&underway.counted) = Some(Presence::new(self.count(), None));
             tokio::spawn(underway.take_back());
         }
         self.quiet(LAST).await;
@@ -397,6 +397,8 @@ impl Running {
             None => config,
         };
         let seen = upstreams.links().map(|link| (link.upstream.name.clone(), *link.changed.borrow())).collect();
+        // What has come since they were started is looked at, too, before it is offered.
+        upstreams.look_for_shadows(&config);
         let takes: BTreeMap<String, Option<Vec<String>>> = config.upstreams_of_agents();
         let config = config.behind(&upstreams);
         let config = match &options.built_in {

@@ -215,6 +215,11 @@ fn meta(meta: &RequestMetaObject) -> Result<Option<&str>, ErrorData> {
     }
 }
 
+/// Whether a conversation can be called so.
+pub(crate) fn is_name(session: &str) -> bool {
+    !session.is_empty() && session.len() <= 128 && session.chars().all(|c| c.is_ascii_graphic())
+}
+
 /// The conversation that somebody names: the token, the metadata, a header, the address. Those who name one must agree.
 pub(crate) fn named(caller: &Caller, meta: Option<&str>, parts: Option<&Parts>) -> Result<Option<String>, ErrorData> {
     let mut values = parts.into_iter().flat_map(|parts| parts.headers.get_all(SESSION_HEADER));
@@ -230,8 +235,7 @@ pub(crate) fn named(caller: &Caller, meta: Option<&str>, parts: Option<&Parts>) 
     if said.any(|other| other != first) {
         return Err(refuse("the request names two conversations; name one"));
     }
-    let legal = !first.is_empty() && first.len() <= 128 && first.chars().all(|c| c.is_ascii_graphic());
-    if !legal {
+    if !is_name(first) {
         return Err(misread("the name of a conversation has 1 to 128 letters, digits and signs"));
     }
     Ok(Some(first.to_owned()))

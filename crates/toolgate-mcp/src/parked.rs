@@ -17,6 +17,7 @@ use toolgate::json::hex;
 use toolgate::{Answer, SessionKey};
 
 use crate::gateway::{Counted, lock};
+use crate::seat::Seat;
 use crate::upstream::FromUpstream;
 
 /// How long a client may take.
@@ -100,7 +101,19 @@ pub(crate) struct Underway {
     pub(crate) cancel: CancellationToken,
     pub(crate) asked: Option<FromUpstream>,
     pub(crate) digest: String,
-    pub(crate) counted: Arc<Mutex<Option<Counted>>>,
+    pub(crate) counted: Arc<Mutex<Option<Presence>>>,
+}
+
+/// What a call takes of what all share while somebody works for it: also where its client has hung up.
+pub(crate) struct Presence {
+    _counted: Counted,
+    _seat: Option<Arc<Seat>>,
+}
+
+impl Presence {
+    pub(crate) const fn new(counted: Counted, seat: Option<Arc<Seat>>) -> Self {
+        Self { _counted: counted, _seat: seat }
+    }
 }
 
 impl Underway {

@@ -15,7 +15,7 @@ use toolgate::config::{CANARY_PRINCIPAL, Jwt};
 
 use super::{NotLetIn, is_address};
 use crate::gateway::lock;
-use crate::identity::{Caller, Proof};
+use crate::identity::{Caller, Proof, is_name};
 
 /// How often keys are fetched at most, however many tokens are signed by unknown ones.
 const SOONEST: Duration = Duration::from_secs(30);
@@ -160,6 +160,10 @@ impl Issuer {
             Some(Value::Number(name)) => Some(name.to_string()),
             Some(_) => return Err(NotLetIn::Invalid("the token names a session that is no text")),
         };
+        // Nothing that its bearer says could put it right.
+        if session.as_deref().is_some_and(|name| !is_name(name)) {
+            return Err(NotLetIn::Invalid("the token names a session that is no name: 1 to 128 letters, digits and signs"));
+        }
         // Where the claim is asked for and is not there, there are none.
         let agents = self.jwt.agents.as_deref().map(|name| match claim(name) {
             Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),

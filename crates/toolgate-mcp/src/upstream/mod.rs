@@ -182,7 +182,7 @@ impl Upstreams {
     }
 
     /// Holds back tools whose words speak of another upstream's.
-    fn look_for_shadows(&self, config: &Config) {
+    pub(crate) fn look_for_shadows(&self, config: &Config) {
         let names = shadows::Names::of(config, self.links.values().map(|link| (&link.upstream, &link.pins)));
         self.links.values().for_each(|link| link.hold_shadows(&names));
     }

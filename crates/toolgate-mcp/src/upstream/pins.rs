@@ -378,11 +378,11 @@ impl Pins {
     }
 
     /// Whether a tool is now as it was when somebody looked at it: no other one is called in its place. What another instance has found does
-    /// not count: its upstream may be of another version.
+    /// not count, as its upstream may be of another version; unless the own one has never said what it has by that name.
     pub(super) fn holds(&self, tool: &str, accepted: Option<Digest>) -> bool {
         let known = crate::gateway::lock(&self.known);
-        let is_accepted = accepted.is_some() && known.tools.get(tool).and_then(Pin::digest) == accepted;
-        is_accepted && known.own.get(tool).is_none_or(|now| now.is(accepted))
+        let Some(pin) = known.tools.get(tool).filter(|pin| accepted.is_some() && pin.digest() == accepted) else { return false };
+        known.own.get(tool).map_or(pin.seen.is_none(), |now| now.is(accepted))
     }
 
     /// The tools that were ever seen, by the names that the upstream has for them.
@@ -397,7 +397,8 @@ impl Pins {
         let known = self.lock();
         let unwritten = crate::gateway::lock(&self.unwritten);
         let (why, tools) = &*unwritten;
-        let waiting = tools.iter().map(|tool| Change {
+        // Another instance may have written them down meanwhile.
+        let waiting = tools.iter().filter(|tool| !known.tools.contains_key(&*tool.name)).map(|tool| Change {
             upstream: known.upstream.clone(),
             tool: tool.name.to_string(),
             before: None,

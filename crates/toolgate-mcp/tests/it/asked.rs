@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -161,6 +162,28 @@ async fn asks_without_end(called: Arc<AtomicUsize>) -> String {
         }
     })
     .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_was_asked_goes_on_beside_another_call_where_the_upstream_is_replaced() {
+    let upstream = |timeout: u8| with_fixture(&format!("undeclared = \"read\"\nconcurrency = 2\ntimeout = \"{timeout}s\""));
+    let gate = Gate::open(&upstream(20)).await;
+    let (tool, client) = ("test_input_required_result_elicitation", gate.client().in_session("asked").who_can(json!({"elicitation": {}})));
+    let asked = client.call(tool, json!({})).await;
+    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    let slow = gate.client().in_session("slow");
+    let slow = tokio::spawn(async move { slow.code("sleep", json!({"ms": 12_000})).await });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    gate.reload(&upstream(30)).await.unwrap();
+    // Whoever waits for all to be over is at it by now.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let name = json!({"user_name": {"action": "accept", "content": {"name": "Ann"}}});
+    let back = json!({"name": tool, "arguments": {}, "requestState": asked["requestState"], "inputResponses": name});
+    let told = client.ask("tools/call", back).await.1;
+    assert_eq!(told["result"]["content"][0]["text"], "Hello, Ann!", "{told}");
+    assert!(!slow.is_finished(), "it was waited for");
+    slow.abort();
+    gate.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -123,3 +123,36 @@ async fn a_check_keeps_its_seat_until_its_hooks_are_through_though_nobody_waits_
     assert_eq!(lines(&begun), 2);
     gate.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_keeps_its_seat_until_it_is_over_though_its_client_has_hung_up() {
+    let home = tempfile::tempdir().unwrap();
+    let (begun, enough) = (home.path().join("begun"), home.path().join("enough"));
+    let hook = script(
+        home.path(),
+        "hook",
+        &format!("cat > /dev/null; echo x >> {}; until [ -e {} ]; do sleep 0.02; done", begun.display(), enough.display()),
+    );
+    let gate = Gate::open(&format!(
+        "{CALC}[[hooks]]\nname = \"slow\"\ncommand = {hook}\ntools = [\"calc\"]\nwhen = \"after\"\ntimeout = \"60s\"\n[gateway]\nconcurrency = 1\n"
+    ))
+    .await;
+    // In one way or the other: the second says something that is of no meaning.
+    for (round, more) in [(1, json!({})), (2, json!({"x": 1}))] {
+        let call = |session: &str| {
+            let (client, more) = (gate.client().in_session(&format!("{session}{round}")), more.clone());
+            async move { client.ask("tools/call", json!({"name": "calc", "arguments": {"expression": "1"}, "_meta": more})).await.0 }
+        };
+        let first = tokio::spawn(call("first"));
+        until("its hook runs", async || lines(&begun) == 2 * round - 1).await;
+        first.abort();
+        assert!(first.await.is_err(), "it has hung up");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(call("second").await, 503);
+        std::fs::write(&enough, "").unwrap();
+        until("its seat is free", async || call("third").await == 200).await;
+        assert_eq!(lines(&begun), 2 * round);
+        std::fs::remove_file(&enough).unwrap();
+    }
+    gate.end().await;
+}

@@ -112,23 +112,32 @@ async fn both_ways_say_the_same() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_hangs_up_ends_the_call_and_it_is_recorded() {
-    let upstream = Fixture::start();
-    let gate = Gate::open(&format!("[upstreams.fix]\nurl = \"{}\"\nprefix = \"\"\nundeclared = \"read\"\n", upstream.1)).await;
-    tokio::select! {
-        said = post(&gate.url, params("sleep", json!({"ms": 60_000}), None), "sleep") => panic!("nobody waits so long: {said}"),
-        () = until("it sleeps", async || lines(&upstream.2.path().join("asked")) > 0) => {}
+    for (effect, effects) in [("read", "none"), ("write", "unknown")] {
+        let upstream = Fixture::start();
+        let gate = Gate::open(&format!(
+            "[upstreams.fix]\nurl = \"{}\"\nprefix = \"\"\n[tools.sleep]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"{effect}\"\npolicy = \"open\"\n",
+            upstream.1
+        ))
+        .await;
+        tokio::select! {
+            said = post(&gate.url, params("sleep", json!({"ms": 600_000}), None), "sleep") => panic!("nobody waits so long: {said}"),
+            () = until("it sleeps", async || lines(&upstream.2.path().join("asked")) > 0) => {}
+        }
+        // Alone, and while the gateway goes on.
+        let rows = || {
+            let mut found = Vec::new();
+            let sleeps = Filter { tool: Some("sleep".to_owned()), ..Filter::default() };
+            let note = |entry: toolgate_store::Entry| {
+                found.push((entry.row.code().unwrap_or_default().to_owned(), json!(entry.row.effects)));
+                Ok(true)
+            };
+            Ledger::open(gate.home.path().join("ledger.db")).unwrap().query(&sleeps, note).unwrap();
+            found
+        };
+        until("its row is there", async || !rows().is_empty()).await;
+        assert_eq!(rows(), [("cancelled".to_owned(), json!(effects))]);
+        gate.end().await;
     }
-    // The gateway ends, but not before the row is there.
-    gate.gateway.end().await;
-    let mut codes = Vec::new();
-    let sleeps = Filter { tool: Some("sleep".to_owned()), ..Filter::default() };
-    let note = |entry: toolgate_store::Entry| {
-        codes.push(entry.row.code().unwrap_or_default().to_owned());
-        Ok(true)
-    };
-    Ledger::open(gate.home.path().join("ledger.db")).unwrap().query(&sleeps, note).unwrap();
-    assert_eq!(codes, ["cancelled"]);
-    gate.end().await;
 }
 
 /// A server that does as the name of the tool says.

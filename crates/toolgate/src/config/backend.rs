@@ -95,8 +95,7 @@ impl Config {
         self.offered.live = backend.is_live();
         for upstream in self.upstreams.iter().filter(|upstream| backend.tools(&upstream.name).is_some()) {
             let names: Vec<String> = backend.held(&upstream.name).iter().map(|tool| upstream.undeclared_name(tool)).collect();
-            let mapped = crate::names::map_foreign(names.iter().map(String::as_str));
-            self.offered.seen.insert(upstream.name.clone(), mapped.names.into_keys().collect());
+            self.offered.seen.insert(upstream.name.clone(), each_mapped(names.iter().map(String::as_str)).collect());
         }
         let single = self.agents.len() == 1;
         let mut agents = std::mem::take(&mut self.agents);
@@ -175,6 +174,11 @@ impl Config {
             let remotes = backend.tools(&upstream.name).unwrap_or_default();
             let names: Vec<String> = remotes.iter().map(|remote| upstream.undeclared_name(&remote.name)).collect();
             let mapped = crate::names::map_foreign(names.iter().map(String::as_str));
+            // Two of one upstream that cannot be told apart are there, and left out.
+            let left_out = each_mapped(mapped.held_back.iter().map(String::as_str));
+            if let Some(seen) = self.offered.seen.get_mut(&upstream.name) {
+                seen.extend(left_out);
+            }
             for (legal, foreign) in &mapped.names {
                 let Some(remote) = names.iter().position(|name| name == foreign).and_then(|at| remotes.get(at)) else { continue };
                 let declares = |entry: &Entry| {
@@ -282,6 +286,11 @@ impl Declared {
         );
         self.rules = std::mem::take(&mut self.rules).and(Rules::parse("(built in)", &text));
     }
+}
+
+/// What each of these names would be, were it alone.
+fn each_mapped<'n>(names: impl Iterator<Item = &'n str>) -> impl Iterator<Item = String> {
+    names.flat_map(|name| crate::names::map_foreign([name]).names.into_keys())
 }
 
 /// Why no agent with these rules can have a tool.

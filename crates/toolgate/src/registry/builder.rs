@@ -175,7 +175,7 @@ impl AgentBuilder {
         let mut tools = HashMap::default();
         let mut order = Vec::new();
         let mut sections = HashMap::default();
-        self.tools.iter_mut().for_each(|(_, tool)| tool.find_secrets());
+        self.tools.iter_mut().for_each(|(_, tool)| _ = tool.find_secrets());
         self.check_limits(&mut problems);
         self.check_attachments(&mut problems);
         self.check_hooks(&mut problems);
@@ -310,6 +310,9 @@ impl AgentBuilder {
         secrets.sort();
         secrets.dedup();
         spec.secrets.clone_from(&secrets);
+        if spec.veiled {
+            secrets = vec![Pointer::default()];
+        }
         let declares = |path: &Pointer| match path.split_last() {
             Some((place, name)) => spec.input.is_none() || crate::schema::declares(&spec, &place, name),
             None => true,

@@ -220,6 +220,7 @@ impl Tool {
             visible_to: None,
             empty_statuses: BTreeSet::new(),
             shell: None,
+            veiled: false,
         };
         Self { spec, handler, program: None }
     }
@@ -422,13 +423,20 @@ impl Tool {
         &self.spec
     }
 
-    /// Takes in what the schemas mark as secret, so that everybody knows who looks at the tool.
-    pub(crate) fn find_secrets(&mut self) {
+    /// Takes in what the schemas mark as secret, so that everybody knows who looks at the tool. Whether that can be told.
+    pub(crate) fn find_secrets(&mut self) -> bool {
         let schemas = [&self.spec.input, &self.spec.output].into_iter().flatten();
-        let marked: Vec<Pointer> = schemas.filter_map(|schema| crate::schema::write_only(schema).ok()).flatten().collect();
-        self.spec.secrets.extend(marked);
+        let (marked, unclear): (Vec<_>, Vec<_>) = schemas.map(crate::schema::write_only).partition(Result::is_ok);
+        self.spec.secrets.extend(marked.into_iter().flatten().flatten());
         self.spec.secrets.sort();
         self.spec.secrets.dedup();
+        unclear.is_empty()
+    }
+
+    /// The same tool, of whose arguments nothing is written down: what is secret among them nobody can tell.
+    pub(crate) const fn veiled(mut self) -> Self {
+        self.spec.veiled = true;
+        self
     }
 
     /// A tool that is declared, and that something is to be put behind.

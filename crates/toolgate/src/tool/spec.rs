@@ -48,6 +48,9 @@ pub struct Spec {
     /// Where a shell command stands in the arguments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) shell: Option<Pointer>,
+    /// Nothing of its arguments is written down.
+    #[serde(skip)]
+    pub(crate) veiled: bool,
 }
 
 impl Spec {

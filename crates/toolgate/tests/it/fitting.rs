@@ -140,6 +140,20 @@ async fn what_a_tool_that_is_held_back_calls_secret_is_kept_from_the_ledger() {
     assert!(serde_json::to_string(spec).unwrap().contains("/key"), "{spec:?}");
 }
 
+/// Of what is wrong with it, its secret is a part: then nobody can tell what else is one.
+#[tokio::test]
+async fn nothing_is_written_down_of_a_call_whose_secrets_nobody_can_tell() {
+    let input = json!({"type": "object", "properties": {"id": {"type": "string", "writeOnly": true}, "key": {"type": "string"}}});
+    let text = file("effect = \"read\"\nentities = { customer = \"/id\" }", "");
+    let (agents, _) = built(&text, vec![remote("x", input), remote("y", json!({"type": "object"}))], true).unwrap();
+    let gate = agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
+    let session = gate.session("default", "alice", "s");
+    let answer = session.call("x", json!({"id": "hunter2", "key": "hunter3"})).await;
+    assert_eq!(answer.outcome.error().map(|error| &*error.code), Some("definition_changed"));
+    let rows = serde_json::to_string(&session.rows().await.unwrap()).unwrap();
+    assert!(rows.contains("[redacted ") && !rows.contains("hunter"), "{rows}");
+}
+
 #[test]
 fn what_is_wrong_with_the_file_itself_keeps_it_from_loading() {
     let tools =
@@ -201,4 +215,33 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
             (fitted, _) => panic!("{case}: {fitted:?}"),
         }
     }
+}
+
+/// Whichever upstream a slip says that it is about, what it was meant for does not run without its rule.
+#[test]
+fn a_tool_that_is_nearly_called_as_a_rule_has_it_is_held_back_whosever_it_is() {
+    let remotes = |names: &[&str]| names.iter().map(|name| remote(name, json!({"type": "object"}))).collect::<Vec<_>>();
+    let held = |prefixes: [&str; 2], seen: &[(&'static str, Vec<Remote>)], tool: &str| {
+        let upstream =
+            |name: &str, prefix: &str| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\nprefix = \"{prefix}\"\n");
+        let rule = format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
+        let text = format!("{}{}{rule}", upstream("a", prefixes[0]), upstream("b", prefixes[1]));
+        let offers = Offers { tools: seen.iter().cloned().collect(), live: true };
+        let (_, unfit) = Config::parse("toolgate.toml", &text).behind(&offers).fitted(None).unwrap();
+        let mut names: Vec<String> = unfit.into_iter().map(|unfit| unfit.name).filter(|name| name != tool).collect();
+        names.sort();
+        names
+    };
+    let (a, b) = (("a", remotes(&["push", "pull"])), ("b", remotes(&["push", "merge"])));
+    let none: [&str; 0] = [];
+    // It says that it is of the one, and means the other.
+    assert_eq!(held(["git_", "gitlab_"], &[a.clone(), b.clone()], "git_lab_push"), ["git_pull", "git_push", "gitlab_push"]);
+    assert_eq!(held(["git_", ""], &[a.clone(), b.clone()], "gti_push"), ["git_push", "merge", "push"]);
+    // Nobody knows whose it is, as one of them was never seen.
+    assert_eq!(held(["", ""], std::slice::from_ref(&a), "pulll"), ["pull"]);
+    // Another upstream may have the same tool.
+    assert_eq!(held(["git_", "gitlab_"], std::slice::from_ref(&a), "gitlab_push"), none);
+    // Two that have one name once they are mapped are there, and left out.
+    let twice = ("b", remotes(&["push", "Push", "merge"]));
+    assert_eq!(held(["git_", "gitlab_"], &[a, twice], "gitlab_push"), none);
 }

@@ -188,16 +188,15 @@ impl Link {
     /// Waits until no call is under way, and ends it.
     pub(crate) async fn end_when_idle(&self, patience: Duration) {
         let all = u32::try_from(self.upstream.concurrency).unwrap_or(u32::MAX);
-        self.parked.close();
         let idle = async {
+            // Looked for, and not queued for: whose client answers goes on, and needs a seat for that while others are still at it.
             loop {
-                let seats = self.seats.acquire_many(all).await;
-                if self.parked.is_empty() {
+                if let Ok(seats) = self.seats.try_acquire_many(all)
+                    && self.parked.is_empty()
+                {
                     return seats;
                 }
-                // Whose client answers goes on, and needs a seat for that.
-                drop(seats);
-                self.parked.wait().await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
         // Held until it has ended: nothing is begun there any more.

@@ -93,6 +93,25 @@ fn what_was_found_before_is_over_unless_somebody_finds_it_still() {
     assert!(after.holds("look", after.digest_of("look")) && !before.holds("look", before.digest_of("look")));
 }
 
+#[test]
+fn what_is_held_back_stays_so_where_it_is_not_said_any_more() {
+    let home = tempfile::tempdir().unwrap();
+    let open = || Pins::open(Some(home.path()), &upstream()).unwrap();
+    let before = open();
+    before.note(&[tool("look", "Looks."), tool("find", "Finds.")]).unwrap();
+    before.note(&[tool("look", "Looks further."), tool("find", "Finds.")]).unwrap();
+    // Whoever comes after it hears of neither.
+    let after = open();
+    for _ in 0..2 {
+        assert!(!after.holds("look", after.digest_of("look")));
+        assert!(after.holds("find", after.digest_of("find")));
+        assert_eq!(told(&after), pair("Looks.", "Looks further."));
+        after.note(&[]).unwrap();
+    }
+    after.note(&[tool("look", "Looks.")]).unwrap();
+    assert!(after.holds("look", after.digest_of("look")));
+}
+
 /// A person could else never accept what was shown: it would be the other one by then.
 #[test]
 fn two_that_find_different_things_do_not_take_turns() {

@@ -95,9 +95,14 @@ impl<'f> Fitting<'f> {
                 Lacking::Held => "it is held back; see `toolgate upstream list`",
                 Lacking::Unoffered => "its upstream does not offer it, and what no table declares of it is held back; mend the name",
             };
-            // Which of its tools is meant, nobody knows.
+            // Which of its tools is meant, nobody knows; nor whether it is one of another that is called nearly so.
             if lacking == Lacking::Unoffered {
                 self.hold_undeclared(&upstream.name, problem);
+            }
+            if lacking != Lacking::Held {
+                for tool in self.nearly(name, upstream) {
+                    self.hold(tool, problem.to_string());
+                }
             }
             let message = format!("{}: {why}", problem.message);
             self.declared.rules.problems.push(Problem { unknown: None, message: message.clone(), ..problem.clone() }.warning());
@@ -148,6 +153,22 @@ impl<'f> Fitting<'f> {
         }
         // Where nothing runs, a name that nobody has is an error.
         own.first().copied().filter(|_| sources.offered.live).map(|upstream| (upstream, Lacking::Unoffered))
+    }
+
+    /// The undeclared tools of whichever upstream that are nearly called so. What is called so behind the prefix of another upstream is that
+    /// one's: two upstreams may well have one tool.
+    fn nearly(&self, name: &str, whose: &Upstream) -> Vec<&'f str> {
+        let rest = |name: &str, upstream: &Upstream| {
+            let prefix: String = mapped_letters(&upstream.prefix).collect();
+            name.strip_prefix(&prefix).map(str::to_owned)
+        };
+        let own = rest(name, whose);
+        let is_meant = |tool: &str, of: &str| {
+            let upstream = self.sources.upstreams.iter().find(|upstream| upstream.name == of);
+            let same = of != whose.name && upstream.and_then(|upstream| rest(tool, upstream)) == own;
+            is_nearly(tool, name) && !same && !self.held.contains_key(tool)
+        };
+        self.undeclared.iter().filter(|(tool, of)| is_meant(tool, of)).map(|(tool, _)| *tool).collect()
     }
 
     /// Puts a tool there that nobody can call.
@@ -222,8 +243,8 @@ impl<'f> Fitting<'f> {
         };
         let Some(Behind::Mcp { upstream, tools, .. }) = &entry.behind else { return };
         if let Some(held) = self.held.get_mut(name) {
-            // What it calls secret is in somebody's way, too.
-            entry.tool = held.take().unwrap_or_else(|| entry.tool.clone());
+            // What it calls secret is in somebody's way, too: then all of it is.
+            entry.tool = held.take().map_or_else(|| entry.tool.clone(), Tool::veiled);
             return;
         }
         let tool = tools.first().cloned().unwrap_or_default();
@@ -232,7 +253,9 @@ impl<'f> Fitting<'f> {
         let bare = |tool: Tool| tool.with_schemas(json!({"type": "object"}), None).handled_by(Refusing::of(&unfit));
         // Who calls it is refused; what it calls secret is written down by nobody all the same.
         let mut careful = entry.tool.clone();
-        careful.find_secrets();
+        if !careful.find_secrets() {
+            careful = careful.veiled();
+        }
         let before = std::mem::replace(&mut entry.tool, bare(careful));
         self.held.insert(name.to_owned(), Some(bare(before)));
         self.refused.insert(name.to_owned());
