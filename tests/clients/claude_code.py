@@ -253,9 +253,14 @@ SCENARIOS = [
 def install():
     """The client's program, installed if it is not there yet."""
     cache = ROOT / "target" / "clients" / f"claude-code-{VERSION}"
-    client = installed(cache)
-    if client:
-        return client
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    # Somebody may be at it.
+    with (cache.parent / f"{cache.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return installed(cache) or install_into(cache)
+
+
+def install_into(cache):
     if not shutil.which("npm"):
         raise Skipped("npm is missing")
     cache.mkdir(parents=True, exist_ok=True)

@@ -215,9 +215,11 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
             if let Some(link) = self.link.upgrade() {
                 link.heard();
             }
+            // Some say a number as text.
+            let named = |id: &Option<RequestId>| id.as_ref().map(RequestId::to_string);
             // That it does not know the newest greeting is said late by whoever takes its time to start, and says nothing of the other one,
             // which it has yet to read.
-            if matches!(&message, JsonRpcMessage::Error(error) if error.id.is_some() && error.id == self.given_up) {
+            if matches!(&message, JsonRpcMessage::Error(error) if error.id.is_some() && named(&error.id) == named(&self.given_up)) {
                 continue;
             }
             self.word = match &message {
