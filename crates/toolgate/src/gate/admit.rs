@@ -144,7 +144,11 @@ impl Toolgate {
                 let judged = judged.with_digest(|digest| self.0.redactor.keyed(digest));
                 trail.digest = Some(judged.digest());
                 trail.arguments = self.0.redactor.redact_shared(judged.shared(), &tool.secrets);
-                Ok(judged)
+                // Which of these are secret, no rule could tell either, and what a rule says is written down.
+                match in_vain(tool).filter(|_| tool.spec.veiled) {
+                    Some(refused) => Err(refused),
+                    None => Ok(judged),
+                }
             }
             Err(invalid) => {
                 // A misspelt name may hide a secret: where there are secrets, what does not fit is not written down.

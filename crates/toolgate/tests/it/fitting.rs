@@ -154,6 +154,23 @@ async fn nothing_is_written_down_of_a_call_whose_secrets_nobody_can_tell() {
     assert!(rows.contains("[redacted ") && !rows.contains("hunter"), "{rows}");
 }
 
+/// A counter has a name, and a refusal says what it has found.
+#[tokio::test]
+async fn nor_does_a_rule_say_anything_of_it() {
+    let input = json!({"type": "object", "properties": {"id": {"type": "string", "writeOnly": true}}});
+    for rule in ["rule = \"limit\"\ncalls = 3\nper = \"/id\"", "rule = \"deny\"\nwhere = [{ argument = \"/id\", in = [\"hunter2\"] }]"] {
+        let limit = "[[policy]]\nname = \"most\"\nrule = \"limit\"\ntools = [\"x\"]\ncalls = 3\nper = \"/id\"\n";
+        let rules = format!("{limit}[[policy]]\nname = \"cap\"\ntools = [\"x\"]\n{rule}\n");
+        let (agents, _) = built(&file("", &rules), vec![remote("x", input.clone()), remote("y", json!({"type": "object"}))], true).unwrap();
+        let gate = agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
+        let session = gate.session("default", "alice", "s");
+        let answer = session.call("x", json!({"id": "hunter2"})).await;
+        assert_eq!(answer.outcome.error().map(|error| &*error.code), Some("definition_changed"), "{rule}");
+        let written = format!("{answer:?} {:?}", session.rows().await.unwrap());
+        assert!(!written.contains("hunter2"), "{rule}: {written}");
+    }
+}
+
 #[test]
 fn what_is_wrong_with_the_file_itself_keeps_it_from_loading() {
     let tools =
@@ -181,7 +198,8 @@ fn what_is_wrong_with_the_file_itself_keeps_it_from_loading() {
 fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
     let rule = |tool: &str| format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
     let text = |undeclared: &str, tool: &str| {
-        let own = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n";
+        let own = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n\
+                   [tools.wipe]\nkind = \"mcp\"\nupstream = \"git\"\ntool = \"clean_all\"\npolicy = \"open\"\n";
         format!("[upstreams.git]\ncommand = \"git\"\nundeclared = \"{undeclared}\"\n{own}{}", rule(tool))
     };
     for (undeclared, tool, seen, live, expected) in [
@@ -196,6 +214,10 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
         ("read", "gut_commit", false, true, Some("is no tool of this agent")),
         // It is misspelt.
         ("read", "git_statsu", false, true, Some("did you mean `git_status`?")),
+        // The upstream has it by that name, and a table gives it another.
+        ("open", "git_clean_all", true, true, Some("`git_clean_all` is no tool of this agent")),
+        ("open", "git_clean_al", true, true, Some("`git_clean_al` is no tool of this agent")),
+        ("open", "git_clean_all", false, true, Some("`git_clean_all` is no tool of this agent")),
     ] {
         let case = format!("{undeclared} {tool} {seen} {live}");
         let object = || json!({"type": "object"});
@@ -237,6 +259,8 @@ fn a_tool_that_is_nearly_called_as_a_rule_has_it_is_held_back_whosever_it_is() {
     // It says that it is of the one, and means the other.
     assert_eq!(held(["git_", "gitlab_"], &[a.clone(), b.clone()], "git_lab_push"), ["git_pull", "git_push", "gitlab_push"]);
     assert_eq!(held(["git_", ""], &[a.clone(), b.clone()], "gti_push"), ["git_push", "merge", "push"]);
+    // It may be of either.
+    assert_eq!(held(["", ""], &[("a", remotes(&["pull"])), ("b", remotes(&["merge"]))], "drop_tables"), ["merge", "pull"]);
     // Nobody knows whose it is, as one of them was never seen.
     assert_eq!(held(["", ""], std::slice::from_ref(&a), "pulll"), ["pull"]);
     // Another upstream may have the same tool.

@@ -96,8 +96,10 @@ impl<'f> Fitting<'f> {
                 Lacking::Unoffered => "its upstream does not offer it, and what no table declares of it is held back; mend the name",
             };
             // Which of its tools is meant, nobody knows; nor whether it is one of another that is called nearly so.
-            if lacking == Lacking::Unoffered {
-                self.hold_undeclared(&upstream.name, problem);
+            if let Lacking::Unoffered = lacking {
+                for upstream in self.owners(name) {
+                    self.hold_undeclared(&upstream.name, problem);
+                }
             }
             if lacking != Lacking::Held {
                 for tool in self.nearly(name, upstream) {
@@ -123,8 +125,8 @@ impl<'f> Fitting<'f> {
         found
     }
 
-    /// Whose tool a name could be that no table declares, and why it is not there.
-    fn whose(&self, name: &str) -> Option<(&'f Upstream, Lacking)> {
+    /// The upstreams whose tool a name could be that no table declares.
+    fn owners(&self, name: &str) -> Vec<&'f Upstream> {
         let sources = self.sources;
         let takes = |upstream: &&'f Upstream| match &self.declared.upstreams {
             Some(names) => names.contains(&upstream.name),
@@ -135,24 +137,41 @@ impl<'f> Fitting<'f> {
             name.starts_with(&prefix).then_some((prefix.len(), upstream))
         };
         let offers = sources.upstreams.iter().filter(|upstream| upstream.undeclared != Undeclared::Deny && is_tool_name(name));
-        let own: Vec<(usize, &'f Upstream)> = offers.filter(takes).filter_map(length).collect();
+        let owners: Vec<(usize, &'f Upstream)> = offers.filter(takes).filter_map(length).collect();
         // The longest prefix tells most.
-        let longest = own.iter().map(|(length, _)| *length).max()?;
-        let own: Vec<&'f Upstream> = own.into_iter().filter(|(length, _)| *length == longest).map(|(_, upstream)| upstream).collect();
-        let held = |upstream: &Upstream| sources.offered.seen.get(&upstream.name).map(|held| held.contains(name));
-        if let Some(holder) = own.iter().copied().find(|upstream| held(upstream) == Some(true)) {
+        let longest = owners.iter().map(|(length, _)| *length).max();
+        owners.into_iter().filter(|(length, _)| Some(*length) == longest).map(|(_, upstream)| upstream).collect()
+    }
+
+    /// Whose tool a name could be that no table declares, and why it is not there.
+    fn whose(&self, name: &str) -> Option<(&'f Upstream, Lacking)> {
+        let owners = self.owners(name);
+        let held = |upstream: &Upstream| self.sources.offered.seen.get(&upstream.name).map(|held| held.contains(name));
+        if let Some(holder) = owners.iter().copied().find(|upstream| held(upstream) == Some(true)) {
             return Some((holder, Lacking::Held));
         }
-        // What is nearly a tool of the file is misspelt.
+        // What is nearly a tool of the file is misspelt, by whichever of its names.
         let in_file = |tool: &str| !self.undeclared.contains_key(tool) && !self.awaited.contains(tool);
-        if self.declared.tools.iter().map(|entry| entry.tool.spec().name()).any(|tool| in_file(tool) && is_nearly(tool, name)) {
+        let is_meant = |entry: &Entry| is_nearly(entry.tool.spec().name(), name) || self.would_be(entry).any(|tool| is_nearly(&tool, name));
+        if self.declared.tools.iter().filter(|entry| in_file(entry.tool.spec().name())).any(is_meant) {
             return None;
         }
-        if let Some(unseen) = own.iter().copied().find(|upstream| held(upstream).is_none()) {
+        if let Some(unseen) = owners.iter().copied().find(|upstream| held(upstream).is_none()) {
             return Some((unseen, Lacking::Unseen));
         }
         // Where nothing runs, a name that nobody has is an error.
-        own.first().copied().filter(|_| sources.offered.live).map(|upstream| (upstream, Lacking::Unoffered))
+        owners.first().copied().filter(|_| self.sources.offered.live).map(|upstream| (upstream, Lacking::Unoffered))
+    }
+
+    /// What a tool of an upstream would be called if no table declared it.
+    fn would_be<'e>(&'e self, entry: &'e Entry) -> impl Iterator<Item = String> + 'e {
+        let (of, tools) = match &entry.behind {
+            Some(Behind::Mcp { upstream, tools, .. }) => (Some(upstream), tools.as_slice()),
+            _ => (None, <&[String]>::default()),
+        };
+        let upstream = self.sources.upstreams.iter().find(|upstream| Some(&upstream.name) == of);
+        let name = |upstream: &Upstream, tool: &String| mapped_letters(&upstream.undeclared_name(tool)).collect();
+        upstream.into_iter().flat_map(move |upstream| tools.iter().map(move |tool| name(upstream, tool)))
     }
 
     /// The undeclared tools of whichever upstream that are nearly called so. What is called so behind the prefix of another upstream is that
