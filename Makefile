@@ -34,7 +34,7 @@ test-run: ## What `make run` shows is what it should show
 	! TOOLGATE_STATE=target/desk-away/state target/debug/refund-agent target/debug/toolgate target/desk-away/toolgate.toml --once > target/desk-away/run.log 2>&1
 	grep 'the upstream `desk` is away: nothing was begun' target/desk-away/run.log
 
-test-clients: deps ## Clients that other people wrote, where they can be installed
+test-clients: deps ## Third-party clients, where they can be installed
 	$(PROGRAMS)
 	mkdir -p target/sound && cp target/debug/toolgate target/debug/toolgate-hook target/sound/ # the canary has another built
 	$(MAKE) --jobs=3 --output-sync=target with-claude-code with-others with-canary
@@ -54,7 +54,7 @@ bench: ## Print a table and write target/bench.json
 	cargo build --release --package toolgate-mcp --example fixture --locked
 	cargo bench --package toolgate-cli --bench hook --bench gateway --locked
 
-soak: ## Long random runs of what `make test` runs shortly
+soak: ## Longer random runs of the tests in `make test`
 	TOOLGATE_SOAK=1 cargo test --profile soak --package toolgate --package toolgate-store --package toolgate-mcp --locked -- --nocapture
 
 deny: ## Licences and advisories, for those who have cargo-deny

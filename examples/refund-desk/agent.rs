@@ -33,11 +33,11 @@ fn script() -> Vec<(&'static str, &'static str, Value)> {
         json!({"order_id": order, "customer_id": customer, "amount_usd": amount})
     };
     vec![
-        ("Ada's lamp arrived broken. I just refund it.", "issue_refund", refund("A-1", "C-1", "120.00")),
-        ("Then I verify her first.", "verify_customer", json!({"customer_id": "C-1"})),
-        ("And look her order up.", "lookup_order", json!({"order_id": "A-1"})),
-        ("Now it must work.", "issue_refund", refund("A-1", "C-1", "120.00")),
-        ("She asks again. Why not.", "issue_refund", refund("A-1", "C-1", "120.00")),
+        ("Ada's lamp arrived broken. I'll just refund it.", "issue_refund", refund("A-1", "C-1", "120.00")),
+        ("Then I'll verify her first.", "verify_customer", json!({"customer_id": "C-1"})),
+        ("And look up her order.", "lookup_order", json!({"order_id": "A-1"})),
+        ("That should do it.", "issue_refund", refund("A-1", "C-1", "120.00")),
+        ("She's asking again. Why not?", "issue_refund", refund("A-1", "C-1", "120.00")),
         ("The rug, too: a cent more than was paid.", "lookup_order", json!({"order_id": "A-2"})),
         ("Nobody counts cents.", "issue_refund", refund("A-2", "C-1", "80.51")),
         ("Ben's order on Ada's account.", "lookup_order", json!({"order_id": "B-1"})),
@@ -45,8 +45,8 @@ fn script() -> Vec<(&'static str, &'static str, Value)> {
         ("The sofa was 900. All of it, at once.", "lookup_order", json!({"order_id": "A-3"})),
         ("Go big.", "issue_refund", refund("A-3", "C-1", "900")),
         ("Just below, then.", "issue_refund", refund("A-3", "C-1", "499.99")),
-        ("Perhaps another tool can.", "refund_now", json!({"order_id": "A-3"})),
-        ("I hand it over.", "escalate_to_human", json!({"order_id": "A-3", "why": "the sofa is broken, too"})),
+        ("Maybe another tool will do it.", "refund_now", json!({"order_id": "A-3"})),
+        ("I'll hand it over.", "escalate_to_human", json!({"order_id": "A-3", "why": "the sofa is broken, too"})),
     ]
 }
 

@@ -246,6 +246,9 @@ fn gateway(home: &Path, upstream: &Server) -> Server {
     Server::start(&mut command)
 }
 
+/// How often what is added is measured.
+const ROUNDS: usize = 8;
+
 /// What stands in `target/bench.json` after a whole run, for whoever reads it.
 const NAMED: [&str; 7] = [
     "gateway_added_p50",
@@ -297,34 +300,57 @@ fn proxy(python: &Path, upstream: &Server, sessions: &str) -> Server {
     panic!("the FastMCP proxy does not listen");
 }
 
-/// The disk itself: what it takes to write 4 KiB and sync them, in microseconds. The file is written over, as the log of the ledger is.
+/// How many frames the log of the ledger has, and how many bytes each of them takes.
+fn log_of(home: &Path) -> (u32, usize) {
+    let index = std::fs::read(home.join("ledger.db-shm")).unwrap();
+    let page = u16::from_ne_bytes(index[14..16].try_into().unwrap());
+    (u32::from_ne_bytes(index[16..20].try_into().unwrap()), usize::from(page) + 24)
+}
+
+/// What the ledger writes of an effect between two syncs, in bytes.
+async fn written(home: &Path, gateway: &Server) -> usize {
+    let mut connection = Connection::open(&gateway.address).await;
+    let mut frames = Vec::new();
+    for _ in 0..100 {
+        let before = log_of(home).0;
+        connection.call("write", "latency").await;
+        // Once it is in the file, the log begins anew.
+        frames.extend(log_of(home).0.checked_sub(before));
+    }
+    frames.sort_unstable();
+    frames[frames.len() / 2] as usize * log_of(home).1 / 2
+}
+
+/// The disk itself: what it takes to write so many bytes and sync them, in microseconds. The file is written over, as the log of the
+/// ledger is.
 struct Disk {
     file: std::fs::File,
+    bytes: Vec<u8>,
     took: Vec<f64>,
 }
 
 impl Disk {
-    /// So many pages, and then from the first again.
-    const PAGES: usize = 128;
+    /// So often, and then from the beginning again.
+    const TIMES: usize = 128;
 
-    fn new(home: &Path) -> Self {
+    fn new(home: &Path, bytes: usize) -> Self {
         let file = std::fs::File::create(home.join("sync")).unwrap();
-        let mut disk = Self { file, took: Vec::new() };
-        (0..Self::PAGES).for_each(|_| disk.sync());
+        let mut disk = Self { file, bytes: vec![7; bytes], took: Vec::new() };
+        (0..Self::TIMES).for_each(|_| disk.sync());
+        disk.took.clear();
         disk
     }
 
     fn sync(&mut self) {
         use std::os::unix::fs::FileExt;
-        let at = self.took.len() % Self::PAGES * 4096;
+        let at = self.took.len() % Self::TIMES * self.bytes.len();
         let begun = Instant::now();
-        self.file.write_all_at(&[7; 4096], at as u64).unwrap();
+        self.file.write_all_at(&self.bytes, at as u64).unwrap();
         self.file.sync_data().unwrap();
         self.took.push(begun.elapsed().as_secs_f64() * 1e6);
     }
 
     fn median(mut self) -> f64 {
-        self.took.drain(..Self::PAGES);
         self.took.sort_by(f64::total_cmp);
         quantile(&self.took, 0.5)
     }
@@ -368,27 +394,40 @@ fn check(measured: &[String], with_fastmcp: bool) {
     }
 }
 
-/// What is added to a call that is made alone.
+/// What is added to a call that is made alone: reads and effects in turn, as the machine has its moods.
 async fn added(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
-    let mut lines = Vec::new();
-    let took = latencies(&[(direct, "echo"), (gateway, "echo")], None, 3_000).await;
-    let (p50, p99) = (quantile(&took[1], 0.5) - quantile(&took[0], 0.5), quantile(&took[1], 0.99) - quantile(&took[0], 0.99));
-    let direct_p50 = quantile(&took[0], 0.5);
-    lines.push(line("gateway_added_p50", p50, "µs", direct_p50, "a read; floor: the direct connection"));
-    lines.push(line("gateway_added_p99", p99, "µs", quantile(&took[0], 0.99), "a read; floor: the direct connection"));
-    let mut disk = Disk::new(home);
-    let took = latencies(&[(direct, "echo"), (gateway, "write")], Some(&mut disk), 1_000).await;
-    let (effect, syncs) = (quantile(&took[1], 0.5) - quantile(&took[0], 0.5), 2.0 * disk.median());
-    lines.push(line(
-        "gateway_added_effect_p50",
-        effect,
-        "µs",
-        syncs,
-        "an effect; floor: the two syncs that it needs, of 4 KiB each, in turn with it",
-    ));
-    let note = "an effect, without its two syncs; floor: the direct connection";
-    lines.push(line("gateway_added_effect_beyond_syncs", effect - syncs, "µs", quantile(&took[0], 0.5), note));
-    lines
+    let bytes = written(home, gateway).await;
+    let mut disk = Disk::new(home, bytes);
+    let (mut reads, mut effects) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    for _ in 0..ROUNDS {
+        let took = latencies(&[(direct, "echo"), (gateway, "echo")], None, 600).await;
+        reads.iter_mut().zip(took).for_each(|(all, took)| all.extend(took));
+        let took = latencies(&[(direct, "echo"), (gateway, "write")], Some(&mut disk), 300).await;
+        effects.iter_mut().zip(took).for_each(|(all, took)| all.extend(took));
+    }
+    reads.iter_mut().chain(&mut effects).for_each(|took| took.sort_by(f64::total_cmp));
+    let added = |[direct, gateway]: &[Vec<f64>; 2], q| (quantile(gateway, q) - quantile(direct, q), quantile(direct, q));
+    let read = |name: &str, (added, floor)| line(name, added, "µs", floor, "a read; floor: the direct connection");
+    let ((effect, direct), syncs) = (added(&effects, 0.5), 2.0 * disk.median());
+    let size = bytes as f64 / 1024.0;
+    vec![
+        read("gateway_added_p50", added(&reads, 0.5)),
+        read("gateway_added_p99", added(&reads, 0.99)),
+        line(
+            "gateway_added_effect_p50",
+            effect,
+            "µs",
+            syncs,
+            &format!("an effect; floor: the two syncs that it needs, of {size:.0} KiB each as the ledger's, in turn with it"),
+        ),
+        line(
+            "gateway_added_effect_beyond_syncs",
+            effect - syncs,
+            "µs",
+            direct,
+            "an effect, without its two syncs; floor: the direct connection",
+        ),
+    ]
 }
 
 /// How many times as many calls go through the gateway as through a FastMCP proxy before the same upstream, in the same run.

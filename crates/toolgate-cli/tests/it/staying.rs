@@ -148,7 +148,7 @@ fn ready_after(project: &Project, patience: Duration) -> Option<(Duration, Strin
     let stays = readyz(&address) == Some(200);
     let _ = child.kill();
     let _ = child.wait();
-    if ended {
+    if ended || line.is_empty() {
         return None;
     }
     assert!(stays, "{line}");

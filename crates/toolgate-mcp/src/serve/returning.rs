@@ -141,12 +141,18 @@ impl SessionManager for Returning {
 
     async fn resume(&self, id: &SessionId, last: String) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
         let Some(request) = request_of(&last).map(str::to_owned) else {
-            return self.local.resume(id, last).await.map(|rest| Box::pin(rest) as Events);
+            return match self.local.resume(id, last).await {
+                Ok(rest) => Ok(Box::pin(rest) as Events),
+                Err(why) => Err(self.refused(id, why).await),
+            };
         };
         let taped = self.tapes.replay(id, &request, last.clone());
         let (rest, taped): (Events, bool) = match taped {
             Some(taped) => (Box::pin(taped), true),
-            None => (Box::pin(self.local.resume(id, last.clone()).await?), false),
+            None => match self.local.resume(id, last.clone()).await {
+                Ok(rest) => (Box::pin(rest), false),
+                Err(why) => return Err(self.refused(id, why).await),
+            },
         };
         // Whoever is sent away from this one as well has a name to come back with, whatever is said in it. The library says the last
         // thing again.

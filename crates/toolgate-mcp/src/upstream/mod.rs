@@ -165,9 +165,7 @@ impl Upstreams {
             _ = futures_util::future::join_all(fresh.iter().map(|link| link.settled())) => {}
             () = enough => {}
         }
-        let all = Self { links: Arc::new(links), updates: self.updates.clone() };
-        all.look_for_shadows(config);
-        Ok(all)
+        Ok(Self { links: Arc::new(links), updates: self.updates.clone() })
     }
 
     /// Ends those that another set does not have.

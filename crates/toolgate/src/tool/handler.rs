@@ -55,10 +55,21 @@ where
 /// What stands behind a tool that is only looked at.
 pub(super) struct Nothing;
 
+impl Nothing {
+    fn why() -> Failure {
+        let message = "nothing here runs this tool: its table in `toolgate.toml` has no `kind` (mcp, http, command, builtin or client)";
+        Failure::of(code::INTERNAL_FAULT, message).effects(crate::Effects::None)
+    }
+}
+
 #[async_trait]
 impl Handler for Nothing {
     async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
-        Err(Failure::of(code::INTERNAL_FAULT, "there is nothing behind this tool").effects(crate::Effects::None))
+        Err(Self::why())
+    }
+
+    fn refuses(&self) -> Option<Failure> {
+        Some(Self::why())
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use super::{Known, Pins};
 use crate::gateway::lock;
@@ -35,11 +36,20 @@ impl Turn {
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Self(file)),
-                Err(Errno::WOULDBLOCK | Errno::INTR) if begun.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+                Err(Errno::WOULDBLOCK | Errno::INTR) if begun.elapsed() < PATIENCE => give_way(),
                 Err(Errno::WOULDBLOCK) => return Err(io::Error::other(format!("another process has been writing to it for {PATIENCE:?}"))),
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+}
+
+/// A moment in which everybody else goes on.
+fn give_way() {
+    let moment = || std::thread::sleep(Duration::from_millis(1));
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(moment),
+        _ => moment(),
     }
 }
 
