@@ -107,7 +107,10 @@ async fn show(gateway: &mut Gateway, program: &str) -> Result<(), Box<dyn Error>
     let mut ready = String::new();
     let said = ChildStdout::from_std(gateway.0.stdout.take().ok_or("the gateway says nothing")?)?;
     BufReader::new(said).read_line(&mut ready).await?;
-    let url = ready.split_whitespace().find(|word| word.starts_with("http://")).ok_or("the gateway did not start")?.to_owned();
+    // It may be coloured, where somebody wants that of everything.
+    let (_, address) = ready.split_once("http://").ok_or("the gateway did not start")?;
+    let address: String = address.chars().take_while(|c| !c.is_whitespace() && !c.is_control()).collect();
+    let url = format!("http://{address}");
     let address = url.trim_start_matches("http://").split('/').next().unwrap_or_default().to_owned();
     tokio::task::spawn_blocking(move || look(&address)).await??;
     work(&url).await?;
