@@ -153,7 +153,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         let gateway = gateway.clone();
         async move { gateway.watch(Duration::from_secs(60)).await }
     });
-    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.watched(), hang_up));
+    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), (found.watched(), fixed(&found)), hang_up));
     let ended = if args.stdio {
         crate::note("toolgate serves on standard streams");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
@@ -245,13 +245,29 @@ fn changed(files: &[(PathBuf, Option<Stamp>)], pins: &[PathBuf]) -> Option<bool>
     (!changed.is_empty()).then(|| changed.iter().all(|file| pins.contains(file)))
 }
 
+/// What counts only when it starts.
+type Fixed = [(&'static str, String); 7];
+
+fn fixed(found: &InForce) -> Fixed {
+    let gateway = &found.config.gateway;
+    [
+        ("store", format!("{:?}", found.store)),
+        ("listen", format!("{:?}", gateway.listen)),
+        ("hosts", format!("{:?}", gateway.hosts)),
+        ("origins", format!("{:?}", gateway.origins)),
+        ("concurrency", format!("{:?}", gateway.concurrency)),
+        ("tls", format!("{:?}", gateway.tls)),
+        ("otlp", format!("{:?}", gateway.otlp)),
+    ]
+}
+
 /// Reads the configuration again when it changes, and when it is told to.
-async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf, Option<Stamp>)>, mut hang_up: Signal) {
+async fn keep_current(gateway: Gateway, served: Arc<Served>, (files, begun): (Vec<(PathBuf, Option<Stamp>)>, Fixed), mut hang_up: Signal) {
     let with_pins = |files: Vec<(PathBuf, Option<Stamp>)>| {
         let pins = gateway.files().into_iter().map(|file| (file.clone(), stamp(&file)));
         files.into_iter().chain(pins).collect::<Vec<_>>()
     };
-    let mut files = with_pins(files);
+    let (mut files, mut told) = (with_pins(files), begun.clone());
     let mut look = tokio::time::interval(Duration::from_millis(500));
     loop {
         let mut only_pins = false;
@@ -269,7 +285,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
         for (file, was) in &mut files {
             *was = stamp(file);
         }
-        let now = served.find().map(|found| with_pins(found.watched()));
+        let now = served.find().map(|found| (with_pins(found.watched()), fixed(&found)));
         match gateway.reload().await {
             // What tools look like has changed, or somebody has accepted it.
             Ok(()) if only_pins => {
@@ -283,16 +299,22 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
                     true => crate::note("the tools of upstreams are offered as they were accepted"),
                     false => say(&format!("held back: {}; look with `toolgate upstream diff`", held.join(", "))),
                 }
-                files = now.unwrap_or(files);
+                files = now.map_or(files, |(files, _)| files);
             }
             Ok(()) => {
                 crate::note(&format!("the configuration was read again: {because}"));
-                files = now.unwrap_or(files);
+                let Ok((watched, fixed)) = now else { continue };
+                let other = fixed.iter().zip(&begun).filter(|(now, begun)| now != begun).map(|((name, _), _)| format!("`{name}`"));
+                let other: Vec<String> = other.collect();
+                if !other.is_empty() && fixed != told {
+                    say(&format!("changed, and read only at the start of `toolgate serve`: {}; start it again", other.join(", ")));
+                }
+                (files, told) = (watched, fixed);
             }
             Err(_) if gateway.is_ending() => return,
             Err(error) => {
                 say(&format!("error: the configuration stays in force as it was: {error}"));
-                place::watch_too(&mut files, now.unwrap_or_default());
+                place::watch_too(&mut files, now.map(|(files, _)| files).unwrap_or_default());
             }
         }
     }

@@ -41,6 +41,24 @@ fn who_cannot_be_told_anything_is_served_by_the_newest_file() {
     until("the next change holds, too", || decided("allow"));
 }
 
+#[test]
+fn what_counts_only_at_the_start_is_said_to() {
+    let config = |store: &str, hosts: &str| {
+        format!("store = \"{store}\"\n[gateway]\nhosts = [{hosts}]\n[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n")
+    };
+    let project = Project::with(&config("ledger.db", ""));
+    let log = std::fs::File::create(project.path("log")).unwrap();
+    let _served = Served::begin(command(&project).stderr(log));
+    let said = || std::fs::read_to_string(project.path("log")).unwrap();
+    let told = "read only at the start of `toolgate serve`: ";
+    project.write("project/toolgate.toml", &config("other.db", "\"a.example\""));
+    until("it is told", || said().contains(&format!("{told}`store`, `hosts`; start it again")));
+    // As it was at the start, nothing is missing.
+    project.write("project/toolgate.toml", &config("ledger.db", ""));
+    until("it was read again", || said().matches("the configuration was read again").count() == 2);
+    assert_eq!(said().matches(told).count(), 1, "{}", said());
+}
+
 /// The same, where no more files may be open than a shell says with these words.
 fn limited(project: &Project, limits: &str) -> Command {
     let plain = command(project);

@@ -91,6 +91,11 @@ impl CommandHook {
         self
     }
 
+    /// Whether one of its names or patterns speaks of what begins so.
+    pub(crate) fn is_for_names_in(&self, prefix: &str) -> bool {
+        !prefix.is_empty() && self.matcher.iter().any(|pattern| pattern.starts_with(prefix))
+    }
+
     /// How long it may take.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {

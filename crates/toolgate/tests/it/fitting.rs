@@ -239,6 +239,38 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
     }
 }
 
+#[test]
+fn a_hook_for_what_an_upstream_might_have_is_told_and_no_error() {
+    for (tools, seen, live, expected) in [
+        ("git_*", false, true, Some(0)),
+        ("git_*", false, false, Some(0)),
+        // It was seen, and has none such; which is meant, nobody knows.
+        ("git_psuh", true, true, Some(1)),
+        ("git_psuh", true, false, None),
+        ("git_push", true, true, Some(0)),
+        // It is none of an upstream's.
+        ("gut_*", false, true, None),
+        ("own_tol", true, true, None),
+    ] {
+        let case = format!("{tools} {seen} {live}");
+        let text = format!(
+            "[upstreams.git]\ncommand = \"git\"\nundeclared = \"open\"\n[tools.own_tool]\ninput = {{ type = \"object\" }}\n\
+             policy = \"open\"\n[[hooks]]\nname = \"h\"\ncommand = \"./h\"\ntools = [\"{tools}\"]\n"
+        );
+        let known = BTreeMap::from([("git", vec![remote("push", json!({"type": "object"}))])]);
+        let offers = Offers { tools: if seen { known } else { BTreeMap::new() }, live };
+        match (Config::parse("toolgate.toml", &text).behind(&offers).fitted(None), expected) {
+            (Ok((agents, unfit)), Some(held)) => {
+                assert_eq!(unfit.len(), held, "{case}: {unfit:?}");
+                let told = agents[0].warnings().iter().any(|warning| warning.message.contains("the hook `h`") && warning.place.is_some());
+                assert!(told || tools == "git_push", "{case}: {:?}", agents[0].warnings());
+            }
+            (Err(error), None) => assert!(error.render(false).contains("is meant for no tool"), "{case}: {}", error.render(false)),
+            (fitted, _) => panic!("{case}: {fitted:?}"),
+        }
+    }
+}
+
 /// Whichever upstream a slip says that it is about, what it was meant for does not run without its rule.
 #[test]
 fn a_tool_that_is_nearly_called_as_a_rule_has_it_is_held_back_whosever_it_is() {

@@ -9,6 +9,7 @@ use super::{Declared, Entry};
 use crate::config::backend::{Behind, Exposed};
 use crate::config::unfit::{Offered, Refusing, Unfit};
 use crate::config::upstream::{Undeclared, Upstream};
+use crate::hook::{CommandHook, Hook};
 use crate::names::{is_tool_name, mapped_letters};
 use crate::policy::{Place, Problem, Severity};
 use crate::registry::Agent;
@@ -40,6 +41,11 @@ enum Lacking {
     Held,
     /// Its upstream does not offer it.
     Unoffered,
+}
+
+/// What the names of an upstream's tools begin with.
+fn prefix_of(upstream: &Upstream) -> String {
+    mapped_letters(&upstream.prefix).collect()
 }
 
 /// An agent that is being fitted.
@@ -74,7 +80,7 @@ impl<'f> Fitting<'f> {
                 Err(wrong) => wrong,
             };
             tries += 1;
-            let awaits = self.await_unknown(&wrong);
+            let awaits = self.await_unknown(&wrong) | self.await_hooked(&wrong);
             // Where nothing runs, all that is wrong is to be seen.
             let holds = self.sources.offered.live && self.hold_back(&wrong, tries > TRIES);
             if !(awaits || holds) || tries >= MOST {
@@ -125,19 +131,49 @@ impl<'f> Fitting<'f> {
         found
     }
 
-    /// The upstreams whose tool a name could be that no table declares.
-    fn owners(&self, name: &str) -> Vec<&'f Upstream> {
-        let sources = self.sources;
-        let takes = |upstream: &&'f Upstream| match &self.declared.upstreams {
+    /// Leaves out hooks that are meant for what an upstream may have: they are asked from when it comes. Whether there were any.
+    fn await_hooked(&mut self, wrong: &[Problem]) -> bool {
+        let mut found = false;
+        for problem in wrong.iter().filter(|problem| problem.severity == Severity::Error) {
+            let is_about = |hook: &CommandHook| problem.message.starts_with(&format!("the hook `{}` is meant for no tool", hook.name()));
+            let Some(at) = self.declared.hooks.iter().position(is_about) else { continue };
+            let Some(hook) = self.declared.hooks.get(at) else { continue };
+            let held = |upstream: &Upstream| self.sources.offered.seen.get(&upstream.name);
+            let is_held = self.takes().any(|upstream| held(upstream).is_some_and(|held| held.iter().any(|tool| hook.matches(tool))));
+            let owners: Vec<&Upstream> = self.takes().filter(|upstream| hook.is_for_names_in(&prefix_of(upstream))).collect();
+            let is_unseen = owners.iter().any(|upstream| held(upstream).is_none());
+            // Where nothing runs, one for what nobody has is an error.
+            if !is_held && !is_unseen && (owners.is_empty() || !self.sources.offered.live) {
+                continue;
+            }
+            self.declared.hooks.remove(at);
+            if !is_held && !is_unseen {
+                owners.iter().for_each(|upstream| self.hold_undeclared(&upstream.name, problem));
+            }
+            let message = format!("{}: no upstream offers one now; it is asked from when one does", problem.message);
+            self.declared.rules.problems.push(Problem { message, ..problem.clone() }.warning());
+            found = true;
+        }
+        found
+    }
+
+    /// The upstreams whose undeclared tools the agent takes.
+    fn takes(&self) -> impl Iterator<Item = &'f Upstream> {
+        let (sources, names) = (self.sources, &self.declared.upstreams);
+        let takes = move |upstream: &&'f Upstream| match names {
             Some(names) => names.contains(&upstream.name),
             None => sources.single,
         };
+        sources.upstreams.iter().filter(|upstream| upstream.undeclared != Undeclared::Deny).filter(takes)
+    }
+
+    /// The upstreams whose tool a name could be that no table declares.
+    fn owners(&self, name: &str) -> Vec<&'f Upstream> {
         let length = |upstream: &'f Upstream| {
-            let prefix: String = mapped_letters(&upstream.prefix).collect();
+            let prefix = prefix_of(upstream);
             name.starts_with(&prefix).then_some((prefix.len(), upstream))
         };
-        let offers = sources.upstreams.iter().filter(|upstream| upstream.undeclared != Undeclared::Deny && is_tool_name(name));
-        let owners: Vec<(usize, &'f Upstream)> = offers.filter(takes).filter_map(length).collect();
+        let owners: Vec<(usize, &'f Upstream)> = self.takes().filter(|_| is_tool_name(name)).filter_map(length).collect();
         // The longest prefix tells most.
         let longest = owners.iter().map(|(length, _)| *length).max();
         owners.into_iter().filter(|(length, _)| Some(*length) == longest).map(|(_, upstream)| upstream).collect()
@@ -177,10 +213,7 @@ impl<'f> Fitting<'f> {
     /// The undeclared tools of whichever upstream that are nearly called so. What is called so behind the prefix of another upstream is that
     /// one's: two upstreams may well have one tool.
     fn nearly(&self, name: &str, whose: &Upstream) -> Vec<&'f str> {
-        let rest = |name: &str, upstream: &Upstream| {
-            let prefix: String = mapped_letters(&upstream.prefix).collect();
-            name.strip_prefix(&prefix).map(str::to_owned)
-        };
+        let rest = |name: &str, upstream: &Upstream| name.strip_prefix(&prefix_of(upstream)).map(str::to_owned);
         let own = rest(name, whose);
         let is_meant = |tool: &str, of: &str| {
             let upstream = self.sources.upstreams.iter().find(|upstream| upstream.name == of);
