@@ -110,6 +110,9 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         let known: Vec<&str> = found.config.names().collect();
         return Err(io::Error::other(format!("there is no agent `{}`; {}", super::ledger::clean(agent), place::there_are(&known))));
     }
+    // What the command line says counts in any case.
+    let given: Vec<&str> =
+        [("store", store.is_some()), ("listen", args.listen.is_some())].iter().filter(|one| one.1).map(|one| one.0).collect();
     let path = store.map_or_else(|| found.store.clone(), Path::to_owned);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
@@ -153,7 +156,9 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         let gateway = gateway.clone();
         async move { gateway.watch(Duration::from_secs(60)).await }
     });
-    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), (found.watched(), fixed(&found)), hang_up));
+    let fixed = move |found: &InForce| fixed(found).into_iter().filter(|(name, _)| !given.contains(name)).collect();
+    let files = found.watched();
+    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), files, (fixed(&found), fixed), hang_up));
     let ended = if args.stdio {
         crate::note("toolgate serves on standard streams");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
@@ -246,9 +251,9 @@ fn changed(files: &[(PathBuf, Option<Stamp>)], pins: &[PathBuf]) -> Option<bool>
 }
 
 /// What counts only when it starts.
-type Fixed = [(&'static str, String); 7];
+type Fixed = Vec<(&'static str, String)>;
 
-fn fixed(found: &InForce) -> Fixed {
+fn fixed(found: &InForce) -> [(&'static str, String); 7] {
     let gateway = &found.config.gateway;
     [
         ("store", format!("{:?}", found.store)),
@@ -262,7 +267,13 @@ fn fixed(found: &InForce) -> Fixed {
 }
 
 /// Reads the configuration again when it changes, and when it is told to.
-async fn keep_current(gateway: Gateway, served: Arc<Served>, (files, begun): (Vec<(PathBuf, Option<Stamp>)>, Fixed), mut hang_up: Signal) {
+async fn keep_current(
+    gateway: Gateway,
+    served: Arc<Served>,
+    files: Vec<(PathBuf, Option<Stamp>)>,
+    (begun, fixed): (Fixed, impl Fn(&InForce) -> Fixed),
+    mut hang_up: Signal,
+) {
     let with_pins = |files: Vec<(PathBuf, Option<Stamp>)>| {
         let pins = gateway.files().into_iter().map(|file| (file.clone(), stamp(&file)));
         files.into_iter().chain(pins).collect::<Vec<_>>()
@@ -303,13 +314,13 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, (files, begun): (Ve
             }
             Ok(()) => {
                 crate::note(&format!("the configuration was read again: {because}"));
-                let Ok((watched, fixed)) = now else { continue };
-                let other = fixed.iter().zip(&begun).filter(|(now, begun)| now != begun).map(|((name, _), _)| format!("`{name}`"));
+                let Ok((watched, now)) = now else { continue };
+                let other = now.iter().zip(&begun).filter(|(now, begun)| now != begun).map(|((name, _), _)| format!("`{name}`"));
                 let other: Vec<String> = other.collect();
-                if !other.is_empty() && fixed != told {
+                if !other.is_empty() && now != told {
                     say(&format!("changed, and read only at the start of `toolgate serve`: {}; start it again", other.join(", ")));
                 }
-                (files, told) = (watched, fixed);
+                (files, told) = (watched, now);
             }
             Err(_) if gateway.is_ending() => return,
             Err(error) => {

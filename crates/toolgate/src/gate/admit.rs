@@ -133,6 +133,13 @@ impl Toolgate {
 
     /// Also used for what a hook has rewritten.
     pub(super) fn check_shape(&self, tool: &Registered, mut value: serde_json::Value, trail: &mut Trail) -> Result<Judged, Stop> {
+        // Which of its arguments are secret nobody can tell: neither a schema nor a rule has anything to say of them, as that is written down.
+        if tool.spec.veiled {
+            trail.arguments = Arc::new(self.0.redactor.mark(&value));
+            let held =
+                || ToolError::of(code::DEFINITION_CHANGED, format!("`{}` is held back", tool.spec.name)).with_effects(crate::Effects::None);
+            return Err(in_vain(tool).unwrap_or_else(|| held().into()));
+        }
         let checked = match &tool.input {
             Some(schema) => schema.validate(&tool.spec.name, &mut value),
             None => Ok(()),
@@ -144,11 +151,7 @@ impl Toolgate {
                 let judged = judged.with_digest(|digest| self.0.redactor.keyed(digest));
                 trail.digest = Some(judged.digest());
                 trail.arguments = self.0.redactor.redact_shared(judged.shared(), &tool.secrets);
-                // Which of these are secret, no rule could tell either, and what a rule says is written down.
-                match in_vain(tool).filter(|_| tool.spec.veiled) {
-                    Some(refused) => Err(refused),
-                    None => Ok(judged),
-                }
+                Ok(judged)
             }
             Err(invalid) => {
                 // A misspelt name may hide a secret: where there are secrets, what does not fit is not written down.

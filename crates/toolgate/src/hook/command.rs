@@ -91,9 +91,9 @@ impl CommandHook {
         self
     }
 
-    /// Whether one of its names or patterns speaks of what begins so.
-    pub(crate) fn is_for_names_in(&self, prefix: &str) -> bool {
-        !prefix.is_empty() && self.matcher.iter().any(|pattern| pattern.starts_with(prefix))
+    /// The names and patterns that it is for.
+    pub(crate) fn names(&self) -> &[String] {
+        &self.matcher
     }
 
     /// How long it may take.

@@ -113,7 +113,8 @@ impl AgentBuilder {
             if !names.insert(hook.name()) {
                 problems.push(Problem::new(format!("the hook `{}` has the name of another hook or policy", shown(hook.name()))));
             }
-            if !self.tools.iter().any(|(_, tool)| hook.matches(tool.spec().name())) {
+            // One that is for every tool is for those that come.
+            if !hook.matches("") && !self.tools.iter().any(|(_, tool)| hook.matches(tool.spec().name())) {
                 let message = format!("the hook `{}` is meant for no tool of this agent, so it would never be asked", shown(hook.name()));
                 problems.push(Problem::new(message));
             }

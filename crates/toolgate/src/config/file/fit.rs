@@ -73,6 +73,7 @@ impl<'f> Fitting<'f> {
 
     /// Builds it; else says what is wrong with the file itself.
     pub(super) fn build(mut self, script: Option<&Arc<dyn Handler>>) -> Result<(Agent, Vec<Unfit>), Vec<Problem>> {
+        self.await_hooked();
         let mut tries = 0;
         loop {
             let wrong = match self.declared.clone().build(script, &self.refused, true) {
@@ -80,7 +81,7 @@ impl<'f> Fitting<'f> {
                 Err(wrong) => wrong,
             };
             tries += 1;
-            let awaits = self.await_unknown(&wrong) | self.await_hooked(&wrong);
+            let awaits = self.await_unknown(&wrong);
             // Where nothing runs, all that is wrong is to be seen.
             let holds = self.sources.offered.live && self.hold_back(&wrong, tries > TRIES);
             if !(awaits || holds) || tries >= MOST {
@@ -102,9 +103,10 @@ impl<'f> Fitting<'f> {
                 Lacking::Unoffered => "its upstream does not offer it, and what no table declares of it is held back; mend the name",
             };
             // Which of its tools is meant, nobody knows; nor whether it is one of another that is called nearly so.
-            if let Lacking::Unoffered = lacking {
+            if lacking == Lacking::Unoffered {
                 for upstream in self.owners(name) {
                     self.hold_undeclared(&upstream.name, problem);
+                    self.hold_renamed(name, upstream, problem);
                 }
             }
             if lacking != Lacking::Held {
@@ -131,30 +133,25 @@ impl<'f> Fitting<'f> {
         found
     }
 
-    /// Leaves out hooks that are meant for what an upstream may have: they are asked from when it comes. Whether there were any.
-    fn await_hooked(&mut self, wrong: &[Problem]) -> bool {
-        let mut found = false;
-        for problem in wrong.iter().filter(|problem| problem.severity == Severity::Error) {
-            let is_about = |hook: &CommandHook| problem.message.starts_with(&format!("the hook `{}` is meant for no tool", hook.name()));
-            let Some(at) = self.declared.hooks.iter().position(is_about) else { continue };
-            let Some(hook) = self.declared.hooks.get(at) else { continue };
-            let held = |upstream: &Upstream| self.sources.offered.seen.get(&upstream.name);
-            let is_held = self.takes().any(|upstream| held(upstream).is_some_and(|held| held.iter().any(|tool| hook.matches(tool))));
-            let owners: Vec<&Upstream> = self.takes().filter(|upstream| hook.is_for_names_in(&prefix_of(upstream))).collect();
-            let is_unseen = owners.iter().any(|upstream| held(upstream).is_none());
-            // Where nothing runs, one for what nobody has is an error.
-            if !is_held && !is_unseen && (owners.is_empty() || !self.sources.offered.live) {
-                continue;
-            }
-            self.declared.hooks.remove(at);
-            if !is_held && !is_unseen {
-                owners.iter().for_each(|upstream| self.hold_undeclared(&upstream.name, problem));
-            }
-            let message = format!("{}: no upstream offers one now; it is asked from when one does", problem.message);
-            self.declared.rules.problems.push(Problem { message, ..problem.clone() }.warning());
-            found = true;
+    /// Leaves out hooks that are for all that an upstream has, or for what is held back, as long as there is nothing of the kind: they are
+    /// asked from when there is.
+    fn await_hooked(&mut self) {
+        let all: Vec<String> = self.takes().map(prefix_of).filter(|prefix| !prefix.is_empty()).map(|prefix| prefix + "*").collect();
+        let held: Vec<&String> = self.takes().filter_map(|upstream| self.sources.offered.seen.get(&upstream.name)).flatten().collect();
+        let tools = &self.declared.tools;
+        let waits = |hook: &CommandHook| {
+            let is_for = |tool: &str| hook.matches(tool);
+            let may_be = hook.names().iter().any(|name| all.contains(name)) || held.iter().any(|tool| is_for(tool));
+            may_be && !tools.iter().any(|entry| is_for(entry.tool.spec().name()))
+        };
+        let (later, now): (Vec<CommandHook>, Vec<CommandHook>) = self.declared.hooks.iter().cloned().partition(waits);
+        for hook in &later {
+            let message =
+                format!("the hook `{}` is meant for tools that no upstream offers now; it is asked from when one does", hook.name());
+            let place = self.declared.hook_places.iter().find(|(name, _)| name == hook.name()).map(|(_, place)| place.clone());
+            self.declared.rules.problems.push(Problem { place, ..Problem::new(message) }.warning());
         }
-        found
+        self.declared.hooks = now;
     }
 
     /// The upstreams whose undeclared tools the agent takes.
@@ -186,9 +183,9 @@ impl<'f> Fitting<'f> {
         if let Some(holder) = owners.iter().copied().find(|upstream| held(upstream) == Some(true)) {
             return Some((holder, Lacking::Held));
         }
-        // What is nearly a tool of the file is misspelt, by whichever of its names.
+        // What is nearly a tool of the file is misspelt; or it is the name that a table replaces.
         let in_file = |tool: &str| !self.undeclared.contains_key(tool) && !self.awaited.contains(tool);
-        let is_meant = |entry: &Entry| is_nearly(entry.tool.spec().name(), name) || self.would_be(entry).any(|tool| is_nearly(&tool, name));
+        let is_meant = |entry: &Entry| is_nearly(entry.tool.spec().name(), name) || self.would_be(entry).any(|(_, tool)| tool == name);
         if self.declared.tools.iter().filter(|entry| in_file(entry.tool.spec().name())).any(is_meant) {
             return None;
         }
@@ -200,14 +197,14 @@ impl<'f> Fitting<'f> {
     }
 
     /// What a tool of an upstream would be called if no table declared it.
-    fn would_be<'e>(&'e self, entry: &'e Entry) -> impl Iterator<Item = String> + 'e {
+    fn would_be<'e>(&'e self, entry: &'e Entry) -> impl Iterator<Item = (&'f Upstream, String)> + 'e {
         let (of, tools) = match &entry.behind {
             Some(Behind::Mcp { upstream, tools, .. }) => (Some(upstream), tools.as_slice()),
             _ => (None, <&[String]>::default()),
         };
         let upstream = self.sources.upstreams.iter().find(|upstream| Some(&upstream.name) == of);
         let name = |upstream: &Upstream, tool: &String| mapped_letters(&upstream.undeclared_name(tool)).collect();
-        upstream.into_iter().flat_map(move |upstream| tools.iter().map(move |tool| name(upstream, tool)))
+        upstream.into_iter().flat_map(move |upstream| tools.iter().map(move |tool| (upstream, name(upstream, tool))))
     }
 
     /// The undeclared tools of whichever upstream that are nearly called so. What is called so behind the prefix of another upstream is that
@@ -243,6 +240,17 @@ impl<'f> Fitting<'f> {
         for name in names {
             if !self.held.contains_key(name) {
                 self.hold(name, problem.to_string());
+            }
+        }
+    }
+
+    /// Holds back what a table gives another name, where it is nearly called so by its upstream.
+    fn hold_renamed(&mut self, name: &str, upstream: &Upstream, problem: &Problem) {
+        let is_meant = |entry: &&Entry| self.would_be(entry).any(|(of, tool)| of.name == upstream.name && is_nearly(&tool, name));
+        let meant = self.declared.tools.iter().filter(is_meant).map(|entry| entry.tool.spec().name().to_owned());
+        for tool in meant.collect::<Vec<_>>() {
+            if !self.held.contains_key(&tool) {
+                self.hold(&tool, problem.to_string());
             }
         }
     }
