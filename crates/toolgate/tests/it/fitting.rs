@@ -165,12 +165,13 @@ async fn nor_does_a_rule_say_anything_of_it() {
         let (agents, _) = built(&file("", &rules), vec![remote("x", input.clone()), remote("y", json!({"type": "object"}))], true).unwrap();
         let gate = agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
         let session = gate.session("default", "alice", "s");
-        for not_an_object in [json!("hunter2"), json!(["hunter2"])] {
-            session.call("x", not_an_object).await;
+        let mut written = String::new();
+        for arguments in [json!("hunter2"), json!(["hunter2"]), json!({"id": "hunter2"})] {
+            let answer = session.call("x", arguments).await;
+            assert_eq!(answer.outcome.error().map(|error| &*error.code), Some("definition_changed"), "{rule}");
+            written += &format!("{answer:?} ");
         }
-        let answer = session.call("x", json!({"id": "hunter2"})).await;
-        assert_eq!(answer.outcome.error().map(|error| &*error.code), Some("definition_changed"), "{rule}");
-        let written = format!("{answer:?} {:?}", session.rows().await.unwrap());
+        written += &format!("{:?}", session.rows().await.unwrap());
         assert!(!written.contains("hunter2"), "{rule}: {written}");
     }
 }
@@ -251,36 +252,74 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
     }
 }
 
-#[test]
-fn a_hook_for_what_an_upstream_might_have_is_told_and_no_error() {
-    let upstream = |name: &str| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\n");
-    for (tools, own, seen, expected) in [
-        ("git_*", "own_tool", false, Ok(true)),
-        ("git_*", "own_tool", true, Ok(false)),
+/// Upstreams of which one has something that is held back.
+struct Holding(Offers);
+
+impl Backend for Holding {
+    fn tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+        self.0.tools(upstream)
+    }
+
+    fn held(&self, upstream: &str) -> Vec<String> {
+        if upstream == "git" { vec!["merge".to_owned()] } else { Vec::new() }
+    }
+
+    fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler> {
+        self.0.remote(upstream, tool)
+    }
+
+    fn http(&self, tool: &HttpTool) -> Arc<dyn Handler> {
+        self.0.http(tool)
+    }
+}
+
+#[tokio::test]
+async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
+    let own = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n";
+    let rule = "[tools.own_tool]\ninput = { type = \"object\" }\n\
+                [[policy]]\nname = \"h\"\nrule = \"deny\"\ntools = [\"own_tool\"]\nwhen = \"false\"\n";
+    for (tools, more, seen, waits) in [
+        ("git_*", own, false, Some(false)),
+        ("git_*", "", false, Some(true)),
+        ("git_push", own, false, Some(true)),
+        ("git_p*|git_merge", own, false, Some(true)),
+        ("git_merge", own, true, Some(true)),
+        ("git_push", own, true, Some(false)),
         // Whatever there will be.
-        ("*", "", false, Ok(false)),
+        ("*", "", false, Some(false)),
+        // It is there, and has no such tool; or nobody ever will.
+        ("git_psuh", own, true, None),
+        ("gut_*", own, false, None),
+        ("git_push|own_tol", own, false, None),
         // It may be misspelt.
-        ("git_psuh", "own_tool", false, Err(())),
-        ("git_psuh", "own_tool", true, Err(())),
-        ("git_statsu*", "git_status", false, Err(())),
-        ("gut_*", "own_tool", false, Err(())),
-        ("own_tol", "own_tool", true, Err(())),
+        ("git_statsu", own, false, None),
+        ("git_statsu*", own, false, None),
+        // That is wrong whoever is there.
+        ("git_*", rule, false, None),
     ] {
-        let case = format!("{tools} {own} {seen}");
-        let own =
-            if own.is_empty() { String::new() } else { format!("[tools.{own}]\ninput = {{ type = \"object\" }}\npolicy = \"open\"\n") };
-        let hook = format!("[[hooks]]\nname = \"h\"\ncommand = \"./h\"\ntools = [\"{tools}\"]\n");
-        let text = format!("{}{}{own}{hook}", upstream("git"), upstream("db"));
-        let of = |name: &'static str| (name, vec![remote("push", json!({"type": "object"}))]);
-        let known = if seen { BTreeMap::from([of("git"), of("db")]) } else { BTreeMap::from([of("db")]) };
-        match (Config::parse("toolgate.toml", &text).behind(&Offers { tools: known, live: true }).fitted(None), expected) {
-            (Ok((agents, unfit)), Ok(waits)) => {
+        let case = format!("{tools} {more} {seen}");
+        let upstream = "[upstreams.git]\ncommand = \"x\"\nundeclared = \"open\"\n";
+        let text = format!(
+            "{upstream}{}{more}[[hooks]]\nname = \"h\"\ncommand = \"./h\"\ntools = [\"{tools}\"]\n",
+            if more == rule { own } else { "" }
+        );
+        let known = BTreeMap::from([("git", vec![remote("push", json!({"type": "object"}))])]);
+        let offers = Holding(Offers { tools: if seen { known } else { BTreeMap::new() }, live: true });
+        match (Config::parse("toolgate.toml", &text).behind(&offers).fitted(None), waits) {
+            (Ok((agents, unfit)), Some(waits)) => {
                 // Nothing else is held back for it.
                 assert!(unfit.is_empty(), "{case}: {unfit:?}");
                 let told = |warning: &Problem| warning.message.contains("the hook `h`") && warning.place.is_some();
                 assert_eq!(agents[0].warnings().iter().any(told), waits, "{case}: {:?}", agents[0].warnings());
+                if seen && !waits {
+                    // There is no such program, so it is a fault.
+                    assert_ne!(code(agents, "git_push", json!({})).await, "ok", "{case}");
+                }
             }
-            (Err(error), Err(())) => assert!(error.render(false).contains("is meant for no tool"), "{case}: {}", error.render(false)),
+            (Err(error), None) => {
+                let said = error.render(false);
+                assert!(said.contains("is meant for no tool") || said.contains("has the name of another"), "{case}: {said}");
+            }
             (fitted, _) => panic!("{case}: {fitted:?}"),
         }
     }
@@ -312,6 +351,24 @@ fn a_tool_that_is_nearly_called_as_a_rule_has_it_is_held_back_whosever_it_is() {
     assert_eq!(held(["", ""], std::slice::from_ref(&a), "pulll"), ["pull"]);
     // Another upstream may have the same tool.
     assert_eq!(held(["git_", "gitlab_"], std::slice::from_ref(&a), "gitlab_push"), none);
+    // Nor does it run under the name that a table gives it.
+    let text = |rule: &str| {
+        let upstream = |name: &str| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\n");
+        let table = "[tools.wipe]\nkind = \"mcp\"\nupstream = \"gitx\"\ntool = \"clean_all\"\npolicy = \"open\"\n";
+        let rule = format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{rule}\"]\nwhen = \"true\"\n");
+        format!("{}{}{table}{rule}", upstream("git"), upstream("gitx"))
+    };
+    for (rule, seen, is_held) in [
+        ("git_clean_al", ["git", "gitx"].as_slice(), true),
+        ("git_clean_al", &["gitx"], true),
+        ("git_clean_al", &["git"], false),
+        ("git_clean_all", &["gitx"], false),
+    ] {
+        let tools = seen.iter().map(|name| (*name, remotes(&["clean_all"])));
+        let tools = tools.map(|(name, all)| (name, if name == "git" { remotes(&["push"]) } else { all })).collect();
+        let (_, unfit) = Config::parse("toolgate.toml", &text(rule)).behind(&Offers { tools, live: true }).fitted(None).unwrap();
+        assert_eq!(unfit.iter().any(|unfit| unfit.name == "wipe"), is_held, "{rule} {seen:?}: {unfit:?}");
+    }
     // Two that have one name once they are mapped are there, and left out.
     let twice = ("b", remotes(&["push", "Push", "merge"]));
     assert_eq!(held(["git_", "gitlab_"], &[a, twice], "gitlab_push"), none);

@@ -106,12 +106,11 @@ impl<'f> Fitting<'f> {
             if lacking == Lacking::Unoffered {
                 for upstream in self.owners(name) {
                     self.hold_undeclared(&upstream.name, problem);
-                    self.hold_renamed(name, upstream, problem);
                 }
             }
             if lacking != Lacking::Held {
                 for tool in self.nearly(name, upstream) {
-                    self.hold(tool, problem.to_string());
+                    self.hold(&tool, problem.to_string());
                 }
             }
             let message = format!("{}: {why}", problem.message);
@@ -133,18 +132,34 @@ impl<'f> Fitting<'f> {
         found
     }
 
-    /// Leaves out hooks that are for all that an upstream has, or for what is held back, as long as there is nothing of the kind: they are
-    /// asked from when there is.
+    /// Leaves out hooks that are for what an upstream may have, as long as there is nothing of the kind: they are asked from when there is.
+    /// One that may be misspelt is none of them, nor one that is wrong in itself.
     fn await_hooked(&mut self) {
-        let all: Vec<String> = self.takes().map(prefix_of).filter(|prefix| !prefix.is_empty()).map(|prefix| prefix + "*").collect();
-        let held: Vec<&String> = self.takes().filter_map(|upstream| self.sources.offered.seen.get(&upstream.name)).flatten().collect();
-        let tools = &self.declared.tools;
-        let waits = |hook: &CommandHook| {
-            let is_for = |tool: &str| hook.matches(tool);
-            let may_be = hook.names().iter().any(|name| all.contains(name)) || held.iter().any(|tool| is_for(tool));
-            may_be && !tools.iter().any(|entry| is_for(entry.tool.spec().name()))
+        let (declared, seen) = (&self.declared, &self.sources.offered.seen);
+        let prefixes: Vec<(String, bool)> = self.takes().map(|upstream| (prefix_of(upstream), seen.contains_key(&upstream.name))).collect();
+        let held: Vec<&String> = self.takes().filter_map(|upstream| seen.get(&upstream.name)).flatten().collect();
+        let in_file = |name: &str| {
+            let is_nearly =
+                |entry: &Entry| is_nearly(entry.tool.spec().name(), name) || self.would_be(entry).any(|(_, tool)| is_nearly(&tool, name));
+            declared.tools.iter().any(is_nearly)
         };
-        let (later, now): (Vec<CommandHook>, Vec<CommandHook>) = self.declared.hooks.iter().cloned().partition(waits);
+        let may_come = |pattern: &String| {
+            let head = pattern.split('*').next().unwrap_or_default();
+            let is_behind = |(prefix, is_seen): &(String, bool)| match head.strip_prefix(prefix.as_str()).filter(|_| !prefix.is_empty()) {
+                Some("") => pattern.ends_with('*'),
+                Some(_) => !is_seen && !in_file(head),
+                None => false,
+            };
+            prefixes.iter().any(is_behind)
+        };
+        let waits = |hook: &CommandHook| {
+            let matches = |tool: &str| hook.matches(tool);
+            let is_alone = declared.hooks.iter().filter(|other| other.name() == hook.name()).count() == 1
+                && declared.rules.written().all(|written| written.policy.name() != hook.name());
+            let may_be = hook.names().iter().all(may_come) || held.iter().any(|tool| matches(tool));
+            may_be && is_alone && !declared.tools.iter().any(|entry| matches(entry.tool.spec().name()))
+        };
+        let (later, now): (Vec<CommandHook>, Vec<CommandHook>) = declared.hooks.iter().cloned().partition(waits);
         for hook in &later {
             let message =
                 format!("the hook `{}` is meant for tools that no upstream offers now; it is asked from when one does", hook.name());
@@ -185,7 +200,10 @@ impl<'f> Fitting<'f> {
         }
         // What is nearly a tool of the file is misspelt; or it is the name that a table replaces.
         let in_file = |tool: &str| !self.undeclared.contains_key(tool) && !self.awaited.contains(tool);
-        let is_meant = |entry: &Entry| is_nearly(entry.tool.spec().name(), name) || self.would_be(entry).any(|(_, tool)| tool == name);
+        // What all tools of an upstream begin with makes none of them like another.
+        let prefix = owners.first().map(|upstream| prefix_of(upstream)).unwrap_or_default();
+        let nearly = |tool: &str| is_nearly(tool.strip_prefix(&prefix).unwrap_or(tool), name.strip_prefix(&prefix).unwrap_or(name));
+        let is_meant = |entry: &Entry| nearly(entry.tool.spec().name()) || self.would_be(entry).any(|(_, tool)| tool == name);
         if self.declared.tools.iter().filter(|entry| in_file(entry.tool.spec().name())).any(is_meant) {
             return None;
         }
@@ -207,17 +225,20 @@ impl<'f> Fitting<'f> {
         upstream.into_iter().flat_map(move |upstream| tools.iter().map(move |tool| (upstream, name(upstream, tool))))
     }
 
-    /// The undeclared tools of whichever upstream that are nearly called so. What is called so behind the prefix of another upstream is that
-    /// one's: two upstreams may well have one tool.
-    fn nearly(&self, name: &str, whose: &Upstream) -> Vec<&'f str> {
+    /// The tools of whichever upstream that are nearly called so, or would be if no table gave them another name. What is called so behind the
+    /// prefix of another upstream is that one's: two upstreams may well have one tool.
+    fn nearly(&self, name: &str, whose: &Upstream) -> Vec<String> {
         let rest = |name: &str, upstream: &Upstream| name.strip_prefix(&prefix_of(upstream)).map(str::to_owned);
         let own = rest(name, whose);
-        let is_meant = |tool: &str, of: &str| {
-            let upstream = self.sources.upstreams.iter().find(|upstream| upstream.name == of);
-            let same = of != whose.name && upstream.and_then(|upstream| rest(tool, upstream)) == own;
-            is_nearly(tool, name) && !same && !self.held.contains_key(tool)
-        };
-        self.undeclared.iter().filter(|(tool, of)| is_meant(tool, of)).map(|(tool, _)| *tool).collect()
+        let is_meant = |called: &str, of: &Upstream| is_nearly(called, name) && (of.name == whose.name || rest(called, of) != own);
+        let upstream = |of: &str| self.sources.upstreams.iter().find(|upstream| upstream.name == of);
+        let undeclared = self.undeclared.iter().filter(|(tool, of)| upstream(of).is_some_and(|of| is_meant(tool, of)));
+        // One that was never seen has nothing that runs.
+        let is_seen = |of: &Upstream| self.sources.offered.seen.contains_key(&of.name);
+        let renamed = |entry: &&Entry| self.would_be(entry).any(|(of, called)| is_seen(of) && is_meant(&called, of));
+        let renamed = self.declared.tools.iter().filter(renamed).map(|entry| entry.tool.spec().name());
+        let all = undeclared.map(|(tool, _)| *tool).chain(renamed).filter(|tool| !self.held.contains_key(*tool));
+        all.map(str::to_owned).collect()
     }
 
     /// Puts a tool there that nobody can call.
@@ -240,17 +261,6 @@ impl<'f> Fitting<'f> {
         for name in names {
             if !self.held.contains_key(name) {
                 self.hold(name, problem.to_string());
-            }
-        }
-    }
-
-    /// Holds back what a table gives another name, where it is nearly called so by its upstream.
-    fn hold_renamed(&mut self, name: &str, upstream: &Upstream, problem: &Problem) {
-        let is_meant = |entry: &&Entry| self.would_be(entry).any(|(of, tool)| of.name == upstream.name && is_nearly(&tool, name));
-        let meant = self.declared.tools.iter().filter(is_meant).map(|entry| entry.tool.spec().name().to_owned());
-        for tool in meant.collect::<Vec<_>>() {
-            if !self.held.contains_key(&tool) {
-                self.hold(&tool, problem.to_string());
             }
         }
     }
