@@ -204,6 +204,7 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
     let rule = |tool: &str| format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
     let text = |undeclared: &str, tool: &str| {
         let own = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n\
+                   [tools.git_wipe]\ninput = { type = \"object\" }\npolicy = \"open\"\n[tools.find]\ninput = { type = \"object\" }\npolicy = \"open\"\n\
                    [tools.wipe]\nkind = \"mcp\"\nupstream = \"git\"\ntool = \"clean_all\"\npolicy = \"open\"\n";
         format!("[upstreams.git]\ncommand = \"git\"\nundeclared = \"{undeclared}\"\n{own}{}", rule(tool))
     };
@@ -219,6 +220,9 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
         ("read", "gut_commit", false, true, Some("is no tool of this agent")),
         // It is misspelt.
         ("read", "git_statsu", false, true, Some("did you mean `git_status`?")),
+        ("read", "git_wpie", false, true, Some("did you mean `git_wipe`?")),
+        // Their prefix does not make them one.
+        ("read", "git_find", false, true, None),
         // The upstream has it by that name, and a table gives it another.
         ("open", "git_clean_all", true, true, Some("`git_clean_all` is no tool of this agent")),
         ("open", "git_clean_all", false, true, Some("`git_clean_all` is no tool of this agent")),
@@ -294,6 +298,8 @@ async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
         // It may be misspelt.
         ("git_statsu", own, false, None),
         ("git_statsu*", own, false, None),
+        ("git_*psuh*", "", true, None),
+        ("git_*psuh*", "", false, None),
         // That is wrong whoever is there.
         ("git_*", rule, false, None),
     ] {
@@ -303,8 +309,10 @@ async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
             "{upstream}{}{more}[[hooks]]\nname = \"h\"\ncommand = \"./h\"\ntools = [\"{tools}\"]\n",
             if more == rule { own } else { "" }
         );
-        let known = BTreeMap::from([("git", vec![remote("push", json!({"type": "object"}))])]);
-        let offers = Holding(Offers { tools: if seen { known } else { BTreeMap::new() }, live: true });
+        let push = || vec![remote("push", json!({"type": "object"}))];
+        let known = if seen { BTreeMap::from([("git", push()), ("gits", push())]) } else { BTreeMap::from([("gits", push())]) };
+        let known = if tools == "*" { BTreeMap::new() } else { known };
+        let offers = Holding(Offers { tools: known, live: true });
         match (Config::parse("toolgate.toml", &text).behind(&offers).fitted(None), waits) {
             (Ok((agents, unfit)), Some(waits)) => {
                 // Nothing else is held back for it.
@@ -323,6 +331,18 @@ async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
             (fitted, _) => panic!("{case}: {fitted:?}"),
         }
     }
+}
+
+/// What is held back only for its name keeps its secrets by itself, and rules speak of it as ever.
+#[tokio::test]
+async fn a_rule_refuses_what_is_held_back_for_another_rule() {
+    let upstream = |name: &str| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\nprefix = \"\"\n");
+    let rule = |tool: &str| format!("[[policy]]\nname = \"no_{tool}\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
+    let text = format!("{}{}{}{}", upstream("a"), upstream("b"), rule("pulll"), rule("pull"));
+    let offers = Offers { tools: BTreeMap::from([("a", vec![remote("pull", json!({"type": "object"}))])]), live: true };
+    let (agents, unfit) = Config::parse("toolgate.toml", &text).behind(&offers).fitted(None).unwrap();
+    assert!(unfit.iter().any(|unfit| unfit.name == "pull"), "{unfit:?}");
+    assert_eq!(code(agents, "pull", json!({})).await, "no_pull");
 }
 
 /// Whichever upstream a slip says that it is about, what it was meant for does not run without its rule.

@@ -48,6 +48,14 @@ fn prefix_of(upstream: &Upstream) -> String {
     mapped_letters(&upstream.prefix).collect()
 }
 
+/// Whether two upstreams have one tool by these names, but for what all of theirs begin with.
+fn is_same((name, of): (&str, &Upstream), (other, whose): (&str, &Upstream)) -> bool {
+    match (name.strip_prefix(&prefix_of(of)), other.strip_prefix(&prefix_of(whose))) {
+        (Some(name), Some(other)) => name == other,
+        _ => false,
+    }
+}
+
 /// An agent that is being fitted.
 pub(super) struct Fitting<'f> {
     declared: Declared,
@@ -136,21 +144,27 @@ impl<'f> Fitting<'f> {
     /// One that may be misspelt is none of them, nor one that is wrong in itself.
     fn await_hooked(&mut self) {
         let (declared, seen) = (&self.declared, &self.sources.offered.seen);
-        let prefixes: Vec<(String, bool)> = self.takes().map(|upstream| (prefix_of(upstream), seen.contains_key(&upstream.name))).collect();
         let held: Vec<&String> = self.takes().filter_map(|upstream| seen.get(&upstream.name)).flatten().collect();
-        let in_file = |name: &str| {
-            let is_nearly =
-                |entry: &Entry| is_nearly(entry.tool.spec().name(), name) || self.would_be(entry).any(|(_, tool)| is_nearly(&tool, name));
-            declared.tools.iter().any(is_nearly)
+        let in_file = |name: &str, whose: &Upstream| {
+            let is_meant =
+                |called: &str, of: &Upstream| is_nearly(called, name) && (of.name == whose.name || !is_same((called, of), (name, whose)));
+            declared.tools.iter().any(|entry| {
+                let here = entry.tool.spec().name();
+                let mut remote = self.would_be(entry).peekable();
+                match remote.peek() {
+                    None => is_nearly(here, name),
+                    Some(_) => remote.any(|(of, called)| is_meant(here, of) || is_meant(&called, of)),
+                }
+            })
         };
         let may_come = |pattern: &String| {
             let head = pattern.split('*').next().unwrap_or_default();
-            let is_behind = |(prefix, is_seen): &(String, bool)| match head.strip_prefix(prefix.as_str()).filter(|_| !prefix.is_empty()) {
-                Some("") => pattern.ends_with('*'),
-                Some(_) => !is_seen && !in_file(head),
+            self.takes().any(|upstream| match pattern.strip_prefix(&prefix_of(upstream)) {
+                // All that it has.
+                Some("*") => !upstream.prefix.is_empty(),
+                Some(rest) => !rest.starts_with('*') && !seen.contains_key(&upstream.name) && !in_file(head, upstream),
                 None => false,
-            };
-            prefixes.iter().any(is_behind)
+            })
         };
         let waits = |hook: &CommandHook| {
             let matches = |tool: &str| hook.matches(tool);
@@ -200,10 +214,16 @@ impl<'f> Fitting<'f> {
         }
         // What is nearly a tool of the file is misspelt; or it is the name that a table replaces.
         let in_file = |tool: &str| !self.undeclared.contains_key(tool) && !self.awaited.contains(tool);
-        // What all tools of an upstream begin with makes none of them like another.
+        // What all tools of an upstream begin with makes none of them like another; what nobody could hold back is compared as a whole.
         let prefix = owners.first().map(|upstream| prefix_of(upstream)).unwrap_or_default();
-        let nearly = |tool: &str| is_nearly(tool.strip_prefix(&prefix).unwrap_or(tool), name.strip_prefix(&prefix).unwrap_or(name));
-        let is_meant = |entry: &Entry| nearly(entry.tool.spec().name()) || self.would_be(entry).any(|(_, tool)| tool == name);
+        let nearly = |entry: &Entry| {
+            let tool = entry.tool.spec().name();
+            match (&entry.behind, tool.strip_prefix(&prefix), name.strip_prefix(&prefix)) {
+                (Some(Behind::Mcp { .. }), Some(tool), Some(name)) => is_nearly(tool, name),
+                _ => is_nearly(tool, name),
+            }
+        };
+        let is_meant = |entry: &Entry| nearly(entry) || self.would_be(entry).any(|(_, tool)| tool == name);
         if self.declared.tools.iter().filter(|entry| in_file(entry.tool.spec().name())).any(is_meant) {
             return None;
         }
@@ -225,20 +245,19 @@ impl<'f> Fitting<'f> {
         upstream.into_iter().flat_map(move |upstream| tools.iter().map(move |tool| (upstream, name(upstream, tool))))
     }
 
-    /// The tools of whichever upstream that are nearly called so, or would be if no table gave them another name. What is called so behind the
-    /// prefix of another upstream is that one's: two upstreams may well have one tool.
+    /// The tools of whichever upstream that are nearly called so, here or as they would be if no table declared them. What is called so behind
+    /// the prefix of another upstream is that one's: two upstreams may well have one tool.
     fn nearly(&self, name: &str, whose: &Upstream) -> Vec<String> {
-        let rest = |name: &str, upstream: &Upstream| name.strip_prefix(&prefix_of(upstream)).map(str::to_owned);
-        let own = rest(name, whose);
-        let is_meant = |called: &str, of: &Upstream| is_nearly(called, name) && (of.name == whose.name || rest(called, of) != own);
-        let upstream = |of: &str| self.sources.upstreams.iter().find(|upstream| upstream.name == of);
-        let undeclared = self.undeclared.iter().filter(|(tool, of)| upstream(of).is_some_and(|of| is_meant(tool, of)));
+        let is_meant =
+            |called: &str, of: &Upstream| is_nearly(called, name) && (of.name == whose.name || !is_same((called, of), (name, whose)));
         // One that was never seen has nothing that runs.
         let is_seen = |of: &Upstream| self.sources.offered.seen.contains_key(&of.name);
-        let renamed = |entry: &&Entry| self.would_be(entry).any(|(of, called)| is_seen(of) && is_meant(&called, of));
-        let renamed = self.declared.tools.iter().filter(renamed).map(|entry| entry.tool.spec().name());
-        let all = undeclared.map(|(tool, _)| *tool).chain(renamed).filter(|tool| !self.held.contains_key(*tool));
-        all.map(str::to_owned).collect()
+        let meant = |entry: &&Entry| {
+            let here = entry.tool.spec().name();
+            self.would_be(entry).any(|(of, called)| is_seen(of) && (is_meant(&called, of) || is_meant(here, of)))
+        };
+        let names = self.declared.tools.iter().filter(meant).map(|entry| entry.tool.spec().name());
+        names.filter(|tool| !self.held.contains_key(*tool)).map(str::to_owned).collect()
     }
 
     /// Puts a tool there that nobody can call.
