@@ -108,10 +108,9 @@ async fn show(gateway: &mut Gateway, program: &str) -> Result<(), Box<dyn Error>
     let said = ChildStdout::from_std(gateway.0.stdout.take().ok_or("the gateway says nothing")?)?;
     BufReader::new(said).read_line(&mut ready).await?;
     // It may be coloured, where somebody wants that of everything.
-    let (_, address) = ready.split_once("http://").ok_or("the gateway did not start")?;
-    let address: String = address.chars().take_while(|c| !c.is_whitespace() && !c.is_control()).collect();
-    let url = format!("http://{address}");
-    let address = url.trim_start_matches("http://").split('/').next().unwrap_or_default().to_owned();
+    let (_, place) = ready.split_once("http://").ok_or("the gateway did not start")?;
+    let place: String = place.chars().take_while(|c| !c.is_whitespace() && !c.is_control()).collect();
+    let (url, address) = (format!("http://{place}"), place.split('/').next().unwrap_or_default().to_owned());
     tokio::task::spawn_blocking(move || look(&address)).await??;
     work(&url).await?;
     let mut out = anstream::stdout();

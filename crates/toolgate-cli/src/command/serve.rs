@@ -111,8 +111,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         return Err(io::Error::other(format!("there is no agent `{}`; {}", super::ledger::clean(agent), place::there_are(&known))));
     }
     // What the command line says counts in any case.
-    let given: Vec<&str> =
-        [("store", store.is_some()), ("listen", args.listen.is_some())].iter().filter(|one| one.1).map(|one| one.0).collect();
+    let given: Vec<&str> = store.map(|_| "store").into_iter().chain(args.listen.map(|_| "listen")).collect();
     let path = store.map_or_else(|| found.store.clone(), Path::to_owned);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
@@ -156,9 +155,8 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         let gateway = gateway.clone();
         async move { gateway.watch(Duration::from_secs(60)).await }
     });
-    let fixed = move |found: &InForce| fixed(found).into_iter().filter(|(name, _)| !given.contains(name)).collect();
-    let files = found.watched();
-    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), files, (fixed(&found), fixed), hang_up));
+    let begun = (found.watched(), fixed(&found, &given));
+    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), begun, given, hang_up));
     let ended = if args.stdio {
         crate::note("toolgate serves on standard streams");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
@@ -253,9 +251,10 @@ fn changed(files: &[(PathBuf, Option<Stamp>)], pins: &[PathBuf]) -> Option<bool>
 /// What counts only when it starts.
 type Fixed = Vec<(&'static str, String)>;
 
-fn fixed(found: &InForce) -> [(&'static str, String); 7] {
+/// The same of a configuration, but for what the command line says.
+fn fixed(found: &InForce, given: &[&str]) -> Fixed {
     let gateway = &found.config.gateway;
-    [
+    let all = [
         ("store", format!("{:?}", found.store)),
         ("listen", format!("{:?}", gateway.listen)),
         ("hosts", format!("{:?}", gateway.hosts)),
@@ -263,15 +262,16 @@ fn fixed(found: &InForce) -> [(&'static str, String); 7] {
         ("concurrency", format!("{:?}", gateway.concurrency)),
         ("tls", format!("{:?}", gateway.tls)),
         ("otlp", format!("{:?}", gateway.otlp)),
-    ]
+    ];
+    all.into_iter().filter(|(name, _)| !given.contains(name)).collect()
 }
 
 /// Reads the configuration again when it changes, and when it is told to.
 async fn keep_current(
     gateway: Gateway,
     served: Arc<Served>,
-    files: Vec<(PathBuf, Option<Stamp>)>,
-    (begun, fixed): (Fixed, impl Fn(&InForce) -> Fixed),
+    (files, begun): (Vec<(PathBuf, Option<Stamp>)>, Fixed),
+    given: Vec<&'static str>,
     mut hang_up: Signal,
 ) {
     let with_pins = |files: Vec<(PathBuf, Option<Stamp>)>| {
@@ -296,7 +296,7 @@ async fn keep_current(
         for (file, was) in &mut files {
             *was = stamp(file);
         }
-        let now = served.find().map(|found| (with_pins(found.watched()), fixed(&found)));
+        let now = served.find().map(|found| (with_pins(found.watched()), fixed(&found, &given)));
         match gateway.reload().await {
             // What tools look like has changed, or somebody has accepted it.
             Ok(()) if only_pins => {

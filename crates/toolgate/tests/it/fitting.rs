@@ -293,6 +293,7 @@ async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
         ("*", "", false, Some(false)),
         // It is there, and has no such tool; or nobody ever will.
         ("git_psuh", own, true, None),
+        ("git_rebase", own, true, None),
         ("gut_*", own, false, None),
         ("git_push|own_tol", own, false, None),
         // It may be misspelt.
@@ -304,11 +305,9 @@ async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
         ("git_*", rule, false, None),
     ] {
         let case = format!("{tools} {more} {seen}");
-        let upstream = "[upstreams.git]\ncommand = \"x\"\nundeclared = \"open\"\n";
-        let text = format!(
-            "{upstream}{}{more}[[hooks]]\nname = \"h\"\ncommand = \"./h\"\ntools = [\"{tools}\"]\n",
-            if more == rule { own } else { "" }
-        );
+        // Another upstream may have the same tool.
+        let upstreams = ["git", "gits"].map(|name| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\n")).concat();
+        let text = format!("{upstreams}{more}[[hooks]]\nname = \"h\"\ncommand = \"./h\"\ntools = [\"{tools}\"]\n");
         let push = || vec![remote("push", json!({"type": "object"}))];
         let known = if seen { BTreeMap::from([("git", push()), ("gits", push())]) } else { BTreeMap::from([("gits", push())]) };
         let known = if tools == "*" { BTreeMap::new() } else { known };

@@ -32,24 +32,35 @@ pub(super) struct Turn(File);
 impl Turn {
     fn take(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        let begun = Instant::now();
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self(file)),
-                Err(Errno::WOULDBLOCK | Errno::INTR) if begun.elapsed() < PATIENCE => give_way(),
-                Err(Errno::WOULDBLOCK) => return Err(io::Error::other(format!("another process has been writing to it for {PATIENCE:?}"))),
-                Err(error) => return Err(error.into()),
-            }
+        let taken = || flock(&file, FlockOperation::NonBlockingLockExclusive);
+        let outcome = match taken() {
+            Err(Errno::WOULDBLOCK | Errno::INTR) => aside(|| patiently(taken)),
+            at_once => at_once,
+        };
+        match outcome {
+            Ok(()) => Ok(Self(file)),
+            Err(Errno::WOULDBLOCK) => Err(io::Error::other(format!("another process has been writing to it for {PATIENCE:?}"))),
+            Err(error) => Err(error.into()),
         }
     }
 }
 
-/// A moment in which everybody else goes on.
-fn give_way() {
-    let moment = || std::thread::sleep(Duration::from_millis(1));
+fn patiently(taken: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+    let begun = Instant::now();
+    loop {
+        std::thread::sleep(Duration::from_millis(1));
+        match taken() {
+            Err(Errno::WOULDBLOCK | Errno::INTR) if begun.elapsed() < PATIENCE => {}
+            last => return last,
+        }
+    }
+}
+
+/// Waits while everybody else goes on.
+fn aside<T>(wait: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
-        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(moment),
-        _ => moment(),
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(wait),
+        _ => wait(),
     }
 }
 
