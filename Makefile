@@ -1,27 +1,31 @@
-# Two commands matter: `make run` shows the main job, `make test` checks everything.
+# `make run` shows the main use case, `make test` checks everything, `make help` lists all targets.
 
-.PHONY: run test test-run test-clients with-claude-code with-others with-canary bench soak deny deps
+.PHONY: run help test test-run test-clients with-claude-code with-others bench soak deny deps
 
-# What the tests have built is taken as it is: asked for one by one, everything above tokio would be built anew with other features.
+# Builds the same set of packages as the tests. Another set has other features, and would rebuild
+# every crate above tokio.
 PROGRAMS = cargo build --quiet --locked --workspace --bins --examples
 
-run: ## Build and start the gateway with a refund desk behind it, and an agent that works through it
+run: ## Build and run the gateway, a refund desk behind it, and a scripted agent
 	cargo build --package toolgate-cli --package refund-desk
 	rm -rf target/refund-desk
 	TOOLGATE_STATE=target/refund-desk/state target/debug/refund-agent target/debug/toolgate examples/refund-desk/toolgate.toml
 
-test: deps ## Install what is missing, then check everything
+help: ## Print all targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+test: deps ## Install missing tools, then run all checks
 	mkdir -p target && python3 tests/clients/install.py > target/install.log 2>&1 & # meanwhile
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- --deny warnings
-	RUST_TEST_THREADS=4 cargo test --workspace --locked # many wait more than they work
-	python3 tests/on_sqlite.py # the same on a database
+	RUST_TEST_THREADS=4 cargo test --workspace --locked # many tests wait rather than compute
+	python3 tests/on_sqlite.py # the runtime tests again, on SQLite
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --locked --quiet
-	cargo check --workspace --locked --quiet # with the features that users get, and no others
+	cargo check --workspace --locked --quiet # only with the features that users get
 	$(MAKE) test-run
 	python3 tests/clients/conformance.py --toolgate target/debug/toolgate --fixture target/debug/examples/fixture
 
-test-run: ## What `make run` shows is what it should show
+test-run: ## Check the output of `make run`
 	$(PROGRAMS)
 	rm -rf target/refund-desk
 	TOOLGATE_STATE=target/refund-desk/state target/debug/refund-agent target/debug/toolgate examples/refund-desk/toolgate.toml --once > target/run.log
@@ -29,38 +33,34 @@ test-run: ## What `make run` shows is what it should show
 	grep "claude mcp add --transport http desk http://127.0.0.1:" target/run.log
 	TOOLGATE_STATE=target/refund-desk/state python3 tests/refund_desk.py target/debug/toolgate target/run.log target/refund-desk/ledger.db target/refund-desk/desk.db
 	TOOLGATE_STATE=target/refund-desk/state target/debug/toolgate audit verify --store target/refund-desk/ledger.db
-	rm -rf target/desk-away && mkdir target/desk-away # and nothing is begun where the desk is away
+	rm -rf target/desk-away && mkdir target/desk-away # the agent starts nothing if the desk is unavailable
 	sed -e 's|target/debug/refund-desk|target/desk-away/nobody|; s|target/refund-desk/|target/desk-away/|; s|"policy.toml"|"../../examples/refund-desk/policy.toml"|' examples/refund-desk/toolgate.toml > target/desk-away/toolgate.toml
 	! TOOLGATE_STATE=target/desk-away/state target/debug/refund-agent target/debug/toolgate target/desk-away/toolgate.toml --once > target/desk-away/run.log 2>&1
 	grep 'the upstream `desk` is away: nothing was begun' target/desk-away/run.log
 
-test-clients: deps ## Third-party clients, where they can be installed
+test-clients: deps ## Test third-party clients, if they can be installed
 	$(PROGRAMS)
-	mkdir -p target/sound && cp target/debug/toolgate target/debug/toolgate-hook target/sound/ # the canary has another built
-	$(MAKE) --jobs=3 --output-sync=target with-claude-code with-others with-canary
+	$(MAKE) --jobs=2 --output-sync=target with-claude-code with-others
 
-with-claude-code:
-	python3 tests/clients/claude_code.py --toolgate target/sound/toolgate
+with-claude-code: ## Test Claude Code behind the hooks
+	python3 tests/clients/claude_code.py --toolgate target/debug/toolgate
 
-with-others:
-	python3 tests/clients/gateway.py --toolgate target/sound/toolgate
+with-others: ## Test MCP clients and servers with the gateway between them
+	python3 tests/clients/gateway.py --toolgate target/debug/toolgate
 
-with-canary:
-	python3 tests/clients/canary.py
-
-bench: ## Print a table and write target/bench.json
+bench: ## Run all benchmarks, print a table, and write target/bench.json
 	cargo bench --package toolgate --bench call --bench rules --locked
 	cargo bench --package toolgate-store --bench ledger --locked
 	cargo build --release --package toolgate-mcp --example fixture --locked
 	cargo bench --package toolgate-cli --bench hook --bench gateway --locked
 
-soak: ## Longer random runs of the tests in `make test`
+soak: ## Run the random tests of `make test` for longer
 	TOOLGATE_SOAK=1 cargo test --profile soak --package toolgate --package toolgate-store --package toolgate-mcp --locked -- --nocapture
 
-deny: ## Licences and advisories, for those who have cargo-deny
+deny: ## Check licences and advisories (needs cargo-deny)
 	cargo deny check
 
-deps:
+deps: ## Install missing tools
 	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 	@cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 	@python3 -c 'import ensurepip, venv' 2>/dev/null || (apt-get update -qq && apt-get install -y -qq python3 python3-venv)

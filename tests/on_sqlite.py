@@ -1,13 +1,13 @@
-"""Runs the tests of the runtime once more, on a database.
+"""Runs the tests of the runtime again, on an SQLite store.
 
-What `cargo test --workspace` has built is taken as it is: asked for by itself, the crate would be built anew with other features."""
+Uses the build of `cargo test --workspace`. Building the crate alone would rebuild it with other features."""
 
 import json
 import os
 import subprocess
 import sys
 
-# They have nothing to do with a store.
+# Tests that do not use a store.
 WITHOUT = ["advice::", "broken::", "cel::", "codes::", "difflib::", "fuzzed::", "launder::", "rules::", "schema::", "shell::"]
 
 
@@ -19,7 +19,7 @@ def main():
         root = made.get("manifest_path", "").removesuffix("Cargo.toml")
         if root.endswith("crates/toolgate/") and made.get("executable") and made["target"]["kind"] == ["test"]:
             skip = [word for name in WITHOUT for word in ("--skip", name)]
-            # As `cargo test` would set it.
+            # `cargo test` sets these variables.
             own = {"CARGO_MANIFEST_DIR": root.rstrip("/"), "CARGO_PKG_NAME": "toolgate"}
             env = {**os.environ, **own, "TOOLGATE_TEST_STORE": "sqlite"}
             sys.exit(subprocess.run([made["executable"], *skip], cwd=root, env=env).returncode)

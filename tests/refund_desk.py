@@ -1,8 +1,8 @@
-"""What the agent at the refund desk was told, what the ledger says of it, and what the desk has paid, after one run.
+"""Checks one run of the refund desk: the answers to the agent, the ledger, and the payments of the desk.
 
     python3 tests/refund_desk.py TOOLGATE LOG LEDGER DESK
 
-It ends with 1 if anything was not as it should be.
+Exits with 1 if anything is wrong.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 from decimal import Decimal
 from pathlib import Path
 
-# Each call of `examples/refund-desk/agent.rs`, and what becomes of it.
+# Each call of `examples/refund-desk/agent.rs`, and its expected result.
 CALLS = [
     ("issue_refund", "not_verified"),
     ("verify_customer", "ok"),
@@ -35,8 +35,8 @@ TICKETS = [("A-3", "the sofa is broken, too")]
 
 
 def printed(log):
-    """Of each call, the line that names it and the line that says what came of it."""
-    text = re.sub(r"\x1b\[[\d;]*m", "", Path(log).read_text(encoding="utf-8")) # where colours are forced
+    """Returns the tool and the result of each call in the printed output."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", Path(log).read_text(encoding="utf-8")) # colours may be forced
     found = re.findall(r"^  (\w+) \{.*\}\n  (?:(✓)|✗ (\w+))", text, re.MULTILINE)
     return [(tool, "ok" if ran else code) for tool, ran, code in found]
 
@@ -52,12 +52,12 @@ def main(toolgate, log, ledger, desk):
     books = sqlite3.connect(f"file:{desk}?mode=ro", uri=True)
     paid = books.execute('SELECT "order", customer, amount FROM refunds ORDER BY id').fetchall()
     seen = [
-        ("the agent was told", printed(log), CALLS),
-        ("the ledger has", recorded(toolgate, ledger), CALLS),
-        ("the desk has paid", [(order, customer, Decimal(amount)) for order, customer, amount in paid], REFUNDS),
-        ("the desk has tickets", books.execute('SELECT "order", why FROM tickets ORDER BY id').fetchall(), TICKETS),
+        ("the printed results are", printed(log), CALLS),
+        ("the ledger rows are", recorded(toolgate, ledger), CALLS),
+        ("the payments are", [(order, customer, Decimal(amount)) for order, customer, amount in paid], REFUNDS),
+        ("the tickets are", books.execute('SELECT "order", why FROM tickets ORDER BY id').fetchall(), TICKETS),
     ]
-    wrong = [f"{what} {found}\n  and not {expected}" for what, found, expected in seen if found != expected]
+    wrong = [f"{what} {found}\n  expected {expected}" for what, found, expected in seen if found != expected]
     for problem in wrong:
         print(f"WRONG   {problem}")
     return 1 if wrong else 0

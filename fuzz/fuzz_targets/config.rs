@@ -1,4 +1,4 @@
-//! Whatever a configuration says, it is read or refused with a place for each problem.
+//! Checks that every configuration is accepted, or rejected with a position for each problem.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Whatever a client says, it is an event or a reason why it is none.
+//! Checks that every client input is an event or gives an error.
 #![no_main]
 
 #[allow(dead_code)]

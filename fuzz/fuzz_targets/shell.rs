@@ -1,4 +1,4 @@
-//! Whatever a command is, it is judged.
+//! Checks that every shell command gets a decision.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-"""What the tests with programs of other people have in common: how they fail, and how a program is run to its end."""
+"""Shared parts of the tests with third-party programs: errors, and running a program to its end."""
 
 import contextlib
 import os
@@ -8,13 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-# Where this is set, and not to 0, a test that cannot be run has failed.
+# If this is set and not 0, a test that cannot run counts as failed.
 REQUIRED = os.environ.get("TOOLGATE_REQUIRE_CLIENTS", "") not in ("", "0")
 TRIES, PAUSE_SECONDS = 3, 20
 
 
 class Failed(Exception):
-    """Something was not as it should be; the text says what was seen."""
+    """A check failed. The text says what was observed."""
 
 
 class Skipped(Exception):
@@ -22,21 +22,21 @@ class Skipped(Exception):
 
 
 def skip(what, reason):
-    """Says that a test cannot be run here; ends with 1 where it has to be."""
+    """Reports that a test cannot run here. Exits with 1 if the test is required."""
     if REQUIRED:
-        sys.exit(f"FAILED  {what} could not be tried: {reason}")
+        sys.exit(f"FAILED  cannot test {what}: {reason}")
     print(f"SKIPPED: {what}: {reason}", flush=True)
 
 
 def tried(install):
-    """What an installation gives. Where it has to be there, one that fails is tried again after a while."""
+    """Returns the result of an installation. A required installation is retried after a pause."""
     for more in reversed(range(TRIES if REQUIRED else 1)):
         try:
             return install()
         except Skipped as reason:
             if not more:
                 raise
-            print(f"it is tried again in {PAUSE_SECONDS} s: {reason}", flush=True)
+            print(f"retrying in {PAUSE_SECONDS} s: {reason}", flush=True)
             time.sleep(PAUSE_SECONDS)
 
 
@@ -46,13 +46,13 @@ def expect(truth, seen):
 
 
 def short(text):
-    """On one line, without its middle where it is long."""
+    """Joins a text to one line, and shortens the middle of a long one."""
     line = " ".join(text.split())
     return line if len(line) <= 600 else f"{line[:300]} … {line[-300:]}"
 
 
 def finish(command, seconds, **options):
-    """Run a program to its end; its exit code and what it printed. Its process group goes with it."""
+    """Runs a program to its end, and returns its exit code and output. Kills its process group afterwards."""
     name = Path(command[0]).name
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:

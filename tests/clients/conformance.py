@@ -467,9 +467,9 @@ def until_there(gateway):
     def listen():
         for line in gateway.stderr:
             print(line, end="", file=sys.stderr, flush=True)
-            if "an upstream is away" in line and not there.is_set():
+            if "upstream is down" in line and not there.is_set():
                 away.append(line)
-            if "an upstream is there" in line:
+            if "upstream is up" in line:
                 there.set()
 
     threading.Thread(target=listen, daemon=True).start()

@@ -1,9 +1,8 @@
-"""Installs what the tests with programs of other people need, so that it is there when they want it.
+"""Installs the third-party programs that the tests need, before the tests start.
 
     python3 tests/clients/install.py
 
-Whoever wants something that is still being installed waits for it. What could not be installed is tried again then, and
-it is said there what becomes of that.
+A test waits for an installation in progress, and retries a failed one. The test reports the final result.
 """
 
 import sys

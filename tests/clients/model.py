@@ -1,16 +1,16 @@
-"""A scripted model: a stand-in for a paid Messages API, for tests of real clients.
+"""A scripted model that replaces a paid Messages API in tests of real clients.
 
-It listens on 127.0.0.1 and answers `POST /v1/messages` from a list of turns, streamed as server-sent events when
-the client asks for a stream and as plain JSON otherwise. It understands nothing: turn n is the answer to a
-conversation in which it has asked for tools n times. It keeps every request, so a test can see what a model would
-have read.
+It listens on 127.0.0.1 and answers `POST /v1/messages` from a list of turns: as server-sent events if the
+client asks for a stream, else as JSON. The model does not interpret anything. Turn n is the answer to a
+conversation with n earlier tool requests. It keeps every request, so a test can see what a model would have
+read.
 
     with Model([Tool("Bash", {"command": "true"}), "done"]) as model:
         run_client(base_url=model.url)
         model.results()
 
-By hand: `python3 model.py '[{"name": "Bash", "input": {"command": "true"}}, "done"]'` prints its address, then each
-request as a line of JSON.
+By hand: `python3 model.py '[{"name": "Bash", "input": {"command": "true"}}, "done"]'` prints its address, then
+each request as a line of JSON.
 """
 
 import json
@@ -44,7 +44,7 @@ class Request(NamedTuple):
 
 
 class Model:
-    """The server. Use it as a context manager; `url` is its address, `requests` all it was sent."""
+    """The server. Use it as a context manager. `url` is its address, and `requests` has all requests."""
 
     def __init__(self, turns):
         self.turns = list(turns)
@@ -67,9 +67,10 @@ class Model:
             self.requests.append(request)
 
     def answer(self, body):
-        """The content blocks and the stop reason for a conversation."""
+        """Returns the content blocks and the stop reason for a conversation."""
         if not body.get("tools"):
-            # Side calls, such as the one that names the session, carry no tools and are no part of the script.
+            # Side calls, such as the one that names the session, have no tools and do not belong to
+            # the script.
             return [{"type": "text", "text": "ok"}], "end_turn"
         made = sum(bool(_blocks({"messages": [m]}, "assistant", "tool_use")) for m in body.get("messages", []))
         turn = self.turns[made] if made < len(self.turns) else "The script has ended."
@@ -82,7 +83,7 @@ class Model:
         ], "tool_use"
 
     def conversation(self):
-        """The longest conversation sent: the whole of what the model was told."""
+        """Returns the longest conversation, which has everything that the model was sent."""
         with self._lock:
             bodies = [
                 r.body
@@ -92,14 +93,14 @@ class Model:
         return max(bodies, key=lambda body: len(body.get("messages", [])), default={})
 
     def results(self):
-        """What the model read for each tool call, in order."""
+        """Returns the results that the model read, in the order of the calls."""
         return [
             Result(block.get("tool_use_id", ""), _text(block.get("content")), bool(block.get("is_error")))
             for block in _blocks(self.conversation(), "user", "tool_result")
         ]
 
     def heard(self):
-        """All the text the client put beside the tool results: the prompt, reminders, what hooks added."""
+        """Returns all text besides tool results: the prompt, reminders, and text that hooks added."""
         return "\n".join(block.get("text", "") for block in _blocks(self.conversation(), None, "text"))
 
 
@@ -170,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _events(body, content, stop):
-    """The Messages API's stream of one answer."""
+    """Yields the events of one streamed answer of the Messages API."""
     yield {"type": "message_start", "message": _message(body, [], None)}
     for index, block in enumerate(content):
         if block["type"] == "text":
@@ -208,7 +209,7 @@ def _path(request):
 
 
 def _blocks(body, role, kind):
-    """The content blocks of one kind in a conversation, from one role or from all."""
+    """Returns the content blocks of one kind in a conversation, from one role or from all."""
     found = []
     for message in body.get("messages", []):
         if role is None or message.get("role") == role:
@@ -219,7 +220,7 @@ def _blocks(body, role, kind):
 
 
 def _text(content):
-    """A tool result's content as text."""
+    """Returns the content of a tool result as text."""
     if isinstance(content, list):
         return "\n".join(block.get("text", json.dumps(block)) for block in content)
     return content or ""

@@ -1,6 +1,6 @@
-"""Clients that other people wrote, and a server, as scripts of ours around their libraries."""
+"""Scripts around third-party MCP libraries: clients, and a server."""
 
-# Each takes its work as one word of JSON and prints what it saw as JSON.
+# Each script takes its work as one JSON argument, and prints its observations as JSON.
 PYTHON = """
 import asyncio, json, sys
 from mcp import Client, StdioServerParameters
@@ -109,7 +109,7 @@ await client.close();
 console.log(JSON.stringify({ speaks, tools, results }));
 """
 
-# It answers each call with an error of the protocol.
+# A server that answers each call with a protocol error.
 STRICT = """
 import { Server } from "@modelcontextprotocol/sdk/server/index.js";
 import { StdioServerTransport } from "@modelcontextprotocol/sdk/server/stdio.js";

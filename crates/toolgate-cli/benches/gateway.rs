@@ -1,7 +1,11 @@
-//! What the gateway adds to a call, beside a direct connection and beside a FastMCP proxy in the same run: validation, five rules
-//! and the durable ledger are on. The client is as lean as can be; SDK clients would swamp the figure.
+//! Measures what the gateway adds to a call, compared with a direct connection and with a FastMCP
+//! proxy in the same run.
 //!
-//! The upstream is the fixture of `toolgate-mcp` over HTTP: `cargo build --release --package toolgate-mcp --example fixture`.
+//! Validation, five rules and the durable ledger are on. The client is minimal, because an SDK
+//! client would dominate the result.
+//!
+//! The upstream is the fixture of `toolgate-mcp` over HTTP: `cargo build --release --package
+//! toolgate-mcp --example fixture`.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "a benchmark may fail loudly")]
 
@@ -20,7 +24,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// A process that is ended with this.
+/// A process that ends when this value is dropped.
 struct Server {
     child: Child,
     address: String,
@@ -34,21 +38,21 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Starts a program that says on its first line where it listens.
+    /// Starts a program, and reads its address from its first line with a URL.
     fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         let mut said = String::new();
         while !said.contains("http://") {
             said.clear();
-            assert!(lines.read_line(&mut said).unwrap() > 0, "it ended before it listened");
+            assert!(lines.read_line(&mut said).unwrap() > 0, "the program ended before it listened");
         }
         std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
         let address = said.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
         Self { child, address }
     }
 
-    /// Milliseconds of processor time so far, and resident memory in MB.
+    /// Returns the CPU time in milliseconds and the resident memory in MB.
     fn uses(&self) -> (f64, f64) {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split_whitespace().collect();
@@ -59,7 +63,7 @@ impl Server {
     }
 }
 
-/// One connection that is kept.
+/// A persistent connection.
 struct Connection {
     stream: TcpStream,
     host: String,
@@ -101,7 +105,7 @@ impl Connection {
         }
     }
 
-    /// One call; microseconds.
+    /// Makes a call, and returns its duration in microseconds.
     async fn call(&mut self, tool: &str, session: &str) -> f64 {
         let arguments = json!({"text": format!("n{}", NUMBER.fetch_add(1, Ordering::Relaxed))});
         let meta = json!({
@@ -120,7 +124,7 @@ impl Connection {
         took
     }
 
-    /// A session of 2025-06-18, as a FastMCP proxy has them.
+    /// Opens a session of revision 2025-06-18, which a FastMCP proxy needs.
     async fn begin(&mut self) -> String {
         let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}});
         let said = self.post("", &hello.to_string()).await;
@@ -134,7 +138,8 @@ impl Connection {
     async fn call_in(&mut self, session: &str) -> f64 {
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo", "arguments": {"text": format!("n{}", NUMBER.fetch_add(1, Ordering::Relaxed))}}}).to_string();
         let begun = Instant::now();
-        // Without the revision in a header: the proxy would pass it on to an upstream with which it speaks another, and be turned away.
+        // No revision header: the proxy would forward it to an upstream with which it uses another
+        // revision, and be rejected.
         let said = self.post(&format!("mcp-session-id: {session}\r\n"), &body).await;
         let took = begun.elapsed().as_secs_f64() * 1e6;
         assert!(said.starts_with("HTTP/1.1 200") && said.contains("\"result\"") && !said.contains("\"isError\":true"), "{said}");
@@ -146,7 +151,9 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * q) as usize]
 }
 
-/// Latencies of two servers in turn, so that a noisy moment hits both; and in turn with them, where there is one, of the disk.
+/// Measures the latencies of several servers, and of the disk if given.
+///
+/// The calls alternate, so that noise of the machine affects all of them.
 async fn latencies(servers: &[(&Server, &str)], mut disk: Option<&mut Disk>, times: usize) -> Vec<Vec<f64>> {
     let mut connections = Vec::new();
     for (server, tool) in servers {
@@ -154,7 +161,7 @@ async fn latencies(servers: &[(&Server, &str)], mut disk: Option<&mut Disk>, tim
     }
     let mut took: Vec<Vec<f64>> = servers.iter().map(|_| Vec::new()).collect();
     for n in 0..times + 200 {
-        // Each of them comes first as often as the others.
+        // Each server is first equally often.
         for turn in 0..servers.len() {
             let at = (n + turn) % servers.len();
             let (connection, tool) = &mut connections[at];
@@ -173,7 +180,7 @@ async fn latencies(servers: &[(&Server, &str)], mut disk: Option<&mut Disk>, tim
     took
 }
 
-/// Calls a second with so many connections.
+/// Measures the calls per second with a number of connections.
 async fn throughput(server: &Server, connections: usize, tool: &'static str, legacy: bool, seconds: f64) -> f64 {
     let until = Instant::now() + Duration::from_secs_f64(seconds + 0.5);
     let warm = Instant::now() + Duration::from_secs_f64(0.5);
@@ -189,7 +196,7 @@ async fn throughput(server: &Server, connections: usize, tool: &'static str, leg
                     true => connection.call_in(&session).await,
                     false => connection.call(tool, &session).await,
                 };
-                // What ends too late was not done in that time.
+                // Calls that end after the interval do not count.
                 let now = Instant::now();
                 if now > warm && now <= until {
                     counted.fetch_add(1, Ordering::Relaxed);
@@ -246,10 +253,10 @@ fn gateway(home: &Path, upstream: &Server) -> Server {
     Server::start(&mut command)
 }
 
-/// How often what is added is measured.
+/// Rounds of the latency measurement.
 const ROUNDS: usize = 8;
 
-/// What stands in `target/bench.json` after a whole run, for whoever reads it.
+/// Lines that `target/bench.json` must have after a whole run, because other programs read them.
 const NAMED: [&str; 7] = [
     "gateway_added_p50",
     "gateway_added_p99",
@@ -259,16 +266,16 @@ const NAMED: [&str; 7] = [
     "gateway_vs_fastmcp",
     "gateway_rss_10k_sessions",
 ];
-/// Those of them, and beside them, that take FastMCP.
+/// Lines that need FastMCP.
 const BESIDE: [&str; 2] = ["gateway_vs_fastmcp", "gateway_vs_fastmcp_fresh"];
 
-/// FastMCP as the tests with clients of others have it.
+/// Returns the FastMCP release that the client tests pin.
 fn release() -> &'static str {
     let tests = include_str!("../../../tests/clients/gateway.py");
-    tests.split('"').find(|word| word.starts_with("fastmcp==")).expect("the tests pin it")
+    tests.split('"').find(|word| word.starts_with("fastmcp==")).expect("the tests pin FastMCP")
 }
 
-/// A Python that has FastMCP, where it can be had.
+/// Returns a Python with FastMCP, or `None` if it cannot be installed.
 fn fastmcp() -> Option<PathBuf> {
     let venv = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/clients").join(format!("bench-{}", release()));
     let python = venv.join("bin/python");
@@ -278,7 +285,7 @@ fn fastmcp() -> Option<PathBuf> {
         if !made {
             let _ = std::fs::remove_dir_all(&venv);
             let required = std::env::var("TOOLGATE_REQUIRE_CLIENTS").is_ok_and(|value| !matches!(value.as_str(), "" | "0"));
-            assert!(!required, "FastMCP cannot be installed, and has to be there");
+            assert!(!required, "FastMCP is required and cannot be installed");
             eprintln!("SKIPPED: FastMCP cannot be installed");
             return None;
         }
@@ -286,7 +293,8 @@ fn fastmcp() -> Option<PathBuf> {
     Some(python)
 }
 
-/// A proxy of FastMCP, with a session at the upstream for each request (`fresh`) or one for all of them (`shared`).
+/// Starts a FastMCP proxy with one upstream session for each request (`fresh`) or one for all
+/// (`shared`).
 fn proxy(python: &Path, upstream: &Server, sessions: &str) -> Server {
     let mut command = Command::new(python);
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/proxy.py")).arg(format!("http://{}/mcp", upstream.address)).arg(sessions);
@@ -300,31 +308,33 @@ fn proxy(python: &Path, upstream: &Server, sessions: &str) -> Server {
     panic!("the FastMCP proxy does not listen");
 }
 
-/// How many frames the log of the ledger has, and how many bytes each of them takes.
+/// Returns the number of frames in the write-ahead log of the ledger, and the bytes of each.
 fn log_of(home: &Path) -> (u32, usize) {
     let index = std::fs::read(home.join("ledger.db-shm")).unwrap();
     let page = u16::from_ne_bytes(index[14..16].try_into().unwrap());
     (u32::from_ne_bytes(index[16..20].try_into().unwrap()), usize::from(page) + 24)
 }
 
-/// What the ledger writes of an effect between two syncs, in bytes.
+/// Measures how many bytes the ledger writes for a call with effects between two syncs.
 async fn written(home: &Path, gateway: &Server) -> usize {
     let mut connection = Connection::open(&gateway.address).await;
     let mut frames = Vec::new();
     for n in 0..1_000 {
         let before = log_of(home).0;
         connection.call("write", "latency").await;
-        // Once it is in the file, the log begins anew; and a ledger that is new takes less.
+        // A checkpoint restarts the log, so the difference may be negative. A new ledger writes
+        // less.
         frames.extend(log_of(home).0.checked_sub(before).filter(|_| n >= 500));
     }
     frames.sort_unstable();
     let bytes = frames[frames.len() / 2] as usize * log_of(home).1 / 2;
-    assert!(bytes > 0, "an effect is written to the log");
+    assert!(bytes > 0, "a call with effects writes to the log");
     bytes
 }
 
-/// The disk itself: what it takes to write so many bytes and sync them, in microseconds. The file is written over, as the log of the
-/// ledger is.
+/// Measures the disk: the time to write and sync a block, in microseconds.
+///
+/// The file is overwritten, like the log of the ledger.
 struct Disk {
     file: std::fs::File,
     bytes: Vec<u8>,
@@ -333,7 +343,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// So often, and then from the beginning again.
+    /// Number of blocks in the file.
     const TIMES: usize = 128;
 
     fn new(home: &Path, bytes: usize) -> Self {
@@ -388,7 +398,7 @@ fn main() {
     check(&measured, python.is_some());
 }
 
-/// All that others read is there, is a number, and is of this run.
+/// Checks that every line that other programs read exists, is a number, and is from this run.
 fn check(measured: &[String], with_fastmcp: bool) {
     let text = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/bench.json")).unwrap();
     let all: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap();
@@ -399,7 +409,7 @@ fn check(measured: &[String], with_fastmcp: bool) {
     }
 }
 
-/// What is added to a call that is made alone: reads and effects in turn, as the machine has its moods.
+/// Measures the added latency of single calls, alternating reads and calls with effects.
 async fn added(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
     let bytes = written(home, gateway).await;
     let mut disk = Disk::new(home, bytes);
@@ -423,21 +433,21 @@ async fn added(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
             effect,
             "µs",
             syncs,
-            &format!("an effect; floor: the two syncs that it needs, of {size:.0} KiB each as the ledger's, in turn with it"),
+            &format!("a call with effects; floor: its two syncs, {size:.0} KiB each, measured in turn"),
         ),
         line(
             "gateway_added_effect_beyond_syncs",
             effect - syncs,
             "µs",
             direct,
-            "an effect, without its two syncs; floor: the direct connection",
+            "a call with effects, without its two syncs; floor: the direct connection",
         ),
     ]
 }
 
-/// How many times as many calls go through the gateway as through a FastMCP proxy before the same upstream, in the same run.
+/// Compares the throughput with that of a FastMCP proxy before the same upstream.
 async fn beside_fastmcp(python: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
-    // With a session for each request, and so many at once, each of them takes seconds.
+    // With one session for each request and 32 connections, each call takes seconds.
     let fresh = throughput(&proxy(python, direct, "fresh"), 32, "echo", true, 30.0).await;
     let shared = throughput(&proxy(python, direct, "shared"), 32, "echo", true, 10.0).await;
     let own = throughput(gateway, 32, "echo", true, 5.0).await;
@@ -447,8 +457,8 @@ async fn beside_fastmcp(python: &Path, direct: &Server, gateway: &Server) -> Vec
         let line = line(name, own / peer, "×", peer, &note);
         Line { ratio: line.value, ..line }
     };
-    let of_all = "one session at the upstream for all";
-    let of_each = "a session at the upstream for each request";
+    let of_all = "one upstream session for all requests";
+    let of_each = "an upstream session for each request";
     let (peer, sessions) = if shared >= fresh { (shared, of_all) } else { (fresh, of_each) };
     vec![versus("gateway_vs_fastmcp", peer, sessions), versus("gateway_vs_fastmcp_fresh", fresh, of_each)]
 }
@@ -465,7 +475,7 @@ async fn measure(home: &Path, direct: &Server, gateway: &Server, python: Option<
             calls,
             "calls/s",
             floor,
-            &format!("reads, {cpu:.0} µs of processor a call; floor: the direct connection"),
+            &format!("reads, {cpu:.0} µs of CPU per call; floor: the direct connection"),
         ));
     }
     if let Some(python) = python {
@@ -486,7 +496,7 @@ async fn measure(home: &Path, direct: &Server, gateway: &Server, python: Option<
         all,
         "MB",
         before,
-        &format!("10,000 sessions of 2026-07-28 ({own:.0} MB), then 10,000 open ones of 2025-06-18; floor: before them"),
+        &format!("10,000 sessions of 2026-07-28 ({own:.0} MB), then 10,000 open ones of 2025-06-18; floor: memory before"),
     ));
     lines
 }

@@ -1,6 +1,8 @@
-//! What a hook costs a coding agent, from start to exit, beside `/bin/true` and an equivalent hook in Python in the same run; and
-//! that neither a thousand rules nor a ledger of a million rows changes it. The client has said that its session began, as clients do,
-//! so that somebody stays with it; what a hook costs that does all by itself has a line of its own.
+//! Measures what a hook costs a coding agent, from start to exit, compared with `/bin/true` and an
+//! equivalent Python hook in the same run.
+//!
+//! Also shows that 1,000 rules and a ledger with 1,000,000 rows do not change the cost. The session
+//! was started, so a resident process answers. A hook that works alone has a line of its own.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
 
@@ -41,7 +43,7 @@ tools = ["bash"]
 where = [{ argument = "/command", runs = ["git push"] }]
 "#;
 
-/// A configuration with so many rules more, for other tools.
+/// Returns a configuration with additional rules for other tools.
 fn with_rules(count: usize) -> String {
     let mut text = CONFIG.to_owned();
     for n in 0..count / 10 {
@@ -56,7 +58,7 @@ fn with_rules(count: usize) -> String {
     text
 }
 
-/// A configuration with so many rules more, all for the tool that is called.
+/// Returns a configuration with additional rules for the called tool.
 fn with_own_rules(count: usize) -> String {
     let rule = |n: usize| {
         format!(
@@ -66,7 +68,7 @@ fn with_own_rules(count: usize) -> String {
     CONFIG.to_owned() + &(0..count).map(rule).collect::<String>()
 }
 
-/// One call; milliseconds.
+/// Makes a call, and returns its duration in milliseconds.
 fn once(command: &mut Command, n: usize) -> f64 {
     let event = json!({
         "hook_event_name": "PreToolUse", "session_id": "bench", "tool_name": "Bash", "tool_use_id": format!("t{n}-{}", std::process::id()),
@@ -75,11 +77,11 @@ fn once(command: &mut Command, n: usize) -> f64 {
     told(command, &event.to_string())
 }
 
-/// One process from start to exit; milliseconds.
+/// Runs a process on an event, and returns its duration in milliseconds.
 fn told(command: &mut Command, event: &str) -> f64 {
     let begun = Instant::now();
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // A program that does not read is done already.
+    // A program that does not read its input has already exited.
     let _ = child.stdin.take().unwrap().write_all(event.as_bytes());
     let output = child.wait_with_output().unwrap();
     let took = begun.elapsed().as_secs_f64() * 1e3;
@@ -88,7 +90,7 @@ fn told(command: &mut Command, event: &str) -> f64 {
     took
 }
 
-/// Each of them in turn, so that a noisy moment hits all.
+/// Measures the commands alternately, so that noise of the machine affects all of them.
 fn measure(commands: &mut [Command]) -> Vec<f64> {
     for command in commands.iter_mut() {
         (0..5).for_each(|n| {
@@ -98,7 +100,8 @@ fn measure(commands: &mut [Command]) -> Vec<f64> {
     let mut took: Vec<Vec<f64>> = commands.iter().map(|_| Vec::new()).collect();
     let count = commands.len();
     for n in 0..TIMES {
-        // Whoever comes after a large program finds the caches cold: each comes after each.
+        // A process after a large program finds cold caches, so each command follows each other
+        // one.
         for step in 0..count {
             let at = (step * (1 + n % (count - 1)) + n) % count;
             took[at].push(once(&mut commands[at], n * count + step));
@@ -122,8 +125,10 @@ impl World {
         command
     }
 
-    /// A program as it is installed, by copying it: one that a linker has left lies in small pieces in the cache of the system, each of
-    /// which is mapped by itself. `/bin/true` was copied as well.
+    /// Copies a program, as an installation would.
+    ///
+    /// A file that a linker wrote is in small pieces in the page cache, and each piece is mapped
+    /// separately. `/bin/true` was copied by its installation too.
     fn installed(&self, program: &str) -> String {
         let copy = self.0.path().join(Path::new(program).file_name().unwrap());
         if !copy.exists() {
@@ -134,23 +139,23 @@ impl World {
 
     fn hook(&self, config: &Path) -> Command {
         let mut command = self.command(&self.installed(env!("CARGO_BIN_EXE_toolgate-hook")), &["--config", config.to_str().unwrap()]);
-        // What is read once is kept ready; a file that has just been written is not.
+        // The first run writes the cache. A file that was just written is not cached.
         once(&mut command, 2_000_000);
         std::thread::sleep(Duration::from_millis(1_100));
         once(&mut command, 2_000_001);
         command
     }
 
-    /// The same in a session that has begun.
+    /// Returns a hook in a started session, with its resident process.
     fn open_hook(&self, config: &Path) -> Command {
         let mut command = self.hook(config);
         let staying = || std::fs::read_dir(self.0.path().join("state/stay")).map_or(0, Iterator::count);
         let before = staying();
         told(&mut command, r#"{"hook_event_name": "SessionStart", "session_id": "bench"}"#);
-        // Its socket, and what says that somebody sits there.
+        // The resident process has two files: a socket and a lock.
         let begun = Instant::now();
         while staying() < before + 2 {
-            assert!(begun.elapsed() < Duration::from_secs(10), "nobody stays");
+            assert!(begun.elapsed() < Duration::from_secs(10), "no resident process was started");
             std::thread::sleep(Duration::from_millis(10));
         }
         command
@@ -183,7 +188,7 @@ fn row(n: usize) -> Row {
     }
 }
 
-/// So many rows of other sessions.
+/// Fills a ledger with rows of other sessions.
 async fn fill(path: &Path, rows: usize) {
     let store = Arc::new(SqliteStore::open(path).unwrap());
     let mut tasks = Vec::new();
@@ -214,7 +219,7 @@ async fn fill(path: &Path, rows: usize) {
     }
 }
 
-/// A service, while it is asked.
+/// A hook service that ends when this value is dropped.
 struct Service(Child);
 
 impl Drop for Service {
@@ -230,7 +235,7 @@ fn line(name: &str, value: f64, floor: f64, note: &str) -> Line {
 }
 
 fn main() {
-    // `cargo test --benches` runs this with `--test`: nothing is measured then.
+    // `cargo test --benches` passes `--test`, and nothing is measured then.
     if std::env::args().any(|arg| arg == "--test") {
         return;
     }
@@ -267,13 +272,13 @@ fn main() {
             "hook_process",
             hook,
             nothing,
-            "a call judged and claimed durably, from start to exit, in an open session; floor: `/bin/true`",
+            "a call decided and claimed durably, in an open session; floor: `/bin/true`",
         ),
-        line("hook_alone", alone, nothing, "the same where no session was opened, and the process does all by itself; floor: `/bin/true`"),
-        line("hook_service", asked, nothing, "the same, asked of a service by `toolgate-ask`; floor: `/bin/true`"),
-        line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: ours, so the ratio says how much slower Python is"),
+        line("hook_alone", alone, nothing, "the same without a resident process; floor: `/bin/true`"),
+        line("hook_service", asked, nothing, "the same through a service and `toolgate-ask`; floor: `/bin/true`"),
+        line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: toolgate"),
         line("hook_1000_rules", ruled, hook, "with 1,000 rules for other tools; floor: with one rule"),
-        line("hook_1000_own_rules", own, hook, "with 1,000 rules that all have to be asked; floor: with one rule"),
-        line("hook_1m_rows", aged, hook, "on a ledger of 1,000,000 rows; floor: on a new one"),
+        line("hook_1000_own_rules", own, hook, "with 1,000 rules for the called tool; floor: with one rule"),
+        line("hook_1m_rows", aged, hook, "with a ledger of 1,000,000 rows; floor: with a new one"),
     ]);
 }

@@ -1,4 +1,4 @@
-//! The files in which clients keep their hooks: how toolgate is written into them, found there, and taken out again.
+//! Edits the settings files of clients: adds, finds and removes the hooks of toolgate.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,27 +7,27 @@ use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::Value;
 
-/// What is installed, one beside the other.
+/// Programs that are installed in one directory.
 pub(crate) const PROGRAMS: [&str; 3] = ["toolgate", "toolgate-hook", "toolgate-ask"];
 
-/// A client that can be given toolgate.
+/// A client that `toolgate init` can configure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Client {
-    /// Claude Code, with hooks.
+    /// Claude Code, through hooks.
     ClaudeCode,
-    /// Codex, with hooks.
+    /// Codex, through hooks.
     Codex,
-    /// Cursor, with hooks.
+    /// Cursor, through hooks.
     Cursor,
-    /// Claude Desktop, as a server.
+    /// Claude Desktop, as an MCP server.
     ClaudeDesktop,
-    /// VS Code, with hooks.
+    /// VS Code, through hooks.
     Vscode,
 }
 
 impl Client {
     pub(crate) const ALL: [Self; 5] = [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::ClaudeDesktop, Self::Vscode];
-    /// Those that have hooks.
+    /// Clients that support hooks.
     pub(crate) const HOOKED: [Self; 4] = [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::Vscode];
 
     pub(crate) const fn name(self) -> &'static str {
@@ -40,9 +40,9 @@ impl Client {
         }
     }
 
-    /// The file that holds its hooks, or its servers: of a project, or of the user.
+    /// Returns the settings file with the hooks or servers of a project, or of the user.
     pub(crate) fn file(self, project: Option<&Path>) -> io::Result<PathBuf> {
-        let home = || crate::place::home().ok_or_else(|| io::Error::other("there is no home directory"));
+        let home = || crate::place::home().ok_or_else(|| io::Error::other("no home directory"));
         let moved = |variable: &str, usual: &str| match std::env::var_os(variable).filter(|path| !path.is_empty()) {
             Some(path) => Ok(PathBuf::from(path)),
             None => home().map(|home| home.join(usual)),
@@ -56,7 +56,7 @@ impl Client {
             (Self::Cursor, None) => home()?.join(".cursor/hooks.json"),
             (Self::Vscode, Some(project)) => project.join(".github/hooks/toolgate.json"),
             (Self::Vscode, None) => home()?.join(".copilot/hooks/toolgate.json"),
-            // It has one file, whatever one works on.
+            // Claude Desktop has one file for all projects.
             (Self::ClaudeDesktop, _) => {
                 let usual = if cfg!(target_os = "macos") { "Library/Application Support" } else { ".config" };
                 let base = if cfg!(target_os = "macos") { home()?.join(usual) } else { moved("XDG_CONFIG_HOME", usual)? };
@@ -75,7 +75,7 @@ impl Client {
         }
     }
 
-    /// The tool that it runs commands with, as toolgate names it.
+    /// Returns the name in toolgate of the client's shell tool.
     pub(crate) const fn shell_tool(self) -> &'static str {
         match self {
             Self::ClaudeCode | Self::Codex | Self::ClaudeDesktop => "bash",
@@ -84,13 +84,16 @@ impl Client {
         }
     }
 
-    /// Files of a project and its user in which all hooks can be switched off.
+    /// Returns the Claude Code settings files of the project and the user that can disable all
+    /// hooks.
     pub(crate) fn settings(project: &Path) -> Vec<PathBuf> {
         let own = [Self::ClaudeCode.file(Some(project)), Self::ClaudeCode.file(None)];
         own.into_iter().flatten().chain([project.join(".claude/settings.local.json")]).collect()
     }
 
-    /// What an administrator has Claude Code do, whatever users and projects say. A later file counts for more than those before it.
+    /// Returns the managed settings files of Claude Code, which override users and projects.
+    ///
+    /// A later file overrides the earlier ones.
     pub(crate) fn managed() -> Vec<PathBuf> {
         let named = std::env::var_os("TOOLGATE_MANAGED_SETTINGS").filter(|path| !path.is_empty());
         let directory = named.map_or_else(|| PathBuf::from("/etc/claude-code"), PathBuf::from);
@@ -105,12 +108,12 @@ impl Client {
         files
     }
 
-    /// The event that comes before a tool.
+    /// Returns the name of the event that precedes a tool call.
     pub(crate) const fn before(self) -> &'static str {
         if matches!(self, Self::Cursor) { "preToolUse" } else { "PreToolUse" }
     }
 
-    /// How the hook is started: a program and its words, or a line for the shell.
+    /// Returns how the client starts the hook: a program with arguments, or one shell command line.
     fn start(self, program: &str) -> (String, Option<Vec<&'static str>>) {
         let words: &[&str] = if is_hook(program) { &["--client"] } else { &["hook", "--client"] };
         match self {
@@ -136,23 +139,23 @@ impl Client {
         CstInputValue::Object(entry)
     }
 
-    /// Whether an entry is started as `init` writes it.
+    /// Returns whether an entry starts the hook exactly as `init` would write it.
     pub(crate) fn writes(self, entry: &Value, program: &str) -> bool {
         let (command, words) = self.start(program);
         entry.get("command") == Some(&command.into()) && entry.get("args") == words.map(Value::from).as_ref()
     }
 
-    /// The file with toolgate in it, and everything else as it was.
+    /// Returns the file with the hooks of toolgate added and everything else unchanged.
     pub(crate) fn with_hooks(self, text: &str, program: &str) -> Result<String, String> {
         let root = parse(text)?;
-        let top = root.object_value_or_create().ok_or("it is no JSON object; make it one, like `{}`, or move it away")?;
+        let top = root.object_value_or_create().ok_or("not a JSON object; replace it with `{}` or move it away")?;
         remove(&top);
         if self == Self::Cursor && top.get("version").is_none() {
             top.append("version", CstInputValue::Number("1".to_owned()));
         }
-        let hooks = top.object_value_or_create("hooks").ok_or("its `hooks` are no object")?;
+        let hooks = top.object_value_or_create("hooks").ok_or("`hooks` is not an object")?;
         for event in self.events() {
-            let list = hooks.array_value_or_create(event).ok_or_else(|| format!("its `hooks.{event}` is no list"))?;
+            let list = hooks.array_value_or_create(event).ok_or_else(|| format!("`hooks.{event}` is not a list"))?;
             list.ensure_multiline();
             let entry = self.entry(program);
             list.append(match self {
@@ -166,7 +169,7 @@ impl Client {
         Ok(ended(&root, text))
     }
 
-    /// The file without toolgate.
+    /// Returns the file without the hooks of toolgate.
     pub(crate) fn without_hooks(text: &str) -> Result<String, String> {
         let root = parse(text)?;
         if let Some(top) = root.object_value() {
@@ -175,15 +178,17 @@ impl Client {
         Ok(ended(&root, text))
     }
 
-    /// Why a client leaves a whole file aside, and all hooks in it: it is not as strict as the client reads it, or has an entry that the
-    /// client does not understand, whoever wrote that.
+    /// Returns why the client ignores the whole file, including all of its hooks.
+    ///
+    /// Claude Code and Codex ignore a file that is not strict JSON. Claude Code also ignores a file
+    /// with a malformed hook entry of any program.
     pub(crate) fn leaves_aside(self, text: &str) -> Option<String> {
         if !matches!(self, Self::ClaudeCode | Self::Codex) {
             return None;
         }
         let file: Value = match serde_json::from_str(text.trim_start_matches('\u{feff}')) {
             Ok(file) => file,
-            Err(error) => return Some(format!("it may hold no comments and no commas at an end: {error}")),
+            Err(error) => return Some(format!("comments and trailing commas are not allowed: {error}")),
         };
         let hooks = file.get("hooks").and_then(Value::as_object).filter(|_| self == Self::ClaudeCode);
         for (event, groups) in hooks.into_iter().flatten() {
@@ -192,14 +197,14 @@ impl Client {
                     return Some(format!("`hooks.{event}[{at}]` has no list of `hooks`"));
                 }
                 if group.get("matcher").is_some_and(|matcher| !matcher.is_string()) {
-                    return Some(format!("`hooks.{event}[{at}]` has a `matcher` that is no text"));
+                    return Some(format!("`hooks.{event}[{at}]` has a `matcher` that is not a string"));
                 }
             }
         }
         None
     }
 
-    /// The entries of toolgate in a file: for each event, the program that is started and the entry as it stands.
+    /// Returns the hook entries of toolgate: event, program, and the entry as written.
     pub(crate) fn registered(text: &str) -> Result<Vec<(String, String, Value)>, String> {
         let file = json(text)?;
         let mut found = Vec::new();
@@ -208,7 +213,7 @@ impl Client {
                 let entries = item.get("hooks").and_then(Value::as_array).map_or_else(|| vec![item], |inner| inner.iter().collect());
                 for entry in entries {
                     if let Some(program) = program(entry) {
-                        // What the group says holds for its entries.
+                        // The matcher of the group applies to each entry in it.
                         let mut entry = entry.clone();
                         if let (Some(matcher), Some(entry)) = (item.get("matcher"), entry.as_object_mut()) {
                             entry.insert("matcher".to_owned(), matcher.clone());
@@ -228,15 +233,15 @@ pub(crate) fn parse(text: &str) -> Result<CstRootNode, String> {
     let root = CstRootNode::parse(text, &WITH_COMMENTS).map_err(|error| error.to_string())?;
     let Some(top) = root.object_value() else { return Ok(root) };
     if twice(&top).iter().any(|name| name == "hooks") {
-        return Err("it has two `hooks`; make them one".to_owned());
+        return Err("duplicate key `hooks`; merge the two".to_owned());
     }
     match top.object_value("hooks").and_then(|hooks| twice(&hooks).into_iter().next()) {
-        Some(event) => Err(format!("it has two `hooks.{event}`; make them one")),
+        Some(event) => Err(format!("duplicate key `hooks.{event}`; merge the two")),
         None => Ok(root),
     }
 }
 
-/// What clients read: JSON, some of them with comments and commas at an end, and none with more than that.
+/// JSON with comments and trailing commas, which some clients accept. No client accepts more.
 const WITH_COMMENTS: ParseOptions = ParseOptions {
     allow_comments: true,
     allow_trailing_commas: true,
@@ -250,7 +255,9 @@ const WITH_COMMENTS: ParseOptions = ParseOptions {
     allow_extended_string_escapes: false,
 };
 
-/// Names that stand twice in an object: of two, some programs read the first and some the last.
+/// Returns the duplicate keys of an object.
+///
+/// Some programs read the first of two values and some the last.
 fn twice(object: &CstObject) -> Vec<String> {
     let names: Vec<String> = object.properties().iter().filter_map(|property| property.decoded_name()).collect();
     names
@@ -261,7 +268,7 @@ fn twice(object: &CstObject) -> Vec<String> {
         .collect()
 }
 
-/// Whether nothing is in a file of settings that somebody would miss.
+/// Returns whether a settings file has no content that the user would miss.
 pub(crate) fn says_nothing(text: &str) -> bool {
     let nothing = |(key, value): (&String, &Value)| match key.as_str() {
         "version" => *value == 1,
@@ -272,12 +279,12 @@ pub(crate) fn says_nothing(text: &str) -> bool {
     !text.contains("//") && !text.contains("/*") && json(text).is_ok_and(|file| empty(&file))
 }
 
-/// What a file of settings says; comments are for people.
+/// Parses a settings file as JSON without its comments.
 pub(crate) fn json(text: &str) -> Result<Value, String> {
     Ok(parse(text)?.to_serde_value().unwrap_or_default())
 }
 
-/// A file as it is written again: with the mark at its beginning that it had, and a line break at its end unless it had none.
+/// Serializes a file, and keeps its byte order mark and its final line break or lack of one.
 pub(crate) fn ended(root: &CstRootNode, before: &str) -> String {
     let written = root.to_string();
     let marks: String = before.chars().take_while(|sign| *sign == '\u{feff}').collect();
@@ -286,19 +293,19 @@ pub(crate) fn ended(root: &CstRootNode, before: &str) -> String {
     format!("{marks}{written}{end}")
 }
 
-/// Whether a program is one that is only there for hooks.
+/// Returns whether a program is one of the two that only answer hooks.
 pub(crate) fn is_hook(program: &str) -> bool {
     Path::new(program).file_name().is_some_and(|name| name == "toolgate-hook" || name == "toolgate-ask")
 }
 
-/// The program that clients start for hooks: the small one, where it stands beside this one.
+/// Returns the program that clients start for hooks: `toolgate-hook` if it is next to this program.
 pub(crate) fn hook_program() -> io::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let small = own.with_file_name("toolgate-hook");
     Ok(if small.is_file() { small } else { own })
 }
 
-/// The program of an entry, if it is toolgate.
+/// Returns the program of a hook entry if it is toolgate.
 fn program(entry: &Value) -> Option<String> {
     let command = entry.get("command")?.as_str()?;
     let args = entry.get("args").and_then(Value::as_array);
@@ -326,7 +333,7 @@ fn program(entry: &Value) -> Option<String> {
     (named && hooks).then_some(program)
 }
 
-/// Takes toolgate's own entries out, and what is empty without them.
+/// Removes the entries of toolgate, and the groups and lists that become empty.
 fn remove(top: &CstObject) {
     let Some(hooks) = top.object_value("hooks") else { return };
     for event in hooks.properties() {
@@ -361,7 +368,7 @@ fn remove(top: &CstObject) {
     }
 }
 
-/// A path as a shell takes it.
+/// Quotes a path for the shell.
 pub(crate) fn quoted(path: &str) -> String {
     format!("'{}'", path.replace('\'', r"'\''"))
 }

@@ -1,7 +1,8 @@
-//! `toolgate-hook`: `toolgate hook` as a program of its own. A coding agent waits for it at every step, and a program starts the sooner
-//! the smaller it is.
+//! Entry point of `toolgate-hook`: `toolgate hook` as a separate program.
+//!
+//! A coding agent starts it at every step, and a smaller program starts faster.
 
-#![expect(dead_code, reason = "`toolgate` does more with what they share")]
+#![expect(dead_code, reason = "`toolgate` uses more of the shared modules")]
 
 mod client;
 #[path = "command/hook/mod.rs"]
@@ -14,17 +15,17 @@ mod say;
 use std::io::Write;
 use std::process::ExitCode;
 
-const HELP: &str = "Answer one hook event of a coding agent, as `toolgate hook` does, but sooner.
+const HELP: &str = "Answer one hook event of a coding agent, like `toolgate hook`, but faster.
 
 Usage: toolgate-hook [--config <FILE>] [--client <CLIENT>] [--agent <AGENT>]
                      [--store <PATH>] [--socket <PATH>]
 
-The event is read from standard input. Exit code: 0 with a JSON answer, or 2:
-refused. See `toolgate hook --help`.
+Reads the event from standard input. Exit code: 0 with a JSON answer, or 2:
+denied. See `toolgate hook --help`.
 ";
 
 fn main() -> ExitCode {
-    // Perhaps it is only the way into the room of another program.
+    // If this process was re-executed as a sandbox helper, this call does not return.
     toolgate::sandbox::enter_if_asked();
     let words = || std::env::args_os().skip(1);
     if let Some(args) = hook::Args::of_flags(words()) {
@@ -39,6 +40,6 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let _ =
-        writeln!(std::io::stderr(), "toolgate: the command line cannot be understood, so the call is refused; see `toolgate-hook --help`");
+        writeln!(std::io::stderr(), "toolgate: invalid command line, so the call is denied; see `toolgate-hook --help`");
     ExitCode::from(2)
 }

@@ -21,8 +21,8 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// A call allocates a few hundred times, on whichever thread: with an allocator that locks for it, a busy gateway makes two thirds of
-/// the calls.
+/// A call allocates a few hundred times, on several threads. With an allocator that takes a lock, a
+/// busy gateway reaches two thirds of the throughput.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -30,17 +30,16 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Parser)]
 #[command(name = "toolgate", version, propagate_version = true, arg_required_else_help = true)]
 #[command(
-    after_help = "Examples:\n  toolgate demo                             watch a refund desk hold\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate check --config toolgate.toml     what would become of calls\n  toolgate audit query --store ledger.db    what happened\n  toolgate explain CALL --store ledger.db   why it was let through or not\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate init --for claude-code           put it before a coding agent\n  toolgate doctor                           is the gate really on?\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate\n\nExit codes: 0 done; 1 something was found (a difference, a failed test, an ill gate); 2 it could not be done. Of `hook` alone, 2 also says that a call is refused."
+    after_help = "Examples:\n  toolgate demo                             run a refund desk with a scripted model\n  toolgate demo --store ledger.db           the same, and keep the ledger\n  toolgate check --config toolgate.toml     show how calls would be decided\n  toolgate audit query --store ledger.db    show recorded calls\n  toolgate explain CALL --store ledger.db   show why a call was allowed or denied\n  toolgate audit verify --store ledger.db   check the ledger for tampering\n  toolgate init --for claude-code           register the hooks with a coding agent\n  toolgate doctor                           check that the gate is active\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate\n\nExit codes: 0 success; 1 a finding (a difference, a failed test, an unhealthy gate); 2 an error. `hook` also exits with 2 if it denies a call."
 )]
 struct Cli {
-    /// The SQLite file that holds the ledger. Verbs that look into one use, without it, the `store` of your own toolgate.toml, else of
-    /// the project's, here or further up, else your own ledger.
+    /// SQLite file of the ledger [default: `store` of toolgate.toml, else your own].
     #[arg(long, global = true, value_name = "PATH", env = "TOOLGATE_STORE", help_heading = "Everywhere")]
     store: Option<PathBuf>,
-    /// Tell more of what goes on, on standard error.
+    /// Increase log verbosity (repeatable).
     #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Everywhere")]
     verbose: u8,
-    /// Tell nothing on standard error but warnings and errors.
+    /// Print only warnings and errors on standard error.
     #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Everywhere")]
     quiet: bool,
     #[command(subcommand)]
@@ -67,40 +66,41 @@ enum Verb {
     Token(command::token::Args),
     Upstream(command::upstream::Args),
     Backtest(command::backtest::Args),
-    /// Print a JSON Schema of toolgate.toml, for editors.
+    /// Print a JSON Schema of toolgate.toml for editors.
     #[command(after_help = "Examples:\n  toolgate schema > toolgate.schema.json")]
     Schema,
     /// Write the manual pages into a directory.
     #[command(after_help = "Examples:\n  toolgate man /usr/local/share/man/man1")]
     Man {
-        /// Where to.
+        /// Directory to write to.
         directory: PathBuf,
     },
     /// Print completions for a shell.
     #[command(after_help = "Examples:\n  toolgate completions zsh > ~/.zfunc/_toolgate")]
     Completions {
-        /// Which shell.
+        /// Shell to generate completions for.
         shell: clap_complete::Shell,
     },
 }
 
 fn main() -> ExitCode {
-    // Perhaps it is only the way into the room of another program.
+    // If this process was re-executed as a sandbox helper, this call does not return.
     toolgate::sandbox::enter_if_asked();
-    // A coding agent waits for this one at every step: what the whole command line needs is left out.
+    // A coding agent runs the hook at every step and waits for it, so the hook skips the full
+    // command-line parser.
     if let Some(args) = command::hook::Args::quickly(std::env::args_os().skip(1)) {
         return command::hook::run(&args);
     }
     let cli = Cli::try_parse().unwrap_or_else(|error| hinted(error).exit());
     QUIET.store(cli.quiet, Ordering::Relaxed);
     let telling = Telling { verbose: cli.verbose > 0, asks: matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) };
-    // Who serves reads first whom else to tell.
+    // `serve` reads the configuration first, because it may name an OTLP collector.
     if !matches!(cli.verb, Verb::Serve(_)) {
         telling.begin(None);
     }
     match run(cli, telling) {
         Ok(code) => code,
-        // Whoever reads us has read enough.
+        // The reader closed the pipe, for example `head`.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             say::say(&format!("error: {error}"));
@@ -109,8 +109,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error of the command line, with what was meant where a word stands in the wrong place: a verb without the one that it is part
-/// of, or a value without its flag.
+/// Adds a suggestion to a command-line error for a misplaced word.
+///
+/// The word is a sub-command without its parent command, or a value without its flag.
 fn hinted(mut error: clap::Error) -> clap::Error {
     let word = |kind: ContextKind| match error.get(kind) {
         Some(ContextValue::String(word)) => word.clone(),
@@ -135,41 +136,42 @@ fn hinted(mut error: clap::Error) -> clap::Error {
         _ => Vec::new(),
     };
     if !meant.is_empty() {
-        // What is merely like it is not what was meant.
+        // The exact match is better than clap's similarity suggestion.
         error.remove(ContextKind::SuggestedSubcommand);
-        let tip = format!("you may mean {}", meant.join(" or "));
+        let tip = format!("did you mean {}?", meant.join(" or "));
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error
 }
 
-/// Nobody wants to hear what only may be of interest.
+/// Whether `--quiet` was given.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// Tells a person something on standard error that is no warning.
+/// Prints a note to standard error unless `--quiet` was given.
 pub(crate) fn note(text: &str) {
     if !is_quiet() {
         say::say(text);
     }
 }
 
-/// How much is told.
+/// Which log messages are printed.
 #[derive(Clone, Copy)]
 pub(crate) struct Telling {
     verbose: bool,
-    /// How upstreams are is what is asked: the answer says so.
+    /// Whether the command reports the state of upstreams in its output.
     asks: bool,
 }
 
 impl Telling {
-    /// What the library has to say goes to standard error from here on; spans of calls also to a collector.
+    /// Sends log messages to standard error, and spans of calls to the collector if there is one.
     pub(crate) fn begin(self, telemetry: Option<&telemetry::Telemetry>) {
         let level = if self.verbose { tracing::Level::TRACE } else { tracing::Level::WARN };
-        // Libraries beneath it may print whole messages: of them, only warnings are heard, and of those that print addresses nothing.
+        // Libraries may log whole messages, so only their warnings are printed. `rmcp` and
+        // `opentelemetry` also log addresses, so they are silenced.
         let heard = Targets::new()
             .with_default(tracing::Level::WARN)
             .with_target("toolgate", level)
@@ -178,7 +180,7 @@ impl Telling {
         let heard =
             if self.asks && !self.verbose { heard.with_target("toolgate_mcp::upstream::link", tracing::Level::ERROR) } else { heard };
         let said = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
-        // Somebody else listens already, and that is fine.
+        // A subscriber may already be installed, for example by a test.
         let _ =
             tracing_subscriber::registry().with(telemetry.and_then(telemetry::Telemetry::layer)).with(said.with_filter(heard)).try_init();
     }
@@ -188,7 +190,7 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
     if let Some(path) = &cli.store {
         place::name_store(path);
     }
-    // The demonstration is kept only where that is asked for.
+    // These commands take a ledger only from `--store`, or find their own.
     let store = match (cli.store, &cli.verb) {
         (
             None,

@@ -1,4 +1,4 @@
-//! What an agent must not touch, whichever door it comes through.
+//! Builds the rules that protect toolgate's own files from agents, at every entry point.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -9,34 +9,35 @@ use toolgate::{Effect, Spec};
 
 use crate::place::{self, InForce, State};
 
-/// What an agent must not touch: whoever judges it.
+/// Paths that an agent must not access, and the links on the way to them.
 pub(crate) struct Protected {
-    /// Not even to read.
+    /// Paths that agents must not read.
     secret: Vec<String>,
-    /// Not to change.
+    /// Paths that agents must not change.
     fixed: Vec<String>,
-    /// Where an agent begins.
+    /// Working directory of the agent.
     project: String,
-    /// What stands on the ways to all that.
+    /// Path components and links on the way to the protected paths.
     links: Links,
 }
 
-/// What stands on the ways to some places, and where it leads if it is a link: while that stays the same, the places are where they
-/// were.
+/// Path components on the way to some paths, each with its target if it is a symbolic link.
+///
+/// While these are unchanged, the paths lead to the same files.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Links(BTreeMap<String, Option<String>>);
 
 impl Links {
-    /// Looks at all that stands on the way to a place, and where links lead on the ways there.
+    /// Records each component of a path, and follows symbolic links.
     fn follow(&mut self, place: &Path) {
         let mut ways = vec![place.to_owned()];
-        // As many links as the system follows: one that leads under itself would go on.
+        // Linux follows at most 40 links. The limit also ends a link that leads under itself.
         for _ in 0..=40 {
             let Some(way) = ways.pop() else { break };
             for step in way.ancestors() {
                 let Some(above) = step.parent() else { break };
                 let name = step.display().to_string();
-                // What is above it was looked at with it.
+                // If a component is recorded, all components above it are recorded too.
                 if self.0.contains_key(&name) {
                     break;
                 }
@@ -47,11 +48,12 @@ impl Links {
         }
     }
 
-    /// Whether all of it is as it was.
+    /// Returns whether every component is unchanged.
     pub(crate) fn hold(&self) -> bool {
         let mut missing: Option<&str> = None;
         self.0.iter().all(|(path, was)| {
-            // What stands under something that is not there is not looked for: it comes after it.
+            // The map is sorted, so the entries below a missing component follow it and need no
+            // lookup.
             if missing.is_some_and(|missing| Path::new(path).starts_with(missing)) {
                 return was.is_none();
             }
@@ -64,7 +66,8 @@ impl Links {
     }
 }
 
-/// Verbs that answer for a person, switch toolgate off, pass for it, or look into what it knows of every project.
+/// Commands that decide for a person, disable toolgate, act as the gate, or read the state of every
+/// project.
 const VERBS: [&str; 18] = [
     "toolgate approvals approve",
     "toolgate approvals deny",
@@ -86,31 +89,31 @@ const VERBS: [&str; 18] = [
     "toolgate upstream accept",
 ];
 
-/// Tools that show what stands in all the files under a directory, by a part of their name.
+/// Parts of the names of tools that search the content of all files under a directory.
 const SEARCHES: [&str; 5] = ["grep", "find_in_files", "search_file_content", "search_for_pattern", "search_in_files"];
 
-/// What such tools call that directory.
+/// Names of the argument that holds the directory of such a tool.
 const SEARCHED: [&str; 6] = ["path", "paths", "dir_path", "directory", "relative_path", "root"];
 
 impl Protected {
-    /// Of what holds, for an agent that begins in a project.
+    /// Collects the protected paths of a configuration, for an agent that works in a project.
     pub(crate) fn of(found: &InForce, state: &State, project: &Path) -> Self {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let shown = |path: PathBuf| path.display().to_string();
-        // Looked at before anybody follows them: what changes meanwhile is seen the next time.
+        // Links are recorded before they are followed, so that a later change is detected.
         let mut links = Links::default();
         links.follow(&found.store);
         let mut secret = vec![shown(state.path().to_owned())];
-        // What stands beside a ledger stands beside it wherever a link leads.
+        // The files next to a ledger are next to the link and next to its target.
         for store in [found.store.clone()].into_iter().chain(leads_to(&found.store)).map(shown) {
             secret.extend(["", "-wal", "-shm", ".state"].map(|end| format!("{store}{end}")));
         }
-        // A file that is not there yet would hide one that is.
+        // A missing file is protected too, because creating it would override an existing one.
         let looked_at = found.looked_at.iter().map(|(file, _)| file).chain(&found.files);
         let mut fixed: Vec<String> = looked_at.map(|file| shown(absolute(file))).collect();
         fixed.extend(place::own().map(shown));
         if let Ok(program) = std::env::current_exe() {
-            // The small programs stand beside the large one.
+            // The hook programs are in the directory of this program.
             fixed.extend(crate::client::PROGRAMS.iter().map(|name| shown(program.with_file_name(name))));
             fixed.push(shown(program));
         }
@@ -124,7 +127,7 @@ impl Protected {
         fixed.sort();
         secret.iter().chain(&fixed).for_each(|place| links.follow(Path::new(place)));
         for places in [&mut secret, &mut fixed] {
-            // What a link leads to is the same by that name.
+            // The target of a link is the same file under another name.
             let there: Vec<String> = places.iter().filter_map(|place| leads_to(Path::new(place))).map(shown).collect();
             places.extend(there);
             let mut known = HashSet::new();
@@ -133,7 +136,7 @@ impl Protected {
         Self { secret, fixed, project: shown(project.to_owned()), links }
     }
 
-    /// All of it, for who gives agents files.
+    /// Returns all protected paths, for components that give files to agents.
     pub(crate) fn places(&self) -> impl Iterator<Item = PathBuf> {
         self.secret.iter().chain(&self.fixed).map(PathBuf::from)
     }
@@ -142,8 +145,11 @@ impl Protected {
         &self.links
     }
 
-    /// The rules, as a policy file: recorded, replayed and explained like any other. Tools that need not be about files at all name one
-    /// only by a path that says where it is, but for those that stand `here`.
+    /// Renders the rules as a policy file, so that they are recorded, replayed and explained like
+    /// others.
+    ///
+    /// A tool that may not be about files matches a path only if the argument is a whole path.
+    /// Paths directly in `here` also match by name.
     pub(crate) fn rules(&self, tools: &[&Spec], here: Option<&Path>) -> String {
         let list = |names: &[&str]| json!(names).to_string();
         let all: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
@@ -160,10 +166,11 @@ impl Protected {
         };
         let is_here = |place: &&String| here.is_none_or(|here| Path::new(place).parent() == Some(here));
         for (name, places, tools, reason) in [
-            ("state", &self.secret, &all, "toolgate's own state is not for agents."),
-            ("files", &self.fixed, &changing, "What decides about an agent is not the agent's to change."),
+            ("state", &self.secret, &all, "Agents must not access toolgate's own state."),
+            ("files", &self.fixed, &changing, "Agents must not change the files that control them."),
         ] {
-            // What only reads a tree changes nothing in it; of the state, the rules about searches tell.
+            // Reading a directory tree changes nothing in it. The search rules below protect the
+            // state.
             let (near, far): (Vec<&String>, Vec<&String>) = places.iter().partition(is_here);
             if !near.is_empty() {
                 rule(name, name, tools, &format!("touches = {}, lenient = true, trees = false", json!(near)), reason);
@@ -181,7 +188,7 @@ impl Protected {
         for (tool, argument, instead) in tools.iter().copied().filter_map(searched) {
             let condition =
                 format!("argument = {}, touches = {}, lenient = true, from = {}", json!(argument), json!(self.secret), json!(self.project));
-            let reason = format!("toolgate's own state lies under what this would read, and it is not for agents. {instead}");
+            let reason = format!("This would read toolgate's own state, which agents must not access. {instead}");
             rule(&format!("search:{tool}"), "state", &[tool], &condition, &reason);
         }
         for tool in tools {
@@ -193,7 +200,7 @@ impl Protected {
                     &name,
                     &[tool.name()],
                     &condition,
-                    "This answers for a person, or is not for agents; ask the user to run it in a terminal.",
+                    "Agents must not run this command; ask the user to run it in a terminal.",
                 );
             }
         }
@@ -201,7 +208,9 @@ impl Protected {
     }
 }
 
-/// Where a path leads, as far as there is something. A device is everybody's: who has no settings may have linked them to one.
+/// Resolves the existing part of a path, and returns `None` for a device.
+///
+/// A device is shared: a user without settings may have linked them to `/dev/null`.
 fn leads_to(path: &Path) -> Option<PathBuf> {
     let (there, rest) = path.ancestors().find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)))?;
     match rest.as_os_str().is_empty() {
@@ -210,15 +219,15 @@ fn leads_to(path: &Path) -> Option<PathBuf> {
     }
 }
 
-/// A tool that reads all under a directory, which of its arguments says so, and what to do instead.
+/// Returns the name of a tool that reads a directory tree, its argument, and a suggestion.
 fn searched(tool: &Spec) -> Option<(&str, String, &'static str)> {
     if let Some(command) = tool.shell_argument() {
-        return Some((tool.name(), command.to_string(), "Name a directory that does not hold it, or leave it out with `--exclude-dir`."));
+        return Some((tool.name(), command.to_string(), "Name a directory that does not contain it, or exclude it with `--exclude-dir`."));
     }
     let argument = match tool.input_schema() {
         None => "path",
         Some(schema) => SEARCHED.into_iter().find(|name| schema.pointer(&format!("/properties/{name}")).is_some())?,
     };
     let searches = SEARCHES.iter().any(|part| tool.name().contains(part));
-    searches.then(|| (tool.name(), format!("/{argument}"), "Search a directory that does not hold it."))
+    searches.then(|| (tool.name(), format!("/{argument}"), "Search a directory that does not contain it."))
 }

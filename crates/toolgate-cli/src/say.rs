@@ -1,8 +1,8 @@
-//! What is said on standard error.
+//! Prints messages to standard error.
 
 use std::io::Write as _;
 
-/// Says it. Where nobody can be told, as on a full disk or at a terminal that is gone, whoever serves goes on without.
+/// Prints a line, and ignores errors: a full disk or a closed terminal must not stop a server.
 pub(crate) fn say(text: &str) {
     let _ = writeln!(anstream::stderr(), "{text}");
 }

@@ -1,26 +1,26 @@
-//! Files in which clients keep their MCP servers: how toolgate is put before them, and taken out again.
+//! Edits the MCP server lists of clients: puts toolgate in front of the servers, and removes it.
 
 use jsonc_parser::cst::{CstInputValue, CstObject};
 use serde_json::Value;
 
 use crate::client::{ended, parse};
 
-/// Where the servers stand that toolgate stands before.
+/// Key of the servers that run behind toolgate.
 pub(crate) const BEHIND: &str = toolgate::config::BEHIND_TOOLGATE;
-/// What toolgate is called among them.
+/// Name of toolgate in the server list.
 const NAME: &str = "toolgate";
 
-/// The file with toolgate as its only server. The others stand behind it, in the same file.
+/// Returns the file with toolgate as its only server, and the other servers under [`BEHIND`].
 pub(crate) fn with_toolgate(text: &str, program: &str, config: &str) -> Result<String, String> {
     let root = parse(text)?;
-    let top = root.object_value_or_create().ok_or("it is no JSON object; make it one, like `{}`, or move it away")?;
-    let servers = top.object_value_or_create("mcpServers").ok_or("its `mcpServers` are no object")?;
+    let top = root.object_value_or_create().ok_or("not a JSON object; replace it with `{}` or move it away")?;
+    let servers = top.object_value_or_create("mcpServers").ok_or("`mcpServers` is not an object")?;
     let others: Vec<(String, Value)> = members(&servers).into_iter().filter(|(name, _)| name != NAME).collect();
     if !others.is_empty() {
-        let behind = top.object_value_or_create(BEHIND).ok_or_else(|| format!("its `{BEHIND}` are no object"))?;
+        let behind = top.object_value_or_create(BEHIND).ok_or_else(|| format!("`{BEHIND}` is not an object"))?;
         for (name, server) in &others {
             if behind.get(name).is_some() {
-                return Err(format!("`{name}` is in `mcpServers` and in `{BEHIND}`; take one out"));
+                return Err(format!("`{name}` is in both `mcpServers` and `{BEHIND}`; remove one of them"));
             }
             behind.append(name, input(server));
         }
@@ -39,7 +39,7 @@ pub(crate) fn with_toolgate(text: &str, program: &str, config: &str) -> Result<S
     Ok(ended(&root, text))
 }
 
-/// The file as it was: the servers in their place, and no toolgate.
+/// Returns the file without toolgate, and with the servers back in their place.
 pub(crate) fn without_toolgate(text: &str) -> Result<String, String> {
     let root = parse(text)?;
     let Some(top) = root.object_value() else { return Ok(ended(&root, text)) };
@@ -62,7 +62,7 @@ pub(crate) fn without_toolgate(text: &str) -> Result<String, String> {
     Ok(ended(&root, text))
 }
 
-/// The program and the configuration of toolgate among the servers of a file.
+/// Returns the program and the configuration path of the toolgate server in a file.
 pub(crate) fn registered(text: &str) -> Result<Option<(String, Option<String>)>, String> {
     let file = crate::client::json(text)?;
     let Some(own) = file.pointer(&format!("/mcpServers/{NAME}")) else { return Ok(None) };
@@ -72,7 +72,7 @@ pub(crate) fn registered(text: &str) -> Result<Option<(String, Option<String>)>,
     Ok(Some((program, config)))
 }
 
-/// Whether there are servers in a file that toolgate stands before.
+/// Returns whether a file has servers behind toolgate.
 pub(crate) fn has_behind(text: &str) -> bool {
     let file = crate::client::json(text).unwrap_or_default();
     file.get(BEHIND).and_then(Value::as_object).is_some_and(|servers| !servers.is_empty())

@@ -1,4 +1,4 @@
-//! Spans of calls, and what is counted of them, sent to a collector over OTLP.
+//! Exports spans and metrics of calls to a collector over OTLP.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +20,10 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::registry::LookupSpan;
 
-/// What is sent: the kind, its place at a collector, the variable that names a collector for it alone, and the one that says that none is
-/// wanted.
+/// A kind of telemetry, with its path at the collector and its environment variables.
+///
+/// `endpoint` is the variable with the collector for this kind alone, and `exporter` the one that
+/// can disable it.
 struct Kind {
     what: &'static str,
     path: &'static str,
@@ -33,10 +35,10 @@ const SPANS: Kind =
     Kind { what: "spans", path: "v1/traces", endpoint: "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", exporter: "OTEL_TRACES_EXPORTER" };
 const METRICS: Kind =
     Kind { what: "metrics", path: "v1/metrics", endpoint: "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", exporter: "OTEL_METRICS_EXPORTER" };
-/// The variable that names a collector for all of them.
+/// Environment variable with the collector for all kinds.
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 
-/// An address without what may be secret in it: who asks there, with which password, and for what.
+/// Returns an address without user name, password and query, which may be secret.
 fn told(address: &str) -> String {
     let Some((scheme, rest)) = address.split_once("://") else { return "the collector".to_owned() };
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
@@ -48,14 +50,15 @@ fn is_named(variable: &str) -> bool {
 }
 
 impl Kind {
-    /// Whether it goes to a collector: to that of a configuration, or to one that the usual variables name, unless somebody wants none.
+    /// Returns whether the configuration or the environment names a collector and does not disable
+    /// it.
     fn is_wanted(&self, otlp: Option<&Otlp>) -> bool {
         let says = |name: &str, value: &str| std::env::var(name).is_ok_and(|said| said.eq_ignore_ascii_case(value));
         let named = otlp.is_some() || is_named(ENDPOINT) || is_named(self.endpoint);
         named && !says("OTEL_SDK_DISABLED", "true") && !says(self.exporter, "none")
     }
 
-    /// Where a configuration says that it goes to, and with which headers.
+    /// Sets the endpoint and the headers of the configuration.
     fn place<B: WithExportConfig + WithHttpConfig>(&self, builder: B, otlp: Option<&Otlp>) -> io::Result<B> {
         let Some(otlp) = otlp else { return Ok(builder) };
         let headers = otlp.headers.iter().map(|(name, value)| Ok((name.clone(), value.resolve()?)));
@@ -63,13 +66,13 @@ impl Kind {
         Ok(builder.with_endpoint(format!("{}/{}", otlp.endpoint, self.path)).with_headers(headers.map_err(io::Error::other)?))
     }
 
-    /// Why it cannot be sent, without what may be secret in an address.
+    /// Builds an error message without the secret parts of addresses.
     fn unsent(&self, error: &impl std::fmt::Display, otlp: Option<&Otlp>) -> io::Error {
         let variables =
             [ENDPOINT, self.endpoint].into_iter().filter_map(|name| std::env::var(name).ok()).map(|value| value.trim().to_owned());
         let named = otlp.map(|otlp| otlp.endpoint.clone()).into_iter().chain(variables).filter(|named| !named.is_empty());
         let why = named.fold(error.to_string(), |why, named| why.replace(&named, &told(&named)));
-        io::Error::other(format!("{} cannot be sent over OTLP: {why}", self.what))
+        io::Error::other(format!("cannot send {} over OTLP: {why}", self.what))
     }
 
     fn sending<E>(&self, exporter: E, otlp: Option<&Otlp>) -> Sending<E> {
@@ -78,14 +81,14 @@ impl Kind {
     }
 }
 
-/// What is told of calls, on its way to a collector. What has not been sent yet is sent when it is dropped.
+/// The exporters of spans and metrics. Dropping them sends what is still buffered.
 pub(crate) struct Telemetry {
     spans: Option<SdkTracerProvider>,
     metrics: Option<SdkMeterProvider>,
 }
 
 impl Telemetry {
-    /// To the collector of a configuration; else to the one that the usual variables name; else nowhere.
+    /// Starts the exporters for the collector of the configuration, else of the environment.
     pub(crate) fn start(otlp: Option<&Otlp>) -> io::Result<Self> {
         let mut resource = Resource::builder();
         if !is_named("OTEL_SERVICE_NAME") {
@@ -110,7 +113,7 @@ impl Telemetry {
         Ok(telemetry)
     }
 
-    /// What listens to calls, where spans are sent. Libraries beneath are not heard.
+    /// Returns the subscriber layer that exports spans of toolgate, if spans are sent.
     pub(crate) fn layer<S: tracing::Subscriber + for<'a> LookupSpan<'a>>(&self) -> Option<impl Layer<S> + use<S>> {
         let tracer = self.spans.as_ref()?.tracer("toolgate");
         let layer: OpenTelemetryLayer<S, SdkTracer> = tracing_opentelemetry::layer().with_tracer(tracer);
@@ -119,14 +122,14 @@ impl Telemetry {
     }
 }
 
-/// Whether a collector is told of it: of spans alone. What is logged within one may be a whole row.
+/// Returns whether a span is exported. Log events are not, because they may contain a whole row.
 fn is_told(about: &Metadata<'_>) -> bool {
     about.is_span() && *about.level() <= Level::INFO && about.target().starts_with("toolgate")
 }
 
 impl Drop for Telemetry {
     fn drop(&mut self) {
-        // What could not be sent was told.
+        // Export errors were logged already.
         if let Some(spans) = &self.spans {
             let _ = spans.shutdown();
         }
@@ -136,7 +139,7 @@ impl Drop for Telemetry {
     }
 }
 
-/// Sends something, and says when that begins and ceases to fail.
+/// Wraps an exporter, and logs when exports start to fail and when they succeed again.
 #[derive(Debug)]
 struct Sending<E> {
     exporter: E,
@@ -149,8 +152,8 @@ impl<E> Sending<E> {
     fn tell(&self, sent: OTelSdkResult) -> OTelSdkResult {
         if self.away.swap(sent.is_err(), Ordering::Relaxed) != sent.is_err() {
             match sent {
-                Err(_) => tracing::warn!("{} cannot be sent to {}; they are dropped, calls go on", self.what, self.place),
-                Ok(()) => tracing::warn!("{} are sent to {} again", self.what, self.place),
+                Err(_) => tracing::warn!("cannot send {} to {}; they are dropped and calls continue", self.what, self.place),
+                Ok(()) => tracing::warn!("sending {} to {} again", self.what, self.place),
             }
         }
         sent
@@ -159,7 +162,7 @@ impl<E> Sending<E> {
 
 impl opentelemetry_sdk::trace::SpanExporter for Sending<SpanExporter> {
     async fn export(&self, mut batch: Vec<SpanData>) -> OTelSdkResult {
-        // The canary is nobody's call.
+        // Calls of the canary are not exported.
         let canary = |span: &SpanData| {
             span.attributes.iter().any(|about| about.key.as_str() == "gen_ai.agent.name" && about.value.as_str() == toolgate_mcp::CANARY)
         };
@@ -205,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps what it is told.
+    /// Collects exported spans.
     #[derive(Debug, Clone, Default)]
     struct Keeping(Arc<Mutex<Vec<SpanData>>>);
 
@@ -223,7 +226,7 @@ mod tests {
         let telemetry = Telemetry { spans: Some(spans), metrics: None };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(telemetry.layer::<tracing_subscriber::Registry>()), || {
             let _call = tracing::info_span!(target: "toolgate::gate", "execute_tool").entered();
-            // As where neither the ledger nor a file takes the row.
+            // The message is the one for a row that was neither stored nor spooled.
             tracing::error!(target: "toolgate::gate", row = "arguments", "a row could be neither stored nor spooled");
             let _library = tracing::info_span!(target: "hyper", "beneath").entered();
         });

@@ -1,4 +1,6 @@
-//! The decision API: for agents that run their tools themselves, the two halves of the path.
+//! Implements the decision API for agents that run their tools themselves.
+//!
+//! `check` admits a call, `report` records its result.
 
 use http::StatusCode;
 use http::request::Parts;
@@ -13,11 +15,11 @@ use crate::lines::bounds;
 use crate::misread::{self, Glimpse};
 use crate::raw::{self, Raw};
 
-/// A call that a client wants to make, or has made.
+/// Body of a `check` or `report` request.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Asked {
-    /// What the client calls it; a report names the same one.
+    /// ID of the call, chosen by the client; a report repeats it.
     id: String,
     agent: Option<String>,
     session: Option<String>,
@@ -28,10 +30,10 @@ struct Asked {
     stop_reason: Option<String>,
     idempotency_key: Option<String>,
     approval: Option<String>,
-    /// A report: what the tool gave. Nothing is something, too.
+    /// Report only: the result of the tool. `null` is a valid result.
     #[serde(default, deserialize_with = "given")]
     result: Option<Value>,
-    /// A report: what went wrong instead.
+    /// Report only: the error, if the tool failed.
     error: Option<Failed>,
 }
 
@@ -43,7 +45,7 @@ struct Failed {
     effects: Option<Effects>,
 }
 
-/// What is `null` was given all the same.
+/// Deserializes `null` as `Some(Value::Null)`, to distinguish it from a missing field.
 fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
@@ -54,16 +56,17 @@ fn nothing() -> Value {
 
 type Refused = (StatusCode, Value);
 
-/// `POST /v1/calls/check` and `POST /v1/calls/report`.
+/// Handles `POST /v1/calls/check` and `POST /v1/calls/report`.
 pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: &Parts, text: &[u8]) -> Result<Value, Refused> {
     if !matches!(verb, "check" | "report") {
-        return Err((StatusCode::NOT_FOUND, json!({"error": "there are /v1/calls/check and /v1/calls/report"})));
+        return Err((StatusCode::NOT_FOUND, json!({"error": "unknown path; use /v1/calls/check or /v1/calls/report"})));
     }
     let taken = Asked::read(text, running).and_then(|(asked, raw)| asked.take(raw, running, verb, caller, parts));
-    // A report is about what was let through, whatever it names: that it says something else is written down as such.
+    // Only a check must repeat the approved arguments. If a report has other arguments, the
+    // difference is recorded.
     let taken = match taken {
         Ok((call, None)) if call.approval.is_some() => match names_others(running, &call).await {
-            true => Err(No::misread("the approval is for other arguments; send the same along with it, or none")),
+            true => Err(No::misread("the approval is for other arguments; send the approved arguments, or none")),
             false => Ok((call, None)),
         },
         taken => taken,
@@ -81,11 +84,11 @@ pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: 
     }
 }
 
-/// Why a request is not taken.
+/// Reason why a request is rejected.
 struct No {
     status: StatusCode,
     why: String,
-    /// It is not because of who makes it.
+    /// Whether the request is invalid, rather than forbidden for the caller.
     misread: bool,
 }
 
@@ -98,7 +101,7 @@ impl No {
         Self { status, why, misread: false }
     }
 
-    /// Nobody is let in who is turned away here. Where a call can be made out, that is written down.
+    /// Builds the error response. If the body names a tool, the rejected call is recorded.
     async fn noted(mut self, running: &Running, caller: &Caller, text: &[u8]) -> Refused {
         self.why = misread::brief(&self.why);
         let answer = match Glimpse::of_body(text) {
@@ -117,15 +120,17 @@ impl No {
     }
 }
 
-/// What a body may hold.
+/// Fields of a request body, for error messages.
 const KEYS: &str =
     "`id`, `tool`, `arguments`, `agent`, `session`, `turn`, `stopReason`, `idempotencyKey`, `approval`; in a report `result` or `error`";
 
-/// What is wrong with a body: the place, and what must stand there. What does stand there may be a secret, and is not said.
+/// Returns the first invalid field and its expected type.
+///
+/// The message omits the value, because it may be a secret.
 fn misfit(body: &Value) -> Option<String> {
-    let Some(fields) = body.as_object() else { return Some("it is no object".to_owned()) };
+    let Some(fields) = body.as_object() else { return Some("not a JSON object".to_owned()) };
     if let Some(missing) = ["id", "tool"].into_iter().find(|key| !fields.contains_key(*key)) {
-        return Some(format!("`{missing}` is missing"));
+        return Some(format!("`{missing}` is required"));
     }
     let (null, effects) = (Value::Null, ["none", "rolled_back", "done", "unknown"]);
     fields.iter().find_map(|(key, value)| {
@@ -142,24 +147,26 @@ fn misfit(body: &Value) -> Option<String> {
                 let fits = part("message").is_string() && (known || part("effects").is_null());
                 let only = value.as_object().is_some_and(|parts| parts.keys().all(|name| matches!(name.as_str(), "message" | "effects")));
                 let wrong = !(value.is_null() || (fits && only));
-                wrong.then_some("`{message, effects}`, with text and one of none, rolled_back, done, unknown")
+                wrong.then_some("an object with `message` (text) and `effects` (none, rolled_back, done or unknown)")
             }
             _ => {
                 let key: String = key.chars().filter(|c| !c.is_control()).take(64).collect();
-                return Some(format!("nobody knows `{key}`; there are {KEYS}"));
+                return Some(format!("unknown field `{key}`; known fields: {KEYS}"));
             }
         };
         must_be.map(|kind| format!("`{key}` must be {kind}"))
     })
 }
 
-/// What is asked of the gate: whether a call may be made, or what is told of one that was.
+/// A call to check (`None`), or a call to report with its result.
 type Taken = (Call, Option<Result<Value, Failure>>);
 
 impl Asked {
-    /// Reads a body strictly. Arguments that are no good are the gate's to refuse.
+    /// Parses a body strictly.
+    ///
+    /// Invalid arguments are kept as text: the argument gate rejects them and records a row.
     fn read(text: &[u8], running: &Running) -> Result<(Self, Option<Raw>), No> {
-        let (bounds, unread) = (bounds(running.settings.max_request), |why: String| No::misread(format!("the body cannot be read: {why}")));
+        let (bounds, unread) = (bounds(running.settings.max_request), |why: String| No::misread(format!("cannot read the body: {why}")));
         let (value, raw) = match toolgate::json::parse(text, &bounds) {
             Ok(value) => (value, None),
             Err(error) => {
@@ -171,18 +178,18 @@ impl Asked {
         if let Some(why) = misfit(&value) {
             return Err(unread(why));
         }
-        // What else is wrong with it would be told with what stands there, and that is nobody's.
-        let asked = serde_json::from_value(value).map_err(|_| unread("it is not what it must be".to_owned()))?;
+        // The message of serde would quote the value, which may be a secret.
+        let asked = serde_json::from_value(value).map_err(|_| unread("a field has an invalid value".to_owned()))?;
         Ok((asked, raw))
     }
 
     fn take(self, raw: Option<Raw>, running: &Running, verb: &str, caller: &Caller, parts: &Parts) -> Result<Taken, No> {
         if self.id.is_empty() || self.id.chars().count() > 200 {
-            return Err(No::misread("`id` has 1 to 200 letters"));
+            return Err(No::misread("`id` must have 1 to 200 characters"));
         }
         for (name, key) in [("idempotencyKey", &self.idempotency_key), ("approval", &self.approval)] {
             if key.as_ref().is_some_and(|key| is_long(key)) {
-                return Err(No::misread(format!("`{name}` has at most {LONGEST_KEY} letters")));
+                return Err(No::misread(format!("`{name}` may have at most {LONGEST_KEY} characters")));
             }
         }
         let forbidden = |why| No::turned_away(StatusCode::FORBIDDEN, why);
@@ -192,10 +199,10 @@ impl Asked {
             true => No::misread(error.message),
             false => No::turned_away(StatusCode::BAD_REQUEST, error.message.into_owned()),
         })?;
-        let session = named.ok_or_else(|| No::misread("`session` names the conversation"))?;
+        let session = named.ok_or_else(|| No::misread("`session` is required"))?;
         let result = match (verb, self.result, self.error) {
             ("check", None | Some(Value::Null), None) => None,
-            ("check", ..) => return Err(No::misread("`result` and `error` are for a report")),
+            ("check", ..) => return Err(No::misread("`result` and `error` are only allowed in a report")),
             (_, Some(result), None) => Some(Ok(result)),
             (_, None | Some(Value::Null), Some(failed)) => {
                 let failure = Failure::business("client_tool_failed", failed.message);
@@ -204,7 +211,7 @@ impl Asked {
                     None => failure,
                 }))
             }
-            _ => return Err(No::misread("a report has a `result` or an `error`")),
+            _ => return Err(No::misread("a report must have either `result` or `error`")),
         };
         let arguments = raw.map_or(Arguments::Value(self.arguments), |raw| Arguments::Text(raw.0.to_vec()));
         let mut call = Call::new(SessionKey::new(agent, caller.principal.clone(), session), self.tool, arguments).client_id(self.id);
@@ -215,10 +222,10 @@ impl Asked {
     }
 }
 
-/// A call that is not to be made.
+/// Builds the response for a call that must not run.
 fn refused(answer: &Answer) -> Value {
     let error = answer.outcome.error();
-    // It was made before: what it came to is here, success or error.
+    // A replayed call returns its recorded outcome, success or error.
     let replayed = error.is_none_or(|error| error.replayed);
     let decision = match error {
         _ if replayed => "replay",
@@ -231,22 +238,22 @@ fn refused(answer: &Answer) -> Value {
     })
 }
 
-/// The description of all this, for programs.
+/// Returns the OpenAPI description of the HTTP API.
 pub(crate) fn description() -> Value {
     let call = json!({
-        "id": {"type": "string", "minLength": 1, "maxLength": 200, "description": "What the client calls the call; a report names the same one."},
-        "agent": {"type": "string", "description": "The default agent unless said."},
-        "session": {"type": "string", "minLength": 1, "maxLength": 128, "description": "The conversation; also as the header Toolgate-Session."},
+        "id": {"type": "string", "minLength": 1, "maxLength": 200, "description": "ID of the call, chosen by the client; a report repeats it."},
+        "agent": {"type": "string", "description": "The agent that makes the call [default: the default agent]."},
+        "session": {"type": "string", "minLength": 1, "maxLength": 128, "description": "Name of the session; also accepted as the header Toolgate-Session."},
         "tool": {"type": "string"},
         "arguments": {"type": "object"},
         "turn": {"type": "integer", "minimum": 0},
         "stopReason": {"type": "string", "description": "Why the model stopped to make the call."},
         "idempotencyKey": {"type": "string", "maxLength": LONGEST_KEY},
-        "approval": {"type": "string", "maxLength": LONGEST_KEY, "description": "An approval to use: with the arguments that it is for, or with none."},
+        "approval": {"type": "string", "maxLength": LONGEST_KEY, "description": "ID of an approval to use; send the approved arguments, or none."},
     });
     let mut report = call.clone();
     if let Some(fields) = report.as_object_mut() {
-        fields.insert("result".to_owned(), json!({"description": "What the tool gave."}));
+        fields.insert("result".to_owned(), json!({"description": "Result of the tool."}));
         fields.insert(
             "error".to_owned(),
             json!({"type": "object", "required": ["message"], "properties": {"message": {"type": "string"}, "effects": {"enum": ["none", "rolled_back", "done", "unknown"]}}}),
@@ -254,8 +261,8 @@ pub(crate) fn description() -> Value {
     }
     let body = |properties: Value| json!({"required": true, "content": {"application/json": {"schema": {"type": "object", "additionalProperties": false, "required": ["id", "tool"], "properties": properties}}}});
     let refusals = json!({
-        "400": {"description": "The request cannot be read."}, "401": {"description": "A token is needed."},
-        "403": {"description": "Not as this agent."}, "429": {"description": "Too many requests."},
+        "400": {"description": "The request is invalid."}, "401": {"description": "A token is required."},
+        "403": {"description": "The caller may not act as this agent."}, "429": {"description": "Too many requests."},
     });
     let answers = |description: &str, schema: Value| {
         let mut answers = refusals.clone();
@@ -264,7 +271,7 @@ pub(crate) fn description() -> Value {
         }
         answers
     };
-    let page = |summary: &str, id: &str| json!({"get": {"operationId": id, "summary": summary, "security": [], "responses": {"200": {"description": "As it should be."}, "503": {"description": "Not as it should be."}}}});
+    let page = |summary: &str, id: &str| json!({"get": {"operationId": id, "summary": summary, "security": [], "responses": {"200": {"description": "Healthy."}, "503": {"description": "Not healthy."}}}});
     json!({
         "openapi": "3.1.0",
         "info": {"title": "toolgate", "version": env!("CARGO_PKG_VERSION"), "description": "Decisions for agents that run their tools themselves. MCP is at /mcp."},
@@ -272,19 +279,19 @@ pub(crate) fn description() -> Value {
         "components": {"securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
         "paths": {
             "/v1/calls/check": {"post": {
-                "operationId": "check", "summary": "May this call be made? An allowed one must be reported.", "requestBody": body(call),
+                "operationId": "check", "summary": "Check whether a call may run. An allowed call must be reported.", "requestBody": body(call),
                 "responses": answers("The decision.", json!({"type": "object", "required": ["decision", "callId"], "properties": {
                     "decision": {"enum": ["allow", "deny", "ask", "replay"]}, "callId": {"type": "string"},
-                    "arguments": {"type": "object", "description": "allow: what to run with."},
+                    "arguments": {"type": "object", "description": "For `allow`: the arguments to run the tool with."},
                     "gate": {"type": "string"}, "rule": {"type": ["string", "null"]}, "error": {"type": ["object", "null"]}, "outcome": {"type": ["object", "null"]}, "receipt": {},
                 }})),
             }},
             "/v1/calls/report": {"post": {
-                "operationId": "report", "summary": "What came of a call that was allowed.", "requestBody": body(report),
-                "responses": answers("What is recorded.", json!({"type": "object", "required": ["callId", "outcome"], "properties": {"callId": {"type": "string"}, "outcome": {"type": "object"}, "receipt": {}}})),
+                "operationId": "report", "summary": "Report the result of an allowed call.", "requestBody": body(report),
+                "responses": answers("The recorded outcome.", json!({"type": "object", "required": ["callId", "outcome"], "properties": {"callId": {"type": "string"}, "outcome": {"type": "object"}, "receipt": {}}})),
             }},
-            "/healthz": page("The process is there.", "healthz"),
-            "/readyz": page("Calls can be taken, and a call that must be refused is refused.", "readyz"),
+            "/healthz": page("The process is running.", "healthz"),
+            "/readyz": page("The gateway accepts calls, and the canary call is denied.", "readyz"),
         },
     })
 }

@@ -1,4 +1,4 @@
-//! What clients are asked, and how their answers get back to whoever asked.
+//! Asks clients questions (elicitation, sampling, roots) and returns their answers to the asker.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -17,13 +17,14 @@ use crate::gateway::lock;
 use crate::render::unspoofed;
 use crate::upstream::{Asker, FromUpstream, Reply, is_invisible, is_short};
 
-/// Most letters of a call that a person reads in a question.
+/// Maximum length of the arguments or of the reason in a question, in characters.
 const LONGEST: usize = 2_000;
-/// The approver who is whoever sits before the client.
+/// Approver name for the user of the client that made the call.
 pub(crate) const CLIENT: &str = "client";
 
-/// What a person would not see in a question, or would see as another line of it. A description of a tool may have more: there some of
-/// these make a picture of the letter before them.
+/// Returns whether a character is invisible in a question or starts a new line.
+///
+/// Tool descriptions may contain some of these characters, because they are parts of emoji.
 fn is_hidden(c: char) -> bool {
     is_invisible(c)
         || matches!(c,
@@ -31,10 +32,13 @@ fn is_hidden(c: char) -> bool {
             | '\u{1d173}'..='\u{1d17a}')
 }
 
-/// What a person is asked; `None` where that does not fit, or cannot be seen as it is. Nobody approves what they were not shown.
+/// Builds the approval question.
+///
+/// Returns `None` if the call is too long or has hidden characters: a person must see what they
+/// approve.
 pub(crate) fn question(approval: &toolgate::store::Approval) -> Option<ElicitRequestParams> {
     let shown = serde_json::to_string_pretty(&approval.shown).ok()?;
-    // A hook may quote the model: its words are in one line, and do not look like what stands below them.
+    // A hook may quote the model. On one line, the quote cannot imitate the lines below.
     let reason = approval.reason.split_whitespace().collect::<Vec<_>>().join(" ");
     if [&shown, &reason].iter().any(|text| text.chars().count() > LONGEST || text.chars().any(is_hidden)) {
         return None;
@@ -44,20 +48,22 @@ pub(crate) fn question(approval: &toolgate::store::Approval) -> Option<ElicitReq
     Some(ElicitRequestParams::FormElicitationParams { meta: None, message, requested_schema: schema })
 }
 
-/// Whether the client's user may answer: where nobody in particular is named and nothing is destroyed, or where every rule that
-/// asks names the client. Of a tool that is not there any more nobody knows what it destroys.
+/// Returns whether the client's user may answer an approval.
+///
+/// True if each rule that asks names the client, or if no approver is named and the tool is not
+/// destructive. A tool that no longer exists counts as destructive.
 pub(crate) fn is_left_to_client(approval: &toolgate::store::Approval, effect: Option<Effect>) -> bool {
     let named = approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT));
     let all_named = approval.approvers.len() == approval.asked_by.len();
     named && (all_named || effect.is_some_and(|effect| effect != Effect::Destructive))
 }
 
-/// What a client is being asked, by the name under which it says how far it is: who wants to hear that.
+/// Open questions to a client: the asker, by the progress token of the question.
 #[derive(Default)]
 pub(crate) struct Questions(Mutex<HashMap<ProgressToken, Asker>>);
 
 impl Questions {
-    /// Passes on what a client says of how far it is.
+    /// Forwards progress of a client to the asker.
     pub(crate) async fn progress(&self, mut said: ProgressNotificationParam) {
         let asker = lock(&self.0).get(&said.progress_token).cloned();
         if let Some((upstream, token)) = asker.filter(|_| is_short(&said)) {
@@ -68,7 +74,7 @@ impl Questions {
     }
 }
 
-/// A question that a client has not answered yet. Where nobody waits for the answer any more, the client is told.
+/// A question without an answer. If it is dropped, the client gets a cancellation.
 struct Open<'q> {
     peer: &'q Peer<RoleServer>,
     questions: &'q Questions,
@@ -80,13 +86,15 @@ impl Drop for Open<'_> {
     fn drop(&mut self) {
         lock(&self.questions.0).remove(&self.token);
         if let (Some(id), Ok(runtime)) = (self.id.take(), Handle::try_current()) {
-            let (peer, why) = (self.peer.clone(), "nobody waits for the answer any more".to_owned());
+            let (peer, why) = (self.peer.clone(), "the answer is no longer needed".to_owned());
             runtime.spawn(async move { drop(peer.notify_cancelled(CancelledNotificationParam::new(Some(id), Some(why))).await) });
         }
     }
 }
 
-/// Asks a client something. Where nobody waits for the answer any more, the client is told.
+/// Sends a request to a client and waits for the answer.
+///
+/// If the future is dropped, the client gets a cancellation.
 async fn answer(
     request: ServerRequest,
     asker: Option<Asker>,
@@ -104,7 +112,7 @@ async fn answer(
     answer
 }
 
-/// Asks the user of a client something.
+/// Asks the client's user a question.
 pub(crate) async fn elicit(
     params: ElicitRequestParams,
     peer: &Peer<RoleServer>,
@@ -116,7 +124,7 @@ pub(crate) async fn elicit(
     }
 }
 
-/// Passes on what a client says to a question, as long as somebody wants to know.
+/// Sends a client's answer to the asker, unless the asker stops waiting.
 async fn pass_on<T>(mut reply: Reply<T>, said: impl Future<Output = Result<T, ErrorData>>) {
     tokio::select! {
         biased;
@@ -125,7 +133,7 @@ async fn pass_on<T>(mut reply: Reply<T>, said: impl Future<Output = Result<T, Er
     }
 }
 
-/// Asks a client something, and passes its answer on.
+/// Sends a request to a client and forwards the answer to the asker.
 async fn put<T: Serialize + DeserializeOwned + Clone>(
     request: ServerRequest,
     mut reply: Reply<T>,
@@ -141,7 +149,7 @@ async fn put<T: Serialize + DeserializeOwned + Clone>(
     pass_on(reply, said).await;
 }
 
-/// Asks a client of an earlier revision, in the middle of its request.
+/// Forwards an upstream's question to a client of an earlier revision, during its request.
 pub(crate) async fn ask(question: FromUpstream, peer: &Peer<RoleServer>, questions: &Questions) {
     match question {
         FromUpstream::Elicit(params, reply) => {
@@ -161,16 +169,16 @@ pub(crate) async fn ask(question: FromUpstream, peer: &Peer<RoleServer>, questio
     }
 }
 
-/// Asks a client of an earlier revision one thing after the other.
+/// Asks a client of an earlier revision several questions, one after the other.
 async fn ask_all(requests: InputRequests, peer: &Peer<RoleServer>, questions: &Questions) -> Result<InputResponses, ErrorData> {
-    let unread = |_| ErrorData::internal_error("the client's answer cannot be passed on", None);
+    let unread = |_| ErrorData::internal_error("cannot forward the client's answer", None);
     let mut responses = InputResponses::new();
     for (key, request) in requests {
         let request = match request {
             InputRequest::Elicitation(request) => ServerRequest::ElicitRequest(request),
             InputRequest::CreateMessage(request) => ServerRequest::CreateMessageRequest(request),
             InputRequest::ListRoots(request) => ServerRequest::ListRootsRequest(request),
-            _ => return Err(ErrorData::invalid_request("this is not known here", None)),
+            _ => return Err(ErrorData::invalid_request("unsupported input request", None)),
         };
         let said = match answer(request, None, peer, questions).await.map_err(passed)? {
             ClientResult::ElicitResult(said) => serde_json::to_value(said),
@@ -183,7 +191,9 @@ async fn ask_all(requests: InputRequests, peer: &Peer<RoleServer>, questions: &Q
     Ok(responses)
 }
 
-/// Whether a client can ask its user this: forms and addresses are two things, and one that names neither knows forms.
+/// Returns whether a client supports this kind of elicitation.
+///
+/// A client that names neither forms nor URLs supports forms.
 pub(crate) fn can_elicit(params: &ElicitRequestParams, capabilities: &ClientCapabilities) -> bool {
     let Some(can) = &capabilities.elicitation else { return false };
     match params {
@@ -193,7 +203,7 @@ pub(crate) fn can_elicit(params: &ElicitRequestParams, capabilities: &ClientCapa
     }
 }
 
-/// Whether a client can be asked this.
+/// Returns whether a client supports this kind of question.
 pub(crate) fn can_answer(question: &FromUpstream, capabilities: &ClientCapabilities) -> bool {
     let can = |request: &InputRequest| match request {
         InputRequest::Elicitation(asked) => can_elicit(&asked.params, capabilities),
@@ -210,9 +220,9 @@ pub(crate) fn can_answer(question: &FromUpstream, capabilities: &ClientCapabilit
     }
 }
 
-/// The client cannot be asked.
+/// Answers an upstream that the client does not support the question.
 pub(crate) fn decline(question: FromUpstream) {
-    let cannot = || ErrorData::invalid_request("the client cannot be asked this", None);
+    let cannot = || ErrorData::invalid_request("the client does not support this request", None);
     match question {
         FromUpstream::Elicit(_, reply) => reply.send(Err(cannot())),
         FromUpstream::Sample(_, reply) => reply.send(Err(cannot())),
@@ -222,9 +232,9 @@ pub(crate) fn decline(question: FromUpstream) {
     }
 }
 
-/// Gives an upstream what a client has said.
+/// Sends a client's answer to the upstream.
 pub(crate) fn reply(asked: FromUpstream, said: Value) {
-    let unread = || ErrorData::invalid_params("the client's answer cannot be read", None);
+    let unread = || ErrorData::invalid_params("cannot read the client's answer", None);
     let said = unspoofed(said);
     match asked {
         FromUpstream::Elicit(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
@@ -290,12 +300,12 @@ mod tests {
             let text = format!("a{hidden}b");
             assert_eq!(asked("Why.", json!({"to": text})), None, "{hidden:?}");
             assert_eq!(asked("Why.", json!({ (text.as_str()): 1 })), None, "{hidden:?}");
-            // But for the ends of lines, which are spaces there.
+            // Line separators in a reason become spaces.
             assert_eq!(asked(&text, json!({})).is_some(), lines.contains(hidden), "{hidden:?}");
         }
         assert_eq!(asked("Why.", json!("x".repeat(LONGEST))), None);
         assert_eq!(asked(&"x".repeat(LONGEST + 1), json!({})), None);
-        // What is seen is shown: other letters, and lines that are written as what they are.
+        // Visible characters stay, and strings are shown with their escapes.
         let shown = asked("Why.", json!({"to": "Zoë 山田 🙂\n\"from\": \"Ann\""})).unwrap();
         assert!(shown.ends_with("with\n{\n  \"to\": \"Zoë 山田 🙂\\n\\\"from\\\": \\\"Ann\\\"\"\n}"), "{shown}");
     }
@@ -313,7 +323,7 @@ mod tests {
         for (approver, effect, left) in [
             (None, Some(Effect::Write), true),
             (None, Some(Effect::Destructive), false),
-            // It went while it was asked about.
+            // The tool was removed while the question was open.
             (None, None, false),
             (Some(CLIENT), Some(Effect::Destructive), true),
             (Some(CLIENT), None, true),

@@ -1,4 +1,5 @@
-//! Who may come in: tokens that are known by their digests, and tokens that somebody else signs.
+//! Authenticates HTTP requests by static tokens, known by digest, and by signed tokens of an
+//! issuer.
 
 use std::io;
 use std::sync::Arc;
@@ -13,23 +14,23 @@ mod issuer;
 
 use issuer::{Issuer, NO_KEY, UNFETCHED};
 
-/// Why somebody may not come in. What is told is told without saying which part was nearly right.
+/// Authentication error. The message does not reveal which part of a token was almost correct.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NotLetIn {
-    /// There is no token.
+    /// The request has no token.
     Missing,
-    /// There is one, and it does not count.
+    /// The token is not accepted.
     Invalid(&'static str),
 }
 
-/// Who may come in, by one reading of the configuration.
+/// Authenticates callers by one version of the configuration.
 pub(crate) struct Keys {
     tokens: Vec<Token>,
     issuer: Option<Arc<Issuer>>,
 }
 
 impl Keys {
-    /// Keys that were fetched before and are still meant are not fetched again.
+    /// Fetches the keys of the issuer, or reuses those of `before` if the issuer is unchanged.
     pub(crate) async fn new(settings: &Settings, before: Option<&Self>) -> io::Result<Self> {
         let issuer = match &settings.jwt {
             None => None,
@@ -39,13 +40,15 @@ impl Keys {
                     Some(issuer) => issuer,
                     None => {
                         let issuer = Arc::new(Issuer::new(jwt.clone()));
-                        // A file must be there; who cannot be reached yet is asked again when a token comes.
+                        // A key file must exist. An unreachable URL is tried again when a token
+                        // arrives.
                         let is_file = !is_address(&jwt.keys);
                         let had = before.is_some_and(|before| before.issuer.is_some());
                         match issuer.fetch().await {
                             Err(error) if is_file => return Err(io::Error::other(error)),
                             Err(error) => tracing::warn!(error, "{UNFETCHED}"),
-                            // Who begins with none has none by mistake. Later they may have been withdrawn, and then nothing else holds.
+                            // An empty key file at startup is a mistake. Later it withdraws all
+                            // keys.
                             Ok(()) if is_file && !had && issuer.is_empty() => return Err(io::Error::other(NO_KEY)),
                             Ok(()) => {}
                         }
@@ -58,13 +61,15 @@ impl Keys {
         Ok(Self { tokens: settings.tokens.clone(), issuer })
     }
 
-    /// Whether anybody may come in.
+    /// Returns whether requests need no token.
     pub(crate) fn is_open(&self) -> bool {
         self.tokens.is_empty() && self.issuer.is_none()
     }
 
-    /// Whether somebody who was let in before might be let in again: with the same token, or with any that allows the same. Of a token
-    /// that somebody else has signed nobody knows here.
+    /// Returns whether a caller that was authenticated before may still be.
+    ///
+    /// With `any`, another token with the same rights also counts. Of a signed token only the
+    /// issuer is compared, because the token itself is not kept.
     pub(crate) fn may_know(&self, caller: &Caller, any: bool) -> bool {
         let same = |token: &Token| token.principal == caller.principal && same_agents(token.agents.as_deref(), caller.agents.as_deref());
         let known = match &caller.proof {
@@ -75,7 +80,7 @@ impl Keys {
         known || self.is_open()
     }
 
-    /// Who comes with these headers.
+    /// Authenticates a request by its headers.
     pub(crate) async fn caller(&self, headers: &HeaderMap, local: &str) -> Result<Caller, NotLetIn> {
         if self.is_open() {
             return Ok(Caller { principal: local.to_owned(), agents: None, session: None, proof: Proof::Nothing });
@@ -83,12 +88,12 @@ impl Keys {
         let mut values = headers.get_all(http::header::AUTHORIZATION).iter();
         let value = values.next().ok_or(NotLetIn::Missing)?;
         if values.next().is_some() {
-            return Err(NotLetIn::Invalid("there are two tokens"));
+            return Err(NotLetIn::Invalid("more than one token"));
         }
-        let value = value.to_str().map_err(|_| NotLetIn::Invalid("the token is no text"))?;
+        let value = value.to_str().map_err(|_| NotLetIn::Invalid("the token is not valid text"))?;
         let token = value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer ")).ok_or(NotLetIn::Missing)?.trim();
         let digest = Digest::of(token.as_bytes()).to_string();
-        // All are looked at, so that the time it takes tells nothing.
+        // Compares with every token, so that the response time reveals nothing.
         let mut found = None;
         for known in &self.tokens {
             if same(known.sha256.as_bytes(), digest.as_bytes()) {
@@ -105,7 +110,7 @@ impl Keys {
         }
         match &self.issuer {
             Some(issuer) => issuer.caller(token).await,
-            None => Err(NotLetIn::Invalid("the token is not known")),
+            None => Err(NotLetIn::Invalid("unknown token")),
         }
     }
 }
@@ -142,7 +147,7 @@ mod tests {
         for (tokens, issues, knows_own, knows_signed) in [
             (vec![token("1")], Some("a"), true, true),
             (vec![token("1")], None, true, false),
-            // Replaced by another.
+            // Replaced by another token.
             (vec![token("2")], Some("b"), false, false),
             (vec![], Some("a"), false, true),
             (vec![], None, true, true),
@@ -150,7 +155,7 @@ mod tests {
             let keys = Keys { tokens, issuer: issues.map(issuer) };
             let known = (keys.may_know(&own, false), keys.may_know(&signed, false));
             assert_eq!(known, (knows_own, knows_signed), "{issues:?} {:?}", keys.tokens);
-            assert_eq!(keys.may_know(&caller(Proof::Nothing), false), keys.is_open(), "who came when nobody was asked");
+            assert_eq!(keys.may_know(&caller(Proof::Nothing), false), keys.is_open(), "a caller without proof");
         }
     }
 
@@ -169,7 +174,7 @@ mod tests {
             let token = Token { principal: principal.to_owned(), sha256: sha256.to_owned(), agents: agents(names) };
             let (keys, own) = (Keys { tokens: vec![token], issuer: None }, caller(Proof::Token("1".to_owned())));
             assert_eq!((keys.may_know(&own, true), keys.may_know(&own, false)), known, "{principal} {names} {sha256}");
-            assert!(!keys.may_know(&caller(Proof::Nothing), true), "who came when nobody was asked");
+            assert!(!keys.may_know(&caller(Proof::Nothing), true), "a caller without proof");
         }
     }
 }

@@ -1,5 +1,6 @@
-//! What an upstream says over HTTP, none of it longer than [`LONGEST`]. The library that speaks the protocol would read an answer
-//! to its end, wherever that is.
+//! HTTP client for streamable HTTP upstreams that limits the size of responses and events.
+//!
+//! The protocol library would read a response of any length to its end.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -23,10 +24,10 @@ use sse_stream::{Sse, SseStream};
 
 use crate::client::ORIGIN;
 
-/// The longest answer, or event, of an upstream.
+/// The maximum size of a response or event, in bytes.
 pub(crate) const LONGEST: usize = 16 << 20;
 
-/// What stands in place of an answer that is longer.
+/// The error code that replaces a response over the limit.
 pub(crate) const TOO_LONG: ErrorCode = ErrorCode(-31_413);
 
 const JSON: &str = "application/json";
@@ -34,10 +35,10 @@ const EVENTS: &str = "text/event-stream";
 const SESSION: &str = "mcp-session-id";
 const MESSAGE: &str = "notifications/message";
 
-/// Headers that only the protocol sets.
+/// Headers that only the transport may set.
 const RESERVED: [&str; 3] = ["accept", SESSION, "last-event-id"];
 
-/// The way to an upstream of streamable HTTP.
+/// A streamable HTTP client with size limits.
 #[derive(Clone)]
 pub(crate) struct Bounded(pub(crate) Client);
 
@@ -76,7 +77,7 @@ impl StreamableHttpClient for Bounded {
             ClientJsonRpcMessage::Request(request) => Some(request),
             _ => None,
         };
-        // Who was not asked anything, and says nothing, has heard it.
+        // An empty success response accepts a notification.
         if status.is_success() && asked.is_none() && answer.content_length() == Some(0) {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
@@ -98,7 +99,7 @@ impl StreamableHttpClient for Bounded {
             });
             return Ok(StreamableHttpPostResponse::Sse(events.boxed(), given));
         }
-        // Who is not let in, or comes too often, is told so by the status alone.
+        // For 401, 403 and 429 the status alone decides.
         let shut = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
         let said: Option<ServerJsonRpcMessage> = match is(JSON) && !shut {
             true => match whole(answer).await? {
@@ -107,7 +108,7 @@ impl StreamableHttpClient for Bounded {
             },
             false => None,
         };
-        // Who does not know the newest greeting says so under some other name, or none.
+        // A server that does not know `server/discover` may respond with another id or none.
         if let Some(request) = asked.filter(|request| matches!(request.request, ClientRequest::DiscoverRequest(_)))
             && status.is_client_error()
             && session.is_none()
@@ -119,15 +120,15 @@ impl StreamableHttpClient for Bounded {
             };
             return Ok(StreamableHttpPostResponse::Json(ServerJsonRpcMessage::error(error, Some(request.id.clone())), None));
         }
-        // What is refused at the door is often refused without a name, and nobody would wait for that.
-        // Some say a number as text.
+        // A rejection often has no id, and the request would wait forever. Some servers return a
+        // numeric id as a string.
         let named = |error: &JsonRpcError| {
             let id = error.id.as_ref().map(ToString::to_string);
             asked.is_some_and(|request| id == Some(request.id.to_string()))
         };
         match said {
             Some(said) if status.is_success() => Ok(StreamableHttpPostResponse::Json(said, given)),
-            // Some say with the status, too, how it went.
+            // Some servers also express the result by the status.
             Some(JsonRpcMessage::Response(answer)) if asked.is_some_and(|request| answer.id.to_string() == request.id.to_string()) => {
                 Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Response(answer), given))
             }
@@ -135,7 +136,7 @@ impl StreamableHttpClient for Bounded {
             Some(JsonRpcMessage::Error(error)) if named(&error) => {
                 Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), given))
             }
-            // Not all say with 404 that they do not know a session any more.
+            // Not all servers use 404 for an unknown session.
             Some(JsonRpcMessage::Error(error))
                 if session.is_some()
                     && status == StatusCode::BAD_REQUEST
@@ -143,12 +144,12 @@ impl StreamableHttpClient for Bounded {
             {
                 Err(StreamableHttpError::SessionExpired)
             }
-            // What nobody reads here may be an answer, whatever the status.
+            // An event stream with an error status is not read, but it may contain the result.
             _ if status.is_client_error() && asked.is_some() && !shut && is(EVENTS) => Err(StreamableHttpError::UnexpectedEndOfStream),
             _ if !status.is_success() => Err(HttpStatusError::new(status.as_u16(), retry_after).into()),
-            // Who was not asked anything may say what it likes.
+            // The body of a response to a notification does not matter.
             _ if asked.is_none() => Ok(StreamableHttpPostResponse::Accepted),
-            _ if is(JSON) => Err(StreamableHttpError::UnexpectedServerResponse("it answers with JSON that is no message".into())),
+            _ if is(JSON) => Err(StreamableHttpError::UnexpectedServerResponse("the response is not a JSON-RPC message".into())),
             _ => Err(StreamableHttpError::UnexpectedContentType(kind)),
         }
     }
@@ -162,8 +163,8 @@ impl StreamableHttpClient for Bounded {
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Refused> {
         let stream = self.0.get_stream_with_max_sse_event_size(uri, session, last, token, custom, LONGEST).await;
-        // Who does not know the session or the stream never will, and would be asked for it without end. This word ends that: what is still
-        // to be said there has broken off, and whoever asks anew finds out why.
+        // If the session or stream is unknown, rmcp would retry forever. This error stops it, and
+        // the next request finds out why.
         let unknown = |error: &reqwest::Error| matches!(error.status(), Some(StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST));
         match stream {
             Err(StreamableHttpError::Client(error)) if unknown(&error) => Err(StreamableHttpError::ServerDoesNotSupportSse),
@@ -182,9 +183,10 @@ impl StreamableHttpClient for Bounded {
     }
 }
 
-/// A log message in the stream of an answer says whose answer that is: several may come at once.
+/// Marks a log message in a response stream with the id of the request. Several responses may
+/// arrive at once.
 fn belonging(event: Sse, id: &RequestId) -> Sse {
-    // Some write a slash with a backslash before it. What has nothing of it is not read twice.
+    // Search without the slash, which some servers escape. Parse only events that match.
     let Some(text) = event.data.as_deref().filter(|text| text.contains("notifications")) else { return event };
     let Some(origin) = ORIGIN.as_deref() else { return event };
     let Ok(mut said) = serde_json::from_str::<Value>(text) else { return event };
@@ -199,10 +201,10 @@ fn belonging(event: Sse, id: &RequestId) -> Sse {
 }
 
 fn too_long(id: Option<RequestId>) -> ServerJsonRpcMessage {
-    ServerJsonRpcMessage::error(ErrorData::new(TOO_LONG, format!("longer than {LONGEST} bytes"), None), id)
+    ServerJsonRpcMessage::error(ErrorData::new(TOO_LONG, format!("response exceeds {LONGEST} bytes"), None), id)
 }
 
-/// All that an answer says, unless that is too much.
+/// Reads a response body; `None` if it exceeds the limit.
 pub(crate) async fn whole(mut answer: reqwest::Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
     let mut text = Vec::new();
     while let Some(chunk) = answer.chunk().await? {
@@ -214,7 +216,7 @@ pub(crate) async fn whole(mut answer: reqwest::Response) -> Result<Option<Vec<u8
     Ok(Some(text))
 }
 
-/// The events of a stream, until one is too long.
+/// Parses an event stream, and fails at the first event over the limit.
 pub(crate) fn events<E: Error + Send + Sync + 'static>(
     bytes: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
@@ -227,19 +229,19 @@ pub(crate) fn events<E: Error + Send + Sync + 'static>(
     SseStream::from_byte_stream(bytes).boxed()
 }
 
-/// Whether a stream broke because an event in it, or all of it, was too long.
+/// Returns whether a stream failed because of the size limit.
 pub(crate) fn is_too_long(error: &SseError) -> bool {
     let SseError::Body(error) = error else { return false };
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::FileTooLarge)
 }
 
-/// How long an event is so far. It ends with an empty line.
+/// Measures the current event, which ends with an empty line.
 #[derive(Default)]
 struct Event {
     long: usize,
-    /// The line so far, or the one that has just ended, was not empty.
+    /// The current line, or the line that just ended, is not empty.
     begun: bool,
-    /// The last byte was a carriage return, which may have half of an end of line to come.
+    /// The last byte was `\r`, and `\n` may follow.
     returned: bool,
 }
 
@@ -294,7 +296,7 @@ mod tests {
         {
             let mut event = Event::default();
             let chunks = [&half[..], between.as_bytes(), &half[..]];
-            // However it comes in pieces.
+            // For every split into chunks.
             let whole = chunks.concat();
             assert_eq!(Event::default().has_room_for(&whole), fits, "{between:?}");
             assert_eq!(chunks.iter().flat_map(|chunk| chunk.chunks(7)).all(|chunk| event.has_room_for(chunk)), fits, "{between:?}");

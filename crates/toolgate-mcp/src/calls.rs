@@ -1,4 +1,5 @@
-//! A call through the door: begun, accompanied while its upstream asks back, and answered.
+//! Runs a tool call for a client: starts it, relays the upstream's questions, and renders the
+//! result.
 
 mod client;
 
@@ -26,40 +27,40 @@ use crate::upstream::{FromUpstream, Line};
 
 pub(crate) use client::{Client, Ear};
 
-/// Two calls with the same key are one.
+/// Idempotency key: calls with the same key are one call.
 const KEY_META: &str = "toolgate/idempotencyKey";
-/// An approval to use.
+/// ID of an approval to use.
 const APPROVAL_META: &str = "toolgate/approval";
-/// The model's turn.
+/// Number of the model's turn.
 const TURN_META: &str = "toolgate/turn";
 /// Why the model stopped to make the call.
 const STOP_META: &str = "toolgate/stopReason";
-/// What the question for approval is called.
+/// Name of the approval question.
 const APPROVAL: &str = "toolgate_approval";
-/// What a question is called that an upstream of an earlier revision asks.
+/// Name of a question of an upstream of an earlier revision.
 const INPUT: &str = "input";
-/// How many words of an upstream wait for its client.
+/// Maximum number of upstream messages that wait for the client.
 pub(crate) const WORDS: usize = 256;
-/// The longest key, which is kept for as long as what it stands for.
+/// Maximum length of an idempotency key or approval ID, in characters.
 pub(crate) const LONGEST_KEY: usize = 1_024;
-/// How long a client's user may think.
+/// How long the client's user may take to answer an approval question.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
-/// Whether a key is longer than it may be: in letters, as the description of the decision API counts them.
+/// Returns whether a key is too long, in characters as in `maxLength` of the OpenAPI description.
 pub(crate) fn is_long(key: &str) -> bool {
     key.chars().count() > LONGEST_KEY
 }
 
-/// The call that a request asks for.
+/// Builds the call that a request asks for.
 fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>) -> Result<Call, ErrorData> {
-    // A key that is not understood would be a key that does not hold.
+    // Ignoring an invalid key would drop the guarantee that it stands for.
     let text = |name: &str| match client.meta.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if !text.is_empty() => Ok(Some(text.clone())),
         Some(_) => Err(ErrorData::invalid_params(format!("`{name}` must be text"), None)),
     };
     let short = |name: &str| match text(name)? {
-        Some(text) if is_long(&text) => Err(ErrorData::invalid_params(format!("`{name}` has at most {LONGEST_KEY} letters"), None)),
+        Some(text) if is_long(&text) => Err(ErrorData::invalid_params(format!("`{name}` may have at most {LONGEST_KEY} characters"), None)),
         text => Ok(text),
     };
     let arguments = match client.raw {
@@ -77,7 +78,9 @@ fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>
     Ok(call)
 }
 
-/// Whether a call names an approval, and other arguments than that is for: what is approved would run, and nobody would be told.
+/// Returns whether a call uses an approval with other arguments than the approved ones.
+///
+/// Otherwise the approved arguments would run without notice to the client.
 pub(crate) async fn names_others(running: &Running, call: &Call) -> bool {
     let Some(id) = &call.approval else { return false };
     let given = match &call.arguments {
@@ -89,30 +92,30 @@ pub(crate) async fn names_others(running: &Running, call: &Call) -> bool {
     }
     match running.gate.approval(id).await {
         Ok(Some(approval)) => approval.key == call.key && *approval.tool == *call.tool && running.gate.is_for_others(&approval, given),
-        // Whatever else is wrong with it, the gate says.
+        // The approval gate reports everything else.
         _ => false,
     }
 }
 
-/// What a client was shown: an edited call is another call.
+/// Computes the digest of a call, to detect that the client edited it.
 fn digest(request: &CallToolRequestParams) -> String {
     let arguments = request.arguments.clone().map_or_else(|| json!({}), Value::Object);
     toolgate::json::Digest::of(&toolgate::json::canonical(&json!([request.name, arguments]))).to_string()
 }
 
 impl Door {
-    /// A request for a call.
+    /// Handles a `tools/call` request.
     pub(crate) async fn call(&self, request: CallToolRequestParams, client: &Client<'_>) -> Result<CallToolResponse, ErrorData> {
-        // In this order: what is counted when it ends has its time.
+        // Counted before the check, so that shutdown waits for this call.
         let _counted = self.gateway.count();
         if self.gateway.0.stop.is_cancelled() {
-            return Err(ErrorData::internal_error("this is ending", None));
+            return Err(ErrorData::internal_error("the gateway is shutting down", None));
         }
         let running = self.gateway.running();
         let key = match identity::of_call(&self.gateway, &running, self.fixed.as_ref(), client)? {
             Ok(key) => key,
             Err((key, error)) if identity::is_misread(&error) => return Err(self.misread(key, &request, client, error).await),
-            // Nobody is let in who is turned away here, and it is written down.
+            // The caller is rejected, and the rejection is recorded.
             Err((key, refused)) => {
                 return match call_of(key.clone(), &request, client) {
                     Ok(call) => self.begin(&running, call.turned_away(refused.message), &request, client).await,
@@ -121,12 +124,13 @@ impl Door {
             }
         };
         let parked = &self.gateway.0.parked;
-        let unasked = || ErrorData::invalid_params("this answer was not asked for, or was given before", None);
+        let unasked = || ErrorData::invalid_params("this answer was not requested, or was already given", None);
         let waits = match (&request.request_state, &request.input_responses) {
             (Some(state), _) => parked.take(&key, state).map(Some).ok_or_else(unasked),
-            // An approval that nobody asked for is none.
+            // An approval answer without a question has no effect.
             (None, Some(said)) if said.contains_key(APPROVAL) => Err(unasked()),
-            // Some clients forget the state of what they were asked. What nobody asked is not heard, and is asked again.
+            // Some clients omit the request state. If no suspended call matches, the answers are
+            // ignored and the question is asked again.
             (None, Some(_)) => Ok(parked.take_unstated(&key, &digest(&request))),
             (None, None) => Ok(None),
         };
@@ -137,7 +141,7 @@ impl Door {
         }
     }
 
-    /// Begins a call as a request asks for it.
+    /// Starts a call from a request.
     async fn anew(
         &self,
         running: &Running,
@@ -150,13 +154,13 @@ impl Door {
             Err(error) => return Err(self.misread(key, request, client, error).await),
         };
         if names_others(running, &call).await {
-            let error = ErrorData::invalid_params("the approval is for other arguments; send the same along with it, or none", None);
+            let error = ErrorData::invalid_params("the approval is for other arguments; send the approved arguments, or none", None);
             return Err(self.misread(key, request, client, error).await);
         }
         self.begin(running, call, request, client).await
     }
 
-    /// A request for a call that is none of the protocol's: it is refused as such, and the call has its row.
+    /// Rejects an invalid call request and records a row.
     async fn misread(&self, key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>, mut error: ErrorData) -> ErrorData {
         let _counted = self.gateway.count();
         let call = Call::new(key, request.name.to_string(), json!({})).client_id(client.id.clone());
@@ -165,9 +169,9 @@ impl Door {
         error
     }
 
-    /// A request that calls itself a call, and has the shape of something else.
+    /// Rejects a `tools/call` request whose parameters have the wrong shape.
     pub(crate) async fn misshapen(&self, tool: &str, client: &Client<'_>) -> ErrorData {
-        let error = ErrorData::invalid_params("the parameters of this call cannot be read", None);
+        let error = ErrorData::invalid_params("cannot read the parameters of this call", None);
         let running = self.gateway.running();
         match identity::of_call(&self.gateway, &running, self.fixed.as_ref(), client) {
             Ok(Ok(key) | Err((key, _))) => self.misread(key, &CallToolRequestParams::new(tool.to_owned()), client, error).await,
@@ -175,7 +179,9 @@ impl Door {
         }
     }
 
-    /// From which level on a client wants to hear of what goes on; `None` is nothing, which is what a newer one wants unless it says so.
+    /// Returns the lowest log level that a client wants, or `None` for no log messages.
+    ///
+    /// A client of 2026-07-28 or later gets log messages only if its request asks for them.
     pub(crate) fn level(&self, client: &Client<'_>) -> Option<LoggingLevel> {
         match client.modern {
             true => client.meta.log_level(),
@@ -183,19 +189,19 @@ impl Door {
         }
     }
 
-    /// The line from a client to the upstream of its call.
+    /// Creates the channel between a client and the upstream of its call.
     fn line(&self, to_client: mpsc::Sender<FromUpstream>, client: &Client<'_>) -> Line {
         let capabilities = client.capabilities.clone().unwrap_or_default();
         Line { to_client, meta: client.meta.clone(), capabilities, level: self.level(client), answered: Mutex::default() }
     }
 
-    /// What a call of a client takes while somebody works for it.
+    /// Creates the guard that counts a call as running and holds its permit.
     fn presence(&self, client: &Client<'_>) -> Presence {
         let seat = client.parts.and_then(|parts| parts.extensions.get::<Arc<Seat>>()).cloned();
         Presence::new(self.gateway.count(), seat)
     }
 
-    /// Begins a call, and sees it through.
+    /// Starts a call and drives it to its end.
     async fn begin(
         &self,
         running: &Running,
@@ -209,9 +215,9 @@ impl Door {
         let key = call.key.clone();
         let cancel = CancellationToken::new();
         let call = call.carrying(Arc::clone(&line)).cancelled_by(cancel.clone());
-        // Its request is counted already: whoever is counted beside that is somebody else.
+        // This request is itself counted, so a higher count means other requests.
         let among_others = *self.gateway.0.underway.borrow() > 1;
-        // Counted until it is over, however long its client waits.
+        // Counted until the call ends, even if its client disconnects.
         let counted = Arc::new(Mutex::new(Some(self.presence(client))));
         let (counts, busy) = (Arc::clone(&counted), self.gateway.0.idle.busy(&key));
         let path = async move {
@@ -220,14 +226,14 @@ impl Door {
             answer
         };
         let task = Task::new(path.with_context(crate::trace::of(client)));
-        // Who has to wait until its client has heard something goes on by itself; so does who is among others, with whom it takes turns
-        // at the ledger: to wake it is less than to wake its connection.
+        // A call that may wait for its client runs in a separate task. So does a concurrent call,
+        // because waking a task after a ledger write costs less than waking its connection.
         let task = if among_others || matches!(client.ear, Ear::Peer(_)) { task.apart() } else { task };
         let underway = Underway { task, heard, line, cancel, asked: None, digest: String::new(), counted };
         self.accompany(key, request, underway, client).await
     }
 
-    /// Stays with a call until it has ended, or its client has to be asked.
+    /// Drives a call until it ends or its client must answer a question.
     async fn accompany(
         &self,
         key: SessionKey,
@@ -236,7 +242,7 @@ impl Door {
         client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let modern = client.modern;
-        // Whoever hangs up cancels the call; whoever is asked something does not.
+        // A disconnect cancels the call; a question to the client does not.
         let hang_up = underway.cancel.clone().drop_guard();
         let mut asking = None;
         loop {
@@ -249,14 +255,15 @@ impl Door {
                     FromUpstream::Progress(progress) => self.progress(progress, client).await,
                     FromUpstream::Log(message) => self.log(message, client).await,
                     question if !can_answer(&question, &underway.line.capabilities) => decline(question),
-                    // Who cannot be waited for is not asked, and the upstream says what becomes of that.
+                    // If no more calls can be suspended, decline. The upstream decides how the call
+                    // continues.
                     question if modern && !self.gateway.0.parked.has_room(&key) => decline(question),
                     question if modern => match self.park(&key, question, underway, digest(request)) {
                         Some(asked) => {
                             hang_up.disarm();
                             return Ok(asked);
                         }
-                        None => return Err(ErrorData::internal_error("too many calls wait for their clients", None)),
+                        None => return Err(ErrorData::internal_error("too many suspended calls", None)),
                     },
                     question => match client.ear {
                         Ear::Peer(peer) => asking = Some(Box::pin(ask(question, peer, &self.questions))),
@@ -266,8 +273,8 @@ impl Door {
                 answer = &mut underway.task => {
                     drop(asking);
                     hang_up.disarm();
-                    let answer = answer.ok_or_else(|| ErrorData::internal_error("the call did not come to an end", None))?;
-                    // What was said in the same breath as the answer was said before it.
+                    let answer = answer.ok_or_else(|| ErrorData::internal_error("the call ended without a result", None))?;
+                    // Delivers messages that the upstream sent before its answer.
                     while let Ok(said) = underway.heard.try_recv() {
                         self.hear(said, client).await;
                     }
@@ -277,7 +284,9 @@ impl Door {
         }
     }
 
-    /// What a call came to. Where it waits for a person and the client has one, that person is asked.
+    /// Renders the outcome of a call.
+    ///
+    /// If the call needs an approval and the client supports questions, its user is asked.
     async fn answered(
         &self,
         key: SessionKey,
@@ -291,9 +300,9 @@ impl Door {
         }
         let running = self.gateway.running();
         let agent = running.gate.agent(&key.agent);
-        // What is kept from whoever calls is answered as what is not there.
+        // A tool that is hidden from the caller looks like a tool that does not exist.
         let spec = agent.and_then(|agent| agent.tool_for(&key.principal, &request.name));
-        // Who may not act as the agent does not learn what its tools look like.
+        // A caller that may not act as the agent must not learn the schemas of its tools.
         let forbidden = answer.outcome.error().is_some_and(|error| error.code == code::FORBIDDEN);
         let has_schema = spec.is_some_and(|spec| spec.output_schema().is_some()) && !forbidden;
         let refused = render::result(&answer, line, has_schema, agent.map(Agent::dialect).unwrap_or_default());
@@ -313,7 +322,8 @@ impl Door {
                 .park(&key, Waits::Approval { id: waits.id, digest: digest(request), refused: Box::new(refused.clone()) });
             let Some(state) = parked else { return Ok(refused.into()) };
             let requests = InputRequests::from([(APPROVAL.to_owned(), InputRequest::Elicitation(ElicitRequest::new(params)))]);
-            // It is refused until somebody has said yes, and that is written down.
+            // The call is denied until it is approved. The denial has a row, which the metadata
+            // names.
             let mut meta = MetaObject::default();
             render::sign(&mut meta, &answer);
             return Ok(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state)).with_meta(meta)));
@@ -321,7 +331,8 @@ impl Door {
         let Ear::Peer(peer) = client.ear else { return Ok(refused.into()) };
         let said = tokio::select! {
             biased;
-            // It is refused until somebody has answered, and nobody waits for that when the gateway ends: nothing new would be begun.
+            // The call is denied until it is approved. During shutdown no approved call could
+            // start, so do not wait.
             () = self.gateway.0.stop.cancelled() => return Ok(refused.into()),
             () = client.gone.cancelled() => return Ok(refused.into()),
             said = tokio::time::timeout(PATIENCE, Box::pin(elicit(params, peer, &self.questions))) => said,
@@ -330,7 +341,9 @@ impl Door {
         self.decide(key, request, &waits.id, &said, refused, client).await
     }
 
-    /// A client's user has answered. What runs then is judged by what holds now.
+    /// Applies the answer of the client's user.
+    ///
+    /// The current configuration judges the approved call.
     async fn decide(
         &self,
         key: SessionKey,
@@ -343,9 +356,9 @@ impl Door {
         let running = self.gateway.running();
         match identity::session(&self.gateway, &running, self.fixed.as_ref(), client) {
             Ok(now) if now == key => {}
-            // Who is not let in any more has lost it; so has who speaks from somewhere else now.
+            // The caller may have lost its access, or may use another session now.
             other => {
-                let error = ErrorData::invalid_request("this is another conversation than the one that was asked", None);
+                let error = ErrorData::invalid_request("this is another session than the one that was asked", None);
                 return Err(self.misread(key, request, client, other.err().unwrap_or(error)).await);
             }
         }
@@ -354,22 +367,23 @@ impl Door {
         let no = said.action == ElicitationAction::Decline || (said.action == ElicitationAction::Accept && !yes);
         let approval = running.gate.approval(id).await.ok().flatten();
         let effect = running.gate.agent(&key.agent).and_then(|agent| agent.tool(&request.name)).map(Spec::effect);
-        // Who may answer goes by what the tool is by now.
+        // The current definition of the tool decides which approver may answer.
         let Some(approval) = approval.filter(|approval| is_left_to_client(approval, effect)) else { return Ok(refused.into()) };
         let by = if approval.approvers.is_empty() { format!("the client of {}", key.principal) } else { CLIENT.to_owned() };
-        // Whoever closes the question has not refused: it can still be answered elsewhere, and the call stands as it stood.
+        // Closing the question is no refusal: the approval stays open and the call stays denied.
         let counts = (yes || no) && matches!(running.gate.answer_approval(id, yes, &by).await, Ok(true));
         if !counts {
             return Ok(refused.into());
         }
-        // It is the same call that goes on, whatever was said. One that was refused is refused by the gate, and has its row.
+        // Continues the same call for either answer. The approval gate denies a refused call and
+        // records its row.
         match call_of(key.clone(), request, client) {
             Ok(call) => Box::pin(self.begin(&running, call.approval(id), request, client)).await,
             Err(error) => Err(self.misread(key, request, client, error).await),
         }
     }
 
-    /// A client comes back with what it was asked for.
+    /// Resumes a suspended call with the answers of its client.
     async fn resume(
         &self,
         key: SessionKey,
@@ -381,14 +395,14 @@ impl Door {
         match waits {
             Waits::Approval { id, digest: shown, refused } => {
                 if shown != digest(&request) {
-                    // It was edited: it is judged as any other.
+                    // The client edited the call, so this is a new call.
                     return self.anew(&self.gateway.running(), key, &request, client).await;
                 }
                 let said: Option<ElicitResult> = responses.remove(APPROVAL).and_then(|said| serde_json::from_value(said).ok());
                 match said {
                     Some(said) => self.decide(key, &request, &id, &said, *refused, client).await,
                     None => {
-                        let error = ErrorData::invalid_params("the answer to the question for approval is missing", None);
+                        let error = ErrorData::invalid_params("the answer to the approval question is missing", None);
                         Err(self.misread(key, &request, client, error).await)
                     }
                 }
@@ -396,18 +410,18 @@ impl Door {
             Waits::Upstream(mut underway) => {
                 let all_at_once = matches!(underway.asked, None | Some(FromUpstream::Inputs(..)));
                 let wrong = match underway.digest == digest(&request) {
-                    false => Some("this is another call than the one that was asked about"),
+                    false => Some("the call differs from the one that was asked about"),
                     true if !all_at_once && !responses.contains_key(INPUT) => Some("the answer is missing"),
                     true => None,
                 };
                 if let Some(why) = wrong {
-                    // Nobody comes back for the one that was asked about.
+                    // The suspended call cannot be resumed any more.
                     underway.cancel.cancel();
                     return Err(self.misread(key, &request, client, ErrorData::invalid_params(why, None)).await);
                 }
                 *lock(&underway.counted) = Some(self.presence(client));
                 match underway.asked.take() {
-                    // What is missing in it, whoever asked knows best.
+                    // The upstream decides whether the answers are complete.
                     Some(FromUpstream::Inputs(asked, reply)) => {
                         responses.retain(|name, _| asked.contains_key(name));
                         reply.send(Ok(responses));
@@ -420,7 +434,7 @@ impl Door {
         }
     }
 
-    /// Parks a call whose upstream wants to know something.
+    /// Suspends a call until its client answers the upstream's question.
     fn park(&self, key: &SessionKey, question: FromUpstream, underway: Underway, digest: String) -> Option<CallToolResponse> {
         let one = |request| InputRequests::from([(INPUT.to_owned(), request)]);
         let requests = match &question {
@@ -436,7 +450,7 @@ impl Door {
         Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))
     }
 
-    /// What an upstream says where it is not answered.
+    /// Delivers a notification of an upstream, and declines a question.
     pub(crate) async fn hear(&self, said: FromUpstream, client: &Client<'_>) {
         match said {
             FromUpstream::Progress(progress) => self.progress(progress, client).await,
@@ -461,7 +475,7 @@ impl Door {
     }
 }
 
-/// What is asked now, if anything.
+/// Polls the pending future, or waits forever if there is none.
 pub(crate) async fn poll<F: Future<Output = ()> + Unpin>(asking: &mut Option<F>) {
     match asking {
         Some(asking) => asking.await,

@@ -1,33 +1,42 @@
-//! The call that must be refused: whoever gets through with it knows that the gate is off.
+//! Runs the canary: a call that a rule must deny. If it passes, the rules are not in force.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use toolgate::config::{CANARY_PRINCIPAL, Rules};
-use toolgate::{Agent, Effect, Timestamp, Tool};
+use toolgate::{Agent, Effect, Timestamp, Tool, Toolgate};
 
 use crate::gateway::{Gateway, lock};
 
-/// The agent of the call that must be refused, and its tool.
+/// Name of the canary agent and of its tool.
 pub const CANARY: &str = toolgate::config::CANARY;
 
-/// How old the last try may be.
+/// Maximum age of the last canary run while the gateway is ready.
 const OLDEST: Duration = Duration::from_secs(120);
 
+/// Makes the canary call, and returns why if the rule did not refuse it.
+async fn check(gate: &Toolgate) -> Result<(), String> {
+    let session = gate.session(CANARY, CANARY_PRINCIPAL, "canary");
+    // The timestamp makes each call different: a repeated call would be denied as a loop.
+    let answer = session.call(CANARY, serde_json::json!({"at": Timestamp::now().to_string()})).await;
+    match answer.outcome.error() {
+        Some(error) if error.code == "canary" && answer.gate == toolgate::Gate::Policy => Ok(()),
+        Some(error) => Err(format!("the canary call failed with `{}` at another gate: {}", error.code, error.message)),
+        None => Err("the canary call was not denied".to_owned()),
+    }
+}
+
 impl Gateway {
-    /// Makes the call that must be refused.
+    /// Makes the canary call, and fails unless the canary rule denies it.
     pub async fn try_canary(&self) -> Result<(), String> {
-        let session = self.gate().session(CANARY, CANARY_PRINCIPAL, "canary");
-        // Never twice the same, or it would be refused for that.
-        let answer = session.call(CANARY, serde_json::json!({"at": Timestamp::now().to_string()})).await;
-        let outcome = match answer.outcome.error() {
-            Some(error) if error.code == "canary" && answer.gate == toolgate::Gate::Policy => Ok(()),
-            Some(error) => Err(format!("a call that a rule must refuse got {} at another gate: {}", error.code, error.message)),
-            None => Err("a call that must be refused went through".to_owned()),
-        };
-        self.0.metrics.canary(outcome.is_ok());
-        *lock(&self.0.canary) = Some((Instant::now(), outcome.clone()));
+        let outcome = check(&self.gate()).await;
+        self.record_canary(outcome.clone());
         outcome
+    }
+
+    fn record_canary(&self, outcome: Result<(), String>) {
+        self.0.metrics.canary(outcome.is_ok());
+        *lock(&self.0.canary) = Some((Instant::now(), outcome));
     }
 
     pub(crate) async fn watch_canary(&self, every: Duration) {
@@ -37,34 +46,35 @@ impl Gateway {
                 () = self.0.stop.cancelled() => return,
             }
             if let Err(why) = self.try_canary().await {
-                tracing::error!(why, "the gate does not hold");
+                tracing::error!(why, "the canary check failed");
             }
         }
     }
 
-    /// Whether calls can be taken: the canary was refused, and not long ago.
+    /// Checks that the gateway accepts calls: the canary was denied recently.
     pub(crate) fn ready(&self) -> Result<(), String> {
         self.ready_at(Instant::now())
     }
 
-    /// By a clock that nobody sets.
+    /// Checks readiness at a point of the monotonic clock.
     fn ready_at(&self, now: Instant) -> Result<(), String> {
         if self.0.stop.is_cancelled() {
-            return Err("it is ending".to_owned());
+            return Err("the gateway is shutting down".to_owned());
         }
         match &*lock(&self.0.canary) {
-            None => Err("the canary has not been tried".to_owned()),
+            None => Err("the canary has not run".to_owned()),
             Some((_, Err(why))) => Err(why.clone()),
             Some((at, Ok(()))) if now.saturating_duration_since(*at) > OLDEST => {
-                Err("the canary has not been tried for two minutes".to_owned())
+                Err("the canary has not run for two minutes".to_owned())
             }
             Some(_) => Ok(()),
         }
     }
 }
 
-/// An agent whose only tool a rule refuses: whoever gets through to it knows that the gate is off. No other agent, tool or principal that
-/// there can be is called as they are, so that who stops one of those does not stop this.
+/// Builds the canary agent, whose only tool a rule denies.
+///
+/// Its names are reserved, so that a pause of another agent, tool or principal does not affect it.
 pub(crate) fn canary() -> io::Result<Agent> {
     let tool = Tool::dynamic(
         CANARY,
@@ -88,15 +98,21 @@ pub(crate) fn canary() -> io::Result<Agent> {
 mod tests {
     use std::sync::Arc;
 
+    use toolgate::PolicyEngine;
     use toolgate::config::Config;
+    use toolgate::policy::{Ask, Fault, Policy, Verdict};
     use toolgate::store::Target;
 
     use super::*;
     use crate::gateway::Options;
 
     async fn open(principal: &str) -> io::Result<Gateway> {
+        open_on(Arc::new(toolgate::MemoryStore::default()), principal).await
+    }
+
+    async fn open_on(store: Arc<toolgate::MemoryStore>, principal: &str) -> io::Result<Gateway> {
         let options = Options {
-            store: Arc::new(toolgate::MemoryStore::default()),
+            store,
             upstreams: crate::Starting::default(),
             patience: Duration::from_secs(5),
             launcher: None,
@@ -115,9 +131,9 @@ mod tests {
         let after = |seconds: u64| at + Duration::from_secs(seconds);
         for (tried, now, why) in [
             (Some((at, Ok(()))), after(60), None),
-            (Some((at, Ok(()))), after(121), Some("not been tried for two minutes")),
+            (Some((at, Ok(()))), after(121), Some("not run for two minutes")),
             (Some((at, Err("it went through".to_owned()))), at, Some("it went through")),
-            (None, at, Some("has not been tried")),
+            (None, at, Some("has not run")),
         ] {
             *lock(&gateway.0.canary) = tried;
             let said = gateway.ready_at(now).err();
@@ -139,7 +155,7 @@ mod tests {
             (Target::Principal("ann".into()), true),
             (Target::Agent("default".into()), true),
             (Target::Tool("canary".into()), true),
-            // Nobody knows whether the gate holds while the canary itself is paused.
+            // While the canary itself is paused, the check fails.
             (Target::Agent(CANARY.into()), false),
             (Target::Tool(CANARY.into()), false),
             (Target::Principal(CANARY_PRINCIPAL.into()), false),
@@ -152,6 +168,35 @@ mod tests {
         }
         gateway.try_canary().await.unwrap();
         gateway.end().await;
-        assert!(open(CANARY_PRINCIPAL).await.is_err_and(|error| error.to_string().contains("nobody is called `(canary)`")));
+        assert!(open(CANARY_PRINCIPAL).await.is_err_and(|error| error.to_string().contains("reserved for the self-test")));
+    }
+
+    struct AllowEverything;
+
+    impl PolicyEngine for AllowEverything {
+        fn check(&self, _: &dyn Policy, _: &Ask<'_>) -> Result<Verdict, Fault> {
+            Ok(Verdict::allow())
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn canary_fails_if_rules_are_not_enforced() {
+        let sound = Toolgate::builder().agent(canary().unwrap()).build().unwrap();
+        assert_eq!(check(&sound).await, Ok(()));
+        let broken = Toolgate::builder().agent(canary().unwrap()).policy_engine(AllowEverything).build().unwrap();
+        let outcome = check(&broken).await;
+        assert!(outcome.is_err());
+        let gateway = open("ann").await.unwrap();
+        gateway.record_canary(outcome);
+        assert!(gateway.ready().is_err());
+        gateway.end().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn gateway_does_not_open_if_the_canary_fails() {
+        let store = Arc::new(toolgate::MemoryStore::default());
+        let tools = Toolgate::builder().store(store.clone()).build().unwrap();
+        tools.pause(Target::Agent(CANARY.into()), "an incident").await.unwrap();
+        assert!(open_on(store, "ann").await.is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The client's side of a connection: what an upstream says unasked.
+//! Handles requests and notifications that an upstream sends to toolgate as its client.
 
 use std::sync::{LazyLock, Weak};
 
@@ -16,25 +16,27 @@ use tokio_util::sync::CancellationToken;
 use crate::render::unspoofed;
 use crate::upstream::{FromUpstream, Link, Reply, ToClient, is_short};
 
-/// Where it is said of a log message which request it came in answer to: the library says that of requests alone. What an upstream says
-/// stands beside it, so no upstream may know what this is called. Where nothing can be drawn by lot, nothing is said.
+/// The metadata key that marks a log message with the id of its request.
+///
+/// rmcp tracks the origin of requests only. The key is random, so that no upstream can forge the
+/// mark. Without random numbers, messages are not marked.
 pub(crate) static ORIGIN: LazyLock<Option<String>> = LazyLock::new(|| {
     let mut lot = [0; 16];
     getrandom::fill(&mut lot).ok()?;
     Some(format!("toolgate/request-{}", toolgate::json::hex(&lot)))
 });
 
-/// The request that a log message came in answer to, where that is known.
+/// Returns the request that a log message belongs to, if known.
 fn origin(meta: &NotificationMetaObject) -> Option<RequestId> {
     meta.get(ORIGIN.as_deref()?).and_then(|id| serde_json::from_value(id.clone()).ok())
 }
 
-/// What toolgate calls itself.
+/// Returns the name and version that toolgate sends to upstreams.
 pub(crate) fn own_name() -> Implementation {
     Implementation::new("toolgate", env!("CARGO_PKG_VERSION"))
 }
 
-/// Hears an upstream, and passes on what belongs to a call.
+/// Receives messages of an upstream, and forwards those that belong to a call.
 #[derive(Clone)]
 pub(crate) struct Ears(Weak<Link>);
 
@@ -43,9 +45,9 @@ impl Ears {
         Self(link)
     }
 
-    /// Asks the client of the call that this request belongs to.
+    /// Forwards a request to the client of the call that it belongs to.
     async fn ask<T>(&self, context: &RequestContext<RoleClient>, ask: impl FnOnce(Reply<T>) -> FromUpstream) -> Result<T, ErrorData> {
-        let nobody = || ErrorData::invalid_request("toolgate cannot tell which call this belongs to", None);
+        let nobody = || ErrorData::invalid_request("toolgate cannot tell which call this request belongs to", None);
         let link = self.0.upgrade().ok_or_else(nobody)?;
         let origin = match context.extensions.get::<InboundStreamOrigin>() {
             Some(InboundStreamOrigin::OutboundRequest(id)) => Some(id.clone()),
@@ -56,7 +58,7 @@ impl Ears {
         let (reply, answer) = Reply::new(asker);
         line.try_send(ask(reply)).map_err(|_| nobody())?;
         tokio::select! {
-            answer = answer => answer.unwrap_or_else(|_| Err(ErrorData::invalid_request("the client has hung up", None))),
+            answer = answer => answer.unwrap_or_else(|_| Err(ErrorData::invalid_request("the client disconnected", None))),
             () = context.ct.cancelled() => Err(ErrorData::invalid_request("the request was cancelled", None)),
         }
     }
@@ -65,7 +67,7 @@ impl Ears {
 impl ClientHandler for Ears {
     fn get_info(&self) -> ClientConfig {
         let capabilities = ClientCapabilities::builder().enable_elicitation().enable_sampling().enable_roots().build();
-        // The revision is said with `initialize` alone, which the newest does not have.
+        // Only `initialize` sends this version. The newest revision has no `initialize`.
         ClientConfig::new(capabilities, own_name()).with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
     }
 
@@ -86,7 +88,7 @@ impl ClientHandler for Ears {
     }
 
     async fn list_roots(&self, context: RequestContext<RoleClient>) -> Result<ListRootsResult, ErrorData> {
-        // Asked outside of a call, it is nobody's roots that are meant.
+        // Outside of a call there is no client, so there are no roots.
         self.ask(&context, FromUpstream::Roots).await.or_else(|_| Ok(ListRootsResult::default()))
     }
 
@@ -117,14 +119,16 @@ impl Ears {
     }
 }
 
-/// Something that an upstream says in the middle of a call, for its client.
+/// A notification that arrives during a call, for the client of the call.
 enum Word {
     Progress(ProgressNotificationParam),
     Log(LoggingMessageNotificationParam, Option<RequestId>),
 }
 
 impl Word {
-    /// What is for the client of a call, and short enough to wait for it. What is told over a subscription is heard there.
+    /// Returns the notification if it belongs to a call and is small enough to be buffered.
+    ///
+    /// Notifications of a subscription are handled there.
     fn of(said: &ServerNotification) -> Option<Self> {
         let meta = Some(said.get_meta().clone()).filter(|meta| meta.subscription_id().is_none())?;
         match said {
@@ -142,7 +146,7 @@ impl Word {
         }
     }
 
-    /// Who is to hear it.
+    /// Returns the channel of the client that the notification belongs to.
     async fn line(&self, link: &Link) -> Option<ToClient> {
         match self {
             Self::Progress(said) => link.line_by_token(&said.progress_token).await,
@@ -151,22 +155,24 @@ impl Word {
     }
 }
 
-/// A way to an upstream on which words are heard in the order in which they come, and before the answer that comes behind them. The
-/// library begins a task for each of them, and these overtake one another, and are overtaken by the answer.
+/// A transport that delivers notifications in order, and before the response that follows them.
+///
+/// rmcp starts a task for each notification. These tasks overtake each other, and the response
+/// overtakes them.
 pub(crate) struct InOrder<T> {
     way: T,
     link: Weak<Link>,
-    /// What is being passed on: whoever waits for what comes next may stop at any time, and begin again.
+    /// The notification being delivered. `receive` may be cancelled and called again.
     word: Option<Word>,
-    /// The newest greeting, where no other has come after it.
+    /// The id of `server/discover`, until `initialize` follows.
     greeting: Option<RequestId>,
-    /// The newest greeting, where the other has come after it.
+    /// The id of `server/discover` once `initialize` was sent.
     given_up: Option<RequestId>,
     over: CancellationToken,
 }
 
 impl Ears {
-    /// A way to the upstream that is heard, with its words in their order.
+    /// Wraps a transport so that notifications stay in order.
     pub(crate) fn in_order<T: Transport<RoleClient>>(&self, way: T) -> InOrder<T> {
         let link = Weak::clone(&self.0);
         InOrder { way, link, word: None, greeting: None, given_up: None, over: CancellationToken::new() }
@@ -174,7 +180,9 @@ impl Ears {
 }
 
 impl<T> InOrder<T> {
-    /// Told when nothing comes any more. The library says so only when what was asked over it is answered, or after some seconds.
+    /// Returns a token that is cancelled when the transport ends.
+    ///
+    /// rmcp reports that only after pending requests are answered, or after some seconds.
     pub(crate) fn over(&self) -> CancellationToken {
         self.over.clone()
     }
@@ -201,7 +209,7 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
                     Some(link) => word.line(&link).await,
                     None => None,
                 };
-                // A client that does not keep up misses some of it.
+                // A client that reads too slowly misses messages.
                 let _ = match (self.word.take(), line) {
                     (Some(Word::Progress(said)), Some(line)) => line.try_send(FromUpstream::Progress(said)),
                     (Some(Word::Log(said, _)), Some(line)) => line.try_send(FromUpstream::Log(said)),
@@ -215,10 +223,10 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
             if let Some(link) = self.link.upgrade() {
                 link.heard();
             }
-            // Some say a number as text.
+            // Some servers return a numeric id as a string.
             let named = |id: &Option<RequestId>| id.as_ref().map(RequestId::to_string);
-            // That it does not know the newest greeting is said late by whoever takes its time to start, and says nothing of the other one,
-            // which it has yet to read.
+            // A slow server may reject `server/discover` after `initialize` was sent. That says
+            // nothing about `initialize`, which the server has yet to read.
             if matches!(&message, JsonRpcMessage::Error(error) if error.id.is_some() && named(&error.id) == named(&self.given_up)) {
                 continue;
             }

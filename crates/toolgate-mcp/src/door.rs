@@ -1,4 +1,6 @@
-//! The door for MCP: a request becomes a call, and what it came to becomes an answer. What is decided is decided by the gate.
+//! Implements the MCP server: turns requests into calls and outcomes into responses.
+//!
+//! The pipeline makes all decisions.
 
 mod hearing;
 mod wanted;
@@ -21,36 +23,38 @@ use crate::identity::{self, Fixed};
 use crate::render;
 use crate::resources::{self, Place};
 
-/// How many entries a list has before it goes on elsewhere.
+/// Maximum number of entries on a page of a list.
 const PAGE: usize = 200;
 
-/// One connection.
+/// MCP server handler of one connection.
 pub(crate) struct Door {
     pub(crate) gateway: Gateway,
     pub(crate) fixed: Option<Fixed>,
     pub(crate) level: Mutex<Option<LoggingLevel>>,
-    /// Tells it from all others.
+    /// Unique number of this connection.
     number: u64,
     greeted: AtomicBool,
-    /// It wants to hear of something.
+    /// Whether the connection has subscribed to a resource.
     subscribes: AtomicBool,
-    /// Its client has hung up.
+    /// Cancelled when the client disconnects.
     pub(crate) gone: CancellationToken,
     pub(crate) questions: Questions,
 }
 
 tokio::task_local! {
-    /// The agent of the request that is looked at, where its caller may act as one, and who calls: whoever wants to know what a tool looks
-    /// like does not say for whom.
+    /// Agent and principal of the current HTTP request, if the caller may act as the agent.
+    ///
+    /// rmcp calls `get_tool` without the context of the request.
     pub(crate) static AGENT: Option<(String, String)>;
 }
 
 static DOORS: AtomicU64 = AtomicU64::new(0);
 
-/// Whoever goes wants to hear of nothing any more.
+/// Ends the subscriptions of the connection.
 impl Drop for Door {
     fn drop(&mut self) {
-        // Most are there for one request, and look at nothing that others have.
+        // Most connections serve one request without subscriptions and need not take the shared
+        // lock.
         if self.subscribes.load(Ordering::Relaxed) {
             self.gateway.unsubscribe_all(self.number);
         }
@@ -76,7 +80,9 @@ impl Door {
         identity::caller(running, self.fixed.as_ref(), context.extensions.get()).map(|(caller, agent)| (caller.principal, agent))
     }
 
-    /// The agent of a request for something that is no call. What stops calls stops that.
+    /// Returns the agent of a request that is not a call.
+    ///
+    /// A pause that stops calls also stops these requests.
     async fn reader(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<String, ErrorData> {
         let key = identity::session(&self.gateway, running, self.fixed.as_ref(), &Client::of(context))?;
         match running.gate.stopped(&key).await {
@@ -85,7 +91,7 @@ impl Door {
         }
     }
 
-    /// What it can do, for an agent or for any.
+    /// Returns the server information for one agent, or for all agents.
     fn info(&self, running: &Running, agent: Option<&str>) -> ServerConfig {
         let mut capabilities = ServerCapabilities::default();
         capabilities.tools = Some(changing(ToolsCapability::default(), |tools| &mut tools.list_changed));
@@ -111,7 +117,8 @@ impl Door {
             if offer.capabilities.logging.is_some() {
                 capabilities.logging = Some(JsonObject::new());
             }
-            // Words of upstreams are for the model only where somebody lets them through as a whole.
+            // The model may read the instructions of an upstream only if the configuration opens
+            // the upstream as a whole.
             if link.upstream.undeclared == toolgate::config::Undeclared::Open {
                 instructions.extend(offer.instructions.clone().filter(|words| crate::upstream::is_plain(words)));
             }
@@ -122,18 +129,18 @@ impl Door {
     }
 }
 
-/// What somebody is told whom an operator has stopped: the contract, as calls are told.
+/// Converts a pause into an MCP error with the same error data as for a call.
 pub(crate) fn stopped(error: &ToolError) -> ErrorData {
     ErrorData::invalid_request(error.message.clone(), serde_json::to_value(error).ok())
 }
 
-/// A capability whose list may change.
+/// Sets `list_changed` of a capability.
 fn changing<T>(mut capability: T, list_changed: impl FnOnce(&mut T) -> &mut Option<bool>) -> T {
     *list_changed(&mut capability) = Some(true);
     capability
 }
 
-/// One part of a list, and where it goes on.
+/// Returns one page of a list and the cursor of the next page.
 fn page<T: Clone>(all: &[T], request: Option<&PaginatedRequestParams>) -> Result<(Vec<T>, Option<String>), ErrorData> {
     let begin = match request.and_then(|request| request.cursor.as_deref()) {
         None => 0,
@@ -141,21 +148,21 @@ fn page<T: Clone>(all: &[T], request: Option<&PaginatedRequestParams>) -> Result
             .parse::<usize>()
             .ok()
             .filter(|at| *at <= all.len())
-            .ok_or_else(|| ErrorData::invalid_params("this cursor is not known", None))?,
+            .ok_or_else(|| ErrorData::invalid_params("unknown cursor", None))?,
     };
     let part: Vec<T> = all.iter().skip(begin).take(PAGE).cloned().collect();
     let next = begin + part.len();
     Ok((part, (next < all.len()).then(|| next.to_string())))
 }
 
-/// What the other side of an upstream said, as our client hears it.
+/// Converts an error of an upstream for the client.
 pub(crate) fn passed(error: rmcp::ServiceError) -> ErrorData {
     match error {
         rmcp::ServiceError::McpError(error) => error,
         rmcp::ServiceError::Timeout { timeout } => {
-            ErrorData::internal_error(format!("the upstream has not answered within {timeout:?}"), None)
+            ErrorData::internal_error(format!("the upstream did not answer within {timeout:?}"), None)
         }
-        _ => ErrorData::internal_error("the upstream cannot be reached", None),
+        _ => ErrorData::internal_error("cannot reach the upstream", None),
     }
 }
 
@@ -185,7 +192,7 @@ impl ServerHandler for Door {
     }
 
     async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
-        // However often somebody says hello, it is one who says it.
+        // A client may repeat the notification, but is registered once.
         if !self.greeted.swap(true, Ordering::Relaxed) {
             self.gateway.remember(context.peer);
         }
@@ -198,7 +205,7 @@ impl ServerHandler for Door {
     ) -> Result<ListToolsResult, ErrorData> {
         let running = self.gateway.running();
         let (principal, name) = self.agent(&running, &context)?;
-        let agent = running.gate.agent(&name).ok_or_else(|| ErrorData::invalid_request("there is no such agent", None))?;
+        let agent = running.gate.agent(&name).ok_or_else(|| ErrorData::invalid_request("unknown agent", None))?;
         let specs: Vec<_> = agent.tools_for(&principal).filter(|spec| !spec.is_run_by_client()).collect();
         let (specs, next) = page(&specs, request.as_ref())?;
         let tools = specs.into_iter().map(|spec| {
@@ -220,7 +227,7 @@ impl ServerHandler for Door {
     async fn on_custom_request(&self, request: CustomRequest, context: RequestContext<RoleServer>) -> Result<CustomResult, ErrorData> {
         let tool = request.params.as_ref().and_then(|params| params.get("name")).and_then(Value::as_str);
         Err(match tool.filter(|_| request.method == "tools/call") {
-            // It calls itself a call, and has the shape of something else.
+            // The library could not parse these parameters as a call.
             Some(tool) => self.misshapen(tool, &Client::of(&context)).await,
             None => ErrorData::new(ErrorCode::METHOD_NOT_FOUND, request.method, None),
         })
@@ -248,7 +255,7 @@ impl ServerHandler for Door {
         for (link, offer) in &offers {
             for prompt in &offer.prompts {
                 let name = format!("{}{}", link.upstream.prefix, prompt.name);
-                // The one that would be had.
+                // Of several prompts with one name, `get_prompt` uses the first.
                 if names.insert(name.clone()) {
                     found.push((name, prompt));
                 }
@@ -356,7 +363,7 @@ impl ServerHandler for Door {
             ServerResult::ReadResourceResult(result) => {
                 let mut result = render::unspoofed(result);
                 result.meta = result.meta.map(render::of_result);
-                // Who may read it is decided here, whatever its upstream says.
+                // Access depends on the caller, so a shared cache must not store the result.
                 result.cache_scope = result.cache_scope.map(|_| CacheScope::Private);
                 place.named(&mut result.contents);
                 Ok(ReadResourceResponse::Complete(result))
@@ -381,7 +388,7 @@ impl ServerHandler for Door {
             }),
             _ => None,
         };
-        let link = link.ok_or_else(|| ErrorData::invalid_params("there is nothing of this name", None))?;
+        let link = link.ok_or_else(|| ErrorData::invalid_params("unknown prompt or resource", None))?;
         let request = ClientRequest::CompleteRequest(CompleteRequest::new(request));
         match Box::pin(self.wanted(&link, request, &context)).await? {
             ServerResult::CompleteResult(mut result) => {
@@ -396,7 +403,7 @@ impl ServerHandler for Door {
         let running = self.gateway.running();
         let agent = self.reader(&running, &context).await?;
         *lock(&self.level) = Some(request.level);
-        // Whoever is away, or is started again, is told when it is there.
+        // A disconnected upstream gets the level when it connects again.
         let all = running.shared.get(&agent).into_iter().flatten().inspect(|link| *lock(&link.level) = Some(request.level));
         let links = all.filter(|link| link.offer().capabilities.logging.is_some());
         let tell = |link: &Arc<crate::upstream::Link>| {
@@ -424,7 +431,8 @@ impl ServerHandler for Door {
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
-        // Who asks over HTTP is not known here: what is not honoured was taken out of the request.
+        // Over HTTP the caller is unknown here. Unsupported entries were removed from the request
+        // before.
         let Some(fixed) = &self.fixed else { return Some(requested.clone()) };
         let running = self.gateway.running();
         let agent = identity::agent(&running, &fixed.caller, fixed.agent.as_deref());
@@ -436,7 +444,7 @@ impl ServerHandler for Door {
     }
 }
 
-/// The upstream that has a prompt, and what it is called there.
+/// Finds the upstream that has a prompt, and the name of the prompt there.
 fn prompt_of(running: &Running, agent: &str, name: &str) -> Option<(Arc<crate::upstream::Link>, String)> {
     running.shared.get(agent)?.iter().filter(|link| link.upstream.prompts).find_map(|link| {
         let bare = name.strip_prefix(&link.upstream.prefix)?;

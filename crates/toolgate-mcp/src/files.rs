@@ -1,18 +1,21 @@
-//! How many files may be open at the same time. A connection is one of them.
+//! Limits the number of open files. Each connection is one of them.
 
 use std::sync::OnceLock;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// More is of no use here, and whoever looks through all that might be open would take long.
+/// Maximum number of open files. Programs that scan all possible descriptors get slow above it.
 const MOST: u64 = 65_536;
-/// Files for everything but connections: the ledger, upstreams, and what calls need.
+/// Files that are reserved for the ledger, upstreams and calls.
 const RESERVE: u64 = 1_024;
-/// As many there might be before more were wanted.
+/// Limit of the process before it was raised.
 static BEFORE: OnceLock<u64> = OnceLock::new();
 
-/// Lets this process have as many files open as it may, within reason: most systems begin with few, for the sake of old programs. Upstreams
-/// that are led into by [`crate::enter_if_asked`] may have as many as there were before. Call it before a gateway is opened.
+/// Raises the limit of open files of this process, up to 65,536.
+///
+/// Most systems start programs with a low limit, for the sake of old programs. Upstreams that start
+/// through [`crate::enter_if_asked`] get the previous limit. Call this function before you open a
+/// gateway.
 pub fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = maximum.map_or(MOST, |most| most.min(MOST));
@@ -23,12 +26,12 @@ pub fn raise_open_files() {
     }
 }
 
-/// How many there might be, where that has been changed.
+/// Returns the previous limit, if it was raised.
 pub(crate) fn before() -> Option<u64> {
     BEFORE.get().copied()
 }
 
-/// How many of them may be connections, if this is what is wanted: the rest is left room.
+/// Returns how many of the wanted connections the limit permits, after the reserve.
 pub(crate) fn connections(wanted: usize) -> usize {
     room(getrlimit(Resource::Nofile).current, wanted)
 }

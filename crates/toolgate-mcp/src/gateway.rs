@@ -1,4 +1,4 @@
-//! What the gateway holds: one reading of the configuration at a time, and what outlives it.
+//! Holds the state of the gateway: the active configuration, and what outlives a reload.
 
 mod follow;
 
@@ -24,40 +24,46 @@ use crate::resources::Subscriptions;
 use crate::upstream::{Link, Starting, Upstreams};
 use crate::workspaces::Workspaces;
 
-/// How often a read is asked what became of a call.
+/// Maximum number of attempts to reconcile a call.
 const TRIES: u8 = 5;
-/// How long what is under way has when the gateway ends.
+/// Timeout for running calls during shutdown.
 pub(crate) const LAST: Duration = Duration::from_secs(10);
-/// How long somebody who reads the configuration has to give up then.
+/// Timeout for a running reload during shutdown.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
-/// How a gateway is opened.
+/// Options to open a gateway.
 #[derive(Clone)]
 pub struct Options {
-    /// The ledger. Beside one on disk are the journals of what agents do to their files; with any other, files are only looked at.
+    /// The ledger.
+    ///
+    /// A ledger on disk also keeps the journals of changes to files of agents. With any other
+    /// store, files are read-only.
     pub store: Arc<dyn Store>,
     /// How upstreams are started.
     pub upstreams: Starting,
-    /// How long upstreams may take before the gateway is ready without them.
+    /// Maximum time to wait for upstreams before the gateway starts without them.
     pub patience: Duration,
-    /// The program that leads command tools into their rooms, and into hooks; see [`toolgate::sandbox::enter_if_asked`].
+    /// Program that starts command tools and command hooks in their sandboxes; see
+    /// [`toolgate::sandbox::enter_if_asked`].
     pub launcher: Option<PathBuf>,
-    /// Who calls over standard streams, or over HTTP where nobody needs a token.
+    /// Principal of calls over standard streams, and over HTTP if no token is required.
     pub principal: String,
-    /// Rules that hold beside those of the configuration.
+    /// Rules in addition to those of the configuration.
     pub built_in: Option<BuiltIn>,
-    /// Where toolgate has what it goes by, beside the configuration and the ledger: no agent's files lie there, or around it.
+    /// Toolgate's own files besides the configuration and the ledger.
+    ///
+    /// A workspace of an agent may neither contain them nor be inside them.
     pub own: Vec<PathBuf>,
 }
 
-/// A policy file for the tools of an agent.
+/// Builds a policy file for the tools of an agent.
 pub type BuiltIn = Arc<dyn Fn(&[&Spec]) -> String + Send + Sync>;
 
-/// A gateway: agents, their upstreams, and the doors to them. Cheap to clone.
+/// A gateway: agents, their upstreams, and its listeners. Cheap to clone.
 #[derive(Clone)]
 pub struct Gateway(pub(crate) Arc<Inner>);
 
-/// What reads the configuration.
+/// Reads the configuration.
 type Reader = Arc<dyn Fn() -> io::Result<Config> + Send + Sync>;
 
 pub(crate) struct Inner {
@@ -65,33 +71,33 @@ pub(crate) struct Inner {
     options: Options,
     workspaces: Arc<Workspaces>,
     running: RwLock<Arc<Running>>,
-    /// One reading at a time.
+    /// Allows one reload at a time.
     reading: tokio::sync::Mutex<()>,
-    /// Clients that want to hear of changes.
+    /// Clients to notify of changed lists.
     peers: Mutex<Vec<Peer<RoleServer>>>,
     pub(crate) changes: tokio::sync::watch::Sender<u64>,
     pub(crate) parked: Parked,
     pub(crate) idle: Idle,
     pub(crate) metrics: Metrics,
-    /// Where it is listened at.
+    /// Addresses that the gateway listens on.
     pub(crate) addresses: Mutex<Vec<std::net::SocketAddr>>,
-    /// Who wants to hear of which resource.
+    /// Subscriptions of clients to resources.
     pub(crate) subscriptions: Subscriptions,
-    /// When the canary was tried last, and what came of it.
+    /// Time and result of the last canary run.
     pub(crate) canary: Mutex<Option<(Instant, Result<(), String>)>>,
-    /// How often it was asked what became of a call.
+    /// Number of attempts to reconcile each call.
     tries: Mutex<HashMap<CallId, u8>>,
-    /// Nothing new is begun.
+    /// Cancelled when shutdown starts: no new work is accepted.
     pub(crate) stop: CancellationToken,
-    /// Nobody is heard any more.
+    /// Cancelled when all connections are closed.
     pub(crate) closed: CancellationToken,
-    /// Those who listen.
+    /// Tasks that shutdown waits for: listeners, and upstreams that are being stopped.
     pub(crate) listeners: TaskTracker,
-    /// How many calls are under way.
+    /// Number of running calls.
     pub(crate) underway: tokio::sync::watch::Sender<usize>,
 }
 
-/// A call that is under way, for as long as it is.
+/// Counts a call as running until it is dropped.
 pub(crate) struct Counted(Gateway);
 
 impl Drop for Counted {
@@ -100,32 +106,32 @@ impl Drop for Counted {
     }
 }
 
-/// One reading of the configuration.
+/// One version of the configuration, and what was built from it.
 pub(crate) struct Running {
     pub(crate) gate: Toolgate,
     pub(crate) settings: Settings,
     pub(crate) keys: Keys,
     pub(crate) upstreams: Upstreams,
     pub(crate) exposed: BTreeMap<(String, String), Exposed>,
-    /// The upstreams that an agent hears of.
+    /// The upstreams of each agent, for prompts, resources and notifications.
     pub(crate) shared: BTreeMap<String, Vec<Arc<Link>>>,
     pub(crate) agents: Vec<String>,
-    /// Tools of which arguments are said in headers as well.
+    /// Tools whose arguments may be repeated in HTTP headers.
     pub(crate) in_headers: BTreeSet<String>,
-    /// How often each upstream had changed what it offers when the rules were read.
+    /// Change counter of each upstream when the rules were built.
     seen: BTreeMap<String, u64>,
-    /// What of them does not fit, or is not there.
+    /// Configured tools that do not match the upstream, or are missing there.
     unfit: Vec<Unfit>,
 }
 
 impl Gateway {
-    /// Opens a gateway for a configuration: upstreams are started, agents are built, and the canary is refused.
+    /// Opens a gateway: starts the upstreams, builds the agents and runs the canary.
     ///
     /// # Errors
-    /// The configuration does not load, or the gate does not hold.
+    /// The configuration does not load, or the canary call is not denied.
     pub async fn open(config: impl Fn() -> io::Result<Config> + Send + Sync + 'static, options: Options) -> io::Result<Self> {
         if options.principal == CANARY_PRINCIPAL {
-            return Err(io::Error::other(format!("nobody is called `{CANARY_PRINCIPAL}` but who tries whether the gate holds")));
+            return Err(io::Error::other(format!("principal name `{CANARY_PRINCIPAL}` is reserved for the self-test")));
         }
         let config: Reader = Arc::new(config);
         let stop = CancellationToken::new();
@@ -165,7 +171,7 @@ impl Gateway {
         tokio::spawn(gateway.clone().follow_upstreams());
         if let Err(why) = gateway.try_canary().await {
             gateway.end().await;
-            return Err(io::Error::other(format!("the gate does not hold: {why}")));
+            return Err(io::Error::other(format!("the canary check failed: {why}")));
         }
         Ok(gateway)
     }
@@ -174,20 +180,20 @@ impl Gateway {
         Arc::clone(&self.0.running.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// How the upstreams are.
+    /// Returns the health of the upstreams.
     #[must_use]
     pub fn health(&self) -> Vec<crate::Health> {
         let running = self.running();
         running.upstreams.health_with(&running.unfit)
     }
 
-    /// Files in which somebody may accept what is held back.
+    /// Returns the pin files, in which quarantined tools can be accepted.
     #[must_use]
     pub fn files(&self) -> Vec<PathBuf> {
         self.running().upstreams.links().filter_map(|link| link.file().map(std::path::Path::to_owned)).collect()
     }
 
-    /// How many tools each agent offers.
+    /// Returns the number of tools of each agent.
     #[must_use]
     pub fn offers(&self) -> Vec<(String, usize)> {
         let running = self.running();
@@ -195,26 +201,30 @@ impl Gateway {
         running.agents.iter().map(count).collect()
     }
 
-    /// The runtime behind it, as it is now.
+    /// Returns the current runtime.
     #[must_use]
     pub fn gate(&self) -> Toolgate {
         self.running().gate.clone()
     }
 
-    /// Reads the configuration again. Calls that are under way go on as they began; where it does not load, nothing changes.
+    /// Reads the configuration again.
+    ///
+    /// Running calls continue under the previous configuration. If the new one does not load,
+    /// nothing changes.
     ///
     /// # Errors
-    /// Why it does not load; or the gateway ends, and nothing is begun any more.
+    /// The configuration does not load, or the gateway is shutting down.
     pub async fn reload(&self) -> io::Result<()> {
         let (config, stop) = (&self.0.config, &self.0.stop);
-        let ending = || io::Error::other("the gateway is ending");
+        let ending = || io::Error::other("the gateway is shutting down");
         let _one = self.0.reading.lock().await;
         if stop.is_cancelled() {
             return Err(ending());
         }
         let before = self.running();
         let read = config()?;
-        // Nothing is begun for what cannot come to be. All that is wrong is told, with the tools that are there.
+        // Upstreams are not started for a configuration that cannot load. All errors are reported
+        // at once, with the tools that are known now.
         if let Err(error) = read.sound() {
             return Err(unloadable(&read.behind(&before.upstreams).agents(None).err().unwrap_or(error)));
         }
@@ -229,9 +239,9 @@ impl Gateway {
         let world = lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
         let built = built.and_then(|running| match world {
             Some(address) if running.keys.is_open() => {
-                Err(io::Error::other(format!("{address} can be reached from elsewhere, and nobody would need a token any more")))
+                Err(io::Error::other(format!("{address} is reachable from other hosts, and the new configuration requires no token")))
             }
-            // What is put in place now, nobody would end.
+            // Shutdown would not stop upstreams of a configuration that takes effect now.
             _ if stop.is_cancelled() => Err(ending()),
             _ => Ok(running),
         });
@@ -242,7 +252,8 @@ impl Gateway {
                 self.heed_anew();
                 self.tell_changed().await;
                 let stop = self.0.stop.clone();
-                // Whoever still talks to those that are gone has time to finish; when the gateway ends, as much as anybody.
+                // Calls to removed upstreams may finish. During shutdown they get as much time as
+                // other calls.
                 self.0.listeners.spawn(async move {
                     tokio::select! {
                         () = before.upstreams.end_but(&upstreams, Duration::from_secs(10 * 60)) => {}
@@ -258,8 +269,7 @@ impl Gateway {
         }
     }
 
-    /// Makes the call that must be refused every minute, for as long as the gateway is there; and asks what became of calls of which
-    /// nobody knows.
+    /// Runs the canary and reconciles calls with an unknown outcome, at an interval.
     pub async fn watch(&self, every: Duration) {
         tokio::join!(self.watch_canary(every), self.watch_pending(every));
     }
@@ -276,8 +286,10 @@ impl Gateway {
         }
     }
 
-    /// Asks, where a tool says which read tells whether it took effect, and not before its lease is over: until then it may still be
-    /// under way, and who is asked too early says that it never happened. Who cannot tell in some minutes leaves it to a person.
+    /// Reconciles calls with an unknown outcome through the `reconcile` tool of their tool.
+    ///
+    /// A call is reconciled only after its lease, because it may be running until then and would be
+    /// reported as not made. After some failed attempts, a person must settle the call.
     async fn reconcile(&self) {
         let can_ask = |agent: &Agent| agent.tools().any(Spec::can_be_reconciled);
         if !self.offers().iter().filter_map(|(name, _)| self.gate().agent(name).map(can_ask)).any(|can| can) {
@@ -295,17 +307,17 @@ impl Gateway {
             declared && times < TRIES
         };
         match gate.reconcile_those(asks).await {
-            Err(error) => tracing::warn!(%error, "what became of calls cannot be found out"),
+            Err(error) => tracing::warn!(%error, "cannot reconcile calls with an unknown outcome"),
             Ok(found) => {
                 for (call, said) in found {
-                    tracing::info!(%call, ?said, "a read was asked what became of a call");
+                    tracing::info!(%call, ?said, "reconciled a call");
                 }
             }
         }
         *lock(&self.0.tries) = tries;
     }
 
-    /// Remembers a client that wants to hear of changes.
+    /// Registers a client for notifications of changed lists.
     pub(crate) fn remember(&self, peer: Peer<RoleServer>) {
         let mut peers = lock(&self.0.peers);
         if peers.len() % 64 == 63 {
@@ -314,7 +326,7 @@ impl Gateway {
         peers.push(peer);
     }
 
-    /// Tells clients that there is something else to see.
+    /// Notifies clients that lists have changed.
     pub(crate) async fn tell_changed(&self) {
         self.0.changes.send_modify(|times| *times += 1);
         let peers = {
@@ -322,7 +334,7 @@ impl Gateway {
             peers.retain(|peer| !peer.is_transport_closed());
             peers.clone()
         };
-        // All at once: one who does not listen keeps nobody else waiting.
+        // In parallel, so that a slow client does not delay the others.
         let tell = |peer: Peer<RoleServer>| async move {
             let _ = tokio::time::timeout(Duration::from_secs(1), async {
                 let _ = peer.notify_tool_list_changed().await;
@@ -334,41 +346,41 @@ impl Gateway {
         futures_util::future::join_all(peers.into_iter().map(tell)).await;
     }
 
-    /// Whether it takes no more calls.
+    /// Returns whether shutdown has started.
     #[must_use]
     pub fn is_ending(&self) -> bool {
         self.0.stop.is_cancelled()
     }
 
-    /// Takes no more calls; those that are under way go on.
+    /// Starts the shutdown: rejects new calls, while running calls continue.
     pub fn begin_to_end(&self) {
         self.0.stop.cancel();
     }
 
-    /// Counts a call as under way.
+    /// Counts a call as running.
     pub(crate) fn count(&self) -> Counted {
         self.0.underway.send_modify(|count| *count += 1);
         Counted(self.clone())
     }
 
-    /// Waits until nothing is under way any more, within reason.
+    /// Waits until no call is running, up to a timeout.
     pub(crate) async fn quiet(&self, patience: Duration) {
         let mut underway = self.0.underway.subscribe();
         let _ = tokio::time::timeout(patience, underway.wait_for(|count| *count == 0)).await;
     }
 
-    /// Ends it: nothing new is begun, and what was started for it is gone.
+    /// Shuts the gateway down and stops what it started.
     pub async fn end(&self) {
         self.0.stop.cancel();
-        // Who waits for a client waits in vain by now. Each is under way again until it is settled, and written down.
+        // Abandons suspended calls. Each counts as running until it is settled and recorded.
         for underway in self.0.parked.take_all() {
             *lock(&underway.counted) = Some(Presence::new(self.count(), None));
             tokio::spawn(underway.take_back());
         }
         self.quiet(LAST).await;
-        // Who reads the configuration gives up by now, and ends what it has started; which upstreams there are is known after that.
+        // A running reload stops what it has started. Only then the list of upstreams is final.
         let _reading = tokio::time::timeout(GIVEN_UP, self.0.reading.lock()).await;
-        // What is said is heard before the line is cut.
+        // Listeners send their last messages before their connections close.
         self.0.listeners.close();
         let _ = tokio::time::timeout(Duration::from_secs(4), self.0.listeners.wait()).await;
         self.0.closed.cancel();
@@ -397,7 +409,7 @@ impl Running {
             None => config,
         };
         let seen = upstreams.links().map(|link| (link.upstream.name.clone(), *link.changed.borrow())).collect();
-        // What has come since they were started is looked at, too, before it is offered.
+        // Tools that appeared since the upstreams started are checked before they are offered.
         upstreams.look_for_shadows(&config);
         let takes: BTreeMap<String, Option<Vec<String>>> = config.upstreams_of_agents();
         let config = config.behind(&upstreams);
@@ -438,18 +450,18 @@ impl Running {
         Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, in_headers, seen, unfit, keys })
     }
 
-    /// The agent of those who name none.
+    /// Returns the agent of requests that name none.
     pub(crate) fn default_agent(&self) -> Option<&str> {
         self.settings.agent.as_deref().or_else(|| self.agents.first().map(String::as_str).filter(|_| self.agents.len() == 1))
     }
 }
 
-/// Tells what does not fit, once for as long as it is so.
+/// Logs each mismatch once while it persists.
 fn tell(unfit: &[Unfit], before: &[Unfit]) {
     let before: BTreeSet<&Unfit> = before.iter().collect();
     for Unfit { agent, upstream, tool, why, awaited, .. } in unfit.iter().filter(|one| !before.contains(one)) {
-        let what = if *awaited { "is not there, and is taken when it comes" } else { "is held back until that is mended" };
-        tracing::warn!(agent, upstream, tool, why, "a tool of an upstream {what}");
+        let what = if *awaited { "is missing and will be used when it appears" } else { "is quarantined until the mismatch is fixed" };
+        tracing::warn!(agent, upstream, tool, why, "an upstream tool {what}");
     }
 }
 

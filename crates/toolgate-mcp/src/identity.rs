@@ -1,4 +1,4 @@
-//! Who is calling, as which agent, and in which conversation.
+//! Determines the caller, the agent and the session of a request.
 
 use std::collections::BTreeSet;
 
@@ -11,30 +11,30 @@ use toolgate::{Agent, SessionKey, Spec};
 use crate::calls::Client;
 use crate::gateway::{Gateway, Running};
 
-/// The header that names a conversation.
+/// HTTP header that names the session.
 pub(crate) const SESSION_HEADER: &str = "toolgate-session";
-/// The metadata that does.
+/// Metadata key that names the session.
 pub(crate) const SESSION_META: &str = "toolgate/session";
 
-/// Who came in, and what the token says beside.
+/// An authenticated caller, with the restrictions of its token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub(crate) principal: String,
-    /// As which agents; all unless said.
+    /// Agents that the caller may act as; `None` means all.
     pub(crate) agents: Option<Vec<String>>,
-    /// The conversation that the token names.
+    /// Session that the token prescribes.
     pub(crate) session: Option<String>,
     pub(crate) proof: Proof,
 }
 
 impl Caller {
-    /// Whether it is the same one with the same rights, however that is known: one token may take the place of another.
+    /// Returns whether both are one principal with the same rights, whichever tokens they used.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.principal == other.principal && same_agents(self.agents.as_deref(), other.agents.as_deref()) && self.session == other.session
     }
 }
 
-/// Whether the same agents are named, in whatever order.
+/// Returns whether both name the same agents, in any order.
 pub(crate) fn same_agents(one: Option<&[String]>, other: Option<&[String]>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => one.iter().collect::<BTreeSet<_>>() == other.iter().collect::<BTreeSet<_>>(),
@@ -42,18 +42,18 @@ pub(crate) fn same_agents(one: Option<&[String]>, other: Option<&[String]>) -> b
     }
 }
 
-/// How it is known who came in.
+/// How a caller was authenticated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Proof {
-    /// It is not asked.
+    /// No token is required.
     Nothing,
-    /// By the token of this digest.
+    /// By the token with this digest.
     Token(String),
-    /// By the word of this issuer.
+    /// By a token of this issuer.
     Issuer(String),
 }
 
-/// What the address says.
+/// Agent and session that the URL path names.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Asked {
     pub(crate) agent: Option<String>,
@@ -61,8 +61,9 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// What the words of an address say, each decoded once; `None` where one cannot be. A separator that is encoded parts nothing: it
-    /// belongs to the name, as it does where a header says the name.
+    /// Decodes the segments of a URL path, each once; `None` if one is invalid.
+    ///
+    /// An encoded separator belongs to the name, as in a header.
     pub(crate) fn of(words: &[&str]) -> Option<Self> {
         let word = |at: usize| words.get(at).map(|word| decoded(word));
         Some(Self {
@@ -78,7 +79,7 @@ impl Asked {
     }
 }
 
-/// A word of an address as it is meant: `%41` and `A` are one letter.
+/// Decodes a segment of a URL path: `%41` and `A` are the same.
 fn decoded(word: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word.bytes();
@@ -95,7 +96,7 @@ fn decoded(word: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// A door that belongs to one process: standard streams.
+/// Identity of the client on standard streams, which the process fixes.
 #[derive(Debug, Clone)]
 pub(crate) struct Fixed {
     pub(crate) caller: Caller,
@@ -107,55 +108,56 @@ fn refuse(message: impl Into<String>) -> ErrorData {
     ErrorData::invalid_request(message.into(), None)
 }
 
-/// What is said is no good, whoever says it: such a request is not turned away, but not understood.
+/// Builds the error for an invalid request, independent of the caller.
 fn misread(message: impl Into<String>) -> ErrorData {
     ErrorData::invalid_params(message.into(), None)
 }
 
-/// Whether it is the request that is no good, and not who makes it.
+/// Returns whether the request is invalid, rather than forbidden for the caller.
 pub(crate) fn is_misread(error: &ErrorData) -> bool {
     error.code == ErrorCode::INVALID_PARAMS
 }
 
-/// Who makes a request, and the agent that it names.
+/// Returns the caller of a request and the agent that it names.
 fn who(fixed: Option<&Fixed>, parts: Option<&Parts>) -> Result<(Caller, Option<String>), ErrorData> {
     let caller = match (fixed, parts) {
         (Some(fixed), _) => fixed.caller.clone(),
-        (None, Some(parts)) => parts.extensions.get::<Caller>().cloned().ok_or_else(|| refuse("nobody has let this request in"))?,
-        (None, None) => return Err(refuse("it is not known who asks")),
+        (None, Some(parts)) => parts.extensions.get::<Caller>().cloned().ok_or_else(|| refuse("the request is not authenticated"))?,
+        (None, None) => return Err(refuse("unknown caller")),
     };
     let asked = parts.and_then(|parts| parts.extensions.get::<Asked>()).and_then(|asked| asked.agent.clone());
     Ok((caller, asked.or_else(|| fixed.and_then(|fixed| fixed.agent.clone()))))
 }
 
-/// The caller and the agent of a request.
+/// Returns the caller and the agent of a request.
 pub(crate) fn caller(running: &Running, fixed: Option<&Fixed>, parts: Option<&Parts>) -> Result<(Caller, String), ErrorData> {
     let (caller, asked) = who(fixed, parts)?;
     agent(running, &caller, asked.as_deref()).map(|agent| (caller, agent)).map_err(refuse)
 }
 
-/// Where it is recorded that a caller was turned away. No client can name such a conversation, and what it calls an agent that is not
-/// there is not written down.
+/// Returns the session in which a rejected request is recorded.
+///
+/// Clients cannot name this session. The name of an unknown agent is not recorded.
 pub(crate) fn turned_away(running: &Running, caller: &Caller, asked: Option<&str>) -> SessionKey {
     let agent = asked.or_else(|| running.default_agent()).filter(|agent| running.agents.iter().any(|known| known == agent));
     SessionKey::new(agent.unwrap_or("(unknown)"), caller.principal.clone(), "(turned away)")
 }
 
-/// The agent that a caller acts as.
+/// Returns the agent that a caller acts as.
 pub(crate) fn agent(running: &Running, caller: &Caller, asked: Option<&str>) -> Result<String, String> {
     let may = |agent: &str| {
         caller.agents.as_ref().is_none_or(|agents| agents.iter().any(|named| named == agent))
             && running.gate.agent(agent).is_some_and(|agent| agent.admits(&caller.principal))
     };
     let Some(agent) = asked.or_else(|| running.default_agent()) else {
-        // Of those that it may not act as it does not learn.
+        // The error does not reveal agents that the caller may not act as.
         let own: Vec<&str> = running.agents.iter().map(String::as_str).filter(|agent| may(agent)).collect();
         return Err(match own.as_slice() {
             [] => format!("`{}` may not act as any agent", caller.principal),
-            own => format!("name an agent in the address, as in /mcp/{{agent}}: {}", own.join(", ")),
+            own => format!("name an agent in the URL, as in /mcp/{{agent}}: {}", own.join(", ")),
         });
     };
-    // Who may not act as an agent does not learn whether there is one.
+    // The error does not reveal whether the agent exists.
     if running.agents.iter().any(|known| known == agent) && may(agent) {
         Ok(agent.to_owned())
     } else {
@@ -163,12 +165,14 @@ pub(crate) fn agent(running: &Running, caller: &Caller, asked: Option<&str>) -> 
     }
 }
 
-/// A tool of the agent that a caller acts as, where it sees it.
+/// Returns a tool of the agent that a caller acts as, if the caller may see it.
 pub(crate) fn tool<'r>(running: &'r Running, caller: &Caller, asked: Option<&str>, name: &str) -> Option<&'r Spec> {
     running.gate.agent(&agent(running, caller, asked).ok()?)?.tool_for(&caller.principal, name)
 }
 
-/// Whether no agent is kept from a caller, and no tool of any. One whose token names agents may not act as those that come later.
+/// Returns whether a caller may act as all agents and see all their tools.
+///
+/// A token that names agents excludes agents that are added later.
 pub(crate) fn sees_all(running: &Running, caller: &Caller) -> bool {
     let sees = |agent: &Agent| agent.admits(&caller.principal) && agent.tools_for(&caller.principal).count() == agent.tools().count();
     caller.agents.is_none() && running.agents.iter().filter_map(|name| running.gate.agent(name)).all(sees)
@@ -178,7 +182,7 @@ fn clean(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(64).collect()
 }
 
-/// The conversation of a request for a call; else the one in which it is refused, and why.
+/// Returns the session of a call request, or the session for its rejection and the reason.
 pub(crate) fn of_call(
     gateway: &Gateway,
     running: &Running,
@@ -190,7 +194,7 @@ pub(crate) fn of_call(
     Ok(found.map_err(|refused| (turned_away(running, &caller, asked.as_deref()), refused)))
 }
 
-/// The conversation of a request.
+/// Returns the session of a request.
 pub(crate) fn session(gateway: &Gateway, running: &Running, fixed: Option<&Fixed>, client: &Client<'_>) -> Result<SessionKey, ErrorData> {
     let (caller, agent) = caller(running, fixed, client.parts)?;
     let parts = client.parts;
@@ -206,7 +210,7 @@ pub(crate) fn session(gateway: &Gateway, running: &Running, fixed: Option<&Fixed
     Ok(SessionKey::new(agent, caller.principal, name))
 }
 
-/// The conversation that metadata names.
+/// Returns the session that metadata names.
 fn meta(meta: &RequestMetaObject) -> Result<Option<&str>, ErrorData> {
     match meta.get(SESSION_META) {
         None => Ok(None),
@@ -215,28 +219,28 @@ fn meta(meta: &RequestMetaObject) -> Result<Option<&str>, ErrorData> {
     }
 }
 
-/// Whether a conversation can be called so.
+/// Returns whether a session name is valid.
 pub(crate) fn is_name(session: &str) -> bool {
     !session.is_empty() && session.len() <= 128 && session.chars().all(|c| c.is_ascii_graphic())
 }
 
-/// The conversation that somebody names: the token, the metadata, a header, the address. Those who name one must agree.
+/// Returns the session that the token, metadata, a header or the URL names. All must agree.
 pub(crate) fn named(caller: &Caller, meta: Option<&str>, parts: Option<&Parts>) -> Result<Option<String>, ErrorData> {
     let mut values = parts.into_iter().flat_map(|parts| parts.headers.get_all(SESSION_HEADER));
     let text =
-        |value: &HeaderValue| value.to_str().map(str::to_owned).map_err(|_| misread(format!("the header `{SESSION_HEADER}` is no text")));
+        |value: &HeaderValue| value.to_str().map(str::to_owned).map_err(|_| misread(format!("the header `{SESSION_HEADER}` is not valid text")));
     let header = values.next().map(text).transpose()?;
     if values.next().is_some() {
-        return Err(misread(format!("the header `{SESSION_HEADER}` is there twice")));
+        return Err(misread(format!("the header `{SESSION_HEADER}` occurs twice")));
     }
     let path = parts.and_then(|parts| parts.extensions.get::<Asked>()).and_then(|asked| asked.session.as_deref());
     let mut said = [caller.session.as_deref(), meta, header.as_deref(), path].into_iter().flatten();
     let Some(first) = said.next() else { return Ok(None) };
     if said.any(|other| other != first) {
-        return Err(refuse("the request names two conversations; name one"));
+        return Err(refuse("the request names two sessions; name one"));
     }
     if !is_name(first) {
-        return Err(misread("the name of a conversation has 1 to 128 letters, digits and signs"));
+        return Err(misread("a session name must have 1 to 128 ASCII letters, digits or punctuation characters"));
     }
     Ok(Some(first.to_owned()))
 }

@@ -1,4 +1,6 @@
-//! Conversations of those who name none: each is the same one until nothing was said, and nothing was under way, for a while.
+//! Assigns sessions to clients that name none.
+//!
+//! A session lasts until it had no request and no running call for a while.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -9,22 +11,22 @@ use toolgate::SessionKey;
 use crate::gateway::lock;
 use crate::parked::{LIFE, Parked};
 
-/// What their names begin with.
+/// Prefix of generated session names.
 const NAMED: &str = "idle-";
-/// From how many on those in which nothing is said any more are forgotten.
+/// Number of sessions from which on expired ones are removed.
 const MANY: usize = 10_000;
 
-/// The conversations, by principal and agent.
+/// Generated sessions, by principal and agent.
 #[derive(Default)]
 pub(crate) struct Idle(Mutex<HashMap<(String, String), Arc<Talk>>>);
 
 struct Talk {
     name: String,
-    /// When something was said last, or was over.
+    /// Time of the last request, or of the end of the last call.
     last: Mutex<Instant>,
 }
 
-/// A call of a conversation that is under way, for as long as it is.
+/// Keeps a session alive while a call is running.
 pub(crate) struct Busy(Arc<Talk>);
 
 impl Drop for Busy {
@@ -43,22 +45,24 @@ impl Talk {
         *lock(&self.last) = Instant::now();
     }
 
-    /// Whether it is over. Who is at a call holds it, and touches it before letting it go.
+    /// Returns whether the session has expired.
+    ///
+    /// A running call holds a reference, and updates the time before it releases it.
     fn is_over(self: &Arc<Self>, idle: Duration) -> bool {
         Arc::strong_count(self) == 1 && lock(&self.last).elapsed() >= idle
     }
 }
 
 impl Idle {
-    /// The conversation that a principal has as an agent, in which something is said now.
+    /// Returns the session of a principal and agent, and starts a new one if it has expired.
     pub(crate) fn name(&self, principal: &str, agent: &str, idle: Duration, parked: &Parked) -> String {
         let mut talks = lock(&self.0);
         if talks.len() > MANY {
-            // Also of those who are waited for.
+            // A suspended call may still need its session.
             talks.retain(|_, talk| !talk.is_over(idle.max(LIFE)));
         }
         let talk = talks.entry((principal.to_owned(), agent.to_owned())).or_insert_with(Talk::fresh);
-        // Who was asked something comes back to where that was.
+        // A client that answers a question returns to the session of its suspended call.
         if talk.is_over(idle) && !parked.waits_in(&SessionKey::new(agent, principal, talk.name.as_str())) {
             *talk = Talk::fresh();
         }
@@ -66,7 +70,7 @@ impl Idle {
         talk.name.clone()
     }
 
-    /// A call begins; where its conversation is one of these, that is not over before the call is.
+    /// Keeps a session alive for a call, if it is a generated one.
     pub(crate) fn busy(&self, key: &SessionKey) -> Option<Busy> {
         if !key.session.starts_with(NAMED) {
             return None;

@@ -1,7 +1,8 @@
-//! The toolgate gateway: MCP in, MCP out, every call through the gates. Also tools that are requests to web services.
+//! MCP gateway: passes every call of a client through the gates before it reaches an upstream.
 //!
-//! A [`Gateway`] is opened for a configuration and a store. It starts the [`Upstreams`], builds the agents, refuses its canary,
-//! and then serves clients over standard streams ([`Gateway::serve_stdio`]) and HTTP ([`Gateway::listen`]).
+//! A [`Gateway`] is opened for a configuration and a store. It starts the [`Upstreams`], builds the
+//! agents and checks that the canary call is denied. Then it serves clients over standard streams
+//! ([`Gateway::serve_stdio`]) and HTTP ([`Gateway::listen`]). The crate also implements HTTP tools.
 //!
 //! ```
 //! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -26,7 +27,7 @@
 //! gateway.end().await;
 //! # Ok(()) }
 //! ```
-#![expect(deprecated, reason = "clients and servers of earlier revisions still sample, log and ask for roots")]
+#![expect(deprecated, reason = "clients and servers of earlier revisions still use sampling, logging and roots")]
 
 mod api;
 mod asking;
@@ -61,15 +62,15 @@ mod workspaces;
 
 use toolgate::lead as child;
 
-/// The revision of the protocol whose requests stand for themselves.
+/// First protocol revision with stateless requests: each request carries its own context.
 pub(crate) const MODERN: &str = "2026-07-28";
 
-/// Whether a tool's name can stand in a header as it is.
+/// Returns whether a tool name can be sent in an HTTP header without encoding.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_graphic()) && !name.starts_with("=?")
 }
 
-/// Whether a schema may want arguments to be said in headers as well.
+/// Returns whether a schema may require arguments to be repeated in HTTP headers.
 pub(crate) fn speaks_in_headers(schema: &impl serde::Serialize) -> bool {
     serde_json::to_string(schema).map_or(true, |text| text.contains("x-mcp-header"))
 }

@@ -1,4 +1,4 @@
-//! A client on standard streams: one message a line, and none that is not looked at before it is read.
+//! Serves a client on standard streams: one message a line, checked before it is parsed.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -29,48 +29,49 @@ use crate::raw::{self, Message, Read};
 use crate::resources;
 use crate::seat::Open;
 
-/// What a message may be: larger than arguments may be, because more is around them.
+/// Returns the limits of a message: larger than for arguments, because it contains more.
 pub(crate) const fn bounds(bytes: usize) -> Bounds {
     Bounds { bytes, depth: 96, nodes: 400_000 }
 }
 
-/// How many calls are known that are not answered yet.
+/// Maximum number of unanswered calls that are tracked.
 const MOST_CALLS: usize = 10_000;
-/// How many refusals wait to be written down and told before more is read.
+/// Maximum number of unsent rejections before reading stops.
 const MOST_REFUSALS: usize = 256;
-/// How long the end of what a client says is kept from the rest: who has just been told that it is listened to would not notice.
+/// Delay before the end of the input is reported. A subscription that has just started would miss
+/// an earlier end.
 const SETTLED: Duration = Duration::from_millis(50);
 
-/// Lines in, lines out.
+/// Transport over lines of text.
 struct Lines<R, W> {
     input: BufReader<R>,
     output: Arc<Mutex<W>>,
-    /// The line so far; kept here, because whoever reads may be interrupted at any time.
+    /// The line so far. It is a field, because reading may be interrupted at any time.
     line: Vec<u8>,
-    /// The line is too long, and is read to its end and dropped.
+    /// Whether the line is too long. Such a line is read to its end and dropped.
     over: bool,
     most: usize,
     /// Messages that came together, and are still to be heard.
     together: VecDeque<Message>,
     /// Whether they may: only 2025-03-26 knows that.
     batches: Arc<AtomicBool>,
-    /// Calls that were heard, and are not answered yet: they may be refused before the door has seen them.
+    /// Unanswered calls. The library may reject one before the handler sees it.
     calls: HashMap<RequestId, Glimpse>,
     /// Requests that somebody still works for, also where nobody waits for them any more.
     open: Open,
-    /// What is refused, and not yet told.
+    /// Tasks that record and send rejections.
     refusals: TaskTracker,
-    /// Places for more of that.
+    /// Limits the number of rejections in progress.
     room: Arc<Semaphore>,
-    /// Told when the client has hung up, and when that was.
+    /// Cancelled when the client disconnects, and the time of that.
     gone: CancellationToken,
     ended: Option<Instant>,
-    /// Where it is written down who has asked for what nobody understands.
+    /// Records the rows of rejected calls.
     gateway: Gateway,
     fixed: Fixed,
 }
 
-/// A line that cannot be understood: what it calls itself, what is wrong with it, and the call that it may ask for.
+/// A line that cannot be parsed: its request ID, the error, and the call that it may ask for.
 struct Unread {
     id: Value,
     code: ErrorCode,
@@ -81,7 +82,7 @@ struct Unread {
 }
 
 impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<R, W> {
-    /// The next line; `None` at the end.
+    /// Reads the next line; `None` at the end of the input.
     async fn next(&mut self) -> Option<Result<Vec<u8>, &'static str>> {
         loop {
             let chunk = self.input.fill_buf().await.ok()?;
@@ -107,7 +108,7 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
         }
     }
 
-    /// What the next line that says something says; `None` at the end.
+    /// Parses the next line that is not empty; `None` at the end of the input.
     async fn line(&mut self) -> Option<Result<Read, Unread>> {
         loop {
             let line = match self.next().await? {
@@ -133,7 +134,7 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
         }
     }
 
-    /// The call that an answer refuses before the door has seen it, and why.
+    /// Returns the call that the library rejected before the handler saw it, and the reason.
     fn refused(&mut self, item: &ServerJsonRpcMessage) -> Option<(Glimpse, String)> {
         match item {
             JsonRpcMessage::Response(answer) => {
@@ -142,7 +143,8 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
             }
             JsonRpcMessage::Error(answer) => {
                 let (call, error) = (self.calls.remove(answer.id.as_ref()?)?, &answer.error);
-                // What the door has refused is written down; and what goes wrong here is no fault of the request.
+                // The handler records its own rejections. An internal error is not a fault of the
+                // request.
                 let is_noted = error.data.as_ref().is_some_and(|data| data.get("callId").is_some());
                 (!is_noted && error.code != ErrorCode::INTERNAL_ERROR).then(|| (call, error.message.to_string()))
             }
@@ -150,7 +152,7 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
         }
     }
 
-    /// Said by a task of its own: whoever reads may be interrupted, and nobody would be told.
+    /// Rejects a line in a separate task, because reading may be interrupted.
     fn refuse(&self, unread: Unread) {
         let (output, gateway, fixed) = (Arc::clone(&self.output), self.gateway.clone(), self.fixed.clone());
         let Unread { id, code, why, call, batch } = unread;
@@ -196,7 +198,7 @@ where
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
         loop {
-            // Who does not hear what it was told is not asked for more.
+            // Reading stops while the client does not read its rejections.
             drop(self.room.acquire().await);
             let read = match self.together.pop_front() {
                 Some(message) => Read::One(message),
@@ -232,7 +234,7 @@ where
             };
             match serde_json::from_slice::<ClientJsonRpcMessage>(&text) {
                 Ok(mut message) => {
-                    // Who is not waited for any more is not answered.
+                    // A cancelled request gets no answer.
                     if let JsonRpcMessage::Notification(said) = &message
                         && let ClientNotification::CancelledNotification(cancelled) = &said.notification
                         && let Some(id) = &cancelled.params.request_id
@@ -261,10 +263,10 @@ where
                     return Some(message);
                 }
                 Err(_) => {
-                    // Whoever wants no answer gets none.
+                    // An invalid notification gets no answer.
                     if value.get("id").is_some() || value.get("method").is_none() {
                         let id = value.get("id").cloned().unwrap_or_default();
-                        let (why, call) = ("this is no message of the protocol".to_owned(), Glimpse::of_value(&value));
+                        let (why, call) = ("not a valid message of the protocol".to_owned(), Glimpse::of_value(&value));
                         self.refuse(Unread { id, code: ErrorCode::INVALID_REQUEST, why, call, batch: Vec::new() });
                     }
                 }
@@ -280,10 +282,10 @@ where
 }
 
 impl Gateway {
-    /// Serves one client over standard streams, until it hangs up.
+    /// Serves one client over standard streams until it disconnects.
     ///
     /// # Errors
-    /// The streams break.
+    /// Reading or writing a stream fails.
     pub async fn serve_stdio(&self, agent: Option<String>) -> io::Result<()> {
         self.serve_streams(tokio::io::stdin(), tokio::io::stdout(), agent).await
     }
@@ -291,7 +293,7 @@ impl Gateway {
     /// Serves one client over any two streams.
     ///
     /// # Errors
-    /// The streams break.
+    /// Reading or writing a stream fails.
     pub async fn serve_streams(
         &self,
         input: impl AsyncRead + Send + Unpin + 'static,
@@ -299,7 +301,7 @@ impl Gateway {
         agent: Option<String>,
     ) -> io::Result<()> {
         let caller = Caller { principal: self.principal().to_owned(), agents: None, session: None, proof: Proof::Nothing };
-        // The life of the process is the conversation.
+        // The session lasts as long as the process.
         let session = format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
         let most = self.running().settings.max_request;
         let fixed = Fixed { caller, agent, session };
@@ -324,7 +326,7 @@ impl Gateway {
         let service = tokio::select! {
             served = door.serve(lines) => match served {
                 Ok(service) => service,
-                // Whoever hangs up before a word is gone, and that is all.
+                // A disconnect before the handshake is not an error.
                 Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
                 Err(error) => return Err(io::Error::other(error.to_string())),
             },

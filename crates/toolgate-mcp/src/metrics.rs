@@ -1,4 +1,4 @@
-//! Numbers for those who watch: for Prometheus to fetch, and for OpenTelemetry, where whoever runs the gateway sends them somewhere.
+//! Collects metrics for Prometheus and OpenTelemetry.
 
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
@@ -18,7 +18,7 @@ use toolgate::{Event, Row};
 use crate::gateway::{Gateway, Inner, lock};
 use crate::upstream::{Health, Status};
 
-/// How many seconds a call may take for each bucket.
+/// Returns the upper bounds of the duration buckets, in seconds.
 fn buckets() -> impl Iterator<Item = f64> {
     exponential_buckets(0.0005, 2.0, 16)
 }
@@ -43,24 +43,24 @@ struct UpstreamLabels {
     upstream: String,
 }
 
-/// What is counted.
+/// Metrics of the gateway.
 #[derive(Clone)]
 pub(crate) struct Metrics {
     registry: Arc<Registry>,
-    /// Tools that there are: names that somebody made up would each be a series of their own.
+    /// Known tools. Other names share one label, because each name would create a time series.
     known: Arc<RwLock<HashSet<(String, String)>>>,
     calls: Family<CallLabels, Counter>,
     seconds: Family<AgentLabels, Histogram>,
     upstreams: Family<UpstreamLabels, Gauge>,
     held: Family<UpstreamLabels, Gauge>,
-    /// One at a time says how they are.
+    /// Allows one export at a time.
     telling: Arc<Mutex<()>>,
     canary: Gauge,
     refused: Counter<u64, AtomicU64>,
     told: Instruments,
 }
 
-/// The same for OpenTelemetry.
+/// The same metrics for OpenTelemetry.
 #[derive(Clone)]
 struct Instruments {
     calls: Told<u64>,
@@ -70,13 +70,13 @@ struct Instruments {
 
 impl Instruments {
     fn of(meter: &Meter) -> Self {
-        let calls = meter.u64_counter("toolgate.calls").with_unit("{call}").with_description("Calls, by what became of them");
+        let calls = meter.u64_counter("toolgate.calls").with_unit("{call}").with_description("Calls by outcome");
         let seconds = meter.f64_histogram("toolgate.call.duration").with_unit("s").with_boundaries(buckets().collect());
         let refused = meter.u64_counter("toolgate.requests.turned_away").with_unit("{request}");
         Self {
             calls: calls.build(),
-            seconds: seconds.with_description("How long calls took, from door to record").build(),
-            refused: refused.with_description("Requests that were turned away before they became calls").build(),
+            seconds: seconds.with_description("Duration of calls, from the request to the ledger row").build(),
+            refused: refused.with_description("Requests that were rejected before they became calls").build(),
         }
     }
 }
@@ -88,26 +88,26 @@ impl Metrics {
         let (upstreams, held) = (Family::<UpstreamLabels, Gauge>::default(), Family::<UpstreamLabels, Gauge>::default());
         let (canary, refused) = (Gauge::default(), Counter::default());
         let mut registry = Registry::with_prefix("toolgate");
-        registry.register("calls", "Calls, by what became of them", calls.clone());
-        registry.register("call_seconds", "How long calls took, from door to record", seconds.clone());
-        registry.register("upstream_up", "Whether an upstream is there", upstreams.clone());
-        registry.register("upstream_held_tools", "Tools that are held back until somebody has looked at them", held.clone());
-        registry.register("canary_refused", "Whether the call that must be refused was refused", canary.clone());
-        registry.register("requests_turned_away", "Requests that were turned away before they became calls", refused.clone());
+        registry.register("calls", "Calls by outcome", calls.clone());
+        registry.register("call_seconds", "Duration of calls, from the request to the ledger row", seconds.clone());
+        registry.register("upstream_up", "Whether an upstream is connected", upstreams.clone());
+        registry.register("upstream_held_tools", "Tools in quarantine until a person accepts them", held.clone());
+        registry.register("canary_refused", "Whether the canary call was denied", canary.clone());
+        registry.register("requests_turned_away", "Requests that were rejected before they became calls", refused.clone());
         let told = Instruments::of(&opentelemetry::global::meter("toolgate"));
         let (known, telling) = (Arc::default(), Arc::default());
         Self { registry: Arc::new(registry), known, calls, seconds, upstreams, held, telling, canary, refused, told }
     }
 
-    /// Tells how things are whenever somebody asks for it, as long as the gateway is there.
+    /// Registers gauges that are read on demand, as long as the gateway exists.
     pub(crate) fn watch(&self, gateway: Weak<Inner>) {
         let (meter, canary, there) = (opentelemetry::global::meter("toolgate"), self.canary.clone(), gateway.clone());
         let health = Arc::new(move || gateway.upgrade().map(|inner| Gateway(inner).health()).unwrap_or_default());
         let up = |one: &Health| i64::from(matches!(one.status, Status::Up { .. }));
         let held = |one: &Health| i64::try_from(one.held.len()).unwrap_or(i64::MAX);
         for (name, about, of) in [
-            ("toolgate.upstream.up", "Whether an upstream is there", up as fn(&Health) -> i64),
-            ("toolgate.upstream.held_tools", "Tools that are held back until somebody has looked at them", held),
+            ("toolgate.upstream.up", "Whether an upstream is connected", up as fn(&Health) -> i64),
+            ("toolgate.upstream.held_tools", "Tools in quarantine until a person accepts them", held),
         ] {
             let health = Arc::clone(&health);
             let tell = meter.i64_observable_gauge(name).with_description(about).with_callback(move |told| {
@@ -118,7 +118,7 @@ impl Metrics {
             tell.build();
         }
         let tell = meter.i64_observable_gauge("toolgate.canary.refused");
-        tell.with_description("Whether the call that must be refused was refused")
+        tell.with_description("Whether the canary call was denied")
             .with_callback(move |told| {
                 if there.strong_count() > 0 {
                     told.observe(canary.get(), &[]);
@@ -127,7 +127,7 @@ impl Metrics {
             .build();
     }
 
-    /// The tools that there are now.
+    /// Sets the known tools.
     pub(crate) fn know(&self, tools: HashSet<(String, String)>) {
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = tools;
     }
@@ -154,7 +154,7 @@ impl Metrics {
             KeyValue::new("toolgate.gate", gate),
             named("error.type", &code),
         ];
-        // What went well has no error.
+        // A successful call has no `error.type`.
         let all = if code.is_empty() { about.len() - 1 } else { about.len() };
         self.told.calls.add(1, about.get(..all).unwrap_or_default());
         self.told.seconds.record(seconds, about.get(..2).unwrap_or_default());
@@ -171,10 +171,10 @@ impl Metrics {
         self.told.refused.add(1, &[]);
     }
 
-    /// All of it, as Prometheus reads it.
+    /// Exports all metrics in the text format of Prometheus.
     pub(crate) fn text(&self, health: &[Health]) -> String {
         let _one = lock(&self.telling);
-        // Those that are gone are told of no more.
+        // Upstreams that do not exist any more are not exported.
         self.upstreams.clear();
         self.held.clear();
         for one in health {
@@ -185,7 +185,7 @@ impl Metrics {
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
             Ok(()) => text,
-            Err(_) => "# the numbers cannot be written\n# EOF\n".to_owned(),
+            Err(_) => "# cannot export the metrics\n# EOF\n".to_owned(),
         }
     }
 }

@@ -1,5 +1,6 @@
-//! Calls that wait for their client to answer something. A client of 2026-07-28 is asked by an answer of its own, and comes back
-//! with what it was asked for.
+//! Stores suspended calls, which wait until their client answers a question.
+//!
+//! A client of 2026-07-28 gets the question as a result, and repeats its request with the answer.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,24 +21,24 @@ use crate::gateway::{Counted, lock};
 use crate::seat::Seat;
 use crate::upstream::FromUpstream;
 
-/// How long a client may take.
+/// Maximum time that a suspended call waits for its client.
 pub(crate) const LIFE: Duration = Duration::from_secs(15 * 60);
-/// Most calls that wait, and most of one principal.
+/// Maximum number of suspended calls: in total, and of one principal.
 const MOST: (usize, usize) = (10_000, 200);
 
-/// A call that waits.
+/// What a suspended call waits for.
 pub(crate) enum Waits {
-    /// For a person to approve it.
+    /// The decision of a person about an approval.
     Approval { id: String, digest: String, refused: Box<rmcp::model::CallToolResult> },
-    /// For something that its upstream wants to know.
+    /// An answer to a question of its upstream.
     Upstream(Box<Underway>),
 }
 
-/// A call on its way to its answer.
+/// A running call.
 pub(crate) enum Task {
-    /// Whoever waits for it runs it; where nobody waits any more, it goes on by itself.
+    /// Polled by its owner. If the owner drops it, the call continues in a separate task.
     Here(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>),
-    /// It goes on whether somebody waits or not.
+    /// Runs in a separate task.
     Apart(JoinHandle<Answer>),
 }
 
@@ -60,14 +61,14 @@ impl Task {
 }
 
 impl Future for Task {
-    /// `None` where it did not come to an end.
+    /// `None` if the call ended without an answer.
     type Output = Option<Answer>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             Self::Apart(task) => Pin::new(task).poll(context).map(Result::ok),
             Self::Here(waits) => {
-                // Taken out meanwhile: what has panicked is not run again.
+                // Taken out while it is polled, so that a call that panicked is not polled again.
                 let Some(mut call) = waits.take() else { return Poll::Ready(None) };
                 match call.as_mut().poll(context) {
                     Poll::Ready(answer) => Poll::Ready(Some(answer)),
@@ -81,7 +82,7 @@ impl Future for Task {
     }
 }
 
-/// What has begun is seen through, and counted until then.
+/// Completes a started call in the background, where it still counts as running.
 impl Drop for Task {
     fn drop(&mut self) {
         if let Self::Here(call) = self
@@ -93,7 +94,7 @@ impl Drop for Task {
     }
 }
 
-/// A call in the middle of its run.
+/// A running call, and its channels to the client and the upstream.
 pub(crate) struct Underway {
     pub(crate) task: Task,
     pub(crate) heard: mpsc::Receiver<FromUpstream>,
@@ -104,7 +105,7 @@ pub(crate) struct Underway {
     pub(crate) counted: Arc<Mutex<Option<Presence>>>,
 }
 
-/// What a call takes of what all share while somebody works for it: also where its client has hung up.
+/// Share of the global limits that a call holds while it runs, even if its client disconnects.
 pub(crate) struct Presence {
     _counted: Counted,
     _seat: Option<Arc<Seat>>,
@@ -117,7 +118,7 @@ impl Presence {
 }
 
 impl Underway {
-    /// Takes it back, and waits until it is over: until then whoever has asked for something is not told anything else.
+    /// Abandons the call and waits for its end. The question of its upstream stays open until then.
     pub(crate) async fn take_back(self) {
         self.cancel.cancel();
         drop(self.task.await);
@@ -125,13 +126,13 @@ impl Underway {
 }
 
 impl Entry {
-    /// Whether nothing waits any more.
+    /// Returns whether the call has ended.
     fn is_over(&self) -> bool {
         matches!(&self.waits, Some(Waits::Upstream(underway)) if underway.task.is_finished())
     }
 }
 
-/// Nobody comes back for it.
+/// Cancels a call that cannot be resumed any more.
 impl Drop for Entry {
     fn drop(&mut self) {
         if let Some(Waits::Upstream(underway)) = &self.waits {
@@ -146,42 +147,43 @@ struct Entry {
     waits: Option<Waits>,
 }
 
+/// Suspended calls of all sessions.
 pub(crate) struct Parked {
     secret: [u8; 32],
-    /// Nobody comes back any more.
+    /// Cancelled when shutdown starts: no call can be resumed any more.
     stop: CancellationToken,
     calls: Mutex<HashMap<String, Entry>>,
 }
 
 impl Parked {
-    /// For as long as somebody comes back.
+    /// Creates an empty collection that is valid until `stop` is cancelled.
     pub(crate) fn new(stop: CancellationToken) -> io::Result<Self> {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(io::Error::other)?;
         Ok(Self { secret, stop, calls: Mutex::default() })
     }
 
-    /// Whether one more call of a principal can wait.
+    /// Returns whether one more call of a principal can be suspended.
     pub(crate) fn has_room(&self, key: &SessionKey) -> bool {
         !self.stop.is_cancelled() && make_room(&mut lock(&self.calls), key)
     }
 
-    /// Whether a call of a conversation waits for its client.
+    /// Returns whether a call of the session is suspended.
     pub(crate) fn waits_in(&self, key: &SessionKey) -> bool {
         lock(&self.calls).values().any(|entry| entry.key == *key && entry.since.elapsed() < LIFE && !entry.is_over())
     }
 
-    /// Parks a call. What comes back is for its client only, and is good for one answer.
+    /// Suspends a call and returns its state, which is signed for the session and valid once.
     pub(crate) fn park(&self, key: &SessionKey, waits: Waits) -> Option<String> {
         let mut nonce = [0; 16];
         getrandom::fill(&mut nonce).ok()?;
         let nonce = hex(&nonce);
         let mut calls = lock(&self.calls);
-        // Looked at while it is held: what is put there after that would be found by nobody.
+        // Checked under the lock, because shutdown would not find a call that is added later.
         if self.stop.is_cancelled() || !make_room(&mut calls, key) {
             return None;
         }
-        // Nobody waits for its client when the gateway ends.
+        // Shutdown does not wait for a suspended call.
         if let Waits::Upstream(underway) = &waits {
             drop(lock(&underway.counted).take());
         }
@@ -190,7 +192,7 @@ impl Parked {
         Some(signed)
     }
 
-    /// Takes a call back, once.
+    /// Removes the suspended call with this state and returns what it waits for.
     pub(crate) fn take(&self, key: &SessionKey, state: &str) -> Option<Waits> {
         let (nonce, sign) = state.split_once('.')?;
         let sign = unhex(sign)?;
@@ -200,7 +202,9 @@ impl Parked {
         if entry.key == *key && entry.since.elapsed() < LIFE { entry.waits.take() } else { None }
     }
 
-    /// Takes back the call of which something was asked, where the client has forgotten how to name it. An approval is not given so.
+    /// Removes the suspended call with this digest, for a client that omits the state.
+    ///
+    /// An approval always requires the state.
     pub(crate) fn take_unstated(&self, key: &SessionKey, digest: &str) -> Option<Waits> {
         let mut calls = lock(&self.calls);
         let fits =
@@ -210,7 +214,7 @@ impl Parked {
         calls.remove(&nonce)?.waits.take()
     }
 
-    /// Takes all calls back of which something was asked, once nobody comes back for them.
+    /// Removes all calls that wait for an answer to their upstream, for shutdown.
     pub(crate) fn take_all(&self) -> Vec<Underway> {
         let calls = std::mem::take(&mut *lock(&self.calls));
         let underway = |mut entry: Entry| match entry.waits.take() {
@@ -234,7 +238,7 @@ impl Parked {
     }
 }
 
-/// Whether there is room for one more of a principal, perhaps where nobody waits any more.
+/// Returns whether one more call of a principal fits, after expired ones are removed.
 fn make_room(calls: &mut HashMap<String, Entry>, key: &SessionKey) -> bool {
     let full = |calls: &HashMap<String, Entry>| {
         calls.len() >= MOST.0 || calls.values().filter(|entry| entry.key.principal == key.principal).count() >= MOST.1

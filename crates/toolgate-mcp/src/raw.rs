@@ -1,5 +1,6 @@
-//! A call whose arguments cannot be read, or are none, is a call all the same: it goes to the gate with them as they came, which says
-//! what is wrong with them, and writes it down.
+//! Reads messages strictly, and separates invalid arguments of calls.
+//!
+//! A call with invalid arguments is still a call: the argument gate rejects it and records a row.
 
 use std::fmt;
 
@@ -12,15 +13,15 @@ use toolgate::json::{Bounds, parse};
 
 use crate::batch::MOST;
 
-/// How much a message says of itself, and of whoever sends it: names and texts, in bytes, and values.
+/// Maximum size of IDs and metadata of a message: bytes of text, and number of values.
 const TEXT: usize = 64 << 10;
 const VALUES: usize = 2_000;
 
-/// Arguments as they came.
+/// Arguments as the client sent them.
 #[derive(Debug, Clone)]
 pub(crate) struct Raw(pub(crate) Bytes);
 
-/// A message as it was read: its text, what that says, and arguments that are no good, which are not in it any more.
+/// A parsed message: its text, its value, and the invalid arguments that were removed from both.
 #[derive(Default)]
 pub(crate) struct Message {
     pub(crate) text: Bytes,
@@ -34,10 +35,10 @@ pub(crate) enum Read {
     Several(Vec<Message>),
 }
 
-/// Reads what a client sends, strictly. Where nothing but arguments is no good, they are taken out, for the gate to say so.
+/// Parses a message strictly. If only its arguments are invalid, they are separated.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why the message is invalid.
 pub(crate) fn read(text: Bytes, bounds: &Bounds) -> Result<Read, String> {
     let parsed = parse(&text, bounds);
     let odd = match &parsed {
@@ -57,7 +58,7 @@ pub(crate) fn read(text: Bytes, bounds: &Bounds) -> Result<Read, String> {
     }
 }
 
-/// The same where arguments are no good; `None` where that is not what is wrong.
+/// Parses a message without its invalid arguments; `None` if something else is invalid.
 fn without_odd_arguments(text: &[u8], bounds: &Bounds) -> Option<Read> {
     let call = |text: &[u8]| {
         let (rest, raw) = parted(text)?;
@@ -78,17 +79,18 @@ fn without_odd_arguments(text: &[u8], bounds: &Bounds) -> Option<Read> {
     several.iter().map(one).collect::<Option<_>>().map(Read::Several)
 }
 
-/// What is wrong with how much a message says of itself, if anything. All of that may be kept for as long as a session or a stream lives,
-/// while what is asked for is gone with its answer.
+/// Returns an error if IDs and metadata of a message are too large.
+///
+/// They may be kept as long as a session or a stream, while arguments are dropped after the answer.
 pub(crate) fn overlong(message: &Value) -> Option<String> {
     let params = message.get("params");
     let about = ["_meta", "capabilities", "clientInfo", "protocolVersion"].map(|name| params.and_then(|params| params.get(name)));
     let mut said = message.get("id").into_iter().chain(about.into_iter().flatten());
     let fits = said.try_fold((TEXT, VALUES), room_beside).is_some();
-    (!fits).then(|| format!("`id`, `_meta`, `capabilities` and `clientInfo` have at most {} KiB and {VALUES} values", TEXT >> 10))
+    (!fits).then(|| format!("`id`, `_meta`, `capabilities` and `clientInfo` may have at most {} KiB and {VALUES} values", TEXT >> 10))
 }
 
-/// How many bytes and values there is still room for beside a value; `None` where there is none for that.
+/// Returns the bytes and values that are left after a value; `None` if it does not fit.
 fn room_beside((text, values): (usize, usize), value: &Value) -> Option<(usize, usize)> {
     let values = values.checked_sub(1)?;
     match value {
@@ -130,7 +132,7 @@ impl<'de> Deserialize<'de> for Few<'de> {
     }
 }
 
-/// A document without the arguments that stand in it, in whose place are none; and these.
+/// Returns a document with empty arguments, and the arguments that were removed.
 pub(crate) fn without_arguments(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
     #[derive(Deserialize)]
     struct Document<'d> {
@@ -171,7 +173,7 @@ struct Params<'m> {
     request_state: Option<&'m RawValue>,
 }
 
-/// A message that asks for a call, without its arguments; and these.
+/// Returns a call message without its arguments, and the arguments.
 fn parted(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
     let message: Whole<'_> = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
     if message.method != "tools/call" {
@@ -180,14 +182,14 @@ fn parted(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
     Some((serde_json::to_vec(&message).ok()?, Raw(Bytes::copy_from_slice(message.params.arguments.get().as_bytes()))))
 }
 
-/// Whether a message asks for a call with arguments that are none.
+/// Returns whether a message is a call whose arguments are not an object.
 fn has_odd_arguments(message: &Value) -> bool {
     let arguments = message.get("params").and_then(|params| params.get("arguments"));
     message.get("method").is_some_and(|method| method == "tools/call")
         && arguments.is_some_and(|arguments| !arguments.is_object() && !arguments.is_null())
 }
 
-/// What a request is called that cannot be read otherwise; `null` where not even that can be.
+/// Returns the ID of a request that cannot be parsed otherwise; `null` if there is none.
 pub(crate) fn id(text: &[u8]) -> Value {
     #[derive(Deserialize)]
     struct Named {

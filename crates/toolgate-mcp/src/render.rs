@@ -1,4 +1,4 @@
-//! From specs to tools as clients see them, and from outcomes to results.
+//! Renders tool definitions as MCP tools, and outcomes as MCP results.
 
 use std::sync::Arc;
 
@@ -13,10 +13,12 @@ use toolgate::{Answer, Dialect, Effect, Outcome, Spec};
 
 use crate::upstream::Line;
 
-/// What stands before the name of an upstream's question that is called as only toolgate's are.
+/// Prefix for a question of an upstream whose name is reserved for toolgate.
 const THEIRS: &str = "upstream_";
 
-/// A tool as a client sees it. What an upstream says of its effects is a hint; what the configuration says holds.
+/// Renders a tool for a client.
+///
+/// The configuration decides the hints about effects; those of the upstream are ignored.
 pub(crate) fn tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
     let mut schema = match spec.input_schema() {
         Some(Value::Object(schema)) => schema.clone(),
@@ -44,31 +46,35 @@ pub(crate) fn tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
     tool
 }
 
-/// Metadata of an upstream, without what only toolgate writes.
+/// Removes keys that only toolgate may set from metadata of an upstream.
 pub(crate) fn clean(mut meta: MetaObject) -> MetaObject {
     meta.retain(|key, _| !key.starts_with("toolgate/"));
     meta
 }
 
-/// Metadata of a result, without that and without what is the protocol's: that is said of one connection, and this is another.
+/// Removes these keys and protocol keys from metadata of a result.
+///
+/// Protocol keys describe the connection to the upstream, not the one to the client.
 pub(crate) fn of_result(meta: MetaObject) -> MetaObject {
     let mut meta = clean(meta);
     meta.retain(|key, _| !key.starts_with("io.modelcontextprotocol/"));
     meta
 }
 
-/// The same of something that is said on the way to a result.
+/// Does the same for metadata of a notification.
 pub(crate) fn of_word(meta: NotificationMetaObject) -> NotificationMetaObject {
     NotificationMetaObject(of_result(meta.0))
 }
 
-/// Metadata of a client that an upstream may see. What is the protocol's is said anew on the way there.
+/// Removes keys that an upstream may not see from metadata of a client.
+///
+/// The connection to the upstream sets protocol keys of its own.
 pub(crate) fn own_words(mut meta: RequestMetaObject) -> RequestMetaObject {
     meta.retain(|key, _| !key.starts_with("toolgate/") && !key.starts_with("io.modelcontextprotocol/") && key != "progressToken");
     meta
 }
 
-/// Something of an upstream, or for one, without what only toolgate writes, however deep it stands.
+/// Removes keys that only toolgate may set from all metadata in a value, at any depth.
 pub(crate) fn unspoofed<T: serde::Serialize + serde::de::DeserializeOwned + Clone>(thing: T) -> T {
     fn strip(value: &mut Value) {
         match value {
@@ -90,50 +96,58 @@ pub(crate) fn unspoofed<T: serde::Serialize + serde::de::DeserializeOwned + Clon
     serde_json::from_value(value).unwrap_or(thing)
 }
 
-/// Whether a question is called as only toolgate's are, or as an upstream's that was called so.
+/// Returns whether the name of a question is reserved for toolgate, with or without the prefix.
 fn is_ours(name: &str) -> bool {
     name.trim_start_matches(THEIRS).starts_with("toolgate")
 }
 
-/// What an upstream asks its client. Another gateway may be behind this one: what it asks is called otherwise than what is asked here.
+/// Renames questions of an upstream that use reserved names.
+///
+/// The upstream may be another gateway, which asks questions with these names.
 pub(crate) fn questions(requests: InputRequests) -> InputRequests {
     let named = |name: String| if is_ours(&name) { format!("{THEIRS}{name}") } else { name };
     unspoofed(requests.into_iter().map(|(name, request)| (named(name), request)).collect())
 }
 
-/// What it is told, by the names that it has asked by, and by nobody in the name of toolgate.
+/// Restores the original names in the answers for an upstream, and removes reserved metadata.
 pub(crate) fn responses(told: InputResponses) -> InputResponses {
     let asked = |name: String| name.strip_prefix(THEIRS).filter(|own| is_ours(own)).map(str::to_owned).unwrap_or(name);
     told.into_iter().map(|(name, said)| (asked(name), unspoofed(said))).collect()
 }
 
-/// What an upstream asks in answer to something that is no call. There toolgate asks nothing, and nobody does so in its name.
+/// Checks the questions that an upstream returns for a request that is not a call.
+///
+/// Toolgate asks no questions there, so reserved names are an error.
 pub(crate) fn asked_back(mut asked: InputRequiredResult) -> Result<InputRequiredResult, ErrorData> {
     if asked.input_requests.iter().flat_map(InputRequests::keys).any(|name| is_ours(name)) {
-        return Err(ErrorData::internal_error("the upstream asks in the name of toolgate", None));
+        return Err(ErrorData::internal_error("the upstream used a question name that is reserved for toolgate", None));
     }
     asked.input_requests = asked.input_requests.map(unspoofed);
     asked.meta = asked.meta.map(of_result);
     Ok(asked)
 }
 
-/// Whether JSON that says the same as a result says no more than it: a key that stands there twice, or blanks without end.
+/// Returns whether JSON text has no more content than the equal structured value.
+///
+/// Duplicate keys and long whitespace would be additional content.
 fn says_no_more(text: &str, structured: &Value) -> bool {
     let bounds = Bounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
     text.len() <= 4 * structured.to_string().len() + 256 && toolgate::json::parse(text.as_bytes(), &bounds).is_ok()
 }
 
-/// A result as the upstream gave it. Its words are those that were judged: beside a structured result, whatever else says something is
-/// left out, and only pictures and sounds stay.
+/// Renders the result of an upstream.
+///
+/// Only checked content may pass. Beside a structured result, only its text form, images and audio
+/// stay.
 fn as_given(mut said: CallToolResult) -> CallToolResult {
-    // A server of an earlier revision does not say that this is all.
+    // Servers of earlier revisions do not send the result type.
     said.result_type = Some(ResultType::COMPLETE);
     if let Some(structured) = &said.structured_content {
         let alone = structured.as_object().filter(|map| map.len() == 1).and_then(|map| map.get("result")).and_then(Value::as_str);
         let before = said.content.len();
         let mut told = false;
         said.content.retain_mut(|block| match block {
-            // What says the same is said once.
+            // One text block may repeat the structured result.
             ContentBlock::Text(text) => {
                 let is_alone = alone == Some(text.text.as_str());
                 if told || !(is_alone || serde_json::from_str::<Value>(&text.text).is_ok_and(|value| value == *structured)) {
@@ -158,7 +172,7 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
             ContentBlock::Text(text) => &mut text.meta,
             ContentBlock::Image(image) => &mut image.meta,
             ContentBlock::Audio(audio) => &mut audio.meta,
-            // What is nested deeper is rare.
+            // Other blocks are rare, so all of their metadata is searched.
             other => {
                 *other = unspoofed(other.clone());
                 continue;
@@ -169,7 +183,7 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
     said
 }
 
-/// Says which row of the ledger something is about.
+/// Adds the call ID and the receipt of the ledger row to metadata.
 pub(crate) fn sign(meta: &mut MetaObject, answer: &Answer) {
     meta.insert("toolgate/call".to_owned(), json!(answer.call.to_string()));
     if let Some(receipt) = answer.receipt() {
@@ -177,13 +191,14 @@ pub(crate) fn sign(meta: &mut MetaObject, answer: &Answer) {
     }
 }
 
-/// What a call came to, as a client reads it.
+/// Renders the outcome of a call.
 pub(crate) fn result(answer: &Answer, line: &Line, has_schema: bool, dialect: Dialect) -> CallToolResult {
     let mut result = match &answer.outcome {
         Outcome::Error(error) => {
             let mut result = CallToolResult::structured_error(error.told_in(dialect));
             result.content = vec![ContentBlock::text(error.for_model_in(dialect))];
-            // Some clients hold every structured result against the tool's schema, errors too, and show nobody what does not fit.
+            // Some clients validate structured errors against the output schema and do not show
+            // invalid ones.
             if has_schema {
                 result.structured_content = None;
             }
@@ -192,7 +207,7 @@ pub(crate) fn result(answer: &Answer, line: &Line, has_schema: bool, dialect: Di
         Outcome::Success(output) => {
             let answered = line.answered.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             match answered {
-                // As the upstream said it, where nothing on the way has changed it.
+                // If the pipeline changed nothing, the result of the upstream is returned as it is.
                 Some((value, said)) if value == output.value && !output.hidden && output.stored.is_none() && !output.replayed => {
                     let mut said = as_given(*said);
                     if let Some(message) = &output.message {

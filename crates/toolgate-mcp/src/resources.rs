@@ -1,5 +1,7 @@
-//! Resources of upstreams. What two upstreams call by the same address is not the same: each has a room of its own,
-//! `toolgate://UPSTREAM/` before what it calls the thing itself, unless its `prefix` is empty.
+//! Maps the resources of all upstreams into one address space, and manages subscriptions.
+//!
+//! Clients see `toolgate://UPSTREAM/` before the URI of the upstream, unless its `prefix` is empty.
+//! Equal URIs of two upstreams are therefore different resources.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,45 +18,48 @@ use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Caller};
 use crate::upstream::{Link, MOST_WANTED};
 
-/// What an address of ours begins with.
+/// Prefix of the addresses that toolgate creates.
 const OURS: &str = "toolgate://";
-/// Most resources that one client may want to hear of, all together, and all of one principal where there are several.
+/// Maximum number of subscriptions: of a client, in total, and of a principal if there are several.
 pub(crate) const SUBSCRIPTIONS: usize = 1_000;
 const MOST: usize = 50_000;
 const OWN: usize = MOST / 10;
-/// How many bytes of addresses one principal may want to hear of one upstream, where there are several.
+/// Maximum bytes of subscribed URIs of a principal at one upstream, if there are several
+/// principals.
 const OWN_BYTES: usize = MOST_WANTED / 10;
-/// The longest address that is subscribed to.
+/// Maximum length of a subscribed URI, in bytes.
 const LONGEST: usize = 2_048;
 
-/// How clients call what an upstream calls so.
+/// Returns the address that clients use for a URI of an upstream.
 pub(crate) fn address(link: &Link, uri: &str) -> String {
     if link.upstream.prefix.is_empty() { uri.to_owned() } else { format!("{OURS}{}/{uri}", link.upstream.name) }
 }
 
-/// Whether an upstream may call something so: rooms are not its to name.
+/// Returns whether an upstream may use a URI: without a prefix, `toolgate://` is reserved.
 pub(crate) fn may_be_called(link: &Link, uri: &str) -> bool {
     !link.upstream.prefix.is_empty() || !uri.starts_with(OURS)
 }
 
-/// A resource, or what would be one.
+/// An address of a client, resolved to an upstream and its URI. The resource need not exist.
 pub(crate) struct Place {
     pub(crate) link: Arc<Link>,
-    /// What its upstream calls it.
+    /// URI at the upstream.
     pub(crate) uri: String,
-    /// What the client does.
+    /// Address that the client uses.
     pub(crate) address: String,
 }
 
 impl Place {
-    /// Where an agent finds what is called so: in the room that the address names; else with the only one who has it, who has a
-    /// pattern for it, or who is there at all.
+    /// Resolves an address for an agent.
+    ///
+    /// An address with `toolgate://` names its upstream. For any other, the upstream is the only
+    /// one that lists it, that has a matching template, or that has resources at all.
     pub(crate) fn find(running: &Running, agent: &str, address: &str) -> Result<Self, ErrorData> {
         let lists = |link: &Link| link.offer().resources.iter().any(|resource| resource.uri == address);
         Self::among(&having(running, agent), address, &lists)
     }
 
-    /// The same for many addresses: what upstreams list is gone through once for all.
+    /// Resolves several addresses, and searches the lists of the upstreams only once.
     pub(crate) fn find_each<'a>(
         running: &Running,
         agent: &str,
@@ -74,7 +79,7 @@ impl Place {
         addresses.map(find).collect()
     }
 
-    /// The same of these upstreams, where it is known which of them lists the address.
+    /// Resolves an address among these upstreams; `lists` returns whether an upstream lists it.
     fn among(links: &[&Arc<Link>], address: &str, lists: &dyn Fn(&Link) -> bool) -> Result<Self, ErrorData> {
         let found = |link: &Arc<Link>, uri: &str| Self { link: Arc::clone(link), uri: uri.to_owned(), address: address.to_owned() };
         if let Some((name, uri)) = address.strip_prefix(OURS).and_then(|rest| rest.split_once('/')) {
@@ -88,7 +93,7 @@ impl Place {
         let matches = |link: &Link| link.offer().templates.iter().any(|template| fits(&template.uri_template));
         let of = |has: &dyn Fn(&Link) -> bool| links.iter().copied().filter(|link| has(link)).collect::<Vec<_>>();
         let having = [of(lists), of(&matches), links.to_vec()].into_iter().find(|having| !having.is_empty()).unwrap_or_default();
-        // Whoever has no room of its own has the bare address.
+        // Of several upstreams, the one without a prefix has the bare URI.
         match (having.as_slice(), having.iter().find(|link| link.upstream.prefix.is_empty())) {
             ([one], _) => Ok(found(one, address)),
             (_, Some(bare)) if lists(bare) || matches(bare) => Ok(found(bare, address)),
@@ -97,7 +102,7 @@ impl Place {
         }
     }
 
-    /// What was read, under the name that it was asked for by.
+    /// Replaces the URIs in contents by the addresses that the client uses.
     pub(crate) fn named(&self, contents: &mut [ResourceContents]) {
         if self.address == self.uri {
             return;
@@ -116,20 +121,20 @@ impl Place {
         (self.link.upstream.name.clone(), self.uri.clone())
     }
 
-    /// Whether its upstream says that it tells of changes, and can be asked to.
+    /// Returns whether the upstream supports subscriptions and the URI is short enough.
     pub(crate) fn is_told_of(&self) -> bool {
         let tells = self.link.offer().capabilities.resources.as_ref().is_some_and(|resources| resources.subscribe == Some(true));
         tells && self.uri.len() <= LONGEST
     }
 }
 
-/// The upstreams with resources that an agent has.
+/// Returns the upstreams of an agent that have resources.
 fn having<'r>(running: &'r Running, agent: &str) -> Vec<&'r Arc<Link>> {
     let shared = running.shared.get(agent).into_iter().flatten();
     shared.filter(|link| link.upstream.resources && link.offer().capabilities.resources.is_some()).collect()
 }
 
-/// No more addresses than one client may want to hear of, and each once.
+/// Removes duplicate addresses, and those above the limit of a client.
 pub(crate) fn trim(wanted: &mut SubscriptionFilter) {
     if let Some(addresses) = &mut wanted.resource_subscriptions {
         let mut seen = HashSet::new();
@@ -147,44 +152,45 @@ fn ambiguous(uri: &str, links: &[&Arc<Link>]) -> ErrorData {
     ErrorData::resource_not_found(why, Some(json!({"uri": uri})))
 }
 
-/// The name of an upstream, and what it calls a resource.
+/// Name of an upstream, and URI of a resource there.
 pub(crate) type Key = (String, String);
 
-/// Who listens, and as which agent.
+/// A client that is notified of changes.
 pub(crate) struct Listener {
     pub(crate) caller: Caller,
     pub(crate) agent: String,
-    /// In which conversation it began to.
+    /// Session in which it started to listen.
     pub(crate) key: SessionKey,
-    /// Over streams, where nobody needs a token.
+    /// Whether it uses standard streams, where no token is required.
     pub(crate) local: bool,
-    /// In a session of an earlier revision, which goes on with another token that allows the same.
+    /// Whether it has a session, which may continue with another token of the same rights.
     pub(crate) lasting: bool,
 }
 
 impl Listener {
-    /// Whether it would still be let in, by what holds now.
+    /// Returns whether the current configuration still admits the listener.
     pub(crate) fn is_let_in(&self, running: &Running) -> bool {
         (self.local || running.keys.may_know(&self.caller, self.lasting))
             && identity::agent(running, &self.caller, Some(&self.agent)).is_ok()
     }
 
-    /// Whether it may still hear of what an upstream has.
+    /// Returns whether the listener may still see the resources of an upstream.
     pub(crate) fn hears_of(&self, running: &Running, upstream: &str) -> bool {
         let mut links = running.shared.get(&self.agent).into_iter().flatten();
         links.any(|link| link.upstream.name == upstream && link.upstream.resources) && self.is_let_in(running)
     }
 }
 
-/// Somebody who wants to hear of a resource.
+/// A subscription of one connection to a resource.
 #[derive(Clone)]
 struct Subscriber {
     door: u64,
     listener: Arc<Listener>,
-    /// How it is told; one that hears everything for itself is only counted.
+    /// Receives notifications; `None` if the connection filters all updates itself and is only
+    /// counted.
     peer: Option<Peer<RoleServer>>,
     address: String,
-    /// Whether it is just being told, and of something that has changed since.
+    /// Whether a notification is being sent, and whether the resource has changed since.
     telling: Arc<AtomicU8>,
 }
 
@@ -192,7 +198,7 @@ const IDLE: u8 = 0;
 const TELLING: u8 = 1;
 const CHANGED: u8 = 2;
 
-/// Who wants to hear of which resource, and of how many each.
+/// All subscriptions and their numbers.
 #[derive(Default)]
 pub(crate) struct Subscriptions(Mutex<Known>);
 
@@ -201,36 +207,36 @@ struct Known {
     by_key: HashMap<Key, Vec<Subscriber>>,
     by_door: HashMap<u64, usize>,
     by_principal: HashMap<String, usize>,
-    /// Bytes that a principal's addresses have, of each upstream.
+    /// Bytes of subscribed URIs, by principal and upstream.
     bytes: HashMap<(String, String), usize>,
 }
 
 impl Known {
-    /// How many more there may be, of a principal where that has a bound of its own.
+    /// Returns how many more subscriptions are possible, also for a principal with its own limit.
     fn room(&self, principal: Option<&str>) -> usize {
         let own = principal.map_or(0, |principal| self.by_principal.get(principal).copied().unwrap_or_default());
         MOST.saturating_sub(self.by_door.values().sum()).min(if principal.is_some() { OWN.saturating_sub(own) } else { MOST })
     }
 
-    /// How many more bytes of addresses a principal may want to hear of an upstream.
+    /// Returns how many more bytes of URIs a principal may subscribe to at an upstream.
     fn bytes_left(&self, principal: Option<&str>, upstream: &str) -> usize {
         let own = |principal: &str| self.bytes.get(&(principal.to_owned(), upstream.to_owned())).copied().unwrap_or_default();
         principal.map_or(usize::MAX, |principal| OWN_BYTES.saturating_sub(own(principal)))
     }
 }
 
-/// The principal who may not take the places of all others; none where everybody is one, or somebody is here by itself.
+/// Returns the principal if it has its own limit: only if tokens are required.
 fn bounded<'c>(running: &Running, caller: &'c Caller, local: bool) -> Option<&'c str> {
     (!local && !running.keys.is_open()).then_some(caller.principal.as_str())
 }
 
 impl Gateway {
-    /// How many more resources somebody may want to hear of.
+    /// Returns how many more resources a caller may subscribe to.
     pub(crate) fn room_to_subscribe(&self, running: &Running, caller: &Caller, local: bool) -> usize {
         lock(&self.0.subscriptions.0).room(bounded(running, caller, local))
     }
 
-    /// Those of some resources that somebody may want to hear of, and that their upstreams can be asked for.
+    /// Returns those resources that fit into the limits of the caller and of their upstreams.
     pub(crate) fn fitting(&self, running: &Running, caller: &Caller, local: bool, places: impl Iterator<Item = Place>) -> Vec<Place> {
         let principal = bounded(running, caller, local);
         let known = lock(&self.0.subscriptions.0);
@@ -247,8 +253,11 @@ impl Gateway {
         places.filter(fits).collect()
     }
 
-    /// A client wants to hear of a resource: it is told by itself, or listens to everything. Who listens has been promised to hear of it,
-    /// and its upstream is told when it is back, where it is away.
+    /// Subscribes a client to a resource.
+    ///
+    /// With a `peer` the client is notified directly. Without one it filters all updates itself.
+    /// Such a subscription is already acknowledged, so a disconnected upstream is subscribed when
+    /// it connects again.
     pub(crate) async fn subscribe(
         &self,
         place: &Place,
@@ -258,7 +267,7 @@ impl Gateway {
     ) -> Result<(), ErrorData> {
         let promised = peer.is_none();
         if place.uri.len() > LONGEST {
-            return Err(ErrorData::invalid_params(format!("an address has at most {LONGEST} bytes"), None));
+            return Err(ErrorData::invalid_params(format!("a resource URI may have at most {LONGEST} bytes"), None));
         }
         let running = self.running();
         {
@@ -268,7 +277,7 @@ impl Gateway {
             let full = known.bytes_left(principal, &place.link.upstream.name) < place.uri.len();
             if own >= SUBSCRIPTIONS || full || known.room(principal) == 0 {
                 let why = format!(
-                    "a client may subscribe to {SUBSCRIPTIONS} resources, a principal to {OWN}, by {OWN_BYTES} bytes of addresses of one upstream, and all to {MOST}"
+                    "too many subscriptions: the limit is {SUBSCRIPTIONS} resources of a client, {OWN} of a principal (with {OWN_BYTES} bytes of URIs at one upstream), and {MOST} in total"
                 );
                 return Err(ErrorData::invalid_request(why, None));
             }
@@ -295,15 +304,15 @@ impl Gateway {
         subscribed.map_err(crate::door::passed)
     }
 
-    /// An upstream hears whether anybody wants to know of a resource.
+    /// Subscribes at an upstream, or unsubscribes if no client is subscribed.
     async fn heed(&self, link: &Arc<Link>, uri: &str, promised: bool) -> Result<(), ServiceError> {
-        // Whoever has the name now: the configuration may have been read again since.
+        // A reload may have replaced the upstream of this name.
         let link = self.running().upstreams.link(&link.upstream.name).cloned().unwrap_or_else(|| Arc::clone(link));
         let (gateway, key) = (self.clone(), (link.upstream.name.clone(), uri.to_owned()));
         link.heed(uri.to_owned(), promised, move || lock(&gateway.0.subscriptions.0).by_key.contains_key(&key)).await
     }
 
-    /// A client does not want to hear of a resource any more.
+    /// Ends a subscription of a client.
     pub(crate) async fn unsubscribe(&self, door: u64, address: &str) -> Result<(), ErrorData> {
         for (link, uri) in self.leave(door, |_, one| one.address == address) {
             self.heed(&link, &uri, false).await.map_err(crate::door::passed)?;
@@ -311,18 +320,18 @@ impl Gateway {
         Ok(())
     }
 
-    /// A client is gone, and its upstreams hear of it where nobody else wants to know.
+    /// Ends all subscriptions of a connection, and unsubscribes at upstreams where none is left.
     pub(crate) fn unsubscribe_all(&self, door: u64) {
         self.tell_all(self.leave(door, |_, _| true), false);
     }
 
-    /// Whoever may not hear of a resource any more does not want to: after another reading of the configuration.
+    /// Ends subscriptions that the configuration does not permit any more, after a reload.
     pub(crate) fn forget_unseen(&self) {
         let running = self.running();
         self.tell_all(self.leave_where(|key, one| !one.listener.hears_of(&running, &key.0)), false);
     }
 
-    /// Upstreams that another reading of the configuration has begun hear of what was wanted, or not any more, meanwhile.
+    /// Synchronizes the subscriptions of upstreams that a reload has started.
     pub(crate) fn heed_anew(&self) {
         let running = self.running();
         let wanted: HashSet<Key> = lock(&self.0.subscriptions.0).by_key.keys().cloned().collect();
@@ -339,7 +348,7 @@ impl Gateway {
         self.tell_all(missed, true);
     }
 
-    /// Upstreams hear of what somebody wants to know, or nobody any more.
+    /// Updates subscriptions at upstreams in the background.
     fn tell_all(&self, news: Vec<(Arc<Link>, String)>, promised: bool) {
         if news.is_empty() {
             return;
@@ -354,12 +363,12 @@ impl Gateway {
         }
     }
 
-    /// Takes a client from those who want to hear; what nobody wants to hear of then.
+    /// Removes subscriptions of a connection; returns the resources without any other.
     fn leave(&self, door: u64, which: impl Fn(&Key, &Subscriber) -> bool) -> Vec<(Arc<Link>, String)> {
         self.leave_where(|key, one| one.door == door && which(key, one))
     }
 
-    /// Takes some from those who want to hear; what nobody wants to hear of then.
+    /// Removes subscriptions; returns the resources without any other.
     fn leave_where(&self, goes: impl Fn(&Key, &Subscriber) -> bool) -> Vec<(Arc<Link>, String)> {
         let mut left = Vec::new();
         {
@@ -392,7 +401,7 @@ impl Gateway {
         left.into_iter().filter_map(|(name, uri)| running.upstreams.link(&name).map(|link| (Arc::clone(link), uri))).collect()
     }
 
-    /// Tells those who want to know that a resource has changed.
+    /// Forwards updates of upstreams to subscribers, until shutdown.
     pub(crate) async fn forward_updates(self) {
         let mut updates = self.running().upstreams.updates().subscribe();
         loop {
@@ -402,7 +411,7 @@ impl Gateway {
             };
             match key {
                 Ok(key) => self.tell_of(&key),
-                // So many at once that some were missed: any may have changed.
+                // Some updates were lost, so any resource may have changed.
                 Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {
                     let all: Vec<Key> = lock(&self.0.subscriptions.0).by_key.keys().cloned().collect();
                     all.iter().for_each(|key| self.tell_of(key));
@@ -412,22 +421,23 @@ impl Gateway {
         }
     }
 
-    /// Tells those who want to know that one resource has changed.
+    /// Notifies the subscribers of one resource.
     fn tell_of(&self, key: &Key) {
         let mut subscribers = lock(&self.0.subscriptions.0).by_key.get(key).cloned().unwrap_or_default();
-        // By what holds now: the configuration may just have been read again.
+        // The current configuration decides: a reload may have withdrawn access.
         let running = self.running();
         subscribers.retain(|one| one.listener.hears_of(&running, &key.0));
         let gate = running.gate.clone();
         drop(running);
         for Subscriber { listener, peer, address, telling, .. } in subscribers {
-            // Who is still being told of it may have looked already, and is told once more; and keeps nobody else waiting.
+            // A subscriber that is still being notified may have read the old state, so it is
+            // notified again. It does not delay other subscribers.
             let Some(peer) = peer.filter(|_| telling.swap(CHANGED, Ordering::AcqRel) == IDLE) else { continue };
             let gate = gate.clone();
             tokio::spawn(async move {
                 loop {
                     telling.store(TELLING, Ordering::Release);
-                    // Whom an operator has stopped hears of nothing.
+                    // A paused session gets no notifications.
                     if gate.stopped(&listener.key).await.is_none() {
                         let told = peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(address.clone()));
                         let _ = tokio::time::timeout(Duration::from_secs(1), told).await;

@@ -1,4 +1,4 @@
-//! What a request takes of what all requests share.
+//! Limits concurrent requests, and the bytes of requests that are arriving.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -16,21 +16,21 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::batch::asks;
 use crate::gateway::lock;
 
-/// Most bytes of requests that are still arriving.
+/// Maximum bytes of requests that are still arriving, in total.
 const ARRIVING: usize = 512 << 20;
 /// How much of an event says what it is.
 const HEAD: usize = 1 << 10;
 
-/// Bytes of requests that are still arriving: those who send take no seat, and must not fill the memory either.
+/// Counts the bytes of an arriving request. It has no permit yet, and must not exhaust memory.
 pub(crate) struct Held<'h>(&'h AtomicUsize, usize);
 
 impl<'h> Held<'h> {
-    /// Nothing yet.
+    /// Starts with no bytes.
     pub(crate) fn new(all: &'h AtomicUsize) -> Self {
         Self(all, 0)
     }
 
-    /// Whether there is room for so much more.
+    /// Adds bytes, and returns whether the total is within the limit.
     pub(crate) fn takes(&mut self, more: usize) -> bool {
         self.1 += more;
         self.0.fetch_add(more, Ordering::Relaxed) + more <= ARRIVING
@@ -43,12 +43,14 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Seats of requests: so many for all. Where several may come in, one of them takes no more than half: whoever asks for what takes long
-/// keeps nobody else away.
+/// Limits concurrent requests.
+///
+/// If there are several principals, each gets at most half of the permits. Slow requests of one
+/// principal then do not block the others.
 pub(crate) struct Seats {
     free: Arc<Semaphore>,
     all: usize,
-    /// How many each principal has; who has none is not in it.
+    /// Number of permits of each principal that has any.
     own: Arc<Mutex<HashMap<String, usize>>>,
 }
 
@@ -58,12 +60,12 @@ impl Seats {
         Self { free: Arc::new(Semaphore::new(all)), all, own: Arc::default() }
     }
 
-    /// The most that one principal may have.
+    /// Returns the maximum number of permits of one principal.
     pub(crate) fn most(&self, is_shared: bool) -> usize {
         if is_shared { (self.all / 2).max(1) } else { self.all }
     }
 
-    /// So many for a principal: all of them, or none.
+    /// Takes permits for a principal: all of them, or none.
     pub(crate) fn take(&self, principal: &str, many: u32, is_shared: bool) -> Option<Seat> {
         let mut own = lock(&self.own);
         let taken = own.get(principal).copied().unwrap_or_default() + many as usize;
@@ -76,7 +78,7 @@ impl Seats {
     }
 }
 
-/// What one request has taken, until this is dropped.
+/// Permits of one request, until this is dropped.
 pub(crate) struct Seat {
     _free: OwnedSemaphorePermit,
     own: Arc<Mutex<HashMap<String, usize>>>,
@@ -157,18 +159,18 @@ impl Drop for Names {
     }
 }
 
-/// What a session of an older client is held by: whoever works for it, or listens to it, keeps a copy.
+/// Keeps a session alive: each running request and each listener has a copy.
 #[derive(Clone, Default)]
 pub(crate) struct Hold(Arc<()>);
 
 impl Hold {
-    /// Whether somebody else has a copy.
+    /// Returns whether there is another copy.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 }
 
-/// An answer with the seat that it takes, the requests that it is for, and the session that it is said in.
+/// A response body that holds the permit and the session of its request until it ends.
 pub(crate) struct Seated {
     pub(crate) body: BoxBody<Bytes, Infallible>,
     pub(crate) _seat: Arc<Seat>,
@@ -213,14 +215,14 @@ mod tests {
         assert!(seats.take("ann", 1, true).is_none() && seats.take("bob", 3, true).is_none());
         let both = seats.take("bob", 2, true).unwrap();
         assert_eq!((has("ann"), has("bob")), (Some(2), Some(2)));
-        // Nobody has more than there are.
+        // Only one permit is left.
         assert!(seats.take("cat", 2, true).is_none() && has("cat").is_none());
         let last = seats.take("cat", 1, true).unwrap();
         drop((one, both));
         assert_eq!((has("ann"), has("bob"), seats.free.available_permits()), (Some(1), None, 3));
         drop((two, last));
         assert!(lock(&seats.own).is_empty());
-        // Where nobody needs a token there is only one.
+        // Without tokens there is one principal, which may have all permits.
         assert!(seats.take("local", 5, false).is_some());
     }
 }

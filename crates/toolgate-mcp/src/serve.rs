@@ -1,4 +1,4 @@
-//! The gateway's door over HTTP.
+//! Serves MCP, the decision API and operational endpoints over HTTP.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -41,28 +41,28 @@ pub use listen::Listening;
 use returning::Returning;
 use sessions::opens_session;
 
-/// How long a client may take to say what it wants.
+/// Timeout for receiving a request, and for the TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// What is told, and written down, where there is no room.
-const HASTY: &str = "too many requests in a short time";
-const CROWDED: &str = "too many requests at the same time";
+/// Messages for exceeded limits, which are also recorded in the ledger.
+const HASTY: &str = "rate limit exceeded";
+const CROWDED: &str = "too many concurrent requests";
 
 pub(crate) type Answer = Response<BoxBody<Bytes, Infallible>>;
 
-/// What all requests share.
+/// State that all requests share.
 pub(crate) struct Http {
     pub(crate) gateway: Gateway,
-    /// For calls that stand for themselves.
+    /// Handles stateless calls.
     pub(crate) door: Door,
     pub(crate) mcp: StreamableHttpService<Door, Returning>,
-    /// Of older clients.
+    /// Sessions of clients of earlier revisions.
     sessions: Arc<Returning>,
     seats: Seats,
-    /// For what asks nothing.
+    /// Permits for messages that are not requests.
     beside: Seats,
-    /// For streams that only listen, each for as long as it does.
+    /// Permits for streams that only listen, each as long as its stream.
     listening: Seats,
-    /// Who is refused takes no seat, and waits until it is written down.
+    /// Limits the rejections that are recorded at the same time, which have no permit.
     turns: Semaphore,
     waiting: Arc<Semaphore>,
     open: Open,
@@ -71,7 +71,7 @@ pub(crate) struct Http {
     rates: Mutex<Rates>,
 }
 
-/// When principals have asked, of late.
+/// Times of recent requests, by principal.
 type Rates = HashMap<String, VecDeque<Instant>>;
 
 impl Http {
@@ -132,25 +132,25 @@ impl Http {
             _ => {}
         }
         if self.gateway.0.stop.is_cancelled() {
-            return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "this is ending", Some(5)));
+            return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "the gateway is shutting down", Some(5)));
         }
         let caller = self.let_in(&running, &parts, &words).await?;
         self.hold_rate(&running, &caller, 1)?;
-        // Who is still talking takes no seat: it might go on for long.
+        // A request takes no permit while its body arrives, which may take long.
         let is_shared = !running.keys.is_open();
         let full = || refusal(StatusCode::SERVICE_UNAVAILABLE, CROWDED, Some(1));
         let seats = |many: u32| self.seats.take(&caller.principal, many, is_shared).ok_or_else(full);
         match words.as_slice() {
             ["metrics"] => self.metrics(&running, &caller),
-            ["mcp", _, _, _, ..] => Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp/{agent}/{session}", None)),
+            ["mcp", _, _, _, ..] => Err(refusal(StatusCode::NOT_FOUND, "unknown path; use /mcp/{agent}/{session}", None)),
             ["mcp", rest @ ..] => {
                 let Some(asked) = Asked::of(rest) else {
                     let text = self.collect(&running, &parts, body).await?;
-                    let why = "a `%` in the address is followed by two hexadecimal digits, and all of them are UTF-8";
+                    let why = "the percent-encoding of the URL path is not valid UTF-8";
                     return Err(self.unread(&caller, Some(""), text, ErrorCode::INVALID_REQUEST, why).await);
                 };
                 let hold = self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
-                // What the header says is held against the body only from this revision on.
+                // The library compares this header with the body only from this revision on.
                 let listens = parts.method == Method::GET
                     || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
                 let text = self.collect(&running, &parts, body).await?;
@@ -228,7 +228,8 @@ impl Http {
                 }
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
-                // Its name and its seat are taken until it is over, whoever still waits for it, and so long its session lives.
+                // The running request holds its permit and its session, even if its client
+                // disconnects.
                 parts.extensions.insert(unanswered.clone());
                 if asking > 0 {
                     parts.extensions.insert(Arc::clone(&seat));
@@ -255,7 +256,7 @@ impl Http {
                         self.noted(answer, &caller, asked.agent.as_deref(), &message.value).await
                     }
                 };
-                // It takes its seat also until all of the answer is said.
+                // The response body holds the permit until it is sent.
                 Ok(answer.map(|body| Seated { body, _seat: seat, unanswered, _hold: hold }.boxed()))
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
@@ -272,7 +273,8 @@ impl Http {
                     }
                 };
                 let (verb, context) = ((*verb).to_owned(), crate::trace::of_headers(&parts));
-                // What asks hooks goes on whoever waits for it, and has its seat for as long as it does.
+                // Hooks may take long. The task continues and holds its permit if the client
+                // disconnects.
                 let work = async move {
                     let (_counted, _seat) = (counted, seat);
                     crate::api::call(&running, &verb, &caller, &parts, &text).with_context(context).await
@@ -280,29 +282,29 @@ impl Http {
                 match tokio::spawn(work).await {
                     Ok(Ok(answer)) => Ok(json_answer(StatusCode::OK, &answer)),
                     Ok(Err((status, told))) => Err(Box::new(json_answer(status, &told))),
-                    Err(_) => Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, "the request cannot be answered", None)),
+                    Err(_) => Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, "cannot answer the request: internal error", None)),
                 }
             }
             ["v1", "calls", "check" | "report"] => {
-                let mut answer = refusal(StatusCode::METHOD_NOT_ALLOWED, "this is asked with POST", None);
+                let mut answer = refusal(StatusCode::METHOD_NOT_ALLOWED, "use POST", None);
                 answer.headers_mut().insert(ALLOW, http::HeaderValue::from_static("POST"));
                 Err(answer)
             }
-            _ => Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp", None)),
+            _ => Err(refusal(StatusCode::NOT_FOUND, "unknown path; use /mcp", None)),
         }
     }
 
-    /// What can be known from the headers alone.
+    /// Checks what the headers alone decide.
     fn check_headers(&self, parts: &Parts) -> Result<(), Box<Answer>> {
         let once = |name: &http::HeaderName| parts.headers.get_all(name).iter().count() <= 1;
-        // Of lengths there is at most one here: two that differ are refused before, and beside chunks the library drops them, and
-        // hangs up after the answer.
+        // hyper rejects two different `Content-Length` headers, and ignores them beside chunked
+        // encoding.
         if !once(&HOST) || !once(&TRANSFER_ENCODING) || !once(&ORIGIN) || !once(&CONTENT_TYPE) {
-            return Err(refusal(StatusCode::BAD_REQUEST, "a header is there twice", None));
+            return Err(refusal(StatusCode::BAD_REQUEST, "duplicate header", None));
         }
-        // Nothing is unpacked here.
+        // Bodies are not decompressed.
         if parts.headers.contains_key(CONTENT_ENCODING) {
-            return Err(refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "packed requests are not taken", None));
+            return Err(refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "compressed requests are not supported", None));
         }
         let allowed = &self.mcp.config.allowed_hosts;
         let host =
@@ -313,10 +315,10 @@ impl Http {
             allowed.iter().any(|known| known.eq_ignore_ascii_case(bare) || known.eq_ignore_ascii_case(host.as_str()))
         });
         if !known {
-            return Err(refusal(StatusCode::FORBIDDEN, "this is not called by that name", None));
+            return Err(refusal(StatusCode::FORBIDDEN, "unknown `Host` header; add it to `hosts` in `[gateway]`", None));
         }
         if parts.headers.get(ORIGIN).is_some_and(|origin| !self.admits(origin)) {
-            return Err(refusal(StatusCode::FORBIDDEN, "web pages from there may not talk to this", None));
+            return Err(refusal(StatusCode::FORBIDDEN, "origin not allowed; add it to `origins` in `[gateway]`", None));
         }
         Ok(())
     }
@@ -326,10 +328,10 @@ impl Http {
         found.map_err(|why| resource::challenge(running, parts, words, why))
     }
 
-    /// What is counted, of all agents and upstreams: for whom none is kept back.
+    /// Serves the metrics of all agents to callers that may see all of them.
     fn metrics(&self, running: &Running, caller: &Caller) -> Result<Answer, Box<Answer>> {
         if !identity::sees_all(running, caller) {
-            let why = "this tells of all agents and their tools; come with a token from which none is kept back";
+            let why = "metrics cover all agents and tools; use a token that may see all of them";
             return Err(refusal(StatusCode::FORBIDDEN, why, None));
         }
         let mut answer = text(StatusCode::OK, &self.gateway.0.metrics.text(&self.gateway.health()));
@@ -338,7 +340,7 @@ impl Http {
         Ok(answer)
     }
 
-    /// So many more requests of a caller: all of them, or none.
+    /// Counts requests against the rate limit of a caller: all of them, or none.
     fn hold_rate(&self, running: &Running, caller: &Caller, many: u32) -> Result<(), Box<Answer>> {
         let Some(rate) = running.settings.rate else { return Ok(()) };
         let mut rates = lock(&self.rates);
@@ -366,7 +368,7 @@ impl Http {
         taken
     }
 
-    /// Hands a request to the library, which looks at a tool before the door hears who asks for it.
+    /// Passes a request to the library, with the agent for its `get_tool`.
     pub(crate) async fn handle(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> Answer {
         let agent = identity::agent(&self.gateway.running(), caller, agent).ok().map(|agent| (agent, caller.principal.clone()));
         let session = request.headers().get("mcp-session-id").filter(|_| !is_newer(request.headers())).cloned();
@@ -374,7 +376,7 @@ impl Http {
         self.said_in(session.as_ref(), answer)
     }
 
-    /// The body of a request, not too large.
+    /// Reads the body of a request, within limits for size and time.
     async fn collect(&self, running: &Running, parts: &Parts, body: Incoming) -> Result<Bytes, Box<Answer>> {
         if parts.method != Method::POST {
             return Ok(Bytes::new());
@@ -387,11 +389,11 @@ impl Http {
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
                     true => refusal(StatusCode::PAYLOAD_TOO_LARGE, &format!("the request is larger than {most} bytes"), None),
-                    false => refusal(StatusCode::BAD_REQUEST, "the request broke off", None),
+                    false => refusal(StatusCode::BAD_REQUEST, "the request body is incomplete", None),
                 })?;
                 if let Ok(chunk) = frame.into_data() {
                     if !held.takes(chunk.len()) {
-                        return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "too much is arriving at the same time", Some(1)));
+                        return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "too many bytes of requests are arriving", Some(1)));
                     }
                     bytes.extend_from_slice(&chunk);
                 }
@@ -399,11 +401,11 @@ impl Http {
             Ok(Bytes::from(bytes))
         };
         let collected = tokio::time::timeout(PATIENCE, collect).await;
-        collected.map_err(|_| refusal(StatusCode::REQUEST_TIMEOUT, "the request took too long to arrive", None))?
+        collected.map_err(|_| refusal(StatusCode::REQUEST_TIMEOUT, "the request body took too long to arrive", None))?
     }
 }
 
-/// When a principal has asked, as far as it still counts.
+/// Returns the times of the requests of a principal that still count.
 fn recent<'r>(rates: &'r mut Rates, principal: &str, per: Duration, now: Instant) -> &'r mut VecDeque<Instant> {
     let asked = rates.entry(principal.to_owned()).or_default();
     while asked.front().is_some_and(|first| now.duration_since(*first) >= per) {
@@ -412,12 +414,12 @@ fn recent<'r>(rates: &'r mut Rates, principal: &str, per: Duration, now: Instant
     asked
 }
 
-/// Whether a request is of 2026-07-28 or later.
+/// Returns whether a request is of 2026-07-28 or later.
 fn is_newer(headers: &HeaderMap) -> bool {
     headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= crate::MODERN.as_bytes())
 }
 
-/// Pages that this place itself would serve.
+/// Returns the origins of pages that the gateway itself would serve.
 fn own_origins(address: SocketAddr) -> impl Iterator<Item = String> {
     let port = address.port();
     ["localhost", "127.0.0.1", "[::1]"].into_iter().map(move |host| format!("http://{host}:{port}"))

@@ -1,4 +1,4 @@
-//! The transport of 2024-11-05, for servers that know no other: one stream of events, and an address to post to.
+//! Client side of the 2024-11-05 transport: one event stream, and a URL for posts.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::transport::Transport;
 use tokio::sync::mpsc;
 
-/// Longest that a server may take to say where to post to.
+/// The timeout for the `endpoint` event.
 const HELLO: Duration = Duration::from_secs(15);
 
 pub(crate) struct SseTransport {
@@ -22,16 +22,16 @@ pub(crate) struct SseTransport {
     listener: tokio::task::JoinHandle<()>,
 }
 
-/// It did not get through.
+/// Why a message could not be sent.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SseError {
-    /// It was answered with this status, and is to wait for so many milliseconds, where that is said.
-    #[error("it answered with status {0}")]
+    /// The server responded with this status, and a retry delay in milliseconds if given.
+    #[error("the server answered with status {0}")]
     Status(u16, Option<u64>),
-    /// Nobody was there.
-    #[error("it cannot be reached: {0}")]
+    /// The connection could not be opened.
+    #[error("cannot connect: {0}")]
     Nobody(String),
-    /// It may have been heard.
+    /// The message may have arrived.
     #[error("{0}")]
     Unclear(String),
 }
@@ -43,17 +43,17 @@ impl SseTransport {
         custom: HashMap<HeaderName, HeaderValue>,
         token: Option<String>,
     ) -> Result<Self, String> {
-        let base: Url = url.parse().map_err(|error| format!("the address cannot be read: {error}"))?;
+        let base: Url = url.parse().map_err(|error| format!("`url` is not a valid URL: {error}"))?;
         let mut headers: HeaderMap = custom.into_iter().collect();
         if let Some(token) = token {
-            let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| "the token cannot be sent".to_owned())?;
+            let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| "the token is not a valid header value".to_owned())?;
             value.set_sensitive(true);
             headers.insert(reqwest::header::AUTHORIZATION, value);
         }
         let request = client.get(base.clone()).headers(headers.clone()).header(ACCEPT, "text/event-stream");
-        let answer = request.send().await.map_err(|error| format!("it cannot be reached: {}", error.without_url()))?;
+        let answer = request.send().await.map_err(|error| format!("cannot connect: {}", error.without_url()))?;
         if !answer.status().is_success() {
-            return Err(format!("it answered with status {}", answer.status().as_u16()));
+            return Err(format!("the server answered with status {}", answer.status().as_u16()));
         }
         let mut events = crate::bounded::events(answer.bytes_stream());
         let endpoint = async {
@@ -64,11 +64,11 @@ impl SseTransport {
             }
             None
         };
-        let said = tokio::time::timeout(HELLO, endpoint).await.ok().flatten().ok_or("it does not say where to post to")?;
-        let post = base.join(said.trim()).map_err(|error| format!("where to post to cannot be read: {error}"))?;
-        // Credentials are for the server that they were given for.
+        let said = tokio::time::timeout(HELLO, endpoint).await.ok().flatten().ok_or("the server sent no `endpoint` event")?;
+        let post = base.join(said.trim()).map_err(|error| format!("the `endpoint` event has an invalid URL: {error}"))?;
+        // Never send credentials to another origin.
         if post.origin() != base.origin() {
-            return Err("it wants its posts at another server".to_owned());
+            return Err("the `endpoint` event names another origin".to_owned());
         }
         let (heard, incoming) = mpsc::channel(64);
         let listener = tokio::spawn(async move {

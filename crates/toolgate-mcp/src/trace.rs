@@ -1,4 +1,4 @@
-//! The trace that a call belongs to: a client says so in `_meta`, or in the headers of its request; an upstream is told.
+//! Passes the trace context of a client (from `_meta` or HTTP headers) on to upstreams.
 
 use http::request::Parts;
 use opentelemetry::Context;
@@ -9,10 +9,10 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::calls::Client;
 
-/// What carries a trace from one to the next.
+/// Names of the fields of a trace context.
 const FIELDS: [&str; 2] = ["traceparent", "tracestate"];
 
-/// What a request says of its trace: its metadata first, where it has some.
+/// Reads a trace context from metadata, or else from headers.
 struct From<'r>(Option<&'r RequestMetaObject>, Option<&'r Parts>);
 
 impl Extractor for From<'_> {
@@ -34,17 +34,19 @@ impl Injector for To<'_> {
     }
 }
 
-/// The trace that a request without metadata belongs to.
+/// Returns the trace context in the headers of a request.
 pub(crate) fn of_headers(parts: &Parts) -> Context {
     opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(None, Some(parts))))
 }
 
-/// The trace that a request belongs to.
+/// Returns the trace context of a request.
 pub(crate) fn of(client: &Client<'_>) -> Context {
     opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(Some(client.meta), client.parts)))
 }
 
-/// Tells an upstream of the trace that the call under way belongs to. Where nobody traces, what the client said stays.
+/// Writes the current trace context into metadata for an upstream.
+///
+/// Without a tracer, the values of the client stay.
 pub(crate) fn tell(meta: &mut RequestMetaObject) {
     let context = tracing::Span::current().context();
     opentelemetry::global::get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut To(meta)));

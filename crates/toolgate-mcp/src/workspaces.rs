@@ -1,4 +1,4 @@
-//! The directories whose files agents have: opened once, however often the configuration is read.
+//! Opens the workspaces of agents, once for all reloads of the configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,12 +13,15 @@ use toolgate::resource::{FileSystem, HostFs};
 
 use crate::gateway::lock;
 
-/// Those that are open. What was open once stays so: calls that began with it may still be under way.
+/// Open workspaces. They stay open, because running calls may still use them.
 #[derive(Default)]
 pub(crate) struct Workspaces(Mutex<BTreeMap<(PathBuf, u64, u64), HostFs>>);
 
 impl Workspaces {
-    /// A configuration with its directories open. None of them may hold what toolgate itself goes by: its tools would write that.
+    /// Opens the workspaces of a configuration.
+    ///
+    /// A workspace may not contain files that control toolgate, because its tools could change
+    /// them.
     pub(crate) async fn open(self: &Arc<Self>, config: Config, store: &Arc<dyn Store>, own: &[PathBuf]) -> io::Result<Config> {
         if config.workspaces().next().is_none() {
             return Ok(config);
@@ -42,14 +45,14 @@ impl Workspaces {
         let root = std::fs::canonicalize(root)?;
         let home = home.map(std::fs::canonicalize).transpose()?;
         if let Some(path) = own.iter().chain(&home).find(|path| path.starts_with(&root)) {
-            return Err(io::Error::other(format!("{} stands there, or would, and decides about agents", path.display())));
+            return Err(io::Error::other(format!("it contains `{}`, which controls toolgate", path.display())));
         }
         if let Some(path) = own.iter().chain(&home).find(|path| root.starts_with(path)) {
-            return Err(io::Error::other(format!("it lies in {}, which is toolgate's own", path.display())));
+            return Err(io::Error::other(format!("it is inside `{}`, which belongs to toolgate", path.display())));
         }
-        // Where nothing is kept, nothing could be put back.
+        // Without a state directory there is no journal, so no change could be undone.
         let Some(home) = home else { return Ok(None) };
-        // Another directory of the same name is another one.
+        // The path may name another directory by now.
         let about = std::fs::metadata(&root)?;
         let key = (root.clone(), about.dev(), about.ino());
         let mut open = lock(&self.0);
@@ -66,7 +69,7 @@ impl Workspaces {
     }
 }
 
-/// Where a path leads, as far as there is something.
+/// Resolves a path as far as it exists.
 fn leads_to(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let there = path.ancestors().find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)));

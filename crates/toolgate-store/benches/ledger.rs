@@ -1,5 +1,7 @@
-//! What the ledger costs, beside floors in the same run: durable rows a second against the disk itself, what a claim adds
-//! to a call, a customer's rows among a million, and opening a store of 100,000 sessions.
+//! Measures the ledger, compared with floors in the same run.
+//!
+//! Measures durable rows per second, the cost of a claim, a query for one customer among a million
+//! rows, and opening a store with 100,000 sessions.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
 
@@ -25,7 +27,7 @@ use toolgate_store::{Filter, Ledger, SqliteStore};
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Names that rise, as those of calls do.
+/// Returns increasing ids, like those of real calls.
 fn call_id() -> CallId {
     let n = u128::from(NEXT.fetch_add(1, Ordering::Relaxed));
     CallId::from_bytes((0x01a1_0000_0000_7000_8000_0000_0000_0000 + (n << 20)).to_be_bytes())
@@ -104,7 +106,7 @@ fn intent() -> (Box<Intent>, Vec<Charge>) {
     (Box::new(intent), vec![charge])
 }
 
-/// Does something so many times, so many at once; gives back how long each took, in nanoseconds.
+/// Runs an operation many times in parallel tasks, and returns each duration in nanoseconds.
 async fn at_once<F: Future<Output = ()> + Send + 'static>(
     store: &Arc<SqliteStore>,
     times: usize,
@@ -131,7 +133,7 @@ async fn at_once<F: Future<Output = ()> + Send + 'static>(
     all
 }
 
-/// The disk itself: so many bytes and an `fdatasync`, so many times; seconds.
+/// Measures the disk: the durations of a write with `fdatasync`, in nanoseconds.
 fn raw(directory: &Path, bytes: usize, times: usize) -> Vec<f64> {
     let mut file = std::fs::File::create(directory.join("floor")).unwrap();
     let block = vec![7u8; bytes];
@@ -145,7 +147,7 @@ fn raw(directory: &Path, bytes: usize, times: usize) -> Vec<f64> {
     took
 }
 
-/// SQLite itself: the same bytes in the same batches, in one table without an index; rows a second.
+/// Measures SQLite alone: rows per second in one table without an index, with the same batches.
 fn bare(sql: &rusqlite::Connection, bytes: usize, rows: usize, transactions: usize) -> f64 {
     sql.execute_batch(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000;
@@ -157,7 +159,7 @@ fn bare(sql: &rusqlite::Connection, bytes: usize, rows: usize, transactions: usi
     let begun = Instant::now();
     for n in 0..transactions {
         sql.execute_batch("BEGIN IMMEDIATE").unwrap();
-        // All of them, as evenly as it goes.
+        // Distribute all rows evenly over the transactions.
         for _ in rows * n / transactions..rows * (n + 1) / transactions {
             insert.execute([&body]).unwrap();
         }
@@ -184,7 +186,7 @@ async fn rows_per_second(directory: &Path, name: &str, tasks: usize, rows: usize
     let alone = rusqlite::Connection::open(directory.join(format!("bare-{tasks}.db"))).unwrap();
     bare(&alone, bytes, tasks * 4, 4);
     for _ in 0..3 {
-        // What is measured is the store: the calls that the rows speak of were made before.
+        // Only the store is measured, so the rows are prepared before.
         let mut ready: Vec<Vec<Box<Finish>>> = (0..tasks).map(|_| Vec::new()).collect();
         (0..rows).for_each(|n| ready[n % tasks].push(finish(row(n % tasks, n % 10_000), true)));
         let before = store.transactions();
@@ -208,14 +210,14 @@ async fn rows_per_second(directory: &Path, name: &str, tasks: usize, rows: usize
         bares.push(bare(&alone, bytes, rows, transactions));
     }
     let note = format!(
-        "durable rows of {bytes} bytes, {batch:.1} a transaction, {tasks} callers; floor: write and fdatasync of the same bytes in the same batches"
+        "durable rows of {bytes} bytes, {batch:.1} per transaction, {tasks} callers; floor: write and fdatasync of the same batches"
     );
     let (value, bare, floor) = (median(values), median(bares), median(floors));
-    let about = format!("SQLite by itself: one table without an index, {batch:.1} rows a transaction; floor: the same");
+    let about = format!("SQLite alone: one table without an index, {batch:.1} rows per transaction; same floor");
     [line(name, "rows/s", value, floor, &note), line(&format!("{name}_bare"), "rows/s", bare, floor, &about)]
 }
 
-/// As fast as it gets, and what is left of the disk where few write at once.
+/// Measures the maximum throughput, and the throughput with few parallel writers.
 async fn all_rows_per_second(directory: &Path) -> Vec<Line> {
     let mut lines = Vec::new();
     for (name, tasks, rows) in [("", 512, 40_960), ("_c1", 1, 1_000), ("_c8", 8, 8_000), ("_c64", 64, 32_000)] {
@@ -230,7 +232,7 @@ async fn claims(directory: &Path, tasks: usize, times: usize) -> Line {
     let took = at_once(&store, times, tasks, one_claim).await;
     let bytes = row(1, 1).canonical().unwrap().len() + 500;
     let floor = raw(directory, bytes, 500);
-    let note = format!("a durable intent with one limit reserved, {tasks} at once; floor: write and fdatasync of one intent, alone");
+    let note = format!("a durable claim with one limit, {tasks} in parallel; floor: write and fdatasync of one claim");
     line(&format!("claim_latency_c{tasks}"), "µs", median(took) / 1e3, median(floor) / 1e3, &note)
 }
 
@@ -246,7 +248,7 @@ fn line(name: &str, unit: &str, value: f64, floor: f64, note: &str) -> Line {
     }
 }
 
-/// A million rows of 100,000 sessions and 10,000 customers.
+/// Fills a ledger with rows of 100,000 sessions and 10,000 customers.
 async fn fill(path: &Path, rows: usize) {
     let store = Arc::new(SqliteStore::open(path).unwrap());
     let mut handles = Vec::new();
@@ -284,7 +286,7 @@ fn query(path: &Path) -> Line {
         }
         floors.push(begun.elapsed().as_nanos() as f64);
     }
-    let note = "the newest 100 rows of one customer among 1,000,000, read and parsed; floor: the same rows by their numbers, not parsed";
+    let note = "the newest 100 rows of one customer among 1,000,000, parsed; floor: the same rows by number, not parsed";
     line("query_by_customer_1m", "ms", median(values) / 1e6, median(floors) / 1e6, note)
 }
 
@@ -311,7 +313,7 @@ async fn open_and_enter(path: &Path, n: usize) -> SqliteStore {
     store
 }
 
-/// What that takes in a process that has done nothing else, in MB.
+/// Measures the memory of opening a store in a new process, in MB.
 fn memory(path: &Path) -> f64 {
     let output = std::process::Command::new(std::env::current_exe().unwrap()).env("LEDGER_OPEN", path).output().unwrap();
     String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
@@ -332,13 +334,13 @@ async fn open(path: &Path) -> Line {
         floors.push(begun.elapsed().as_nanos() as f64);
     }
     let note = format!(
-        "a store of 100,000 sessions and 1,000,000 rows opened, and one session entered; that takes {:.1} MB of memory; floor: SQLite opened, and one session found",
+        "open a store of 100,000 sessions and 1,000,000 rows, and enter a session; {:.1} MB of memory; floor: open SQLite, and find a session",
         median(grown)
     );
     line("open_100k_sessions", "ms", median(values) / 1e6, median(floors) / 1e6, &note)
 }
 
-/// A whole call of a read tool, at the beginning of a session and after many calls.
+/// Measures a whole call of a read tool, in a new session and after many calls.
 async fn calls(directory: std::path::PathBuf) -> Line {
     let schema = json!({"type": "object", "properties": {"customer": {"type": "string"}}, "required": ["customer"]});
     let look = Tool::dynamic("look", "Looks.", schema, |_, _| async { Ok(json!({"active": true})) })
@@ -364,7 +366,7 @@ async fn calls(directory: std::path::PathBuf) -> Line {
         session.call("look", json!({"customer": format!("C-{n}")})).await;
     }
     let old = measure(&session, 30_000).await;
-    let note = "a call of a read tool with evidence and a rule, after 20,000 calls of its session; floor: the first 500";
+    let note = "a call of a read tool with evidence and a rule, after 20,000 calls in the session; floor: the first 500";
     line("ledger_call_old_session", "µs", old / 1e3, fresh / 1e3, note)
 }
 
@@ -377,7 +379,7 @@ fn main() {
         drop(store);
         return;
     }
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("there is room beside the build");
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary directory can be created");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         // `cargo bench --bench ledger -- rows` measures one thing.
@@ -394,7 +396,7 @@ fn main() {
         let begun = Instant::now();
         fill(&path, 1_000_000).await;
         println!(
-            "a million rows written in {:.0} s, {:.0} MB",
+            "wrote a million rows in {:.0} s, {:.0} MB",
             begun.elapsed().as_secs_f64(),
             std::fs::metadata(&path).unwrap().len() as f64 / 1e6
         );

@@ -1,8 +1,8 @@
--- Times are nanoseconds since 1970, windows nanoseconds (-1: none), amounts exact decimals as text.
+-- Times are nanoseconds since 1970, windows are nanoseconds (-1: none), amounts are exact decimals.
 
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 
--- The record. `body` is the row in its one spelling; the columns before it repeat what is searched for.
+-- The ledger. `body` is the canonical JSON of the row; the other columns are for searches.
 CREATE TABLE ledger (
     seq      INTEGER PRIMARY KEY,
     session  INTEGER NOT NULL,
@@ -35,7 +35,7 @@ CREATE TABLE configs (digest BLOB PRIMARY KEY, body TEXT NOT NULL) STRICT, WITHO
 CREATE TABLE checkpoints (seq INTEGER NOT NULL, body TEXT NOT NULL, key TEXT NOT NULL, signature TEXT NOT NULL) STRICT;
 CREATE TABLE prunes      (seq INTEGER PRIMARY KEY, body TEXT NOT NULL, key TEXT NOT NULL, signature TEXT NOT NULL) STRICT;
 
--- Sessions, and the head of each one's chain. Rows up to `pruned` are gone; `anchor` is the head at that point.
+-- Sessions with the head of their chain. Rows up to `pruned` are gone; `anchor` is the head there.
 CREATE TABLE sessions (
     id        INTEGER PRIMARY KEY,
     agent     TEXT    NOT NULL,
@@ -60,18 +60,19 @@ CREATE TABLE logs        (session INTEGER, name TEXT, n INTEGER, entry TEXT NOT 
 CREATE TABLE evidence    (session INTEGER, key TEXT, proof TEXT NOT NULL, PRIMARY KEY (session, key)) STRICT, WITHOUT ROWID;
 CREATE TABLE revocations (session INTEGER, key TEXT, stamp INTEGER NOT NULL, PRIMARY KEY (session, key)) STRICT, WITHOUT ROWID;
 
--- Where values were seen: prints only.
+-- Provenance of values: fingerprints only.
 CREATE TABLE untrusted (session INTEGER, print INTEGER, whole INTEGER NOT NULL, PRIMARY KEY (session, print)) STRICT, WITHOUT ROWID;
 CREATE TABLE written   (session INTEGER, print INTEGER, PRIMARY KEY (session, print)) STRICT, WITHOUT ROWID;
 CREATE TABLE trusted   (session INTEGER, print BLOB, sources TEXT NOT NULL, PRIMARY KEY (session, print)) STRICT, WITHOUT ROWID;
 CREATE TABLE carriers  (carrier TEXT PRIMARY KEY, untrusted INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 
--- Limits. What has left a window is taken off the total when the counter is next written.
+-- Limits. The next write to a counter subtracts expired charges from the total.
 CREATE TABLE counters (counter TEXT, win INTEGER, total TEXT NOT NULL, PRIMARY KEY (counter, win)) STRICT, WITHOUT ROWID;
 CREATE TABLE charges  (counter TEXT, win INTEGER, at INTEGER, call BLOB, n INTEGER, amount TEXT NOT NULL,
                        PRIMARY KEY (counter, win, at, call, n)) STRICT, WITHOUT ROWID;
 
--- Intents, durable before the effect. `draft` is the row that is written if the owner dies; `outcome` is sealed.
+-- Claims, durable before the effect. If the owner dies, `draft` becomes the row. `outcome` is
+-- encrypted.
 CREATE TABLE claims (
     call    BLOB    PRIMARY KEY,
     session INTEGER NOT NULL,

@@ -1,4 +1,4 @@
--- The pass of a call that a client runs, sealed, under the client's name for it: whoever settles the call takes it out.
+-- The encrypted state of a deferred call, by the client's name for the call. Settling removes it.
 ALTER TABLE claims ADD COLUMN client TEXT;
 ALTER TABLE claims ADD COLUMN pass BLOB;
 CREATE INDEX claims_by_lease ON claims (lease) WHERE state = 'open';

@@ -1,5 +1,5 @@
--- Where large rows stand in the order of their key, whoever looks for one reads those before it. They stand by number now, and
--- their keys apart from them.
+-- Tables with large rows get an integer key, and an index holds their old key. Before, a lookup in
+-- these `WITHOUT ROWID` tables read the large rows along its way.
 CREATE TABLE configs_by_number (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, body TEXT NOT NULL) STRICT;
 INSERT INTO configs_by_number (digest, body) SELECT digest, body FROM configs;
 DROP TABLE configs;

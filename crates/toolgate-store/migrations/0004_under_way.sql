@@ -1,5 +1,5 @@
--- Effects of a process that ends them itself. One comes and goes with each call, so nothing else is kept in order for them: they stand by a
--- number that their names say. What does not end plainly becomes a claim like any other.
+-- Claims that the claiming process settles itself. Each call inserts and deletes one row, so there
+-- is no index: `id` is derived from the call id. Any other claim moves to `claims`.
 CREATE TABLE under_way (
     id        INTEGER PRIMARY KEY,
     call      BLOB    NOT NULL,

@@ -1,4 +1,4 @@
-//! Reading a ledger.
+//! Reads a ledger: queries, lookups and indexes.
 
 mod beside;
 mod receipt;
@@ -22,73 +22,73 @@ use crate::ledger::{digest, nanos, signed, spelling, unsigned};
 use crate::open;
 use crate::tx::at_once;
 
-/// A ledger to read, while others may write it.
+/// A ledger that is open for reading. Other processes may write to it meanwhile.
 pub struct Ledger {
     path: PathBuf,
     pub(crate) sql: Connection,
     pub(crate) home: Home,
 }
 
-/// One row at its place.
+/// A row with its position in the ledger.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Entry {
-    /// Where it stands in the ledger.
+    /// Its sequence number in the ledger.
     pub seq: u64,
-    /// Where it stands in its session.
+    /// Its sequence number in its session.
     pub n: u64,
-    /// Its link in the chain of its session.
+    /// The chain value of its session at this row.
     pub hash: Digest,
-    /// The chain through all rows, at this one.
+    /// The chain value of the ledger at this row.
     pub chain: Digest,
     /// The row.
     pub row: Row,
 }
 
-/// Which rows are wanted. All that is said must hold.
+/// Selects rows. A row must match every field that is set.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Not before.
+    /// At this time or later.
     pub since: Option<Timestamp>,
-    /// Not after.
+    /// At this time or earlier.
     pub until: Option<Timestamp>,
-    /// Of this tool.
+    /// Rows of this tool.
     pub tool: Option<String>,
-    /// Of this agent.
+    /// Rows of this agent.
     pub agent: Option<String>,
-    /// Not of this agent.
+    /// Rows of other agents than this one.
     pub without_agent: Option<String>,
-    /// Of this principal.
+    /// Rows of this principal.
     pub principal: Option<String>,
-    /// Of sessions of this name.
+    /// Rows of sessions with this name.
     pub session: Option<String>,
-    /// That ended so.
+    /// Rows with this decision.
     pub decision: Option<Decision>,
-    /// With this code.
+    /// Rows with this error code.
     pub code: Option<String>,
-    /// That this rule or hook decided.
+    /// Rows that this rule or hook decided.
     pub rule: Option<String>,
-    /// About this entity: its name and its value. A value that was redacted is found by its mark.
+    /// Rows with this entity (name and value). A redacted value is found by its mark.
     pub entity: Option<(String, Value)>,
-    /// Behind this place in the ledger.
+    /// Rows after this sequence number.
     pub after: Option<u64>,
-    /// At most so many.
+    /// At most this many rows.
     pub most: Option<usize>,
-    /// From the newest to the oldest.
+    /// Whether the newest row comes first.
     pub newest_first: bool,
 }
 
 impl Ledger {
-    /// Opens a ledger that is there.
+    /// Opens an existing ledger.
     ///
     /// # Errors
-    /// It is not there, is no ledger, or cannot be read.
+    /// The file does not exist, is not a ledger, or cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        // What stands beside it stands beside the file, not beside a link to it.
+        // The state directory is beside the file itself, not beside a symbolic link to it.
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
         Self::open_beside(&path, &crate::home::beside(&path))
     }
 
-    /// Opens a ledger to check it: one that merely cannot be read is told from one that does not hold.
+    /// Opens a ledger for verification. The error says whether the ledger is damaged or unreadable.
     ///
     /// # Errors
     /// As for [`Ledger::open`].
@@ -103,7 +103,7 @@ impl Ledger {
         }
     }
 
-    /// Opens a ledger whose keys and mark stand elsewhere than beside it.
+    /// Opens a ledger with another state directory than the default.
     ///
     /// # Errors
     /// As for [`Ledger::open`].
@@ -117,10 +117,10 @@ impl Ledger {
         done.map_err(|fault| StoreError(format!("the ledger {}: {fault}", self.path.display())))
     }
 
-    /// Hands out the rows that are wanted, one by one, until there are no more or `f` says `false`.
+    /// Calls `f` with each row that matches, until `f` returns `false`.
     ///
     /// # Errors
-    /// They cannot be read, or what `f` says.
+    /// The rows cannot be read, or `f` returns an error.
     pub fn query(&self, filter: &Filter, mut f: impl FnMut(Entry) -> Result<bool, StoreError>) -> Result<(), StoreError> {
         let (text, values) = self.named(self.select(filter))?;
         let mut statement = self.named(self.sql.prepare_cached(&text).map_err(Fault::from))?;
@@ -133,10 +133,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// The rows that are wanted, all at once.
+    /// Returns all rows that match.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The rows cannot be read.
     pub fn find(&self, filter: &Filter) -> Result<Vec<Entry>, StoreError> {
         let mut found = Vec::new();
         self.query(filter, |entry| {
@@ -146,10 +146,10 @@ impl Ledger {
         Ok(found)
     }
 
-    /// How many rows are wanted.
+    /// Counts the rows that match.
     ///
     /// # Errors
-    /// They cannot be counted.
+    /// The rows cannot be counted.
     pub fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
         let counted = self.select(filter).and_then(|(text, values)| {
             let text = format!("SELECT count(*) FROM ({text})");
@@ -200,8 +200,9 @@ impl Ledger {
         Ok((text, values))
     }
 
-    /// How an entity may stand in the ledger: as it is, as text, or redacted. Only what is there is looked for, because one
-    /// spelling is found faster than several.
+    /// Returns the index keys of an entity value: as given, as a JSON literal, and redacted.
+    ///
+    /// Keys that are not in the index are left out, because a query with one key is faster.
     fn spellings(&self, name: &str, value: &Value) -> Done<Vec<String>> {
         let mut spellings = vec![spelling(value)];
         if let Value::String(text) = value
@@ -222,17 +223,17 @@ impl Ledger {
         Ok(if there.is_empty() { spellings } else { there })
     }
 
-    /// The row of a call, unless it was pruned, and what was found out about it later.
+    /// Returns the row of a call, unless it was pruned, and the rows that settle the call.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The rows cannot be read.
     pub fn show(&self, call: CallId) -> Result<Vec<Entry>, StoreError> {
         let find = || -> Done<Vec<Entry>> {
             let columns = "seq, n, hash, chain, body";
             let mut statement = self.sql.prepare(&format!("SELECT {columns} FROM ledger WHERE call = ?1"))?;
             let mut rows = statement.query([call.as_bytes().as_slice()])?;
             let mut found: Vec<Entry> = rows.next()?.map(entry).transpose()?.into_iter().collect();
-            // Of a row that is gone nobody knows the session.
+            // The session of a pruned row is unknown, so search all sessions.
             let whose = if found.is_empty() { "?1 IS NOT NULL" } else { "session = (SELECT session FROM ledger WHERE call = ?1)" };
             let mut statement = self.sql.prepare(&format!(
                 "SELECT {columns} FROM ledger WHERE {whose} AND decision = 'settled' AND json_extract(body, '$.settles.call') = ?2 ORDER BY seq"
@@ -246,10 +247,10 @@ impl Ledger {
         self.named(at_once(&self.sql, |_| find()))
     }
 
-    /// The calls whose names begin or end so, in hexadecimal digits; not more than a few.
+    /// Returns at most 5 calls whose ids begin or end with these hexadecimal digits.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The rows cannot be read.
     pub fn calls_named(&self, part: &str) -> Result<Vec<CallId>, StoreError> {
         let find = || -> Done<Vec<CallId>> {
             let digits: String = part.chars().filter(char::is_ascii_hexdigit).collect();
@@ -261,13 +262,13 @@ impl Ledger {
         self.named(find())
     }
 
-    /// What entities are called that rows are about.
+    /// Returns the names of entities in the ledger.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The entities cannot be read.
     pub fn entity_names(&self) -> Result<Vec<String>, StoreError> {
         let find = || -> Done<Vec<String>> {
-            // One after the other, each found by the one before: there are few names and many rows.
+            // One query for each name is faster than `DISTINCT`: there are few names and many rows.
             let mut statement = self.sql.prepare("SELECT name FROM entities WHERE name > ?1 ORDER BY name LIMIT 1")?;
             let mut names: Vec<String> = Vec::new();
             while names.len() < 20 {
@@ -281,10 +282,10 @@ impl Ledger {
         self.named(find())
     }
 
-    /// The sessions of this name; all, where none is said.
+    /// Returns the sessions with this name, or all sessions.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The sessions cannot be read.
     pub fn sessions(&self, name: Option<&str>) -> Result<Vec<SessionKey>, StoreError> {
         let find = || -> Done<Vec<SessionKey>> {
             let mut statement = self
@@ -298,7 +299,7 @@ impl Ledger {
         self.named(find())
     }
 
-    /// In how many sessions of each agent a tool was used, and how many sessions it has.
+    /// Counts the sessions of each agent, and for each of its tools the sessions that used it.
     ///
     /// # Errors
     /// The ledger cannot be read.
@@ -324,10 +325,10 @@ impl Ledger {
         self.named(find())
     }
 
-    /// The places of an agent's rows of a period.
+    /// Returns the positions of an agent's rows in a period.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The rows cannot be read.
     pub fn index(&self, agent: &str, since: Option<Timestamp>, until: Option<Timestamp>) -> Result<Vec<BacktestPlace>, StoreError> {
         let find = || -> Done<Vec<BacktestPlace>> {
             let mut statement = self.sql.prepare(
@@ -344,10 +345,10 @@ impl Ledger {
         self.named(find())
     }
 
-    /// The configurations that decided an agent's calls of a period.
+    /// Returns the digests of the configurations that decided an agent's calls in a period.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The rows cannot be read.
     pub fn configs(&self, agent: &str, since: Option<Timestamp>, until: Option<Timestamp>) -> Result<Vec<Digest>, StoreError> {
         let find = || -> Done<Vec<Digest>> {
             let mut statement = self.sql.prepare(
@@ -361,10 +362,10 @@ impl Ledger {
         self.named(find())
     }
 
-    /// The row at a place.
+    /// Returns the row with a sequence number.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The row cannot be read.
     pub fn row(&self, seq: u64) -> Result<Option<Row>, StoreError> {
         let find = || -> Done<Option<Row>> {
             let mut statement = self.sql.prepare_cached("SELECT body FROM ledger WHERE seq = ?1")?;
@@ -375,10 +376,10 @@ impl Ledger {
         self.named(find())
     }
 
-    /// The last row that was pruned.
+    /// Returns the sequence number of the last pruned row, or 0.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The ledger cannot be read.
     pub fn pruned_to(&self) -> Result<u64, StoreError> {
         let find = || -> Done<u64> {
             let seq: Option<i64> = self.sql.query_row("SELECT max(seq) FROM prunes", [], |row| row.get(0))?;
@@ -387,10 +388,10 @@ impl Ledger {
         self.named(find())
     }
 
-    /// Where the ledger ends.
+    /// Returns the sequence number of the last row, or 0.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The ledger cannot be read.
     pub fn last(&self) -> Result<u64, StoreError> {
         self.named(crate::ledger::tip(&self.sql)).map(|tip| tip.seq)
     }

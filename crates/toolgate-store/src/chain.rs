@@ -1,4 +1,4 @@
-//! How rows hang together: a chain per session, and one through all rows of all sessions.
+//! Computes the hash chains of the ledger: one for each session, and one over all rows.
 
 use sha2::{Digest as _, Sha256};
 use toolgate::SessionKey;
@@ -10,26 +10,26 @@ fn hash(parts: &[&[u8]]) -> Digest {
     Digest::from_bytes(hash.finalize().into())
 }
 
-/// Before the first row of all.
+/// Returns the chain value before the first row of the ledger.
 #[must_use]
 pub fn genesis() -> Digest {
     Digest::from_bytes([0; 32])
 }
 
-/// Before the first row of a session.
+/// Returns the chain value before the first row of a session.
 #[must_use]
 pub fn opening(key: &SessionKey) -> Digest {
     let key = serde_json::json!([key.agent, key.principal, key.session]);
     hash(&[b"toolgate-session-v1\0", &toolgate::json::canonical(&key)])
 }
 
-/// The `n`th row of a session, whose canonical bytes these are.
+/// Returns the session chain value at row `n`, from the value before and the row's canonical bytes.
 #[must_use]
 pub fn link(before: &Digest, n: u64, body: &[u8]) -> Digest {
     hash(&[b"toolgate-row-v1\0", before.as_bytes(), &n.to_be_bytes(), body])
 }
 
-/// The row that stands at `seq` in the ledger, whose link this is.
+/// Returns the ledger chain value at row `seq`, from the value before and the row's session link.
 #[must_use]
 pub fn next(before: &Digest, seq: u64, link: &Digest) -> Digest {
     hash(&[b"toolgate-chain-v1\0", before.as_bytes(), &seq.to_be_bytes(), link.as_bytes()])

@@ -1,4 +1,4 @@
-//! Claims, and what they are recalled by.
+//! Stores claims, and the keys by which a repeated call finds its earlier claim.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::session::{Session, time};
 use crate::tx::Tx;
 use crate::under_way;
 
-/// A claim as it is stored.
+/// A stored claim.
 pub(crate) struct Claim {
     pub(crate) call: CallId,
     state: String,
@@ -29,9 +29,9 @@ pub(crate) struct Claim {
     lease: Timestamp,
     effect: bool,
     pub(crate) intent: Intent,
-    /// Each with its number and when it was reserved.
+    /// Reserved charges.
     charges: Vec<Reserved>,
-    /// What was used of each counter before.
+    /// How much of each counter was used before.
     used: Vec<Used>,
     pub(crate) draft: Option<String>,
     outcome: Option<Vec<u8>>,
@@ -62,19 +62,19 @@ impl Claim {
         rows.next()?.map(Self::read).transpose()
     }
 
-    /// One that is open.
+    /// Creates an open claim.
     pub(crate) fn open_of(intent: Intent, charges: Vec<Reserved>, used: Vec<Used>, draft: Option<String>) -> Self {
         let (state, owner) = ("open".to_owned(), intent.owner.to_string());
         Self { call: intent.call, state, owner, lease: intent.lease, effect: intent.effect, intent, charges, used, draft, outcome: None }
     }
 
-    /// Puts one that is open among the others.
+    /// Inserts an open claim.
     pub(crate) fn insert(&self, sql: &Connection, session: i64) -> Done<()> {
         let charges: Vec<_> = self.charges.iter().map(|(n, at, charge)| (*n, *at, charge)).collect();
         insert(sql, &self.intent, session, &charges, &self.used, self.draft.as_deref(), None)
     }
 
-    /// Those that nobody knows the end of, or that still run.
+    /// Reads all claims that are open or pending.
     pub(crate) fn unsettled(sql: &Connection) -> Done<Vec<Self>> {
         let mut unsettled = Self::all(sql, "state <> 'settled'")?;
         unsettled.extend(under_way::all(sql)?);
@@ -82,7 +82,7 @@ impl Claim {
         Ok(unsettled)
     }
 
-    /// Those that nobody has ended yet. Of those that are pending, which may be many, none is read.
+    /// Reads open claims. The query does not read pending claims, of which there may be many.
     fn open(sql: &Connection) -> Done<Vec<Self>> {
         Self::all(sql, "state <> 'settled' AND state = 'open'")
     }
@@ -102,7 +102,9 @@ impl Claim {
         self.state == "settled"
     }
 
-    /// Whether nobody works on it any more. Of a process that is known; of anybody else, when the lease has passed.
+    /// Returns true if the owner of an open claim is gone.
+    ///
+    /// The state of a process is known. Any other owner is gone when the lease has expired.
     pub(crate) fn is_abandoned(&self, home: &Home, now: Timestamp) -> bool {
         self.state == "open" && home.is_gone(&self.owner).unwrap_or(now > self.lease)
     }
@@ -118,19 +120,19 @@ impl Claim {
         }
         Ok(match self.is_pending(home, now) {
             true => Some(Recalled::Pending(self.call)),
-            // A read that never ended left nothing behind.
+            // An abandoned read had no effects.
             false if self.is_abandoned(home, now) => None,
             false => Some(Recalled::InProgress),
         })
     }
 }
 
-/// For what an outcome is sealed.
+/// Returns the place to which an encrypted outcome is bound.
 fn place(call: CallId) -> String {
     format!("outcome {call}")
 }
 
-/// What is known of an earlier call under one of these keys.
+/// Finds an earlier call with one of these keys.
 pub(crate) fn recall(
     sql: &Connection,
     home: &Home,
@@ -145,7 +147,8 @@ pub(crate) fn recall(
             .query_row(params![&*key.principal, &*key.agent, &*key.tool, key.key], |row| Ok((row.get(0)?, row.get(1)?)))
             .optional()?;
         let Some((first, call)) = found else { continue };
-        // A tool declared `once` is recalled by its arguments, as they were asked for or as hooks left them.
+        // A tool declared `once` is recalled by its arguments, as requested or as changed by
+        // hooks. Only a key of the caller can be reused for another request.
         if digest(&first)? != asked && key.kind() == RecalledBy::Key {
             return Ok(Some((Recalled::KeyReused, RecalledBy::Key)));
         }
@@ -158,19 +161,19 @@ pub(crate) fn recall(
     Ok(None)
 }
 
-/// Writes an intent down, with what it reserves on top of what is used.
+/// Stores a claim and reserves its charges.
 pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: &[Charge], used: &[Decimal], now: Timestamp) -> Done<()> {
     for (n, (charge, used)) in charges.iter().zip(used).enumerate() {
         reserve(tx.sql, intent.call, n, charge, *used, now)?;
     }
-    // A read leaves nothing to reconcile.
+    // A read has no effects to reconcile, so its claim stays in memory.
     if !intent.effect && intent.recall.is_empty() && intent.pass.is_none() && tx.shared.home.owner() == Some(&intent.owner) {
         let reserved = charges.iter().enumerate().map(|(n, charge)| (n, nanos(now), charge.clone())).collect();
         tx.take_read(intent.call, Some(reserved));
         return Ok(());
     }
     let mut session = Session::find_or_make(tx.sql, &intent.key)?;
-    // Whoever is ended by what it does finds itself counted when it comes back.
+    // The call may kill this process, so count it before it runs.
     if session.catch_up(tx, &intent.key) {
         session.save(tx.sql)?;
     }
@@ -196,7 +199,7 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
     insert(tx.sql, intent, session.id, &charges, &before, draft, pass.as_deref())
 }
 
-/// Puts an open claim among the others, with its pass where it has one.
+/// Inserts an open claim, with the encrypted state of a deferred call if there is one.
 fn insert(
     sql: &Connection,
     intent: &Intent,
@@ -225,7 +228,10 @@ fn insert(
     Ok(())
 }
 
-/// What a call writes is remembered from here on; and what a client runs may happen, and take evidence away, at any time from here on.
+/// Stores the changes that take effect when a call is claimed, before its outcome is known.
+///
+/// These are the provenance of its arguments and, for a deferred call, its revocations and
+/// carriers: the client may run the call at any time from here on.
 pub(crate) fn write_ahead(tx: &Tx<'_>, intent: &mut Intent) -> Done<()> {
     let seen = intent.seen.take();
     let revokes = intent.is_run_by_client() && !intent.revokes.is_empty();
@@ -243,7 +249,7 @@ pub(crate) fn write_ahead(tx: &Tx<'_>, intent: &mut Intent) -> Done<()> {
     if intent.is_run_by_client() { carry(tx, intent) } else { Ok(()) }
 }
 
-/// Remembers what a call has written to, or may have.
+/// Records the carriers that a call has written to, or may have.
 fn carry(tx: &Tx<'_>, intent: &Intent) -> Done<()> {
     if intent.carriers.is_empty() {
         return Ok(());
@@ -258,7 +264,7 @@ fn revoke(tx: &Tx<'_>, session: &mut Session, intent: &Intent) -> Done<()> {
     intent.revokes.iter().try_for_each(|revoked| session.revoke(tx.sql, &revoked.clone().key()))
 }
 
-/// Takes away what a call that may have happened takes away: evidence that may not hold any more does not hold.
+/// Revokes the evidence that a call revokes if it happened. Unknown counts as happened.
 pub(crate) fn revoke_for(tx: &Tx<'_>, claim: &Claim) -> Done<()> {
     if claim.effect && !claim.intent.revokes.is_empty() {
         let mut session = Session::find_or_make(tx.sql, &claim.intent.key)?;
@@ -268,7 +274,7 @@ pub(crate) fn revoke_for(tx: &Tx<'_>, claim: &Claim) -> Done<()> {
     Ok(())
 }
 
-/// Takes the newest pass for a tool out that is kept under a client's name for a call.
+/// Takes the newest deferred call for a tool by the client's name for the call.
 pub(crate) fn take_pass(tx: &Tx<'_>, key: &SessionKey, client: &str, tool: &str) -> Done<Option<Taken>> {
     let Some(session) = Session::find(tx.sql, key)? else { return Ok(None) };
     let found: Option<([u8; 16], Vec<u8>)> = tx
@@ -281,24 +287,24 @@ pub(crate) fn take_pass(tx: &Tx<'_>, key: &SessionKey, client: &str, tool: &str)
         .optional()?;
     let Some((call, sealed)) = found else { return Ok(None) };
     let call = CallId::from_bytes(call);
-    let unopened = || Fault::Said("a pass was sealed with another key".to_owned());
+    let unopened = || Fault::Said("cannot decrypt a deferred call: another key encrypted it".to_owned());
     let pass = tx.shared.keys().unseal(&kept(call), &sealed).ok_or_else(unopened)?;
     tx.sql.prepare_cached("UPDATE claims SET pass = NULL WHERE call = ?1")?.execute(params![call.as_bytes().as_slice()])?;
     let Some(claim) = Claim::find(tx.sql, call)?.filter(|claim| !claim.is_settled()) else { return Ok(None) };
     Ok(Some(Taken { used: claim.used.clone(), intent: shown(claim)?, pass }))
 }
 
-/// For what a pass is sealed.
+/// Returns the place to which the encrypted state of a deferred call is bound.
 pub(crate) fn kept(call: CallId) -> String {
     format!("pass {call}")
 }
 
-/// Of all claims, only those that are open are looked at, and those that have a pass: of what was given up before, nobody will tell either.
+/// Statements that close the session of a client. They read only open claims and deferred calls.
 const LEAVE: &str = "UPDATE claims INDEXED BY claims_unsettled SET lease = ?2
     WHERE session = ?1 AND state <> 'settled' AND state = 'open' AND owner >= 'client:' AND owner < 'client;'";
 const KEEP_NONE: &str = "UPDATE claims INDEXED BY claims_kept SET pass = NULL WHERE session = ?1 AND pass IS NOT NULL";
 
-/// Nobody will report what a client's session has left open: its time is up.
+/// Abandons the open calls of a client session that has ended.
 pub(crate) fn leave(tx: &mut Tx<'_>, key: &SessionKey, now: Timestamp) -> Done<()> {
     let Some(session) = Session::find(tx.sql, key)? else { return Ok(()) };
     tx.sql.prepare_cached(LEAVE)?.execute(params![session.id, nanos(now).saturating_sub(1)])?;
@@ -306,14 +312,14 @@ pub(crate) fn leave(tx: &mut Tx<'_>, key: &SessionKey, now: Timestamp) -> Done<(
     sweep(tx, now).map(|_| ())
 }
 
-/// Ends a claim: by what happened in the world.
+/// Ends a claim by the effects of its call.
 pub(crate) fn end(tx: &Tx<'_>, claim: Claim, settle: Settle, spent: Option<Spend>, outcome: Option<&Outcome>, now: Timestamp) -> Done<()> {
     let call = claim.call;
     let settle = if claim.effect { settle } else { settle.of_read() };
     if claim.state == "open" && settle != Settle::Released {
         carry(tx, &claim.intent)?;
     }
-    // What is spent is spent, whatever is known of the rest.
+    // A reported cost counts even if the outcome is unknown.
     let (known, reserved): (Vec<_>, Vec<_>) =
         claim.charges.into_iter().partition(|(.., c)| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));
     for (n, at, charge) in known {
@@ -326,7 +332,7 @@ pub(crate) fn end(tx: &Tx<'_>, claim: Claim, settle: Settle, spent: Option<Spend
             .execute(params![call.as_bytes().as_slice(), serde_json::to_string(&reserved)?])?;
         return Ok(());
     }
-    // What had no effect may run again; what nobody can recall need not be kept.
+    // Without an effect, the call may run again. Without a recall key, the outcome is not needed.
     match outcome.filter(|_| settle == Settle::Done && !claim.intent.recall.is_empty()) {
         Some(outcome) => {
             let sealed = tx.shared.keys().seal(&place(call), &serde_json::to_vec(outcome)?)?;
@@ -339,7 +345,7 @@ pub(crate) fn end(tx: &Tx<'_>, claim: Claim, settle: Settle, spent: Option<Spend
         None => {
             tx.sql.prepare_cached("DELETE FROM claims WHERE call = ?1")?.execute(params![call.as_bytes().as_slice()])?;
             for key in &claim.intent.recall {
-                // Unless somebody else has come under the same key since.
+                // Another call may have claimed the same key since.
                 tx.sql
                     .prepare_cached("DELETE FROM recalls WHERE principal = ?1 AND agent = ?2 AND tool = ?3 AND key = ?4 AND call = ?5")?
                     .execute(params![&*key.principal, &*key.agent, &*key.tool, key.key, call.as_bytes().as_slice()])?;
@@ -349,7 +355,7 @@ pub(crate) fn end(tx: &Tx<'_>, claim: Claim, settle: Settle, spent: Option<Spend
     Ok(())
 }
 
-/// A few claims of clients whose time is up: whoever comes by tidies up a little.
+/// Sweeps a few expired claims of clients, for processes that make one call each.
 pub(crate) fn sweep_some(tx: &mut Tx<'_>, now: Timestamp) -> Done<()> {
     let over: Vec<[u8; 16]> = tx
         .sql
@@ -362,7 +368,7 @@ pub(crate) fn sweep_some(tx: &mut Tx<'_>, now: Timestamp) -> Done<()> {
     sweep_these(tx, claims?.into_iter().flatten().collect(), now).map(|_| ())
 }
 
-/// Claims whose owners are gone are pending from here on, and the ledger says so. A read that never ended is let go.
+/// Marks abandoned claims as pending and appends their rows. Abandoned reads are released.
 pub(crate) fn sweep(tx: &mut Tx<'_>, now: Timestamp) -> Done<u64> {
     under_way::adopt_abandoned(tx, now)?;
     let open = Claim::open(tx.sql)?;
@@ -381,14 +387,14 @@ fn sweep_these(tx: &mut Tx<'_>, claims: Vec<Claim>, now: Timestamp) -> Done<u64>
         {
             match serde_json::from_str::<Row>(draft) {
                 Ok(mut row) => {
-                    // The draft has their names, without what is secret in them.
+                    // The draft has masked counter names, so copy only the amounts.
                     for ((.., figure), (.., used)) in row.facts.claimed.iter_mut().zip(&claim.used) {
                         *figure = *used;
                     }
                     append_row(tx, &row)?;
                 }
-                // One that cannot be read does not keep the others from being told.
-                Err(error) => tracing::error!(call = %claim.call, %error, "what is known of an abandoned call cannot be read"),
+                // One unreadable draft must not block the others.
+                Err(error) => tracing::error!(call = %claim.call, %error, "cannot read the draft row of an abandoned call"),
             }
         }
         revoke_for(tx, &claim)?;
@@ -397,7 +403,7 @@ fn sweep_these(tx: &mut Tx<'_>, claims: Vec<Claim>, now: Timestamp) -> Done<u64>
     Ok(swept)
 }
 
-/// Settles a pending claim, with a row that says who did.
+/// Settles a pending claim, with a row that names the settler.
 pub(crate) fn settle(
     tx: &mut Tx<'_>,
     call: CallId,
@@ -432,11 +438,13 @@ pub(crate) fn append_row(tx: &mut Tx<'_>, row: &Row) -> Done<(u64, Digest)> {
     Ok(appended)
 }
 
-/// How many claims are looked at at once, and how much is taken out, so that others get to write in between.
+/// How many claims, approvals and outputs one transaction prunes, so that other writers get a turn.
 const AT_ONCE: i64 = 5_000;
 
-/// Forgets what some calls came to that ended before a moment, of those after a number. That they were made is never forgotten. How many
-/// these were, and after which number there are more.
+/// Deletes the outcomes of settled claims that ended before `before`. The claims themselves stay.
+///
+/// Handles one batch of claims after the id `after`. Returns the number of deleted outcomes and the
+/// start of the next batch.
 pub(crate) fn forget(sql: &Connection, before: Timestamp, after: i64) -> Done<(u64, Option<i64>)> {
     let last = after.saturating_add(AT_ONCE);
     let forgotten = sql.execute(
@@ -447,8 +455,9 @@ pub(crate) fn forget(sql: &Connection, before: Timestamp, after: i64) -> Done<(u
     Ok((forgotten as u64, next.map(|id| id - 1)))
 }
 
-/// Takes out some of the approvals that had expired before a moment, and of the outputs from before it. Says how many; none when there
-/// are no more.
+/// Deletes a batch of approvals that expired before `before`, and of older outputs.
+///
+/// Returns the number of deleted rows, 0 if none are left.
 pub(crate) fn clear(sql: &Connection, before: Timestamp) -> Done<u64> {
     let approvals =
         sql.execute("DELETE FROM approvals WHERE n IN (SELECT n FROM approvals WHERE expires < ?1 LIMIT ?2)", [nanos(before), AT_ONCE])?;
@@ -459,7 +468,7 @@ pub(crate) fn clear(sql: &Connection, before: Timestamp) -> Done<u64> {
     Ok((approvals + outputs) as u64)
 }
 
-/// A claim as others see it.
+/// Converts a claim to an intent.
 pub(crate) fn shown(claim: Claim) -> Done<Intent> {
     let row = claim.draft.and_then(|draft| serde_json::from_str::<Row>(&draft).ok()).map(Arc::new);
     Ok(Intent { row, ..claim.intent })

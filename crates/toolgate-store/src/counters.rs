@@ -1,4 +1,4 @@
-//! Counters, and what is reserved of them.
+//! Stores the counters of limits and the charges that calls reserve.
 
 use jiff::{SignedDuration, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -18,10 +18,10 @@ fn window(window: Option<SignedDuration>) -> i64 {
 }
 
 fn amount(text: &str) -> Done<Decimal> {
-    text.parse().map_err(|_| Fault::Said(format!("a counter holds `{text}`, which is no number")))
+    text.parse().map_err(|_| Fault::Said(format!("the counter value `{text}` is not a number")))
 }
 
-/// What a counter holds, also of what has left its window and is not taken out yet.
+/// Reads the total of a counter, including charges that have expired but are not deleted yet.
 fn total(sql: &Connection, counter: &str, win: Option<SignedDuration>) -> Done<Decimal> {
     let text: Option<String> = sql
         .prepare_cached("SELECT total FROM counters WHERE counter = ?1 AND win = ?2")?
@@ -30,20 +30,22 @@ fn total(sql: &Connection, counter: &str, win: Option<SignedDuration>) -> Done<D
     text.map_or(Ok(Decimal::ZERO), |text| amount(&text))
 }
 
-/// What has left the window of a counter, but for what is held: of a call that may have had effects, and of which nobody knows yet what
-/// came, nothing leaves. An attempt is one whatever comes of it.
-/// What only watches, and so has no end, is not held either: it would be read with every call. Of calls under way it is asked apart.
+/// Matches the expired charges of a counter, except those that an unsettled claim holds.
+///
+/// A claim with effects holds its charges until its outcome is known, except `attempt` charges,
+/// which count in any case. Charges of observe-only rules (unlimited cap) are not held either:
+/// otherwise every call would read them. Claims in `under_way` are checked separately.
 const LEFT: &str = "counter = ?1 AND win = ?2 AND at <= ?3 AND NOT EXISTS (
     SELECT 1 FROM claims, json_each(claims.charges) AS held
     WHERE claims.call = charges.call AND claims.state <> 'settled' AND claims.effect
         AND json_extract(held.value, '$[0]') = charges.n AND json_extract(held.value, '$[2].unit') IS NOT 'attempt'
         AND json_extract(held.value, '$[2].cap') IS NOT '79228162514264337593543950335')";
 
-/// What will leave the window of a counter: not what is pending, which stays until somebody settles it.
+/// Finds the charges that will expire. Charges of pending claims stay until the claim is settled.
 const LEAVES: &str = "SELECT at, amount FROM charges WHERE counter = ?1 AND win = ?2 AND at > ?3
     AND NOT EXISTS (SELECT 1 FROM claims WHERE claims.call = charges.call AND claims.state = 'pending') ORDER BY at";
 
-/// What is used of a counter. Looking changes nothing.
+/// Computes how much of a counter is used, without changing it.
 pub(crate) fn used(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> Done<Decimal> {
     let mut total = total(sql, counter, win)?;
     for charge in left(sql, counter, win, now)?.gone {
@@ -52,11 +54,11 @@ pub(crate) fn used(sql: &Connection, counter: &str, win: Option<SignedDuration>,
     Ok(total)
 }
 
-/// What has left the window of a counter and is not taken out yet.
+/// Charges of a counter that have expired but are not deleted yet.
 #[derive(Default)]
 struct Left {
     gone: Vec<Gone>,
-    /// Whether something is left out that a call under way holds.
+    /// Whether a running call holds an expired charge.
     held: bool,
 }
 
@@ -90,7 +92,7 @@ fn left(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Times
     Ok(left)
 }
 
-/// Takes out what has left the window of a counter.
+/// Deletes the expired charges of a counter.
 fn take_out(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<()> {
     let (win, left) = (window(charge.window), left(sql, &charge.counter, charge.window, now)?);
     if left.gone.is_empty() {
@@ -108,14 +110,14 @@ fn take_out(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<()> {
     Ok(())
 }
 
-/// What is used, if a charge fits.
+/// Checks whether a charge fits. Returns how much is used, or when to retry.
 pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Result<Decimal, Over>> {
     let used = used(sql, &charge.counter, charge.window, now)?;
     if charge.fits_on(used) {
         return Ok(Ok(used));
     }
     let Some(stretch) = charge.window else { return Ok(Err(Over { used, retry_after: None })) };
-    // When enough has left the window; never, where the charge alone is too much, or with what is held beyond it.
+    // The retry time is when enough charges have expired. There is none if the charge never fits.
     let mut entries = sql.prepare_cached(LEAVES)?;
     let mut rows = entries.query(params![charge.counter, window(charge.window), nanos(now).saturating_sub(window(charge.window))])?;
     let mut left = used;
@@ -154,10 +156,10 @@ fn set_total(sql: &Connection, charge: &Charge, total: Decimal) -> Done<()> {
     Ok(())
 }
 
-/// What a call has reserved, which of its charges that is, and when.
+/// A charge that a call reserved: its number in the call, its time and the charge.
 pub(crate) type Reserved = (usize, i64, Charge);
 
-/// Settles what a read has reserved, if it is one of this process.
+/// Settles the charges of a read of this process. Returns false if the call is not such a read.
 pub(crate) fn end_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>) -> Done<bool> {
     let Some(reserved) = tx.take_read(call, None) else { return Ok(false) };
     let settle = settle.of_read();
@@ -167,13 +169,15 @@ pub(crate) fn end_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<
     Ok(true)
 }
 
-/// From when on a charge counts that is settled now. What was held for longer than its window counts for another.
+/// Returns the time from which a charge counts that is settled now.
+///
+/// A charge that was held for longer than its window counts for another window.
 pub(crate) fn counts_from(at: i64, charge: &Charge, now: Timestamp) -> i64 {
     let has_left = charge.window.is_some() && at <= nanos(now).saturating_sub(window(charge.window));
     if has_left && charge.is_held() { nanos(now) } else { at }
 }
 
-/// Replaces what a call reserved by what it came to, and says from when on it counts.
+/// Replaces a reserved charge by the actual amount, which counts from `from`.
 pub(crate) fn settle_charge(
     sql: &Connection,
     call: CallId,
@@ -181,7 +185,7 @@ pub(crate) fn settle_charge(
     actual: Decimal,
     from: i64,
 ) -> Done<()> {
-    // It came to what was reserved, as most do.
+    // The usual case: the actual amount is the reserved one.
     if actual == charge.amount && from == at {
         return Ok(());
     }
@@ -197,7 +201,7 @@ pub(crate) fn settle_charge(
                 actual.to_string(),
                 from
             ])?;
-        // What has left the window meanwhile is not in the total any more.
+        // The charge expired meanwhile, so the total does not contain it.
         if changed == 0 {
             return Ok(());
         }

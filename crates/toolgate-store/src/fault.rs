@@ -1,11 +1,11 @@
-//! What can go wrong, said so that an operator knows what to do.
+//! Defines the error type of the store, with hints for operators.
 
 use std::fmt;
 
 use rusqlite::ErrorCode;
 use toolgate::store::StoreError;
 
-/// Why something could not be done. Nothing was changed.
+/// Error of a store operation. The operation changed nothing.
 #[derive(Debug)]
 pub(crate) enum Fault {
     Sql(rusqlite::Error),
@@ -16,7 +16,7 @@ pub(crate) enum Fault {
 pub(crate) type Done<T> = Result<T, Fault>;
 
 impl Fault {
-    /// Whether somebody merely may not read the file now: that says nothing about what is in it.
+    /// Returns true if the file cannot be read now, which says nothing about its content.
     pub(crate) fn is_unread(&self) -> bool {
         let Self::Sql(error) = self else { return false };
         matches!(
@@ -33,14 +33,13 @@ impl Fault {
         )
     }
 
-    /// Whether it hangs on what was to be written, or on what is stored about it, and not on how the store is: then it is so
-    /// whenever somebody tries again.
+    /// Returns true if a retry cannot succeed, because the data itself is the cause.
     pub(crate) fn is_for_good(&self) -> bool {
         use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, SqliteFailure};
         match self {
             Self::Said(_) => true,
             Self::Io(_) => false,
-            // No trigger is toolgate's own: whoever has put one there keeps everything out.
+            // Toolgate has no triggers. A foreign trigger rejects every row, not this one.
             Self::Sql(SqliteFailure(error, _)) => {
                 let refused = matches!(error.code, ErrorCode::ConstraintViolation | ErrorCode::TooBig | ErrorCode::TypeMismatch);
                 refused && error.extended_code != rusqlite::ffi::SQLITE_CONSTRAINT_TRIGGER
@@ -58,7 +57,7 @@ impl From<rusqlite::Error> for Fault {
 
 impl From<serde_json::Error> for Fault {
     fn from(error: serde_json::Error) -> Self {
-        Self::Said(format!("what is stored cannot be read: {error}"))
+        Self::Said(format!("cannot parse a stored value: {error}"))
     }
 }
 
@@ -74,15 +73,15 @@ impl fmt::Display for Fault {
             Self::Said(what) => f.write_str(what),
             Self::Io(error) => write!(f, "{error}"),
             Self::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::NotADatabase) => {
-                write!(f, "it is no ledger of toolgate: {error}; if it was one, put back a good copy")
+                write!(f, "not a toolgate ledger: {error}; if it was one, restore a good copy")
             }
             Self::Sql(error) => {
                 let help = match error.sqlite_error_code() {
-                    Some(ErrorCode::DiskFull) => "; make room on the disk",
-                    Some(ErrorCode::ReadOnly) => "; the file or its directory cannot be written to by this user",
-                    Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => "; another process has been writing to it for too long",
-                    Some(ErrorCode::DatabaseCorrupt) => "; run `toolgate audit verify` to see what is damaged, and put back a good copy",
-                    Some(ErrorCode::CannotOpen) => "; look whether the directory is there and can be written to",
+                    Some(ErrorCode::DiskFull) => "; free space on the disk",
+                    Some(ErrorCode::ReadOnly) => "; this user cannot write to the file or its directory",
+                    Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => "; another process has held the write lock for too long",
+                    Some(ErrorCode::DatabaseCorrupt) => "; run `toolgate audit verify` to find the damage, and restore a good copy",
+                    Some(ErrorCode::CannotOpen) => "; check that the directory exists and is writable",
                     _ => "",
                 };
                 write!(f, "{error}{help}")

@@ -1,4 +1,4 @@
-//! What a check of the ledger starts from, and what it comes to.
+//! Defines the inputs and results of a ledger verification.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,12 +9,12 @@ use toolgate::{CallId, SessionKey};
 
 use crate::fault::Fault;
 
-/// A place in the ledger that somebody noted down elsewhere: `1040:9f3a…`.
+/// A position in the ledger with its chain value, saved outside of the ledger: `1040:9f3a…`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Anchor {
     /// The row.
     pub seq: u64,
-    /// The chain at that row.
+    /// The chain value at that row.
     pub chain: Digest,
 }
 
@@ -35,42 +35,42 @@ impl FromStr for Anchor {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong =
-            || "an anchor is the number of a row, a colon and 64 hexadecimal digits, as `toolgate audit verify` prints it".to_owned();
+            || "not an anchor: expected a row number, a colon and 64 hexadecimal digits, as `toolgate audit verify` prints it".to_owned();
         let (seq, chain) = text.trim().split_once(':').ok_or_else(wrong)?;
         let chain = serde_json::from_value(chain.into()).map_err(|_| wrong())?;
         Ok(Self { seq: seq.parse().map_err(|_| wrong())?, chain })
     }
 }
 
-/// What is believed from the beginning.
+/// Initial trust of a verification.
 #[derive(Debug, Clone, Default)]
 pub struct Trust {
-    /// A place that was noted down elsewhere.
+    /// An anchor that was saved outside of the ledger.
     pub anchor: Option<Anchor>,
-    /// The public key of the ledger, or one that it had before; without it, the one beside the ledger.
+    /// A current or earlier public key of the ledger. Default: the keys in the state directory.
     pub key: Option<String>,
 }
 
-/// A ledger that holds.
+/// Result of a successful verification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Verified {
-    /// How many rows were looked at.
+    /// Number of rows that were checked.
     pub rows: u64,
-    /// Of how many sessions.
+    /// Number of sessions of these rows.
     pub sessions: u64,
-    /// How many rows were pruned before them.
+    /// Number of rows that were pruned before them.
     pub pruned: u64,
-    /// How many signatures were checked.
+    /// Number of signatures that were checked.
     pub checkpoints: u64,
-    /// The last row that is signed. What is behind it can still be cut off without a trace.
+    /// The last signed row. Later rows can still be removed without a trace.
     pub signed_to: u64,
-    /// Where the ledger ends: note it down elsewhere, and `--anchor` will find whether this ledger was put back.
+    /// The end of the ledger. Saved elsewhere and passed as `--anchor`, it detects an older copy.
     pub anchor: Anchor,
-    /// The keys that are believed: those to begin with, and those that they vouch for.
+    /// The trusted keys: the initial ones, and those that they vouch for.
     pub keys: Vec<String>,
 }
 
-/// The first thing that is wrong with a ledger.
+/// The first problem that a verification found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 pub struct Flaw {
     /// The row.
@@ -79,9 +79,9 @@ pub struct Flaw {
     pub call: Option<CallId>,
     /// Its session.
     pub session: Option<SessionKey>,
-    /// What is wrong.
+    /// Description of the problem.
     pub what: String,
-    /// Whether it could not even be checked, because it cannot be read, or something to check it with is missing.
+    /// Whether the ledger could not be checked: it cannot be read, or a key or anchor is missing.
     pub unchecked: bool,
 }
 

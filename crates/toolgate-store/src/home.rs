@@ -1,4 +1,5 @@
-//! What stands beside the database: keys, the mark of how far the ledger had come, who is alive, who holds what.
+//! Manages the state directory beside the database: keys, the high-water mark, live processes and
+//! session locks.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -14,19 +15,20 @@ use toolgate::json::{Digest, hex};
 
 use crate::keys::random;
 
-/// How far a ledger had come when it was last signed. It stands outside the database, so that an older copy of the
-/// database is known for one.
+/// High-water mark: the last signed row of a ledger.
+///
+/// The mark is stored outside the database, so that an older copy of the database is detected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mark {
-    /// Which ledger.
+    /// Id of the ledger.
     pub(crate) store: String,
-    /// Its last row.
+    /// The last signed row.
     pub(crate) seq: u64,
-    /// The chain at that row.
+    /// The chain value at that row.
     pub(crate) chain: Digest,
 }
 
-/// How a session is held against other processes.
+/// How a session is locked against other processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holding {
     Alone,
@@ -34,16 +36,16 @@ pub(crate) enum Holding {
     Not,
 }
 
-/// The directory beside a database.
+/// The state directory of a ledger.
 pub(crate) struct Home {
     path: PathBuf,
-    /// The name of this process, and the lock that says it is alive.
+    /// The name of this process, and a file that is locked while the process is alive.
     owner: Option<(Arc<str>, File)>,
-    /// Where sessions are held, a byte each.
+    /// File with one lockable byte for each session.
     holds: Option<File>,
 }
 
-/// The directory beside a database, with its keys and how far it had come, unless another is said.
+/// Returns the default state directory of a database, which contains its keys and high-water mark.
 #[must_use]
 pub fn beside(database: &Path) -> PathBuf {
     let mut name = database.as_os_str().to_owned();
@@ -52,11 +54,11 @@ pub fn beside(database: &Path) -> PathBuf {
 }
 
 impl Home {
-    /// Enters the directory as a process that owns things.
+    /// Opens the directory for a long-lived process, which can own claims.
     pub(crate) fn enter(path: &Path) -> io::Result<Self> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path.join("owners"))?;
         let name = hex(&random::<16>()?);
-        // Nobody sees it before it is locked.
+        // The file gets its final name only after it is locked.
         let (draft, own) = (path.join("owners").join(format!(".{name}")), path.join("owners").join(&name));
         let file = private().create_new(true).open(&draft)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
@@ -65,13 +67,15 @@ impl Home {
         Ok(Self { path: path.to_owned(), owner: Some((format!("{PROCESS}{name}").into(), file)), holds: Some(holds) })
     }
 
-    /// Looks in as a process that owns nothing, and holds a session while it makes one call.
+    /// Opens the directory for a short-lived process that locks one session for one call.
     pub(crate) fn pass(path: &Path) -> io::Result<Self> {
         let holds = private().create(true).truncate(false).read(true).open(path.join("holds"))?;
         Ok(Self { path: path.to_owned(), owner: None, holds: Some(holds) })
     }
 
-    /// One process at a time opens the database. Dropping the file lets the next one.
+    /// Locks the directory, so that one process at a time opens the database.
+    ///
+    /// Dropping the file releases the lock.
     pub(crate) fn door(path: &Path) -> io::Result<File> {
         match std::fs::DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -82,7 +86,7 @@ impl Home {
         Ok(file)
     }
 
-    /// Looks into the directory.
+    /// Opens the directory for reading.
     pub(crate) fn visit(path: &Path) -> Self {
         Self { path: path.to_owned(), owner: None, holds: None }
     }
@@ -99,7 +103,7 @@ impl Home {
         self.owner.as_ref().map(|(name, _)| name)
     }
 
-    /// Whether the process that goes by this name is gone. Of anybody else nobody can tell.
+    /// Returns whether the process `owner` has ended, or `None` if `owner` is not a process.
     pub(crate) fn is_gone(&self, owner: &str) -> Option<bool> {
         let name = owner.strip_prefix(PROCESS)?;
         if self.owner().is_some_and(|own| **own == *owner) {
@@ -111,7 +115,7 @@ impl Home {
         })
     }
 
-    /// Takes the names of those that are gone out of the directory.
+    /// Removes the files of processes that have ended.
     pub(crate) fn tidy(&self) -> io::Result<()> {
         for entry in std::fs::read_dir(self.path.join("owners"))? {
             let entry = entry?;
@@ -126,10 +130,12 @@ impl Home {
         Ok(())
     }
 
-    /// Holds a session against other processes, if none of them holds it otherwise: alone, together, or not any more. The
-    /// end of the process lets go of all. Calls of one process are kept apart before.
+    /// Locks or unlocks a session against other processes.
+    ///
+    /// Returns false if another process has the lock. When the process ends, the kernel releases
+    /// its locks. Calls of the same process need another lock.
     pub(crate) fn hold(&self, key: &SessionKey, how: Holding) -> io::Result<bool> {
-        let Some(file) = &self.holds else { return Err(io::Error::other("nothing can be held from here")) };
+        let Some(file) = &self.holds else { return Err(io::Error::other("cannot lock a session: the state directory is open for reading only")) };
         let digest = Digest::of(format!("{}\u{1f}{}\u{1f}{}", key.agent, key.principal, key.session).as_bytes());
         let byte = digest.as_bytes().iter().take(7).fold(0_i64, |byte, part| byte << 8 | i64::from(*part));
         let kind = match how {
@@ -153,9 +159,9 @@ impl Home {
 
     pub(crate) fn mark(&self) -> io::Result<Option<Mark>> {
         let path = self.path.join("mark.json");
-        // A pipe would be waited for.
+        // Opening a pipe would block.
         if std::fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "`mark.json` beside it is no plain file"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "`mark.json` of the ledger is not a regular file"));
         }
         match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| io::Error::other(format!("{}: {e}", path.display()))),
@@ -164,7 +170,7 @@ impl Home {
         }
     }
 
-    /// Moves the mark, never backwards. The row that it names is on disk already.
+    /// Moves the high-water mark forward. The row that it names is on disk already.
     pub(crate) fn set_mark(&self, mark: &Mark) -> io::Result<()> {
         let lock = private().create(true).truncate(false).open(self.path.join("mark.lock"))?;
         flock(&lock, FlockOperation::LockExclusive)?;
@@ -175,7 +181,7 @@ impl Home {
         let mut file = private().create(true).truncate(true).open(&draft)?;
         file.write_all(&serde_json::to_vec(mark)?)?;
         file.sync_all()?;
-        // One that is lost with the power leaves the one before it, which is as true.
+        // A power loss may restore the previous mark, which is still correct.
         std::fs::rename(&draft, self.path.join("mark.json"))
     }
 }
@@ -183,7 +189,7 @@ impl Home {
 impl Drop for Home {
     fn drop(&mut self) {
         if let Some(name) = self.owner().and_then(|owner| owner.strip_prefix(PROCESS)) {
-            // Claims that are still open must find nobody alive under this name: a missing file says so.
+            // Open claims of this process must count as abandoned: no file means that it ended.
             let _ = std::fs::remove_file(self.path.join("owners").join(name));
         }
     }

@@ -1,4 +1,6 @@
-//! Keys: what signs, what seals, what marks. Made on first start, for the owner's eyes only.
+//! Holds the keys of a ledger: for signing, for encryption, and for marking redacted values.
+//!
+//! The keys are created on first start, in files that only the owner can read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -26,12 +28,12 @@ pub(crate) struct Keys {
     public: Arc<str>,
     seal: XChaCha20Poly1305,
     pub(crate) redact: [u8; 32],
-    /// By which it is known that these are the keys of this ledger.
+    /// Digest of the secret keys; the ledger stores it to recognize its own keys.
     pub(crate) print: Digest,
 }
 
 impl Keys {
-    /// Makes the keys of a new ledger.
+    /// Creates the keys of a new ledger.
     pub(crate) fn make(directory: &Path) -> io::Result<Self> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         for name in ["redact.key", "seal.key"] {
@@ -50,26 +52,26 @@ impl Keys {
         Ok(public)
     }
 
-    /// Reads the keys of a ledger that signs with the key of this public name.
+    /// Reads the keys of a ledger whose public signing key is `public`.
     pub(crate) fn open(directory: &Path, public: &str) -> io::Result<Self> {
         let (redact, seal) = (read_secret(&directory.join("redact.key"))?, read_secret(&directory.join("seal.key"))?);
         let path = signing(directory, public);
         let sign = SigningKey::from_bytes(&read_secret(&path)?);
         if hex(sign.verifying_key().as_bytes()) != public {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: this is another key than its name says", path.display())));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: the key does not match the file name", path.display())));
         }
         let print = Digest::of(&[redact, seal].concat());
         Ok(Self { sign, public: public.into(), seal: XChaCha20Poly1305::new(&seal.into()), redact, print })
     }
 
-    /// The public names of all signing keys of a directory: whoever has the secret is the ledger itself.
+    /// Returns the public keys of all signing keys in a directory.
     pub(crate) fn own(directory: &Path) -> io::Result<Vec<String>> {
         let (mut own, mut unread) = (Vec::new(), None);
         for entry in std::fs::read_dir(directory)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             if name.starts_with("sign-") && name.ends_with(".key") {
-                // What is no key is none of this ledger's.
+                // A file that is not a key is not a key of this ledger.
                 match read_secret(&path) {
                     Ok(secret) => own.push(hex(SigningKey::from_bytes(&secret).verifying_key().as_bytes())),
                     Err(error) => unread = Some(error),
@@ -82,18 +84,20 @@ impl Keys {
         }
     }
 
-    /// The key that secrets leave their marks with.
+    /// Reads the key that marks redacted values.
     pub(crate) fn redaction(directory: &Path) -> io::Result<[u8; 32]> {
         read_secret(&directory.join("redact.key"))
     }
 
-    /// The same keys with a new one to sign with. It signs nothing before the ledger names it.
+    /// Creates a new signing key beside the other keys.
+    ///
+    /// The caller records the key in the ledger before its first use.
     pub(crate) fn with_new_signing_key(directory: &Path) -> io::Result<Self> {
         let public = Self::make_signing(directory)?;
         Self::open(directory, &public)
     }
 
-    /// The public key, in hexadecimal digits.
+    /// Returns the public signing key in hexadecimal digits.
     pub(crate) fn public(&self) -> &Arc<str> {
         &self.public
     }
@@ -102,15 +106,15 @@ impl Keys {
         hex(&self.sign.sign(statement).to_bytes())
     }
 
-    /// Seals what must not be read without the key, for one place.
+    /// Encrypts a text. The ciphertext is bound to `place`.
     pub(crate) fn seal(&self, place: &str, text: &[u8]) -> io::Result<Vec<u8>> {
         let nonce: [u8; 24] = random()?;
         let sealed = self.seal.encrypt(&XNonce::from(nonce), Payload { msg: text, aad: place.as_bytes() });
-        let sealed = sealed.map_err(|_| io::Error::other("it could not be sealed"))?;
+        let sealed = sealed.map_err(|_| io::Error::other("encryption failed"))?;
         Ok([nonce.as_slice(), &sealed].concat())
     }
 
-    /// Opens what was sealed for this place. `None` where it was sealed with another key, or for another place.
+    /// Decrypts a text. Returns `None` if it was encrypted with another key or for another place.
     pub(crate) fn unseal(&self, place: &str, sealed: &[u8]) -> Option<Vec<u8>> {
         let (nonce, sealed) = sealed.split_at_checked(24)?;
         let nonce: [u8; 24] = nonce.try_into().ok()?;
@@ -124,7 +128,7 @@ impl toolgate::Signer for Keys {
     }
 }
 
-/// A row that the ledger has taken, and will sign for.
+/// Wraps a stored row, for which the ledger can sign a receipt.
 pub(crate) fn recorded(keys: Arc<Keys>, row: &Row, seq: u64, hash: Digest) -> Recorded {
     let unsigned = Receipt {
         call: row.call,
@@ -140,7 +144,7 @@ pub(crate) fn recorded(keys: Arc<Keys>, row: &Row, seq: u64, hash: Digest) -> Re
     Recorded::new(unsigned, keys)
 }
 
-/// Whether a statement was signed with the key of this public name.
+/// Returns true if a statement was signed with this public key.
 pub(crate) fn is_signed(public: &str, statement: &[u8], signature: &str) -> bool {
     let read = || {
         let key: [u8; 32] = unhex(public)?.try_into().ok()?;
@@ -153,7 +157,7 @@ pub(crate) fn is_signed(public: &str, statement: &[u8], signature: &str) -> bool
 
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0u8; N];
-    getrandom::fill(&mut bytes).map_err(|e| io::Error::other(format!("the machine gives no random numbers: {e}")))?;
+    getrandom::fill(&mut bytes).map_err(|e| io::Error::other(format!("cannot get random numbers: {e}")))?;
     Ok(bytes)
 }
 
@@ -165,7 +169,7 @@ fn named(path: &Path) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// Writes 32 secret bytes into a file that only its owner can read: whole, on disk, or not at all.
+/// Writes 32 secret bytes atomically and durably into a file that only its owner can read.
 fn write_secret(path: &Path, bytes: &[u8; 32]) -> io::Result<()> {
     let draft = path.with_extension(format!("{}.new", hex(&random::<8>()?)));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(named(&draft))?;
@@ -176,12 +180,12 @@ fn write_secret(path: &Path, bytes: &[u8; 32]) -> io::Result<()> {
 }
 
 fn read_secret(path: &Path) -> io::Result<[u8; 32]> {
-    // A pipe would be waited for.
+    // Opening a pipe would block.
     if !std::fs::metadata(path).map_err(named(path))?.is_file() {
-        return Err(named(path)(io::Error::new(io::ErrorKind::InvalidData, "this is no plain file")));
+        return Err(named(path)(io::Error::new(io::ErrorKind::InvalidData, "not a regular file")));
     }
     let mut text = String::new();
     File::open(path).map_err(named(path))?.take(1_000).read_to_string(&mut text).map_err(named(path))?;
-    let wrong = || named(path)(io::Error::new(io::ErrorKind::InvalidData, "this is no key: 64 hexadecimal digits are wanted"));
+    let wrong = || named(path)(io::Error::new(io::ErrorKind::InvalidData, "not a key: expected 64 hexadecimal digits"));
     unhex(&text).and_then(|bytes| bytes.try_into().ok()).ok_or_else(wrong)
 }

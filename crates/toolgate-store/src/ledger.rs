@@ -1,4 +1,4 @@
-//! Rows, and what is signed over them.
+//! Appends, signs and prunes ledger rows.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -15,36 +15,36 @@ use crate::keys::Keys;
 use crate::session::Session;
 use crate::tx::Tx;
 
-/// Where the ledger ends.
+/// Last row of the ledger and the chain value there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tip {
     pub(crate) seq: u64,
     pub(crate) chain: Digest,
 }
 
-/// What a checkpoint says, before it is signed.
+/// Content of a checkpoint, which is then signed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Checkpoint {
-    /// Which ledger.
+    /// Id of the ledger.
     pub(crate) store: String,
     /// The last row.
     pub(crate) seq: u64,
-    /// The chain at that row: it runs through every row of every session, so it fixes the head of each.
+    /// The chain value at that row. It covers every row, so it fixes the head of each session.
     pub(crate) chain: Digest,
     pub(crate) at: Timestamp,
-    /// The key that signs from here on, where it changes.
+    /// The key that signs from here on, if it changes here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) next_key: Option<String>,
-    /// The key that signed until here, where it has changed.
+    /// The key that signed until here, if it changed here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) previous_key: Option<String>,
 }
 
-/// What is left of rows that were pruned, before it is signed.
+/// Record of pruned rows, which is then signed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Pruned {
     pub(crate) store: String,
-    /// The last row that is gone, and the chain at it.
+    /// The last pruned row, and the chain value there.
     pub(crate) seq: u64,
     pub(crate) chain: Digest,
     /// Digest over the heads of all sessions that lost rows.
@@ -52,7 +52,7 @@ pub(crate) struct Pruned {
     pub(crate) at: Timestamp,
 }
 
-/// The bytes that are signed.
+/// Returns the bytes to sign.
 pub(crate) fn statement(kind: &str, body: &str) -> Vec<u8> {
     format!("toolgate-{kind}-v1\0{body}").into_bytes()
 }
@@ -62,7 +62,7 @@ pub(crate) fn digest(bytes: &[u8]) -> Done<Digest> {
     Ok(Digest::from_bytes(bytes))
 }
 
-/// Nanoseconds since 1970.
+/// Converts to nanoseconds since 1970.
 pub(crate) fn nanos(at: Timestamp) -> i64 {
     let nanos = at.as_nanosecond();
     i64::try_from(nanos).unwrap_or(if nanos < 0 { i64::MIN } else { i64::MAX })
@@ -76,7 +76,7 @@ pub(crate) fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// Where the ledger ends; where its last rows were pruned, that is where they ended.
+/// Reads the head of the ledger. If all rows were pruned, the record of the pruning has it.
 pub(crate) fn tip(sql: &Connection) -> Done<Tip> {
     let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?));
     let last = sql.prepare_cached("SELECT seq, chain FROM ledger ORDER BY seq DESC LIMIT 1")?.query_row([], read).optional()?;
@@ -94,13 +94,13 @@ pub(crate) fn tip(sql: &Connection) -> Done<Tip> {
     }
 }
 
-/// How an entity is looked up: its value in one spelling, or the digest of one that is too long.
+/// Returns the index key of an entity value: its canonical JSON, or a digest if that is too long.
 pub(crate) fn spelling(value: &Value) -> String {
     let text = canonical(value);
     if text.len() > 512 { format!("sha256:{}", Digest::of(&text)) } else { String::from_utf8(text).unwrap_or_default() }
 }
 
-/// The entities of a row, each once.
+/// Returns the entities of a row without duplicates.
 pub(crate) fn entities(row: &Row) -> Vec<(&str, String)> {
     let mut entities: Vec<(&str, String)> = row.entities.iter().map(|(name, value)| (&**name, spelling(value))).collect();
     entities.sort_unstable();
@@ -108,7 +108,7 @@ pub(crate) fn entities(row: &Row) -> Vec<(&str, String)> {
     entities
 }
 
-/// Appends a row to the ledger and to the chain of its session. The session is saved by the caller.
+/// Appends a row to the ledger and to the chain of its session. The caller saves the session.
 pub(crate) fn append(tx: &mut Tx<'_>, session: &mut Session, row: &Row, body: &str) -> Done<(u64, Digest)> {
     keep_config(tx, row.config)?;
     let (seq, n) = (tx.tip.seq + 1, session.rows + 1);
@@ -142,15 +142,16 @@ pub(crate) fn append(tx: &mut Tx<'_>, session: &mut Session, row: &Row, body: &s
     Ok((seq, link))
 }
 
-/// Each configuration is stored once, with the first row that it decided. What stands there instead is put right: only what fits its
-/// digest is known here.
+/// Stores the definition of an agent once, with the first row that it decided.
+///
+/// A stored definition that differs is repaired: the one in memory matches its digest.
 pub(crate) fn keep_config(tx: &mut Tx<'_>, config: Digest) -> Done<()> {
     if tx.configs.contains(&config) {
         return Ok(());
     }
     let known =
         crate::tx::lock(&tx.shared.definitions).iter().find(|(digest, _)| *digest == config).map(|(_, body)| std::sync::Arc::clone(body));
-    // One that nobody has told of yet may still be told of.
+    // A definition that is not registered yet may be registered later.
     if let Some(body) = known {
         tx.sql
             .prepare_cached(
@@ -163,18 +164,18 @@ pub(crate) fn keep_config(tx: &mut Tx<'_>, config: Digest) -> Done<()> {
     Ok(())
 }
 
-/// Whether the ledger has a row of this name.
+/// Returns true if the ledger has a row for this call.
 pub(crate) fn has(sql: &Connection, call: &toolgate::CallId) -> Done<bool> {
     Ok(sql.prepare_cached("SELECT 1 FROM ledger WHERE call = ?1")?.exists(params![call.as_bytes().as_slice()])?)
 }
 
-/// Signs where the ledger stands.
+/// Signs a checkpoint at the head of the ledger.
 pub(crate) fn checkpoint(tx: &mut Tx<'_>, at: Timestamp) -> Done<Mark> {
     let keys = tx.keys()?;
     sign_tip(tx, at, &keys, None, None)
 }
 
-/// Signs with another key from here on: the old one names the new one, and the new one the old one.
+/// Changes the signing key. The old key signs the new one, and the new key signs the old one.
 pub(crate) fn rotate(tx: &mut Tx<'_>, at: Timestamp, new: &Keys) -> Done<Mark> {
     let old = tx.keys()?;
     sign_tip(tx, at, &old, Some(new.public().to_string()), None)?;
@@ -196,12 +197,12 @@ fn sign_tip(tx: &Tx<'_>, at: Timestamp, keys: &Keys, next_key: Option<String>, p
     Ok(Mark { store: tx.shared.id.clone(), seq, chain })
 }
 
-/// A thing in its one spelling.
+/// Serializes a value as canonical JSON.
 pub(crate) fn text(thing: &impl Serialize) -> Done<String> {
     String::from_utf8(canonical_of(thing)?).map_err(|e| Fault::Said(e.to_string()))
 }
 
-/// Digest over the heads of all sessions that lost rows.
+/// Computes the digest over the heads of all sessions that lost rows.
 pub(crate) fn anchors(sql: &Connection) -> Done<Digest> {
     let mut all = Sha256::new();
     let mut statement = sql.prepare("SELECT id, pruned, anchor, agent, principal, session FROM sessions WHERE pruned > 0 ORDER BY id")?;
@@ -217,10 +218,12 @@ pub(crate) fn anchors(sql: &Connection) -> Done<Digest> {
     Ok(Digest::from_bytes(all.finalize().into()))
 }
 
-/// How many rows are taken out at once, so that others get to write in between.
+/// How many rows one transaction prunes, so that other writers get a turn in between.
 const AT_ONCE: i64 = 5_000;
 
-/// Takes out by what rows are found that go. They say themselves what that is: an index by row would cost every call.
+/// Deletes the entity index entries of pruned rows.
+///
+/// The entries are computed from the rows, because an index by row would slow down every call.
 fn lose_entities(sql: &Connection, first: i64, last: i64) -> Done<()> {
     #[derive(Deserialize)]
     struct About {
@@ -241,30 +244,34 @@ fn lose_entities(sql: &Connection, first: i64, last: i64) -> Done<()> {
             Err(_) => unread = true,
         }
     }
-    // What cannot be read is looked for among all.
+    // The entities of an unreadable row are unknown, so scan the whole index.
     if unread {
         sql.execute("DELETE FROM entities WHERE seq <= ?1", [last])?;
     }
     Ok(())
 }
 
-/// Notes for each session how many rows it loses, and the link of the last. Only those that go are read, not where all others stand.
+/// Records for each session how many rows it loses, and the hash of the last.
+///
+/// Reads only these rows.
 const ANCHOR: &str = "UPDATE sessions SET pruned = g.n, anchor = (SELECT hash FROM ledger WHERE session = sessions.id AND n = g.n)
     FROM (SELECT session, max(n) AS n FROM ledger NOT INDEXED WHERE seq <= ?1 GROUP BY session) AS g WHERE g.session = sessions.id";
 
-/// The first checkpoint that stays. They were written in the order of what they are about, so none behind it is read.
+/// Finds the first checkpoint that stays. Checkpoints are in the order of their rows.
 const FIRST_KEPT: &str = "SELECT rowid FROM checkpoints WHERE seq > ?1 ORDER BY rowid LIMIT 1";
 
-/// A checkpoint where the key changed is needed to trust the keys after it.
+/// Deletes checkpoints, except those where the key changed, which vouch for later keys.
 const LOSE_CHECKPOINTS: &str = "DELETE FROM checkpoints
     WHERE rowid < ?1 AND json_extract(body, '$.next_key') IS NULL AND json_extract(body, '$.previous_key') IS NULL";
 
-/// Takes rows out of the ledger that came in before a moment, as far as no newer one stands before them. What is left of
-/// them is signed, so that the rest still holds. Says how many; none when there are no more.
+/// Prunes rows older than `before` from the start of the ledger, up to the first newer row.
+///
+/// A signed record of the pruning keeps the chain verifiable. Returns the number of pruned rows,
+/// 0 if none are left.
 pub(crate) fn prune(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> Done<u64> {
     let first: Option<i64> = tx.sql.query_row("SELECT min(seq) FROM ledger", [], |row| row.get(0))?;
     let Some(first) = first else { return Ok(0) };
-    // Only those are looked at that may go at once, in their order: by their time there may be many more.
+    // Search only this batch, by sequence: by time there may be many more rows.
     let last = first.saturating_add(AT_ONCE - 1).min(signed(tx.tip.seq));
     let first_kept: Option<i64> =
         tx.sql.query_row("SELECT min(seq) FROM ledger WHERE seq BETWEEN ?2 AND ?3 AND +at >= ?1", [nanos(before), first, last], |row| {

@@ -1,4 +1,4 @@
-//! The connection that writes: one transaction at a time, and now and then a signature over all of it.
+//! Writes jobs to the database, one transaction at a time, and signs checkpoints of the ledger.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,54 +16,56 @@ use crate::open;
 use crate::tx::{Shared, Tx};
 use crate::writer::{Job, Work};
 
-/// How many rows, and how long, may go without a signature.
+/// How many rows may be unsigned, and for how long.
 const ROWS: u64 = 1_000;
 const TIME: Duration = Duration::from_secs(1);
-/// How many transactions without a sync go into the log before it is put into the file.
+/// How many transactions without a sync trigger a WAL checkpoint.
 const LOOSE: u64 = 4_000;
-/// How many with one: a log that is written over is synced in half the time of one that grows.
+/// How many synced transactions trigger a WAL checkpoint.
+///
+/// Syncing a WAL that is overwritten takes half the time of one that grows.
 const SYNCED: u64 = 128;
-/// How many bytes of log those who make one call may leave to the next.
+/// How many bytes of WAL a process that makes one call may leave behind.
 const LOG: u64 = 256 << 10;
 
-/// When a transaction signs where the ledger stands.
+/// When a transaction signs a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Signs {
     Never,
-    /// When there are many rows that are not signed, or when the oldest has waited for long.
+    /// When many rows are unsigned, or the last signature is too old.
     WhenDue,
-    /// With every row that is on disk afterwards: nobody comes back to sign it.
+    /// With every durable row, because the process exits before it could sign later.
     WithRows,
 }
 
-/// What became of a transaction.
+/// Result of a transaction.
 pub(crate) struct Written {
     pub(crate) done: bool,
-    /// How far the ledger is signed now, where it was signed.
+    /// The new high-water mark, if the transaction signed a checkpoint.
     pub(crate) mark: Option<Mark>,
 }
 
-/// The connection that writes, and what must be known to write.
+/// The write connection with its state.
 pub(crate) struct Pen {
     pub(crate) sql: Connection,
     pub(crate) shared: Arc<Shared>,
-    /// Definitions that are stored.
+    /// Digests of agent definitions that are stored already.
     configs: HashSet<Digest>,
     /// Rows since the last signature of this process.
     pub(crate) unsigned: u64,
     signed_at: Instant,
-    /// Where the ledger ended when this process last wrote.
+    /// Ledger head after the last write of this process.
     last: Option<Tip>,
-    /// Whether the connection waits for the disk, and puts the log into the file when that has grown long, as far as it was told.
+    /// Pragmas that are set: whether commits sync, and whether SQLite checkpoints the WAL.
     ways: Option<(bool, bool)>,
-    /// A transaction is open, for what is written next.
+    /// Whether a transaction is open for the next write.
     begun: bool,
-    /// How many transactions were written since the log was last put into the file, and how many of them were synced.
+    /// Transactions since the last WAL checkpoint, and how many of them were synced.
     loose: u64,
     synced: u64,
 }
 
-/// Signs where the ledger stands. What cannot be signed is signed later: the rows are worth more.
+/// Signs a checkpoint in the transaction. If signing fails, the rows are committed unsigned.
 fn signed_tip(tx: &mut Tx<'_>) -> Done<Option<Mark>> {
     tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
     let signed = ledger::checkpoint(tx, Timestamp::now());
@@ -72,7 +74,7 @@ fn signed_tip(tx: &mut Tx<'_>) -> Done<Option<Mark>> {
     }
     let mark = signed
         .map_err(|fault| {
-            tracing::error!(%fault, "a checkpoint could not be signed");
+            tracing::error!(%fault, "cannot sign a checkpoint");
             tx.sql.execute_batch("ROLLBACK TO job")
         })
         .ok();
@@ -100,12 +102,12 @@ impl Pen {
         self.unsigned > 0 && (self.unsigned >= ROWS || self.signed_at.elapsed() >= TIME)
     }
 
-    /// After how long something is to be signed.
+    /// Returns how long to wait until the next checkpoint is due, if rows are unsigned.
     pub(crate) fn signs_in(&self) -> Option<Duration> {
         (self.unsigned > 0).then(|| TIME.saturating_sub(self.signed_at.elapsed()))
     }
 
-    /// Signs what is not signed yet.
+    /// Signs all unsigned rows now.
     pub(crate) fn sign(&mut self) {
         if self.unsigned > 0 {
             self.signed_at = Instant::now().checked_sub(TIME).unwrap_or(self.signed_at);
@@ -114,7 +116,7 @@ impl Pen {
         }
     }
 
-    /// One transaction. All of it is there afterwards, or none.
+    /// Writes jobs in one transaction and completes them.
     pub(crate) fn write(&mut self, jobs: Vec<Job>, signs: Signs) -> Written {
         let sign = signs != Signs::Never && self.is_to_sign();
         let durable = sign || jobs.iter().any(|job| job.durable);
@@ -126,7 +128,7 @@ impl Pen {
             Ok((rows, mark)) => {
                 self.unsigned = if mark.is_some() { 0 } else { self.unsigned + rows };
                 done.mark = mark;
-                // What could not be signed is tried again after a while.
+                // If signing failed, the next attempt is one interval later.
                 if sign || self.unsigned == rows {
                     self.signed_at = Instant::now();
                 }
@@ -136,7 +138,7 @@ impl Pen {
                 self.configs.clear();
                 self.roll_back();
                 if sign {
-                    tracing::error!(%fault, "a checkpoint could not be written");
+                    tracing::error!(%fault, "cannot write a checkpoint");
                     self.signed_at = Instant::now();
                 }
                 Some(StoreError::from(fault))
@@ -148,11 +150,11 @@ impl Pen {
         done
     }
 
-    /// Begins to write where others wait for whoever does, unless another process is at it.
+    /// Begins a transaction, unless another process is writing. Does not wait.
     pub(crate) fn could_begin(&mut self, durable: bool) -> bool {
         let waits = self.sql.busy_timeout(Duration::ZERO);
         let began = waits.map_err(Fault::from).and_then(|()| self.begin(durable, false));
-        // What else is wrong shows when the thread tries.
+        // Another error shows again when the writer thread tries.
         let waits = self.sql.busy_timeout(open::BUSY);
         if began.is_ok() && waits.is_err() {
             self.roll_back();
@@ -161,15 +163,16 @@ impl Pen {
         self.begun
     }
 
-    /// Puts the log into the file when it has grown long, unless somebody is at work: whoever opens it next, with nobody else there,
-    /// reads all of it, and does not know how much of it is in the file already.
+    /// Checkpoints and truncates a long WAL, unless another process uses the database.
+    ///
+    /// The next process that opens the database alone reads the whole WAL.
     pub(crate) fn shorten_log(&self) {
         let long = |path: &str| std::fs::metadata(format!("{path}-wal")).is_ok_and(|log| log.len() > LOG);
         if self.sql.path().is_some_and(long)
             && let Err(error) =
                 self.sql.busy_timeout(Duration::ZERO).and_then(|()| self.sql.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())))
         {
-            tracing::error!(%error, "the log of the ledger could not be put into its file");
+            tracing::error!(%error, "cannot checkpoint the WAL of the ledger");
         }
     }
 
@@ -177,16 +180,16 @@ impl Pen {
         if !self.sql.is_autocommit()
             && let Err(error) = self.sql.execute_batch("ROLLBACK")
         {
-            tracing::error!(%error, "a transaction could not be rolled back");
+            tracing::error!(%error, "cannot roll back a transaction");
         }
     }
 
-    /// Putting the log into the file takes long: that is for whoever has the time.
+    /// Begins a transaction. SQLite checkpoints the WAL, which is slow, only if `has_time` is true.
     fn begin(&mut self, durable: bool, has_time: bool) -> Done<()> {
         if std::mem::take(&mut self.begun) {
             return Ok(());
         }
-        // Whatever somebody has left open is not ours to go on with.
+        // Do not continue a transaction that an earlier job left open.
         self.roll_back();
         if self.ways != Some((durable, has_time)) {
             self.ways = None;
@@ -201,7 +204,7 @@ impl Pen {
         Ok(())
     }
 
-    /// Says how many rows came in, and how far they are signed.
+    /// Runs one transaction. Returns the number of new rows and the new high-water mark, if any.
     fn transaction(
         &mut self,
         durable: bool,
@@ -233,25 +236,25 @@ impl Pen {
         Ok((last.seq - tip.seq, mark))
     }
 
-    /// Whether the ledger ends where this process left it.
+    /// Returns true if the ledger ends where this process left it.
     pub(crate) fn ends_at(&self, tip: Tip) -> bool {
         self.last == Some(tip)
     }
 
-    /// Whether much was written since the log was last put into the file.
+    /// Returns true if a WAL checkpoint is due.
     pub(crate) fn is_loose(&self) -> bool {
         self.loose >= LOOSE || self.synced >= SYNCED
     }
 
-    /// Puts what is in the log into the file, as far as nobody reads it.
+    /// Checkpoints the WAL, as far as no reader needs it.
     pub(crate) fn tie(&mut self) {
         (self.loose, self.synced) = (0, 0);
         if let Err(error) = self.sql.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
-            tracing::error!(%error, "the log of the ledger could not be put into its file");
+            tracing::error!(%error, "cannot checkpoint the WAL of the ledger");
         }
     }
 
-    /// Whether the last row that this process knew is still there, or was pruned. Somebody may have cut it off since.
+    /// Checks that the last row of this process is still in the ledger, or was pruned.
     fn is_the_same_ledger(&self) -> Done<()> {
         let Some(last) = self.last.filter(|last| last.seq > 0) else { return Ok(()) };
         let there: Option<Vec<u8>> = self
@@ -265,17 +268,17 @@ impl Pen {
             Some(chain) if ledger::digest(&chain)? == last.chain => Ok(()),
             None if pruned()? => Ok(()),
             _ => Err(Fault::Said(format!(
-                "row {} is not there any more: somebody has changed the ledger; run `toolgate audit verify`",
+                "row {} is missing: the ledger was changed; run `toolgate audit verify`",
                 last.seq
             ))),
         }
     }
 }
 
-/// Everything that is to be written, each so that it takes no other with it.
+/// Runs all jobs. Each has a savepoint, so that a failed job does not roll back the others.
 fn write_all(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], sign: bool, with_rows: bool) -> Done<Option<Mark>> {
     let began = tx.tip;
-    // What is alone takes nobody with it when all is rolled back.
+    // A single job needs no savepoint: the whole transaction is rolled back.
     let alone = work.len() == 1 && !sign;
     for (work, refused) in work.iter_mut() {
         let (before, done) = (tx.tip, tx.done());
@@ -285,14 +288,14 @@ fn write_all(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], 
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.run(tx)))
             .unwrap_or_else(|_| Err(Fault::Said("the store panicked".to_owned())));
         if let Err(fault) = ran {
-            // Some faults end the whole transaction, and everybody in it must know.
+            // Some errors end the whole transaction, so all jobs fail.
             if alone || tx.sql.is_autocommit() {
                 return Err(fault);
             }
             tx.sql.prepare_cached("ROLLBACK TO job")?.execute([])?;
             tx.tip = before;
             tx.unwind(done);
-            // What was stored in between may not be.
+            // A definition of the failed job may be in the set.
             tx.configs.clear();
             *refused = Some(fault.into());
         }
@@ -303,8 +306,9 @@ fn write_all(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], 
     if sign || (with_rows && tx.tip != began) { signed_tip(tx) } else { Ok(None) }
 }
 
-/// Before anything else is written: what died with its process is pending, and the ledger says so. Says how many rows are
-/// not signed yet.
+/// Marks claims of dead processes as pending, with a row each. Runs before any other write.
+///
+/// Returns the number of unsigned rows.
 pub(crate) fn sweep(sql: &Connection, shared: &Shared, now: Timestamp) -> Done<u64> {
     sql.execute_batch("BEGIN IMMEDIATE")?;
     let swept = (|| -> Done<u64> {

@@ -1,4 +1,6 @@
-//! Where values were seen, and what carries them, in tables. Only keyed prints are kept: they can be asked, and not told.
+//! Stores the provenance of values in tables.
+//!
+//! The tables contain only keyed fingerprints: a value can be looked up, but not read back.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -10,10 +12,10 @@ use toolgate::values::{Carrying, Flags, MAX_CARRIERS, Memory};
 use crate::fault::Done;
 use crate::session::Session;
 
-/// A session's memory of values, in its tables. The first thing that goes wrong is kept until the end.
+/// Provenance of the values of one session. `finish` returns the first error.
 pub(crate) struct Prints<'c> {
     sql: &'c Connection,
-    /// Prints are keyed before they are kept, so that nothing can be guessed from them.
+    /// Fingerprints are keyed, so that values cannot be found by guessing.
     key: &'c [u8; 32],
     session: i64,
     flags: Flags,
@@ -102,7 +104,7 @@ impl Memory for Prints<'_> {
                 .prepare_cached("SELECT 1 FROM written WHERE session = ?1 AND print = ?2")?
                 .exists(params![self.session, self.keyed(print)])
         };
-        // What cannot be looked up may have been written; the fault is told at the end.
+        // If the lookup fails, the value may have been written. `finish` returns the error.
         self.note(find()).unwrap_or(true)
     }
     fn set_written(&mut self, print: u64) {
@@ -115,13 +117,13 @@ impl Memory for Prints<'_> {
     }
 }
 
-/// What files and entities carry, in a table.
+/// Files and entities that carry untrusted or trusted content, in a table.
 pub(crate) struct Carriers<'c> {
     sql: &'c Connection,
     fault: RefCell<Option<rusqlite::Error>>,
 }
 
-/// Stands in the table once there was no room for more. No carrier is called so: each begins with the name of its agent.
+/// Entry that marks the table as full. No carrier has this name: each begins with its agent's name.
 const OVERFLOWED: &str = "";
 
 impl<'c> Carriers<'c> {
@@ -151,7 +153,7 @@ impl Carrying for Carriers<'_> {
             let known = self.find(&carrier).is_some();
             let mut carrier = carrier.as_str();
             if !known {
-                // Counted as they come: counting them anew would cost more the more there are.
+                // A running count: `count(*)` would cost more with each carrier.
                 self.sql
                     .prepare_cached("INSERT INTO meta (name, value) VALUES ('carriers', '1') ON CONFLICT (name) DO UPDATE SET value = CAST(value + 1 AS TEXT)")?
                     .execute([])?;

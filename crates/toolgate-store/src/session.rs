@@ -1,4 +1,6 @@
-//! Sessions in tables: loaded by key, so that a call costs the same whatever the session's age.
+//! Stores sessions in tables.
+//!
+//! A call loads only the keys it needs, so its cost does not grow with the session.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use crate::ledger::{digest, nanos, signed, text, unsigned};
 use crate::prints::{Carriers, Prints};
 use crate::tx::{Counted, Shared, Tx, lock};
 
-/// What is known of a session without looking into it.
+/// Header of a session, without its evidence, marks, logs and slices.
 pub(crate) struct Session {
     pub(crate) id: i64,
     pub(crate) version: u64,
@@ -27,7 +29,7 @@ pub(crate) struct Session {
     pub(crate) opened: Option<Timestamp>,
     pub(crate) progress: Progress,
     pub(crate) memory: Flags,
-    /// Whether it ever took evidence away.
+    /// Whether evidence was ever revoked in this session.
     pub(crate) revokes: bool,
     pub(crate) rows: u64,
     pub(crate) head: Digest,
@@ -79,7 +81,9 @@ impl Session {
         })
     }
 
-    /// Counts the calls that have come to it and were not counted yet: it is about to be saved. Says whether there were any.
+    /// Counts the calls that are counted in memory only. Returns true if there were any.
+    ///
+    /// The caller saves the session afterwards.
     pub(crate) fn catch_up(&mut self, tx: &Tx<'_>, key: &SessionKey) -> bool {
         let ahead = tx.take_ahead(key, None);
         self.count(ahead.as_deref().unwrap_or_default());
@@ -92,8 +96,10 @@ impl Session {
         }
     }
 
-    /// A call comes to its session. What is known already need not be written for it: it is counted with what it, or whoever
-    /// is before it, writes. Another process hears of it then.
+    /// Opens the session of a call, and creates it if necessary.
+    ///
+    /// For a known session, nothing is written now: the call is counted with the next write to the
+    /// session. Other processes see it then.
     pub(crate) fn enter(tx: &Tx<'_>, key: &SessionKey, call: Option<Counted>, now: Timestamp) -> Done<(Self, Timestamp)> {
         if let Some((session, opened, ahead)) = Self::known(tx.sql, tx.shared, key, call)? {
             if call.is_some() {
@@ -109,7 +115,7 @@ impl Session {
         Ok((session, opened))
     }
 
-    /// A session that is known, as a call finds it, and the calls that are not written down yet.
+    /// Reads a session that exists, and its calls that are counted in memory only.
     pub(crate) fn known(
         sql: &Connection,
         shared: &Shared,
@@ -145,14 +151,14 @@ impl Session {
         Ok(())
     }
 
-    /// A snapshot with all slices, and nothing else.
+    /// Reads a snapshot with all slices and nothing else.
     pub(crate) fn slices(&self, sql: &Connection) -> Done<State> {
         self.state_of(self.raw_slices(sql)?)
     }
 
-    /// The slices as they are stored.
+    /// Reads the slices as stored.
     pub(crate) fn raw_slices(&self, sql: &Connection) -> Done<Vec<(String, String)>> {
-        // Whoever changes one makes another version.
+        // Every change of a slice increments the version.
         if self.version == 0 {
             return Ok(Vec::new());
         }
@@ -169,7 +175,7 @@ impl Session {
         Ok(state)
     }
 
-    /// Everything.
+    /// Reads the whole session.
     pub(crate) fn whole(&self, sql: &Connection) -> Done<State> {
         let mut state = self.slices(sql)?;
         for (name, value) in named(sql, "SELECT name, value FROM marks WHERE session = ?1", self.id)? {
@@ -187,12 +193,12 @@ impl Session {
         while let Some(row) = rows.next()? {
             state.revocations.insert_mut(serde_json::from_str(&row.get::<_, String>(0)?)?, unsigned(row.get(1)?));
         }
-        // Only keyed prints of values are kept: they can be asked, and not told.
+        // Values are stored as keyed fingerprints and cannot be read back.
         state.values.set_flags(self.memory);
         Ok(state)
     }
 
-    /// The latest evidence under a key, also where it was taken away.
+    /// Reads the latest evidence for a key, even if it was revoked.
     fn proof(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Evidence>> {
         let found: Option<String> = sql
             .prepare_cached("SELECT proof FROM evidence WHERE session = ?1 AND key = ?2")?
@@ -201,7 +207,7 @@ impl Session {
         found.map(|found| serde_json::from_str(&found)).transpose().map_err(Into::into)
     }
 
-    /// The latest evidence under a key, unless it was taken away since.
+    /// Reads the latest evidence for a key, unless it was revoked.
     pub(crate) fn evidence(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Arc<Evidence>>> {
         let Some(proof) = self.proof(sql, key)? else { return Ok(None) };
         if self.revokes {
@@ -250,7 +256,7 @@ impl Session {
             let is_late = evidence.stamp < self.stamp;
             evidence.stamp = evidence.stamp.min(self.stamp);
             for key in evidence.keys() {
-                // What was proved since stands.
+                // Do not replace newer evidence.
                 if !is_late || self.proof(sql, &key)?.is_none_or(|known| known.stamp <= evidence.stamp) {
                     self.prove(sql, &key, &evidence)?;
                 }
@@ -324,7 +330,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes in where values were seen.
+    /// Stores the provenance of values.
     pub(crate) fn see(&mut self, sql: &Connection, key: &[u8; 32], seen: values::Seen) -> Done<()> {
         self.stamp += 1;
         let (mut memory, mut carriers) = (Prints::of(sql, key, self), Carriers::of(sql));
@@ -334,7 +340,7 @@ impl Session {
     }
 }
 
-/// Looks up evidence, marks and origins.
+/// Loads evidence, marks and origins into the facts.
 pub(crate) fn load(sql: &Connection, secret: &[u8; 32], key: &SessionKey, needs: &Needs, facts: &mut Facts) -> Done<()> {
     if needs.evidence.is_empty() && needs.marks.is_empty() && needs.origins.is_empty() {
         return Ok(());
@@ -383,7 +389,7 @@ pub(crate) fn time(nanos: i64) -> Timestamp {
     Timestamp::from_nanosecond(nanos.into()).unwrap_or(Timestamp::MAX)
 }
 
-/// What is written down of definitions and the like, by name.
+/// Reads the `meta` table.
 pub(crate) fn meta(sql: &Connection) -> Done<BTreeMap<String, String>> {
     let mut statement = sql.prepare("SELECT name, value FROM meta")?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;

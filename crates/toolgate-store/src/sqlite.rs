@@ -1,4 +1,4 @@
-//! The store in one SQLite file.
+//! Implements the store in one SQLite file.
 
 mod end;
 mod hold;
@@ -26,23 +26,25 @@ use crate::tx::{Shared, Tx, lock};
 use crate::writer::Writer;
 use hold::{Guard, Held, Own};
 
-/// A store that outlives its process, in one SQLite file. What does not belong into the file stands in a directory beside
-/// it, `<file>.state`: the keys, the mark of how far the ledger had come, and rows that could not be written.
+/// A persistent store in one SQLite file.
+///
+/// The directory `<file>.state` beside the file contains the keys, the high-water mark of the
+/// ledger, and spooled rows.
 pub struct SqliteStore {
     path: PathBuf,
     shared: Arc<Shared>,
-    /// Before the writer: whoever closes the database last puts it in order, and only the writer can.
+    /// Declared before `writer`: the last connection to close cleans up, which needs the writer.
     readers: Mutex<Vec<Connection>>,
     writer: Writer,
     locks: Mutex<HashMap<SessionKey, Arc<Own>>>,
-    /// How often a session was held: now and then, locks that nobody uses any more are let go.
+    /// Number of session locks so far. Unused entries of `locks` are removed now and then.
     holds: AtomicU64,
 }
 
-/// How long others have the file to themselves between two parts of a pruning, at most.
+/// Longest pause between two transactions of a pruning, in which other processes can write.
 const MOST_REST: Duration = Duration::from_secs(1);
 
-/// What was taken out.
+/// Number of pruned rows and records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gone {
     /// Rows of the ledger.
@@ -58,19 +60,19 @@ impl std::fmt::Debug for SqliteStore {
 }
 
 impl SqliteStore {
-    /// Opens a ledger, or begins one.
+    /// Opens a ledger, or creates one.
     ///
     /// # Errors
-    /// What stands in the way: the file is no ledger, is damaged, is older than it should be, or cannot be written to.
+    /// The file is not a ledger, is damaged, is an older copy, or cannot be written to.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        // What stands beside it stands beside the file, not beside a link to it.
+        // The state directory is beside the file itself, not beside a symbolic link to it.
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
         let (path, state) = (path.as_path(), crate::home::beside(&path));
         let state = state.as_path();
         let open = || -> Done<Self> {
             let there = |error: std::io::Error| Fault::Said(format!("{}: {error}", state.display()));
             open::is_ours(path)?;
-            let look = "look whether the directory is there and can be written to";
+            let look = "check that the directory exists and is writable";
             let no_door = |error: std::io::Error| Fault::Said(format!("{}: {error}; {look}", state.display()));
             let _door = Home::door(state).map_err(no_door)?;
             let sql = open::writing(path)?;
@@ -92,8 +94,9 @@ impl SqliteStore {
         open().map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))
     }
 
-    /// Opens a ledger for a process that makes one call and ends: nothing is started, swept or put in order that the call does
-    /// not need. `None` where there is no ledger yet, or one of an older shape: [`SqliteStore::open`] makes it ready.
+    /// Opens a ledger for a process that makes one call and ends. Starts no thread and no sweep.
+    ///
+    /// Returns `None` if the ledger does not exist or needs a migration by [`SqliteStore::open`].
     ///
     /// # Errors
     /// As for [`SqliteStore::open`].
@@ -119,42 +122,42 @@ impl SqliteStore {
         open().map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))
     }
 
-    /// The key that this ledger signs with, in hexadecimal digits: give it to whoever shall check receipts.
+    /// Returns the public key of this ledger in hexadecimal digits, which verifies its receipts.
     #[must_use]
     pub fn public_key(&self) -> Arc<str> {
         Arc::clone(self.shared.keys().public())
     }
 
-    /// The file that it is in.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The name of this ledger: another file at the same path has another.
+    /// Returns the id of this ledger. Another file at the same path has another id.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.shared.id
     }
 
-    /// How many transactions this process has written: whatever waits goes into one.
+    /// Returns the number of transactions that this process has committed.
     #[must_use]
     pub fn transactions(&self) -> u64 {
         self.writer.count()
     }
 
-    /// Whether it takes what is written to it: writes what is there already, to the disk.
+    /// Checks that the store can write: writes an unchanged value to the disk.
     ///
     /// # Errors
-    /// It does not.
+    /// The write failed.
     pub async fn try_out(&self) -> Result<(), StoreError> {
         self.write(true, |tx| Ok(tx.sql.execute("UPDATE meta SET value = value WHERE name = 'id'", []).map(drop)?)).await
     }
 
-    /// Signs with a new key from here on. The old key signs the new one, so that what it signed is still believed.
+    /// Replaces the signing key. The old key signs the new one, so old signatures stay valid.
     ///
     /// # Errors
-    /// It cannot be made or written down.
+    /// The key cannot be created or stored.
     pub async fn rotate_key(&self) -> Result<Arc<str>, StoreError> {
         let new = Arc::new(Keys::with_new_signing_key(&self.shared.home.keys()).map_err(|e| self.named(&StoreError(e.to_string())))?);
         let next = Arc::clone(&new);
@@ -164,11 +167,13 @@ impl SqliteStore {
         Ok(public)
     }
 
-    /// Takes rows out of the ledger that are older than one moment, and recorded outcomes, approvals and large outputs
-    /// that are older than another. Chains still hold afterwards; claims, limits, evidence and sessions are never touched.
+    /// Prunes rows older than `rows_before`, and outcomes, approvals and large outputs older than
+    /// `sealed_before`.
+    ///
+    /// The chains stay verifiable. Claims, limits, evidence and sessions are never pruned.
     ///
     /// # Errors
-    /// The store cannot do it, or not all of it: rows go a few thousand at a time.
+    /// A transaction failed. Earlier ones stay: a transaction prunes a few thousand rows.
     pub async fn prune(&self, rows_before: Timestamp, sealed_before: Timestamp) -> Result<Gone, StoreError> {
         let (mut gone, mut after) = (Gone { rows: 0, sealed: 0 }, Some(0));
         while let Some(from) = after {
@@ -190,7 +195,7 @@ impl SqliteStore {
         }
     }
 
-    /// Writes, and then leaves the file to others for about as long as that took.
+    /// Writes, and then pauses for about as long as the write took, so that others can write.
     async fn write_and_rest<T: Send + 'static>(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
         let begun = Instant::now();
         let written = self.write(true, f).await?;
@@ -206,7 +211,9 @@ impl SqliteStore {
         self.writer.write(durable, f).await.map_err(|error| self.named(&error))
     }
 
-    /// Reads a little: by a key, from pages that a call has just written. That is over before another thread would have begun.
+    /// Reads a little on this thread: by a key, from pages that are mostly cached.
+    ///
+    /// The read ends before another thread would have started.
     fn read_here<T>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T>) -> Result<T, StoreError> {
         let f = match self.writer.glance(f) {
             Ok(found) => return found.map_err(|fault| self.named(&fault.into())),
@@ -233,7 +240,7 @@ impl SqliteStore {
         }
     }
 
-    /// Reads what may be much, on another thread.
+    /// Reads on another thread, because the read may be long.
     async fn read<T: Send + 'static>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
         let f = match self.writer.read(f) {
             Ok(found) => return found.map_err(|fault| self.named(&fault.into())),
@@ -263,7 +270,7 @@ impl SqliteStore {
         self.shared.keys()
     }
 
-    /// Holds a session against other calls of this process, then against other processes.
+    /// Locks a session against other calls of this process, then against other processes.
     async fn acquire(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
         let until = Instant::now().checked_add(wait);
         let own = {
@@ -278,7 +285,7 @@ impl SqliteStore {
         let Ok(guard) = tokio::time::timeout(wait, guard).await else { return Ok(None) };
         loop {
             let held = Held::take(Arc::clone(&own), Arc::clone(&self.shared), key, alone);
-            match held.map_err(|error| self.named(&StoreError(format!("a session could not be held: {error}"))))? {
+            match held.map_err(|error| self.named(&StoreError(format!("cannot lock the session: {error}"))))? {
                 Some(held) => return Ok(Some(Hold::new((held, guard)))),
                 None if until.is_none_or(|until| Instant::now() < until) => tokio::time::sleep(Duration::from_millis(5)).await,
                 None => return Ok(None),

@@ -1,4 +1,4 @@
-//! A ledger in figures.
+//! Computes statistics over ledger rows.
 
 use std::collections::BTreeMap;
 
@@ -9,30 +9,30 @@ use toolgate::{Decision, Gate};
 
 use crate::audit::{Entry, Filter, Ledger};
 
-/// What happened, in figures.
+/// Statistics over ledger rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub struct Stats {
-    /// Rows in all.
+    /// Number of rows.
     pub rows: u64,
-    /// Time of the first row and of the last.
+    /// Time of the first row.
     pub from: Option<Timestamp>,
     /// Time of the last row.
     pub to: Option<Timestamp>,
     /// Rows by decision.
     pub decisions: BTreeMap<&'static str, u64>,
-    /// For each tool: all calls, and those that were refused or failed.
+    /// Calls by tool: all, refused, failed.
     pub tools: BTreeMap<String, (u64, u64, u64)>,
-    /// Refusals by rule, or by gate where no rule decided.
+    /// Refusals by rule, or by gate if no rule decided.
     pub refused_by: BTreeMap<String, u64>,
     /// Errors by code.
     pub codes: BTreeMap<String, u64>,
-    /// What rules that only observe would have refused.
+    /// Calls that observe-only rules would have refused, by rule.
     pub observed: BTreeMap<String, u64>,
-    /// Time spent at each gate that was passed.
+    /// Latency by gate.
     pub latency: BTreeMap<&'static str, Times>,
 }
 
-/// How long something takes, in nanoseconds.
+/// Latency percentiles in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Default)]
 pub struct Times {
     /// The median.
@@ -44,7 +44,7 @@ pub struct Times {
 }
 
 impl Ledger {
-    /// What happened, in figures.
+    /// Computes statistics over the rows that match `filter`.
     ///
     /// # Errors
     /// The rows cannot be read.
@@ -56,7 +56,7 @@ impl Ledger {
             stats.from = Some(stats.from.map_or(row.at, |from| from.min(row.at)));
             stats.to = Some(stats.to.map_or(row.at, |to| to.max(row.at)));
             *stats.decisions.entry(row.decision.name()).or_default() += 1;
-            // What somebody found out later is no call.
+            // A settlement row is not a call.
             if row.decision == Decision::Settled {
                 return Ok(true);
             }
@@ -84,7 +84,7 @@ impl Ledger {
     }
 }
 
-/// Counts values in buckets that are at most 6 % wide, so that a million of them take no room.
+/// Counts values in buckets that are at most 6 % wide, so its size does not grow with the values.
 #[derive(Default)]
 struct Histogram {
     buckets: BTreeMap<u32, u64>,
@@ -99,7 +99,7 @@ impl Histogram {
         self.count += 1;
     }
 
-    /// The value that this part of all values does not exceed.
+    /// Returns the lower bound of the bucket that contains the quantile `part`.
     fn at(&self, part: f64) -> u64 {
         #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a percentile")]
         let mut left = (self.count as f64 * part).ceil() as u64;

@@ -1,4 +1,4 @@
-//! What a transaction works with, and what everybody knows.
+//! Defines the write transaction, and the state that is shared between the writer and readers.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -16,18 +16,18 @@ use crate::home::{Home, Mark};
 use crate::keys::Keys;
 use crate::ledger::Tip;
 
-/// A transaction that is being written.
+/// A write transaction.
 pub(crate) struct Tx<'c> {
     pub(crate) sql: &'c Connection,
     pub(crate) shared: &'c Shared,
-    /// Where the ledger ends.
+    /// The head of the ledger.
     pub(crate) tip: Tip,
     pub(crate) configs: &'c mut HashSet<Digest>,
-    /// How what is kept in memory was before: it goes back with what is rolled back.
+    /// Previous values of the in-memory state, which a rollback restores.
     undo: RefCell<Vec<Undo>>,
 }
 
-/// Something in memory, as it was.
+/// Previous value of an entry of the in-memory state.
 enum Undo {
     Ahead(SessionKey, Option<Vec<Counted>>),
     Reads(CallId, Option<Vec<Reserved>>),
@@ -39,33 +39,33 @@ impl<'c> Tx<'c> {
         Self { sql, shared, tip, configs, undo: RefCell::default() }
     }
 
-    /// The calls that have come to a session and are not counted yet; those given are left instead.
+    /// Replaces the calls of a session that are counted in memory only. Returns the previous ones.
     pub(crate) fn take_ahead(&self, key: &SessionKey, left: Option<Vec<Counted>>) -> Option<Vec<Counted>> {
         let before = put(&mut lock(&self.shared.ahead), key, left);
         self.undo.borrow_mut().push(Undo::Ahead(key.clone(), before.clone()));
         before
     }
 
-    /// What a read has reserved; what is given is noted instead.
+    /// Replaces the reserved charges of a read. Returns the previous ones.
     pub(crate) fn take_read(&self, call: CallId, left: Option<Vec<Reserved>>) -> Option<Vec<Reserved>> {
         let before = put(&mut lock(&self.shared.reads), &call, left);
         self.undo.borrow_mut().push(Undo::Reads(call, before.clone()));
         before
     }
 
-    /// What a claim of this process has reserved, where its end is nothing but that; what is given is noted instead.
+    /// Replaces the reserved charges of a claim in `under_way`. Returns the previous ones.
     pub(crate) fn take_own(&self, call: CallId, left: Option<Vec<Reserved>>) -> Option<Vec<Reserved>> {
         let before = put(&mut lock(&self.shared.own), &call, left);
         self.undo.borrow_mut().push(Undo::Own(call, before.clone()));
         before
     }
 
-    /// How much could be undone.
+    /// Returns the length of the undo log.
     pub(crate) fn done(&self) -> usize {
         self.undo.borrow().len()
     }
 
-    /// Puts back what was changed in memory since so much was done.
+    /// Restores the in-memory state to when the undo log had this length.
     pub(crate) fn unwind(&self, to: usize) {
         let mut undo = self.undo.borrow_mut();
         while undo.len() > to {
@@ -87,7 +87,7 @@ fn put<K: std::hash::Hash + Eq + Clone, V>(map: &mut HashMap<K, V>, key: &K, val
 }
 
 impl Tx<'_> {
-    /// The keys to sign with: another process may have changed them.
+    /// Returns the current signing keys. Another process may have rotated them.
     pub(crate) fn keys(&self) -> Done<Arc<Keys>> {
         let current: String = self.sql.prepare_cached("SELECT value FROM meta WHERE name = 'key'")?.query_row([], |row| row.get(0))?;
         let known = self.shared.keys();
@@ -100,25 +100,25 @@ impl Tx<'_> {
     }
 }
 
-/// What the writer and everybody else knows.
+/// State that is shared between the writer and readers.
 pub(crate) struct Shared {
     pub(crate) home: Home,
     pub(crate) keys: Mutex<Arc<Keys>>,
-    /// Which ledger this is.
+    /// Id of the ledger.
     pub(crate) id: String,
-    /// Definitions of agents, by digest, until they are stored.
+    /// Definitions of agents by digest.
     pub(crate) definitions: Mutex<Vec<(Digest, Arc<str>)>>,
-    /// Calls that have come to their sessions and are counted with what those write next. Only whoever writes looks.
+    /// Calls that are counted with the next write to their session. Only the writer reads them.
     pub(crate) ahead: Mutex<HashMap<SessionKey, Vec<Counted>>>,
-    /// What reads under way have reserved. They leave nothing to reconcile, so nothing else is written down of them before their end.
+    /// Reserved charges of running reads, whose claims are not stored.
     pub(crate) reads: Mutex<HashMap<CallId, Vec<Reserved>>>,
-    /// What claims under way have reserved that are on disk, and that this process need not read to end them.
+    /// Reserved charges of this process's claims in `under_way`, to end one without a read.
     pub(crate) own: Mutex<HashMap<CallId, Vec<Reserved>>>,
-    /// How many calls are under way.
+    /// Number of running calls.
     pub(crate) calls: AtomicUsize,
 }
 
-/// A validated call, to be counted for its session's progress.
+/// A validated call that counts for the progress of its session.
 #[derive(Clone, Copy)]
 pub(crate) struct Counted {
     pub(crate) digest: Digest,
@@ -127,12 +127,12 @@ pub(crate) struct Counted {
 }
 
 impl Shared {
-    /// Moves the mark beside the ledger to where it was signed.
+    /// Moves the high-water mark to the last signed row.
     pub(crate) fn set_mark(&self, mark: Option<Mark>) {
         if let Some(mark) = mark
             && let Err(error) = self.home.set_mark(&mark)
         {
-            tracing::error!(%error, "the mark beside the ledger could not be moved");
+            tracing::error!(%error, "cannot update the high-water mark of the ledger");
         }
     }
 
@@ -146,7 +146,7 @@ impl Shared {
     }
 }
 
-/// Reads several things as of one moment. However that ends, the connection is free again.
+/// Runs `f` in a read transaction, so that all its reads see the same state.
 pub(crate) fn at_once<T>(sql: &Connection, f: impl FnOnce(&Connection) -> Done<T>) -> Done<T> {
     sql.prepare_cached("BEGIN")?.execute([])?;
     let _moment = Moment(sql);
@@ -157,7 +157,7 @@ struct Moment<'c>(&'c Connection);
 
 impl Drop for Moment<'_> {
     fn drop(&mut self) {
-        // Nothing was written.
+        // A read transaction loses nothing if the commit fails.
         let ended = self.0.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
         if ended.is_err() && !self.0.is_autocommit() {
             let _ = self.0.execute_batch("ROLLBACK");

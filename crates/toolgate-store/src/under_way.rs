@@ -1,5 +1,6 @@
-//! Effects that are under way in a process that ends them itself: a row that comes and goes with each call. Whatever becomes of one but a
-//! plain end makes it a claim like any other first.
+//! Stores claims that the claiming process normally ends itself, with one insert and one delete.
+//!
+//! A claim that ends in any other way is moved to the `claims` table first.
 
 use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
@@ -14,13 +15,15 @@ use crate::ledger::{digest, nanos};
 use crate::session::{Session, time};
 use crate::tx::Tx;
 
-/// Where a call stands: its time, so that the newest mostly stands last, and what is random in its name.
+/// Computes the row id of a call from the time and the random bits of its call id.
+///
+/// New rows are mostly last in the table.
 const fn place(call: CallId) -> i64 {
     let [_, _, a, b, c, d, _, _, _, _, _, _, e, f, g, h] = *call.as_bytes();
     i64::from_be_bytes([a & 0x7f, b, c, d, e, f, g, h])
 }
 
-/// Writes an intent down that this process ends itself; false where it must be a claim instead.
+/// Inserts a claim that this process ends itself. Returns false if it must go to `claims` instead.
 pub(crate) fn begin(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, reserved: &[(usize, i64, &Charge, Decimal)]) -> Done<bool> {
     let is_own = intent.effect && intent.pass.is_none() && tx.shared.home.owner() == Some(&intent.owner);
     if !is_own || intent.seen.is_some() || !intent.recall.is_empty() || !intent.carriers.is_empty() {
@@ -48,14 +51,14 @@ pub(crate) fn begin(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, reserved:
             serde_json::to_string(reserved)?,
             draft,
         ])?;
-    // Another may stand there already.
+    // Another call may have the same id already.
     if written > 0 {
         tx.take_own(intent.call, Some(reserved.iter().map(|(n, at, charge, _)| (*n, *at, (*charge).clone())).collect()));
     }
     Ok(written > 0)
 }
 
-/// Ends one of this process by what happened in the world; false where there is none, or it is a claim by now.
+/// Ends a claim of this process. Returns false if there is none, or if it is in `claims` now.
 pub(crate) fn end(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>, now: jiff::Timestamp) -> Done<bool> {
     let Some(reserved) = tx.take_own(call, None) else { return Ok(false) };
     if settle == Settle::Pending {
@@ -77,7 +80,7 @@ fn remove(sql: &Connection, call: CallId) -> Done<bool> {
     Ok(statement.execute(params![place(call), call.as_bytes().as_slice()])? > 0)
 }
 
-/// Whether a charge of a call is held by one that is under way.
+/// Returns true if a running call holds this charge.
 pub(crate) fn holds(sql: &Connection, call: CallId, n: usize) -> Done<bool> {
     let charges: Option<String> = sql
         .prepare_cached("SELECT charges FROM under_way WHERE id = ?1 AND call = ?2")?
@@ -88,7 +91,7 @@ pub(crate) fn holds(sql: &Connection, call: CallId, n: usize) -> Done<bool> {
     Ok(charges.iter().any(|(number, _, charge, _)| *number == n && charge.is_held()))
 }
 
-/// Whether any is under way.
+/// Returns true if the table has any row.
 pub(crate) fn any(sql: &Connection) -> Done<bool> {
     Ok(sql.prepare_cached("SELECT 1 FROM under_way LIMIT 1")?.exists([])?)
 }
@@ -121,7 +124,7 @@ fn read(row: &rusqlite::Row<'_>) -> Done<Claim> {
     Ok(Claim::open_of(intent, reserved, used, row.get(11)?))
 }
 
-/// All that are under way, of whichever process. A ledger of an earlier shape, which somebody only reads, has none.
+/// Reads the claims of all processes. A read-only ledger with an older schema has no such table.
 pub(crate) fn all(sql: &Connection) -> Done<Vec<Claim>> {
     if !sql.prepare_cached("SELECT 1 FROM sqlite_schema WHERE name = 'under_way'")?.exists([])? {
         return Ok(Vec::new());
@@ -135,7 +138,7 @@ pub(crate) fn all(sql: &Connection) -> Done<Vec<Claim>> {
     Ok(all)
 }
 
-/// Makes one a claim, where it is under way.
+/// Moves a call to `claims`, if it is in this table.
 pub(crate) fn adopt(tx: &Tx<'_>, call: CallId) -> Done<()> {
     let mut statement = tx.sql.prepare_cached(&format!("SELECT {COLUMNS} WHERE id = ?1 AND call = ?2"))?;
     let mut rows = statement.query(params![place(call), call.as_bytes().as_slice()])?;
@@ -144,7 +147,7 @@ pub(crate) fn adopt(tx: &Tx<'_>, call: CallId) -> Done<()> {
     found.map_or(Ok(()), |claim| adopt_this(tx, &claim))
 }
 
-/// Makes those claims whose processes are gone.
+/// Moves calls of processes that have ended to `claims`.
 pub(crate) fn adopt_abandoned(tx: &Tx<'_>, now: jiff::Timestamp) -> Done<()> {
     if !any(tx.sql)? {
         return Ok(());
@@ -181,7 +184,7 @@ mod tests {
         let shared = Shared::new(home, id, keys);
         let mut configs = HashSet::new();
         let tx = Tx::new(&sql, &shared, crate::ledger::tip(&sql).unwrap(), &mut configs);
-        // They differ in what counts within a millisecond.
+        // The ids differ only in bits that the row id does not contain.
         let calls = [1, 2].map(|n| CallId::from_bytes([1, 2, 3, 4, 5, 6, 7, n, 9, 10, 11, 12, 13, 14, 15, 16]));
         let now = Timestamp::now();
         for call in calls {

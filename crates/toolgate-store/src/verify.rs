@@ -1,4 +1,4 @@
-//! Does the ledger hold? Every link, every signature, and the first one that does not.
+//! Verifies the ledger: every row, every link and every signature. Reports the first problem.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -15,36 +15,38 @@ use crate::home::Mark;
 use crate::keys::{Keys, is_signed};
 use crate::ledger::{self, Checkpoint, Pruned, digest, nanos, signed, unsigned};
 
-/// How far a session's chain has come.
+/// Progress of the verification in the chain of one session.
 struct Seen {
     key: SessionKey,
     rows: u64,
     head: Digest,
-    /// What the table of sessions says.
+    /// Number of rows and head in the `sessions` table.
     said: (u64, Digest),
 }
 
 impl Ledger {
-    /// Checks every row, every link, every signature, and the mark beside the ledger. `progress` hears of every
-    /// thousandth row.
+    /// Checks every row, every link, every signature, and the high-water mark.
+    ///
+    /// Calls `progress` after every thousandth row.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first problem.
     pub fn verify(&self, trust: &Trust, mut progress: impl FnMut(u64)) -> Result<Verified, Flaw> {
         let keys = match &trust.key {
             Some(key) => vec![key.clone()],
             None => match Keys::own(&self.home.keys()) {
                 Ok(keys) if !keys.is_empty() => keys,
-                Ok(_) => return Err(Flaw::unchecked(format!("there is no key in {}; give one with `--key`", self.home.keys().display()))),
+                Ok(_) => return Err(Flaw::unchecked(format!("no key in {}; pass one with `--key`", self.home.keys().display()))),
                 Err(error) => {
                     return Err(Flaw::unchecked(format!(
-                        "there is no key in {} ({error}); give one with `--key`",
+                        "cannot read a key in {} ({error}); pass one with `--key`",
                         self.home.keys().display()
                     )));
                 }
             },
         };
-        // First the mark, because it only moves forward; then all of the ledger as of one moment, while others may write.
+        // Read the mark first, because it only moves forward. Then read the ledger in one
+        // transaction, because other processes may write.
         let mark = self.home.mark().map_err(|error| match error.kind() {
             std::io::ErrorKind::Other => Flaw::of(error.to_string()),
             _ => Flaw::unchecked(format!("{}: {error}", self.home.path().join("mark.json").display())),
@@ -71,7 +73,7 @@ impl Ledger {
             && anchor.seq < pruned.seq
         {
             return Err(Flaw::unchecked(format!(
-                "the anchor is of row {}, and rows up to {} were pruned: it takes a newer one",
+                "the anchor is at row {}, but rows up to {} were pruned; use a newer anchor",
                 anchor.seq, pruned.seq
             )));
         }
@@ -79,13 +81,13 @@ impl Ledger {
             &mut sessions,
             pruned.as_ref(),
             &checkpoints,
-            [mark.map(|m| (m.seq, m.chain, "the mark beside the ledger")), anchor.map(|a| (a.seq, a.chain, "the anchor"))],
+            [mark.map(|m| (m.seq, m.chain, "the high-water mark")), anchor.map(|a| (a.seq, a.chain, "the anchor"))],
             progress,
         )?;
         for seen in sessions.values() {
             if (seen.rows, seen.head) != seen.said {
                 let what = format!(
-                    "session `{}` of `{}` with `{}` should end with its row {} and ends with {}",
+                    "session `{}` of `{}` with `{}` should end at its row {}, but ends at {}",
                     seen.key.session, seen.key.principal, seen.key.agent, seen.said.0, seen.rows
                 );
                 return Err(Flaw::of(what));
@@ -94,14 +96,14 @@ impl Ledger {
         let signed_to = checkpoints.iter().map(|(seq, _)| *seq).max().or(pruned.as_ref().map(|p| p.seq)).unwrap_or(0);
         if let Some(mark) = mark {
             if mark.store != id {
-                return Err(Flaw::of(format!("another ledger stood here, with {} rows", mark.seq)));
+                return Err(Flaw::of(format!("another ledger was here, with {} rows", mark.seq)));
             }
             if walked.tip.seq < mark.seq {
-                return Err(Flaw::at(walked.tip.seq + 1, format!("it is missing: the ledger had {} rows, and ends here", mark.seq)));
+                return Err(Flaw::at(walked.tip.seq + 1, format!("missing: the ledger had {} rows, but ends here", mark.seq)));
             }
             if signed_to < mark.seq {
                 return Err(Flaw::of(format!(
-                    "signatures are missing: row {} was signed, and none is signed behind row {signed_to}",
+                    "signatures are missing: row {} was signed, but no signature is after row {signed_to}",
                     mark.seq
                 )));
             }
@@ -109,17 +111,17 @@ impl Ledger {
         if let Some(anchor) = anchor.filter(|anchor| walked.tip.seq < anchor.seq) {
             return Err(Flaw::at(
                 walked.tip.seq + 1,
-                format!("it is missing: the ledger had {} rows when the anchor was noted, and ends here", anchor.seq),
+                format!("missing: the ledger had {} rows when the anchor was printed, but ends here", anchor.seq),
             ));
         }
-        // With the keys beside it, the mark should be there, too.
+        // If the state directory has the keys, it should have the mark, too.
         if mark.is_none() && signed_to > 0 && !given && anchor.is_none() {
             return Err(Flaw::of(
-                "the mark beside the ledger is missing, so nobody can tell whether rows are; give an anchor that was noted down",
+                "the high-water mark is missing, so missing rows cannot be detected; pass a saved anchor",
             ));
         }
         if signed_to == 0 && walked.rows > 0 && mark.is_none() && anchor.is_none() {
-            return Err(Flaw::of("no row is signed, so there is nothing to believe; open the ledger once to sign it, or give an anchor"));
+            return Err(Flaw::of("no row is signed, so nothing can be verified; open the ledger once to sign it, or pass an anchor"));
         }
         Ok(Verified {
             rows: walked.rows,
@@ -132,7 +134,9 @@ impl Ledger {
         })
     }
 
-    /// The keys to believe, and those that they vouch for: a key names the one after it, and the one before it.
+    /// Returns the given keys and those that they vouch for.
+    ///
+    /// At a rotation, the old key names the new one, and the new key the old one.
     fn believed(&self, keys: &[String]) -> Result<BTreeSet<String>, Flaw> {
         let mut vouches: Vec<(String, String)> = Vec::new();
         let mut statement = self.sql.prepare(
@@ -162,15 +166,15 @@ impl Ledger {
         }
     }
 
-    /// What is left of rows that were pruned, if its signature holds.
+    /// Reads the record of pruned rows and checks its signature.
     fn pruned(&self, id: &str, believed: &BTreeSet<String>) -> Result<Option<Pruned>, Flaw> {
         let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?));
         let found = self.sql.query_row("SELECT body, key, signature FROM prunes ORDER BY seq DESC LIMIT 1", [], read).optional()?;
         let Some((body, key, signature)) = found else { return Ok(None) };
         if !believed.contains(&key) {
-            return Err(Flaw::of(format!("what is left of pruned rows is signed with {key}, a key that nobody vouches for")));
+            return Err(Flaw::of(format!("the record of pruned rows is signed with {key}, which is not a trusted key")));
         }
-        let wrong = || Flaw::of("what is left of pruned rows is not what was signed");
+        let wrong = || Flaw::of("the record of pruned rows does not match its signature");
         let pruned: Pruned = serde_json::from_str(&body).map_err(|_| wrong())?;
         let holds = is_signed(&key, &ledger::statement("prune", &body), &signature);
         if !holds || pruned.store != id || ledger::anchors(&self.sql)? != pruned.anchors {
@@ -179,16 +183,18 @@ impl Ledger {
         Ok(Some(pruned))
     }
 
-    /// The last row that was pruned since a call got its name: that of the call may be among them.
+    /// Returns the last pruned row, if rows were pruned after the call id was created.
+    ///
+    /// The row of the call may be one of the pruned rows.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The ledger cannot be read.
     pub fn pruned_since(&self, call: CallId) -> Result<Option<u64>, StoreError> {
         let find = || -> Done<Option<u64>> {
             let last =
                 self.sql.query_row("SELECT body FROM prunes ORDER BY seq DESC LIMIT 1", [], |row| row.get::<_, String>(0)).optional()?;
             let Some(pruned) = last.map(|body| serde_json::from_str::<Pruned>(&body)).transpose()? else { return Ok(None) };
-            // A name begins with the millisecond in which it was given.
+            // A call id begins with its creation time in milliseconds.
             let named = call.as_bytes().iter().take(6).fold(0_i64, |millis, byte| (millis << 8) | i64::from(*byte));
             Ok((named <= pruned.at.as_millisecond()).then_some(pruned.seq))
         };
@@ -213,29 +219,29 @@ impl Ledger {
         Ok(sessions)
     }
 
-    /// The checkpoints, each signed by a key that is believed, and by the one that was in force then.
+    /// Reads the checkpoints and checks that the key that was current at the time signed each.
     fn checkpoints(&self, id: &str, signs: &str, believed: &BTreeSet<String>, pruned: Option<&Pruned>) -> Result<Vec<(u64, Digest)>, Flaw> {
         let mut statement = self.sql.prepare("SELECT body, key, signature, seq FROM checkpoints ORDER BY rowid")?;
         let mut rows = statement.query([])?;
         let mut found: Vec<(u64, Digest)> = Vec::new();
-        // From a rotation on, nothing is signed with the key before it. Which one came first of all, the first that is left says.
+        // After a rotation, the old key signs nothing. The first checkpoint left has the first key.
         let mut in_force: Option<String> = None;
         while let Some(row) = rows.next()? {
             let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
             let seq = unsigned(row.get(3)?);
             let wrong = |what: &str| Flaw::of(format!("the checkpoint at row {seq} {what}"));
             if !believed.contains(&key) {
-                return Err(wrong(&format!("is signed with {key}, a key that nobody vouches for")));
+                return Err(wrong(&format!("is signed with {key}, which is not a trusted key")));
             }
             let checkpoint: Checkpoint = serde_json::from_str(&body).map_err(|_| wrong("cannot be read"))?;
             if !is_signed(&key, &ledger::statement("checkpoint", &body), &signature) || checkpoint.seq != seq {
-                return Err(wrong("is not what was signed"));
+                return Err(wrong("does not match its signature"));
             }
             if checkpoint.store != id {
-                return Err(wrong("is one of another ledger"));
+                return Err(wrong("belongs to another ledger"));
             }
             if let Some(in_force) = in_force.filter(|in_force| *in_force != key) {
-                return Err(wrong(&format!("is signed with {key}, and {in_force} was in force: a rotation was undone")));
+                return Err(wrong(&format!("is signed with {key}, but {in_force} was current: a key rotation was undone")));
             }
             in_force = Some(checkpoint.next_key.unwrap_or(key));
             if pruned.is_none_or(|pruned| seq > pruned.seq) {
@@ -243,7 +249,7 @@ impl Ledger {
             }
         }
         if let Some(in_force) = in_force.filter(|in_force| in_force != signs) {
-            return Err(Flaw::of(format!("it would be signed with {signs}, and {in_force} is in force: a rotation was undone")));
+            return Err(Flaw::of(format!("the next signature would use {signs}, but {in_force} is current: a key rotation was undone")));
         }
         Ok(found)
     }
@@ -277,14 +283,14 @@ impl Ledger {
             if let Some(claims) = due.remove(&tip.seq) {
                 for (chain, who) in claims {
                     if chain != tip.chain {
-                        return Err(Flaw::at(tip.seq, format!("{who} says that the ledger was another one up to here")));
+                        return Err(Flaw::at(tip.seq, format!("the rows up to here do not match {who}")));
                     }
                 }
             }
             let Some(row) = rows.next()? else { break };
             let seq = unsigned(row.get(0)?);
             if seq != tip.seq + 1 {
-                return Err(Flaw::at(tip.seq + 1, "it is missing"));
+                return Err(Flaw::at(tip.seq + 1, "missing"));
             }
             let stored = Stored::read(row).map_err(|fault| Flaw::at(seq, fault.to_string()))?;
             let flaw = |what: &str| Flaw {
@@ -294,21 +300,21 @@ impl Ledger {
                 what: what.to_owned(),
                 unchecked: false,
             };
-            let Some(seen) = sessions.get(&stored.session) else { return Err(flaw("its session is missing")) };
+            let Some(seen) = sessions.get(&stored.session) else { return Err(flaw("the session of the row is missing")) };
             if stored.n != seen.rows + 1 {
-                return Err(flaw("it is not the next row of its session"));
+                return Err(flaw("not the next row of its session"));
             }
             let link = chain::link(&seen.head, stored.n, stored.body.as_bytes());
             if link != stored.hash {
-                return Err(flaw("it is not what was written"));
+                return Err(flaw("the row was changed"));
             }
             let chain = chain::next(&tip.chain, seq, &link);
             if chain != stored.chain {
-                return Err(flaw("it is not at the place where it was written"));
+                return Err(flaw("the row was moved"));
             }
-            let Some(read) = &stored.row else { return Err(flaw("it cannot be read")) };
+            let Some(read) = &stored.row else { return Err(flaw("the row cannot be read")) };
             if !stored.agrees || read.key != seen.key {
-                return Err(flaw("what it can be searched by is not what it says"));
+                return Err(flaw("the search columns do not match the row"));
             }
             for (name, value) in ledger::entities(read) {
                 about += 1;
@@ -317,7 +323,7 @@ impl Ledger {
                     .prepare_cached("SELECT 1 FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3")?
                     .exists(params![name, value, signed(seq)])?;
                 if !there {
-                    return Err(flaw(&format!("it cannot be found by its `{name}` any more")));
+                    return Err(flaw(&format!("the entity index has no entry for its `{name}`")));
                 }
             }
             configs.insert(read.config);
@@ -332,29 +338,29 @@ impl Ledger {
             }
         }
         if let Some((seq, _)) = due.iter().filter(|(seq, _)| **seq > tip.seq).min_by_key(|(seq, _)| **seq) {
-            return Err(Flaw::at(tip.seq + 1, format!("it is missing: row {seq} was signed, and the ledger ends here")));
+            return Err(Flaw::at(tip.seq + 1, format!("missing: row {seq} was signed, but the ledger ends here")));
         }
         let indexed: i64 = self.sql.query_row("SELECT count(*) FROM entities", [], |row| row.get(0))?;
         if unsigned(indexed) != about {
-            return Err(Flaw::of("rows can be found by entities that they are not about"));
+            return Err(Flaw::of("the entity index has entries for entities that no row has"));
         }
         self.definitions(&configs)?;
         Ok(Walked { tip, rows: count })
     }
 
-    /// Each configuration that rows were decided by is there, and is what its digest says.
+    /// Checks that each agent definition that rows refer to is stored and matches its digest.
     fn definitions(&self, configs: &BTreeSet<Digest>) -> Result<(), Flaw> {
         let mut statement = self.sql.prepare("SELECT digest, body FROM configs")?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
             let name = digest(row.get_ref(0)?.as_blob().unwrap_or_default())?;
             if Digest::of(row.get_ref(1)?.as_bytes().unwrap_or_default()) != name {
-                return Err(Flaw::of(format!("the configuration {name} is not what it was")));
+                return Err(Flaw::of(format!("the configuration {name} was changed")));
             }
         }
         for config in configs.iter().filter(|config| **config != Digest::default()) {
             if !self.sql.prepare_cached("SELECT 1 FROM configs WHERE digest = ?1")?.exists([config.as_bytes().as_slice()])? {
-                return Err(Flaw::of(format!("the configuration {config} is missing, and rows were decided by it")));
+                return Err(Flaw::of(format!("the configuration {config} is missing, but rows refer to it")));
             }
         }
         Ok(())
@@ -366,7 +372,7 @@ struct Walked {
     rows: u64,
 }
 
-/// A row as it is stored.
+/// A stored row with its columns.
 struct Stored {
     session: i64,
     n: u64,
@@ -374,7 +380,7 @@ struct Stored {
     chain: Digest,
     body: String,
     row: Option<Row>,
-    /// Whether the columns say what the body says.
+    /// Whether the columns match the body.
     agrees: bool,
 }
 
@@ -407,7 +413,7 @@ impl Stored {
     }
 }
 
-/// Checks a receipt with nothing but the public key of the ledger.
+/// Verifies a receipt with the public key of the ledger only.
 #[must_use]
 pub fn check_receipt(receipt: &Receipt, key: &str) -> bool {
     *receipt.key == *key && receipt.statement().is_ok_and(|statement| is_signed(key, &statement, &receipt.signature))

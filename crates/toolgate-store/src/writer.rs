@@ -1,5 +1,7 @@
-//! One writes at a time. Whatever waits meanwhile goes into one transaction, and nobody hears "done" before that is written: on disk
-//! where it must be, and then by a thread of its own, so that nobody else waits for the disk.
+//! Implements group commit: one thread at a time writes, and queued jobs share a transaction.
+//!
+//! A job is acknowledged after its transaction is committed, and on disk if the job is durable. If
+//! several calls are running, a separate thread waits for the disk, so that the others do not.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -16,7 +18,7 @@ use crate::ledger::Tip;
 use crate::pen::{Pen, Signs};
 use crate::tx::{Shared, Tx, at_once, lock};
 
-/// Most that goes into one transaction; and most of it that somebody writes who only came for a job of its own.
+/// Most jobs in one transaction of the writer thread, and of a caller that writes inline.
 const MOST: usize = 512;
 const MOST_HERE: usize = 64;
 
@@ -43,9 +45,9 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Done<T> + Send> Work for Task<F, T> {
         let result = match (failed, self.result) {
             (None, Some(result)) => Ok(result),
             (Some(error), _) => Err(error),
-            (None, None) => Err(StoreError("the store did not get to it".to_owned())),
+            (None, None) => Err(StoreError("the store was closed before the write".to_owned())),
         };
-        // Whoever has hung up does not want to know.
+        // The caller may have been cancelled.
         let _ = self.reply.send(result);
     }
 }
@@ -55,44 +57,44 @@ pub(crate) struct Job {
     pub(crate) work: Box<dyn Work>,
 }
 
-/// The way to whoever writes.
+/// Handle to the write queue.
 pub(crate) struct Writer {
     desk: Arc<Desk>,
-    /// Where there is a thread for what takes long: syncs, signatures, and putting the log into the file.
+    /// The thread for slow work, if any: syncs, signatures and WAL checkpoints.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Where writing is done, one at a time: by the thread, or by whoever asks while nobody else is at it.
+/// Write queue. The writer thread or a caller empties the queue, one at a time.
 struct Desk {
-    /// Whether whoever asks writes everything at once, syncs and all.
+    /// Whether there is no writer thread, so that callers write everything inline.
     alone: bool,
     pen: Mutex<Pen>,
     tray: Mutex<Tray>,
     ring: Condvar,
     count: AtomicU64,
-    /// Somebody has come to write and found the pen taken: whoever has it sees to what waits.
+    /// Set by a caller that found the connection busy, so that the writer checks the queue again.
     missed: AtomicBool,
     shared: Arc<Shared>,
 }
 
-/// What waits to be written.
+/// Jobs that wait for the next transaction.
 #[derive(Default)]
 struct Tray {
     jobs: VecDeque<Job>,
-    /// The thread is wanted.
+    /// Whether the writer thread was called.
     rung: bool,
-    /// Nothing more comes.
+    /// Whether the queue accepts no more jobs.
     closed: bool,
 }
 
 impl Tray {
-    /// Whether nothing waits, or the thread will see to it.
+    /// Returns true if the queue is empty, or the writer thread will empty it.
     fn is_settled(&self) -> bool {
         self.rung || self.jobs.is_empty()
     }
 }
 
-/// How many transactions one who asks writes for others before the thread goes on.
+/// How many transactions a caller writes for others before the writer thread takes over.
 const TURNS: usize = 4;
 
 impl Desk {
@@ -101,7 +103,7 @@ impl Desk {
         Self { alone, pen, tray: Mutex::default(), ring: Condvar::new(), count: AtomicU64::new(0), missed: AtomicBool::new(false), shared }
     }
 
-    /// The pen, unless somebody has it.
+    /// Returns the write connection, unless it is in use.
     fn pen(&self) -> Option<MutexGuard<'_, Pen>> {
         match self.pen.try_lock() {
             Ok(pen) => Some(pen),
@@ -110,7 +112,7 @@ impl Desk {
         }
     }
 
-    /// Leaves something to be written, for the thread or not; false where nothing is taken any more.
+    /// Adds a job, and calls the writer thread if `ring` is true. Returns false if closed.
     fn leave(&self, job: Job, ring: bool) -> bool {
         let mut tray = lock(&self.tray);
         if tray.closed {
@@ -124,8 +126,9 @@ impl Desk {
         true
     }
 
-    /// Whether somebody waits for whoever had the pen. Asked when it is free again: whoever finds it taken after that has said so
-    /// before.
+    /// Returns true if a caller found the connection busy and its job is still in the queue.
+    ///
+    /// Checked after the connection is released: a caller sets `missed` before it tries to lock.
     fn has_missed(&self) -> bool {
         fence(Ordering::SeqCst);
         self.missed.load(Ordering::Relaxed) && !lock(&self.tray).is_settled()
@@ -138,8 +141,10 @@ impl Desk {
         }
     }
 
-    /// What waits, as far as it goes into one transaction, and whether there is more. Nothing, where somebody must wait for the disk
-    /// and `may_wait` is false: then all of it is the thread's, which was rung for, or whoever's who comes for it.
+    /// Takes the jobs for the next transaction. The flag says whether more jobs are left.
+    ///
+    /// If a job is durable and `may_wait` is false, no job is taken: the writer thread or another
+    /// caller writes them.
     fn take(&self, may_wait: bool) -> (Vec<Job>, bool) {
         let mut tray = lock(&self.tray);
         let most = tray.jobs.len().min(if may_wait { MOST } else { MOST_HERE });
@@ -150,18 +155,20 @@ impl Desk {
         (jobs, !tray.jobs.is_empty())
     }
 
-    /// Writes what waits, unless somebody is at it: whoever that is looks again afterwards. What waits for the disk is written
-    /// here only where somebody may wait for it.
+    /// Writes the queued jobs on the thread of the caller, unless another thread is writing.
+    ///
+    /// The other thread checks the queue again afterwards. Durable jobs are written here only if
+    /// `may_wait` is true.
     fn write_here(&self, may_wait: bool) {
         for turn in 0.. {
-            // Where there is no thread, whoever is at it stays at it.
+            // Without a writer thread, the caller continues until the queue is empty.
             if turn == TURNS && !self.alone {
                 break;
             }
             self.missed.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             let Some(mut pen) = self.pen() else {
-                // Whoever has it may not wait.
+                // The other thread may be unable to wait for the disk.
                 return if may_wait && !self.alone {
                     self.call_thread()
                 };
@@ -170,7 +177,7 @@ impl Desk {
             let (jobs, more) = self.take(may_wait);
             if !jobs.is_empty() {
                 let quiet = pen.unsigned == 0;
-                // Another process may be writing: the thread waits for it.
+                // If another process is writing, the writer thread waits for it.
                 let durable = jobs.iter().any(|job| job.durable);
                 if !self.alone && !pen.could_begin(durable) {
                     let mut tray = lock(&self.tray);
@@ -181,13 +188,14 @@ impl Desk {
                 let written = pen.write(jobs, if self.alone { Signs::WithRows } else { Signs::Never });
                 self.count.fetch_add(u64::from(written.done), Ordering::Relaxed);
                 pen.shared.set_mark(written.mark);
-                // The thread signs, a while after the first row, or when there are many.
+                // The writer thread signs, some time after the first unsigned row or when due.
                 if (pen.unsigned > 0 && (quiet || pen.is_to_sign())) || pen.is_loose() {
                     self.call_thread();
                 }
             }
             drop(pen);
-            // Others who have left something come for it themselves, unless they have been here meanwhile, or there were too many.
+            // Other callers write their jobs themselves, unless they found the connection busy or
+            // the transaction was full.
             if !more && !self.has_missed() {
                 return;
             }
@@ -195,7 +203,7 @@ impl Desk {
         self.call_thread();
     }
 
-    /// The thread.
+    /// Runs the writer thread.
     fn keep(&self) {
         loop {
             let (until, begun) = (lock(&self.pen).signs_in(), Instant::now());
@@ -211,13 +219,13 @@ impl Desk {
             tray.rung = false;
             let closed = tray.closed;
             drop(tray);
-            // What comes in while the disk is waited for goes into the next transaction.
+            // Jobs that arrive during the sync go into the next transaction.
             let mut pen = lock(&self.pen);
             let (jobs, _) = self.take(true);
             if !jobs.is_empty() || (!closed && pen.is_to_sign()) {
                 let written = pen.write(jobs, Signs::WhenDue);
                 let shared = Arc::clone(&pen.shared);
-                // Others write on while the mark is moved, and those who have found this at work do not wait for it.
+                // Release the connection before writing the high-water mark, so others can write.
                 drop(pen);
                 self.count.fetch_add(u64::from(written.done), Ordering::Relaxed);
                 self.write_here(false);
@@ -232,7 +240,7 @@ impl Desk {
 }
 
 impl Writer {
-    /// Starts the thread. What a process left unsigned that was killed, is signed by the next.
+    /// Starts the writer thread, which also signs the `unsigned` rows of a process that was killed.
     pub(crate) fn start(sql: Connection, shared: Arc<Shared>, unsigned: u64) -> std::io::Result<Self> {
         let desk = Arc::new(Desk::new(false, sql, shared, unsigned));
         let kept = Arc::clone(&desk);
@@ -243,32 +251,36 @@ impl Writer {
         Ok(Self { desk, thread: Mutex::new(Some(thread)) })
     }
 
-    /// For a process that makes one call: nothing is started.
+    /// Creates a writer without a thread, for a process that makes one call.
     pub(crate) fn here(sql: Connection, shared: Arc<Shared>) -> Self {
         Self { desk: Arc::new(Desk::new(true, sql, shared, 0)), thread: Mutex::default() }
     }
 
-    /// Reads with the connection that writes, where there is but one.
+    /// Reads with the write connection, if there is no writer thread.
     pub(crate) fn read<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
         if self.desk.alone { self.glance(f) } else { Err(f) }
     }
 
-    /// Reads a little with the connection that writes, which remembers what it wrote, unless somebody writes or has left something open.
+    /// Reads a little with the write connection, whose page cache has recent writes.
+    ///
+    /// Returns `f` if the connection is busy.
     pub(crate) fn glance<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
-        // Somebody may come and find it busy.
+        // A caller may find the connection busy meanwhile.
         let _free = Free(&self.desk);
         let Some(pen) = self.desk.pen().filter(|pen| pen.sql.is_autocommit()) else { return Err(f) };
         Ok(f(&pen.sql, &pen.shared))
     }
 
-    /// Reads what may be read without a word in the ledger, all of it as of one moment: where it ends as this process left it, and
-    /// nobody writes.
+    /// Reads in one transaction, without a write.
+    ///
+    /// Returns `None` if the connection is busy or another process has appended rows. The caller
+    /// then uses a write transaction.
     pub(crate) fn look<T>(&self, f: impl FnOnce(&Connection, &Shared, Tip) -> Done<Option<T>>) -> Done<Option<T>> {
         let _free = Free(&self.desk);
         let Some(pen) = self.desk.pen().filter(|pen| pen.sql.is_autocommit()) else { return Ok(None) };
         at_once(&pen.sql, |sql| match crate::ledger::tip(sql)? {
             tip if pen.ends_at(tip) => f(sql, &pen.shared, tip),
-            // Whoever writes looks more closely.
+            // Another process has written meanwhile.
             _ => Ok(None),
         })
     }
@@ -277,14 +289,14 @@ impl Writer {
         self.desk.alone
     }
 
-    /// How many transactions were written.
+    /// Returns the number of committed transactions.
     pub(crate) fn count(&self) -> u64 {
         self.desk.count.load(Ordering::Relaxed)
     }
 
-    /// Writes with what is written next, and waits for nothing.
+    /// Queues a job for the next transaction without waiting.
     pub(crate) fn post(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<()> + Send + 'static) {
-        // Who makes one call stores what belongs to it with the call.
+        // A process that makes one call stores its definition with the call.
         if !self.desk.alone {
             let (reply, _) = oneshot::channel();
             self.desk.leave(Job { durable: false, work: Box::new(Task { f: Some(f), result: None, reply }) }, false);
@@ -292,23 +304,23 @@ impl Writer {
         }
     }
 
-    /// Writes, and waits until it is written: to the disk where it is durable, else to the machine.
+    /// Writes a job and waits for the commit. A durable job also waits for the disk.
     pub(crate) async fn write<T: Send + 'static>(
         &self,
         durable: bool,
         f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let gone = || StoreError("the thread that writes has ended".to_owned());
+        let gone = || StoreError("the writer thread has ended".to_owned());
         let (reply, mut answer) = oneshot::channel();
-        // Where others are under way, a thread waits for the disk, so that they need not.
+        // If other calls are running, the writer thread waits for the disk, so that they do not.
         let others = self.desk.shared.calls.load(Ordering::Relaxed) > 1;
         let thread = durable && others && !self.desk.alone;
         if !self.desk.leave(Job { durable, work: Box::new(Task { f: Some(f), result: None, reply }) }, thread) {
             return Err(gone());
         }
         if !thread {
-            // What is written here is written before another thread would have woken up. Whoever else is ready comes first: it goes
-            // into the same transaction.
+            // Writing inline is faster than waking another thread. Other tasks that are ready run
+            // first, so that their jobs share the transaction.
             let left = Left(&self.desk, self.desk.alone || durable);
             if others && !self.desk.alone {
                 tokio::task::yield_now().await;
@@ -324,7 +336,7 @@ impl Writer {
     }
 }
 
-/// Whoever has left something comes to write it before it goes, whatever makes it go.
+/// Writes the queued jobs on drop, so that a cancelled caller leaves no job behind.
 struct Left<'d>(&'d Desk, bool);
 
 impl Drop for Left<'_> {
@@ -335,7 +347,7 @@ impl Drop for Left<'_> {
     }
 }
 
-/// Whoever has had the pen sees to those who have missed it.
+/// Writes, on drop, the jobs of callers that found the connection busy.
 struct Free<'d>(&'d Desk);
 
 impl Drop for Free<'_> {
@@ -346,7 +358,7 @@ impl Drop for Free<'_> {
     }
 }
 
-/// The thread is gone: nobody waits for it any more.
+/// Closes the queue when the writer thread ends, so that no caller waits for it.
 struct Ended<'d>(&'d Desk);
 
 impl Drop for Ended<'_> {
@@ -357,7 +369,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// The last of it is written and signed before the store is gone.
+/// Writes and signs the remaining jobs before the store is closed.
 impl Drop for Writer {
     fn drop(&mut self) {
         lock(&self.desk.tray).closed = true;
@@ -414,7 +426,7 @@ mod tests {
     async fn however_many_come_at_once_nobody_is_forgotten() {
         let directory = tempfile::tempdir().unwrap();
         let (writer, shared) = writer(directory.path());
-        // Others are under way, so everybody looks around before it writes.
+        // Other calls are running, so each task yields before it writes.
         shared.calls.store(2, Ordering::Relaxed);
         let writer = Arc::new(writer);
         for _ in 0..20 {
@@ -425,8 +437,8 @@ mod tests {
                 })
                 .collect();
             for task in tasks {
-                // Nothing is unsigned here, so no clock comes to the rescue.
-                tokio::time::timeout(Duration::from_secs(60), task).await.expect("somebody was never answered").unwrap();
+                // No row is unsigned, so the signing timer cannot hide a lost job.
+                tokio::time::timeout(Duration::from_secs(60), task).await.expect("a write was never answered").unwrap();
             }
         }
     }
@@ -448,7 +460,7 @@ mod tests {
             drop(writer);
             let _ = told.send(());
         });
-        assert!(closed.recv_timeout(Duration::from_secs(60)).is_ok(), "it never ends");
+        assert!(closed.recv_timeout(Duration::from_secs(60)).is_ok(), "closing the store hangs");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -465,7 +477,7 @@ mod tests {
                         tx.sql.execute("UPDATE meta SET value = value WHERE name = 'id'", [])?;
                         Ok(())
                     });
-                    // Some do not wait for the end.
+                    // Some callers are cancelled.
                     if (n + turn) % 11 == 0 {
                         let _ = tokio::time::timeout(Duration::from_micros(20), write).await;
                     } else {
@@ -476,15 +488,15 @@ mod tests {
             }));
         }
         for task in tasks {
-            tokio::time::timeout(Duration::from_secs(60), task).await.expect("somebody was never answered").unwrap();
+            tokio::time::timeout(Duration::from_secs(60), task).await.expect("a write was never answered").unwrap();
         }
-        // What somebody left who did not wait is written all the same.
+        // Jobs of cancelled callers are written, too.
         for _ in 0..6_000 {
             if lock(&writer.desk.tray).jobs.is_empty() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("something was left");
+        panic!("a job was left in the queue");
     }
 }

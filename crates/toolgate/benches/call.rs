@@ -1,5 +1,7 @@
-//! What a governed call costs, beside a floor in the same run: parse, validate and a bare handler,
-//! with the same hop onto a task of its own. Prints a table and writes `target/bench.json`.
+//! Measures the cost of a governed call, compared with a floor in the same run.
+//!
+//! The floor is parsing, validation and a bare handler, with the same hop to a separate task.
+//! Prints a table and writes `target/bench.json`.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
 
@@ -18,7 +20,7 @@ use toolgate::json::{Pointer, decimal_of};
 use toolgate::policy::{Ask, Fault, Needs, Policy, Sequence, Verdict};
 use toolgate::{Agent, Category, Ctx, Effect, Session, Spec, Tool, ToolError, Toolgate};
 
-/// Calls of one measured stretch, and how many stretches; the median counts.
+/// Calls in one measured stretch. The median of all stretches counts.
 const STRETCH: usize = 2_000;
 const ROUNDS: usize = 31;
 
@@ -100,7 +102,7 @@ fn verify() -> Tool {
         .entity("customer_id", "/customer_id")
 }
 
-/// A gate with this many tools, three policies on the one that is called, and a listener.
+/// Builds a gate with a number of tools, three policies on the called tool, and a listener.
 fn gate(tools: usize) -> Toolgate {
     let others = (0..tools.saturating_sub(2)).map(|n| {
         let schema = json!({"type": "object", "properties": {"q": {"type": "string"}}});
@@ -190,12 +192,13 @@ async fn measure() -> Vec<Line> {
 }
 
 fn main() {
-    // `cargo test --benches` runs this with `--test`: nothing is measured then.
+    // `cargo test --benches` passes `--test`, and nothing is measured then.
     if std::env::args().any(|arg| arg == "--test") {
         return;
     }
-    // On one thread the hop onto a task costs the same for both sides. On several, an idle worker is woken
-    // for it, which says more about the scheduler's mood than about either side: shown, beside the point.
+    // On one thread the hop to a task costs the same for both sides. On several threads the hop
+    // wakes an idle worker, so the result mostly measures the scheduler. It is shown for comparison
+    // only.
     let one = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut lines = one.block_on(async { tokio::spawn(measure()).await.unwrap() });
     let several = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

@@ -1,5 +1,7 @@
-//! What rules cost: one typed rule, one expression, a thousand rules of which three apply, and an old session.
-//! One rule is measured as the difference between a call under many of its kind and under one.
+//! Measures the cost of rules: one typed rule, one expression, 1,000 rules of which three apply,
+//! and an old session.
+//!
+//! The cost of one rule is the difference between calls under many rules and under one.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
 
@@ -16,11 +18,11 @@ use toolgate::{Agent, AgentBuilder, Category, Effect, Session, Tool, ToolError, 
 
 const STRETCH: usize = 1_000;
 const ROUNDS: usize = 21;
-/// How many rules of a kind are measured at once.
+/// Number of rules of one kind that are measured together.
 const MANY: usize = 40;
 const WHEN: &str = "input.amount > 500 && input.currency == \"EUR\"";
 
-/// A rule as one would write it by hand.
+/// A rule that is written by hand in Rust.
 struct ByHand(String, Pointer);
 
 impl Policy for ByHand {
@@ -47,12 +49,12 @@ fn start(agent: AgentBuilder) -> Session {
     Toolgate::builder().agent(agent.build().unwrap()).build().unwrap().session("a", "alice", "s")
 }
 
-/// A session whose tool `act` is governed by so many rules of a kind.
+/// Returns a session whose tool `act` has a number of rules of one kind.
 fn under(count: usize, rule: impl Fn(AgentBuilder, &str) -> AgentBuilder) -> Session {
     start((0..count).fold(Agent::builder("a").tool(tool("act")), |agent, n| rule(agent, &format!("r{n}"))))
 }
 
-/// So many rules, of which three govern `act`.
+/// Returns a session with a number of rules, of which three apply to `act`.
 fn three_of(count: usize) -> Session {
     let others = (0..count.div_ceil(10)).map(|n| tool(&format!("other_{n}")));
     let mut agent = Agent::builder("a").tool(tool("act")).tool(tool("proof")).tools(others);
@@ -87,7 +89,8 @@ async fn proved(session: &Session) {
     assert!(answer.outcome.success().is_some(), "{answer:?}");
 }
 
-/// The same expression, evaluated by the `cel` crate as its documentation has it: compiled once, root context shared.
+/// Evaluates the same expression with the `cel` crate as documented: compiled once, shared root
+/// context.
 fn peer(count: usize) -> f64 {
     let program = cel::Program::compile(WHEN).unwrap();
     let root = cel::Context::default();
@@ -106,7 +109,7 @@ fn peer(count: usize) -> f64 {
     start.elapsed().as_nanos() as f64 / count as f64
 }
 
-/// What the peer takes.
+/// Input value of the `cel` crate.
 #[derive(serde::Serialize)]
 #[serde(untagged)]
 enum Plain {
@@ -142,7 +145,7 @@ async fn measure() -> Vec<Line> {
         for (index, session) in sized.iter().enumerate() {
             by_size[index].push(calls(session, round * STRETCH, STRETCH).await);
         }
-        // In the same store: what ages is the session.
+        // The same store is used, so that only the age of the session differs.
         let young = old.gate().session("a", "alice", &format!("young-{round}"));
         proved(&young).await;
         calls(&young, 0, 10).await;
@@ -161,7 +164,7 @@ async fn measure() -> Vec<Line> {
 }
 
 fn main() {
-    // `cargo test --benches` runs this with `--test`: nothing is measured then.
+    // `cargo test --benches` passes `--test`, and nothing is measured then.
     if std::env::args().any(|arg| arg == "--test") {
         return;
     }

@@ -1,4 +1,4 @@
-//! What a door hands to the gate.
+//! Defines the input of a call: ids, session key and arguments.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -12,10 +12,10 @@ use uuid::Uuid;
 use crate::json::Digest;
 use crate::shell::Shell;
 
-/// How many letters are written down of why a request cannot be understood.
+/// Maximum recorded length of the reason why a request cannot be parsed.
 const REASON: usize = 300;
 
-/// A call's name in the ledger. Sorts by time.
+/// Id of a call in the ledger. Ids sort by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CallId(Uuid);
@@ -25,13 +25,13 @@ impl CallId {
         Self(Uuid::now_v7())
     }
 
-    /// The 16 bytes of its name.
+    /// Returns the 16 bytes of the id.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()
     }
 
-    /// A name from its 16 bytes.
+    /// Creates an id from its 16 bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(Uuid::from_bytes(bytes))
@@ -42,7 +42,7 @@ impl std::str::FromStr for CallId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Uuid::parse_str(text).map(Self).map_err(|_| format!("`{}` is not the name of a call", crate::names::shown(text)))
+        Uuid::parse_str(text).map(Self).map_err(|_| format!("`{}` is not a call id", crate::names::shown(text)))
     }
 }
 
@@ -52,34 +52,35 @@ impl fmt::Display for CallId {
     }
 }
 
-/// Which conversation a call belongs to: a session is of one principal and one agent.
+/// Identifies the session of a call. A session belongs to one principal and one agent.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SessionKey {
     /// The agent that the client acts as.
     pub agent: Arc<str>,
-    /// Who is calling.
+    /// The principal that makes the call.
     pub principal: Arc<str>,
-    /// The conversation.
+    /// The session of the principal.
     pub session: Arc<str>,
 }
 
 impl SessionKey {
-    /// A key from its three parts.
+    /// Creates a key from its three parts.
     pub fn new(agent: impl Into<Arc<str>>, principal: impl Into<Arc<str>>, session: impl Into<Arc<str>>) -> Self {
         Self { agent: agent.into(), principal: principal.into(), session: session.into() }
     }
 }
 
-/// Arguments as they came: text that nobody has parsed yet, or a value.
+/// Arguments as received: unparsed text or a value.
 #[derive(Debug, Clone)]
 pub enum Arguments {
-    /// JSON text. The strict way: duplicate keys and exact digits are only visible here.
+    /// JSON text. Only text allows strict checks for duplicate keys and exact digits.
     Text(Vec<u8>),
     /// A value that the caller built.
     Value(Value),
 }
 
-/// A document that nests without end would exhaust the stack when it is dropped; taken apart, it does not.
+/// Dropping a deeply nested document recursively would overflow the stack, so this takes it apart
+/// first.
 impl Drop for Arguments {
     fn drop(&mut self) {
         if let Self::Value(value) = self
@@ -124,37 +125,40 @@ impl From<Vec<u8>> for Arguments {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// Whose conversation.
+    /// The session of the call.
     pub key: SessionKey,
     /// The tool that the model named.
     pub tool: String,
-    /// What the model sent.
+    /// The arguments that the model sent.
     pub arguments: Arguments,
     /// The model's turn.
     pub turn: Option<u64>,
-    /// What the client calls this call.
+    /// The client's own id for the call.
     pub client_id: Option<String>,
-    /// Two calls with the same key are one.
+    /// Idempotency key. Two calls with the same key count as one call.
     pub idempotency_key: Option<String>,
-    /// An approval to use: its stored arguments run, not those given here.
+    /// An approval to use. Its stored arguments run, not the ones given here.
     pub approval: Option<String>,
-    /// How long the caller will wait.
+    /// How long the caller waits.
     pub within: Option<Duration>,
     /// Why the model stopped to make this call.
     pub stop_reason: Option<String>,
     /// Cancels the call from outside.
     pub cancel: Option<CancellationToken>,
-    /// The client can ask its own user, where a rule wants a person and names nobody.
+    /// The client can ask its own user if a rule asks for approval and names no approver.
     pub client_asks: bool,
-    /// What a door and the handlers behind it share. No gate looks at it; that it is there says that tools are run here, and not by a client.
+    /// A value that the entry point shares with the handlers.
+    ///
+    /// Gates do not read the value. Its presence tells them that tools run here and not at a
+    /// client.
     pub carried: Option<Carried>,
-    /// What its door has against it.
+    /// Why the entry point rejects the call.
     pub turned_away: Option<String>,
-    /// That is: the request that it came in cannot be understood.
+    /// The entry point rejects the call because it cannot parse the request.
     pub misread: bool,
 }
 
-/// Something that travels with a call from its door to the handler, past the gates; see [`Call::carrying`].
+/// A value that the entry point passes to the handler; see [`Call::carrying`].
 #[derive(Clone)]
 pub struct Carried(pub(crate) Arc<dyn std::any::Any + Send + Sync>);
 
@@ -165,7 +169,7 @@ impl fmt::Debug for Carried {
 }
 
 impl Call {
-    /// A call with nothing but its arguments.
+    /// Creates a call with arguments and no options.
     pub fn new(key: SessionKey, tool: impl Into<String>, arguments: impl Into<Arguments>) -> Self {
         Self {
             key,
@@ -185,82 +189,87 @@ impl Call {
         }
     }
 
-    /// Says which turn of the model it belongs to.
+    /// Sets the model's turn.
     #[must_use]
     pub const fn turn(mut self, turn: u64) -> Self {
         self.turn = Some(turn);
         self
     }
 
-    /// Says why the model stopped to make it.
+    /// Sets why the model stopped to make this call.
     #[must_use]
     pub fn stop_reason(mut self, reason: impl Into<String>) -> Self {
         self.stop_reason = Some(reason.into());
         self
     }
 
-    /// Makes the call one with every other of the same key, tool, agent and principal.
+    /// Sets the idempotency key. Calls with the same key, tool, agent and principal count as one
+    /// call.
     #[must_use]
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
         self.idempotency_key = Some(key.into());
         self
     }
 
-    /// Says what its door has against it, which only the door can know: whose token it is, say. The first gate refuses it with these
-    /// words, and it has its row as any other.
+    /// Marks the call as rejected by the entry point, for example because of its token.
+    ///
+    /// The first gate rejects the call with this message, and the call gets a ledger row.
     #[must_use]
     pub fn turned_away(mut self, why: impl Into<String>) -> Self {
         self.turned_away = Some(why.into());
         self
     }
 
-    /// Says why its door cannot understand the request that it came in. The first gate refuses it with these words, as one that
-    /// was [turned away](Self::turned_away), but as something to put right.
+    /// Marks the call as rejected because the entry point cannot parse the request.
+    ///
+    /// Unlike [`turned_away`](Self::turned_away), the client can correct this error.
     #[must_use]
     pub fn misread(mut self, why: impl Into<String>) -> Self {
         self.misread = true;
-        // It may quote what the client sent.
+        // The reason may quote client data of any length.
         self.turned_away(why.into().chars().take(REASON).collect::<String>())
     }
 
-    /// Uses an approval.
+    /// Sets the approval to use.
     #[must_use]
     pub fn approval(mut self, id: impl Into<String>) -> Self {
         self.approval = Some(id.into());
         self
     }
 
-    /// Bounds how long the caller will wait.
+    /// Sets how long the caller waits.
     #[must_use]
     pub const fn within(mut self, limit: Duration) -> Self {
         self.within = Some(limit);
         self
     }
 
-    /// Says what the client calls it.
+    /// Sets the client's own id for the call.
     #[must_use]
     pub fn client_id(mut self, id: impl Into<String>) -> Self {
         self.client_id = Some(id.into());
         self
     }
 
-    /// Says that the client can ask its own user, where a rule wants a person and names nobody; see
-    /// [`crate::Toolgate::admit_kept`].
+    /// Declares that the client can ask its own user if a rule asks for approval and names no
+    /// approver; see [`crate::Toolgate::admit_kept`].
     #[must_use]
     pub const fn client_asks(mut self) -> Self {
         self.client_asks = true;
         self
     }
 
-    /// Gives the handler something of the door's own, which [`crate::Ctx::carried`] finds by its type. It decides nothing and is
-    /// not recorded.
+    /// Attaches a value of the entry point for the handler, which [`crate::Ctx::carried`] finds by
+    /// type.
+    ///
+    /// The value has no influence on decisions and is not recorded.
     #[must_use]
     pub fn carrying<T: std::any::Any + Send + Sync>(mut self, thing: Arc<T>) -> Self {
         self.carried = Some(Carried(thing));
         self
     }
 
-    /// Lets a token cancel the call.
+    /// Sets a token that cancels the call.
     #[must_use]
     pub fn cancelled_by(mut self, token: CancellationToken) -> Self {
         self.cancel = Some(token);
@@ -268,54 +277,54 @@ impl Call {
     }
 }
 
-/// Arguments that were judged. What runs is exactly this.
+/// Validated arguments with canonical bytes and digest. The tool runs with exactly these.
 #[derive(Debug, Clone)]
 pub struct Judged {
     value: Arc<Value>,
     bytes: Vec<u8>,
     digest: Digest,
-    /// What a shell command among them would run; read once.
+    /// The parsed shell command among the arguments, if any.
     shell: OnceLock<Arc<(String, Arc<Shell>)>>,
 }
 
 impl Judged {
-    /// Fixes arguments for a tool: from here on they have one spelling and one digest.
+    /// Canonicalizes arguments for a tool and computes their digest.
     pub(crate) fn new(tool: &str, value: Value) -> Self {
         let bytes = crate::json::canonical(&value);
         let digest = Digest::of_parts([tool.as_bytes(), &bytes]);
         Self { value: Arc::new(value), bytes, digest, shell: OnceLock::new() }
     }
 
-    /// With a digest that no secret among the arguments can be guessed from.
+    /// Replaces the digest with a keyed one, from which secrets cannot be guessed.
     pub(crate) fn with_digest(mut self, keyed: impl FnOnce(Digest) -> Digest) -> Self {
         self.digest = keyed(self.digest);
         self
     }
 
-    /// The arguments.
+    /// Returns the arguments.
     #[must_use]
     pub fn value(&self) -> &Value {
         &self.value
     }
 
-    /// What the shell command among them would run.
+    /// Returns the parsed shell command.
     pub(crate) fn shell(&self, command: &str) -> Arc<Shell> {
         let (text, shell) = &**self.shell.get_or_init(|| Arc::new((command.to_owned(), Arc::new(Shell::read(command)))));
         if text == command { Arc::clone(shell) } else { Arc::new(Shell::read(command)) }
     }
 
-    /// The arguments, shared.
+    /// Returns the shared arguments.
     pub(crate) fn shared(&self) -> Arc<Value> {
         Arc::clone(&self.value)
     }
 
-    /// The arguments as canonical JSON: what is forwarded.
+    /// Returns the arguments as canonical JSON, which is what toolgate forwards.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Keyed digest of the tool's name and the canonical arguments.
+    /// Returns the keyed digest of the tool's name and the canonical arguments.
     #[must_use]
     pub const fn digest(&self) -> Digest {
         self.digest

@@ -1,4 +1,4 @@
-//! Programs that hooks and tools start: they see what they are given, and nothing of them is left afterwards.
+//! Starts the programs of hooks and tools isolated, and kills all their processes at the end.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,16 +12,17 @@ use tokio::process::{Child, ChildStdin, Command};
 
 use crate::lead::HEARD;
 
-/// Its streams are ours, its process group is its own, and of the environment it sees what is named and what is set.
+/// Configures a command with piped streams, a separate process group and an explicit environment.
 pub(crate) fn shut_off(command: &mut Command, led: bool, inherit: &[String], set: &BTreeMap<String, OsString>) {
     command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // What leads into it must live for as long as it takes to end all of it.
+    // The supervisor must stay alive until it has killed all descendants.
     command.process_group(0).kill_on_drop(!led);
     command.envs(inherit.iter().filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
     command.envs(set);
 }
 
-/// Gives it what it is to read. One that ends without reading has closed the pipe: what it says counts all the same.
+/// Writes the input. Ignores errors: a program may exit without reading, and its output still
+/// counts.
 pub(crate) async fn feed(stdin: Option<ChildStdin>, text: &[u8]) {
     if let Some(mut stdin) = stdin {
         let _ = stdin.write_all(text).await;
@@ -29,7 +30,8 @@ pub(crate) async fn feed(stdin: Option<ChildStdin>, text: &[u8]) {
     }
 }
 
-/// Ends a program when dropped: with all that it has started where something leads into it (see [`crate::lead`]), else with its group.
+/// Kills a program when dropped: all its descendants if it has a supervisor (see [`crate::lead`]),
+/// else its process group.
 pub(crate) struct Group {
     id: Option<Pid>,
     led: bool,
@@ -42,18 +44,18 @@ impl Group {
         Self { id, led, over: AtomicBool::new(false) }
     }
 
-    /// Nobody says anything any more: what leads into it need not wait for that.
+    /// Tells the supervisor that the output is read completely, so it need not wait for that.
     pub(crate) fn is_heard(&self) {
         if let Some(id) = self.id.filter(|_| self.led && !self.over.load(Ordering::Relaxed)) {
             let _ = kill_process(id, HEARD);
         }
     }
 
-    /// Waits for its end.
+    /// Waits until the program has ended.
     pub(crate) async fn wait(&self, program: &mut Child) -> std::io::Result<ExitStatus> {
         let status = program.wait().await?;
         self.over.store(true, Ordering::Relaxed);
-        // What led into it was killed by force: of the rest, its group is known.
+        // If the supervisor was killed by force, only the process group of the rest is known.
         if let Some(id) = self.id.filter(|_| self.led && status.signal() == Some(Signal::KILL.as_raw())) {
             let _ = kill_process_group(id, Signal::KILL);
         }
@@ -64,12 +66,12 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         let Some(id) = self.id else { return };
-        // Gone already is what is wanted.
+        // An error means that the processes are gone already.
         if !self.led {
             let _ = kill_process_group(id, Signal::KILL);
         } else if !self.over.load(Ordering::Relaxed) {
             let _ = kill_process(id, Signal::TERM);
-            // One that was stopped would not hear it.
+            // A stopped supervisor would not receive the signal.
             let _ = kill_process(id, Signal::CONT);
         }
     }

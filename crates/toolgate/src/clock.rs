@@ -1,17 +1,17 @@
-//! The clock that decisions are made by. Timers run on tokio's.
+//! Defines the clock for decisions. Timers use tokio's clock.
 
 use std::fmt;
 use std::sync::Mutex;
 
 use jiff::{SignedDuration, Span, SpanRelativeTo, Timestamp};
 
-/// What time it is.
+/// Source of the current time.
 pub trait Clock: Send + Sync + fmt::Debug {
-    /// Now.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 }
 
-/// The machine's clock.
+/// The system clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
@@ -21,12 +21,12 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is told otherwise: for tests, replay and scripted runs.
+/// A clock that only changes when it is set, for tests, replay and scripted runs.
 #[derive(Debug)]
 pub struct ManualClock(Mutex<Timestamp>);
 
 impl ManualClock {
-    /// A clock that shows `now`.
+    /// Creates a clock that shows `now`.
     #[must_use]
     pub const fn at(now: Timestamp) -> Self {
         Self(Mutex::new(now))
@@ -37,7 +37,7 @@ impl ManualClock {
         *crate::lock(&self.0) = now;
     }
 
-    /// Moves the clock. A step beyond the range of time leaves it where it is.
+    /// Advances the clock. A step beyond the range of timestamps has no effect.
     pub fn advance(&self, by: SignedDuration) {
         let mut now = crate::lock(&self.0);
         *now = now.checked_add(by).unwrap_or(*now);
@@ -50,10 +50,11 @@ impl Clock for ManualClock {
     }
 }
 
-/// What to write instead of what is no length of time.
+/// Hint for an invalid duration.
 pub(crate) const LENGTHS: &str = "write `90d`, `1h` or `30s`";
 
-/// A length of time as people write it: `30s`, `15 minutes`, `1.5h`, `1h 30m`, `7d`, `2 weeks`. A day has 24 hours. It has no sign.
+/// Parses a duration without a sign: `30s`, `15 minutes`, `1.5h`, `1h 30m`, `7d`, `2 weeks`. A day
+/// has 24 hours.
 ///
 /// ```
 /// assert_eq!(toolgate::clock::duration("2 weeks"), toolgate::clock::duration("336h"));

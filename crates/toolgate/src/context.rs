@@ -1,5 +1,7 @@
-//! What a handler is given: the session, resources, limits, and ways to say things. Everything it
-//! does through its context is recorded in a [`Txn`] and kept only if the call succeeds.
+//! Provides the context of a handler: session, resources, limits and messages.
+//!
+//! Everything that a handler does through its context is recorded in a [`Txn`], and committed only
+//! if the call succeeds.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -21,7 +23,7 @@ use crate::session::{Change, State};
 use crate::store::Store;
 use crate::tool::{Effect, Failure};
 
-/// What a run has recorded. Dropping it undoes all of it.
+/// Recorded changes of a run. Dropping the value discards all of them.
 #[derive(Default)]
 pub struct Txn {
     pub(crate) slices: Vec<Change>,
@@ -34,16 +36,16 @@ pub struct Txn {
     pub(crate) files: Option<Box<dyn FileTxn>>,
 }
 
-/// What is left of the budgets when the call begins; `None` is no limit.
+/// Remaining budgets at the start of the call. `None` means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Remaining {
-    /// Tokens.
+    /// Remaining tokens.
     pub tokens: Option<u64>,
-    /// Money.
+    /// Remaining money.
     pub money: Option<rust_decimal::Decimal>,
 }
 
-/// A handler's context. Cheap to clone; dead once the call has ended.
+/// Context of a handler. Cheap to clone, and without effect after the call has ended.
 #[derive(Clone)]
 pub struct Ctx(Arc<Inner>);
 
@@ -58,7 +60,7 @@ struct Inner {
     deadline: Option<Instant>,
     remaining: Remaining,
     cancel: CancellationToken,
-    /// What the handler may wait for: ends with the call, or with a run that was ended. Made once somebody looks at it.
+    /// Cancelled when the call is cancelled or the run is stopped. Created on first use.
     over: OnceLock<CancellationToken>,
     carried: Option<Carried>,
     beat: Mutex<Instant>,
@@ -66,7 +68,7 @@ struct Inner {
     txn: Mutex<Option<Txn>>,
 }
 
-/// What a context is made of.
+/// Parts of a context.
 pub(crate) struct Parts {
     pub(crate) call: CallId,
     pub(crate) key: SessionKey,
@@ -101,7 +103,7 @@ impl Ctx {
         }))
     }
 
-    /// Ends the run: what comes later, from a task that was left behind, goes nowhere.
+    /// Ends the run. Later changes, from tasks that are still running, are ignored.
     pub(crate) fn end(&self) -> Txn {
         crate::lock(&self.0.txn).take().unwrap_or_default()
     }
@@ -114,22 +116,22 @@ impl Ctx {
         crate::lock(&self.0.txn).as_mut().map(f)
     }
 
-    /// The call's name in the ledger.
+    /// Returns the id of the call in the ledger.
     #[must_use]
     pub fn call_id(&self) -> CallId {
         self.0.call
     }
 
-    /// Whose conversation it is.
+    /// Returns the session of the call.
     #[must_use]
     pub fn key(&self) -> &SessionKey {
         &self.0.key
     }
 
-    /// A state slice, with what this call has set.
+    /// Returns a state slice, including the changes of this call.
     ///
     /// # Errors
-    /// The slice holds something of another shape.
+    /// The slice has another type.
     pub fn slice<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, serde_json::Error> {
         let own = self.record(|txn| txn.slices.iter().rev().find(|(n, _)| &**n == name).map(|(_, value)| value.clone())).flatten();
         match own {
@@ -138,47 +140,48 @@ impl Ctx {
         }
     }
 
-    /// Sets a state slice. Kept only if the call succeeds.
+    /// Sets a state slice. The change is committed only if the call succeeds.
     ///
     /// # Errors
-    /// The value cannot be written as JSON.
+    /// The value cannot be serialized as JSON.
     pub fn set_slice<T: Serialize>(&self, name: &str, value: &T) -> Result<(), serde_json::Error> {
         let value = kept(value)?;
         self.record(|txn| txn.slices.push((name.into(), Some(value))));
         Ok(())
     }
 
-    /// Removes a state slice. Kept only if the call succeeds.
+    /// Removes a state slice. The change is committed only if the call succeeds.
     pub fn remove_slice(&self, name: &str) {
         self.record(|txn| txn.slices.push((name.into(), None)));
     }
 
-    /// Appends to a log slice. Kept whatever becomes of the call.
+    /// Appends to a log slice. The entry is kept even if the call fails.
     ///
     /// # Errors
-    /// The entry cannot be written as JSON.
+    /// The entry cannot be serialized as JSON.
     pub fn log<T: Serialize>(&self, name: &str, entry: &T) -> Result<(), serde_json::Error> {
         let entry = kept(entry)?;
         self.record(|txn| txn.logs.push((name.into(), entry)));
         Ok(())
     }
 
-    /// A typed resource of the agent.
+    /// Returns a typed resource of the agent.
     #[must_use]
     pub fn resource<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         self.0.resources.get()
     }
 
-    /// What the door gave the call to carry, if it is of this type; see [`crate::Call::carrying`].
+    /// Returns the value that the entry point attached, if it has this type; see
+    /// [`crate::Call::carrying`].
     #[must_use]
     pub fn carried<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         self.0.carried.as_ref().and_then(|carried| Arc::clone(&carried.0).downcast().ok())
     }
 
-    /// The agent's file system, rolled back with the call.
+    /// Returns the agent's file system. Changes are rolled back if the call fails.
     ///
     /// # Errors
-    /// The agent has none.
+    /// The agent has no file system.
     pub fn files(&self) -> Result<Files, Failure> {
         match self.0.resources.files() {
             Some(_) => Ok(Files(self.clone())),
@@ -186,73 +189,75 @@ impl Ctx {
         }
     }
 
-    /// When the run will be ended.
+    /// Returns the time at which the run is stopped.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.0.deadline
     }
 
-    /// How long the run still has.
+    /// Returns the time until the run is stopped.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.0.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// What was left of the budgets when the call began.
+    /// Returns the remaining budgets at the start of the call.
     #[must_use]
     pub fn budget(&self) -> Remaining {
         self.0.remaining
     }
 
-    /// Reports what the run has cost. A tool that reports nothing has cost what it declares.
+    /// Reports the cost of the run. Without a report, the declared cost of the tool counts.
     pub fn spend(&self, spend: Spend) {
         self.record(|txn| txn.spent = Some(txn.spent.unwrap_or_default().plus(spend)));
     }
 
-    /// Ends when the call is cancelled, or its time is up. The run is dropped at its next `await` anyway; this is for
-    /// what it has started elsewhere, which goes on where the run has come to its own end.
+    /// Returns a token that is cancelled when the call is cancelled or its time is up.
+    ///
+    /// The run itself is dropped at its next `await`. Use this token for background tasks. They may
+    /// continue if the run ends by itself.
     #[must_use]
     pub fn cancelled(&self) -> &CancellationToken {
         self.0.over.get_or_init(|| self.0.cancel.child_token())
     }
 
-    /// A sign of life.
+    /// Sends a heartbeat.
     pub fn beat(&self) {
         *crate::lock(&self.0.beat) = Instant::now();
     }
 
-    /// Publishes an event of the tool's own. Heard when the call has succeeded.
+    /// Publishes an event of the tool. Listeners receive it after the call has succeeded.
     pub fn publish(&self, name: &str, payload: Value) {
         self.record(|txn| txn.events.push((name.into(), payload)));
     }
 
-    /// Words for the model, beside the value.
+    /// Sets a message for the model, in addition to the value.
     pub fn say(&self, message: impl Into<String>) {
         let message = message.into();
         self.record(|txn| txn.message = Some(message));
     }
 
-    /// Keeps the value out of the model's context.
+    /// Hides the value from the model.
     pub fn hide_value(&self) {
         self.record(|txn| txn.hidden = true);
     }
 
-    /// A stored output of this session.
+    /// Returns a stored output of this session.
     pub(crate) async fn stored_output(&self, handle: &str) -> Result<Option<Arc<str>>, crate::store::StoreError> {
         self.0.store.output(&self.0.key, handle).await
     }
 }
 
-/// What a session can keep: JSON that can be read back.
+/// Converts a value to JSON that a session can store and read back.
 fn kept(value: &impl Serialize) -> Result<Value, serde_json::Error> {
     let value = serde_json::to_value(value)?;
     match crate::json::value_over_bounds(&value, &crate::gate::OUTPUT_BOUNDS) {
-        Some(why) => Err(serde::ser::Error::custom(format!("a session cannot keep it: {why}"))),
+        Some(why) => Err(serde::ser::Error::custom(format!("cannot store the value in a session: {why}"))),
         None => Ok(value),
     }
 }
 
-/// The agent's file system as one call sees it.
+/// The agent's file system, as one call sees it.
 #[derive(Clone)]
 pub struct Files(Ctx);
 
@@ -273,10 +278,10 @@ impl Files {
         self.0.record(|txn| txn.observed.push(seen));
     }
 
-    /// The whole of a file.
+    /// Reads a whole file.
     ///
     /// # Errors
-    /// Why not.
+    /// The file cannot be read.
     pub fn read(&self, path: &str) -> Result<Vec<u8>, FileError> {
         let path = normal_path(path)?;
         let content = self.with(|txn| txn.read(&path))?;
@@ -287,7 +292,7 @@ impl Files {
     /// Creates or overwrites a file.
     ///
     /// # Errors
-    /// Why not; then nothing has changed.
+    /// The file cannot be changed. In this case, nothing has changed.
     pub fn write(&self, path: &str, content: &[u8]) -> Result<(), FileError> {
         self.may_write()?;
         let path = normal_path(path)?;
@@ -299,7 +304,7 @@ impl Files {
     /// Removes a file.
     ///
     /// # Errors
-    /// Why not; then nothing has changed.
+    /// The file cannot be changed. In this case, nothing has changed.
     pub fn remove(&self, path: &str) -> Result<(), FileError> {
         self.may_write()?;
         let path = normal_path(path)?;
@@ -308,10 +313,10 @@ impl Files {
         Ok(())
     }
 
-    /// The files below a directory (`""` for all), sorted; at most this many.
+    /// Lists at most `most` files below a directory (`""` for all), sorted.
     ///
     /// # Errors
-    /// Why not.
+    /// The file cannot be read.
     pub fn list(&self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
         let names = self.with(|txn| txn.list(below, most))?;
         for name in &names {

@@ -1,4 +1,4 @@
-//! The error contract: one type, two spellings.
+//! Defines the error contract: one type with two serializations.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,22 +9,22 @@ use serde_json::Value;
 use crate::call::CallId;
 use crate::code;
 
-/// What a model should do about an error.
+/// Category of an error, which tells a model what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Category {
-    /// Try again later.
+    /// Retry later.
     Transient,
     /// Correct the call, or ask the user.
     Validation,
-    /// Tell the user, or escalate; never try again.
+    /// Tell the user or escalate. Never retry.
     Permission,
     /// Explain the rule.
     Business,
 }
 
 impl Category {
-    /// The name in the bucket dialect.
+    /// Returns the name in the bucket dialect.
     #[must_use]
     pub const fn bucket(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl Category {
     }
 }
 
-/// How errors are written for a model.
+/// Format of errors for a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dialect {
@@ -62,65 +62,65 @@ impl fmt::Display for Category {
     }
 }
 
-/// What a failed call left behind in the world.
+/// Effects of a failed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effects {
-    /// Proven: nothing happened.
+    /// Nothing happened, provably.
     None,
-    /// It happened and was undone.
+    /// The action happened and was undone.
     RolledBack,
-    /// It happened.
+    /// The action happened.
     Done,
-    /// It may have happened.
+    /// The action may have happened.
     Unknown,
 }
 
 impl Effects {
-    /// True where the world is as it was before the call.
+    /// Returns true if nothing changed, or if every change was undone.
     #[must_use]
     pub const fn is_clean(self) -> bool {
         matches!(self, Self::None | Self::RolledBack)
     }
 }
 
-/// One thing that is wrong with the arguments.
+/// One invalid argument.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FieldError {
     /// JSON pointer into the arguments.
     pub path: String,
-    /// What would be right.
+    /// The expected value.
     pub expected: String,
-    /// What was there.
+    /// The received value.
     pub got: String,
-    /// The name that was probably meant.
+    /// The suggested name.
     #[serde(rename = "didYouMean", default, skip_serializing_if = "Option::is_none")]
     pub did_you_mean: Option<String>,
 }
 
-/// The next legal move.
+/// The next allowed call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NextStep {
     /// The tool to call.
     pub tool: String,
-    /// Its arguments, as far as they are known.
+    /// The known arguments.
     #[serde(default)]
     pub arguments: Value,
 }
 
-/// Where a call waits for a person.
+/// Reference to an approval that a call waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ApprovalRef {
-    /// Names the request; repeat the call with it once it is approved.
+    /// The id of the approval. Repeat the call with it after the approval.
     pub id: String,
-    /// RFC 3339; afterwards a new approval is needed.
+    /// When the approval expires (RFC 3339). After that, a new approval is needed.
     pub expires_at: String,
 }
 
-/// A refusal or failure, complete enough for a model to know what to do next.
+/// A rejection or failure, with all that a model needs to decide what to do next.
 ///
-/// Serialises in the standard dialect; [`ToolError::to_bucket`] gives the other.
+/// Serializes in the standard dialect. [`ToolError::to_bucket`] returns the other one.
 ///
 /// ```
 /// use toolgate::{ToolError, code};
@@ -136,45 +136,45 @@ pub struct ApprovalRef {
 pub struct ToolError {
     #[serde(rename = "isError")]
     is_error: IsError,
-    /// What kind of error it is.
+    /// The category of the error.
     #[serde(rename = "errorCategory")]
     pub category: Category,
     /// Whether the identical call may succeed later.
     #[serde(rename = "isRetryable")]
     pub retryable: bool,
-    /// Stable name of the error.
+    /// The stable error code.
     pub code: Cow<'static, str>,
-    /// For reading; never for branching.
+    /// The message for people and models. Programs must branch on `code` instead.
     pub message: String,
-    /// What is wrong with the arguments, all at once.
+    /// All invalid arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
-    /// What the call left behind.
+    /// The effects of the call.
     pub effects: Effects,
-    /// The tool that handles such requests instead.
+    /// The tool that handles such requests.
     #[serde(default)]
     pub redirect_tool: Option<String>,
-    /// The next legal move, where one was computed.
+    /// The next allowed call, if one was found.
     #[serde(default)]
     pub next: Option<NextStep>,
-    /// How long to wait before trying again.
+    /// How long to wait before a retry.
     #[serde(default)]
     pub retry_after_ms: Option<u64>,
     /// The approval that the call waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub approval: Option<ApprovalRef>,
-    /// What the service behind the tool said: untrusted text.
+    /// The error of the upstream, as untrusted text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<Value>,
-    /// What an earlier run of the same call came to, handed back without running it again.
+    /// The error comes from an earlier run of the same call. The tool did not run again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replayed: bool,
-    /// The call's name in the ledger.
+    /// The id of the call in the ledger.
     #[serde(default)]
     pub call_id: Option<CallId>,
 }
 
-/// Serialises as `true` and refuses anything else.
+/// Serializes as `true` and rejects any other value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "bool", into = "bool")]
 struct IsError;
@@ -193,13 +193,14 @@ impl From<IsError> for bool {
 }
 
 impl ToolError {
-    /// An error with one of toolgate's own codes; category and retryability come from the table.
+    /// Creates an error with one of toolgate's own codes. The code table defines category and
+    /// retryability.
     pub fn of(name: &'static str, message: impl Into<String>) -> Self {
         let (category, retryable) = code::find(name).map_or((Category::Business, false), |c| (c.category, c.retryable));
         Self { retryable, ..Self::new(category, name, message) }
     }
 
-    /// An error with a code of the caller's choice. TRANSIENT ones are retryable, others not.
+    /// Creates an error with a custom code. TRANSIENT errors are retryable, others are not.
     pub fn new(category: Category, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self {
             is_error: IsError,
@@ -219,7 +220,7 @@ impl ToolError {
         }
     }
 
-    /// Says what the call left behind. What may have happened is never retryable.
+    /// Sets the effects. A call that may have had effects is never retryable.
     #[must_use]
     pub fn with_effects(mut self, effects: Effects) -> Self {
         self.effects = effects;
@@ -227,26 +228,27 @@ impl ToolError {
         self
     }
 
-    /// Says how long to wait before trying again.
+    /// Sets how long to wait before a retry.
     #[must_use]
     pub fn retry_after_ms(mut self, ms: u64) -> Self {
         self.retry_after_ms = Some(ms);
         self
     }
 
-    /// What the model reads: in words, and as the contract has it.
+    /// Returns the text for the model: the message, then the error contract as JSON.
     #[must_use]
     pub fn for_model(&self) -> String {
         self.for_model_in(Dialect::Standard)
     }
 
-    /// The same in a dialect; see [`AgentBuilder::dialect`](crate::AgentBuilder::dialect).
+    /// Returns the text for the model in a dialect; see
+    /// [`AgentBuilder::dialect`](crate::AgentBuilder::dialect).
     #[must_use]
     pub fn for_model_in(&self, dialect: Dialect) -> String {
         format!("{}\n{}", self.message, self.told_in(dialect))
     }
 
-    /// The error as a dialect has it.
+    /// Serializes the error in a dialect.
     #[must_use]
     pub fn told_in(&self, dialect: Dialect) -> Value {
         match dialect {
@@ -255,7 +257,8 @@ impl ToolError {
         }
     }
 
-    /// The bucket dialect: `{"is_error": true, "error": {"bucket", "code", "detail", "retryable", …}}`.
+    /// Serializes the error in the bucket dialect: `{"is_error": true, "error": {"bucket", "code",
+    /// "detail", "retryable", …}}`.
     #[must_use]
     pub fn to_bucket(&self) -> Value {
         let mut inner = match serde_json::to_value(self) {
@@ -272,7 +275,7 @@ impl ToolError {
         serde_json::json!({ "is_error": true, "error": inner })
     }
 
-    /// Reads the bucket dialect.
+    /// Parses an error in the bucket dialect.
     #[must_use]
     pub fn from_bucket(value: &Value) -> Option<Self> {
         if value.get("is_error") != Some(&Value::Bool(true)) {
@@ -291,7 +294,7 @@ impl ToolError {
     }
 }
 
-/// Fields that the two dialects name differently.
+/// Field names that differ between the dialects: standard, bucket.
 const BUCKET_NAMES: &[(&str, &str)] = &[("errorCategory", "bucket"), ("isRetryable", "retryable"), ("message", "detail")];
 
 impl fmt::Display for ToolError {

@@ -1,4 +1,4 @@
-//! What listeners hear.
+//! Defines the events that listeners receive.
 
 use std::sync::Arc;
 
@@ -7,23 +7,23 @@ use serde_json::Value;
 use crate::call::{CallId, SessionKey};
 use crate::ledger::Row;
 
-/// Something that happened. Listeners are called in the call's own task, after it is recorded.
+/// An event. Listeners run on the call's own task, after the call is recorded.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A call ended, in whatever way. There is exactly one for each call.
+    /// A call ended, with any outcome. Each call has exactly one such event.
     ToolInvoked(Arc<Row>),
-    /// A handler published something, and its call succeeded.
+    /// A handler published an event, and its call succeeded.
     Published {
         /// The call.
         call: CallId,
-        /// Whose conversation.
+        /// The session of the call.
         key: SessionKey,
-        /// The handler's name for it.
+        /// The event name that the handler chose.
         name: Arc<str>,
-        /// What it is about.
+        /// The payload.
         payload: Value,
     },
 }
 
-/// Hears events.
+/// Callback for events.
 pub type Listener = Arc<dyn Fn(&Event) + Send + Sync>;

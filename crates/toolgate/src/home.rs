@@ -1,12 +1,13 @@
-//! Where the user's home is.
+//! Finds the user's home directory.
 
 use std::path::PathBuf;
 
-/// The home directory of whoever runs this: `HOME`, else what `/etc/passwd` says. One that is relative would be wherever one stands,
-/// and is none.
+/// Returns the home directory of the current user: `HOME`, else the entry in `/etc/passwd`.
 ///
-/// The C library is not asked. It loads whatever knows the users of a system, which a program that is linked statically does not
-/// survive.
+/// A relative directory is ignored, because it would depend on the working directory.
+///
+/// Does not use the C library, which loads NSS modules. A statically linked program crashes on
+/// that.
 #[must_use]
 pub fn home() -> Option<PathBuf> {
     let said = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);

@@ -1,4 +1,4 @@
-//! The way into another program that ends when whoever started it does, with everything that it has started.
+//! Supervises a program: kills it and all its descendants when the parent process exits.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -17,43 +17,52 @@ use rustix::process::{
     set_child_subreaper, set_parent_process_death_signal, setrlimit, wait,
 };
 
-/// The word by which a program that calls [`enter_if_asked`](crate::sandbox::enter_if_asked) knows that it is only the way into another.
-/// Behind it stand the number of the process that started it, the other program, and its words.
+/// First argument that turns a program that calls
+/// [`enter_if_asked`](crate::sandbox::enter_if_asked) into a supervisor.
 ///
-/// When the process that started it is gone, however that went, or says so with `SIGTERM`, the other one ends with all that it has
-/// started, also with what has left its group.
+/// The pid of the parent, the program to run and its arguments follow.
+///
+/// When the parent has exited for any reason, or sends `SIGTERM`, the supervisor kills the program
+/// and all its descendants, including those that left its process group.
 pub const WORD: &str = "__toolgate_child";
 
-/// The same for a program whose words count: when it has ended, the rest is ended only where `SIGUSR1` was told, too. Who still writes what
-/// the program has to say is not cut off.
+/// Like [`WORD`], for a program whose output matters.
+///
+/// After the program has ended, its descendants are killed only when `SIGUSR1` arrives. Descendants
+/// that still write output are not interrupted.
 pub const HEARD_OUT: &str = "__toolgate_child_heard_out";
-/// Everything was heard that there was to hear.
+/// Tells the supervisor that the output is read completely.
 pub(crate) const HEARD: Signal = Signal::USR1;
 
-/// The word by which it knows that it is the last step.
+/// First argument of the last step, which becomes the program.
 const LAST: &str = "__toolgate_child_begin";
-/// The variable that says how many files the program may have open, where whoever started it may have more than there were.
+/// Environment variable with the open-file limit for the program, if the parent has raised its own
+/// limit.
 pub const FILES: &str = "__TOOLGATE_CHILD_FILES";
-/// What ends it, with the program, whoever says so: of several that say it at once, only one is heard of. Nothing else is heeded: a program
-/// may send it to its whole group, and a terminal what stops those in the background.
+/// Signals that end the supervisor and the program.
+///
+/// All other signals are ignored: a program may signal its own group, and a terminal stops
+/// background processes.
 const ENDING: [Name; 4] = [Name::SIGTERM, Name::SIGINT, Name::SIGHUP, Name::SIGQUIT];
-/// How long those who were killed have to be gone.
+/// How long killed processes may take to exit.
 pub const GONE: Duration = Duration::from_secs(5);
-/// After how long it is looked again whether they are.
+/// Interval between checks whether killed processes have exited.
 const AGAIN: Duration = Duration::from_millis(1);
-/// The exit code of what could not begin.
-const NOT_BEGUN: i32 = 127;
-/// By this signal a process ends that leads into a room where nothing ran. It ends so for no other reason: the signal is held back from it,
-/// and a program that ends by it is told by an exit code.
+/// Exit code if the program could not be started.
+pub const NOT_BEGUN: i32 = 127;
+/// Signal that a supervisor kills itself with if the sandboxed program did not run.
+///
+/// A supervisor ends by this signal for no other reason, because the signal is blocked. A program
+/// that ends by it is reported with an exit code.
 pub(crate) const NEVER_RAN: Signal = Signal::USR2;
 
-/// Where this program was started to lead into another one: does so, and never comes back.
+/// Runs the supervisor if this process was started as one, and does not return then.
 pub(crate) fn enter_if_asked() {
     let mut words = std::env::args_os().skip(1);
     let word = words.next();
     let code = if word.as_deref() == Some(LAST.as_ref()) {
         let (Some(leader), Some(program)) = (words.next(), words.next()) else { std::process::exit(NOT_BEGUN) };
-        // Comes back only where that cannot be.
+        // Returns only if `exec` fails.
         let why = match begin(&leader) {
             Ok(()) => Command::new(&program).args(words).exec().to_string(),
             Err(why) => why,
@@ -74,36 +83,38 @@ pub(crate) fn enter_if_asked() {
     std::process::exit(code);
 }
 
-/// What a process leads into.
+/// Kind of supervised program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A program that is there until it is told to end.
+    /// A program that runs until it is stopped.
     Served,
-    /// A program whose words count.
+    /// A program whose output matters.
     Heard,
-    /// The same, in a room that it may not get into.
+    /// The same in a sandbox, which may be unavailable.
     Room,
 }
 
-/// Starts this program once more, with `next`, the number of this process and these words, and stays with it until it has ended, or
-/// whoever started this one, and nothing is left of it. Says how it ended, and whether it has told that it did not become the other
-/// program: into a room, behind the number stands where to tell.
+/// Supervises a child process: restarts this executable with `next`, this pid and `words`.
+///
+/// Waits until the child or the parent has ended, then kills all remaining descendants. Returns the
+/// exit status of the child, and whether the child reported that it could not become the program.
+/// For a sandbox, the number of the error pipe follows the pid.
 pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString], kind: Kind) -> Result<(Option<WaitStatus>, bool), String> {
-    // A signal that is held back from one thread comes to another.
+    // A signal that one thread blocks is delivered to another thread.
     if std::fs::read_dir("/proc/self/task").map_err(|error| error.to_string())?.count() > 1 {
-        return Err("it has threads already: it must be led into first thing in `main`".to_owned());
+        return Err("the process has several threads: call `enter_if_asked` first in `main`".to_owned());
     }
-    // Whoever started this may be gone already, and would not be missed.
-    let parent = getppid().filter(|now| parent.to_str() == Some(number(*now).as_str())).ok_or("whoever started it is gone")?;
+    // The parent may have exited already, which a later check could not detect.
+    let parent = getppid().filter(|now| parent.to_str() == Some(number(*now).as_str())).ok_or("the parent process has exited")?;
     if let Some(before) = std::env::var(FILES).ok().and_then(|files| files.parse().ok()) {
         give_back(before);
     }
-    // What else is open here is not for it.
+    // Inherited files are not for the program.
     crate::sandbox::close_inherited()?;
     let said = |error: std::io::Error| error.to_string();
     let told = listen().map_err(said)?;
     let nothing = File::options().read(true).write(true).open("/dev/null").map_err(said)?;
-    // By way of this program once more: what is held back from this process would be held back from its child.
+    // The extra process is needed because a child would inherit this process's blocked signals.
     let mut command = Command::new("/proc/self/exe");
     command.arg(next).arg(number(getpid())).env_remove(FILES);
     let mut news = None;
@@ -118,39 +129,42 @@ pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString], kind: Kind) -
     };
     let child = command.args(words).spawn().map_err(said)?;
     drop(tell);
-    // Its streams are its own: who closes one is heard to close it.
+    // Release the streams of the program, so that the parent notices when the program closes one.
     let _ = rustix::stdio::dup2_stdin(&nothing);
     let _ = rustix::stdio::dup2_stdout(&nothing);
     let _ = rustix::stdio::dup2_stderr(&nothing);
     Ok(accompany(i32::try_from(child.id()).ok().and_then(Pid::from_raw), parent, &told, kind, news))
 }
 
-/// Where it is told that a program did not begin. Nothing of it is open any more when it begins.
+/// Pipe on which the child reports that `exec` failed (one byte).
+///
+/// The pipe closes when the program starts, so end of file means success.
 pub(crate) struct Tell(File);
 
 impl Tell {
-    /// What `lead` has opened under this number. Everything else but the three streams is closed.
+    /// Opens the pipe that `lead` has created under this number, and closes all other files except
+    /// the standard streams.
     pub(crate) fn at(number: &OsStr) -> Result<Self, String> {
-        let number: i32 = number.to_str().and_then(|number| number.parse().ok()).ok_or("it is not said where to tell")?;
+        let number: i32 = number.to_str().and_then(|number| number.parse().ok()).ok_or("invalid number of the error pipe")?;
         let tell = File::options().write(true).open(format!("/proc/self/fd/{number}")).map_err(|error| error.to_string())?;
         crate::sandbox::close_all_but(Some(tell.as_raw_fd()))?;
         Ok(Self(tell))
     }
 
     pub(crate) fn did_not_begin(mut self) {
-        // Whoever does not hear it takes it for a program that failed.
+        // If the write fails, the supervisor assumes that the program ran and failed.
         let _ = self.0.write_all(b"!");
     }
 }
 
-/// Tells what leads into a program that everything was heard.
+/// Tells a supervisor that the output is read completely.
 pub(crate) fn is_heard(leader: &Child) {
     if let Some(id) = i32::try_from(leader.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process(id, HEARD);
     }
 }
 
-/// Whether it is told that the program did not begin; `None` while nobody knows.
+/// Reads whether the program did not start. `None` if that is not known yet.
 fn did_not_begin(news: &PipeReader) -> Option<bool> {
     match rustix::io::read(news, &mut [0; 1]) {
         Ok(bytes) => Some(bytes > 0),
@@ -159,44 +173,44 @@ fn did_not_begin(news: &PipeReader) -> Option<bool> {
     }
 }
 
-/// Ends this process so that whoever waits for it knows that nothing ran.
+/// Ends this process in a way that tells the parent that the program did not run.
 pub(crate) fn end_without() -> ! {
     end_by(NEVER_RAN);
     std::process::exit(NOT_BEGUN)
 }
 
-/// Ends this process by a signal, if that can be.
+/// Ends this process by a signal, if possible.
 fn end_by(signal: Signal) {
-    // What there is to be seen is not in this process.
+    // A core dump of the supervisor would be of no use.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
-    // No other one that waits is let through.
+    // Unblock only this signal, not other pending ones.
     let only = Name::try_from(signal.as_raw()).map(|name| [name].into_iter().collect::<SigSet>());
     let _ = only.and_then(|only| only.thread_unblock());
-    // The first one may only take away a handler of the language.
+    // The first signal may only remove a handler of the Rust runtime.
     for _ in 0..2 {
         let _ = kill_process(getpid(), signal);
     }
 }
 
-/// Gives back what was taken: the program may have as many files open as there were.
+/// Restores the open-file limit for the program.
 fn give_back(before: u64) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let current = Some(maximum.map_or(before, |most| most.min(before)));
     let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
 }
 
-/// The last step before the program: no signal is held back from it, and should what leads here be killed by force, it goes with it.
+/// Prepares the process for the program: unblocks all signals, and dies with the supervisor.
 pub(crate) fn begin(leader: &OsStr) -> Result<(), String> {
     let _ = SigSet::empty().thread_set_mask();
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| format!("no death with the parent: {error}"))?;
-    // It may have been gone before that.
-    if getppid().map(number).as_deref() == leader.to_str() { Ok(()) } else { Err("what leads here is gone".to_owned()) }
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| format!("cannot set the parent-death signal: {error}"))?;
+    // The supervisor may have exited before the signal was set.
+    if getppid().map(number).as_deref() == leader.to_str() { Ok(()) } else { Err("the supervisor has exited".to_owned()) }
 }
 
-/// Ends this process as the program has ended, so that whoever waits for it hears also of a signal.
+/// Ends this process with the status of the program, including a signal.
 pub(crate) fn end_as(status: Option<WaitStatus>) -> ! {
     let signal = status.and_then(WaitStatus::terminating_signal).and_then(Signal::from_named_raw);
-    // One that is ignored here is told by the code below.
+    // A signal that is ignored here is reported by the exit code below.
     if let Some(signal) = signal.filter(|signal| *signal != NEVER_RAN) {
         end_by(signal);
     }
@@ -207,16 +221,16 @@ fn number(pid: Pid) -> String {
     pid.as_raw_nonzero().get().to_string()
 }
 
-/// Nobody else can say it.
+/// Prints why the program cannot be started. Only this process knows the reason.
 fn cannot_start(program: &OsStr, why: &str) -> i32 {
-    #[expect(clippy::print_stderr, reason = "standard error is where the program would speak")]
+    #[expect(clippy::print_stderr, reason = "standard error is the output channel of the program")]
     {
         eprintln!("`{}` cannot be started: {why}", program.display());
     }
     NOT_BEGUN
 }
 
-/// Whoever is left behind by the program becomes a child of this process, and it is heard who ends, and whether this is to.
+/// Makes this process the subreaper of orphaned descendants, and starts to receive signals.
 fn listen() -> std::io::Result<SignalFd> {
     set_child_subreaper(Some(getpid()))?;
     SigSet::all().thread_block()?;
@@ -224,17 +238,19 @@ fn listen() -> std::io::Result<SignalFd> {
     Ok(SignalFd::with_flags(&heard, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
 }
 
-/// Stays until the program has ended, or whoever wanted it, and ends all that is left of it. Gives back how it ended, and whether it was
-/// told that it did not begin.
+/// Waits until the program or the parent has ended, then kills all remaining descendants.
+///
+/// Returns the status of the program, and whether it reported that it did not start.
 fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, mut news: Option<PipeReader>) -> (Option<WaitStatus>, bool) {
     let watched = pidfd_open(parent, PidfdFlags::empty()).ok();
     let (mut ended, mut never, mut heard) = (None, false, kind == Kind::Served);
     loop {
-        // From the moment on that it begins, nobody can say otherwise.
+        // The pipe closes when the program starts.
         if let Some(known) = news.as_ref().and_then(did_not_begin) {
             (news, never) = (None, known);
         }
-        // First what was said, then who has ended: whoever ends in between is said again.
+        // Read signals first, then reap children. A child that ends in between sends another
+        // signal.
         let mut ends = false;
         while let Ok(Some(signal)) = told.read_signal() {
             ends |= ENDING.iter().any(|name| signal.ssi_signo == *name as u32);
@@ -246,26 +262,26 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, mut n
             }
         }
         ends |= ended.is_some() && heard;
-        // It may have been gone before it was watched.
+        // The parent may have exited before the pidfd was opened.
         if ends || getppid() != Some(parent) {
             break;
         }
         let mut heeded = vec![PollFd::from_borrowed_fd(told.as_fd(), PollFlags::IN)];
         heeded.extend(watched.iter().map(|gone| PollFd::new(gone, PollFlags::IN)));
         heeded.extend(news.iter().map(|news| PollFd::new(news, PollFlags::IN)));
-        // Where nobody can be watched, it is looked now and then.
+        // Without a pidfd, check at intervals.
         let now_and_then = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
         let _ = poll(&mut heeded, watched.is_none().then_some(&now_and_then));
     }
     let begun = Instant::now();
-    // Whoever was a child of one that is killed comes up in the next round.
+    // Children of killed processes are reparented and appear in the next round.
     while begun.elapsed() < GONE {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if Some(pid) == child => ended = Some(status),
                 Ok(Some(_)) => {}
                 Ok(None) => break,
-                // There is nobody left.
+                // No children are left.
                 Err(_) => return (ended, never || news.as_ref().and_then(did_not_begin) == Some(true)),
             }
         }
@@ -282,14 +298,14 @@ fn code_of(status: Option<WaitStatus>) -> i32 {
     status.and_then(code).unwrap_or(NOT_BEGUN)
 }
 
-/// Those whose parent this process is, by birth or since they were left behind.
+/// Returns the children of this process, including adopted orphans.
 fn children() -> Vec<Pid> {
     let own = getpid().as_raw_nonzero().get();
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let parent_of = |pid: i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name before it may have any sign in it.
+        // The process name before it may contain any character.
         stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<i32>().ok()
     };
     numbers.filter(|pid| parent_of(*pid) == Some(own)).filter_map(Pid::from_raw).collect()

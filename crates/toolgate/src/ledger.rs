@@ -1,4 +1,4 @@
-//! The record of every call, the refused ones too.
+//! Defines the row format of the ledger. Every call has a row, including rejected calls.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,33 +18,33 @@ use crate::policy::Facts;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
-    /// Principal, kill switch, size.
+    /// Checks the principal, pauses and the size of the arguments.
     Admit,
-    /// The tool's name.
+    /// Finds the tool.
     Resolve,
-    /// The arguments' shape.
+    /// Checks the arguments against the schema.
     Validate,
-    /// The same call, settled before.
+    /// Replays an identical call that has ended.
     Recall,
-    /// Repetition.
+    /// Rejects repetition without progress.
     Progress,
-    /// Budgets, deadlines, rates.
+    /// Checks budgets, deadlines and rate limits.
     Limits,
-    /// Hooks before the tool.
+    /// Runs hooks before the tool.
     Hooks,
-    /// Policies.
+    /// Evaluates policies.
     Policy,
-    /// A person's word.
+    /// Requires the approval of a person.
     Approval,
-    /// The durable intent.
+    /// Stores the intent and reserves limits.
     Claim,
-    /// The tool.
+    /// Runs the tool.
     Run,
-    /// Normalisation, hooks after the tool, output schema, size.
+    /// Normalizes and checks the result, and runs hooks after the tool.
     Shape,
-    /// Commit or rollback.
+    /// Commits or rolls back.
     Settle,
-    /// The row.
+    /// Writes the row.
     Record,
 }
 
@@ -67,7 +67,7 @@ impl Gate {
         Self::Record,
     ];
 
-    /// The gate's name.
+    /// Returns the gate's name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -95,21 +95,21 @@ impl fmt::Display for Gate {
     }
 }
 
-/// What became of a call.
+/// Final state of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// It ran and succeeded.
+    /// The tool ran and succeeded.
     Succeeded,
-    /// It ran and failed.
+    /// The tool ran and failed.
     Failed,
-    /// It did not run.
+    /// The tool did not run.
     Refused,
-    /// It had run before; its recorded outcome was handed back.
+    /// The call ran before, and its recorded outcome was replayed.
     Replayed,
-    /// It passed a signal to the prompt layer.
+    /// The tool sent a signal to the prompt layer.
     Signalled,
-    /// It was left open, and somebody found out what had become of it: a row of its own, beside that of the call.
+    /// The outcome of an earlier pending call was found out. This is a separate row.
     Settled,
 }
 
@@ -117,7 +117,7 @@ impl Decision {
     /// All decisions.
     pub const ALL: [Self; 6] = [Self::Succeeded, Self::Failed, Self::Refused, Self::Replayed, Self::Signalled, Self::Settled];
 
-    /// The decision's name.
+    /// Returns the decision's name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -149,81 +149,81 @@ impl Latency {
         }
     }
 
-    /// Nanoseconds spent at a gate.
+    /// Returns the nanoseconds spent at a gate.
     #[must_use]
     pub fn at(&self, gate: Gate) -> u64 {
         self.0.get(gate as usize).copied().unwrap_or(0)
     }
 
-    /// Nanoseconds spent in all.
+    /// Returns the total nanoseconds.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 }
 
-/// One row of the ledger: one call. Secrets are redacted before a row exists.
+/// One row of the ledger, for one call. Secrets are masked before a row is built.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// Name of the call.
+    /// The id of the call.
     pub call: CallId,
-    /// What the client calls it.
+    /// The client's own id for the call.
     pub client_id: Option<String>,
-    /// When it came in.
+    /// When the call arrived.
     pub at: Timestamp,
-    /// Whose conversation.
+    /// The session of the call.
     #[serde(flatten)]
     pub key: SessionKey,
     /// The model's turn.
     pub turn: Option<u64>,
     /// Why the model stopped to make this call.
     pub stop_reason: Option<String>,
-    /// The tool that was asked for, as far as it can be shown.
+    /// The requested tool, redacted if unknown.
     pub tool: Arc<str>,
-    /// Redacted arguments; `null` where they could not be read.
+    /// The redacted arguments, or `null` if they could not be parsed.
     pub arguments: Arc<Value>,
-    /// The entities it is about, by which it can be found again: those that its tool declares.
+    /// The entities of the call that its tool declares. Rows can be found by them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entities: Vec<(Arc<str>, Value)>,
-    /// Keyed digest of the judged call: nothing can be guessed from it.
+    /// Keyed digest of the validated call, from which arguments cannot be guessed.
     pub digest: Option<Digest>,
-    /// What became of it.
+    /// The final state of the call.
     pub decision: Decision,
-    /// The gate that ended it.
+    /// The gate that ended the call.
     pub gate: Gate,
     /// The policy or hook that decided.
     pub rule: Option<String>,
-    /// What the decision rested on.
+    /// The facts that the decision is based on.
     pub facts: Box<Facts>,
-    /// Redacted outcome.
+    /// The redacted outcome.
     pub outcome: Outcome,
-    /// What a failed call left behind; `done` for a success that has effects.
+    /// The effects of a failed call, or `done` for a success with effects.
     pub effects: Effects,
-    /// Time at each gate.
+    /// The time at each gate.
     pub latency: Latency,
-    /// Runs after the first.
+    /// The number of retries.
     pub retries: u32,
-    /// What it cost, where its tool said so.
+    /// The cost, if the tool reported one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spent: Option<Spend>,
     /// Digest of the agent's definition.
     pub config: Digest,
-    /// Where it is no call of its own: the call that was settled, and by whom.
+    /// The settled call, if this row settles an earlier call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settles: Option<Settlement>,
 }
 
-/// Somebody found out what had become of a call.
+/// Settlement of a call with unknown outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settlement {
-    /// The call.
+    /// The settled call.
     pub call: CallId,
-    /// Who said so: a person, or the tool that was asked.
+    /// The person or the tool that settled the call.
     pub by: String,
 }
 
 impl Row {
-    /// The row that says what became of a call of which nobody knew.
+    /// Builds the row that settles a call with unknown outcome.
     #[must_use]
     pub fn settled(&self, outcome: Outcome, effects: Effects, by: &str, at: Timestamp) -> Self {
         Self {
@@ -244,67 +244,68 @@ impl Row {
         }
     }
 
-    /// When it ended.
+    /// Returns when the call ended.
     #[must_use]
     pub fn ended(&self) -> Timestamp {
         let took = jiff::SignedDuration::from_nanos(i64::try_from(self.latency.total()).unwrap_or(i64::MAX));
         self.at.checked_add(took).unwrap_or(self.at)
     }
 
-    /// Whether it is about a call that asked to be let in: not what was found out about another, and not a report that was
-    /// refused, as one of something that nobody had let in.
+    /// Reports whether the row is about a call that requested admission.
+    ///
+    /// Returns false for a settlement and for a rejected report of a call without admission.
     #[must_use]
     pub fn is_a_call(&self) -> bool {
         self.decision != Decision::Settled && !(self.gate == Gate::Settle && self.decision == Decision::Refused)
     }
 
-    /// The code of its error, where it came to one.
+    /// Returns the error code, if the call failed.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         self.outcome.error().map(|error| &*error.code)
     }
 
-    /// The canonical bytes of the row: what is hashed and kept.
+    /// Returns the canonical bytes of the row, which are stored and hashed.
     ///
     /// # Errors
-    /// It cannot be written as JSON.
+    /// The value cannot be serialized as JSON.
     pub fn canonical(&self) -> Result<Vec<u8>, serde_json::Error> {
         crate::json::canonical_of(self)
     }
 }
 
-/// What a store says of a row that it has taken: who has it can show later that the ledger held it, and that it was not
-/// changed since.
+/// Proof that the ledger contains a row and that the row has not changed since.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
     /// The call.
     pub call: CallId,
-    /// When it came in.
+    /// When the call arrived.
     pub at: Timestamp,
-    /// Its tool.
+    /// The tool.
     pub tool: Arc<str>,
-    /// What became of it.
+    /// The final state of the call.
     pub decision: Decision,
     /// Digest of the agent's definition.
     pub config: Digest,
-    /// Where the row stands in the ledger.
+    /// The sequence number of the row in the ledger.
     pub seq: u64,
-    /// The row's link in the chain of its session.
+    /// The hash of the row in the chain of its session.
     pub hash: Digest,
-    /// The public key of the ledger, in hexadecimal digits.
+    /// The public key of the ledger, as hexadecimal digits.
     pub key: Arc<str>,
-    /// Signature of all of the above, in hexadecimal digits.
+    /// The signature of all other fields, as hexadecimal digits.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub signature: String,
 }
 
-/// Signs for a ledger.
+/// Signs statements for a ledger.
 pub trait Signer: Send + Sync {
-    /// The signature of a statement, in hexadecimal digits.
+    /// Returns the signature of a statement, as hexadecimal digits.
     fn sign(&self, statement: &[u8]) -> String;
 }
 
-/// A row that a ledger has taken, and will sign for when it is asked to: a signature costs more than most calls.
+/// A recorded row whose receipt is signed on demand, because a signature costs more than most
+/// calls.
 #[derive(Clone)]
 pub struct Recorded {
     unsigned: Receipt,
@@ -312,13 +313,13 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// A row that was taken: the receipt without a signature, and who signs it.
+    /// Creates a value from an unsigned receipt and its signer.
     #[must_use]
     pub fn new(unsigned: Receipt, signer: Arc<dyn Signer>) -> Self {
         Self { unsigned, signer }
     }
 
-    /// The receipt.
+    /// Returns the signed receipt.
     #[must_use]
     pub fn receipt(&self) -> Receipt {
         let statement = self.unsigned.statement().unwrap_or_default();
@@ -345,10 +346,10 @@ impl Serialize for Recorded {
 }
 
 impl Receipt {
-    /// The bytes that are signed: everything but the signature, in its one spelling.
+    /// Returns the signed bytes: the canonical form of all fields except the signature.
     ///
     /// # Errors
-    /// It cannot be written as JSON.
+    /// The value cannot be serialized as JSON.
     pub fn statement(&self) -> Result<Vec<u8>, serde_json::Error> {
         let said = match self.signature.is_empty() {
             true => crate::json::canonical_of(self)?,

@@ -40,7 +40,7 @@ pub use context::{Ctx, Files, Remaining, Txn};
 pub use error::{ApprovalRef, Category, Dialect, Effects, FieldError, NextStep, ToolError};
 pub use event::{Event, Listener};
 pub use gate::{
-    Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Kept, Pass, Permit, Reconciled, Replay, RuleNote, Ruling, Said,
+    Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Kept, Pass, Permit, PolicyEngine, Reconciled, Replay, RuleNote, Ruling, Said,
     Session, Snapshot, Toolgate, ToolgateBuilder, Would,
 };
 pub use jiff::{SignedDuration, Timestamp};
@@ -55,12 +55,12 @@ pub use tool::{
     without_contract,
 };
 
-/// A lock that a panic elsewhere cannot close: what it guards is only ever changed whole.
+/// Locks a mutex and ignores poisoning, because guarded values are only replaced as a whole.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// The code in the repository's README compiles and runs.
+/// Runs the code in the repository's README as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct RepositoryReadme;

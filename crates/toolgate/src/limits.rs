@@ -1,4 +1,4 @@
-//! Budgets and counters. Exact, and reserved before anything runs.
+//! Defines budgets and counters, which are exact and reserved before the tool runs.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,40 +11,40 @@ use crate::call::{CallId, SessionKey};
 use crate::code;
 use crate::error::ToolError;
 
-/// What may be used up.
+/// Upper bounds on calls, tokens, money and time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Budget {
-    /// Calls that were let through.
+    /// Admitted calls.
     pub calls: Option<u64>,
-    /// Tokens that tools and the loop report.
+    /// Tokens that tools and the agent loop report.
     pub tokens: Option<u64>,
-    /// Money that tools and the loop report.
+    /// Money that tools and the agent loop report.
     pub money: Option<Decimal>,
-    /// Time since the session began (no meaning for a principal).
+    /// Time since the start of the session. Has no meaning for a principal.
     pub wall: Option<Duration>,
 }
 
-/// How many calls in how long.
+/// A rate limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rate {
-    /// Most calls.
+    /// Maximum number of calls.
     pub calls: u32,
-    /// In any stretch of this length.
+    /// The length of the sliding window.
     pub per: Duration,
 }
 
 /// The limits of an agent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
-    /// For one session.
+    /// Budget of one session.
     pub session: Budget,
-    /// For one principal over all sessions.
+    /// Budget of one principal over all sessions.
     pub principal: Budget,
-    /// For one principal over all sessions.
+    /// Rate limit of one principal over all sessions.
     pub rate: Option<Rate>,
 }
 
-/// What a call spends beside itself.
+/// Reported cost of a call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spend {
     /// Tokens.
@@ -54,7 +54,7 @@ pub struct Spend {
 }
 
 impl Spend {
-    /// The sum of two. Nothing is ever earned back.
+    /// Adds two costs. Negative money counts as zero.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let money = self.money.saturating_add(other.money.max(Decimal::ZERO));
@@ -67,90 +67,93 @@ impl Spend {
 pub struct Charge {
     /// The counter.
     pub counter: String,
-    /// How much.
+    /// The amount.
     pub amount: Decimal,
-    /// Most in all.
+    /// The upper bound of the counter.
     pub cap: Decimal,
-    /// In any stretch of this length; without it, ever.
+    /// The length of the sliding window. `None` counts without end.
     pub window: Option<SignedDuration>,
-    /// What is being counted, so that the real figure can replace the reserved one.
+    /// The unit, so that the actual cost can replace the reserved one.
     #[serde(default)]
     pub unit: Unit,
 }
 
-/// What a counter counts.
+/// Unit of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Something known before the call: calls, or a sum of an argument.
+    /// An amount known before the call: calls, or a sum of an argument.
     #[default]
     Fixed,
-    /// Something that counts whatever comes of the call: a rate.
+    /// An attempt, which counts with any outcome of the call: a rate limit.
     Attempt,
-    /// Tokens: known after the call.
+    /// Tokens. The amount is known after the call.
     Tokens,
-    /// Money: known after the call.
+    /// Money. The amount is known after the call.
     Money,
 }
 
 impl Charge {
-    /// Whether it stays, while nobody knows what came of its call, also when its window has passed. An attempt is one whatever comes of it,
-    /// and what only watches would never end.
+    /// Reports whether the charge stays reserved beyond its window while the outcome of its call is
+    /// unknown.
+    ///
+    /// An attempt counts with any outcome, and a charge in observe mode would otherwise never end.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.unit != Unit::Attempt && self.cap != Decimal::MAX
     }
 
-    /// Whether it fits on what is used already.
+    /// Reports whether the charge fits, given the amount already used.
     #[must_use]
     pub fn fits_on(&self, used: Decimal) -> bool {
-        // What is only watched always fits.
+        // A charge in observe mode always fits.
         if self.cap == Decimal::MAX {
             return true;
         }
         let fits = used.checked_add(self.amount).is_some_and(|sum| sum <= self.cap);
-        // A budget that is used up exactly has no room for a call whose cost is not known yet.
+        // If the cost is unknown before the call, an exactly exhausted budget has no room for it.
         let open_ended = !self.unit.is_spent() || used < self.cap;
         fits && open_ended && self.amount >= Decimal::ZERO
     }
 }
 
 impl Unit {
-    /// Whether the real figure is known only after the call.
+    /// Reports whether the amount is known only after the call.
     #[must_use]
     pub const fn is_spent(self) -> bool {
         matches!(self, Self::Tokens | Self::Money)
     }
 }
 
-/// A counter that has no room.
+/// Error for a charge that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Over {
-    /// What is used already.
+    /// The amount already used.
     pub used: Decimal,
-    /// When there will be room, where that is a matter of time.
+    /// When the charge will fit, if waiting helps.
     pub retry_after: Option<SignedDuration>,
 }
 
-/// One counter, total or sliding.
+/// A counter, either total or over a sliding window.
 #[derive(Debug, Clone, Default)]
 pub struct Counter {
     total: Decimal,
     entries: VecDeque<Entry>,
 }
 
-/// What a call has reserved of a window.
+/// Amount that a call has reserved in a window.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     at: Timestamp,
     call: CallId,
     amount: Decimal,
-    /// Nobody knows yet what came of the call: it stays, however long that takes.
+    /// The outcome of the call is unknown, so the entry stays for any length of time.
     held: bool,
 }
 
 impl Counter {
-    /// What is used now. Entries that have left the window are forgotten, unless they are held.
+    /// Returns the amount used now. Removes entries that have left the window, unless they are
+    /// held.
     pub fn used(&mut self, now: Timestamp, window: Option<SignedDuration>) -> Decimal {
         if let Some(window) = window {
             let mut first = 0;
@@ -169,16 +172,17 @@ impl Counter {
         self.total
     }
 
-    /// Whether a charge fits now.
+    /// Checks whether a charge fits now.
     ///
     /// # Errors
-    /// What is used, and when there will be room.
+    /// The charge does not fit. The error has the amount used and when the charge will fit.
     pub fn fits(&mut self, now: Timestamp, charge: &Charge) -> Result<(), Over> {
         let used = self.used(now, charge.window);
         if charge.fits_on(used) {
             return Ok(());
         }
-        // When enough has left the window; never, where the charge alone is too much, or with what is held beyond it.
+        // Finds when enough entries have left the window. `None` if the charge alone exceeds the
+        // cap, or exceeds it together with held entries.
         let mut left = used;
         let room = |left: Decimal| left.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
         let retry_after = charge.window.and_then(|window| {
@@ -191,7 +195,7 @@ impl Counter {
         Err(Over { used, retry_after })
     }
 
-    /// Reserves a charge that fits. What is held stays in the window until it is settled; an attempt is one whatever comes of it.
+    /// Reserves a charge that fits. A held entry stays in the window until it is settled.
     pub fn reserve(&mut self, now: Timestamp, call: CallId, charge: &Charge, held: bool) {
         self.total = self.total.saturating_add(charge.amount);
         if charge.window.is_some() {
@@ -199,13 +203,14 @@ impl Counter {
         }
     }
 
-    /// Replaces what a call reserved by what it came to; zero releases it. What was held for longer than its window counts from now on for
-    /// another.
+    /// Replaces the reservation of a call with its actual amount. Zero releases the reservation.
+    ///
+    /// An entry that was held for longer than its window counts for another window from now on.
     pub fn settle(&mut self, now: Timestamp, call: CallId, charge: &Charge, held: bool, actual: Decimal) {
         if let Some(window) = charge.window {
             let held = held && charge.is_held();
             let is_it = |entry: &Entry| entry.call == call && entry.amount == charge.amount && entry.held == held;
-            // What has left the window meanwhile is not in the total any more.
+            // An entry that has left the window is not part of the total any more.
             let Some(index) = self.entries.iter().rposition(is_it) else { return };
             let Some(entry) = self.entries.get_mut(index) else { return };
             (entry.amount, entry.held) = (actual, false);
@@ -222,7 +227,7 @@ impl Counter {
 }
 
 impl Limits {
-    /// The reservations of one call, each with the error for when it does not fit.
+    /// Returns the charges of one call, each with the error for the case that it does not fit.
     pub(crate) fn charges(&self, key: &SessionKey, cost: Spend) -> Vec<(Charge, ToolError)> {
         let mut charges = Vec::new();
         if *self == Self::default() {
@@ -233,7 +238,7 @@ impl Limits {
             let mut add = |what: &str, amount: Decimal, cap: Option<Decimal>, unit| {
                 if let Some(cap) = cap {
                     let counter = format!("budget\u{1f}{scope}\u{1f}{what}\u{1f}{whose}");
-                    let message = format!("the {scope}'s budget of {cap} {what} is used up; stop and report what you have");
+                    let message = format!("the {scope}'s budget of {cap} {what} is exhausted; stop and report what you have");
                     charges.push((Charge { counter, amount, cap, window: None, unit }, ToolError::of(code::BUDGET_EXHAUSTED, message)));
                 }
             };
@@ -249,7 +254,7 @@ impl Limits {
                 window: SignedDuration::try_from(rate.per).ok(),
                 unit: Unit::Attempt,
             };
-            let message = format!("more than {} calls in {:?}; wait before the next", rate.calls, rate.per);
+            let message = format!("more than {} calls in {:?}; wait before the next call", rate.calls, rate.per);
             charges.push((charge, ToolError::of(code::RATE_LIMITED, message)));
         }
         charges
@@ -290,7 +295,7 @@ mod tests {
         counter.reserve(at(60), call, &charge, false);
         counter.settle(at(60), call, &charge, false, 0.into());
         assert_eq!(counter.used(at(60), charge.window), Decimal::ZERO);
-        // Too late to give back what has left the window.
+        // Settling an entry that has left the window changes nothing.
         counter.reserve(at(60), call, &charge, false);
         assert_eq!(counter.used(at(120), charge.window), Decimal::ZERO);
         counter.settle(at(120), call, &charge, false, 0.into());

@@ -1,31 +1,32 @@
-//! Names of tools: which are legal, how foreign ones are mapped, how any text is shown safely.
+//! Validates tool names, maps foreign names to valid ones, and escapes untrusted text for display.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::json::Digest;
 
-/// Longest tool name.
+/// Maximum length of a tool name in bytes.
 pub const MAX_NAME: usize = 64;
 
-/// How much of a digest is enough to tell two names apart.
+/// Number of digest digits that make a mapped name unique.
 const DIGITS: usize = 16;
 
-/// True for `^[a-z0-9_-]{1,64}$`.
+/// Returns true for `^[a-z0-9_-]{1,64}$`.
 #[must_use]
 pub fn is_tool_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-'))
 }
 
-/// Foreign names brought into the form of a tool name.
+/// Foreign names mapped to valid tool names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Mapped {
-    /// Legal name to foreign name.
+    /// Maps each valid name to its foreign name.
     pub names: BTreeMap<String, String>,
-    /// Foreign names that cannot be told apart once mapped, or of which nothing is left.
+    /// Foreign names that collide once mapped, or have no valid character.
     pub held_back: BTreeSet<String>,
 }
 
-/// Maps foreign names onto legal ones. Two that collide are both held back: neither may shadow the other.
+/// Maps foreign names to valid ones. Names that collide are all excluded, so that none shadows
+/// another.
 ///
 /// ```
 /// let mapped = toolgate::names::map_foreign(["Files.Read", "files_read", "search"]);
@@ -51,14 +52,16 @@ pub fn map_foreign<'a>(foreign: impl IntoIterator<Item = &'a str>) -> Mapped {
     mapped
 }
 
-/// The letters that foreign ones become.
+/// Maps each character of a foreign name to a valid one.
 pub(crate) fn mapped_letters(name: &str) -> impl Iterator<Item = char> {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c.to_ascii_lowercase() } else { '_' })
 }
 
-/// A name that a client has for a tool of its own, as toolgate names it: the same in small letters. One that has other letters than a
-/// tool's name may have, or too many of them, could be taken for another: it ends with a digest of all of it. So does one that only
-/// looks as if it did.
+/// Maps a client's name for its own tool to a toolgate name: lower case.
+///
+/// A name that is too long or has invalid characters gets a digest of the original as suffix, so
+/// that it cannot be mistaken for another. So does a name that only looks as if it had such a
+/// suffix.
 ///
 /// ```
 /// use toolgate::names::of_client;
@@ -78,7 +81,8 @@ pub fn of_client(name: &str) -> String {
     head.chain(['_']).chain(digest.chars().take(DIGITS)).collect()
 }
 
-/// Text from outside, fit for a message: no control or look-alike characters, at most 80 of them.
+/// Escapes untrusted text for a message: no control or look-alike characters, at most 80
+/// characters.
 pub(crate) fn shown(text: &str) -> String {
     let mut out = String::new();
     for (count, c) in text.chars().enumerate() {
@@ -91,7 +95,7 @@ pub(crate) fn shown(text: &str) -> String {
     out
 }
 
-/// All of a text, as its beginning is shown.
+/// Escapes a whole text in the same way.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::new();
     text.chars().for_each(|c| escape(c, &mut out));
@@ -106,14 +110,14 @@ fn escape(c: char, out: &mut String) {
     }
 }
 
-/// `*` stands for any text; everything else for itself. Takes time in proportion to both, whatever the text.
+/// Matches a text against a pattern in which `*` matches any text. Takes linear time for any input.
 pub(crate) fn glob(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(first) = parts.next() else { return text.is_empty() };
     let Some(mut rest) = text.strip_prefix(first) else { return false };
     let mut parts: Vec<&str> = parts.collect();
     let Some(last) = parts.pop() else { return rest.is_empty() };
-    // Between two stars the leftmost place is as good as any.
+    // Between two stars, the leftmost match is sufficient.
     for part in parts {
         match rest.split_once(part) {
             Some((_, after)) => rest = after,

@@ -1,4 +1,4 @@
-//! What a call comes to.
+//! Defines the result of a call.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -7,47 +7,47 @@ use crate::call::CallId;
 use crate::error::ToolError;
 use crate::ledger::{Gate, Receipt, Recorded};
 
-/// A success.
+/// Result of a successful call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 pub struct Output {
-    /// Words for the model, beside the value.
+    /// Message for the model, in addition to the value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// The tool's result.
     #[serde(default)]
     pub value: Value,
-    /// The value stays out of the model's context (it is recorded all the same). Not a security boundary.
+    /// The value is hidden from the model, but recorded. This is not a security boundary.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hidden: bool,
-    /// The result of an earlier run of the same call, handed back without running it again.
+    /// The result comes from an earlier run of the same call. The tool did not run again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replayed: bool,
-    /// There is nothing of the kind, which is an answer and proves nothing.
+    /// The requested object does not exist. This is a valid answer, but not evidence.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub empty: bool,
-    /// Where the whole result can be read, if it was too large: the value is then its head.
+    /// Where to read the whole result if it was too large. The value is then its beginning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<Stored>,
 }
 
-/// A result that was too large for the context and is kept aside.
+/// Reference to a result that was too large for the context.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
-    /// Give it to `read_output`.
+    /// Handle for `read_output`.
     pub handle: String,
     /// Size of the whole result as text.
     pub bytes: usize,
 }
 
 impl Output {
-    /// A success with a value.
+    /// Creates a success with a value.
     #[must_use]
     pub fn of(value: Value) -> Self {
         Self { value, ..Self::default() }
     }
 
-    /// What the model reads: the message, the value, or both.
+    /// Returns the text for the model: the message, the value, or both.
     #[must_use]
     pub fn for_model(&self) -> String {
         let value = match (&self.value, self.hidden) {
@@ -59,44 +59,44 @@ impl Output {
             (Some(message), Some(value)) => format!("{message}\n{value}"),
             (Some(message), None) => message.clone(),
             (None, Some(value)) => value,
-            (None, None) if self.empty => "There is nothing of the kind.".to_owned(),
+            (None, None) if self.empty => "No such object exists.".to_owned(),
             (None, None) => "done".to_owned(),
         }
     }
 }
 
-/// A signal of the prompt layer. It passes through the gates untouched and changes nothing.
+/// Signal to the prompt layer. Gates pass a signal through unchanged, and it changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "signal", rename_all = "snake_case")]
 pub enum Signal {
-    /// A hidden section of the prompt is wanted.
+    /// Requests a hidden section of the prompt.
     ExpandSection {
-        /// Its key.
+        /// The key of the section.
         section: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The evaluation as a whole must end.
+    /// Requests the end of the whole evaluation.
     Abort {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// What a call came to: never a panic, never a bare string.
+/// Outcome of a call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It ran, or had run before.
+    /// The tool ran, now or earlier.
     Success(Output),
-    /// It was refused, or it failed.
+    /// The call was rejected or failed.
     Error(Box<ToolError>),
-    /// It asked for something that only the prompt layer can do.
+    /// The tool requested something from the prompt layer.
     Signal(Signal),
 }
 
 impl Outcome {
-    /// The success, if it is one.
+    /// Returns the output of a success.
     #[must_use]
     pub const fn success(&self) -> Option<&Output> {
         match self {
@@ -105,7 +105,7 @@ impl Outcome {
         }
     }
 
-    /// The error, if it is one.
+    /// Returns the error of a failure.
     #[must_use]
     pub fn error(&self) -> Option<&ToolError> {
         match self {
@@ -114,7 +114,8 @@ impl Outcome {
         }
     }
 
-    /// The outcome as a model or program reads it: the error contract, or `{"isError": false, …}`.
+    /// Serializes the outcome for a model or program: the error contract, or `{"isError": false,
+    /// …}`.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let body = match self {
@@ -139,24 +140,24 @@ impl From<ToolError> for Outcome {
     }
 }
 
-/// An outcome, and who decided it.
+/// The outcome of a call and the gate and rule that decided it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Answer {
-    /// The call's name in the ledger.
+    /// The id of the call in the ledger.
     pub call: CallId,
     /// The gate that ended the call.
     pub gate: Gate,
-    /// The policy or hook that decided, where one did.
+    /// The policy or hook that decided, if any.
     pub rule: Option<String>,
-    /// What it came to.
+    /// The outcome.
     pub outcome: Outcome,
-    /// What the ledger says of it, where there is one that outlives the process; see [`Answer::receipt`].
+    /// The recorded row, if the ledger is persistent; see [`Answer::receipt`].
     #[serde(rename = "receipt", skip_serializing_if = "Option::is_none")]
     pub recorded: Option<Recorded>,
 }
 
 impl Answer {
-    /// A signed receipt for the row of this call, where the ledger outlives the process.
+    /// Returns a signed receipt for the row of this call, if the ledger is persistent.
     #[must_use]
     pub fn receipt(&self) -> Option<Receipt> {
         self.recorded.as_ref().map(Recorded::receipt)

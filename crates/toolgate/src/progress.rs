@@ -1,4 +1,4 @@
-//! Is the model getting anywhere? The third identical call in a row says no.
+//! Detects repetition without progress: the third identical call in a row is rejected.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -8,45 +8,45 @@ use crate::error::ToolError;
 use crate::json::Digest;
 use crate::tool::Polling;
 
-/// The identical call that is refused.
+/// Number of identical calls in a row of which the last is rejected.
 pub const REPEATS: u32 = 3;
 
-/// What is remembered of a session's last calls: one call, however old the session.
+/// Repetition state of a session. Constant size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Progress {
     /// The last validated call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     last: Option<Digest>,
-    /// How often in a row.
+    /// Number of identical calls in a row.
     streak: u32,
-    /// After a retryable error: from when on a repetition is what the error asked for.
+    /// After a retryable error, the time from which a repetition is allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     retry_from: Option<Timestamp>,
-    /// Result of the last poll.
+    /// Digest of the last poll's result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     result: Option<Digest>,
-    /// How many polls in a row gave that result.
+    /// Number of polls in a row with that result.
     #[serde(default, skip_serializing_if = "is_zero")]
     unchanged: u32,
-    /// When the last poll was let through.
+    /// Time of the last allowed poll.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     polled: Option<Timestamp>,
-    /// How much too soon the poll came that was counted last.
+    /// Remaining wait of the poll that was counted last, if it came too soon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     too_soon: Option<SignedDuration>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde wants it")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires a reference")]
 const fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-/// How a call ended, as far as the next one's progress hangs on it.
+/// End of a call, as far as the repetition check needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// The call.
+    /// Digest of the call.
     pub digest: Digest,
-    /// After a retryable error: from when on it may be repeated.
+    /// After a retryable error, the time from which the call may be repeated.
     pub retry_from: Option<Timestamp>,
     /// Digest of a poll's result.
     pub result: Option<Digest>,
@@ -62,27 +62,29 @@ impl Progress {
         }
         if let Some(polling) = polling {
             let interval = SignedDuration::try_from(polling.interval).unwrap_or(SignedDuration::MAX);
-            // Where the clock was set back, the wait begins anew: nobody waits for the clock to come round again.
+            // If the clock was set back, the wait starts over. It must not last until the old time
+            // comes again.
             let polled = self.polled.map(|at| at.min(now));
             self.too_soon = polled.map(|at| interval.saturating_sub(now.duration_since(at))).filter(SignedDuration::is_positive);
             self.polled = if self.too_soon.is_some() { polled } else { Some(now) };
         }
     }
 
-    /// What it was before a call was counted, of which this is what was recorded. Digests are keyed anew when one looks
-    /// back: `now` stands for `then`.
+    /// Computes the state before a recorded call was counted.
+    ///
+    /// Digests are keyed differently in a replay: `now` is the digest that corresponds to `then`.
     pub(crate) fn before(mut self, now: Digest, then: Option<Digest>) -> Self {
         if self.last == then && self.streak > 1 {
             self.last = Some(now);
             self.streak -= 1;
-            // It was counted, so there was nothing to wait for.
+            // The call was counted, so there was no pending wait.
             self.retry_from = None;
             return self;
         }
         Self::default()
     }
 
-    /// Takes note of how a call ended.
+    /// Records how a call ended.
     pub fn ended(&mut self, ended: &Ended) {
         if self.last != Some(ended.digest) {
             return;
@@ -94,10 +96,10 @@ impl Progress {
         }
     }
 
-    /// Judges the call that was counted last.
+    /// Checks the call that was counted last.
     ///
     /// # Errors
-    /// `loop_detected`; for a poll that comes too soon `rate_limited`.
+    /// `loop_detected`, or `rate_limited` for a poll that comes too soon.
     pub(crate) fn judge(&self, tool: &str, polling: Option<&Polling>) -> Result<(), ToolError> {
         let Some(polling) = polling else {
             return if self.streak < REPEATS { Ok(()) } else { Err(looped(tool, self.streak)) };

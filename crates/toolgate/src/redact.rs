@@ -1,4 +1,4 @@
-//! What is secret leaves a keyed mark instead of itself, before anything is written.
+//! Replaces secrets by keyed marks before anything is written.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -16,18 +16,18 @@ mod spelled;
 
 use spelled::{Unescaped, marks};
 
-/// The mark that a value leaves where it is redacted with this key, to look for it in a ledger.
+/// Returns the mark that replaces a value under this key, to search for it in a ledger.
 #[must_use]
 pub fn mark(key: [u8; 32], value: &Value) -> Option<Value> {
     Redactor::new(Some(key), Vec::new()).ok().map(|redactor| redactor.mark(value))
 }
 
-/// What a text ends with where it was cut off.
+/// Last character of a truncated text.
 pub(crate) const CUT: char = '…';
-/// How much of a value can be left in front of that, in bytes.
+/// Maximum length in bytes of a partial secret before a cut.
 const LEFT: usize = 16 << 10;
 
-/// The beginning of a text.
+/// Truncates a text to a number of characters.
 pub(crate) fn head(text: &str, most: usize) -> String {
     let mut head: String = text.chars().take(most).collect();
     if head.len() < text.len() {
@@ -36,10 +36,12 @@ pub(crate) fn head(text: &str, most: usize) -> String {
     head
 }
 
-/// A text without these values, nor what is left of one in whose middle it was cut off. What is shorter than four bytes stands in too many words.
+/// Removes these values from a text, including a value that is truncated at the end.
+///
+/// Values shorter than four bytes are ignored, because they occur in too many words.
 pub(crate) fn without(values: impl IntoIterator<Item = impl AsRef<str>>, text: &str) -> String {
     let mut values: Vec<_> = values.into_iter().filter(|value| value.as_ref().len() >= 4).collect();
-    // One may begin with another.
+    // Longest first, because one value may be a prefix of another.
     values.sort_by_key(|value| std::cmp::Reverse(value.as_ref().len()));
     let text = values.iter().fold(text.to_owned(), |text, value| text.replace(value.as_ref(), "[redacted]"));
     if values.is_empty() || !text.contains(CUT) {
@@ -59,8 +61,9 @@ pub(crate) fn without(values: impl IntoIterator<Item = impl AsRef<str>>, text: &
     clean
 }
 
-/// These values, and what each line of one holds: whoever is read line by line never says all of a value with several. A line that is
-/// shorter than eight bytes stands in too many others.
+/// Adds each line of multi-line values, because log readers report single lines.
+///
+/// Lines shorter than eight bytes are ignored, because they occur in too many other lines.
 pub(crate) fn and_lines(values: Vec<String>) -> Vec<String> {
     let lines = |value: &String| -> Vec<String> {
         let lines = value.lines().map(str::trim).filter(|line| line.len() >= 8 && line.len() < value.len());
@@ -70,12 +73,13 @@ pub(crate) fn and_lines(values: Vec<String>) -> Vec<String> {
     values.into_iter().chain(more).collect()
 }
 
-/// How much of a text that goes on holds nothing of these values but whole ones: what stands behind may be the beginning of one. A whole one
-/// that reaches behind that stands there as well, or half of it would be told.
+/// Returns the length of a prefix that can be sent while the text still grows.
+///
+/// The rest may be the start of a value. A whole value that crosses this position is not split.
 pub(crate) fn before_beginning(values: &[String], text: &str) -> usize {
     let mut known: Vec<&String> = values.iter().filter(|value| value.len() >= 4).collect();
     let cut = text.len() - known.iter().map(|value| beginning(value, text, text.len())).max().unwrap_or(0);
-    // As they are taken out: the longest first, and none out of what another has taken. What is left around the cut is looked at.
+    // Same order as in `without`: the longest value first, and no overlaps.
     known.sort_by_key(|value| std::cmp::Reverse(value.len()));
     let (mut from, mut to) = (0, text.len());
     for value in known {
@@ -95,7 +99,7 @@ pub(crate) fn before_beginning(values: &[String], text: &str) -> usize {
     cut
 }
 
-/// The same without shorter values too, where one stands as a word or number of its own.
+/// Removes shorter values too if they are separate words or numbers.
 pub(crate) fn without_short(values: &[String], text: &str) -> String {
     let is_short = |value: &&str| value.len() < 4 && value.contains(char::is_alphanumeric);
     let short: HashSet<&str> = values.iter().map(String::as_str).filter(is_short).collect();
@@ -103,7 +107,7 @@ pub(crate) fn without_short(values: &[String], text: &str) -> String {
     if short.is_empty() {
         return text;
     }
-    // What may be left of one where a text was cut off.
+    // A short value may be truncated too.
     let heads: HashSet<&str> = short.iter().flat_map(|value| (1..value.len()).filter_map(move |end| value.get(..end))).collect();
     let (mut clean, mut rest) = (String::with_capacity(text.len()), text.as_str());
     while let Some(next) = rest.chars().next() {
@@ -127,7 +131,8 @@ pub(crate) fn without_short(values: &[String], text: &str) -> String {
     clean
 }
 
-/// What is left of a document when all its texts are cleaned, member names too. A number that is a secret goes as a whole.
+/// Cleans all texts of a document, including member names. A number that is a secret is replaced
+/// entirely.
 pub(crate) fn cleaned(value: Value, secrets: &[String], clean: fn(&[String], &str) -> String) -> Value {
     match value {
         Value::String(text) => clean(secrets, &text).into(),
@@ -138,7 +143,7 @@ pub(crate) fn cleaned(value: Value, secrets: &[String], clean: fn(&[String], &st
     }
 }
 
-/// Whether a word, or a number with a point in it, goes on from one text to the next.
+/// Reports whether a word or a decimal number continues from one text to the next.
 fn goes_on(a: &str, b: &str) -> bool {
     let last = |text: &str, is: fn(char) -> bool| text.chars().next_back().is_some_and(is);
     let first = |text: &str, is: fn(char) -> bool| text.chars().next().is_some_and(is);
@@ -149,19 +154,19 @@ fn goes_on(a: &str, b: &str) -> bool {
     word || behind_point || before_point
 }
 
-/// How many bytes at the end of a text are the beginning of a value, up to so many.
+/// Returns how many bytes at the end of a text are a prefix of a value, up to a maximum.
 fn beginning(value: &str, text: &str, most: usize) -> usize {
     let most = text.len().min(most);
     let ends = value.char_indices().map(|(at, _)| at).skip(1).take_while(|at| *at <= most);
     ends.filter(|at| value.get(..*at).is_some_and(|head| text.ends_with(head))).last().unwrap_or(0)
 }
 
-/// Whether something in a text was redacted.
+/// Reports whether a text contains a mark.
 pub(crate) fn is_marked(text: &str) -> bool {
     text.contains("[redacted ")
 }
 
-/// Whether something in a document was redacted.
+/// Reports whether a document contains a mark.
 pub(crate) fn is_redacted(value: &Value) -> bool {
     match value {
         Value::String(text) => is_marked(text),
@@ -171,54 +176,54 @@ pub(crate) fn is_redacted(value: &Value) -> bool {
     }
 }
 
-/// True where a path is a secret, lies inside one, or should have held one.
+/// Reports whether a path is a secret, lies inside one, or contains one.
 pub(crate) fn is_secret(path: &Pointer, secrets: &[Pointer]) -> bool {
     secrets.iter().any(|secret| secret.parts().iter().zip(path.parts()).all(|(s, p)| s == "*" || s == p))
 }
 
-/// What a pattern has found.
+/// A match of a pattern.
 struct Found {
     place: Range<usize>,
-    /// What it is, where that is not what is written there.
+    /// The unescaped secret, if it differs from the text.
     meant: Option<String>,
 }
 
 impl Found {
-    /// It is more than was thought.
+    /// Extends the match.
     fn join(&mut self, more: &Range<usize>) {
         self.place = self.place.start.min(more.start)..self.place.end.max(more.end);
         self.meant = None;
     }
 }
 
-/// Replaces secrets by marks. The same secret leaves the same mark under the same key.
+/// Replaces secrets by marks. Equal secrets have equal marks under the same key.
 #[derive(Clone)]
 pub(crate) struct Redactor {
     mac: Hmac<Sha256>,
-    /// What is secret wherever it stands.
+    /// Patterns of secrets in any text.
     patterns: Vec<Regex>,
 }
 
 impl Redactor {
-    /// A redactor with this key, else with one of its own.
+    /// Creates a redactor with this key, or with a random one.
     pub(crate) fn new(key: Option<[u8; 32]>, patterns: Vec<Regex>) -> Result<Self, String> {
         let key = match key {
             Some(key) => key,
             None => {
                 let mut key = [0u8; 32];
-                getrandom::fill(&mut key).map_err(|e| format!("the machine gives no random numbers: {e}"))?;
+                getrandom::fill(&mut key).map_err(|e| format!("the system provides no random numbers: {e}"))?;
                 key
             }
         };
         Ok(Self { mac: Hmac::new_from_slice(&key).map_err(|e| e.to_string())?, patterns })
     }
 
-    /// Text without what the patterns say is secret.
+    /// Replaces matches of the patterns in a text.
     pub(crate) fn text(&self, text: &str) -> String {
         self.scrub_text(text).into_owned()
     }
 
-    /// Takes what the patterns say is secret out of a document, member names too.
+    /// Replaces matches of the patterns in a document, including member names.
     pub(crate) fn scrub(&self, value: &mut Value) {
         match value {
             Value::String(text) => {
@@ -226,7 +231,7 @@ impl Redactor {
                     *text = clean;
                 }
             }
-            // A number is marked as a whole: half of one is another number.
+            // A number is replaced entirely, because part of it would be another number.
             Value::Number(number) => {
                 if self.places(number.as_str()).next().is_some() {
                     *value = self.mark(value);
@@ -268,8 +273,10 @@ impl Redactor {
         clean.into()
     }
 
-    /// What the patterns find in a text, in order. Each looks at the whole of it, for what one takes out another may have to see. What
-    /// overlaps is one secret, and what lies in a mark is none.
+    /// Finds the matches of all patterns in a text, in order.
+    ///
+    /// Each pattern sees the whole text, because another match may be part of its context.
+    /// Overlapping matches are merged, and matches inside a mark are dropped.
     fn found(&self, text: &str) -> Vec<Found> {
         if self.patterns.is_empty() {
             return Vec::new();
@@ -306,7 +313,7 @@ impl Redactor {
         found
     }
 
-    /// Where a text can be cut, at a place or before it: not in the middle of what the patterns find.
+    /// Returns the position at or before `at` where a text can be cut without splitting a match.
     pub(crate) fn cut(&self, text: &str, at: usize) -> usize {
         let mut end = at.saturating_add(LEFT).min(text.len());
         while !text.is_char_boundary(end) {
@@ -316,19 +323,19 @@ impl Redactor {
         found.iter().find(|one| one.place.start < at && at < one.place.end).map_or(at, |one| one.place.start)
     }
 
-    /// Where the patterns match, each by itself. Where nothing is matched, nothing is taken out.
+    /// Returns the matches of each pattern. Empty matches are skipped.
     fn places(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
         self.patterns.iter().flat_map(move |pattern| pattern.find_iter(text)).map(|found| found.range()).filter(|place| !place.is_empty())
     }
 
-    /// What stands for a digest that a secret could be guessed from.
+    /// Returns a keyed digest, from which secrets cannot be guessed.
     pub(crate) fn keyed(&self, digest: Digest) -> Digest {
         let mut mac = self.mac.clone();
         mac.update(digest.as_bytes());
         Digest::from_bytes(mac.finalize().into_bytes().into())
     }
 
-    /// What stands for a value that must not be written down.
+    /// Returns the mark for a value that must not be written.
     pub(crate) fn mark(&self, value: &Value) -> Value {
         Value::String(self.mark_text(value))
     }
@@ -340,12 +347,12 @@ impl Redactor {
         format!("[redacted {}]", crate::json::hex(whole.get(..16).unwrap_or(&whole)))
     }
 
-    /// The same document where nothing is secret, else a copy without secrets.
+    /// Returns the document itself if it has no secrets, else a redacted copy.
     pub(crate) fn redact_shared(&self, value: Arc<Value>, secrets: &[Pointer]) -> Arc<Value> {
         if secrets.is_empty() { value } else { Arc::new(self.redact(&value, secrets)) }
     }
 
-    /// A copy without secrets.
+    /// Returns a copy without secrets.
     pub(crate) fn redact(&self, value: &Value, secrets: &[Pointer]) -> Value {
         let mut copy = value.clone();
         for secret in secrets {
@@ -402,7 +409,7 @@ mod tests {
         assert_eq!(before_beginning(&["abca".to_owned()], "key abca"), 4);
     }
 
-    /// Wherever a text is cut, as much of it is taken out as of the whole.
+    /// Cutting a text at any position does not change what is removed.
     #[test]
     fn a_text_in_two_pieces_holds_no_more_than_in_one() {
         let cases: [(&[&str], &str); 6] = [

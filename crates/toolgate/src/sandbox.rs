@@ -1,9 +1,12 @@
-//! A room for programs: files by landlock, system calls by seccomp, resources by rlimits.
+//! Sandboxes programs: files with landlock, system calls with seccomp, resources with rlimits.
 //!
-//! What confines a program must be done in its own process, before it begins, and by a process with one thread. So a program is not
-//! started by itself: the toolgate program (or any that calls [`enter_if_asked`] first thing) is started, and starts itself once more;
-//! that one confines itself, and becomes the program. If it cannot confine itself, the program does not run. The first one stays outside
-//! until the program has ended, or whoever called it, and ends all that it has started.
+//! A process must confine itself, before it runs the program, while it has one thread. So toolgate
+//! starts its own executable (or any program that calls [`enter_if_asked`] first in `main`) as a
+//! supervisor. The supervisor starts the executable once more, and that process confines itself and
+//! becomes the program.
+//!
+//! If the process cannot confine itself, the program does not run. The supervisor stays outside of
+//! the sandbox. When the program or the parent ends, it kills all descendants.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -23,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lead;
 
-/// What a program may touch and use.
+/// Permissions and limits of a program.
 ///
 /// ```
 /// use toolgate::sandbox::Sandbox;
@@ -32,21 +35,23 @@ use crate::lead;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sandbox {
-    /// Files and directories that it may read and run, with all under them, beside the system's own.
+    /// Files and directories that the program may read and execute, recursively, in addition to the
+    /// system's.
     pub read: Vec<PathBuf>,
-    /// Directories that it may also change.
+    /// Directories that the program may also change.
     pub write: Vec<PathBuf>,
-    /// Whether it may use the network. Sockets of this machine's own services (`AF_UNIX`) are no part of it.
+    /// Whether the program may use the network. Local sockets (`AF_UNIX`) are always forbidden.
     pub network: bool,
-    /// Most bytes of address space: 2 GiB unless said.
+    /// Maximum address space in bytes. Default: 2 GiB.
     pub memory: u64,
-    /// Most processes and threads beside those that run already: 64 unless said. The kernel does not count those of root.
+    /// Maximum number of additional processes and threads. Default: 64. The kernel does not limit
+    /// root.
     pub processes: u64,
-    /// Most open files: 256 unless said.
+    /// Maximum number of open files. Default: 256.
     pub files: u64,
-    /// Most seconds of processor time: 60 unless said.
+    /// Maximum processor time in seconds. Default: 60.
     pub cpu: u64,
-    /// Most bytes of a file that it writes: 256 MiB unless said.
+    /// Maximum size of a written file in bytes. Default: 256 MiB.
     pub file_size: u64,
 }
 
@@ -65,7 +70,7 @@ impl Default for Sandbox {
     }
 }
 
-/// What every program needs of the system.
+/// Files of the system that every program needs.
 const SYSTEM: [&str; 12] = [
     "/usr",
     "/bin",
@@ -80,12 +85,12 @@ const SYSTEM: [&str; 12] = [
     "/etc/localtime",
     "/etc/ssl",
 ];
-/// Names are looked up with these.
+/// Files that name resolution needs.
 const NETWORK: [&str; 5] = ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/run/systemd/resolve"];
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
-/// Kinds of sockets that lead to nothing but this machine: `AF_UNIX` and `AF_VSOCK`, which not every C library names.
+/// Local socket families: `AF_UNIX` and `AF_VSOCK`, which some C libraries do not define.
 const LOCAL: [i32; 2] = [libc::AF_UNIX, 40];
-/// What `clone` is asked for where a new namespace is wanted.
+/// Flags of `clone` that create a namespace.
 const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWCGROUP,
@@ -95,44 +100,47 @@ const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWPID,
     libc::CLONE_NEWNET,
 ];
-/// The word that asks a program to lead into the room, and the one that asks it to go there.
+/// First arguments that start the supervisor (`ASKED`) and the sandboxed process (`ROOM`).
 const ASKED: &str = "__toolgate_sandbox";
 const ROOM: &str = "__toolgate_sandbox_enter";
-/// Asks the way into the room to say what the kernel cannot do.
+/// Environment variable that makes the sandboxed process report missing kernel features.
 const TELL: &str = "TOOLGATE_SANDBOX_TELL";
-/// The exit code of a program that could not be confined, and so did not run.
+/// Exit code if the sandbox could not be set up, so the program did not run.
 const NOT_RUN: i32 = 126;
 
 impl Sandbox {
-    /// Lets it read this, with all under it.
+    /// Allows reading a path, recursively.
     #[must_use]
     pub fn read(mut self, path: impl Into<PathBuf>) -> Self {
         self.read.push(path.into());
         self
     }
 
-    /// Lets it change this, with all under it.
+    /// Allows changing a path, recursively.
     #[must_use]
     pub fn write(mut self, path: impl Into<PathBuf>) -> Self {
         self.write.push(path.into());
         self
     }
 
-    /// Lets it use the network.
+    /// Allows network access.
     #[must_use]
     pub const fn network(mut self) -> Self {
         self.network = true;
         self
     }
 
-    /// The words that start a program in this room, by way of a program that calls [`enter_if_asked`] and is a child of this one.
-    /// Where it could not be confined, and so did not run, that ends by [`lead::NEVER_RAN`], which no program can make it do.
+    /// Returns the command-line arguments that start a program in this sandbox. The executable must
+    /// call [`enter_if_asked`] and must be a child of this process.
+    ///
+    /// If the sandbox cannot be set up, the supervisor ends by [`lead::NEVER_RAN`]. A program
+    /// cannot cause that.
     pub(crate) fn words(&self, program: OsString, args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, serde_json::Error> {
         let (parent, spec) = (std::process::id().to_string(), serde_json::to_string(self)?);
         Ok([ASKED.into(), parent.into(), spec.into(), program].into_iter().chain(args).collect())
     }
 
-    /// Confines this process. Says what the kernel cannot do.
+    /// Confines this process, or returns the reason why the kernel cannot.
     fn confine(&self, program: &std::path::Path) -> Result<(), String> {
         self.limit()?;
         self.fence(program)?;
@@ -149,18 +157,18 @@ impl Sandbox {
             (Resource::Core, 0),
         ];
         for (resource, most) in limits {
-            // Never more than there is now.
+            // Limits can only be lowered.
             let most = rustix::process::getrlimit(resource).maximum.map_or(most, |now| now.min(most));
             let limit = Rlimit { current: Some(most), maximum: Some(most) };
-            rustix::process::setrlimit(resource, limit).map_err(|error| format!("no limit for {resource:?}: {error}"))?;
+            rustix::process::setrlimit(resource, limit).map_err(|error| format!("cannot set the limit for {resource:?}: {error}"))?;
         }
         Ok(())
     }
 
     fn fence(&self, program: &std::path::Path) -> Result<(), String> {
-        let said = |error: landlock::RulesetError| format!("files cannot be fenced off: {error}");
+        let said = |error: landlock::RulesetError| format!("cannot restrict file access: {error}");
         let abi = ABI::V6;
-        // Without the first version there is no fence at all; what came later is used where it is there.
+        // ABI version 1 is required. Later features are used if the kernel has them.
         let mut rules = Ruleset::default()
             .set_compatibility(CompatLevel::HardRequirement)
             .handle_access(AccessFs::from_all(ABI::V1))
@@ -190,17 +198,17 @@ impl Sandbox {
                 Err(_) if !wanted => continue,
                 Err(error) => return Err(format!("{}: {error}", path.display())),
             };
-            // What is for directories alone does not fit a file.
+            // Rights of directories are invalid for a file.
             let access = if path.is_dir() { access } else { access & AccessFs::from_file(abi) };
             rules = rules.add_rule(PathBeneath::new(opened, access)).map_err(said)?;
         }
         let status = rules.restrict_self().map_err(said)?;
         match status.ruleset {
-            RulesetStatus::NotEnforced => Err("this kernel cannot fence files off (landlock)".to_owned()),
+            RulesetStatus::NotEnforced => Err("this kernel cannot restrict file access (landlock)".to_owned()),
             RulesetStatus::PartiallyEnforced if std::env::var_os(TELL).is_some() => {
                 let _ = std::io::Write::write_all(
                     &mut std::io::stderr(),
-                    b"this kernel can do a part of it only: signals or the network are not fenced off by landlock\n",
+                    b"this kernel supports landlock only in part: signals or the network are not restricted by landlock\n",
                 );
                 Ok(())
             }
@@ -208,7 +216,7 @@ impl Sandbox {
         }
     }
 
-    /// System calls that no tool needs, and those of the network where it is not granted.
+    /// Denies system calls that no tool needs, and sockets if the network is not allowed.
     fn filter(&self) -> Result<(), String> {
         let denied = [
             libc::SYS_ptrace,
@@ -239,12 +247,13 @@ impl Sandbox {
             libc::SYS_io_uring_setup,
         ];
         let mut rules: Rules = denied.into_iter().map(|call| (call, Vec::new())).collect();
-        // Where the network is granted, two kinds of sockets stay closed; where it is not, no kind is named, and that is all of them.
-        // Behind those of this machine stand programs that start others outside of any room.
+        // With network access, only local sockets are denied. Without it, all sockets are denied.
+        // Local services are denied because they can start programs outside of the sandbox.
         let local = LOCAL.into_iter().filter(|_| self.network);
         let local = local.map(|family| where_first(SeccompCmpOp::Eq, u64::from(family.unsigned_abs())));
         rules.insert(libc::SYS_socket, local.collect::<Result<Vec<_>, _>>().map_err(unfiltered)?);
-        // Its own limits it may lower. Those of another process would end that one, and landlock does not mind.
+        // A process may lower its own limits. With the limits of another process it could kill that
+        // process, which landlock does not prevent.
         rules.insert(libc::SYS_prlimit64, vec![where_first(SeccompCmpOp::Ne, 0).map_err(unfiltered)?]);
         let namespace = |flag: i32| {
             let flag = u64::from(flag.unsigned_abs());
@@ -252,26 +261,27 @@ impl Sandbox {
         };
         rules.insert(libc::SYS_clone, NAMESPACES.into_iter().map(namespace).collect::<Result<Vec<_>, _>>().map_err(unfiltered)?);
         refuse(rules, libc::EPERM)?;
-        // What this one is asked for stands where no filter can look. Who is told that there is none takes `clone`.
+        // `clone3` passes its flags by pointer, which seccomp cannot read. `ENOSYS` makes libc fall
+        // back to `clone`.
         refuse(Rules::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)
     }
 }
 
-/// System calls, each with the cases that are meant; all where there are none.
+/// System calls with the conditions under which they are denied. No conditions means always.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 fn unfiltered(error: impl std::fmt::Display) -> String {
-    format!("system calls cannot be filtered: {error}")
+    format!("cannot filter system calls: {error}")
 }
 
-/// The case that the first argument of a system call is of this kind.
+/// Builds a condition on the first argument of a system call.
 fn where_first(is: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(vec![SeccompCondition::new(0, SeccompCmpArgLen::Dword, is, value)?])
 }
 
-/// From here on these system calls fail so in this process and in all that it starts.
+/// Makes these system calls fail with an error code, in this process and its descendants.
 fn refuse(mut rules: Rules, with: i32) -> Result<(), String> {
-    // The same calls under the numbers of another way to make them.
+    // The x32 ABI has separate numbers for the same calls.
     if std::env::consts::ARCH == "x86_64" {
         let others: Rules = rules.iter().map(|(call, cases)| (call | 0x4000_0000, cases.clone())).collect();
         rules.extend(others);
@@ -282,10 +292,10 @@ fn refuse(mut rules: Rules, with: i32) -> Result<(), String> {
     seccompiler::apply_filter(&program).map_err(unfiltered)
 }
 
-/// Tries the room with a program that leads into it: what the kernel cannot do, or nothing.
+/// Tests the sandbox with a launcher. Returns what the kernel does not support, or `None`.
 ///
 /// # Errors
-/// There is no room at all, and why.
+/// The sandbox is unavailable, for this reason.
 pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
     let words = Sandbox::default().words("true".into(), []).map_err(|error| error.to_string())?;
     let told = |error: std::io::Error| error.to_string();
@@ -300,7 +310,7 @@ pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
     let said = String::from_utf8_lossy(&said).trim().to_owned();
     match (status.success(), said.is_empty()) {
         (true, true) if rustix::process::getuid().is_root() => {
-            Ok(Some("the kernel does not count root's processes, so `processes` holds for other users only".to_owned()))
+            Ok(Some("the kernel does not limit the processes of root, so `processes` only applies to other users".to_owned()))
         }
         (true, true) => Ok(None),
         (true, false) => Ok(Some(said)),
@@ -308,27 +318,29 @@ pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
     }
 }
 
-/// Closes all but the three streams. A fence holds back what is opened, and not what whoever started this program has left open; nor is
-/// that for any program that it starts. Call it before anything is opened.
+/// Closes all inherited files except the standard streams.
+///
+/// Landlock does not restrict files that are already open. Call this before the process opens any
+/// file.
 ///
 /// # Errors
-/// The kernel does not say what is open.
+/// The list of open files cannot be read.
 pub fn close_inherited() -> Result<(), String> {
     close_all_but(None)
 }
 
-/// The same, but for one file.
+/// Closes all files except the standard streams and one file.
 pub(crate) fn close_all_but(kept: Option<i32>) -> Result<(), String> {
-    let open = std::fs::read_dir("/proc/self/fd").map_err(|error| format!("open files cannot be closed: {error}"))?;
+    let open = std::fs::read_dir("/proc/self/fd").map_err(|error| format!("cannot list the open files: {error}"))?;
     let open: Vec<i32> = open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for file in open.into_iter().filter(|file| *file > 2 && Some(*file) != kept) {
-        // The list itself was one of them, and is closed already.
+        // The list includes the descriptor of the directory itself, which is closed already.
         let _ = nix::unistd::close(file);
     }
     Ok(())
 }
 
-/// How many processes the user has, with all their threads: a limit counts each of them.
+/// Counts the user's processes and threads, because the limit counts each of them.
 fn own_threads() -> u64 {
     let uid = rustix::process::getuid().as_raw();
     let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
@@ -338,20 +350,21 @@ fn own_threads() -> u64 {
     said.map(|status| threads(&String::from_utf8_lossy(&status), uid)).sum()
 }
 
-/// How many threads a process has by what the kernel says of it; none that count where it is another user's.
+/// Counts the threads of a process from its `status` file. Returns 0 for a process of another user.
 fn threads(status: &str, uid: u32) -> u64 {
     let number = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok());
     if number("Uid:") == Some(u64::from(uid)) { number("Threads:").unwrap_or(1) } else { 0 }
 }
 
-/// Leads into the room of a program, or into another program that is to end with this one, where this process was started for that;
-/// returns where it was not. Call it first thing in `main`, before there is a second thread.
+/// Runs the sandbox helper or supervisor if this process was started as one; otherwise returns.
+///
+/// Call this first in `main`, before a second thread exists.
 pub fn enter_if_asked() {
     lead::enter_if_asked();
     let mut words = std::env::args_os().skip(1);
     let word = words.next();
     if word.as_deref() == Some(OsStr::new(ASKED)) {
-        // This one stays outside.
+        // The supervisor stays outside of the sandbox.
         match lead::lead(&words.next().unwrap_or_default(), ROOM, &words.collect::<Vec<_>>(), lead::Kind::Room) {
             Ok((status, false)) => lead::end_as(status),
             Ok((_, true)) => {}
@@ -373,23 +386,23 @@ pub fn enter_if_asked() {
     }
 }
 
-/// Whoever started it reads why nothing ran.
+/// Prints why the program did not run, for the parent process.
 fn say(why: &str) {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("toolgate sandbox: {why}\n").as_bytes());
 }
 
-/// Becomes the program in its room. Comes back only where that cannot be.
+/// Confines this process and becomes the program. Returns only on error.
 fn enter(leader: &OsStr, mut words: impl Iterator<Item = OsString>) -> Result<std::convert::Infallible, String> {
     lead::begin(leader)?;
-    let spec = words.next().and_then(|spec| spec.into_string().ok()).ok_or("it is not said what is allowed")?;
+    let spec = words.next().and_then(|spec| spec.into_string().ok()).ok_or("missing sandbox specification")?;
     let room: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
-    let program = words.next().ok_or("no program is named")?;
+    let program = words.next().ok_or("missing program")?;
     let found = find(&program).ok_or_else(|| format!("there is no program {}", program.display()))?;
     room.confine(&found)?;
     Err(format!("{}: {}", found.display(), Command::new(&found).args(words).exec()))
 }
 
-/// A program by its path, or where all programs are.
+/// Finds a program by its path or in `PATH`.
 fn find(program: &std::ffi::OsStr) -> Option<PathBuf> {
     let path = PathBuf::from(program);
     if path.components().count() > 1 {

@@ -1,5 +1,7 @@
-//! A session is immutable at a version. A call works on a snapshot and records operations; what
-//! fails is dropped, so nothing is ever restored by hand.
+//! Defines the state of a session.
+//!
+//! A session is immutable at a version. A call works on a snapshot and records its changes. If the
+//! call fails, the changes are dropped, so nothing has to be restored.
 
 use std::sync::Arc;
 
@@ -10,50 +12,52 @@ use serde_json::Value;
 
 use crate::values::Values;
 
-/// Slices of a session, by name. Cloning one costs the same whatever its size.
+/// Slices of a session, by name. A clone has constant cost.
 pub type Slices = Map<Arc<str>, Arc<Value>>;
 
-/// A map that is cheap to clone. Its hasher is keyed by chance, as names may come from a model.
+/// A map that is cheap to clone. The hasher has a random key, because names may come from a model.
 pub type Map<K, V> = HashTrieMap<K, V, archery::ArcTK, ahash::RandomState>;
 
-/// What a session holds. A clone is a snapshot, and costs O(1).
+/// State of a session. A clone is a snapshot and costs O(1).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
-    /// State slices: a failed call leaves them as they were.
+    /// State slices.
     pub slices: Slices,
-    /// Log slices: what was appended stays, whatever became of the call.
+    /// Log slices. Entries stay even if the call fails.
     pub logs: Map<Arc<str>, VectorSync<Arc<Value>>>,
-    /// What successful calls proved.
+    /// Evidence of successful calls.
     pub evidence: Map<EvidenceKey, Arc<Evidence>>,
-    /// What policies remember.
+    /// Marks of policies.
     pub marks: Slices,
-    /// When evidence was last taken away: of a tool altogether, or about one entity.
+    /// When evidence was last revoked, per tool or per entity.
     pub revocations: Map<EvidenceKey, u64>,
-    /// Counts every change, so that it is known what came first and whether anything came since.
+    /// Counts all changes, which gives evidence and revocations an order.
     pub stamp: u64,
-    /// Where values were seen.
+    /// Provenance of values.
     pub values: Values,
 }
 
 impl State {
-    /// A state slice.
+    /// Returns a state slice.
     #[must_use]
     pub fn slice(&self, name: &str) -> Option<&Value> {
         self.slices.get(name).map(AsRef::as_ref)
     }
 
-    /// The entries of a log slice.
+    /// Returns the entries of a log slice.
     pub fn log(&self, name: &str) -> impl Iterator<Item = &Value> {
         self.logs.get(name).into_iter().flat_map(|log| log.iter().map(AsRef::as_ref))
     }
 
-    /// The latest evidence under a key.
+    /// Returns the latest evidence under a key.
     #[must_use]
     pub fn evidence(&self, key: &EvidenceKey) -> Option<&Arc<Evidence>> {
         self.evidence.get(key).filter(|proof| self.stands(proof))
     }
 
-    /// Whether nothing has taken it away since. Most sessions never take anything away.
+    /// Reports whether evidence was not revoked since.
+    ///
+    /// Most sessions never revoke anything, so that case is fast.
     pub(crate) fn stands(&self, proof: &Evidence) -> bool {
         self.revocations.is_empty() || proof.keys_if(false).all(|key| self.revocations.get(&key).is_none_or(|at| *at < proof.stamp))
     }
@@ -63,11 +67,11 @@ impl State {
         self.revocations.insert_mut(revoked.key(), self.stamp);
     }
 
-    /// Changes it from outside a call. Whatever it goes back to, time does not.
+    /// Changes the state from outside a call. The stamp always increases.
     pub(crate) fn alter(&mut self, alter: Alter) {
         let stamp = self.stamp + 1;
         match alter {
-            // Everything but the logs, and what the model has read and cannot unread.
+            // Keep the logs and the provenance: the model cannot forget what it has read.
             Alter::Restore(earlier) => {
                 let (logs, values) = (std::mem::take(&mut self.logs), std::mem::take(&mut self.values));
                 *self = Self { logs, values, ..(*earlier).clone() };
@@ -100,7 +104,7 @@ impl State {
             for key in evidence.keys() {
                 match self.evidence.get_mut(&key) {
                     Some(known) if known.stamp <= evidence.stamp => *known = Arc::clone(&evidence),
-                    // What was proved since stands.
+                    // Newer evidence stays.
                     Some(_) => {}
                     None => self.evidence.insert_mut(key, Arc::clone(&evidence)),
                 }
@@ -121,42 +125,42 @@ fn set(map: &mut Slices, name: Arc<str>, value: Option<Value>) {
     }
 }
 
-/// A change to a session from outside a call.
+/// Change of a session from outside a call.
 #[derive(Debug, Clone)]
 pub enum Alter {
-    /// Back to an earlier moment. Logs, limits and claims stay, and so does where values were seen.
+    /// Restores an earlier state. Logs, limits, claims and provenance stay.
     Restore(Arc<State>),
-    /// Back to the beginning: slices, logs, evidence and marks go. Limits and claims stay, and so does where values were seen.
+    /// Clears slices, logs, evidence and marks. Limits, claims and provenance stay.
     Reset,
-    /// The user said something, word for word.
+    /// Adds the exact words of the user.
     Heard(String),
 }
 
-/// A change to one named thing: `None` removes it.
+/// Change of one named value. `None` removes the value.
 pub type Change = (Arc<str>, Option<Value>);
 
-/// What a successful call changes, committed as one.
+/// Changes of a successful call, committed together.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Changes {
     /// State slices.
     pub slices: Vec<Change>,
-    /// What policies remember.
+    /// Marks of policies.
     pub marks: Vec<Change>,
-    /// What the call proved.
+    /// Evidence of the call.
     pub evidence: Option<Evidence>,
 }
 
-/// Evidence that is taken away: all of a tool, or what it proved about one entity.
+/// Revocation of evidence: all evidence of a tool, or only about one entity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revoked {
-    /// Whose evidence.
+    /// The tool whose evidence is revoked.
     pub tool: Arc<str>,
-    /// About what; all of it where nothing is said.
+    /// The entity. `None` revokes all evidence of the tool.
     pub about: Option<(Arc<str>, Value)>,
 }
 
 impl Revoked {
-    /// What is taken away: all of a tool at once, however much it is, or what it proved about one entity.
+    /// Returns the key of the revocation.
     #[must_use]
     pub fn key(self) -> EvidenceKey {
         let key = EvidenceKey::tool(self.tool);
@@ -168,39 +172,39 @@ impl Revoked {
 }
 
 impl Changes {
-    /// True where another call's change in between would be lost or built upon blindly.
+    /// Reports whether the changes conflict with changes of other calls since the snapshot.
     #[must_use]
     pub fn needs_version(&self) -> bool {
         !self.slices.is_empty()
     }
 }
 
-/// Under what evidence is looked up: a tool, and at most one entity.
+/// Lookup key of evidence: a tool and at most one entity.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EvidenceKey {
     /// The tool that succeeded.
     pub tool: Arc<str>,
     /// Name and canonical value of an entity: `("customer_id", "\"C-1\"")`.
     pub entity: Option<(Arc<str>, Arc<str>)>,
-    /// What a client says it did is kept apart from what was seen here.
+    /// Whether a client reported the success. Reported evidence has separate keys.
     #[serde(default)]
     pub reported: bool,
 }
 
 impl EvidenceKey {
-    /// Any success of a tool.
+    /// Creates the key for any success of a tool.
     pub fn tool(tool: impl Into<Arc<str>>) -> Self {
         Self { tool: tool.into(), entity: None, reported: false }
     }
 
-    /// A success that a client reports.
+    /// Restricts the key to successes that a client reports.
     #[must_use]
     pub const fn reported(mut self) -> Self {
         self.reported = true;
         self
     }
 
-    /// A success of a tool about one entity.
+    /// Restricts the key to one entity.
     #[must_use]
     pub fn about(mut self, name: impl Into<Arc<str>>, value: &Value) -> Self {
         self.entity = Some((name.into(), crate::json::with_canonical(value, |text| Arc::from(text))));
@@ -208,43 +212,44 @@ impl EvidenceKey {
     }
 }
 
-/// Where evidence comes from.
+/// Origin of evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// toolgate ran the tool.
+    /// Toolgate ran the tool.
     RunHere,
-    /// A client ran the tool and said so.
+    /// A client ran the tool and reported the result.
     Reported,
-    /// Nobody ran it yet: what if, while a next step is looked for. It proves whatever is wanted, and is never kept.
+    /// Hypothetical evidence during the search for a next step. It satisfies every rule and is
+    /// never stored.
     Assumed,
 }
 
-/// What a successful call proved.
+/// Evidence of a successful call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evidence {
     /// The tool.
     pub tool: Arc<str>,
-    /// The entities it was about.
+    /// The entities of the call.
     pub entities: Vec<(Arc<str>, Value)>,
-    /// Fields of its result, as far as the tool declares them.
+    /// The fields of the result that the tool declares as evidence.
     pub fields: Value,
-    /// When.
+    /// The time of the call.
     pub at: Timestamp,
-    /// Who ran it.
+    /// Whether toolgate or the client ran the tool.
     pub origin: Origin,
-    /// When in the session it was proved, counted against what was taken away: at most when it is committed.
+    /// The position in the order of changes and revocations. At most the stamp of the commit.
     #[serde(default)]
     pub stamp: u64,
 }
 
 impl Evidence {
-    /// The keys under which it is kept.
+    /// Returns the keys under which the evidence is stored.
     pub fn keys(&self) -> impl Iterator<Item = EvidenceKey> {
         self.keys_if(self.origin == Origin::Reported)
     }
 
-    /// The keys it has, or would have, run by this side or by the client.
+    /// Returns the keys as if toolgate (`false`) or the client (`true`) had run the tool.
     pub fn keys_if(&self, reported: bool) -> impl Iterator<Item = EvidenceKey> {
         let bare = EvidenceKey::tool(Arc::clone(&self.tool));
         let about = self.entities.iter().map(|(name, value)| EvidenceKey::tool(Arc::clone(&self.tool)).about(Arc::clone(name), value));

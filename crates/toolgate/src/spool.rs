@@ -1,4 +1,4 @@
-//! Rows that the store could not take wait in a file until it can.
+//! Stores ledger rows in a file while the store is unavailable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -15,34 +15,38 @@ use crate::ledger::Row;
 use crate::store::{StoreError, Unfit};
 
 pub(crate) struct Spool {
-    /// The directory that it shares with the spools of other processes.
+    /// The directory shared with the spools of other processes.
     among: Option<PathBuf>,
     path: PathBuf,
     file: Mutex<Option<File>>,
-    /// What no file could take either, as when the disk is full: kept as long as the process lives.
+    /// Rows that could not be written to a file, for example because the disk is full. Lost at
+    /// process exit.
     held: Mutex<Vec<Arc<Row>>>,
     waiting: AtomicBool,
-    /// How many rows at the beginning of the file the store has already, as far as is known here.
+    /// Number of rows at the start of the file that the store has already, as far as this process
+    /// knows.
     known: AtomicUsize,
-    /// One at a time takes rows in: the last that could not, and why.
+    /// Held by the task that appends rows to the store. Contains the number of the last failed
+    /// attempt and its error.
     pub(crate) taking: tokio::sync::Mutex<Option<(u64, StoreError)>>,
-    /// How many have begun to.
+    /// Number of attempts that have started.
     pub(crate) tries: AtomicU64,
 }
 
-/// The spools among others that are in use: the runtimes of one store have one, as when a configuration is read anew.
+/// Spools in use. All runtimes of one store share a spool, for example after a configuration
+/// reload.
 static IN_USE: Mutex<BTreeMap<PathBuf, Weak<Spool>>> = Mutex::new(BTreeMap::new());
 
-/// Most rows that are kept in memory alone.
+/// Maximum number of rows that are kept only in memory.
 const MOST_HELD: usize = 10_000;
 
-/// Rows that were read, and where the file ended then.
+/// Rows that were read, and the file length at that time.
 pub(crate) struct Taken {
     pub(crate) rows: Vec<Arc<Row>>,
     end: u64,
-    /// How many of them were only kept in memory.
+    /// Number of these rows that were only in memory.
     held: usize,
-    /// Why these are all, where there are files that could not be read.
+    /// The error, if some files could not be read.
     pub(crate) unread: Option<io::Error>,
 }
 
@@ -53,7 +57,9 @@ impl Spool {
         Self { among: None, path, file, held, waiting, known: AtomicUsize::new(0), taking, tries: AtomicU64::new(0) }
     }
 
-    /// The spool of this owner among those of others. What a process left behind that is gone, is taken over.
+    /// Opens the spool of this owner in a shared directory.
+    ///
+    /// Rows of processes that have ended are taken over.
     pub(crate) fn among(directory: &Path, owner: &str) -> io::Result<Arc<Self>> {
         use std::os::unix::fs::DirBuilderExt;
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -83,9 +89,9 @@ impl Spool {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// Appends a row and syncs it. One that cannot be appended is kept in memory, and the caller hears why.
+    /// Appends a row and syncs it. On error, keeps the row in memory and returns the error.
     pub(crate) fn put(&self, row: &Arc<Row>) -> io::Result<()> {
-        // The line break comes first too: a record that was cut off must not spoil the next.
+        // The leading line break separates the row from a truncated record before it.
         let mut line = vec![b'\n'];
         line.extend(serde_json::to_vec(&**row)?);
         line.push(b'\n');
@@ -98,12 +104,15 @@ impl Spool {
         })
     }
 
-    /// Keeps the definition that a row was decided by, where others may take the row in: they may have another in force.
+    /// Stores the agent definition that a row refers to.
+    ///
+    /// Another process may append the row to the ledger, and its own configuration may differ.
     pub(crate) fn keep(&self, config: Digest, definition: &str) -> io::Result<()> {
-        // The row is in its file by now: whoever takes definitions away sees it, or has done so before.
+        // The row is in its file already, so a concurrent `sweep` finds that the definition is
+        // needed.
         let _together = self.together()?;
         let Some(path) = self.definition_at(config).filter(|path| !path.exists()) else { return Ok(()) };
-        // Who has only a part of an agent does not have its definition.
+        // A partial agent does not have the full definition.
         if Digest::of(definition.as_bytes()) != config {
             return Ok(());
         }
@@ -117,7 +126,7 @@ impl Spool {
         write().inspect_err(|_| drop(std::fs::remove_file(&draft)))
     }
 
-    /// A definition that somebody has kept.
+    /// Reads a stored definition.
     pub(crate) fn definition(&self, config: Digest) -> Option<Arc<str>> {
         let text = std::fs::read_to_string(self.definition_at(config)?).ok()?;
         (Digest::of(text.as_bytes()) == config).then(|| text.into())
@@ -127,13 +136,15 @@ impl Spool {
         Some(self.among.as_ref()?.join(format!("{config}.definition")))
     }
 
-    /// As long as this is held, nobody takes definitions away.
+    /// Locks the directory so that no process deletes definitions.
     fn together(&self) -> io::Result<Option<Locked>> {
         self.among.as_ref().map(|directory| Locked::new(directory, FlockOperation::LockShared)).transpose()
     }
 
-    /// Takes away the definitions that no row waits for, of whatever process. Where somebody keeps one or takes rows over just now, or
-    /// something cannot be read, they stay for the next time.
+    /// Deletes the definitions that no row of any process needs.
+    ///
+    /// Does nothing if another process stores a definition or takes over rows, or if a file cannot
+    /// be read.
     pub(crate) fn sweep(&self) -> io::Result<()> {
         let Some(directory) = &self.among else { return Ok(()) };
         let _alone = Locked::new(directory, FlockOperation::NonBlockingLockExclusive)?;
@@ -157,7 +168,7 @@ impl Spool {
         let mut file = self.opened(guard)?;
         let before = file.metadata()?.len();
         if let Err(error) = file.write_all(lines).and_then(|()| file.sync_data()) {
-            // Half a row is none, and an empty file nobody's.
+            // Remove the partial row, and an empty file too.
             let _ = file.set_len(before);
             if before == 0 && std::fs::remove_file(&self.path).is_ok() {
                 *guard = None;
@@ -168,8 +179,10 @@ impl Spool {
         Ok(())
     }
 
-    /// The file, made where it is not there, and locked. Among others it stays so as long as the process lives, which tells
-    /// them that it does; on its own it may be shared, and is let go with the file that is handed out.
+    /// Opens, creates and locks the file.
+    ///
+    /// In a shared directory, the lock is held until the process exits, which shows that the
+    /// process is alive. A separate file may be shared, so its lock ends with the returned file.
     fn opened(&self, guard: &mut Option<File>) -> io::Result<File> {
         if let Some(own) = guard.as_ref() {
             return own.try_clone();
@@ -178,7 +191,7 @@ impl Spool {
             loop {
                 let file = private().read(true).append(true).create(true).open(&self.path)?;
                 flock(&file, FlockOperation::LockExclusive)?;
-                // Perhaps another has taken it away meanwhile.
+                // Another process may have removed the file in the meantime.
                 if is_at(&file, &self.path) {
                     return Ok(file);
                 }
@@ -192,7 +205,8 @@ impl Spool {
         Ok(file)
     }
 
-    /// What an earlier runtime of the same store has left, locked; nothing where another process has just taken it over.
+    /// Opens and locks the file of an earlier runtime of the same store. Returns `None` if another
+    /// process has just taken it over.
     fn left_before(&self) -> io::Result<Option<File>> {
         let file = match private().read(true).append(true).open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -203,7 +217,7 @@ impl Spool {
     }
 
     fn made(&self) -> io::Result<File> {
-        // Nobody sees it before it is locked.
+        // The file is locked before it gets its visible name.
         let draft = self.path.with_extension("new");
         let file = private().read(true).append(true).create(true).open(&draft)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
@@ -214,7 +228,7 @@ impl Spool {
         Ok(file)
     }
 
-    /// The spools of processes that are gone, locked.
+    /// Returns the locked spools of processes that have ended.
     fn orphans(&self) -> io::Result<Vec<(PathBuf, File)>> {
         let Some(directory) = &self.among else { return Ok(Vec::new()) };
         let mut found = Vec::new();
@@ -225,7 +239,7 @@ impl Spool {
             }
             let Ok(file) = File::open(&path) else { continue };
             let locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-            // Perhaps somebody else was faster, and this is a file without a name.
+            // Another process may have removed the file first.
             if locked && is_at(&file, &path) {
                 found.push((path, file));
             }
@@ -233,8 +247,9 @@ impl Spool {
         Ok(found)
     }
 
-    /// The first row that the store may not have, where that can be told without reading those behind it, and how many stand before it.
-    /// What others left behind comes after what is in the file.
+    /// Returns the first row that the store may not have, and the number of rows before it.
+    ///
+    /// Reads no further than that row. Rows of ended processes come after the rows of the own file.
     pub(crate) fn first(&self) -> Option<(Arc<Row>, usize)> {
         let known = self.known.load(Ordering::Relaxed);
         let own = File::open(&self.path).ok().and_then(|file| nth_row(file, known));
@@ -242,16 +257,17 @@ impl Spool {
         Some((row, known))
     }
 
-    /// The store has so many rows of the file.
+    /// Records how many rows of the file the store has.
     pub(crate) fn has_stored(&self, rows: usize) {
         self.known.fetch_max(rows, Ordering::Relaxed);
     }
 
-    /// Reads the waiting rows, and those that others left behind. They stay on disk until [`Spool::taken`].
+    /// Reads the waiting rows and takes over those of ended processes. The rows stay on disk until
+    /// [`Spool::taken`].
     pub(crate) fn take(&self) -> io::Result<Taken> {
         let held = crate::lock(&self.held).clone();
         match self.take_with(held.clone()) {
-            // What is only in memory does not wait for a file that cannot be read.
+            // Rows in memory must not wait for a file that cannot be read.
             Err(error) if !held.is_empty() => Ok(Taken { held: held.len(), rows: held, end: 0, unread: Some(error) }),
             taken => taken,
         }
@@ -259,7 +275,7 @@ impl Spool {
 
     fn take_with(&self, held: Vec<Arc<Row>>) -> io::Result<Taken> {
         let mut guard = crate::lock(&self.file);
-        // Rows that change their place are seen in one of the two.
+        // Under this lock, `sweep` cannot miss a row that moves between files.
         let _together = self.together()?;
         for (path, mut file) in self.orphans()? {
             let mut left = Vec::new();
@@ -282,10 +298,10 @@ impl Spool {
             }
         }
         if spoilt {
-            // For a person to look at: perhaps a record that a crash cut off.
+            // Keep a copy for a person. The record may have been truncated by a crash.
             let copy = self.path.with_extension(format!("{}.spoilt", CallId::fresh()));
             private().create_new(true).write(true).open(&copy)?.write_all(&text)?;
-            // Said once: what is left is what can be read.
+            // Rewrite the file with the readable rows, so that the error is reported only once.
             let mut good = Vec::new();
             for row in &rows {
                 good.extend(serde_json::to_vec(&**row)?);
@@ -295,29 +311,31 @@ impl Spool {
             file.write_all(&good)?;
             file.sync_data()?;
             text = good;
-            tracing::error!(path = %copy.display(), "a spooled row cannot be read; a copy is kept");
+            tracing::error!(path = %copy.display(), "cannot read a spooled row; its file was copied");
         }
         let kept = held.len();
         rows.extend(held);
         Ok(Taken { rows, end: text.len() as u64, held: kept, unread: None })
     }
 
-    /// Keeps rows for a person to look at that the store can never take in.
+    /// Saves the rows that the store can never accept to separate files.
     pub(crate) fn put_aside(&self, taken: &Taken, unfit: &[Unfit]) -> io::Result<()> {
         for Unfit { call, why } in unfit {
             let Some(row) = taken.rows.iter().find(|row| row.call == *call) else { continue };
-            // By its own name: one that is read again is there once.
+            // Named after the call, so that a row that is read again is saved only once.
             let copy = self.path.with_extension(format!("{call}.spoilt"));
             let mut file = private().create(true).truncate(true).write(true).open(&copy)?;
             file.write_all(&serde_json::to_vec(&**row)?)?;
             file.sync_data()?;
-            tracing::error!(%call, %why, path = %copy.display(), "the store can never take in a spooled row; it is put aside");
+            tracing::error!(%call, %why, path = %copy.display(), "the store rejected a spooled row permanently; it was moved to a separate file");
         }
         Ok(())
     }
 
-    /// The rows that were read are in the store. What came since stays; what was read is read again with it, and the store
-    /// knows it.
+    /// Removes the rows that are in the store now.
+    ///
+    /// If the file has grown, it stays, and the next read starts with the same rows, which the
+    /// store knows.
     pub(crate) fn taken(&self, taken: &Taken) -> io::Result<()> {
         let mut guard = crate::lock(&self.file);
         let is_held = {
@@ -341,14 +359,14 @@ impl Spool {
     }
 }
 
-/// A row of a file, read no further than that.
+/// Reads the n-th row of a file, and nothing after it.
 fn nth_row(file: File, n: usize) -> Option<Arc<Row>> {
     let lines = io::BufReader::new(file).split(b'\n').map_while(Result::ok);
     let line = lines.filter(|line| !line.is_empty()).nth(n)?;
     serde_json::from_slice(&line).ok().map(Arc::new)
 }
 
-/// Whether this file is the one that goes by this name.
+/// Reports whether this file still has this path.
 fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let inode = |metadata: io::Result<std::fs::Metadata>| metadata.ok().map(|metadata| (metadata.dev(), metadata.ino()));
@@ -363,7 +381,10 @@ fn private() -> OpenOptions {
     options
 }
 
-/// A directory that is locked. A process that is being started has a copy of what is open for a moment: to close it here is not enough.
+/// A locked directory.
+///
+/// Unlocks explicitly on drop: a child process that is just starting may still have a copy of the
+/// descriptor, which would keep the lock.
 struct Locked(File);
 
 impl Locked {
@@ -393,7 +414,7 @@ mod tests {
         let together = two.together().unwrap();
         assert!(one.sweep().is_err() && two.definition(config).is_some());
         drop(together);
-        // Nobody knows what stands in a line that is half written.
+        // An incomplete line may refer to any definition.
         std::fs::write(directory.path().join("three.jsonl"), "{").unwrap();
         assert!(one.sweep().is_err() && two.definition(config).is_some());
         std::fs::remove_file(directory.path().join("three.jsonl")).unwrap();

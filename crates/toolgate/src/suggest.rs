@@ -1,22 +1,23 @@
-//! The closest name, exactly as Python's `difflib.get_close_matches(name, names, n=1, cutoff=0.5)`
-//! would choose it.
+//! Finds the closest name, exactly as Python's `difflib.get_close_matches(name, names, n=1,
+//! cutoff=0.5)` does.
 
 use std::collections::HashMap;
 
-/// How alike two names must be.
+/// Minimum similarity of a suggestion.
 pub const CUTOFF: f64 = 0.5;
-/// How alike they must be for the one to be written instead of the other.
+/// Minimum similarity at which a word counts as a misspelling of a name.
 const NEARLY: f64 = 0.8;
-/// Longer texts are not names: they get no suggestion (and difflib changes its rules at 200).
+/// Maximum length of names and words in characters. Longer texts get no suggestion, and difflib
+/// changes its rules at 200.
 const MAX_CHARS: usize = 128;
 
-/// The closest of `names` to `word`, if any is at least half alike.
+/// Returns the name that is closest to `word`, if the similarity is at least [`CUTOFF`].
 ///
 /// ```
 /// assert_eq!(toolgate::suggest::closest("calculator", ["calc", "json_query"]), Some("calc"));
 /// ```
 pub fn closest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // difflib keeps the greatest (ratio, name), so that equal ratios go to the greater name.
+    // difflib keeps the greatest (ratio, name), so the greater name wins between equal ratios.
     let word: Vec<char> = word.chars().take(MAX_CHARS + 1).collect();
     if word.len() > MAX_CHARS {
         return None;
@@ -29,19 +30,19 @@ pub fn closest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, name)| name)
 }
 
-/// Python orders strings by code point; UTF-8 bytes order the same way.
+/// Compares like Python, by code point. UTF-8 bytes have the same order.
 fn chars_order(a: &str, b: &str) -> std::cmp::Ordering {
     a.cmp(b)
 }
 
-/// difflib's `SequenceMatcher(None, name, word).ratio()`.
+/// Computes difflib's `SequenceMatcher(None, name, word).ratio()`.
 #[must_use]
 pub fn ratio(name: &str, word: &str) -> f64 {
     let word: Vec<char> = word.chars().collect();
     Matcher::new(&word).ratio(name).unwrap_or(0.0)
 }
 
-/// Whether a word is a name but for a slip, so that nobody needs to be asked what was meant.
+/// Reports whether a word is an obvious misspelling of a name.
 ///
 /// ```
 /// assert!(toolgate::suggest::is_nearly("effect", "efect") && !toolgate::suggest::is_nearly("any_of", "all_of"));
@@ -87,7 +88,8 @@ impl<'w> Matcher<'w> {
         Some(2.0 * matched as f64 / total as f64)
     }
 
-    /// The longest common block; of several, the one that starts first in `name`, then in the word.
+    /// Finds the longest common block. Of several, the one that starts first in `name`, then in the
+    /// word.
     fn longest(&self, name: &[char], alo: usize, ahi: usize, blo: usize, bhi: usize) -> (usize, usize, usize) {
         let mut best = (alo, blo, 0);
         let mut lengths: HashMap<usize, usize> = HashMap::new();

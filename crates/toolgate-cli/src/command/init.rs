@@ -1,4 +1,4 @@
-//! `toolgate init`, `toolgate eject` and `toolgate trust`: into a project, out of it, and whether its word counts.
+//! Implements `toolgate init`, `toolgate eject` and `toolgate trust`.
 
 mod added;
 
@@ -19,55 +19,55 @@ use crate::client::Client;
 use crate::place::{self, FILE, InForce, State};
 use crate::servers;
 
-/// Put toolgate into a project: a commented configuration, and its hook in the client's own settings.
+/// Create a configuration, and register toolgate with a client.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate init                         a configuration, and nothing else\n  toolgate init --for claude-code       and its hooks in .claude/settings.json\n  toolgate init --for codex --dry-run   only show what would change\n  toolgate init --for claude-desktop    before all of its MCP servers\n  toolgate init --import .mcp.json      for `serve`, before these MCP servers"
+    after_help = "Examples:\n  toolgate init                         create only a configuration\n  toolgate init --for claude-code       add hooks to .claude/settings.json\n  toolgate init --for codex --dry-run   show what would change\n  toolgate init --for claude-desktop    run its MCP servers behind toolgate\n  toolgate init --import .mcp.json      use these MCP servers with `serve`"
 )]
 pub(crate) struct InitArgs {
-    /// The client to register with.
+    /// Client to register with.
     #[arg(long = "for", value_enum, value_name = "CLIENT")]
     client: Option<Client>,
-    /// In the settings of the user, for all projects.
+    /// Use the settings of the user, for all projects.
     #[arg(long, requires = "client")]
     user: bool,
-    /// MCP servers that the configuration takes in: a file with `mcpServers`, as clients have it.
+    /// File with `mcpServers` to include in the configuration.
     #[arg(long, value_name = "FILE")]
     import: Option<PathBuf>,
-    /// Show what would change, and change nothing.
+    /// Show what would change, without changing anything.
     #[arg(long)]
     dry_run: bool,
 }
 
-/// Take toolgate out of a client's settings again: its hooks, or its server, and put back what stood there before.
+/// Remove toolgate from the settings of clients.
 #[derive(clap::Args)]
 #[command(
-    after_help = "The configuration and the ledger stay, without what `init` has added to a file of yours.\n\nExamples:\n  toolgate eject                            out of every client of this project\n  toolgate eject --for claude-code --user   out of the user's own settings\n  toolgate eject --dry-run                  only show what would change"
+    after_help = "Keeps the configuration and the ledger. Removes what `init` added to an existing file.\n\nExamples:\n  toolgate eject                            remove from every client of this project\n  toolgate eject --for claude-code --user   remove from the user's own settings\n  toolgate eject --dry-run                  show what would change"
 )]
 pub(crate) struct EjectArgs {
-    /// The client; all of them unless said.
+    /// Client to remove from [default: all].
     #[arg(long = "for", value_enum, value_name = "CLIENT")]
     client: Option<Client>,
-    /// In the settings of the user.
+    /// Use the settings of the user.
     #[arg(long)]
     user: bool,
-    /// Show what would change, and change nothing.
+    /// Show what would change, without changing anything.
     #[arg(long)]
     dry_run: bool,
 }
 
-/// Accept a project's configuration as it is now: until then only the user's own is in force.
+/// Trust the current configuration of a project, so that it is in force.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate trust                accept the project's toolgate.toml and its files\n  toolgate trust --revoke       do not accept it any more\n  toolgate trust --new-ledger   begin a new ledger; the old one was moved away"
+    after_help = "Examples:\n  toolgate trust                trust the project's toolgate.toml and its files\n  toolgate trust --revoke       stop trusting it\n  toolgate trust --new-ledger   start a new ledger after moving the old one away"
 )]
 pub(crate) struct TrustArgs {
-    /// The configuration; that of the project here unless said.
+    /// Configuration [default: the one of the current project].
     config: Option<PathBuf>,
-    /// Do not accept it any more.
+    /// Stop trusting the configuration.
     #[arg(long)]
     revoke: bool,
-    /// Forget which ledger was used before.
+    /// Start a new ledger, and forget the one that was used before.
     #[arg(long, conflicts_with = "revoke")]
     new_ledger: bool,
 }
@@ -75,8 +75,8 @@ pub(crate) struct TrustArgs {
 pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
     let mut out = Unstopped(anstream::stdout().lock());
-    let config = if args.user { place::own().ok_or_else(|| io::Error::other("there is no home directory"))? } else { project.join(FILE) };
-    // A client that cannot be registered is known before anything is written.
+    let config = if args.user { place::own().ok_or_else(|| io::Error::other("no home directory"))? } else { project.join(FILE) };
+    // The client's settings are read first, so that nothing is written if they are invalid.
     let settings = match args.client {
         Some(client) => {
             let path = client.file((!args.user).then_some(&*project))?;
@@ -92,14 +92,14 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         None => None,
     };
     let is_new = !config.exists();
-    // What a client has of servers stands behind toolgate from now on.
+    // The MCP servers of the client run behind toolgate from now on.
     let behind = settings.as_ref().filter(|(_, _, after)| args.client == Some(Client::ClaudeDesktop) && after.contains(servers::BEHIND));
     let import = match (&args.import, behind) {
         (Some(file), _) => {
             let named = |why: String| io::Error::other(format!("{}: {why}", file.display()));
             let text = fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
             toolgate::config::mcp_servers(&text).map_err(named)?;
-            // One that stands beside the configuration moves with it.
+            // A relative path keeps working if the directory moves.
             let beside =
                 config.parent().and_then(|directory| std::path::absolute(file).ok()?.strip_prefix(directory).ok().map(Path::to_owned));
             Some(beside.map_or_else(|| std::path::absolute(file), Ok)?)
@@ -107,13 +107,13 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         (None, Some((path, ..))) => Some(path.clone()),
         (None, None) => None,
     };
-    // Whoever writes it has accepted it; whoever finds it there reads it first.
+    // A file that this command creates is trusted. An existing one must be reviewed first.
     let accepted = if is_new {
         let text = template(args.client, args.user, store, import.as_deref());
         change(&mut out, &config, "", &text, args.dry_run)?;
-        // The nearest counts alone.
+        // Only the nearest configuration is in force.
         if let Some(above) = project.parent().and_then(place::of_project).filter(|_| !args.user) {
-            writeln!(out, "from here down it counts in place of {}: if that is not meant, remove it and run this there", above.display())?;
+            writeln!(out, "this file replaces {} in this directory; to use that one, remove this file and run `toolgate init` there", above.display())?;
         }
         true
     } else {
@@ -126,7 +126,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     if let Some((path, before, after)) = &settings {
         change(&mut out, path, before, after, args.dry_run)?;
         if let Some((client, why)) = args.client.and_then(|client| Some((client.name(), client.leaves_aside(after)?))) {
-            writeln!(out, "{RED}{client} leaves this file aside{RED:#}, and all hooks in it, as it is: {why}")?;
+            writeln!(out, "{RED}{client} ignores this file{RED:#} and all hooks in it: {why}")?;
         }
     }
     if args.dry_run {
@@ -137,7 +137,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         if accepted {
             state.trust(&config)?;
         } else if !state.trusts(&config)? {
-            writeln!(out, "it is not in force yet: read it, then run {BOLD}toolgate trust{BOLD:#}")?;
+            writeln!(out, "not in force yet: read the file, then run {BOLD}toolgate trust{BOLD:#}")?;
         }
     }
     let found = InForce::find(Some(&config), &project, &state)?;
@@ -145,62 +145,62 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         fs::create_dir_all(parent)?;
     }
     super::hook::open_store(&found.store, &state)?;
-    writeln!(out, "the ledger is {}", found.store.display())?;
+    writeln!(out, "ledger: {}", found.store.display())?;
     match args.client {
-        Some(Client::ClaudeDesktop) => writeln!(out, "start Claude Desktop again; what its agent may do is in {}", config.display())?,
-        Some(Client::Codex) => writeln!(out, "Codex runs no hook that was not reviewed: start it and say {BOLD}/hooks{BOLD:#}")?,
+        Some(Client::ClaudeDesktop) => writeln!(out, "restart Claude Desktop; the rules for its agent are in {}", config.display())?,
+        Some(Client::Codex) => writeln!(out, "Codex runs only reviewed hooks: start it and enter {BOLD}/hooks{BOLD:#}")?,
         Some(_) => {
             if let Some((path, ..)) = settings.as_ref().filter(|_| !args.user) {
                 let path = path.file_name().unwrap_or_default().to_string_lossy();
-                writeln!(out, "{DIM}{path} names the program at its place on this machine: whoever shares it needs it there{DIM:#}")?;
+                writeln!(out, "{DIM}{path} has the path of toolgate on this machine; other users of the file need it at the same path{DIM:#}")?;
             }
-            writeln!(out, "look whether it holds with {BOLD}toolgate doctor{BOLD:#}")?;
+            writeln!(out, "check the setup with {BOLD}toolgate doctor{BOLD:#}")?;
         }
         None if args.import.is_some() => {
-            writeln!(out, "see what they offer with {BOLD}toolgate upstream list{BOLD:#}, and serve with {BOLD}toolgate serve{BOLD:#}")?
+            writeln!(out, "list the tools with {BOLD}toolgate upstream list{BOLD:#}, and start the gateway with {BOLD}toolgate serve{BOLD:#}")?
         }
         None => writeln!(out, "register a client with {BOLD}toolgate init --for claude-code{BOLD:#}")?,
     }
-    // Until that is done the client has no tools: it is the last that is read.
+    // Without this line the client has no tools, so it is repeated at the end of the output.
     say_unread(&mut out, &config, unread.as_deref())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says which line a configuration lacks, so that it has the servers which are to stand behind it.
+/// Prints the line that the configuration needs to include the servers.
 fn say_unread(out: &mut impl Write, config: &Path, line: Option<&str>) -> io::Result<()> {
     match line {
-        Some(line) => writeln!(out, "add this at the top of {}, so that the servers are there: {BOLD}{line}{BOLD:#}", config.display()),
+        Some(line) => writeln!(out, "add this line at the top of {} to include the servers: {BOLD}{line}{BOLD:#}", config.display()),
         None => Ok(()),
     }
 }
 
-/// Sees to it that a configuration which is there has the tools of a client. Says whether it is accepted as it is now.
+/// Adds the tools of a client to an existing configuration, and returns whether it is trusted.
 fn extend(out: &mut impl Write, args: &InitArgs, config: &Path) -> io::Result<bool> {
     let text = read(config)?;
     let hooked = args.client.filter(|client| Client::HOOKED.contains(client));
     let lack = hooked.map_or(Lack::Nothing, |client| Lack::of(client, config, &text, beside(args.user).as_ref()));
     let name = hooked.map(Client::name).unwrap_or_default();
     if let Lack::Added(after) = &lack {
-        // What was accepted before is accepted with what is added here.
+        // If the file was trusted, the added part is trusted too.
         let accepted = !args.user && !args.dry_run && State::open()?.trusts(config)?;
         change(out, config, &text, after, args.dry_run)?;
         return Ok(accepted);
     }
-    writeln!(out, "{DIM}{} is there already, and stays as it is{DIM:#}", config.display())?;
+    writeln!(out, "{DIM}{} exists and is unchanged{DIM:#}", config.display())?;
     match &lack {
         Lack::Nothing | Lack::Added(_) => {}
         Lack::Unfit(text) => {
-            writeln!(out, "it does not declare what {name} runs commands with, and cannot be added to as it stands")?;
-            writeln!(out, "write this into it, for the agent that {name} works as:\n\n{text}")?;
+            writeln!(out, "it does not declare the shell tool of {name}, and cannot be extended automatically")?;
+            writeln!(out, "add this for the agent of {name}:\n\n{text}")?;
         }
         Lack::Others(text) => {
-            writeln!(out, "it leaves out some tools of {name}; if that is not meant, add this at its end:\n\n{text}")?;
+            writeln!(out, "it does not declare some tools of {name}; to declare them, add this at the end:\n\n{text}")?;
         }
     }
     Ok(false)
 }
 
-/// The user's own configuration, where it holds beside that of a project.
+/// Returns the user's own configuration if it applies together with that of a project.
 fn beside(is_own: bool) -> Option<Config> {
     let own = place::own().filter(|own| !is_own && own.is_file())?;
     Config::load(own).ok()
@@ -227,20 +227,20 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
         }
         found = true;
         let after = if is_server { servers::without_toolgate(&before) } else { Client::without_hooks(&before) }.map_err(why)?;
-        // Behind a link, what is left of the file stays with it: to take the link away would leave the hooks where they are.
+        // A symbolic link is not removed, because that would leave the hooks in its target.
         let after = if crate::client::says_nothing(&after) && !path.is_symlink() { String::new() } else { after };
         change(&mut out, &path, &before, &after, args.dry_run)?;
     }
     found |= shorten(&mut out, args, &project, &clients)?;
     if !found {
         let above = hooked_above(&project).filter(|_| !args.user);
-        let above = above.map(|above| format!("; it is in those of {}: run this there", above.display())).unwrap_or_default();
-        writeln!(out, "toolgate is in none of these settings{above}")?;
+        let above = above.map(|above| format!("; it is in the settings of {}: run this command there", above.display())).unwrap_or_default();
+        writeln!(out, "no settings with toolgate found{above}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes out of a configuration what was added to it for clients. Says whether there was anything.
+/// Removes what was added to a configuration for clients, and returns whether there was anything.
 fn shorten(out: &mut impl Write, args: &EjectArgs, project: &Path, clients: &[Client]) -> io::Result<bool> {
     let config = if args.user { place::own() } else { Some(project.join(FILE)) };
     let Some(config) = config else { return Ok(false) };
@@ -257,12 +257,12 @@ fn shorten(out: &mut impl Write, args: &EjectArgs, project: &Path, clients: &[Cl
         match added::without(*client, &config, &after, own.as_ref(), &others) {
             Ok(None) => continue,
             Ok(Some(left)) => after = left,
-            Err(why) => writeln!(out, "{} keeps what was added for {}: {why}", config.display(), client.name())?,
+            Err(why) => writeln!(out, "cannot remove from {} what was added for {}: {why}", config.display(), client.name())?,
         }
         found = true;
     }
     if after != before {
-        // What was accepted with it is accepted without it.
+        // If the file was trusted, the rest is trusted too.
         let accepted = !args.user && !args.dry_run && State::open()?.trusts(&config)?;
         change(out, &config, &before, &after, args.dry_run)?;
         if accepted {
@@ -284,7 +284,7 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     };
     if args.revoke {
         let was = state.distrust(&config)?;
-        writeln!(out, "{} {}", config.display(), if was { "is not in force any more" } else { "was not accepted before" })?;
+        writeln!(out, "{} {}", config.display(), if was { "is no longer trusted" } else { "was not trusted" })?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.new_ledger {
@@ -296,17 +296,17 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
             },
         };
         begin(&store, &state)?;
-        writeln!(out, "a new ledger begins at {}", store.display())?;
+        writeln!(out, "created a new ledger at {}", store.display())?;
         return Ok(ExitCode::SUCCESS);
     }
     let found = InForce::find(Some(&config), &directory, &state)?;
     let (files, names) = (found.config.files().len(), place::names_of(found.config.files(), &config));
     let agents = place::with_known(found.config, &config)?.agents(None).map_err(|error| {
         let problems = error.render(io::stderr().is_terminal());
-        io::Error::other(format!("the configuration does not load, so it is not accepted\n\n{problems}"))
+        io::Error::other(format!("invalid configuration, so it is not trusted\n\n{problems}"))
     })?;
     state.trust(&config)?;
-    writeln!(out, "{GREEN}accepted{GREEN:#} {}", config.display())?;
+    writeln!(out, "{GREEN}trusted{GREEN:#} {}", config.display())?;
     for agent in &agents {
         let (tools, rules) = (agent.tools().count() as u64, agent.enforced_rules().count() as u64);
         writeln!(out, "  {} has {} and {}", agent.name(), counted(tools, "tool"), counted(rules, "rule"))?;
@@ -314,15 +314,15 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     if files > 0 {
         writeln!(out, "  with {}: {names}", counted(files as u64, "included file"))?;
     }
-    writeln!(out, "{DIM}any change to it must be accepted anew{DIM:#}")?;
+    writeln!(out, "{DIM}after any change, run `toolgate trust` again{DIM:#}")?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Begins a ledger where nothing is left of another; leaves nothing behind where that cannot be done.
+/// Creates a ledger if no part of another one exists, and cleans up if that fails.
 fn begin(store: &Path, state: &State) -> io::Result<()> {
     let beside = toolgate_store::beside(store);
     if let Some(left) = [store, beside.as_path()].into_iter().find(|path| path.exists()) {
-        return Err(io::Error::other(format!("{} is there; move it away first", left.display())));
+        return Err(io::Error::other(format!("{} exists; move it away first", left.display())));
     }
     let begun = SqliteStore::open(store).map_err(io::Error::other).and_then(|new| state.know_ledger(store, new.id()));
     if begun.is_err() {
@@ -331,7 +331,7 @@ fn begin(store: &Path, state: &State) -> io::Result<()> {
     begun
 }
 
-/// The directory further up whose configuration counts in this one, where clients that are started there have hooks.
+/// Returns the parent directory whose configuration is in force here and whose clients have hooks.
 pub(super) fn hooked_above(directory: &Path) -> Option<PathBuf> {
     let above = place::of_project(directory)?.parent()?.to_owned();
     let is_hooked = |client: Client| {
@@ -341,7 +341,7 @@ pub(super) fn hooked_above(directory: &Path) -> Option<PathBuf> {
     (above != directory && Client::HOOKED.into_iter().any(is_hooked)).then_some(above)
 }
 
-/// The text of a file; nothing where there is none.
+/// Reads a file, and returns an empty text if it does not exist.
 pub(crate) fn read(path: &Path) -> io::Result<String> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
@@ -350,10 +350,10 @@ pub(crate) fn read(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Changes a file, whole or not at all, and shows what changed. One in which nothing is left is removed.
+/// Replaces a file atomically, and prints the difference. An empty file is removed.
 fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run: bool) -> io::Result<()> {
     if before == after {
-        return writeln!(out, "{DIM}{} stays as it is{DIM:#}", path.display());
+        return writeln!(out, "{DIM}{} is unchanged{DIM:#}", path.display());
     }
     match (dry_run, after.is_empty()) {
         (true, _) => {}
@@ -370,7 +370,7 @@ fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run:
     };
     let diff = similar::TextDiff::from_lines(before, after);
     writeln!(out, "{BOLD}{verb}{BOLD:#} {}", path.display())?;
-    // What is all new is shown only where it is short.
+    // A long new file is not printed.
     if !before.is_empty() || after.lines().count() <= 90 || dry_run {
         for change in diff.iter_all_changes().filter(|change| change.tag() != similar::ChangeTag::Equal) {
             match change.tag() {
@@ -387,10 +387,10 @@ fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run:
     Ok(())
 }
 
-/// Removes a file.
+/// Removes a file, and its directory if it is empty.
 fn remove(path: &Path) -> io::Result<()> {
     fs::remove_file(path).map_err(|error| named(path, &error))?;
-    // The directory too, if it was there for this alone; and the one around it, where hooks have one of their own.
+    // A `hooks` directory has a parent that was created with it.
     if let Some(directory) = path.parent()
         && fs::remove_dir(directory).is_ok()
         && directory.ends_with("hooks")
@@ -401,16 +401,16 @@ fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a file: whole, or not at all.
+/// Writes a file atomically.
 pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
-    // A link stays a link: what it leads to is changed.
+    // A symbolic link stays, and its target is replaced.
     let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let write = || -> io::Result<()> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
         let beside = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Under a name that nobody can have put there before: a link in its place would lead to another file.
+        // The temporary name is random: a link at a predictable name would lead to another file.
         let mut draft = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o666)).tempfile_in(beside)?;
         if let Ok(old) = fs::metadata(&target) {
             draft.as_file().set_permissions(old.permissions())?;
@@ -422,12 +422,12 @@ pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
     write().map_err(|error| named(path, &error))
 }
 
-/// What went wrong, and with which file.
+/// Adds the path to an error.
 fn named(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// What a client's configuration begins with.
+/// Returns the configuration template of a client.
 const fn template_of(client: Client) -> &'static str {
     match client {
         Client::ClaudeDesktop => include_str!("init/server.toml"),
@@ -438,28 +438,28 @@ const fn template_of(client: Client) -> &'static str {
     }
 }
 
-/// The configuration to begin with: of a project, or the user's `own`.
+/// Renders a new configuration for a project, or for the user if `is_own`.
 fn template(client: Option<Client>, is_own: bool, store: Option<&Path>, import: Option<&Path>) -> String {
     let text = match client {
         Some(client) => template_of(client),
         None if import.is_some() => template_of(Client::ClaudeDesktop),
         None => include_str!("init/bare.toml"),
     };
-    // One's own file needs nobody's word.
+    // The user's own configuration needs no `toolgate trust`.
     let whom = match is_own {
-        false => "the agent that works here. Every change must be accepted with `toolgate trust`.",
-        true => "your agents, wherever they work. Every change is in force at once.",
+        false => "the agent in this project. Run `toolgate trust` after every change.",
+        true => "your agents in all projects. Every change is in force at once.",
     };
     let text = text.replace("#WHOM#", whom);
     let line =
         import.map_or_else(|| "# mcp_servers = [\".mcp.json\"]".to_owned(), |path| format!("mcp_servers = [{}]", serde_json::json!(path)));
-    // One that is for hooks has no place for servers unless there are some; they stand beside its name.
+    // A template for hooks has no line for servers, so one is added after `name` if there are any.
     let text = match (text.contains("#IMPORT#"), import) {
         (false, Some(_)) => text.replacen("\n# store", &format!("\n{line}  # for `toolgate serve`\n# store"), 1),
         _ => text.replace("#IMPORT#", &line),
     };
     let Some(store) = store else { return text };
-    // The line that names a ledger, or stands where one would be named.
+    // The `store` line, even if it is commented out.
     let line = |line: &str| match line.trim_start_matches("# ").starts_with("store = ") {
         true => format!("store = {}\n", serde_json::json!(store)),
         false => format!("{line}\n"),

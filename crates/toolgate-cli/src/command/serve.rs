@@ -1,4 +1,4 @@
-//! `toolgate serve`: the gateway.
+//! Implements `toolgate serve`: runs the MCP gateway.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -19,43 +19,43 @@ use crate::protected::Protected;
 use crate::say::say;
 use crate::telemetry::Telemetry;
 
-/// Serve as an MCP gateway: every call of every client takes the gates, and only then goes to the tool.
+/// Run the MCP gateway.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Clients connect to http://ADDR/mcp (or /mcp/AGENT, or /mcp/AGENT/SESSION), or start it themselves with --stdio.\nThe configuration is read again when it changes, and on SIGHUP. What does not load leaves the old one in force.\n\nExamples:\n  toolgate serve --config toolgate.toml           listen at 127.0.0.1:7070\n  toolgate serve --config toolgate.toml --stdio   for a client that starts it\n  toolgate serve --listen 127.0.0.1:8080          at another port\n  toolgate serve --agent support                  for those who name no agent"
+    after_help = "Clients connect to http://ADDR/mcp (or /mcp/AGENT, or /mcp/AGENT/SESSION), or start it with --stdio.\nThe configuration is reloaded when it changes, and on SIGHUP. If it is invalid, the previous one stays in force.\n\nExamples:\n  toolgate serve --config toolgate.toml           listen on 127.0.0.1:7070\n  toolgate serve --config toolgate.toml --stdio   for a client that starts it\n  toolgate serve --listen 127.0.0.1:8080          listen on another port\n  toolgate serve --agent support                  set the default agent"
 )]
 pub(crate) struct Args {
-    /// The configuration. Without it: what is in force here.
+    /// Configuration [default: the one in force in this directory].
     #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     config: Option<PathBuf>,
     /// Speak MCP over standard input and output.
     #[arg(long, conflicts_with = "listen")]
     stdio: bool,
-    /// Where to listen; `listen` of the configuration unless said, else 127.0.0.1:7070.
+    /// Address to listen on [default: `listen` of the configuration, or 127.0.0.1:7070].
     #[arg(long, value_name = "ADDR", value_parser = address)]
     listen: Option<SocketAddr>,
-    /// The agent of those who name none.
+    /// Agent for clients that name none.
     #[arg(long)]
     agent: Option<String>,
-    /// How long upstreams may take before the gateway is ready without them.
+    /// Longest time to wait for upstreams at the start.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = super::ledger::duration)]
     patience: toolgate::SignedDuration,
 }
 
-/// Where clients are listened to, unless somebody says otherwise.
+/// Default address to listen on.
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
 
 fn address(text: &str) -> Result<SocketAddr, String> {
     let port = text.trim_start_matches(':').parse::<u16>().unwrap_or(HERE.port());
-    text.parse().map_err(|_| format!("an address and a port are wanted, like 127.0.0.1:{port}"))
+    text.parse().map_err(|_| format!("expected an address and a port, like 127.0.0.1:{port}"))
 }
 
-/// Where it is kept what the tools of upstreams looked like.
+/// Returns the directory with the pinned tool definitions of the upstreams.
 pub(crate) fn pins(state: &State, found: &InForce) -> PathBuf {
     place::pins(state.path(), found.files.first().map_or(Path::new(""), PathBuf::as_path))
 }
 
-/// The configuration that is served, and the files that it comes from.
+/// Source of the configuration that the gateway serves.
 pub(crate) struct Served {
     given: Option<PathBuf>,
     agent: Option<String>,
@@ -81,9 +81,9 @@ impl Served {
 }
 
 pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Result<ExitCode> {
-    // Hooks are not handed what was left open here.
+    // Programs that run as hooks must not inherit open files of the caller.
     let _ = toolgate::sandbox::close_inherited();
-    // Each client that is connected is an open file.
+    // Each connected client needs an open file.
     toolgate_mcp::raise_open_files();
     let served = Arc::new(Served::new(args.config.clone(), args.agent.clone())?);
     let found = served.find()?;
@@ -91,40 +91,42 @@ pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Re
     telling.begin(Some(&telemetry));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let code = runtime.block_on(serve(args, store, served, found))?;
-    // Whoever reads standard input waits for a line that never comes.
+    // The task that reads standard input may be blocked in a read.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(code)
 }
 
 async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: InForce) -> io::Result<ExitCode> {
-    // Whoever says that it serves can be told to end.
+    // Signal handlers are installed before the start message is printed.
     let mut ending = Ending::new()?;
-    // Where whoever started it did not want to hear who ends, nobody started from here would hear of it either.
+    // If the parent ignored `SIGCHLD`, that is inherited, and the exit of child processes would be
+    // missed.
     let _ends = signal(SignalKind::child())?;
-    // Nor does it end because it is told too early to read its file again: it does so once it serves.
+    // A `SIGHUP` during the start must not end the process. It is handled once the gateway serves.
     let hang_up = signal(SignalKind::hangup())?;
     if let Some(notice) = &found.notice {
         say(notice);
     }
     if let Some(agent) = args.agent.as_deref().filter(|agent| found.config.names().all(|known| known != *agent)) {
         let known: Vec<&str> = found.config.names().collect();
-        return Err(io::Error::other(format!("there is no agent `{}`; {}", super::ledger::clean(agent), place::there_are(&known))));
+        return Err(io::Error::other(format!("unknown agent `{}`; {}", super::ledger::clean(agent), place::there_are(&known))));
     }
-    // What the command line says counts in any case.
+    // Settings that the command line overrides.
     let given: Vec<&str> = store.map(|_| "store").into_iter().chain(args.listen.map(|_| "listen")).collect();
     let path = store.map_or_else(|| found.store.clone(), Path::to_owned);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    // The one that opens the ledger for longer sweeps it.
+    // The checked open is short. `SqliteStore::open` also cleans up the ledger.
     drop(super::hook::open_store(&path, &served.state)?);
     let store = Arc::new(SqliteStore::open(&path).map_err(io::Error::other)?);
-    // What another file says, or another reading of it, is about the ledger that it names, and not about any that is open.
+    // A reloaded configuration may name another ledger. Its retention does not apply to the open
+    // one.
     let (kept, ledger) = (Arc::clone(&served), std::path::absolute(&path)?);
     let kept = move || kept.find().ok().filter(|found| found.store == ledger).and_then(|found| found.retention());
     let keeping = crate::retention::keep(Arc::clone(&store), kept, crate::note);
     let program = std::env::current_exe()?;
-    // As the files are when they are read; as they were, where they do not load.
+    // The rules follow the current files, or the files at the start if those do not load.
     let (looks, project) = (Arc::clone(&served), place::project()?);
     let protected = Protected::of(&found, &served.state, &project);
     let own = protected.places().chain([path.clone()]).collect();
@@ -146,10 +148,10 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     let reader = Arc::clone(&served);
     let gateway = tokio::select! {
         opened = Gateway::open(move || reader.config(), options) => opened?,
-        // What was started meanwhile ends with this process.
+        // Upstreams that were started meanwhile end with this process.
         () = ending.told() => return Ok(ExitCode::SUCCESS),
     };
-    // Which files of agents are put back hangs on rows: none goes before that.
+    // Restoring files of agents needs rows, so pruning starts after that.
     let retention = tokio::spawn(keeping);
     tokio::spawn({
         let gateway = gateway.clone();
@@ -158,12 +160,12 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     let begun = (found.watched(), fixed(&found, &given));
     let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), begun, given, hang_up));
     let ended = if args.stdio {
-        crate::note("toolgate serves on standard streams");
+        crate::note("toolgate serves on standard input and output");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
         tokio::select! {
             ended = &mut serving => ended,
             () = ending.told() => {
-                // What is under way ends first.
+                // Let calls in progress end first.
                 gateway.begin_to_end();
                 serving.await
             }
@@ -183,12 +185,12 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     };
     retention.abort();
     gateway.end().await;
-    // Who reads the configuration has given up, and ended what that had begun.
+    // The reload task has stopped by now.
     keeper.abort();
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// One line when it is ready, and a few for a person who wants to know.
+/// Prints the address, and the agents and upstreams unless `--quiet` was given.
 fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
     let scheme = if tls { "https" } else { "http" };
     let mut out = anstream::stdout().lock();
@@ -204,25 +206,25 @@ fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
         say(&match &health.status {
             Status::Up { .. } => format!("  {GREEN}✓{GREEN:#} {}: {}", health.name, counted(health.tools as u64, "tool")),
             Status::Starting => format!("  {DIM}… {}: still starting{DIM:#}", health.name),
-            // Why, was said when it was found out.
-            Status::Down { .. } => format!("  {RED}✗{RED:#} {}: away", health.name),
+            // The reason was logged when it was detected.
+            Status::Down { .. } => format!("  {RED}✗{RED:#} {}: unavailable", health.name),
         });
         if !health.held.is_empty() {
             let held = counted(health.held.len() as u64, "tool");
             say(&match health.unwritten() {
-                Some(why) => format!("    {held} held back: what new ones look like cannot be written down: {why}"),
-                // Why, was said when it was found out.
+                Some(why) => format!("    {held} quarantined: cannot save the pins of new tools: {why}"),
+                // The reason was logged when it was detected.
                 None if health.unfit().count() == health.held.len() => {
-                    format!("    {held} held back; look at it with `toolgate upstream list`")
+                    format!("    {held} quarantined; see `toolgate upstream list`")
                 }
-                None => format!("    {held} held back; look at it with `toolgate upstream diff`"),
+                None => format!("    {held} quarantined; see `toolgate upstream diff`"),
             });
         }
     }
     Ok(())
 }
 
-/// How somebody says that it should end.
+/// Signals that end the process.
 struct Ending {
     terminate: Signal,
     interrupt: Signal,
@@ -233,7 +235,7 @@ impl Ending {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// Until somebody does.
+    /// Waits for one of the signals.
     async fn told(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -242,16 +244,16 @@ impl Ending {
     }
 }
 
-/// Whether only files of pins have changed; `None` where nothing has.
+/// Returns whether only pin files have changed; `None` if nothing has.
 fn changed(files: &[(PathBuf, Option<Stamp>)], pins: &[PathBuf]) -> Option<bool> {
     let changed: Vec<&PathBuf> = files.iter().filter(|(file, was)| stamp(file) != *was).map(|(file, _)| file).collect();
     (!changed.is_empty()).then(|| changed.iter().all(|file| pins.contains(file)))
 }
 
-/// What counts only when it starts.
+/// Settings that are read only at the start.
 type Fixed = Vec<(&'static str, String)>;
 
-/// The same of a configuration, but for what the command line says.
+/// Returns these settings of a configuration, except those that the command line overrides.
 fn fixed(found: &InForce, given: &[&str]) -> Fixed {
     let gateway = &found.config.gateway;
     let all = [
@@ -266,7 +268,7 @@ fn fixed(found: &InForce, given: &[&str]) -> Fixed {
     all.into_iter().filter(|(name, _)| !given.contains(name)).collect()
 }
 
-/// Reads the configuration again when it changes, and when it is told to.
+/// Reloads the configuration when it changes, and on `SIGHUP`.
 async fn keep_current(
     gateway: Gateway,
     served: Arc<Served>,
@@ -283,48 +285,49 @@ async fn keep_current(
     loop {
         let mut only_pins = false;
         let because = tokio::select! {
-            _ = hang_up.recv() => "it was told to",
+            _ = hang_up.recv() => "SIGHUP",
             _ = look.tick() => {
                 let Some(pins) = changed(&files, &gateway.files()) else { continue };
                 only_pins = pins;
-                // Whoever writes a file may not be done yet.
+                // The file may be only partly written.
                 tokio::time::sleep(Duration::from_millis(100)).await;
-                "it has changed"
+                "a file has changed"
             }
         };
-        // As they are now: what changes while it is read is read again.
+        // Fingerprints are taken before the reload, so that a change during the reload triggers
+        // another one.
         for (file, was) in &mut files {
             *was = stamp(file);
         }
         let now = served.find().map(|found| (with_pins(found.watched()), fixed(&found, &given)));
         match gateway.reload().await {
-            // What tools look like has changed, or somebody has accepted it.
+            // A tool definition has changed, or was accepted.
             Ok(()) if only_pins => {
                 let health = gateway.health();
-                // What does not fit is told by the gateway itself.
+                // The gateway itself logs tools that do not fit their declaration.
                 let fits = |one: &toolgate_mcp::Health, tool: &str| one.unfit().all(|(unfit, _)| unfit != tool);
                 let held = health.iter().flat_map(|one| one.held.iter().filter(move |change| fits(one, &change.tool)));
                 let held = held.map(|change| format!("{} {}", change.upstream, change.tool));
                 let held: Vec<String> = held.map(|tool| super::ledger::clean(&tool)).collect();
                 match held.is_empty() {
-                    true => crate::note("the tools of upstreams are offered as they were accepted"),
-                    false => say(&format!("held back: {}; look with `toolgate upstream diff`", held.join(", "))),
+                    true => crate::note("all tools of upstreams match their pins"),
+                    false => say(&format!("quarantined: {}; see `toolgate upstream diff`", held.join(", "))),
                 }
                 files = now.map_or(files, |(files, _)| files);
             }
             Ok(()) => {
-                crate::note(&format!("the configuration was read again: {because}"));
+                crate::note(&format!("reloaded the configuration: {because}"));
                 let Ok((watched, now)) = now else { continue };
                 let other = now.iter().zip(&begun).filter(|(now, begun)| now != begun).map(|((name, _), _)| format!("`{name}`"));
                 let other: Vec<String> = other.collect();
                 if !other.is_empty() && now != told {
-                    say(&format!("changed, and read only at the start of `toolgate serve`: {}; start it again", other.join(", ")));
+                    say(&format!("changed settings need a restart of `toolgate serve`: {}", other.join(", ")));
                 }
                 (files, told) = (watched, now);
             }
             Err(_) if gateway.is_ending() => return,
             Err(error) => {
-                say(&format!("error: the configuration stays in force as it was: {error}"));
+                say(&format!("error: cannot reload the configuration, so the previous one stays in force: {error}"));
                 place::watch_too(&mut files, now.map(|(files, _)| files).unwrap_or_default());
             }
         }

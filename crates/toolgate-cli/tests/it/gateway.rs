@@ -102,11 +102,11 @@ fn the_spoiled_file_of_another_upstream_is_left_out() {
     std::fs::write(&spoiled, "{").unwrap();
     let (code, stdout, stderr) = project.run(&["upstream", "diff", "in"], "");
     assert!(code == 0 && stdout.contains("nothing is held back"), "{stdout}{stderr}");
-    assert!(stderr.contains("speaks of one of `gone` is not known") && stderr.contains("it is spoiled"), "{stderr}");
+    assert!(stderr.contains("speaks of one of `gone` is not known") && stderr.contains("invalid pin file"), "{stderr}");
     // Whoever asks for it is told that there is no answer.
     for args in [&["upstream", "diff"][..], &["upstream", "diff", "gone"][..]] {
         let (code, _, stderr) = project.run(args, "");
-        assert!(code == 2 && stderr.contains("it is spoiled"), "{stderr}");
+        assert!(code == 2 && stderr.contains("invalid pin file"), "{stderr}");
     }
     assert_eq!(std::fs::read_to_string(&spoiled).unwrap(), "{");
 }
@@ -191,16 +191,16 @@ fn an_upstream_that_lacks_a_variable_keeps_nobody_else_from_working() {
     assert_eq!(of(2)["structuredContent"], json!({"result": 42}));
     let error = of(3)["structuredContent"].clone();
     assert_eq!((&error["errorCategory"], &error["code"]), (&json!("TRANSIENT"), &json!("upstream_unavailable")), "{error}");
-    assert_eq!(error["upstream"]["said"], "the environment has no `NO_SUCH_ROOM`");
-    assert!(error["message"].as_str().unwrap().contains("away since") && error["retryAfterMs"].is_u64(), "{error}");
+    assert_eq!(error["upstream"]["said"], "the environment variable `NO_SUCH_ROOM` is not set");
+    assert!(error["message"].as_str().unwrap().contains("down since") && error["retryAfterMs"].is_u64(), "{error}");
     // Whoever looks is told.
     let (code, stdout, _) = project.run(&["upstream", "list"], "");
-    assert!(code == 1 && stdout.contains("far the environment has no `NO_SUCH_ROOM`"), "{stdout}");
+    assert!(code == 1 && stdout.contains("far the environment variable `NO_SUCH_ROOM` is not set"), "{stdout}");
     let (code, stdout, _) = project.run(&["doctor"], "");
-    assert!(code == 1 && stdout.contains("far: the environment has no `NO_SUCH_ROOM`"), "{stdout}");
+    assert!(code == 1 && stdout.contains("far: the environment variable `NO_SUCH_ROOM` is not set"), "{stdout}");
     let (code, stdout, _) = project.run(&["lint"], "");
     assert!(
-        code == 0 && stdout.contains("the upstream `far` would stay away: the environment has no `NO_SUCH_ROOM` [missing_reference]"),
+        code == 0 && stdout.contains("the upstream `far` would stay offline: the environment variable `NO_SUCH_ROOM` is not set [missing_reference]"),
         "{stdout}"
     );
     // Whoever is let in, and what a tool of this file itself needs, is nobody else's: that is not begun without.
@@ -209,13 +209,13 @@ fn an_upstream_that_lacks_a_variable_keeps_nobody_else_from_working() {
         "store = \"ledger.db\"\n[gateway.otlp]\nendpoint = \"http://127.0.0.1:9\"\nheaders = { key = \"${NO_SUCH_ROOM}\" }\n",
     );
     let (code, _, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], "");
-    assert!(code == 2 && stderr.contains("the environment has no `NO_SUCH_ROOM`"), "{stderr}");
+    assert!(code == 2 && stderr.contains("the environment variable `NO_SUCH_ROOM` is not set"), "{stderr}");
     project.write(
         "project/toolgate.toml",
         "store = \"ledger.db\"\n[tools.ask]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://example.com/\"\nheaders = { key = \"${NO_SUCH_ROOM}\" }\n",
     );
     let (code, _, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], "");
-    assert!(code == 2 && stderr.contains("the environment has no `NO_SUCH_ROOM`"), "{stderr}");
+    assert!(code == 2 && stderr.contains("the environment variable `NO_SUCH_ROOM` is not set"), "{stderr}");
 }
 
 #[test]

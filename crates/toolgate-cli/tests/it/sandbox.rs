@@ -63,7 +63,7 @@ async fn arguments_are_words_or_standard_input_and_never_a_shell() {
     assert_eq!(answer.outcome.success().unwrap().value, json!("--word=$(id); rm -r / `x` \" 7"));
     let negative = say(json!({"word": "x", "n": -7})).await;
     assert_eq!(
-        negative.outcome.error().map(|e| (&*e.code, e.message.contains("may not begin with `-`"))),
+        negative.outcome.error().map(|e| (&*e.code, e.message.contains("must not begin with `-`"))),
         Some(("invalid_arguments", true))
     );
     let missing = say(json!({"word": "x"})).await;

@@ -137,7 +137,7 @@ fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
     assert!(said.contains("is not enough"), "{said}");
     assert!(said.contains("upstream_unavailable") && said.contains("[redacted]"), "{said}");
     until("the one that talks was heard", || served.said.lock().unwrap().contains("the key is"));
-    let told_of = |line: &str| line.contains("a call did not get through") && line.contains("keyed");
+    let told_of = |line: &str| line.contains("upstream call failed") && line.contains("keyed");
     until("the one that hangs up was told of", || served.said.lock().unwrap().lines().any(told_of));
     served.signal("-TERM");
     until("it has ended", || std::net::TcpStream::connect(&served.url).is_err());

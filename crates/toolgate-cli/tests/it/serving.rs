@@ -58,12 +58,12 @@ fn a_file_of_servers_names_what_the_environment_has() {
     assert!(!heads.is_empty() && heads.iter().all(told), "{heads:?}");
     // What is missing is named, and what is there is not.
     let far = upstream(&project, "far", &[("KEY", secret)]);
-    assert_eq!(far["why"], "the environment has no `ROOM`", "{far}");
+    assert_eq!(far["why"], "the environment variable `ROOM` is not set", "{far}");
     assert_eq!(project.read("project/seen"), format!("nowhere {secret}"));
     let servers = servers.to_string().replace("HERE:-.", "HERE");
     project.write("project/servers.json", &servers);
     let near = upstream(&project, "near", &[("KEY", secret)]);
-    assert_eq!(near["why"], "the environment has no `HERE`", "{near}");
+    assert_eq!(near["why"], "the environment variable `HERE` is not set", "{near}");
     // Whoever says where finds it there.
     let here = project.path("project").display().to_string();
     std::fs::remove_file(project.path("project/seen")).unwrap();
@@ -72,7 +72,7 @@ fn a_file_of_servers_names_what_the_environment_has() {
     let (code, stdout, stderr) = project.run_with(&[("KEY", secret)], &["serve", "--stdio", "--config", "toolgate.toml"], "");
     // It is served without that one, and says so.
     assert_eq!((code, stdout.as_str()), (0, ""), "{stderr}");
-    assert!(stderr.contains("the environment has no `ROOM`") && !stderr.contains(secret), "{stderr}");
+    assert!(stderr.contains("the environment variable `ROOM` is not set") && !stderr.contains(secret), "{stderr}");
 }
 
 /// A gateway that listens, until it is dropped.

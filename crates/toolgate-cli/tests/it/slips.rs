@@ -171,7 +171,7 @@ fn a_file_that_is_something_else_is_named() {
         (&["pause", "--store", "."], "it is a directory; name a file"),
         (&["audit", "query", "--store", "some.toml"], "it is no ledger of toolgate"),
         (&["demo", "--store", "some.toml"], "it is no ledger of toolgate"),
-        (&["demo", "--store", "nowhere/ledger.db"], "look whether the directory is there and can be written to"),
+        (&["demo", "--store", "nowhere/ledger.db"], "check that the directory exists and is writable"),
         (&["audit", "receipt", "empty.json", "--key", &key], "empty.json: this is no JSON"),
         (&["check", "."], ".: it is a directory; name a file"),
         (&["check", "wide.jsonl"], "wide.jsonl, line 1: "),
@@ -276,7 +276,7 @@ fn a_tool_that_nobody_declared_is_asked_about_and_what_came_of_it_recorded() {
         assert!(
             code == 0
                 && stdout.contains("\"ask\"")
-                && stdout.contains("Nobody has said what this tool does. In a configuration it is `[tools.mcp__x__y]`."),
+                && stdout.contains("This tool is not declared. To declare it, add `[tools.mcp__x__y]` to the configuration."),
             "{stdout}"
         );
         assert_eq!(event("PostToolUse", json!({"tool_response": {"done": true}})), (0, "{}\n".to_owned(), String::new()));

@@ -1,4 +1,4 @@
-//! Tokens that somebody else signs, and the keys that they are signed with.
+//! Verifies signed tokens (JWT) of an issuer and fetches its keys.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -17,24 +17,24 @@ use super::{NotLetIn, is_address};
 use crate::gateway::lock;
 use crate::identity::{Caller, Proof, is_name};
 
-/// How often keys are fetched at most, however many tokens are signed by unknown ones.
+/// Minimum time between fetches while keys are known, however many tokens use unknown ones.
 const SOONEST: Duration = Duration::from_secs(30);
-/// How often, while there are none.
+/// Minimum time between fetches while no key is known.
 const RETRY: Duration = Duration::from_secs(1);
-/// How old they may become.
+/// Age after which keys are fetched again in the background.
 const OLDEST: Duration = Duration::from_secs(10 * 60);
-/// How old, where nobody has come meanwhile: nobody is believed then until they were asked for again.
+/// Age after which keys must be fetched again before a token is accepted.
 const IDLE: Duration = Duration::from_secs(2 * 10 * 60);
-/// How long somebody waits for what another one fetches.
+/// Timeout for waiting on a fetch that another request started.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How many seconds clocks may be apart.
+/// Allowed clock difference in seconds.
 const LEEWAY: f64 = 30.0;
-/// How many keys of one name a token is held against.
+/// Maximum number of keys with the same ID that are tried for a token.
 const MOST: usize = 16;
-/// What is told where they cannot be had, or are none.
-pub(super) const UNFETCHED: &str = "the keys for tokens cannot be fetched";
-pub(super) const NO_KEY: &str = "there is no key for tokens that can be used";
-/// Ways of signing that only the one who signs can do.
+/// Messages for keys that cannot be fetched, and for a set without usable keys.
+pub(super) const UNFETCHED: &str = "cannot fetch the keys for tokens";
+pub(super) const NO_KEY: &str = "the key set for tokens has no usable key";
+/// Asymmetric algorithms only: with a symmetric one, the verification key can also sign.
 const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::RS256,
     Algorithm::RS384,
@@ -47,7 +47,7 @@ const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::EdDSA,
 ];
 
-/// A key, and the one way of signing that it is for, where it says so.
+/// A key, and its algorithm if the key set names one.
 struct Key {
     key: DecodingKey,
     algorithm: Option<Algorithm>,
@@ -59,18 +59,18 @@ impl Key {
     }
 }
 
-/// Keys by their names, of which several may have the same, or none.
+/// Keys by ID. Several keys may have the same ID or none.
 type Ring = HashMap<String, Vec<Key>>;
 
-/// Who signs tokens, and with what.
+/// Verifies the tokens of one issuer.
 pub(super) struct Issuer {
     pub(super) jwt: Jwt,
     keys: RwLock<Arc<Ring>>,
-    /// When they were last fetched, or begun to be.
+    /// When the last fetch started.
     fetched: Mutex<Option<Instant>>,
-    /// When a fetch was last over, however it went.
+    /// When the last fetch ended, successful or not.
     asked: Mutex<Option<Instant>>,
-    /// One fetches; the others wait for what it brings.
+    /// Lets one request fetch while the others wait for the result.
     fetching: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -79,19 +79,19 @@ impl Issuer {
         Self { jwt, keys: RwLock::default(), fetched: Mutex::default(), asked: Mutex::default(), fetching: Arc::default() }
     }
 
-    /// Who comes with a token.
+    /// Authenticates the bearer of a token.
     pub(super) async fn caller(self: &Arc<Self>, token: &str) -> Result<Caller, NotLetIn> {
-        let header = jsonwebtoken::decode_header(token).map_err(|_| NotLetIn::Invalid("the token cannot be read"))?;
+        let header = jsonwebtoken::decode_header(token).map_err(|_| NotLetIn::Invalid("the token is malformed"))?;
         if !ALGORITHMS.contains(&header.alg) {
-            return Err(NotLetIn::Invalid("the token is not signed as it must be"));
+            return Err(NotLetIn::Invalid("the signature algorithm of the token is not allowed"));
         }
-        // What must be understood is not understood here (RFC 7515, 4.1.11).
+        // Critical header parameters are not supported (RFC 7515, section 4.1.11).
         if header.crit.is_some() {
-            return Err(NotLetIn::Invalid("the token says something that must be understood, and is not"));
+            return Err(NotLetIn::Invalid("the token has an unsupported critical header parameter"));
         }
         if self.is_stale() {
             let turn = self.turn().await?;
-            // Where somebody was before, it is done.
+            // Another request may have fetched the keys meanwhile.
             if self.is_stale() {
                 let _ = self.fetch_in(turn).await;
             }
@@ -100,8 +100,9 @@ impl Issuer {
         let known = self.keys();
         let mut claims = self.claims(&known, token, &kid, header.alg);
         if claims.is_none() {
-            // A key may have been replaced, also by one of the same name or without any. Only who comes with what no key has signed waits
-            // for that, and only now and then; where none is known at all, more often.
+            // A key may have been replaced, even under the same ID. Only requests with an
+            // unverifiable token wait for a fetch, and fetches are rate limited. While no key is
+            // known, fetches are more frequent.
             let turn = self.turn().await?;
             let age = if self.is_empty() { RETRY } else { SOONEST };
             if Arc::ptr_eq(&known, &self.keys()) && self.is_due(age) {
@@ -112,8 +113,9 @@ impl Issuer {
                 claims = self.claims(&renewed, token, &kid, header.alg);
             }
         }
-        let claims = claims.ok_or(NotLetIn::Invalid("the token is signed by nobody who is known"))??;
-        // Beside the token, unless somebody is at it; who comes meanwhile with what a new key has signed waits for it.
+        let claims = claims.ok_or(NotLetIn::Invalid("the token is signed with an unknown key"))??;
+        // Refreshes in the background, unless a fetch is running. Requests with a new key wait for
+        // it.
         if let Ok(turn) = Arc::clone(&self.fetching).try_lock_owned()
             && self.is_due(OLDEST)
         {
@@ -122,49 +124,49 @@ impl Issuer {
         self.named(&claims)
     }
 
-    /// What a token says, where it holds; `None` where none of these keys has signed it.
+    /// Returns the claims of a valid token, or `None` if none of these keys signed it.
     fn claims(&self, keys: &Ring, token: &str, kid: &str, algorithm: Algorithm) -> Option<Result<Value, NotLetIn>> {
         let mut validation = Validation::new(algorithm);
         validation.set_audience(&[&self.jwt.audience]);
         validation.set_issuer(&[&self.jwt.issuer]);
         validation.set_required_spec_claims(&["aud", "iss"]);
-        // Its dates are looked at here.
+        // Dates are checked separately, because they may have fractions.
         validation.validate_exp = false;
-        // Who names no key means the only one.
+        // A token without a key ID refers to the only key.
         let named = keys.get(kid).or_else(|| keys.values().next().filter(|_| kid.is_empty() && keys.len() == 1))?;
         named.iter().filter(|key| key.fits(algorithm)).take(MOST).find_map(|key| {
             match jsonwebtoken::decode::<Value>(token, &key.key, &validation) {
                 Ok(token) => Some(in_time(&token.claims).map(|()| token.claims)),
                 Err(error) => match error.kind() {
                     ErrorKind::InvalidSignature => None,
-                    ErrorKind::InvalidAudience => Some(Err(NotLetIn::Invalid("the token is for somebody else"))),
-                    ErrorKind::InvalidIssuer => Some(Err(NotLetIn::Invalid("the token is from somebody else"))),
-                    _ => Some(Err(NotLetIn::Invalid("the token does not hold"))),
+                    ErrorKind::InvalidAudience => Some(Err(NotLetIn::Invalid("the token is for another audience"))),
+                    ErrorKind::InvalidIssuer => Some(Err(NotLetIn::Invalid("the token is from another issuer"))),
+                    _ => Some(Err(NotLetIn::Invalid("the token is not valid"))),
                 },
             }
         })
     }
 
-    /// Who that is, by what the token says.
+    /// Builds the caller from the claims.
     fn named(&self, claims: &Value) -> Result<Caller, NotLetIn> {
         let claim = |name: &str| claims.get(name);
         let principal = claim(&self.jwt.principal).and_then(Value::as_str).filter(|who| !who.is_empty());
-        let principal = principal.ok_or(NotLetIn::Invalid("the token does not say who comes"))?.to_owned();
+        let principal = principal.ok_or(NotLetIn::Invalid("the token does not name a principal"))?.to_owned();
         if principal == CANARY_PRINCIPAL {
-            return Err(NotLetIn::Invalid("the token names somebody whom nobody can be"));
+            return Err(NotLetIn::Invalid("the token names a reserved principal"));
         }
-        // A claim that is not understood would be one that does not hold.
+        // Ignoring a claim of another type would ignore a restriction.
         let session = match self.jwt.session.as_deref().and_then(claim) {
             None | Some(Value::Null) => None,
             Some(Value::String(name)) => Some(name.clone()),
             Some(Value::Number(name)) => Some(name.to_string()),
-            Some(_) => return Err(NotLetIn::Invalid("the token names a session that is no text")),
+            Some(_) => return Err(NotLetIn::Invalid("the session claim of the token is not text")),
         };
-        // Nothing that its bearer says could put it right.
+        // The bearer cannot correct the claim, so the token is rejected.
         if session.as_deref().is_some_and(|name| !is_name(name)) {
-            return Err(NotLetIn::Invalid("the token names a session that is no name: 1 to 128 letters, digits and signs"));
+            return Err(NotLetIn::Invalid("the session claim of the token must have 1 to 128 ASCII letters, digits or punctuation characters"));
         }
-        // Where the claim is asked for and is not there, there are none.
+        // If the configured claim is missing, the caller may act as no agent.
         let agents = self.jwt.agents.as_deref().map(|name| match claim(name) {
             Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
             Some(Value::String(names)) => names.split_whitespace().map(str::to_owned).collect(),
@@ -181,7 +183,7 @@ impl Issuer {
         self.keys().is_empty()
     }
 
-    /// Whether keys are to be fetched; whoever is told so fetches them.
+    /// Returns whether a fetch is due, and if so marks it as started.
     fn is_due(&self, age: Duration) -> bool {
         let mut fetched = lock(&self.fetched);
         let due = fetched.is_none_or(|at| at.elapsed() > age);
@@ -191,19 +193,21 @@ impl Issuer {
         due
     }
 
-    /// Whether it is so long ago that somebody asked for keys that none of them is believed until somebody does.
+    /// Returns whether keys must be fetched before any of them is trusted.
     fn is_stale(&self) -> bool {
         lock(&self.asked).is_some_and(|at| at.elapsed() > IDLE)
     }
 
-    /// Waits until nobody fetches.
+    /// Waits until no fetch is running.
     async fn turn(&self) -> Result<OwnedMutexGuard<()>, NotLetIn> {
         let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.fetching).lock_owned()).await;
-        turn.map_err(|_| NotLetIn::Invalid("the keys for tokens cannot be had now"))
+        turn.map_err(|_| NotLetIn::Invalid("the keys for tokens are not available now"))
     }
 
-    /// Fetches them for all who wait. It goes on whoever waits for it: others would not get them because one hangs up.
-    /// What cannot be had leaves them as they were.
+    /// Fetches the keys in a separate task, so that a disconnect does not cancel the fetch for
+    /// others.
+    ///
+    /// If the fetch fails, the known keys stay.
     fn fetch_in(self: &Arc<Self>, turn: OwnedMutexGuard<()>) -> JoinHandle<()> {
         let own = Arc::clone(self);
         tokio::spawn(async move {
@@ -217,19 +221,19 @@ impl Issuer {
     pub(super) async fn fetch(&self) -> Result<(), String> {
         *lock(&self.fetched) = Some(Instant::now());
         let replaced = self.replace().await;
-        // Those who have waited do not wait for another try.
+        // Requests that waited for this fetch do not start another one.
         *lock(&self.fetched) = Some(Instant::now());
         *lock(&self.asked) = Some(Instant::now());
         replaced
     }
 
-    /// Puts what is published in the place of what was known.
+    /// Replaces the known keys by the published ones.
     async fn replace(&self) -> Result<(), String> {
         let text = self.read().await?;
-        let set: JwkSet = serde_json::from_str(&text).map_err(|error| format!("the keys for tokens cannot be read: {error}"))?;
+        let set: JwkSet = serde_json::from_str(&text).map_err(|error| format!("the key set for tokens is not valid: {error}"))?;
         let mut keys = Ring::new();
         for jwk in &set.keys {
-            // What is for something else, or for a way of signing that is not known here, signs no token.
+            // Skips keys for encryption and for unsupported algorithms.
             if jwk.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
                 continue;
             }
@@ -241,38 +245,40 @@ impl Issuer {
         if keys.is_empty() {
             tracing::warn!("{NO_KEY}");
         }
-        // Also where there are none: whoever withdraws the only one means it.
+        // An empty set also counts: it withdraws all keys.
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
         Ok(())
     }
 
-    /// The set as it is published.
+    /// Reads the published key set.
     async fn read(&self) -> Result<String, String> {
         if !is_address(&self.jwt.keys) {
             return std::fs::read_to_string(&self.jwt.keys).map_err(|error| format!("{}: {error}", self.jwt.keys));
         }
-        // What stands in the address may be nobody else's.
-        let said = |error: reqwest::Error| format!("the keys for tokens: {}", error.without_url());
+        // The URL may contain a secret.
+        let said = |error: reqwest::Error| format!("the request for the key set failed: {}", error.without_url());
         let request = crate::http::client().map_err(said)?.get(&self.jwt.keys).timeout(Duration::from_secs(10));
         let answer = request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
-        let bytes = crate::bounded::whole(answer).await.map_err(said)?.ok_or("the keys for tokens are too large")?;
-        String::from_utf8(bytes).map_err(|_| "the keys for tokens are no text".to_owned())
+        let bytes = crate::bounded::whole(answer).await.map_err(said)?.ok_or("the key set for tokens is too large")?;
+        String::from_utf8(bytes).map_err(|_| "the key set for tokens is not valid UTF-8".to_owned())
     }
 }
 
-/// Whether a token holds now. A date is a number of seconds, perhaps with a fraction or an exponent (RFC 7519, 2), in which the library
-/// sees no number where numbers keep their digits.
+/// Checks the dates `exp` and `nbf`.
+///
+/// A date is a number of seconds, possibly with a fraction or exponent (RFC 7519, section 2). The
+/// library does not recognize such a number when numbers keep their digits.
 fn in_time(claims: &Value) -> Result<(), NotLetIn> {
     let now = toolgate::Timestamp::now().as_duration().as_secs_f64();
     let date = |name: &str| claims.get(name).map(Value::as_f64);
     match date("exp") {
         Some(Some(end)) if end < now - LEEWAY => return Err(NotLetIn::Invalid("the token has expired")),
         Some(Some(_)) => {}
-        None | Some(None) => return Err(NotLetIn::Invalid("`exp` of the token is missing, or is no number of seconds")),
+        None | Some(None) => return Err(NotLetIn::Invalid("`exp` of the token is missing or not a number of seconds")),
     }
     match date("nbf") {
-        Some(Some(begin)) if begin > now + LEEWAY => Err(NotLetIn::Invalid("the token does not hold yet")),
-        Some(None) => Err(NotLetIn::Invalid("`nbf` of the token is no number of seconds")),
+        Some(Some(begin)) if begin > now + LEEWAY => Err(NotLetIn::Invalid("the token is not valid yet")),
+        Some(None) => Err(NotLetIn::Invalid("`nbf` of the token is not a number of seconds")),
         Some(Some(_)) | None => Ok(()),
     }
 }
@@ -295,7 +301,7 @@ mod tests {
         Arc::new(Issuer::new(Jwt { issuer, audience, keys, resource: None, principal, session: None, agents: None }))
     }
 
-    /// Who publishes keys in a file.
+    /// Publishes keys in a file.
     struct Signer {
         home: tempfile::TempDir,
         issuer: Arc<Issuer>,
@@ -342,18 +348,18 @@ mod tests {
         for others in [vec![], vec![public(Some("two"), TWO)]] {
             signer.publish(&[public(one, ONE)]);
             signer.issuer.fetch().await.unwrap();
-            // Nobody is locked out by what is no set of keys.
+            // An invalid key set does not replace the known keys.
             std::fs::write(signer.home.path().join("keys.json"), "busy").unwrap();
             assert!(signer.issuer.fetch().await.is_err() && signer.lets_in(&token).await, "{others:?}");
             signer.publish(&others);
-            assert!(signer.lets_in(&token).await, "they are not old: {others:?}");
+            assert!(signer.lets_in(&token).await, "the keys are fresh: {others:?}");
             later(OLDEST).await;
             let refused = async {
                 while signer.lets_in(&token).await {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             };
-            tokio::time::timeout(Duration::from_secs(60), refused).await.unwrap_or_else(|_| panic!("it still holds: {others:?}"));
+            tokio::time::timeout(Duration::from_secs(60), refused).await.unwrap_or_else(|_| panic!("the token is still accepted: {others:?}"));
         }
     }
 
@@ -365,9 +371,9 @@ mod tests {
         signer.issuer.fetch().await.unwrap();
         later(IDLE).await;
         signer.publish(&[public(Some("two"), TWO)]);
-        // Neither the first, nor whoever comes beside.
+        // The withdrawn key is rejected, also for concurrent requests.
         assert_eq!(tokio::join!(signer.lets_in(&first), signer.lets_in(&first), signer.lets_in(&second)), (false, false, true));
-        // Where they cannot be had, what was known counts, and nobody waits for them again and again.
+        // If the fetch fails, the known keys count, and requests do not wait for another fetch.
         std::fs::write(signer.home.path().join("keys.json"), "busy").unwrap();
         later(IDLE).await;
         assert!(signer.lets_in(&second).await);
@@ -386,8 +392,9 @@ mod tests {
             later(SOONEST).await;
             signer.publish(&[public(kid, TWO)]);
             assert!(signer.lets_in(&second).await, "{kid:?}");
-            assert!(!signer.lets_in(&first).await, "it is not published any more: {kid:?}");
-            // However many are signed by nobody, they are not fetched sooner for it; who is known comes in meanwhile.
+            assert!(!signer.lets_in(&first).await, "the key was withdrawn: {kid:?}");
+            // Many tokens with an unknown key cause no earlier fetch; known keys are accepted
+            // meanwhile.
             later(SOONEST).await;
             assert!(!signer.lets_in(&first).await, "{kid:?}");
             signer.publish(&[public(kid, ONE)]);
@@ -402,7 +409,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn several_keys_may_have_the_same_name_or_none() {
-        // Of another kind; nobody signs with it here.
+        // A key of another type, which signs nothing here.
         let other = |kid: Option<&str>| {
             let mut key = json!({"kty": "OKP", "crv": "Ed25519", "x": ONE.1});
             if let Some(kid) = kid {
@@ -416,7 +423,7 @@ mod tests {
             signer.issuer.fetch().await.unwrap();
             assert!(signer.lets_in(&signed(kid, ONE)).await && signer.lets_in(&signed(kid, TWO)).await, "{kid:?}");
             assert!(!signer.lets_in(&signed(Some("other"), ONE)).await, "{kid:?}");
-            // Who has expired has, whichever key it was.
+            // An expired token is reported as such, whichever key signed it.
             let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": 1});
             let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::ES256) };
             let token = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(TWO.0.as_bytes()).unwrap()).unwrap();
@@ -431,9 +438,9 @@ mod tests {
         signer.issuer.fetch().await.unwrap();
         let now = toolgate::Timestamp::now().as_second();
         let (end, ended) = (format!("{}.25", now + 600), format!("{}.25", now - 600));
-        let (expired, early) = ("the token has expired", "the token does not hold yet");
+        let (expired, early) = ("the token has expired", "the token is not valid yet");
         let (no_end, no_begin) =
-            ("`exp` of the token is missing, or is no number of seconds", "`nbf` of the token is no number of seconds");
+            ("`exp` of the token is missing or not a number of seconds", "`nbf` of the token is not a number of seconds");
         for (dates, why) in [
             (format!("\"exp\": {end}"), None),
             ("\"exp\": 4e9".to_owned(), None),
@@ -457,7 +464,7 @@ mod tests {
         }
     }
 
-    /// Whoever comes with what no key has signed, and hangs up, takes no new key away from others.
+    /// A client that disconnects during a fetch does not cancel it for others.
     #[tokio::test]
     async fn keys_are_fetched_also_for_who_hangs_up() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -490,7 +497,7 @@ mod tests {
         comes.abort();
         assert!(comes.await.is_err());
         gone.notify_one();
-        // Nobody else may fetch them so soon.
+        // A second fetch would not be due yet.
         assert!(issuer.caller(&signed(None, TWO)).await.is_ok());
     }
 }

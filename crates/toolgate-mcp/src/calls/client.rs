@@ -1,4 +1,4 @@
-//! Who asks for a call: how it hears of it, and what it cannot do.
+//! Describes the client of a call: its request, its capabilities, and how to notify it.
 
 use http::request::Parts;
 use rmcp::model::*;
@@ -12,38 +12,38 @@ use toolgate::Answer;
 use crate::misread;
 use crate::raw::Raw;
 
-/// The longest name of a request that is written down.
+/// Maximum length of a recorded request ID, in characters.
 const LONGEST_ID: usize = 200;
-/// How deep capabilities are looked into.
+/// Maximum depth at which capabilities are compared.
 const DEPTH: u8 = 4;
 
-/// The client of a request for a call, whichever way the request came.
+/// The client of a call request, independent of the transport.
 pub(crate) struct Client<'c> {
-    /// What it calls its request.
+    /// The request ID.
     pub(crate) id: String,
     pub(crate) meta: &'c RequestMetaObject,
-    /// The head of its request, over HTTP.
+    /// Head of the request, over HTTP.
     pub(crate) parts: Option<&'c Parts>,
-    /// Its arguments, where they are no good.
+    /// The arguments as they were sent, if they are invalid.
     pub(crate) raw: Option<&'c Raw>,
     pub(crate) capabilities: Option<ClientCapabilities>,
-    /// It is of 2026-07-28 or later.
+    /// Whether the client uses 2026-07-28 or later.
     pub(crate) modern: bool,
-    /// It does not wait any more.
+    /// Cancelled when the client disconnects.
     pub(crate) gone: &'c CancellationToken,
     pub(crate) ear: Ear<'c>,
 }
 
-/// How a client hears something in the middle of a call.
+/// How a client receives notifications during a call.
 pub(crate) enum Ear<'c> {
-    /// Over its connection; there it can be asked as well.
+    /// Over its connection, where it also answers questions.
     Peer(&'c Peer<RoleServer>),
-    /// In the answer to its request.
+    /// In the response stream of its request.
     Answer(&'c mpsc::Sender<ServerNotification>),
 }
 
 impl<'c> Client<'c> {
-    /// What a request is called, as far as that is written down.
+    /// Formats a request ID for the ledger, cut to the maximum length.
     pub(crate) fn name(id: &RequestId) -> String {
         id.to_string().chars().take(LONGEST_ID).collect()
     }
@@ -62,7 +62,7 @@ impl<'c> Client<'c> {
         }
     }
 
-    /// Tells it something. One that does not keep up keeps nobody else waiting.
+    /// Sends a notification. A slow client does not delay the call.
     pub(super) async fn tell(&self, said: ServerNotification) {
         match self.ear {
             Ear::Peer(peer) => drop(peer.send_notification(said).await),
@@ -71,8 +71,10 @@ impl<'c> Client<'c> {
     }
 }
 
-/// What 2026-07-28 wants to be told in a word of its own: an upstream needs what the client has not said that it can do. The contract goes along;
-/// everything else that an upstream says is told as the contract alone.
+/// Returns the error for a capability that the upstream needs and the client lacks.
+///
+/// 2026-07-28 defines an error code for this case. All other errors of an upstream are returned as
+/// tool errors.
 pub(super) fn lacking(answer: &Answer, client: &Client<'_>) -> Option<ErrorData> {
     let (error, word) = (answer.outcome.error()?, ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY);
     let said = error.upstream.as_ref().filter(|_| client.modern)?;
@@ -80,18 +82,20 @@ pub(super) fn lacking(answer: &Answer, client: &Client<'_>) -> Option<ErrorData>
         return None;
     }
     let mut has = serde_json::to_value(client.capabilities.clone().unwrap_or_default()).unwrap_or_default();
-    // Who says nothing more of it can fill in forms.
+    // An empty `elicitation` capability means forms.
     if let Some(asks) = has.get_mut("elicitation").and_then(Value::as_object_mut).filter(|asks| asks.is_empty()) {
         asks.insert("form".to_owned(), json!({}));
     }
-    // What it can do, it does not lack.
+    // Removes the capabilities that the client has.
     let lacks = missing(said.pointer("/data/requiredCapabilities").filter(|needs| needs.is_object())?, &has, DEPTH)?;
     let mut data = misread::contract(&error.message, Some(answer));
     data.as_object_mut()?.insert("requiredCapabilities".to_owned(), lacks);
     Some(ErrorData::new(word, error.message.clone(), Some(data)))
 }
 
-/// What of something needed is not there, by its names alone: values are the words of an upstream. `None` where all of it is.
+/// Returns the missing parts of a capability, or `None` if it is complete.
+///
+/// The result has names only, because values are text of the upstream.
 fn missing(needs: &Value, has: &Value, depth: u8) -> Option<Value> {
     let is_not = |value: &Value| matches!(value, Value::Null | Value::Bool(false));
     if is_not(needs) {

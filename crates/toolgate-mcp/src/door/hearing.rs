@@ -1,4 +1,4 @@
-//! What clients want to hear of, and are told of.
+//! Handles subscriptions: what a client may listen to, and how it is notified.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,7 +18,9 @@ use crate::raw::Message;
 use crate::resources::{Listener, Place, SUBSCRIPTIONS};
 
 impl Door {
-    /// Who listens here, in a session that lasts or for as long as this one request. What stops calls stops that.
+    /// Creates the listener for a lasting session or for this request.
+    ///
+    /// A pause that stops calls also stops listeners.
     pub(super) async fn listener(
         &self,
         running: &Running,
@@ -33,7 +35,9 @@ impl Door {
         }
     }
 
-    /// As much of what somebody wants to hear of as an agent is told of: lists that it has, and resources whose upstreams tell of them.
+    /// Returns the supported part of a subscription filter.
+    ///
+    /// These are the lists that the agent has, and resources whose upstreams support subscriptions.
     pub(super) fn honoured(&self, running: &Running, caller: &Caller, agent: &str, wanted: &SubscriptionFilter) -> SubscriptionFilter {
         let mut lists = SubscriptionFilter::new();
         lists.tools_list_changed = wanted.tools_list_changed;
@@ -50,13 +54,16 @@ impl Door {
         honoured
     }
 
-    /// Takes what is not honoured out of a request to listen: whoever acknowledges it does not know who asks. Whether there was any.
+    /// Removes unsupported entries from a `subscriptions/listen` request.
+    ///
+    /// The library acknowledges the request without knowing its caller. Returns whether the message
+    /// was rewritten.
     pub(crate) fn prune(&self, running: &Running, caller: &Caller, agent: Option<&str>, message: &mut Message) -> bool {
         if message.value.get("method").and_then(Value::as_str) != Some("subscriptions/listen") {
             return false;
         }
         let Some(wanted) = message.value.pointer_mut("/params/notifications") else { return false };
-        // What is no such request is refused as that.
+        // The library rejects a malformed filter.
         let Ok(filter) = SubscriptionFilter::deserialize(&*wanted) else { return false };
         let honoured = match identity::agent(running, caller, agent) {
             Ok(agent) => self.honoured(running, caller, &agent, &filter),
@@ -67,13 +74,13 @@ impl Door {
         true
     }
 
-    /// Tells somebody of changes, for as long as it listens.
+    /// Notifies a client of changes until it stops listening.
     pub(super) async fn tell(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         let running = self.gateway.running();
         let mut changes = self.gateway.0.changes.subscribe();
         let mut updates = running.upstreams.updates().subscribe();
         let listener = self.listener(&running, context.request_context(), false).await?;
-        // What it wants to hear of is wanted as long as it listens.
+        // When this handler is dropped at the end of the stream, it ends the subscriptions.
         let ear = Self::new(self.gateway.clone(), None);
         let mut wanted = Vec::new();
         for found in Place::find_each(&running, &listener.agent, context.accepted().resource_subscriptions.iter().flatten()) {
@@ -90,7 +97,8 @@ impl Door {
         let mut subscribed = false;
         loop {
             tokio::select! {
-                // What was promised and is refused by its upstream is not listened for in vain.
+                // If an upstream refuses an acknowledged subscription, the stream ends with its
+                // error.
                 told = &mut subscribing, if !subscribed => {
                     told?;
                     subscribed = true;
@@ -104,7 +112,7 @@ impl Door {
                     }
                     let running = self.gateway.running();
                     if !listener.is_let_in(&running) {
-                        return Err(ErrorData::invalid_request("this may not be listened to any more", None));
+                        return Err(ErrorData::invalid_request("access to the subscription was withdrawn", None));
                     }
                     if let Some(error) = running.gate.stopped(&listener.key).await {
                         return Err(stopped(&error));
@@ -117,11 +125,12 @@ impl Door {
                 heard = updates.recv() => {
                     let heard = match heard {
                         Ok(key) => Some(key),
-                        // So many at once that some were missed: any may have changed.
+                        // Some updates were lost, so any resource may have changed.
                         Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => None,
                         Err(tokio::sync::broadcast::error::RecvError::Closed) => return Ok(()),
                     };
-                    // Most of it is not for this one; and what was may not be any more.
+                    // Skips updates of other resources, and resources that the caller may not see
+                    // any more.
                     let is_meant = |place: &&Place| heard.as_ref().is_none_or(|(upstream, uri)| place.link.upstream.name == *upstream && place.uri == *uri);
                     for place in wanted.iter().filter(is_meant) {
                         let running = self.gateway.running();

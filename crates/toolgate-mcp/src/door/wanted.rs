@@ -1,4 +1,4 @@
-//! What clients want of upstreams beside calls: prompts, resources and completions.
+//! Forwards requests for prompts, resources and completions to upstreams.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,26 +13,27 @@ use crate::calls::{Client, WORDS, poll};
 use crate::upstream::Link;
 
 impl Door {
-    /// What an upstream is asked for a client, until the client takes it back: where nobody waits for it, the upstream is told. What it says
-    /// meanwhile the client hears, and is asked nothing. Whoever waits for this boxes it: the library keeps room for the largest request
-    /// with every session.
+    /// Sends a request to an upstream and relays its notifications; questions are declined.
+    ///
+    /// If the client cancels, the request to the upstream is cancelled. Callers box this future,
+    /// because the library reserves room for the largest request in each session.
     pub(super) async fn wanted(
         &self,
         link: &Arc<Link>,
         request: ClientRequest,
         context: &RequestContext<RoleServer>,
     ) -> Result<ServerResult, ErrorData> {
-        // In this order: what is counted when it ends has its time.
+        // Counted before the check, so that shutdown waits for this request.
         let _counted = self.gateway.count();
         if self.gateway.0.stop.is_cancelled() {
-            return Err(ErrorData::internal_error("this is ending", None));
+            return Err(ErrorData::internal_error("the gateway is shutting down", None));
         }
-        let peer = link.peer().ok_or_else(|| ErrorData::internal_error("the upstream is away", None))?;
+        let peer = link.peer().ok_or_else(|| ErrorData::internal_error("the upstream is not connected", None))?;
         let client = Client::of(context);
         let (line, mut heard) = mpsc::channel(WORDS);
         let mut asked = pin!(link.asked(link.ask(peer, request, line, self.level(&client))));
         let cancelled = || ErrorData::invalid_request("the request was cancelled", None);
-        // Its time goes on while the client is told something, however long that takes.
+        // The timeout of the upstream also runs while the client receives a notification.
         let mut telling = None;
         let answer = loop {
             let busy = telling.is_some();
@@ -44,7 +45,7 @@ impl Door {
                 Some(said) = heard.recv(), if !busy => telling = Some(Box::pin(self.hear(said, &client))),
             }
         };
-        // What was said in the same breath as the answer was said before it.
+        // Delivers messages that the upstream sent before its answer.
         let told = async {
             if let Some(telling) = telling {
                 telling.await;

@@ -1,4 +1,4 @@
-//! When upstreams offer something else.
+//! Reloads the configuration when the tools of an upstream change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,14 +6,17 @@ use std::time::Duration;
 use super::Gateway;
 use crate::upstream::Link;
 
-/// How long it waits before it reads a configuration again that did not load; twice as long each time.
+/// First delay before a failed reload is tried again; it doubles with each failure.
 const FIRST: Duration = Duration::from_secs(1);
-/// But not longer than this.
+/// Maximum delay between failed reloads.
 const LONGEST: Duration = Duration::from_secs(30);
 
 impl Gateway {
-    /// Reads the configuration again when an upstream offers something else: rules are read for the tools that are there. Of one that only
-    /// says so clients are told, and that is all.
+    /// Reloads the configuration when the tools of an upstream change, because rules depend on the
+    /// tools.
+    ///
+    /// If an upstream announces a change but its tools are the same, clients are notified without a
+    /// reload.
     pub(super) async fn follow_upstreams(self) {
         let (mut heard, mut told, mut patience) = (0, String::new(), FIRST);
         loop {
@@ -22,7 +25,7 @@ impl Gateway {
             let both = |link: &Arc<Link>| [link.changed.subscribe(), link.claimed.subscribe()];
             let mut watches: Vec<_> = running.upstreams.links().flat_map(both).collect();
             let claimed: u64 = running.upstreams.links().map(|link| *link.claimed.borrow()).sum();
-            // What has changed since these rules were read was not seen by them.
+            // The active rules do not cover changes that came after they were built.
             let missed = running.upstreams.links().any(|link| running.seen.get(&link.upstream.name) != Some(&*link.changed.borrow()));
             drop(running);
             if !missed {
@@ -38,7 +41,7 @@ impl Gateway {
                 };
                 tokio::select! {
                     () = any => {}
-                    // Others are watched from now on.
+                    // A reload has replaced the upstreams to watch.
                     _ = replaced.changed() => {}
                     () = self.0.stop.cancelled() => return,
                 }
@@ -54,24 +57,24 @@ impl Gateway {
                 if self.0.stop.is_cancelled() {
                     return;
                 }
-                // It is told once, however often it is tried.
+                // An error is logged once, not for each attempt.
                 let error = error.to_string();
                 if error != told {
                     tracing::error!(
                         error,
-                        "an upstream offers something else, and the configuration does not load for it; it stays as it was"
+                        "the tools of an upstream changed and the configuration does not load with them; keeping the previous configuration"
                     );
                     told = error;
                 }
                 tokio::select! {
                     () = tokio::time::sleep(patience) => {}
-                    // Somebody else has read it.
+                    // Another reload succeeded.
                     _ = replaced.changed() => {}
                     () = self.0.stop.cancelled() => return,
                 }
                 patience = (patience * 2).min(LONGEST);
             }
-            // However often an upstream says that something has changed, it is looked at now and then.
+            // Limits the rate of reloads if an upstream announces changes all the time.
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }

@@ -1,4 +1,4 @@
-//! Addresses that a tool may not reach unless somebody says so.
+//! Guards HTTP tools against SSRF: private and local addresses are forbidden by default.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -6,19 +6,20 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-/// A name that stands for an address that may not be reached.
+/// The error for a host name that resolves to a forbidden address.
 #[derive(Debug)]
 pub(super) struct Forbidden(String);
 
 impl std::fmt::Display for Forbidden {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "`{}` stands for a private or local address", self.0)
+        write!(f, "`{}` resolves to a private or local address", self.0)
     }
 }
 
 impl std::error::Error for Forbidden {}
 
-/// Looks at what a name stands for, when the connection is made: what was looked at is what is connected to.
+/// A DNS resolver that rejects forbidden addresses. The checked addresses are the ones that are
+/// connected to, which prevents DNS rebinding.
 pub(super) struct Guard(pub(super) Arc<[IpNet]>);
 
 impl Resolve for Guard {
@@ -27,7 +28,7 @@ impl Resolve for Guard {
         Box::pin(async move {
             let host = name.as_str().to_owned();
             let found: Vec<SocketAddr> = tokio::net::lookup_host((host.as_str(), 0)).await?.collect();
-            // One that is forbidden spoils them all: a name that is half here and half there is up to something.
+            // One forbidden address rejects the name: a mixed result looks like an attack.
             if found.iter().any(|address| is_forbidden(address.ip(), &networks)) {
                 return Err(Box::new(Forbidden(host)) as Box<dyn std::error::Error + Send + Sync>);
             }
@@ -36,13 +37,13 @@ impl Resolve for Guard {
     }
 }
 
-/// Whether an address is private, local, or for nobody, and not allowed.
+/// Returns whether an address is private, local or reserved, and not allowed.
 pub(super) fn is_forbidden(address: IpAddr, allowed: &[IpNet]) -> bool {
     let address = plain(address);
     !allowed.iter().any(|network| network.contains(&address)) && !is_public(address)
 }
 
-/// An address of version 4 that is dressed as one of version 6.
+/// Extracts an IPv4 address that is embedded in an IPv6 address.
 fn plain(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };
     let [a, b, c, d, e, f, g, h] = v6.segments();
@@ -52,7 +53,7 @@ fn plain(address: IpAddr) -> IpAddr {
     };
     match (a, b, c, d, e, f) {
         (0, 0, 0, 0, 0, 0xffff) | (0x64, 0xff9b, 0, 0, 0, 0) => embedded(g, h),
-        // `::1` and `::` are themselves.
+        // `::1` and `::` embed no address.
         (0, 0, 0, 0, 0, 0) if g != 0 => embedded(g, h),
         (0x2002, high, low, ..) => embedded(high, low),
         _ => address,
@@ -80,13 +81,13 @@ fn is_public(address: IpAddr) -> bool {
         }
         IpAddr::V6(v6) => {
             let [a, b, ..] = v6.segments();
-            // What is given out to the world, without what is for examples and tunnels.
+            // Global unicast, without documentation and tunnel ranges.
             (0x2000..=0x3fff).contains(&a) && !(a == 0x2001 && (b == 0xdb8 || b < 0x200)) && v6 != Ipv6Addr::LOCALHOST
         }
     }
 }
 
-/// A value in an address: everything but letters, digits and `-._~` is spelled out.
+/// Percent-encodes a value for a URL, except letters, digits and `-._~`.
 pub(super) fn encoded(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()

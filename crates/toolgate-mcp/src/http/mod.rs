@@ -1,5 +1,5 @@
-//! Tools that are requests to a web service. Where they may go is fixed when the configuration loads; what a name stands for is
-//! looked at when the connection is made.
+//! Runs HTTP tools. Their hosts are fixed when the configuration loads, and addresses are checked
+//! when the connection is made.
 
 mod address;
 
@@ -18,10 +18,10 @@ use toolgate::{Ctx, Effects, Failure, Filled, Handler, Judged, Permit, Template}
 
 use address::{Guard, is_forbidden};
 
-/// Most redirects that are followed.
+/// The maximum number of redirects.
 const HOPS: usize = 5;
 
-/// What every client here is: no proxy is asked, and nothing is followed anywhere unseen.
+/// Returns the base of every client: no proxy, and no automatic redirects.
 fn plain() -> reqwest::ClientBuilder {
     Client::builder()
         .no_proxy()
@@ -30,12 +30,12 @@ fn plain() -> reqwest::ClientBuilder {
         .user_agent(concat!("toolgate/", env!("CARGO_PKG_VERSION")))
 }
 
-/// A client for upstreams: connections are kept.
+/// Creates the HTTP client for upstreams.
 pub(crate) fn client() -> reqwest::Result<Client> {
     plain().pool_idle_timeout(Duration::from_secs(30)).build()
 }
 
-/// What makes the requests behind an HTTP tool.
+/// Creates the handler of an HTTP tool.
 pub(crate) fn tool(tool: &HttpTool) -> Arc<dyn Handler> {
     let networks =
         tool.networks.iter().filter_map(|network| network.parse().ok().or_else(|| network.parse::<IpAddr>().ok().map(IpNet::from)));
@@ -48,7 +48,7 @@ struct Runner {
     client: OnceLock<Client>,
 }
 
-/// A request that is ready.
+/// A request that is ready to be sent.
 struct Ready {
     method: Method,
     url: Url,
@@ -56,7 +56,7 @@ struct Ready {
     body: Option<(Vec<u8>, &'static str)>,
 }
 
-/// Nothing was sent.
+/// Returns a failure for a request that was not sent.
 fn refused(code: &'static str, message: String) -> Failure {
     Failure::validation(code, message).effects(Effects::None)
 }
@@ -68,7 +68,7 @@ impl Runner {
         }
         let built = plain().dns_resolver(Arc::new(Guard(Arc::clone(&self.networks)))).build();
         let built = built
-            .map_err(|error| Failure::business("internal_fault", format!("no request can be made: {error}")).effects(Effects::None))?;
+            .map_err(|error| Failure::business("internal_fault", format!("cannot create an HTTP client: {error}")).effects(Effects::None))?;
         Ok(self.client.get_or_init(|| built))
     }
 
@@ -83,11 +83,11 @@ impl Runner {
         let mut headers = HeaderMap::new();
         for (name, value) in &tool.headers {
             let missing = |why: String| {
-                Failure::business("internal_fault", format!("the header `{name}` cannot be sent: {why}")).effects(Effects::None)
+                Failure::business("internal_fault", format!("cannot send the header `{name}`: {why}")).effects(Effects::None)
             };
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|error| missing(error.to_string()))?;
             let mut value = HeaderValue::from_str(&value.take().map_err(missing)?)
-                .map_err(|_| missing("its value is no text for a header".to_owned()))?;
+                .map_err(|_| missing("its value is not a valid header value".to_owned()))?;
             value.set_sensitive(true);
             headers.insert(name, value);
         }
@@ -111,11 +111,11 @@ impl Runner {
         Ok(Ready { method, url, headers, body })
     }
 
-    /// The address with the arguments in it. No argument leads to another path than the one that was written.
+    /// Builds the URL from the arguments. No argument can change the path that was configured.
     fn url(&self, arguments: &Value) -> Result<Url, Failure> {
-        let parts = self.tool.url.fill(arguments).map_err(|path| refused("invalid_arguments", format!("`{path}` is needed")))?;
+        let parts = self.tool.url.fill(arguments).map_err(|path| refused("invalid_arguments", format!("`{path}` is required")))?;
         if let Some(Filled::Argument(path, _)) = parts.iter().find(|part| matches!(part, Filled::Argument(_, text) if text.is_empty())) {
-            return Err(refused("invalid_arguments", format!("`{path}` is empty, and would lead to another address")));
+            return Err(refused("invalid_arguments", format!("`{path}` is empty, which would change the address of the request")));
         }
         let text: String = parts
             .iter()
@@ -124,69 +124,70 @@ impl Runner {
                 Filled::Argument(_, text) => address::encoded(text),
             })
             .collect();
-        let url = Url::parse(&text).map_err(|error| refused("invalid_arguments", format!("the address cannot be made: {error}")))?;
-        // A value like `..` would be resolved, and the path would be another one.
+        let url = Url::parse(&text).map_err(|error| refused("invalid_arguments", format!("the arguments do not form a valid URL: {error}")))?;
+        // A value such as `..` would be resolved and change the path.
         let written = text.split_once("://").and_then(|(_, rest)| rest.split_once(['/', '?'])).map_or("", |(_, rest)| rest);
         let path = written.split('?').next().unwrap_or_default();
         let begins_with_path =
             text.split_once("://").is_some_and(|(_, rest)| rest.find(['/', '?']).and_then(|at| rest.get(at..=at)) == Some("/"));
         if begins_with_path && url.path() != format!("/{path}") {
-            return Err(refused("invalid_arguments", "an argument would lead to another path".to_owned()));
+            return Err(refused("invalid_arguments", "an argument would change the path of the request".to_owned()));
         }
         Ok(url)
     }
 
-    /// Whether a request may go there at all.
+    /// Checks that the tool may send requests to a URL.
     fn may_go(&self, url: &Url) -> Result<(), Failure> {
         let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
         let refuse = |why: &str| Failure::permission("host_forbidden", format!("the request would go to `{host}`, {why}"));
         if !matches!(url.scheme(), "http" | "https") || !self.tool.hosts.contains(&host) {
-            return Err(refuse("which is none of the hosts of this tool"));
+            return Err(refuse("which is not one of the `hosts` of this tool"));
         }
-        // A name is looked at when it is resolved.
+        // Host names are checked when they are resolved.
         match host.parse::<IpAddr>() {
             Ok(address) if is_forbidden(address, &self.networks) => Err(refuse("which is a private or local address")),
             _ => Ok(()),
         }
     }
 
-    /// The answer, and whether it is that of the address itself.
+    /// Sends the request. Returns the response, and whether it came without a redirect.
     async fn send(&self, mut ready: Ready) -> Result<(reqwest::Response, bool), Failure> {
         self.may_go(&ready.url).map_err(|failure| failure.effects(Effects::None))?;
         for hop in 0..=HOPS {
             let mut request = self.client()?.request(ready.method.clone(), ready.url.clone()).headers(ready.headers.clone());
             if let Some((body, kind)) = &ready.body {
-                // One that the file says counts: two of them would be read by some as one, and by others as the other.
+                // A configured content type takes precedence: two headers would be ambiguous.
                 if !ready.headers.contains_key(CONTENT_TYPE) {
                     request = request.header(CONTENT_TYPE, *kind);
                 }
                 request = request.body(body.clone());
             }
-            // What was answered before was sent before.
+            // A redirect means that the first request was sent.
             let answer = request.send().await.map_err(|error| unreachable(&error, hop == 0))?;
             let status = answer.status();
             let target = answer.headers().get(LOCATION).filter(|_| status.is_redirection()).and_then(|to| to.to_str().ok());
             let Some(target) = target.and_then(|to| ready.url.join(to).ok()) else { return Ok((answer, hop == 0)) };
             self.may_go(&target)?;
-            // What was meant for one host is not for another, and nothing is said in the open that was said in private.
+            // Do not send headers to another origin, and do not follow a redirect from HTTPS to
+            // HTTP.
             if target.origin() != ready.url.origin() {
                 ready.headers.clear();
                 if ready.url.scheme() == "https" && target.scheme() != "https" {
-                    return Err(Failure::permission("host_forbidden", "the service leads from an encrypted address to one that is not"));
+                    return Err(Failure::permission("host_forbidden", "the service redirects from HTTPS to an unencrypted address"));
                 }
             }
             let reads = matches!(ready.method, Method::GET | Method::HEAD);
             match status {
-                // The answer stands elsewhere.
+                // The response is at another URL.
                 StatusCode::SEE_OTHER if !reads => (ready.method, ready.body) = (Method::GET, None),
                 StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
                 _ if reads => {}
-                // Made again as something else, it would not be what was asked for.
+                // Repeating the request with another method would change its meaning.
                 _ => return Err(Failure::business("tool_failed", "the service has moved; correct the address of the tool")),
             }
             ready.url = target;
         }
-        Err(Failure::business("tool_failed", "the service leads from one address to the next without end"))
+        Err(Failure::business("tool_failed", "the service redirects too many times"))
     }
 }
 
@@ -202,9 +203,9 @@ impl Handler for Runner {
             let said = String::from_utf8_lossy(&text);
             let failure = Failure::http(status.as_u16(), &self.tool.without_secrets(&said));
             let failure = if status.is_redirection() {
-                Failure::business("tool_failed", "the service leads elsewhere, and does not say where")
+                Failure::business("tool_failed", "the service redirects without a usable target")
             } else if first && status.is_client_error() && status != StatusCode::REQUEST_TIMEOUT {
-                // Refused at the door: nothing was carried out.
+                // The request was rejected, so it was not executed.
                 failure.effects(Effects::None)
             } else {
                 failure
@@ -215,7 +216,7 @@ impl Handler for Runner {
             });
         }
         if more {
-            return Err(Failure::business("invalid_result", format!("the answer is longer than {} bytes", self.tool.most)));
+            return Err(Failure::business("invalid_result", format!("the response exceeds {} bytes", self.tool.most)));
         }
         let bounds = toolgate::json::Bounds { bytes: self.tool.most, ..toolgate::json::Bounds::default() };
         let value = match text.is_empty() {
@@ -226,17 +227,17 @@ impl Handler for Runner {
     }
 }
 
-/// After how many milliseconds a service wants to be asked again, where it says so in seconds (`Retry-After`).
+/// Parses `Retry-After` in seconds, and returns milliseconds.
 pub(crate) fn wait_ms(said: &str) -> Option<u64> {
     said.trim().parse::<u64>().ok().map(|seconds| seconds.saturating_mul(1_000))
 }
 
-/// The same, of what was answered.
+/// Returns the retry delay of a response in milliseconds.
 pub(crate) fn wait_of(headers: &HeaderMap) -> Option<u64> {
     headers.get(RETRY_AFTER)?.to_str().ok().and_then(wait_ms)
 }
 
-/// What an answer says, and whether it says more than that.
+/// Reads at most `most` bytes of a body, and returns whether there are more.
 async fn read(mut answer: reqwest::Response, most: usize) -> Result<(Vec<u8>, bool), Failure> {
     let mut text = Vec::new();
     loop {
@@ -252,7 +253,7 @@ async fn read(mut answer: reqwest::Response, most: usize) -> Result<(Vec<u8>, bo
     }
 }
 
-/// A service that cannot be reached. Who was never connected was sent nothing.
+/// Classifies a connection error. If no connection was opened, nothing was sent.
 fn unreachable(error: &reqwest::Error, first: bool) -> Failure {
     let untouched = |failure: Failure| if first { failure.effects(Effects::None) } else { failure };
     let mut cause = error.source();
@@ -263,15 +264,15 @@ fn unreachable(error: &reqwest::Error, first: bool) -> Failure {
         cause = inner.source();
     }
     let what = match (error.is_timeout(), error.is_connect()) {
-        (true, _) => "the service behind the tool did not answer in time",
-        (_, true) => "the service behind the tool cannot be reached",
-        _ => "the connection to the service behind the tool broke",
+        (true, _) => "the service behind the tool did not respond in time",
+        (_, true) => "cannot reach the service behind the tool",
+        _ => "the connection to the service behind the tool failed",
     };
     let failure = Failure::transient("upstream_unavailable", what);
     if error.is_connect() { untouched(failure) } else { failure }
 }
 
-/// A template, where all of its arguments are there.
+/// Fills a template; `None` if an argument is absent.
 fn optional(template: &Template, arguments: &Value) -> Option<String> {
     let parts = template.fill(arguments).ok()?;
     Some(
@@ -285,7 +286,7 @@ fn optional(template: &Template, arguments: &Value) -> Option<String> {
     )
 }
 
-/// JSON with the arguments in it; `None` where one is absent.
+/// Fills a JSON template; `None` if an argument is absent.
 fn filled(template: &Value, arguments: &Value) -> Option<Value> {
     match template {
         Value::String(text) => {
@@ -303,7 +304,7 @@ fn filled(template: &Value, arguments: &Value) -> Option<Value> {
     }
 }
 
-/// The arguments without those that stand in the address.
+/// Returns the arguments that the URL does not use.
 fn rest(arguments: &Value, tool: &HttpTool) -> Value {
     let Value::Object(map) = arguments else { return arguments.clone() };
     let named = tool.url.named().chain(tool.query.iter().flat_map(|(_, template)| template.named()));

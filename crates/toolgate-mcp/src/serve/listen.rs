@@ -1,4 +1,4 @@
-//! Where the gateway listens, and the connections to it.
+//! Listens for connections and serves them.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,45 +24,46 @@ use crate::gateway::{Gateway, LAST, lock};
 use crate::inplace::InPlace;
 use crate::patient::Patient;
 
-/// How long a client may take nothing of what it is told.
+/// Write timeout: how long a client may read nothing of its response.
 const UNREAD: Duration = Duration::from_secs(60);
-/// How much of what it is told waits for it: of more than this the system says only now and then that some was taken.
+/// Size of the send buffer of a socket. With a larger one, the system reports progress too rarely.
 const WAITING: usize = 256 << 10;
-/// How often it is looked whether sessions have lived for long enough.
+/// Interval of the check for expired sessions.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Most connections at the same time; fewer where not so many files may be open.
+/// Maximum number of connections; fewer if the limit of open files is lower.
 pub(super) const CONNECTIONS: usize = 16_384;
 
-/// A gateway that listens.
+/// A gateway that listens on an address.
 pub struct Listening {
-    /// Where.
+    /// The address that it listens on.
     pub address: SocketAddr,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Listening {
-    /// Ends when it listens no more, and all that it was asked is answered.
+    /// Waits until it stops listening and all requests are answered.
     pub async fn ended(self) {
         let _ = self.task.await;
     }
 }
 
 impl Gateway {
-    /// Listens for clients over HTTP: `/mcp`, the decision API under `/v1`, and the pages for those who watch.
+    /// Listens for clients over HTTP: `/mcp`, the decision API under `/v1`, and operational
+    /// endpoints.
     ///
     /// # Errors
-    /// The address cannot be listened at, or is not local and nobody needs a token.
+    /// The address cannot be bound, or is not local although no token is required.
     pub async fn listen(&self, address: SocketAddr) -> io::Result<Listening> {
         let running = self.running();
         if running.keys.is_open() && !address.ip().is_loopback() {
             return Err(io::Error::other(format!(
-                "{address} can be reached from elsewhere, and nobody needs a token; add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen at 127.0.0.1"
+                "{address} is reachable from other hosts, and no token is required; add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen on 127.0.0.1"
             )));
         }
         let tls = running.settings.tls.as_ref().map(|(certificate, key)| tls(certificate, key)).transpose()?;
         let listener = TcpListener::bind(address)
             .await
-            .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}; listen elsewhere with `--listen`")))?;
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}; choose another address with `--listen`")))?;
         let address = listener.local_addr()?;
         lock(&self.0.addresses).push(address);
         let http = Arc::new(Http::new(self.clone(), &running, address));
@@ -102,7 +103,7 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
             () = gateway.0.stop.cancelled() => break,
         };
         let Ok((stream, _)) = accepted else {
-            // No more descriptors: others have to go first.
+            // No file descriptor is free: other connections have to close first.
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
@@ -116,17 +117,17 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
         }));
     }
     drop(listener);
-    // What was asked is answered, within reason; then those who only listen are told that it is over.
+    // Running requests finish, up to a timeout. Then streams that only listen are closed.
     gateway.quiet(LAST).await;
     let mut shutdown = std::pin::pin!(graceful.shutdown());
     if tokio::time::timeout(Duration::from_millis(500), &mut shutdown).await.is_err() {
         gateway.0.closed.cancel();
         let _ = tokio::time::timeout(Duration::from_secs(2), shutdown).await;
     }
-    // A session that nobody ends would hold the gateway, and all that it has open, for as long as it may live.
+    // An open session would keep the gateway and its resources for the rest of its lifetime.
     let left: Vec<_> = http.sessions.local.sessions.read().await.keys().cloned().collect();
     let closing = futures_util::future::join_all(left.iter().map(|id| http.sessions.close_session(id)));
-    // Who does not listen cannot be told.
+    // A client that does not read could delay this, so there is a timeout.
     let _ = tokio::time::timeout(Duration::from_secs(2), closing).await;
     lock(&http.sessions.owners).clear();
 }
@@ -167,7 +168,7 @@ mod tests {
         format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{digest}\"\n")
     }
 
-    /// Lets clients come to a gateway, and says where.
+    /// Listens for clients, and returns the URL.
     async fn opened(http: Http) -> (Arc<Http>, String) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
@@ -176,17 +177,17 @@ mod tests {
         (http, url)
     }
 
-    /// Waits until something is so.
+    /// Waits until a condition holds.
     async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
         let waits = async {
             while !is().await {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap_or_else(|_| panic!("it never came to that {what}"));
+        tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap_or_else(|_| panic!("timeout: {what}"));
     }
 
-    /// What a client of 2026-07-28 says.
+    /// Builds a request of a client of 2026-07-28.
     fn newer(http: &reqwest::Client, url: &str, method: &str, name: Option<&str>, mut params: Value) -> RequestBuilder {
         params["_meta"] = json!({"io.modelcontextprotocol/protocolVersion": crate::MODERN, "io.modelcontextprotocol/clientCapabilities": {},
             "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
@@ -210,12 +211,12 @@ mod tests {
         assert!(streams.iter().all(|stream| stream.status() == 200), "{streams:?}");
         let refused = listen("ann").await;
         assert!(refused.status() == 503 && refused.headers().contains_key(RETRY_AFTER), "{refused:?}");
-        // For somebody else there is room, and for her calls.
+        // Another principal still gets a stream, and calls are still possible.
         let other = listen("bob").await;
         assert_eq!(other.status(), 200);
         let calc = newer(&client, &url, "tools/call", Some("calc"), json!({"name": "calc", "arguments": {"expression": "1"}}));
         assert_eq!(calc.bearer_auth("ann").send().await.unwrap().status(), 200);
-        // Whoever hangs up makes room.
+        // A disconnect releases the permits.
         drop(streams);
         until("there is room again", async || listen("ann").await.status() == 200).await;
         http.gateway.end().await;
@@ -241,15 +242,15 @@ mod tests {
         let listening = request(reqwest::Method::GET).send().await.unwrap();
         assert_eq!(listening.status(), 200);
         http.end_idle(Duration::ZERO).await;
-        assert!(lives().await, "somebody listens");
-        // A call that says nothing for long, and whose client has hung up.
+        assert!(lives().await, "a client listens");
+        // A slow call whose client has disconnected.
         let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "slow", "arguments": {}}});
         let calling = request(reqwest::Method::POST).json(&call).send().await.unwrap();
         let (mut asked, _) = tokio::time::timeout(Duration::from_secs(60), service.accept()).await.unwrap().unwrap();
         drop((listening, calling));
         tokio::time::sleep(Duration::from_millis(300)).await;
         http.end_idle(Duration::ZERO).await;
-        assert!(lives().await, "a call is under way");
+        assert!(lives().await, "a call is running");
         assert_eq!(http.sessions.local.session_config.keep_alive, None, "the library does not end it either");
         asked.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
         until("the session has ended", async || {

@@ -1,4 +1,4 @@
-//! Web pages that may talk to the gateway: a browser asks whether they may, and shows them answers that say so.
+//! Implements CORS: which web pages may send requests and read responses.
 
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS,
@@ -9,27 +9,27 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 
 use super::{Answer, Http, body};
 
-/// What a page may do.
+/// Methods that a page may use.
 const METHODS: &str = "GET, POST, DELETE";
-/// What it may say in headers, beside arguments that a tool wants there.
+/// Headers that a page may send, besides arguments of tools.
 const HEADERS: &str = "content-type, authorization, accept, last-event-id, mcp-protocol-version, mcp-session-id, mcp-method, mcp-name, \
     toolgate-session, traceparent, tracestate";
-/// The beginning of headers with arguments.
+/// Prefix of headers with arguments of tools.
 const ARGUMENT: &str = "mcp-param-";
-/// What it may read of the headers of an answer.
+/// Response headers that a page may read.
 const TOLD: &str = "mcp-session-id, www-authenticate, retry-after";
-/// How long a browser may remember that, in seconds.
+/// How long a browser may cache a preflight response, in seconds.
 const AGE: u64 = 600;
 
 impl Http {
-    /// Whether pages from there may talk to this.
+    /// Returns whether pages of an origin may send requests.
     pub(super) fn admits(&self, origin: &HeaderValue) -> bool {
         let of = |text: &str| url::Url::parse(text).ok().map(|url| url.origin()).filter(url::Origin::is_tuple);
         let origin = origin.to_str().ok().and_then(of);
         origin.is_some() && self.mcp.config.allowed_origins.iter().any(|known| of(known) == origin)
     }
 
-    /// Where the page comes from that makes a request, if it may.
+    /// Returns the origin of the page that sent a request, if it is allowed.
     pub(super) fn page(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let mut origins = headers.get_all(ORIGIN).iter();
         let origin = origins.next().filter(|origin| self.admits(origin))?;
@@ -37,7 +37,9 @@ impl Http {
     }
 }
 
-/// Shows an answer to the page that asked, and to no other: who comes with a token says so itself, no cookie counts here.
+/// Permits the page that sent the request to read the response.
+///
+/// Credentials are not permitted: pages send tokens explicitly, and cookies are not used.
 pub(super) fn show(answer: &mut Answer, page: HeaderValue) {
     let headers = answer.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, page);
@@ -45,8 +47,7 @@ pub(super) fn show(answer: &mut Answer, page: HeaderValue) {
     headers.append(VARY, HeaderValue::from_static("Origin"));
 }
 
-/// The answer to a browser that asks what a page may do, which it does without a token. That the page may do anything at all was looked
-/// at before.
+/// Answers a preflight request, which has no token. Its origin was checked before.
 pub(super) fn preflight(parts: &Parts) -> Option<Answer> {
     let asks = parts.method == Method::OPTIONS && parts.headers.contains_key(ORIGIN);
     if !asks || !parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {

@@ -1,9 +1,9 @@
-//! Sessions of earlier revisions, in which an answer waits for a client that is away when it comes.
+//! Manages sessions of earlier revisions, whose clients can resume an interrupted response stream.
 //!
-//! The stream of an answer may end before the answer is there: the connection breaks, or the gateway ends it because streams may not last
-//! longer (`stream` in its settings). The client comes back with the name of the last thing that it heard. What is said meanwhile is
-//! taped from the moment on that nobody listens, which costs nothing as long as somebody does. Nobody is told when a connection breaks
-//! without a word, so an answer that took its time is kept as well, also where somebody seemed to listen.
+//! A stream may end before its answer: the connection breaks, or the gateway ends it after the time
+//! `stream` of its settings. The client resumes it with the ID of the last event that it received.
+//! Events are buffered only while no client reads the stream. A broken connection is not always
+//! noticed, so the answer of a slow call is buffered in any case.
 
 mod tapes;
 
@@ -25,31 +25,32 @@ use self::tapes::{Tapes, is_answer};
 use super::sessions::Owner;
 use crate::gateway::{Gateway, lock};
 
-/// How long a call takes whose answer is kept although somebody seemed to listen.
+/// Duration from which on the answer of a call is buffered in any case.
 const SLOW: Duration = Duration::from_secs(1);
 type Events = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 type Refused = LocalSessionManagerError;
 
-/// Sessions of earlier revisions.
+/// Session manager for earlier revisions.
 pub(crate) struct Returning {
     pub(super) local: LocalSessionManager,
     gateway: Gateway,
     tapes: Tapes,
-    /// Those whose clients come back for the rest of a stream that ends early: from 2025-11-25 on they do.
+    /// Sessions whose clients resume streams that end early: those of 2025-11-25 and later.
     known_to_return: Mutex<HashSet<SessionId>>,
-    /// Whose each is. One that has ended is nobody's.
+    /// Owners of open sessions.
     pub(super) owners: Mutex<HashMap<SessionId, Owner>>,
 }
 
 impl Returning {
     pub(super) fn new(gateway: Gateway) -> Self {
         let mut local = LocalSessionManager::default();
-        // To the library a call that takes its time is no sign of life.
+        // The library does not count a running call as activity.
         local.session_config.keep_alive = None;
         Self { local, gateway, tapes: Tapes::default(), known_to_return: Mutex::default(), owners: Mutex::default() }
     }
 
-    /// What something is refused for. A session that has ended by itself is not known any more: whoever is told so begins another.
+    /// Returns the error. Removes a session that has ended by itself, so that its client starts
+    /// another.
     async fn refused(&self, id: &SessionId, why: Refused) -> Refused {
         if matches!(why, Refused::SessionNotFound(_) | Refused::SessionError(SessionError::SessionServiceTerminated)) {
             drop(self.close_session(id).await);
@@ -57,7 +58,7 @@ impl Returning {
         why
     }
 
-    /// A stream that ends with the answer, or earlier where its client knows to come back and streams may not last longer.
+    /// Wraps a stream that ends with the answer, or earlier if its client can resume it.
     fn heard(&self, session: &SessionId, rest: Rest) -> Events {
         let returns = || lock(&self.known_to_return).contains(session);
         let life = self.gateway.running().settings.stream.filter(|_| returns());
@@ -72,7 +73,7 @@ impl Returning {
     }
 }
 
-/// The request whose stream something was said in. What was said in none has a shorter name.
+/// Returns the request in the ID of an event. The ID of an event without a request is shorter.
 fn request_of(event: &str) -> Option<&str> {
     event.split_once('/').map(|(_, request)| request)
 }
@@ -93,7 +94,7 @@ impl SessionManager for Returning {
         {
             lock(&self.known_to_return).insert(id.clone());
         }
-        // Who is refused has no session.
+        // A rejected handshake creates no session.
         if matches!(answer, JsonRpcMessage::Error(_)) {
             drop(self.close_session(id).await);
         }
@@ -154,8 +155,8 @@ impl SessionManager for Returning {
                 Err(why) => return Err(self.refused(id, why).await),
             },
         };
-        // Whoever is sent away from this one as well has a name to come back with, whatever is said in it. The library says the last
-        // thing again.
+        // The first event has an ID, so that the client can resume this stream as well. The library
+        // repeats the last event, so it is skipped.
         let retry = self.local.session_config.sse_retry.unwrap_or_default();
         let (first, known) = (ServerSseMessage::priming(last.clone(), retry), last);
         let rest = rest.filter(move |event| std::future::ready(event.event_id.as_ref() != Some(&known)));
@@ -168,24 +169,24 @@ impl SessionManager for Returning {
     }
 }
 
-/// What is still to be said.
+/// The rest of a stream.
 struct Rest {
     events: Events,
-    /// Known from the first thing that is said on.
+    /// Known from the first event on.
     request: Option<String>,
-    /// Somebody has come back for it.
+    /// Whether a client has resumed the stream.
     resumed: bool,
-    /// It comes from a tape.
+    /// Whether the events come from a buffer.
     taped: bool,
 }
 
-/// A stream that somebody listens to. Where they stop before the answer, the rest is taped.
+/// A response stream. If its client leaves before the answer, the rest is buffered.
 struct Heard {
-    /// `None` once there is nothing more to come.
+    /// `None` after the last event.
     rest: Option<Rest>,
     begun: Instant,
     end: Option<Pin<Box<Sleep>>>,
-    /// Nobody is sent away who could not come back.
+    /// During shutdown no stream ends early, because its client could not resume it.
     stop: CancellationToken,
     keeper: Keeper,
 }
@@ -197,7 +198,7 @@ impl Stream for Heard {
         let this = &mut *self;
         let Some(rest) = &mut this.rest else { return Poll::Ready(None) };
         let Poll::Ready(said) = rest.events.as_mut().poll_next(context) else {
-            // Who has heard nothing yet has no name to come back with.
+            // Before the first event, the client has no ID to resume with.
             if let (Some(end), true) = (&mut this.end, rest.request.is_some()) {
                 ready!(end.as_mut().poll(context));
                 this.end = None;
@@ -226,14 +227,14 @@ impl Stream for Heard {
 
 impl Drop for Heard {
     fn drop(&mut self) {
-        // What comes from a tape is on it.
+        // Events from a buffer are still in it.
         if let Some(Rest { events, request: Some(request), taped: false, .. }) = self.rest.take() {
             self.keeper.keep(request, events);
         }
     }
 }
 
-/// Who tapes what nobody listens to.
+/// Buffers the rest of a stream that no client reads.
 struct Keeper {
     tapes: Tapes,
     session: SessionId,

@@ -1,4 +1,4 @@
-//! Sessions of older clients: whose they are, and how many there may be.
+//! Tracks the owners of sessions of earlier revisions, and limits their number.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,13 +15,14 @@ use crate::gateway::{Running, lock};
 use crate::identity::Caller;
 use crate::seat::Hold;
 
-/// Most sessions of older clients, and most of one principal where there are several. Each takes tens of kilobytes for as long as it lives.
+/// Maximum number of sessions: in total, and of a principal if there are several. Each takes tens
+/// of kilobytes for its lifetime.
 const SESSIONS: usize = 20_000;
 const OWN_SESSIONS: usize = 1_000;
-/// How long a session of an older client lives without a word.
+/// How long a session lives without a request.
 pub(super) const SESSION_LIFE: Duration = Duration::from_secs(30 * 60);
 
-/// Who opened a session, as which agent, and when it was last heard of or held.
+/// Caller and agent that opened a session, and when it was last used.
 pub(super) struct Owner {
     caller: Caller,
     agent: Option<String>,
@@ -36,22 +37,23 @@ impl Owner {
 }
 
 impl Http {
-    /// The session of an older client belongs to the one who opened it, as the agent that it was opened for. It does not end by its age
-    /// while what is given back is kept.
+    /// Checks that a session belongs to the caller and the agent.
+    ///
+    /// The session does not expire while the returned value is kept.
     pub(super) fn hold_session(&self, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<Option<Hold>, Box<Answer>> {
         let Some(id) = headers.get("mcp-session-id") else { return Ok(None) };
-        let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;
+        let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session ID is not valid text", None))?;
         match lock(&self.sessions.owners).get_mut(id) {
             Some(owner) if owner.caller.is_same(caller) && owner.agent.as_deref() == agent => {
                 owner.last = Instant::now();
                 Ok(Some(owner.hold.clone()))
             }
-            // Whose it is, nobody else learns.
+            // The error does not reveal that the session exists.
             _ => Err(unknown()),
         }
     }
 
-    /// What is answered in a session. One that has ended by itself is told of as one that never was.
+    /// Returns the answer, or 404 if the session has ended by itself.
     pub(super) fn said_in(&self, session: Option<&HeaderValue>, answer: Answer) -> Answer {
         let gone = |id: &HeaderValue| id.to_str().is_ok_and(|id| !lock(&self.sessions.owners).contains_key(id));
         match answer.status().is_server_error() && session.is_some_and(gone) {
@@ -60,8 +62,10 @@ impl Http {
         }
     }
 
-    /// Opens a session for an older client, where there is room for one more. It goes on whoever waits for it: one that nobody owns would
-    /// live on and not be counted.
+    /// Opens a session for a client of an earlier revision, if the limits permit.
+    ///
+    /// The task continues if the client disconnects, because a session without an owner would live
+    /// on uncounted.
     pub(super) async fn open_session(
         self: &Arc<Self>,
         running: &Running,
@@ -71,7 +75,7 @@ impl Http {
     ) -> Result<Answer, Box<Answer>> {
         let bound = (!running.keys.is_open()).then_some(OWN_SESSIONS);
         if is_full(&lock(&self.sessions.owners), &caller.principal, SESSIONS, bound) {
-            return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions", Some(60)));
+            return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "too many sessions", Some(60)));
         }
         let (http, caller, agent) = (Arc::clone(self), caller.clone(), agent.map(str::to_owned));
         let opened = tokio::spawn(async move {
@@ -79,19 +83,19 @@ impl Http {
             http.own_session(&answer, caller, agent).await;
             answer
         });
-        opened.await.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "the session cannot be opened", None))
+        opened.await.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "cannot open the session", None))
     }
 
     async fn own_session(&self, answer: &Answer, caller: Caller, agent: Option<String>) {
         let Some(id) = answer.headers().get("mcp-session-id").and_then(|id| id.to_str().ok()) else { return };
-        // One that has ended by now would be counted for as long as it might have lived.
+        // A session that has already ended would be counted for a whole lifetime.
         let sessions = self.sessions.local.sessions.read().await;
         if sessions.contains_key(id) {
             lock(&self.sessions.owners).insert(id.into(), Owner::new(caller, agent));
         }
     }
 
-    /// Ends sessions in which nothing was said for so long, where nothing is under way and nobody listens.
+    /// Ends sessions that were idle for `life`, without running requests or listeners.
     pub(super) async fn end_idle(&self, life: Duration) {
         let mut idle = Vec::new();
         lock(&self.sessions.owners).retain(|id, owner| {
@@ -111,17 +115,17 @@ impl Http {
 }
 
 fn unknown() -> Box<Answer> {
-    refusal(StatusCode::NOT_FOUND, "there is no such session", None)
+    refusal(StatusCode::NOT_FOUND, "unknown session", None)
 }
 
-/// Whether there are too many sessions for one more of a principal: of all, or of its own.
+/// Returns whether a principal can open no more sessions, by the total or by its own limit.
 fn is_full(owners: &HashMap<SessionId, Owner>, principal: &str, most: usize, own: Option<usize>) -> bool {
-    // Nobody takes the places of all others.
+    // One principal must not use up the sessions of all others.
     let owned = || owners.values().filter(|owner| owner.caller.principal == principal).count();
     owners.len() >= most || own.is_some_and(|own| owners.len() >= own && owned() >= own)
 }
 
-/// Whether a request opens a session: by what it asks for, whatever revision it calls itself.
+/// Returns whether a request opens a session. The method decides, not the revision that it names.
 pub(super) fn opens_session(headers: &HeaderMap, message: &Value) -> bool {
     !headers.contains_key("mcp-session-id") && message.get("method").is_some_and(|method| method == "initialize")
 }
@@ -141,12 +145,12 @@ pub(super) mod tests {
         Caller { principal: who.to_owned(), agents: None, session: None, proof: crate::identity::Proof::Nothing }
     }
 
-    /// A gateway with one tool, as nobody reaches it.
+    /// Opens a gateway with one tool, which does not listen.
     pub(in crate::serve) async fn served() -> Arc<Http> {
         Arc::new(served_by("").await)
     }
 
-    /// The same, with more in its configuration.
+    /// Opens such a gateway, with additions to its configuration.
     pub(in crate::serve) async fn served_by(more: &str) -> Http {
         let options = Options {
             store: Arc::new(toolgate::MemoryStore::default()),
@@ -164,7 +168,7 @@ pub(super) mod tests {
         Http::new(gateway, &running, "127.0.0.1:7070".parse().unwrap())
     }
 
-    /// What an older client says.
+    /// Builds a request of a client of an earlier revision.
     pub(in crate::serve) fn post(message: &Value) -> Request<Full<Bytes>> {
         let request = Request::post("/mcp")
             .header(HOST, "127.0.0.1")
@@ -175,7 +179,7 @@ pub(super) mod tests {
         request
     }
 
-    /// A greeting of an older client that calls itself a newer one.
+    /// Builds a handshake request that names a newer revision.
     pub(in crate::serve) fn hello() -> Request<Full<Bytes>> {
         let about = json!({"protocolVersion": crate::MODERN, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
         let mut request = post(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about}));
@@ -183,7 +187,7 @@ pub(super) mod tests {
         request
     }
 
-    /// The head of a request in the session that an answer has opened.
+    /// Returns the headers of a request in the session that a response has opened.
     pub(in crate::serve) fn named(opened: &Answer) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert("mcp-session-id", opened.headers()["mcp-session-id"].clone());
@@ -194,14 +198,14 @@ pub(super) mod tests {
     async fn a_session_counts_whatever_it_calls_itself_and_whoever_waits_for_it() {
         let http = served().await;
         let (running, ann) = (http.gateway.running(), caller("ann"));
-        // Its client hangs up at once.
+        // The client disconnects at once.
         drop(http.open_session(&running, hello(), &ann, None).now_or_never());
         let counted = async {
             while lock(&http.sessions.owners).is_empty() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), counted).await.expect("it is nobody's");
+        tokio::time::timeout(Duration::from_secs(20), counted).await.expect("the session has no owner");
         assert_eq!(http.sessions.local.sessions.read().await.len(), 1);
         let (parts, _) = hello().into_parts();
         assert!(opens_session(&parts.headers, &json!({"method": "initialize"})));
@@ -209,7 +213,7 @@ pub(super) mod tests {
         let refused = http.open_session(&running, hello(), &ann, None).await.err();
         let told = refused.map(|answer| (answer.status(), answer.headers().contains_key(RETRY_AFTER)));
         assert_eq!(told, Some((StatusCode::SERVICE_UNAVAILABLE, true)));
-        // All of them fit into two gigabytes, where one takes 80 KB.
+        // All sessions fit into two gigabytes, at 80 KB each.
         const { assert!(SESSIONS * 80_000 < 2 << 30) };
         http.gateway.end().await;
     }
@@ -235,12 +239,12 @@ pub(super) mod tests {
         let (running, ann) = (http.gateway.running(), caller("ann"));
         let mut refused = hello();
         refused.extensions_mut().insert(Asked { agent: Some("nobody".to_owned()), session: None });
-        assert!(http.open_session(&running, refused, &ann, Some("nobody")).await.is_ok(), "it is told so in the stream");
+        assert!(http.open_session(&running, refused, &ann, Some("nobody")).await.is_ok(), "the stream contains the error");
         assert!(lock(&http.sessions.owners).is_empty());
         assert!(http.sessions.local.sessions.read().await.is_empty());
         let opened = http.open_session(&running, hello(), &ann, None).await.ok().unwrap();
         assert!(http.hold_session(&named(&opened), &ann, None).is_ok());
-        // Whatever ends it.
+        // The session ends for any reason.
         let id = lock(&http.sessions.owners).keys().next().cloned().unwrap();
         http.sessions.close_session(&id).await.unwrap();
         assert!(lock(&http.sessions.owners).is_empty());

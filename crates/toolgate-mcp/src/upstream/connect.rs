@@ -1,4 +1,4 @@
-//! How an upstream is reached.
+//! Opens connections to upstreams: child processes, streamable HTTP, and the 2024-11-05 transport.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,36 +23,39 @@ use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
 
-/// Requests beside those that have a seat: for its lists, about a resource, and to hear of changes. None of them waits behind calls.
+/// Extra concurrent requests for lists, resources and subscriptions, so that these never wait
+/// behind calls.
 const BESIDE: usize = 4;
 
-/// How long the transport of 2024 may take to begin, where nobody has said that it is that.
+/// The timeout for probing the 2024-11-05 transport if no transport is configured.
 const BEGUN: Duration = Duration::from_secs(5);
 
-/// A connection that stands.
+/// An open connection after a successful handshake.
 pub(super) struct Connection {
     pub(super) service: RunningService<RoleClient, Ears>,
-    /// The process behind it; gone with all that it has started when this is dropped.
+    /// The child process. Dropping it kills the process and its descendants.
     pub(super) child: Option<Process>,
-    /// The way for calls, where it is of 2026-07-28.
+    /// The fast path for calls, if the server supports revision 2026-07-28.
     pub(super) straight: Option<Straight>,
-    /// Told when it has hung up.
+    /// Cancelled when the server closed the connection.
     pub(super) over: CancellationToken,
 }
 
-/// In the words of which era it is greeted.
+/// The protocol era of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Greeting {
-    /// Of both: `server/discover`, and `initialize` for those who do not know that, or have not answered it for a while.
+    /// `server/discover`, then `initialize` if the server rejects it or does not respond for a
+    /// while.
     Either,
-    /// `server/discover` alone.
+    /// Only `server/discover`.
     Newer,
-    /// `initialize` alone.
+    /// Only `initialize`.
     Older,
 }
 
 impl Greeting {
-    /// How it is greeted next, where this came to nothing. Some servers do not survive a question from the other era.
+    /// Returns the next handshake to try after a failed one. Some servers exit on a request of the
+    /// other era.
     pub(super) const fn after(self, refused: &Refused) -> Option<Self> {
         match self {
             Self::Either if refused.late => Some(Self::Newer),
@@ -71,13 +74,14 @@ impl Greeting {
     }
 }
 
-/// Why it could not be connected to.
+/// Why a connection failed.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) why: String,
-    /// With which status it was turned away, where it was over HTTP.
+    /// The HTTP status of the rejection, if there was one.
     status: Option<u16>,
-    /// It has answered something else than `initialize`: perhaps `server/discover`, when that was given up already.
+    /// A response to another request came instead of the one to `initialize`, perhaps a late one to
+    /// `server/discover`.
     late: bool,
 }
 
@@ -94,16 +98,17 @@ impl From<ClientInitializeError> for Refused {
     }
 }
 
-/// A child process with everything that it has started.
+/// A child process and its descendants.
 pub(super) struct Process {
     child: Child,
     id: Option<Pid>,
-    /// Something leads into it, which ends all of it when it is told to.
+    /// The child is the supervisor process, which kills the program and its descendants on
+    /// `SIGTERM`.
     led: bool,
 }
 
 impl Process {
-    /// Lets it end by itself, now that nobody talks to it, and ends it where it does not.
+    /// Waits for the process to exit after its input was closed, then kills it.
     pub(super) async fn end(mut self, patience: Duration) {
         let _ = tokio::time::timeout(patience, self.child.wait()).await;
         self.kill();
@@ -115,17 +120,25 @@ impl Process {
         }
     }
 
+    /// Returns whether the supervisor process could not start the program.
+    ///
+    /// The supervisor process reports that by its exit code, and the reason on standard error.
+    async fn never_started(&mut self) -> bool {
+        let ended = tokio::time::timeout(Duration::from_secs(1), self.child.wait()).await;
+        self.led && matches!(ended, Ok(Ok(status)) if status.code() == Some(toolgate::lead::NOT_BEGUN))
+    }
+
     fn kill(&mut self) {
         use std::os::unix::process::ExitStatusExt as _;
         let Some(id) = self.id else { return };
         let ended = self.child.try_wait();
         match &ended {
-            // What leads into it ends all of it, and has where it ended by itself.
+            // The supervisor process kills everything, also before a normal exit.
             Ok(None) if self.led => {
                 let _ = kill_process(id, Signal::TERM);
             }
             Ok(Some(status)) if self.led && status.signal().is_none() => {}
-            // Those of its group may be there without it.
+            // Members of the process group may outlive the child.
             _ => {
                 let _ = kill_process_group(id, Signal::KILL);
                 let _ = self.child.start_kill();
@@ -140,7 +153,7 @@ impl Drop for Process {
     }
 }
 
-/// Connects. What it says of itself on standard error goes to `hear`.
+/// Connects to an upstream. Lines of standard error go to `hear`.
 pub(super) async fn connect(
     upstream: &Upstream,
     handler: Ears,
@@ -151,7 +164,7 @@ pub(super) async fn connect(
     match &upstream.reach {
         Reach::Command { program, args, env, inherit, directory } => {
             let words = args.iter().map(Reference::take).collect::<Result<Vec<_>, _>>()?;
-            // A name is looked for where all programs are; a path stays the same wherever it is started.
+            // A bare name is searched in `PATH`. A path must not depend on the working directory.
             let program = if program.components().count() > 1 {
                 std::path::absolute(program).unwrap_or_else(|_| program.clone())
             } else {
@@ -171,19 +184,19 @@ pub(super) async fn connect(
             for (name, value) in env {
                 command.env(name, value.take()?);
             }
-            // What leads into it gives back what was taken for clients.
+            // The supervisor process restores the file limit that toolgate raised for its clients.
             let files = launcher.and_then(|_| crate::files::before());
             command.envs(files.map(|before| (crate::child::FILES, before.to_string())));
             if let Some(directory) = directory {
                 command.current_dir(directory);
             }
-            // What leads into it must live for as long as it takes to end all of it.
+            // The supervisor process must survive long enough to kill everything.
             command.process_group(0).kill_on_drop(launcher.is_none());
             let mut child = command.spawn().map_err(|error| format!("`{}` cannot be started: {error}", program.display()))?;
             let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
             let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-            let process = Process { child, id, led: launcher.is_some() };
-            let (Some(stdin), Some(stdout)) = (stdin, stdout) else { return Err("its streams cannot be reached".to_owned().into()) };
+            let mut process = Process { child, id, led: launcher.is_some() };
+            let (Some(stdin), Some(stdout)) = (stdin, stdout) else { return Err("cannot open the standard streams of the process".to_owned().into()) };
             let listening = stderr.map(|stderr| tokio::spawn(listen(stderr, upstream.clone(), hear)));
             let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST);
             let transport = handler.in_order(transport);
@@ -191,10 +204,15 @@ pub(super) async fn connect(
             match serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await {
                 Ok(service) => Ok(Connection { service, child: Some(process), straight: None, over }),
                 Err(error) => {
+                    let never_started = over.is_cancelled() && process.never_started().await;
                     drop(process);
-                    // The last that it said may say why. It has ended, so all of it is there, but for what others say in its place.
-                    if let Some(listening) = listening {
-                        let _ = tokio::time::timeout(Duration::from_secs(1), listening).await;
+                    // The last line of standard error may name the reason. The process has exited,
+                    // so wait only briefly for descendants that still hold the stream.
+                    if let Some(listening) = listening
+                        && let Ok(Ok(last)) = tokio::time::timeout(Duration::from_secs(1), listening).await
+                        && never_started
+                    {
+                        return Err(upstream.without_secrets(&last).into());
                     }
                     Err(error.into())
                 }
@@ -211,13 +229,14 @@ pub(super) async fn connect(
                 Err(refused) => refused,
             };
             match (sse, refused.status) {
-                // As the protocol has it for clients: whoever takes no post may be of the transport before, and says so where it is asked.
+                // As the specification asks of clients: a server that rejects `POST` may use the
+                // older transport, so probe it.
                 (None, Some(400 | 404 | 405)) if greeting == Greeting::Older => match tokio::time::timeout(BEGUN, address.events()).await {
                     Ok(Ok(events)) => greet_old(handler, events).await,
                     Ok(Err(_)) | Err(_) => Err(refused),
                 },
                 (Some(_), Some(404 | 405)) => {
-                    Err(format!("{}, or say `transport = \"sse\"` (`type` where clients keep it)", refused.why).into())
+                    Err(format!("{}; for a server of the 2024-11-05 transport, set `transport = \"sse\"` (`type` in client files)", refused.why).into())
                 }
                 _ => Err(refused),
             }
@@ -225,7 +244,7 @@ pub(super) async fn connect(
     }
 }
 
-/// Where an upstream is over HTTP, and what goes along with each request.
+/// The address of an HTTP upstream, and what is sent with each request.
 #[derive(Clone)]
 struct Address {
     client: reqwest::Client,
@@ -240,8 +259,8 @@ impl Address {
         let client = crate::http::client().map_err(|error| error.to_string())?;
         let mut custom = HashMap::new();
         for (name, value) in headers {
-            let name: HeaderName = name.parse().map_err(|_| format!("`{name}` is no header"))?;
-            let mut value = HeaderValue::from_str(&value.take()?).map_err(|_| format!("`{name}` cannot be sent"))?;
+            let name: HeaderName = name.parse().map_err(|_| format!("`{name}` is not a header name"))?;
+            let mut value = HeaderValue::from_str(&value.take()?).map_err(|_| format!("the header `{name}` has an invalid value"))?;
             value.set_sensitive(true);
             custom.insert(name, value);
         }
@@ -257,13 +276,13 @@ impl Address {
         Ok(Self { client, url, headers: custom, token })
     }
 
-    /// Says hello over streamable HTTP.
+    /// Performs the handshake over streamable HTTP.
     async fn greet(self, handler: Ears, most: usize, greeting: Greeting) -> Result<Connection, Refused> {
         let straight = Straight::new(&self.url, self.headers.clone(), self.token.as_deref());
         let mut config = StreamableHttpClientTransportConfig::with_uri(self.url)
             .custom_headers(self.headers)
             .max_concurrent_requests(most)
-            // A lost session is begun anew by whoever supervises, who knows what may be repeated.
+            // The supervisor replaces a lost session: it knows which requests may be repeated.
             .reinit_on_expired_session(false);
         if let Some(token) = self.token {
             config = config.auth_header(token);
@@ -275,13 +294,13 @@ impl Address {
         Ok(Connection { service, child: None, straight, over })
     }
 
-    /// The stream of events of the transport before that.
+    /// Opens the event stream of the 2024-11-05 transport.
     async fn events(self) -> Result<SseTransport, String> {
         SseTransport::open(self.client, &self.url, self.headers, self.token).await
     }
 }
 
-/// Says hello over the transport of 2024-11-05.
+/// Performs the handshake over the 2024-11-05 transport.
 async fn greet_old(handler: Ears, events: SseTransport) -> Result<Connection, Refused> {
     let transport = handler.in_order(events);
     let over = transport.over();
@@ -289,24 +308,28 @@ async fn greet_old(handler: Ears, events: SseTransport) -> Result<Connection, Re
     Ok(Connection { service, child: None, straight: None, over })
 }
 
-/// Hears what a process says, line by line; a long line in pieces, and no secret in two of them.
-async fn listen(stderr: impl AsyncRead + Unpin, upstream: Upstream, hear: Arc<dyn Fn(String) + Send + Sync>) {
+/// Reads standard error line by line.
+///
+/// Long lines are passed on in pieces, never split inside a secret.
+async fn listen(stderr: impl AsyncRead + Unpin, upstream: Upstream, hear: Arc<dyn Fn(String) + Send + Sync>) -> String {
     let mut lines = BufReader::new(stderr);
-    let mut line = Vec::new();
+    let (mut line, mut last) = (Vec::new(), String::new());
     loop {
         let over = matches!(lines.take_line(&mut line).await, Ok(0) | Err(_));
         let told = if over || line.ends_with(b"\n") { line.len() } else { line.len() - withheld(&upstream, &line) };
         let said: Vec<u8> = line.drain(..told).collect();
         if !said.is_empty() {
-            hear(String::from_utf8_lossy(&said).trim_end().to_owned());
+            last = String::from_utf8_lossy(&said).trim_end().to_owned();
+            hear(last.clone());
         }
         if over {
-            return;
+            return last;
         }
     }
 }
 
-/// How many bytes at the end of a piece are told with the next one: they may be half of a letter, or the beginning of a secret.
+/// Returns how many trailing bytes of a piece to keep for the next one: an incomplete character or
+/// the start of a secret.
 fn withheld(upstream: &Upstream, piece: &[u8]) -> usize {
     let Some(last) = piece.utf8_chunks().last() else { return 0 };
     last.invalid().len() + last.valid().len() - upstream.before_secret(last.valid())
@@ -335,13 +358,15 @@ mod tests {
 
     use super::*;
 
-    /// Greets a program of these eras that takes 12 s to start, and then answers all that it was asked.
+    /// Connects to a program that starts after 12 s and then answers all pending requests.
     async fn greeted_early(newer: bool, older: bool, greeting: Greeting) -> Result<RunningService<RoleClient, Ears>, Refused> {
         greeted(if newer { json!(["2026-07-28"]) } else { Value::Bool(false) }, older, greeting).await
     }
 
-    /// The same, of a program that says that it knows these revisions; `false` where it does not know the question, and nothing where it
-    /// answers it with nothing.
+    /// The same with a list of supported revisions.
+    ///
+    /// `false` means that the program does not know `server/discover`, and `null` that its result
+    /// is empty.
     async fn greeted(newer: Value, older: bool, greeting: Greeting) -> Result<RunningService<RoleClient, Ears>, Refused> {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         tokio::spawn(async move {
@@ -378,7 +403,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_takes_its_time_to_start_is_understood() {
-        // What it says of the greeting that it does not know is no answer to the one that it does.
+        // A late error to `server/discover` must not count as the response to `initialize`.
         let service = greeted_early(false, true, Greeting::Either).await.unwrap_or_else(|refused| panic!("{refused:?}"));
         assert!(!is_modern(service.peer()));
         for older in [false, true] {
@@ -387,7 +412,7 @@ mod tests {
             let service = greeted_early(true, older, Greeting::Newer).await.unwrap_or_else(|refused| panic!("{refused:?}"));
             assert!(is_modern(service.peer()));
         }
-        // Who knows both, and in neither the newest revision, is understood in the end.
+        // A server that supports both requests, but not the newest revision, connects in the end.
         for newest in [json!(["2025-11-25"]), Value::Null] {
             let refused = greeted(newest.clone(), true, Greeting::Either).await.err().unwrap();
             assert_eq!(Greeting::Either.after(&refused), Some(Greeting::Newer), "{refused:?}");
@@ -395,7 +420,7 @@ mod tests {
             assert_eq!(Greeting::Newer.after(&refused), Some(Greeting::Older), "{refused:?}");
             assert!(greeted(newest, true, Greeting::Older).await.is_ok());
         }
-        // Who talks to nobody, or not at all, is not greeted without end.
+        // The number of attempts is limited.
         let refused = greeted_early(false, false, Greeting::Either).await.err().unwrap();
         let next = Greeting::Either.after(&refused);
         assert_eq!(next, Some(Greeting::Older));
@@ -406,11 +431,11 @@ mod tests {
 
     #[tokio::test]
     async fn no_secret_is_heard_in_two_pieces() {
-        // The second ends as it begins.
+        // The second secret ends as it begins.
         for secret in ["hünter2-öf-the-upstream", "hünter2-öf-this-month"] {
             let config = format!("[upstreams.loud]\ncommand = \"/bin/true\"\nenv = {{ KEY = \"{secret}\" }}\n");
             let upstream = Config::parse("toolgate.toml", &config).upstreams.into_iter().next().unwrap();
-            // Wherever the line is cut.
+            // For every cut of the line.
             for before in (8 << 10) - secret.len() - 1..=(8 << 10) + 1 {
                 let line = format!("{}{secret} and more\nnext\nlast", "x".repeat(before));
                 let heard = Arc::new(Mutex::new(Vec::new()));

@@ -1,4 +1,4 @@
-//! A tool of an upstream, as the gate runs it.
+//! Runs a tool of an upstream: the `Handler` that the pipeline calls.
 
 mod trouble;
 
@@ -27,27 +27,29 @@ use crate::render;
 
 pub(super) use trouble::{Trouble, is_strange};
 
-/// How often an upstream is asked in one call. It may ask back once less.
+/// The maximum number of requests to the upstream in one call.
+///
+/// The upstream may ask the client for input one time less.
 const ROUNDS: usize = 10;
-/// When to try again where an upstream is being started.
+/// The retry delay while an upstream is starting.
 const TRYING: Duration = Duration::from_secs(1);
 
 pub(super) struct RemoteTool {
     link: Arc<Link>,
     tool: String,
-    /// What it looked like when the rules for it were read.
+    /// The digest of the accepted definition when the rules were loaded.
     accepted: Option<Digest>,
-    /// Whether a call of it can go the straight way, where there is one.
+    /// Whether calls can take the fast path, if the connection has one.
     plain: bool,
 }
 
-/// What stands behind a tool of an upstream that is not there.
+/// The handler for tools of an upstream that is not connected.
 pub(super) struct Nobody(pub(super) String);
 
 #[async_trait]
 impl Handler for Nobody {
     async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
-        Err(Failure::transient("upstream_unavailable", format!("the upstream `{}` is not connected here", self.0)).effects(Effects::None))
+        Err(Failure::transient("upstream_unavailable", format!("the upstream `{}` is not connected", self.0)).effects(Effects::None))
     }
 }
 
@@ -58,25 +60,25 @@ impl RemoteTool {
         Self { link, tool: tool.to_owned(), accepted, plain }
     }
 
-    /// Why it cannot be called now, since when, and when to try again.
+    /// Returns the error for an upstream that is down: since when, and when to retry.
     fn away(&self) -> Failure {
         let (name, since) = (&self.link.upstream.name, shown(self.link.away_since()));
         let (message, wait, why) = match self.link.status() {
             Status::Starting => (format!("the upstream `{name}` has been starting since {since}"), TRYING, None),
-            Status::Up { .. } => (format!("the upstream `{name}` has been away since {since}, a moment ago"), TRYING, None),
+            Status::Up { .. } => (format!("the upstream `{name}` has been down since {since}, and is reconnecting"), TRYING, None),
             Status::Down { since, why, next } => {
                 let since = shown(since);
                 match Duration::try_from(next.duration_since(Timestamp::now())).ok().filter(|wait| !wait.is_zero()) {
                     Some(wait) => {
                         let ms = wait.as_millis();
-                        (format!("the upstream `{name}` has been away since {since}, and is tried again in {ms} ms"), wait, Some(why))
+                        (format!("the upstream `{name}` has been down since {since}; the next attempt is in {ms} ms"), wait, Some(why))
                     }
-                    None => (format!("the upstream `{name}` has been away since {since}, and is being tried again now"), TRYING, Some(why)),
+                    None => (format!("the upstream `{name}` has been down since {since}; an attempt is in progress"), TRYING, Some(why)),
                 }
             }
         };
         let failure = Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(in_ms(wait));
-        // What it said may be anything, and is not ours.
+        // The reason may quote upstream output, so mark it as the upstream's words.
         match why {
             Some(why) => failure.upstream(json!({"said": why})),
             None => failure,
@@ -87,12 +89,12 @@ impl RemoteTool {
         let link = &self.link;
         if let Some((since, rest, hopeful)) = link.rests() {
             let (name, since) = (&link.upstream.name, shown(since));
-            // It is asked whether it is there, and may be taken back at once.
+            // The upstream is being probed and may recover before the breaker closes.
             let ms = in_ms(if hopeful { rest.min(TRYING) } else { rest });
             let message = match hopeful {
-                true => format!("the upstream `{name}` has failed again and again, and is asked since {since} whether it is there"),
+                true => format!("the upstream `{name}` failed repeatedly; its circuit breaker is open since {since}, and it is being probed"),
                 false => {
-                    format!("the upstream `{name}` has failed again and again, and is left alone since {since}, for another {ms} ms")
+                    format!("the upstream `{name}` failed repeatedly; its circuit breaker is open since {since}, and closes in {ms} ms")
                 }
             };
             return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms));
@@ -100,7 +102,7 @@ impl RemoteTool {
         let mut seat = self.seat(ctx).await?;
         let mut given = Given { arguments: arguments.value().as_object(), responses: None, state: None };
         for round in 0..ROUNDS {
-            // Looked at anew each time: who it is, and whether it is still what it was.
+            // Check the connection and the definition before every request.
             let asked = async {
                 let standing = link.standing().ok_or_else(|| self.away())?;
                 self.check_definition()?;
@@ -110,13 +112,14 @@ impl RemoteTool {
                     None => self.once(&standing, &given, line, ctx).await,
                 }
             };
-            // What it did before it asked back, it did.
+            // The upstream may have caused effects before it asked for input.
             match asked.await.map_err(|failure| if round == 0 { failure } else { failure.effects_unsaid() })? {
                 ServerResult::CallToolResult(result) => return Ok(result),
-                // Nobody is asked what nobody would read.
+                // Do not ask the client if its answer could not be sent.
                 ServerResult::InputRequiredResult(_) if round + 1 == ROUNDS => break,
                 ServerResult::InputRequiredResult(asked) => {
-                    // Nothing is under way there while the client is asked: others may have the seat. It is not ended meanwhile.
+                    // Release the slot while the client is asked. The token delays a shutdown
+                    // meanwhile.
                     let parked = link.parked.token();
                     drop(seat);
                     (given.responses, given.state) = self.ask_back(asked, line).await?;
@@ -127,51 +130,51 @@ impl RemoteTool {
                     link.answered();
                     return Err(Failure::business(
                         "upstream_rejected",
-                        format!("the upstream `{}` answered something that is no result", link.upstream.name),
+                        format!("the upstream `{}` returned an unsupported result type", link.upstream.name),
                     ));
                 }
             }
         }
-        Err(Failure::business("upstream_rejected", format!("the upstream `{}` asks back without end", link.upstream.name)))
+        Err(Failure::business("upstream_rejected", format!("the upstream `{}` asked for input too many times", link.upstream.name)))
     }
 
-    /// A place among its calls. Whoever waits for one has not been sent.
+    /// Acquires a concurrency slot. A call that waits for one was not sent yet.
     async fn seat(&self, ctx: &Ctx) -> Result<SemaphorePermit<'_>, Failure> {
         let link = &self.link;
         let patience = ctx.time_left().unwrap_or(link.upstream.timeout).mul_f64(0.9);
         match tokio::time::timeout(patience, link.seats.acquire()).await {
             Ok(Ok(seat)) => Ok(seat),
             _ => {
-                let message = format!("the upstream `{}` has as many calls as it takes", link.upstream.name);
+                let message = format!("the upstream `{}` is at its concurrency limit", link.upstream.name);
                 Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(1_000))
             }
         }
     }
 
-    /// Whether the tool is the one that was looked at when the rules for it were read.
+    /// Checks that the tool still has the definition for which the rules were loaded.
     fn check_definition(&self) -> Result<(), Failure> {
         let name = &self.link.upstream.name;
         if self.accepted.is_none() {
             let message =
-                format!("`{}` of the upstream `{name}` was not there when the rules for it were read, or is held back", self.tool);
+                format!("the tool `{}` of the upstream `{name}` was unknown when its rules were loaded, or is quarantined", self.tool);
             return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(500));
         }
         self.held_back().map_or(Ok(()), Err)
     }
 
-    /// Why it is not called: it is another one than was accepted.
+    /// Returns the error for a tool whose definition differs from the accepted one.
     fn held_back(&self) -> Option<Failure> {
         if self.accepted.is_none() || self.link.pins.holds(&self.tool, self.accepted) {
             return None;
         }
         let message = format!(
-            "`{}` of the upstream `{}` is not what it was when it was accepted; it is held back until a person has looked at it (`toolgate upstream diff`, `accept`)",
+            "the definition of the tool `{}` of the upstream `{}` changed after it was accepted; it is quarantined until a person reviews it (`toolgate upstream diff`, `accept`)",
             self.tool, self.link.upstream.name
         );
         Some(Failure::permission("definition_changed", message).effects(Effects::None))
     }
 
-    /// One request and its answer, the straight way.
+    /// Sends one request on the fast path and waits for the response.
     async fn straight(
         &self,
         standing: &Standing,
@@ -200,7 +203,7 @@ impl RemoteTool {
         let answer = straight.call(&params, |word| {
             self.link.heard();
             match word {
-                // A client that does not keep up misses some of it.
+                // A client that reads too slowly misses messages.
                 Word::Client(word) => drop(line.map(|line| line.to_client.try_send(word))),
                 Word::Lists => self.link.lists_changed(),
                 Word::Resource(uri) => self.link.updated(uri),
@@ -211,7 +214,9 @@ impl RemoteTool {
         answer.inspect(|_| self.link.served()).map_err(|broken| self.broken(broken, standing))
     }
 
-    /// One request and its answer. Whoever is not waited for any more is told so.
+    /// Sends one request through rmcp and waits for the response.
+    ///
+    /// If the caller stops waiting, the upstream receives a cancellation.
     async fn once(&self, standing: &Standing, given: &Given<'_>, line: Option<&Line>, ctx: &Ctx) -> Result<ServerResult, Failure> {
         let (generation, peer) = (standing.generation, &standing.peer);
         let mut params = CallToolRequestParams::new(self.tool.clone());
@@ -248,16 +253,16 @@ impl RemoteTool {
         }
     }
 
-    /// Asks the client what an upstream wants to know.
+    /// Asks the client for the input that an upstream requests.
     async fn ask_back(&self, asked: InputRequiredResult, line: Option<&Line>) -> Result<(Option<InputResponses>, Option<String>), Failure> {
         let refuse = |why: &str| {
-            Failure::business("upstream_rejected", format!("the upstream `{}` asks for something that {why}", self.link.upstream.name))
+            Failure::business("upstream_rejected", format!("cannot answer the request of the upstream `{}` for input: {why}", self.link.upstream.name))
         };
         let Some(requests) = asked.input_requests.filter(|requests| !requests.is_empty()) else { return Ok((None, asked.request_state)) };
-        let line = line.ok_or_else(|| refuse("nobody is there to give"))?;
+        let line = line.ok_or_else(|| refuse("no client is connected to answer"))?;
         let (reply, answer) = Reply::new(None);
-        line.to_client.try_send(FromUpstream::Inputs(render::questions(requests), reply)).map_err(|_| refuse("nobody is there to give"))?;
-        let responses = answer.await.map_err(|_| refuse("nobody is there to give"))?.map_err(|_| refuse("the client does not give"))?;
+        line.to_client.try_send(FromUpstream::Inputs(render::questions(requests), reply)).map_err(|_| refuse("no client is connected to answer"))?;
+        let responses = answer.await.map_err(|_| refuse("no client is connected to answer"))?.map_err(|_| refuse("the client refused"))?;
         Ok(((!responses.is_empty()).then(|| render::responses(responses)), asked.request_state))
     }
 }
@@ -266,16 +271,16 @@ fn shown(moment: Timestamp) -> String {
     moment.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
-/// After how long to try again: never at once.
+/// Converts a retry delay to milliseconds, at least 100.
 fn in_ms(wait: Duration) -> u64 {
     u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(100)
 }
 
-/// Metadata of a client that an upstream may see.
+/// Returns the client's metadata that an upstream may see.
 fn passed_on(line: &Line, modern: bool) -> RequestMetaObject {
     let mut meta = render::own_words(line.meta.clone());
     if modern {
-        // What the client cannot do, nobody does for it.
+        // Toolgate does not substitute for missing capabilities of the client.
         meta.set_client_capabilities(line.capabilities.clone());
         if let Some(level) = line.level {
             meta.set_log_level(level);
@@ -285,18 +290,19 @@ fn passed_on(line: &Line, modern: bool) -> RequestMetaObject {
     meta
 }
 
-/// What a tool is given.
+/// The inputs of one request of a call.
 struct Given<'g> {
     arguments: Option<&'g serde_json::Map<String, Value>>,
-    /// What the client said when it was asked back.
+    /// The client's answers to the upstream's last request for input.
     responses: Option<InputResponses>,
     state: Option<String>,
 }
 
-/// A request of which nothing is heard. Where nobody but the upstream is to blame, it counts against it.
+/// A request on the fast path. An abandoned request counts as a failure of the upstream, unless the
+/// caller cancelled it.
 struct Unanswered<'u> {
     link: &'u Link,
-    /// Over which connection.
+    /// The generation of the connection.
     generation: u64,
     over: bool,
     cancelled: &'u CancellationToken,
@@ -310,19 +316,19 @@ impl Drop for Unanswered<'_> {
     }
 }
 
-/// A request that is waited for. Whoever stops waiting says so.
+/// A request through rmcp. Dropping it before the response sends a cancellation.
 struct Waiting {
     peer: Peer<RoleClient>,
     link: Arc<Link>,
-    /// Over which connection.
+    /// The generation of the connection.
     generation: u64,
     id: RequestId,
-    /// Where what is said of it goes to somebody.
+    /// The route for messages about the request, if there is one.
     route: Option<u64>,
     over: bool,
-    /// The client has hung up: that is not the upstream's fault.
+    /// Cancelled if the client disconnected, which is not the upstream's fault.
     cancelled: CancellationToken,
-    /// Its client is asked something: that it takes its time is not the upstream's fault either.
+    /// Open questions to the client. Waiting for them is not the upstream's fault.
     asked: Asked,
 }
 
@@ -342,7 +348,7 @@ impl Drop for Waiting {
                 if at_fault {
                     link.failed(generation, Fault::Late);
                 }
-                let gone = CancelledNotificationParam::new(Some(id), Some("nobody waits for it any more".to_owned()));
+                let gone = CancelledNotificationParam::new(Some(id), Some("the caller no longer waits for the response".to_owned()));
                 let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
             }
         });
@@ -359,25 +365,25 @@ impl Handler for RemoteTool {
         let line = ctx.carried::<Line>();
         let result = self.call(&ctx, arguments, line.as_deref()).await?;
         let said = words(&result);
-        // It ran and is over: what it changed before it failed, it changed.
+        // The tool ran to its end, so its changes before the failure are done.
         let failed = || {
-            let message = format!("`{}` of the upstream `{}` reported a failure", self.tool, self.link.upstream.name);
+            let message = format!("the tool `{}` of the upstream `{}` reported a failure", self.tool, self.link.upstream.name);
             Failure::business("tool_failed", message).effects(Effects::Done)
         };
-        // Who fails may say with which key.
+        // An error text may contain a credential.
         let clean = |said: Value| self.link.upstream.said_without_secrets(said);
         if result.is_error == Some(true) {
             let failure = self.by_pattern(&said).unwrap_or_else(failed);
             let structured = result.structured_content.unwrap_or_default();
             return Err(failure.upstream(clean(json!({"said": said, "structured": structured}))));
         }
-        // Some say in a success that they failed.
+        // Some servers report an error in a successful result.
         let blurted = || (self.link.upstream.blurts && blurts(&result)).then(failed);
         if let Some(failure) = self.by_pattern(&said).or_else(blurted) {
             return Err(failure.upstream(clean(json!({"said": said}))));
         }
         let value = value_of(&result);
-        // Nobody else speaks as toolgate does, also not word for word.
+        // An upstream must not return a value in the form of toolgate's own errors.
         if let Some(own) = toolgate::without_contract(&value) {
             return Ok(own);
         }

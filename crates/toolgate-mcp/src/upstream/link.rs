@@ -1,4 +1,4 @@
-//! One upstream, supervised: started, watched, started again, and known to be away while it is.
+//! Supervises one upstream: starts it, watches it, restarts it, and publishes its status.
 
 mod hello;
 mod offer;
@@ -31,83 +31,83 @@ use crate::gateway::lock;
 pub(super) use offer::remote;
 pub(super) use patience::Fault;
 
-/// A token that was fetched within this time has not run out: who does not take it does not want it.
+/// A token younger than this cannot have expired, so a 401 means that it is wrong.
 const TOKEN: Duration = Duration::from_secs(2);
-/// How long it may take to hear that nobody listens to it any more.
+/// The time for telling the upstream that its subscriptions end.
 const GOODBYE: Duration = Duration::from_millis(500);
-/// How long it may take to end by itself then.
+/// The time for a process to exit after its input is closed.
 const ENDING: Duration = Duration::from_secs(3);
-/// How often it is asked whether it is there.
+/// The interval between health checks.
 const PULSE: Duration = Duration::from_secs(30);
-/// How soon it is asked again what it offers.
+/// The minimum time between two listings.
 const SOONEST: Duration = Duration::from_millis(250);
-/// Who was there for so long is steady.
+/// A connection that lasted this long resets the backoff.
 const STEADY: Duration = Duration::from_secs(10);
 
-/// Where it is told that a resource has changed.
+/// The channel for resource updates of all upstreams.
 pub(crate) type Updates = tokio::sync::broadcast::Sender<crate::resources::Key>;
 
-/// How an upstream is.
+/// The status of an upstream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Status {
-    /// It has not answered yet.
+    /// The upstream has not responded yet.
     Starting,
-    /// It is there.
+    /// The upstream is connected.
     Up {
-        /// Since when.
+        /// The time of the change.
         since: Timestamp,
     },
-    /// It is away.
+    /// The upstream is not connected.
     Down {
-        /// Since when.
+        /// The time of the change.
         since: Timestamp,
-        /// Why.
+        /// The reason.
         why: String,
-        /// When it is tried again.
+        /// The time of the next attempt.
         next: Timestamp,
     },
 }
 
-/// How an upstream is, and what of it is held back.
+/// The status of an upstream and its quarantined tools.
 #[derive(Debug, Clone, Serialize)]
 pub struct Health {
-    /// Its name.
+    /// The name of the upstream.
     pub name: String,
-    /// How it is.
+    /// The status of the connection.
     #[serde(flatten)]
     pub status: Status,
-    /// How often it was started.
+    /// How often the upstream was started.
     pub starts: u32,
-    /// How many tools of it were accepted.
+    /// The number of accepted tools.
     pub tools: usize,
-    /// Tools that have changed, or that are odd.
+    /// The quarantined tools.
     pub held: Vec<Change>,
 }
 
-/// What an upstream offers.
+/// The tools, prompts and resources that an upstream offers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Offer {
-    /// Tools, as they were accepted.
+    /// The accepted tools.
     pub(crate) tools: Vec<Tool>,
-    /// Prompts.
+    /// The prompts.
     pub(crate) prompts: Vec<Prompt>,
-    /// Resources.
+    /// The resources.
     pub(crate) resources: Vec<Resource>,
-    /// Resources by pattern.
+    /// The resource templates.
     pub(crate) templates: Vec<ResourceTemplate>,
-    /// What it can do beside.
+    /// The server capabilities.
     pub(crate) capabilities: ServerCapabilities,
-    /// What it says about its use.
+    /// The server instructions.
     pub(crate) instructions: Option<String>,
 }
 
-/// A connection that stands.
+/// The current connection.
 pub(super) struct Standing {
-    /// Which one it is.
+    /// The number of the connection, counted per upstream.
     pub(super) generation: u64,
     pub(super) peer: Peer<RoleClient>,
-    /// The way for calls, where there is one beside.
+    /// The fast path for calls, if the upstream supports it.
     pub(super) straight: Option<Straight>,
 }
 
@@ -116,52 +116,52 @@ pub(crate) struct Link {
     pub(super) pins: Pins,
     pub(super) routes: Routes,
     pub(super) seats: Semaphore,
-    /// Calls whose clients it wants to know something of. They have no seat meanwhile.
+    /// Suspended calls, which wait for client input and hold no slot.
     pub(super) parked: TaskTracker,
     launcher: Option<PathBuf>,
     status: watch::Sender<Status>,
-    /// The connection that stands.
+    /// The current connection.
     standing: Mutex<Option<Arc<Standing>>>,
-    /// Since when there is none, where there is none.
+    /// Since when the upstream is not connected, if it is not.
     away_since: Mutex<Timestamp>,
     offer: Mutex<Arc<Offer>>,
-    /// Something that it offers has changed.
+    /// Counts changes of the lists.
     pub(crate) changed: watch::Sender<u64>,
-    /// It says that something has, and nothing has.
+    /// Counts announced changes that changed nothing.
     pub(crate) claimed: watch::Sender<u64>,
     claims: patience::Claims,
-    /// Resources that have changed, of whatever upstream.
+    /// Resource updates of all upstreams.
     pub(super) updates: Updates,
-    /// Resources that somebody wants to hear of.
+    /// Resources that clients are subscribed to.
     pub(crate) wanted: Mutex<Wanted>,
     pub(super) resubscribe: Notify,
-    /// From which level on log messages were wanted last.
+    /// The log level that was requested last.
     pub(crate) level: Mutex<Option<LoggingLevel>>,
-    /// One after the other tells it so.
+    /// Serializes subscription requests to the upstream.
     pub(super) heeding: tokio::sync::Mutex<()>,
-    /// It says itself that something has changed.
+    /// The upstream announced a change that was not read yet.
     told: AtomicBool,
     pub(super) relist: Notify,
-    /// The last connection that has lost the thread.
+    /// The generation of the last connection whose session was lost.
     again: watch::Sender<u64>,
     pub(super) starts: AtomicU32,
     breaker: patience::Breaker,
-    /// Whether it may be of another revision by now.
+    /// Set while the upstream may have changed its protocol revision.
     doubt: Mutex<Option<patience::Doubt>>,
-    /// How often it has answered.
+    /// Counts responses.
     answers: AtomicU64,
-    /// It has failed again and again, and has not answered since.
+    /// The circuit breaker opened, and the upstream has not responded since.
     doubted: AtomicBool,
-    /// How often in a row it has refused to say what it offers, and has done nothing else that it was asked.
+    /// Consecutive error responses to listings, reset by any successful request.
     refusals: AtomicU32,
-    /// How often in a row it was of another revision, as it seemed, when it was asked that.
+    /// Consecutive listings that the upstream rejected as one of another revision would.
     strange: AtomicU32,
     silence: patience::Silence,
-    /// It has not answered a greeting at all, or did not live long after one of the newest revision.
+    /// The last handshake got no response, or the process exited right after a modern handshake.
     mute: AtomicBool,
-    /// Something that it refers to is not there.
+    /// A secret or variable that the configuration refers to is missing.
     lacks: AtomicBool,
-    /// What it lacked is there.
+    /// Notified when the missing references exist.
     retry: Notify,
     last_words: Mutex<std::collections::VecDeque<String>>,
     pub(super) stop: CancellationToken,
@@ -212,26 +212,26 @@ impl Link {
         link
     }
 
-    /// Whether it is the one that a configuration speaks of.
+    /// Returns whether the supervisor runs this configuration.
     pub(super) fn is_for(&self, upstream: &Upstream) -> bool {
-        // References are compared by what they come to, and by what was taken of them when it was connected to.
+        // References are compared by their current value and by the value used for the connection.
         self.upstream.is_same(upstream)
     }
 
-    /// Waits until it has answered or failed.
+    /// Waits until the first attempt to connect succeeded or failed.
     pub(super) async fn settled(&self) {
         let mut status = self.status.subscribe();
         let _ = status.wait_for(|status| *status != Status::Starting).await;
     }
 
-    /// Ends it, and what was started for it.
+    /// Stops the supervisor and its child process.
     pub(crate) async fn end(&self) {
         self.stop.cancel();
         let mut ended = self.ended.subscribe();
         let _ = tokio::time::timeout(Duration::from_secs(10), ended.wait_for(|ended| *ended)).await;
     }
 
-    /// Starts it, watches it, and starts it again.
+    /// Connects, watches the connection, and reconnects with backoff.
     async fn supervise(self: Arc<Self>) {
         let mut tries: u32 = 0;
         while !self.stop.is_cancelled() {
@@ -251,9 +251,9 @@ impl Link {
                     Status::Down { since, why: before, .. } => (*since, *before != why),
                     _ => (now, true),
                 };
-                // Said once, and again when it is another reason.
+                // Log each reason once.
                 if news {
-                    tracing::warn!(upstream = self.upstream.name, why, "an upstream is away");
+                    tracing::warn!(upstream = self.upstream.name, why, "upstream is down");
                 }
                 *status = Status::Down { since, why, next };
             });
@@ -266,9 +266,9 @@ impl Link {
         self.ended.send_replace(true);
     }
 
-    /// One life of it. Says why it ended.
+    /// Runs one connection, and returns why it ended.
     async fn once(self: &Arc<Self>, tries: &mut u32) -> String {
-        // Without what it refers to nothing is started.
+        // Do not connect while a reference is missing.
         let missing = self.upstream.lacks();
         self.lacks.store(!missing.is_empty(), Ordering::Relaxed);
         if !missing.is_empty() {
@@ -279,18 +279,18 @@ impl Link {
             Err(why) => return why,
         };
         let peer = connection.service.peer().clone();
-        // What it says now is asked of it now.
+        // Cached responses could be outdated.
         peer.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
         let listed = tokio::select! {
             listed = self.list(&peer) => listed.map_err(offer::Unlisted::why),
-            () = self.stop.cancelled() => Err("toolgate ends it".to_owned()),
+            () = self.stop.cancelled() => Err("toolgate is stopping".to_owned()),
         };
         if let Err(why) = listed {
-            // A program that has answered the greeting and ends at what comes next may do better in the words of the other era.
+            // A program that exits right after a modern handshake may work with the older protocol.
             let ended = connection.child.is_some() && connection.over.is_cancelled();
             self.mute.store(ended && is_modern(&peer), Ordering::Relaxed);
             let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
-            return format!("it does not say what it offers: {why}");
+            return format!("cannot list its tools: {why}");
         }
         self.trust();
         let generation = u64::from(self.starts.load(Ordering::Relaxed));
@@ -298,9 +298,9 @@ impl Link {
         *lock(&self.standing) = Some(Arc::new(Standing { generation, peer: peer.clone(), straight }));
         let begun = tokio::time::Instant::now();
         self.status.send_replace(Status::Up { since: Timestamp::now() });
-        tracing::info!(upstream = self.upstream.name, "an upstream is there");
+        tracing::info!(upstream = self.upstream.name, "upstream is up");
         let why = self.watch(&connection.service, &connection.over, &peer, generation).await;
-        // One that lives for a moment at a time is given more and more time.
+        // Connections that keep failing early increase the backoff.
         if begun.elapsed() > STEADY {
             *tries = 0;
         }
@@ -313,7 +313,7 @@ impl Link {
         why
     }
 
-    /// Until something is wrong with it.
+    /// Watches a connection until it fails, and returns the reason.
     async fn watch(
         self: &Arc<Self>,
         service: &rmcp::service::RunningService<RoleClient, Ears>,
@@ -327,7 +327,7 @@ impl Link {
         let mut look = tokio::time::interval(Duration::from_millis(50));
         let mut listed: Option<tokio::time::Instant> = None;
         let mut passed_over = 0;
-        // What is asked takes its time, and nothing else waits for it.
+        // Listings run concurrently with the other branches.
         let mut asking: Asking<'_> = None;
         let mut changes = Box::pin(async {
             self.say_level(peer).await;
@@ -336,44 +336,45 @@ impl Link {
         });
         loop {
             tokio::select! {
-                () = &mut changes => return "it has hung up".to_owned(),
-                () = over.cancelled() => return "it has hung up".to_owned(),
+                () = &mut changes => return "the server closed the connection".to_owned(),
+                () = over.cancelled() => return "the server closed the connection".to_owned(),
                 () = self.stop.cancelled() => {
-                    // Who is listened to waits for us: it is told that nobody listens any more.
+                    // Close the subscriptions first: many servers do not exit while a client
+                    // listens.
                     let _ = tokio::time::timeout(GOODBYE, &mut changes).await;
-                    return "toolgate ends it".to_owned();
+                    return "toolgate is stopping".to_owned();
                 }
-                () = async { drop(again.wait_for(|lost| *lost >= generation).await) } => return "it has lost the thread".to_owned(),
+                () = async { drop(again.wait_for(|lost| *lost >= generation).await) } => return "the server lost the session".to_owned(),
                 said = answer(&mut asking) => {
                     asking = None;
                     if let Err(why) = said {
                         return why;
                     }
                 }
-                // However often it says that something has changed.
+                // Limit the rate of listings, however often changes are announced.
                 () = self.relist.notified(), if asking.is_none() && listed.is_none_or(|at| at.elapsed() > SOONEST) => {
                     listed = Some(tokio::time::Instant::now());
-                    asking = Some(self.list_or_work(peer, "it does not say what it offers").boxed());
+                    asking = Some(self.list_or_work(peer, "cannot list its tools").boxed());
                 }
                 _ = look.tick() => {
                     if service.is_closed() || peer.is_transport_closed() {
-                        return "it has hung up".to_owned();
+                        return "the server closed the connection".to_owned();
                     }
                 }
                 _ = pulse.tick() => {
                     if let Some(straight) = self.standing().as_ref().and_then(|standing| standing.straight.as_ref()) {
                         straight.sweep();
                     }
-                    // What it offers is looked at again, also where it says nothing of a change.
+                    // List again even without a notification: it also is the health check.
                     if asking.is_none() && patience::is_due(&mut passed_over, self.is_busy()) {
-                        asking = Some(self.list_or_work(peer, "it does not answer").boxed());
+                        asking = Some(self.list_or_work(peer, "health check failed").boxed());
                     }
                 }
             }
         }
     }
 
-    /// It is somebody else than it was: its session is lost.
+    /// Ends a connection whose session was lost.
     pub(super) fn lost(&self, generation: u64) {
         self.again.send_if_modified(|lost| {
             let news = generation > *lost;
@@ -382,7 +383,7 @@ impl Link {
         });
     }
 
-    /// Whether its token may have run out, and another can be had: not one that was just fetched.
+    /// Returns whether the access token may have expired and can be fetched again.
     pub(super) fn may_renew(&self) -> bool {
         let renews = matches!(&self.upstream.reach, Reach::Url { credentials: Credentials::Client { .. }, .. });
         let fresh = |since: &Timestamp| Duration::try_from(Timestamp::now().duration_since(*since)).is_ok_and(|age| age < TOKEN);
@@ -400,29 +401,28 @@ impl Link {
         }
     }
 
-    /// Why, with the last that it said itself.
+    /// Adds the last line of standard error to a reason.
     fn with_last_words(&self, why: String) -> String {
         let words: Vec<String> = std::mem::take(&mut *lock(&self.last_words)).into();
         let why = self.upstream.without_secrets(&why);
         match words.last().filter(|word| !word.is_empty()) {
-            // It never was: whoever was to start it says so.
-            Some(word) if word.starts_with('`') && word.contains("` cannot be started: ") => word.clone(),
-            Some(word) => format!("{why} (it said: {})", word.chars().take(200).collect::<String>()),
+            Some(word) if *word == why => why,
+            Some(word) => format!("{why} (stderr: {})", word.chars().take(200).collect::<String>()),
             None => why,
         }
     }
 
-    /// Whom to talk to.
+    /// Returns the peer of the current connection.
     pub(crate) fn peer(&self) -> Option<Peer<RoleClient>> {
         self.standing().map(|standing| standing.peer.clone())
     }
 
-    /// The connection that stands.
+    /// The current connection.
     pub(super) fn standing(&self) -> Option<Arc<Standing>> {
         lock(&self.standing).clone()
     }
 
-    /// Since when nobody can be talked to, where that is so.
+    /// Returns since when the upstream is not connected.
     pub(super) fn away_since(&self) -> Timestamp {
         *lock(&self.away_since)
     }
@@ -449,21 +449,21 @@ impl Link {
         }
     }
 
-    /// Whom a request of the upstream is for.
+    /// Returns the client channel that a request or message of the upstream belongs to.
     pub(crate) async fn line_of(&self, origin: Option<&RequestId>) -> Option<ToClient> {
         self.routes.of(origin).await
     }
 
-    /// Whose progress it is.
+    /// Returns the client channel that a progress token belongs to.
     pub(crate) async fn line_by_token(&self, token: &ProgressToken) -> Option<ToClient> {
         self.routes.by_token(token).await
     }
 }
 
-/// A question that is not answered yet.
+/// A listing in progress.
 type Asking<'q> = Option<BoxFuture<'q, Result<(), String>>>;
 
-/// What comes of a question, where there is one.
+/// Waits for the listing in progress, or forever if there is none.
 async fn answer(asking: &mut Asking<'_>) -> Result<(), String> {
     match asking {
         Some(asking) => asking.await,
@@ -471,7 +471,7 @@ async fn answer(asking: &mut Asking<'_>) -> Result<(), String> {
     }
 }
 
-/// Whether it is of 2026-07-28 or later.
+/// Returns whether the connection uses revision 2026-07-28 or later.
 pub(super) fn is_modern(peer: &Peer<RoleClient>) -> bool {
     peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
 }

@@ -1,4 +1,4 @@
-//! What is said beside calls: what an upstream is asked for, and that lists or resources have changed.
+//! Handles everything beside calls: paged lists, notifications, and resource subscriptions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,23 +18,26 @@ use super::handler::Trouble;
 use super::link::{Fault, Link, is_modern};
 use crate::gateway::lock;
 
-/// The most that a list of an upstream may hold, in entries, pages and bytes.
+/// The limits on a list of an upstream, in entries, pages and bytes.
 const LONGEST_LIST: usize = 10_000;
 const MOST_PAGES: usize = 1_000;
 const MOST_BYTES: usize = 32 << 20;
-/// How many bytes all addresses have together that it is asked to tell of: it is asked in one message.
+/// The maximum total length of subscribed URIs. They are sent in one message.
 pub(crate) const MOST_WANTED: usize = 1 << 20;
-/// How soon it is asked again to tell of changes, at first and at last; and where it does not seem to know that.
+/// The shortest and longest retry delay of a subscription request, and the delay for servers that
+/// seem not to support subscriptions.
 const SOON: Duration = Duration::from_secs(1);
 const LATE: Duration = Duration::from_secs(60);
 const SELDOM: Duration = Duration::from_secs(600);
-/// Who was listened to for so long can be.
+/// A subscription that lasted this long resets the retry delay.
 const STEADY: Duration = Duration::from_secs(10);
-/// Many servers, rmcp's among them, do not end for seconds when they are hung up on in the very moment after they have said that they
-/// will tell.
+/// The minimum age of a subscription before it is closed.
+///
+/// Many servers, including rmcp's, hang for seconds if the stream closes right after the
+/// subscription was confirmed.
 const SETTLED: Duration = Duration::from_millis(50);
 
-/// What somebody wants to hear of, and how much that is to ask for.
+/// The URIs of subscribed resources, and their total length.
 #[derive(Clone, Default)]
 pub(crate) struct Wanted {
     uris: BTreeSet<String>,
@@ -50,19 +53,19 @@ impl Wanted {
         self.uris.iter()
     }
 
-    /// How many bytes the addresses have.
+    /// Returns the total length of the URIs.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it was not there.
+    /// Adds a URI, and returns whether it is new.
     fn insert(&mut self, uri: &str) -> bool {
         let is_new = self.uris.insert(uri.to_owned());
         self.bytes += if is_new { uri.len() } else { 0 };
         is_new
     }
 
-    /// Whether it was there.
+    /// Removes a URI, and returns whether it was present.
     fn remove(&mut self, uri: &str) -> bool {
         let was_there = self.uris.remove(uri);
         self.bytes -= if was_there { uri.len() } else { 0 };
@@ -70,7 +73,7 @@ impl Wanted {
     }
 }
 
-/// What it is asked to tell of: resources, or its lists.
+/// Builds the filter of a subscription: the given resources, or the lists if none is given.
 fn filter(wanted: &[String]) -> SubscriptionFilter {
     if wanted.is_empty() {
         return SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
@@ -80,7 +83,7 @@ fn filter(wanted: &[String]) -> SubscriptionFilter {
     filter
 }
 
-/// What is said next over a subscription, if there is one.
+/// Waits for the next notification, or forever without a subscription.
 async fn next(heard: &mut Option<Subscription>) -> Result<Option<ServerNotification>, ServiceError> {
     match heard {
         Some(heard) => heard.next().await,
@@ -88,7 +91,7 @@ async fn next(heard: &mut Option<Subscription>) -> Result<Option<ServerNotificat
     }
 }
 
-/// At a moment, if there is one.
+/// Waits until a time, or forever without one.
 async fn at(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
@@ -96,7 +99,7 @@ async fn at(due: Option<Instant>) {
     }
 }
 
-/// A list that may come in pages, and whether that is all of it.
+/// Reads all pages of a list, and returns whether the list is complete.
 pub(super) async fn pages<T: Serialize, L, F: Future<Output = Result<L, ServiceError>>>(
     ask: impl Fn(Option<PaginatedRequestParams>) -> F,
     read: impl Fn(L) -> (Vec<T>, Option<String>),
@@ -112,7 +115,7 @@ pub(super) async fn pages<T: Serialize, L, F: Future<Output = Result<L, ServiceE
             }
             all.push(one);
         }
-        // Some say with a cursor without a letter that there is no more.
+        // Some servers mark the last page with an empty cursor.
         match next.filter(|next| !next.is_empty()) {
             None => return Ok((all, true)),
             Some(next) if cursor.as_ref() == Some(&next) => break,
@@ -123,26 +126,29 @@ pub(super) async fn pages<T: Serialize, L, F: Future<Output = Result<L, ServiceE
 }
 
 impl Link {
-    /// Who knew from which level on log messages are wanted is told so again. One of 2026-07-28 is told with each request.
+    /// Restores the log level on a new connection. Since 2026-07-28 each request carries the level.
     pub(super) async fn say_level(&self, peer: &Peer<RoleClient>) {
         let level = *lock(&self.level);
         let Some(level) = level.filter(|_| !is_modern(peer) && self.offer().capabilities.logging.is_some()) else { return };
         let _ = tokio::time::timeout(Duration::from_secs(5), peer.set_level(SetLevelRequestParams::new(level))).await;
     }
 
-    /// What was wanted of the connection before is wanted of this one.
+    /// Restores resource subscriptions on a new connection.
     pub(super) async fn subscribe_again(&self, peer: &Peer<RoleClient>) {
         let modern = is_modern(peer);
         let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
         for uri in wanted.into_iter().filter(|_| !modern) {
             let _ = tokio::time::timeout(Duration::from_secs(5), peer.subscribe(SubscribeRequestParams::new(uri.clone()))).await;
-            // It may have changed while nobody heard.
+            // The resource may have changed while the upstream was not connected.
             self.updated(uri);
         }
     }
 
-    /// Hears of changes from one of 2026-07-28, until it is to end: those before say them unasked. Of lists and of resources apart: which
-    /// resources there are, clients say, and one that it does not like is not to silence the rest.
+    /// Subscribes to changes until the upstream stops. Older revisions notify without a
+    /// subscription.
+    ///
+    /// Lists and resources have separate subscriptions: clients choose the resources, and a
+    /// rejected one must not disable list notifications.
     pub(super) async fn hear_changes(&self, peer: &Peer<RoleClient>) {
         if !is_modern(peer) {
             return self.stop.cancelled().await;
@@ -150,13 +156,13 @@ impl Link {
         tokio::join!(self.hear_of(peer, false), self.hear_of(peer, true));
     }
 
-    /// Hears of changes of lists, or of resources that somebody wants to hear of.
+    /// Keeps one subscription open: for lists, or for subscribed resources.
     async fn hear_of(&self, peer: &Peer<RoleClient>, resources: bool) {
         let mut heard: Option<Subscription> = None;
         let (mut patience, mut begun) = (SOON, Instant::now());
-        // When to ask; and whether something may have been said that nobody heard, as while it was away.
+        // When to subscribe next, and whether a notification may have been missed meanwhile.
         let (mut due, mut deaf) = (Some(Instant::now()), self.starts.load(Ordering::Relaxed) > 1);
-        // Whether it has ever let itself be listened to.
+        // Whether a subscription ever succeeded.
         let mut knows = false;
         loop {
             if !self.stop.is_cancelled() && due.is_some_and(|due| due <= Instant::now()) {
@@ -167,7 +173,7 @@ impl Link {
                     (heard, deaf) = (None, false);
                 } else if let Some(opened) = self.listen_anew(peer, filter(&wanted), &mut heard).await {
                     deaf |= before && heard.is_none();
-                    // What was said over the one before has come before this.
+                    // Handle what is left of the old subscription before the new one.
                     while let Some(said) = heard.as_mut().and_then(|before| before.next().now_or_never()) {
                         if !self.pass_on(said) {
                             break;
@@ -179,7 +185,7 @@ impl Link {
                         wanted.into_iter().for_each(|uri| self.updated(uri));
                     }
                 } else {
-                    // It may not know this at all; then there is nothing to hear, and it is not asked often.
+                    // The server may not support subscriptions, so try rarely.
                     due = Instant::now().checked_add(if resources || knows { patience } else { SELDOM });
                     patience = (patience * 2).min(LATE);
                     deaf |= heard.is_none();
@@ -188,7 +194,7 @@ impl Link {
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => {
-                    // Many do not end while somebody listens.
+                    // Many servers do not exit while a subscription is open.
                     if let Some(mut heard) = heard {
                         let _ = heard.cancel().await;
                         tokio::time::sleep(SETTLED.saturating_sub(begun.elapsed())).await;
@@ -200,7 +206,7 @@ impl Link {
                 said = next(&mut heard) => {
                     if !self.pass_on(said) {
                         (heard, deaf) = (None, true);
-                        // One that ends again and again is not asked all the time.
+                        // Back off if the subscription keeps ending early.
                         patience = if begun.elapsed() > STEADY { SOON } else { patience };
                         due = Instant::now().checked_add(patience);
                         patience = (patience * 2).min(LATE);
@@ -210,7 +216,7 @@ impl Link {
         }
     }
 
-    /// Asks to be told of changes, and hears meanwhile what is said to whoever asked before.
+    /// Opens a subscription while still receiving from the old one.
     async fn listen_anew(
         &self,
         peer: &Peer<RoleClient>,
@@ -230,7 +236,7 @@ impl Link {
         }
     }
 
-    /// Passes on what was said; whether more may be.
+    /// Dispatches a notification, and returns whether the subscription is still open.
     fn pass_on(&self, said: Result<Option<ServerNotification>, ServiceError>) -> bool {
         match said {
             Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => self.updated(updated.params.uri),
@@ -240,18 +246,20 @@ impl Link {
         true
     }
 
-    /// What it answers to a question that is no call, when a seat is free and within its time; whether it does is noted. That others
-    /// have all seats is not its fault. Who is left alone is not asked.
+    /// Sends a request that is not a call, within the concurrency limit and the timeout.
+    ///
+    /// The result counts for the circuit breaker, but waiting for a slot does not. If the breaker
+    /// is open, the request is not sent.
     pub(crate) async fn asked<T>(&self, question: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ServiceError> {
         if self.rests().is_some() {
-            let message = "the upstream has failed again and again, and is left alone for a while; try again later";
+            let message = "the upstream failed repeatedly and its circuit breaker is open; try again later";
             return Err(ServiceError::McpError(ErrorData::internal_error(message, None)));
         }
         let (timeout, generation) = (self.upstream.timeout, self.standing().map(|standing| standing.generation));
-        let full = || ErrorData::internal_error("the upstream has as many calls as it takes; try again later", None);
+        let full = || ErrorData::internal_error("the upstream is at its concurrency limit; try again later", None);
         let seat = tokio::time::timeout(timeout, self.seats.acquire()).await;
         let _seat = seat.map_err(|_| ServiceError::McpError(full()))?.map_err(|_| ServiceError::TransportClosed)?;
-        // What it asks back now may be about this, and is for no client of a call.
+        // A request of the upstream may now belong to this question instead of to the only call.
         let _other = self.routes.other();
         let said = tokio::time::timeout(timeout, question).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
         let trouble = match &said {
@@ -259,19 +267,19 @@ impl Link {
             _ => None,
         };
         match (&said, trouble, generation) {
-            // It is connected to anew, with a new token.
+            // Reconnect with a new access token.
             (_, Some(Trouble::Status(401, _)), Some(generation)) if self.may_renew() => self.lost(generation),
-            // Or anew, because it does not know its session any more.
+            // Reconnect, because the server lost the session.
             (_, Some(Trouble::Lost), Some(generation)) => self.lost(generation),
-            // Who is turned away does not keep all others from it.
+            // A rejected request does not count against the upstream.
             (_, Some(Trouble::Status(..)), _) => {}
             (Err(ServiceError::Timeout { .. }), _, Some(generation)) => self.failed(generation, Fault::Late),
-            // Whose only stream is over is started again by whoever watches it.
+            // The supervisor notices the end of the only stream.
             (Err(ServiceError::TransportClosed), ..) if self.has_one_stream() => {}
             (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed), _, Some(generation)) => {
                 self.failed(generation, Fault::Broken);
             }
-            // Nobody was there to begin with.
+            // The upstream was not connected in the first place.
             (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => {}
             (Ok(_), ..) => self.served(),
             _ => self.answered(),
@@ -279,15 +287,17 @@ impl Link {
         said
     }
 
-    /// A resource of it has changed. What nobody wants to hear of is not passed on.
+    /// Publishes a change of a resource if a client is subscribed to it.
     pub(crate) fn updated(&self, uri: String) {
         if lock(&self.wanted).contains(&uri) {
             let _ = self.updates.send((self.upstream.name.clone(), uri));
         }
     }
 
-    /// Tells it whether anybody wants to hear of a resource, as that is when its turn comes. Goes on whoever waits for it. What is
-    /// promised stays wanted where it is away.
+    /// Subscribes to a resource or unsubscribes, as `wanted` says when its turn comes.
+    ///
+    /// The request continues if the caller stops waiting. If `promised`, the subscription is kept
+    /// while the upstream is down.
     pub(crate) async fn heed(
         self: &Arc<Self>,
         uri: String,
@@ -306,7 +316,7 @@ impl Link {
         let news = {
             let mut wanted = lock(&self.wanted);
             if wants && !wanted.contains(uri) && wanted.bytes() + uri.len() > MOST_WANTED {
-                let full = ErrorData::internal_error("too much is wanted of the upstream already; try again later", None);
+                let full = ErrorData::internal_error("too many resource subscriptions for this upstream; try again later", None);
                 return Err(ServiceError::McpError(full));
             }
             if wants { wanted.insert(uri) } else { wanted.remove(uri) }
@@ -327,7 +337,7 @@ impl Link {
                 (false, false) => peer.unsubscribe(UnsubscribeRequestParams::new(uri)).await,
             };
             match told {
-                // It is connected to anew.
+                // The supervisor reconnects.
                 Err(ServiceError::TransportSend(why)) if matches!(Trouble::of(&why), Trouble::Lost) => {
                     self.lost(standing.generation);
                     Err(ServiceError::TransportClosed)
@@ -337,7 +347,7 @@ impl Link {
         };
         let told = tokio::time::timeout(timeout, told).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
         match told {
-            // It is told when it is connected to again.
+            // The subscription is restored after reconnecting.
             Err(ServiceError::TransportClosed) if wants && promised => Ok(()),
             Err(error) => {
                 if wants {
@@ -363,7 +373,7 @@ mod tests {
         };
         assert_eq!(pages_of(["", "b"]).await, (vec![false], true));
         assert_eq!(pages_of(["a", ""]).await, (vec![false, true], true));
-        // Who goes round in circles has no end.
+        // A repeated cursor means that the list is not complete.
         assert!(!pages_of(["a", "a"]).await.1);
     }
 }

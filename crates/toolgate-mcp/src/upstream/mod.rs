@@ -1,4 +1,5 @@
-//! MCP servers that toolgate is a client of: each supervised on its own, so that one that dies takes nobody along.
+//! Connects to upstream MCP servers and supervises each one separately, so that a failing upstream
+//! does not affect the others.
 
 mod connect;
 mod handler;
@@ -31,7 +32,7 @@ pub(crate) use scan::{is_invisible, is_plain};
 pub use shadows::look_for_shadows;
 
 impl Health {
-    /// Why what its new tools look like cannot be written down, where that is so: they are held back, and nobody can accept them.
+    /// Returns why new tools cannot be pinned. Such tools are quarantined and cannot be accepted.
     #[must_use]
     pub fn unwritten(&self) -> Option<&str> {
         self.held.iter().flat_map(|change| &change.why).find_map(|why| match why {
@@ -40,7 +41,9 @@ impl Health {
         })
     }
 
-    /// The tools that do not fit the configuration, each with why: nobody can accept them, and something has to be mended.
+    /// Returns the tools that do not fit the configuration, each with the reason.
+    ///
+    /// These tools cannot be accepted until the configuration or the upstream is fixed.
     pub fn unfit(&self) -> impl Iterator<Item = (&str, &str)> {
         self.held.iter().filter_map(|change| {
             let why = change.why.iter().find_map(|why| if let Suspicion::Unfit { why } = why { Some(why.as_str()) } else { None })?;
@@ -49,24 +52,25 @@ impl Health {
     }
 }
 
-/// All upstreams of a configuration.
+/// The upstreams of a configuration.
 #[derive(Clone)]
 pub struct Upstreams {
     links: Arc<BTreeMap<String, Arc<Link>>>,
     updates: Updates,
 }
 
-/// How upstreams are started.
+/// Options for starting upstreams.
 #[derive(Debug, Clone, Default)]
 pub struct Starting {
-    /// Where it is kept what tools looked like when they were first seen. In memory only, unless said.
+    /// The directory of the pin files [default: keep pins in memory].
     pub pins: Option<PathBuf>,
-    /// A program that sees to it that child processes end with this one; see [`enter_if_asked`](crate::enter_if_asked).
+    /// A program that kills child processes when this process ends; see
+    /// [`enter_if_asked`](crate::enter_if_asked).
     pub launcher: Option<PathBuf>,
 }
 
 impl Upstreams {
-    /// Starts all of a configuration, and waits until each has answered or failed once, or the time is over.
+    /// Starts all upstreams, and waits until each one answered or failed once, at most for `wait`.
     pub async fn start(config: &Config, starting: &Starting, wait: Duration) -> std::io::Result<Self> {
         let updates = Updates::new(256);
         let mut opened = Vec::new();
@@ -74,7 +78,7 @@ impl Upstreams {
             opened.push((upstream, Pins::open(starting.pins.as_deref(), upstream)?));
         }
         let mut links = BTreeMap::new();
-        // Nothing is started before all that can fail has been done.
+        // Do everything that can fail before starting a process.
         for (upstream, pins) in opened {
             links.insert(upstream.name.clone(), Link::start(upstream.clone(), pins, starting.launcher.clone(), updates.clone()));
         }
@@ -85,17 +89,17 @@ impl Upstreams {
         Ok(all)
     }
 
-    /// How each of them is.
+    /// Returns the health of each upstream.
     #[must_use]
     pub fn health(&self) -> Vec<Health> {
         self.links.values().map(|link| link.health()).collect()
     }
 
-    /// The same, with the tools that do not fit a configuration.
+    /// Returns the health of each upstream, including tools that do not fit the configuration.
     #[must_use]
     pub fn health_with(&self, unfit: &[Unfit]) -> Vec<Health> {
         let mut all = self.health();
-        // One that is awaited is told by its upstream, which is away, or holds it back itself.
+        // Skip awaited tools: their upstream is down or already lists the tool as quarantined.
         for one in unfit.iter().filter(|one| !one.awaited) {
             let Some(health) = all.iter_mut().find(|health| health.name == one.upstream) else { continue };
             let why = Suspicion::Unfit { why: one.why.clone() };
@@ -108,7 +112,7 @@ impl Upstreams {
         all
     }
 
-    /// A tool that is what it was, and is held back.
+    /// Describes an unchanged tool that is quarantined.
     fn change(&self, unfit: &Unfit, why: Suspicion) -> Change {
         let offered = self.links.get(&unfit.upstream).map(|link| link.offer());
         let now = offered.iter().flat_map(|offer| &offer.tools).find(|tool| tool.name == unfit.tool);
@@ -116,12 +120,12 @@ impl Upstreams {
         Change { upstream: unfit.upstream.clone(), tool: unfit.tool.clone(), before: Some(now.clone()), now, why: vec![why] }
     }
 
-    /// Where it is told that a resource has changed.
+    /// Returns the channel for resource updates.
     pub(crate) const fn updates(&self) -> &Updates {
         &self.updates
     }
 
-    /// One of them.
+    /// Returns an upstream by name.
     pub(crate) fn link(&self, name: &str) -> Option<&Arc<Link>> {
         self.links.get(name)
     }
@@ -130,7 +134,10 @@ impl Upstreams {
         self.links.values()
     }
 
-    /// Takes over what is the same in another configuration, so that a reload ends no call. What is new is waited for until `enough`.
+    /// Builds the upstreams of a new configuration, reusing unchanged ones so that their calls go
+    /// on.
+    ///
+    /// New upstreams are awaited until `enough` completes.
     pub(crate) async fn renewed(&self, config: &Config, starting: &Starting, enough: impl Future<Output = ()>) -> std::io::Result<Self> {
         let mut opened = Vec::new();
         for upstream in &config.upstreams {
@@ -147,7 +154,7 @@ impl Upstreams {
                 }
                 (None, Some(pins)) => {
                     let link = Link::start(upstream.clone(), pins, starting.launcher.clone(), self.updates.clone());
-                    // What was wanted of the one before is wanted of this one.
+                    // Carry over subscriptions and the log level.
                     if let Some(before) = self.links.get(&upstream.name) {
                         let wanted = crate::gateway::lock(&before.wanted).clone();
                         *crate::gateway::lock(&link.wanted) = wanted;
@@ -168,18 +175,18 @@ impl Upstreams {
         Ok(Self { links: Arc::new(links), updates: self.updates.clone() })
     }
 
-    /// Ends those that another set does not have.
+    /// Stops the upstreams that are not in `others`, each once it is idle.
     pub(crate) async fn end_but(&self, others: &Self, patience: Duration) {
         let gone = self.links.values().filter(|link| !others.links.values().any(|other| Arc::ptr_eq(link, other)));
         futures_util::future::join_all(gone.map(|link| link.end_when_idle(patience))).await;
     }
 
-    /// Ends all of them: no child process is left.
+    /// Stops all upstreams and their child processes.
     pub async fn end(&self) {
         futures_util::future::join_all(self.links.values().map(|link| link.end())).await;
     }
 
-    /// Holds back tools whose words speak of another upstream's.
+    /// Quarantines tools that mention another upstream's tool.
     pub(crate) fn look_for_shadows(&self, config: &Config) {
         let names = shadows::Names::of(config, self.links.values().map(|link| (&link.upstream, &link.pins)));
         self.links.values().for_each(|link| link.hold_shadows(&names));
@@ -207,19 +214,21 @@ impl Backend for Upstreams {
     }
 }
 
-/// What is offered and was never accepted.
+/// Returns the tools that were never accepted.
 fn held(pins: &Pins) -> Vec<String> {
     pins.changes().into_iter().filter(|change| change.before.is_none()).map(|change| change.tool).collect()
 }
 
-/// What is known of a configuration's upstreams from before, without asking them: for looking at it, not for running anything.
+/// The accepted tools of a configuration's upstreams, read from the pin files.
+///
+/// Serves to inspect a configuration without connecting. Calls cannot run.
 pub struct Known(BTreeMap<String, (Vec<Remote>, Vec<String>)>);
 
 impl Known {
-    /// Reads what was accepted.
+    /// Reads the pin files.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// A pin file cannot be read.
     pub fn of(config: &Config, pins: &std::path::Path) -> std::io::Result<Self> {
         let mut known = BTreeMap::new();
         for upstream in &config.upstreams {

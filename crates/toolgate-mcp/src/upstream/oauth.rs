@@ -1,5 +1,7 @@
-//! Tokens for upstreams by client credentials (OAuth 2.1). Where only the issuer is named, it says itself where it gives them
-//! (RFC 8414); the secret goes there, and to nobody else, whatever an upstream says.
+//! Fetches access tokens for upstreams with the client credentials grant (OAuth 2.1).
+//!
+//! If only the issuer is configured, its metadata names the token endpoint (RFC 8414). The secret
+//! is sent only there, whatever the upstream's metadata says.
 
 use std::time::Duration;
 
@@ -8,10 +10,10 @@ use reqwest::{Client, Url};
 use serde_json::Value;
 use toolgate::config::{Reference, TokenSource};
 
-/// How long one question may take.
+/// The timeout of one HTTP request.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Who asks, and for what.
+/// A request for an access token.
 pub(super) struct Asking<'a> {
     pub(super) source: &'a TokenSource,
     pub(super) client_id: &'a Reference,
@@ -20,10 +22,10 @@ pub(super) struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// A token for an upstream.
+    /// Fetches a token for an upstream.
     pub(super) async fn token(&self, client: &Client, upstream: &str) -> Result<String, String> {
         let (id, secret) = (self.client_id.take()?, self.client_secret.take()?);
-        self.fetch(client, upstream, &id, &secret).await.map_err(|why| format!("no token: {why}"))
+        self.fetch(client, upstream, &id, &secret).await.map_err(|why| format!("cannot get an access token: {why}"))
     }
 
     async fn fetch(&self, client: &Client, upstream: &str, id: &str, secret: &str) -> Result<String, String> {
@@ -48,20 +50,20 @@ impl Asking<'_> {
         }
         let (status, answer) = ask(request.form(&form)).await?;
         if status != 200 {
-            return Err(format!("the token service answered with status {status}"));
+            return Err(format!("the token endpoint answered with status {status}"));
         }
-        text(&answer, "access_token").ok_or_else(|| "the token service gave none".to_owned())
+        text(&answer, "access_token").ok_or_else(|| "the token endpoint returned no `access_token`".to_owned())
     }
 }
 
-/// RFC 6749, 2.3.1: what stands in the header is encoded as it would be in a form.
+/// Encodes a credential for the `Authorization` header (RFC 6749, section 2.3.1).
 fn encoded(text: &str) -> String {
     url::form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
-/// What an upstream says of the tokens that it wants (RFC 9728).
+/// The protected resource metadata of an upstream (RFC 9728).
 struct Wants {
-    /// How it calls itself.
+    /// The resource identifier.
     resource: String,
     scope: Option<String>,
 }
@@ -72,29 +74,29 @@ impl Wants {
         let request = client.get(own.clone()).header(ACCEPT, "application/json, text/event-stream").timeout(PATIENCE);
         let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
         let challenge = answer.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
-        // Whoever does not refuse may go on talking for ever.
+        // Close the response: a server that does not reject it may stream forever.
         drop(answer);
-        // It tells of itself, not of others.
+        // Use only metadata of the same origin.
         let named = parameter(&challenge, "resource_metadata").and_then(|url| Url::parse(&url).ok());
         let places = named.filter(|url| url.origin() == own.origin()).into_iter().chain(well_known(&own, "oauth-protected-resource"));
         let Some(metadata) = first(client, places).await? else {
-            // It says nothing, and gets a token for its address.
+            // Without metadata, the URL is the resource identifier.
             return Ok(Self { resource: bare(&own), scope: parameter(&challenge, "scope") });
         };
-        let resource = text(&metadata, "resource").ok_or("the upstream does not say how it calls itself")?;
+        let resource = text(&metadata, "resource").ok_or("the resource metadata of the upstream has no `resource`")?;
         if !Url::parse(&resource).is_ok_and(|resource| covers(&resource, &own)) {
-            return Err(format!("the upstream calls itself `{}`, which it is not", cut(&resource)));
+            return Err(format!("the resource metadata of the upstream names another resource: `{}`", cut(&resource)));
         }
         let issuers = texts(&metadata, "authorization_servers");
         if !issuers.iter().any(|named| named.trim_end_matches('/') == issuer.trim_end_matches('/')) {
-            return Err(format!("the upstream takes tokens of `{}`, not of the issuer `{issuer}`", cut(&issuers.join("`, `"))));
+            return Err(format!("the upstream accepts tokens of `{}`, not of the issuer `{issuer}`", cut(&issuers.join("`, `"))));
         }
         let all = texts(&metadata, "scopes_supported").join(" ");
         Ok(Self { resource, scope: parameter(&challenge, "scope").or((!all.is_empty()).then_some(all)) })
     }
 }
 
-/// An address as a name: without what may be secret in it (RFC 8707).
+/// Returns a URL as resource identifier, without parts that may be secret (RFC 8707).
 fn bare(address: &Url) -> String {
     let mut bare = address.clone();
     bare.set_query(None);
@@ -103,7 +105,7 @@ fn bare(address: &Url) -> String {
     bare.to_string()
 }
 
-/// Words of others, as far as anybody reads them.
+/// Truncates text of a server for an error message.
 fn cut(text: &str) -> String {
     let mut words: String = text.chars().take(200).collect();
     if words.len() < text.len() {
@@ -112,16 +114,16 @@ fn cut(text: &str) -> String {
     words
 }
 
-/// Whether what is called so is an address, or what it stands in.
+/// Returns whether a resource identifier is the address or a parent path of it.
 fn covers(resource: &Url, address: &Url) -> bool {
     let (outer, inner) = (resource.path().trim_end_matches('/'), address.path());
     resource.origin() == address.origin() && inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Where an issuer gives tokens, and how it wants to hear who asks (RFC 8414).
+/// The token endpoint of an issuer, and how clients authenticate there (RFC 8414).
 struct Service {
     token_endpoint: String,
-    /// In the form, not in the header.
+    /// Send the credentials in the form instead of the header.
     in_form: bool,
 }
 
@@ -131,7 +133,7 @@ impl Service {
         let own_place = |what: &str| well_known(&own, what).into_iter().next();
         let mut places: Vec<Url> = ["oauth-authorization-server", "openid-configuration"].into_iter().filter_map(own_place).collect();
         places.extend(Url::parse(&format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'))));
-        let (mut metadata, mut why) = (None, format!("`{issuer}` does not say where it gives tokens; name it with `token_url`"));
+        let (mut metadata, mut why) = (None, format!("cannot find the metadata of the issuer `{issuer}`; set `token_url`"));
         for place in places {
             let Some(said) = first(client, [place]).await.unwrap_or_default() else { continue };
             let named = text(&said, "issuer").unwrap_or_default();
@@ -139,25 +141,25 @@ impl Service {
                 metadata = Some(said);
                 break;
             }
-            why = format!("`{issuer}` says that it is `{}`", cut(&named));
+            why = format!("the metadata of the issuer `{issuer}` names another issuer: `{}`", cut(&named));
         }
         let metadata = metadata.ok_or(why)?;
-        let token_endpoint = text(&metadata, "token_endpoint").ok_or_else(|| format!("`{issuer}` does not say where it gives tokens"))?;
-        // What is said in private is not sent in the open.
+        let token_endpoint = text(&metadata, "token_endpoint").ok_or_else(|| format!("the metadata of the issuer `{issuer}` has no `token_endpoint`"))?;
+        // Never send a secret unencrypted if the issuer uses HTTPS.
         if own.scheme() == "https" && !token_endpoint.starts_with("https://") {
-            return Err(format!("`{issuer}` gives tokens at `{}`, which is not encrypted", cut(&token_endpoint)));
+            return Err(format!("the token endpoint of the issuer `{issuer}` is not encrypted: `{}`", cut(&token_endpoint)));
         }
         let methods = texts(&metadata, "token_endpoint_auth_methods_supported");
         let takes = |method: &str| methods.iter().any(|known| known == method);
         let in_form = takes("client_secret_post") && !takes("client_secret_basic");
         if !in_form && !methods.is_empty() && !takes("client_secret_basic") {
-            return Err(format!("`{issuer}` takes no secret, but {}", cut(&methods.join(", "))));
+            return Err(format!("the issuer `{issuer}` does not support client secrets, only {}", cut(&methods.join(", "))));
         }
         Ok(Self { token_endpoint, in_form })
     }
 }
 
-/// Where it is said what is known of an address: for its path, and for all of the host.
+/// Returns the well-known URLs of an address: for its path, and for the host.
 fn well_known(address: &Url, what: &str) -> Vec<Url> {
     let at = |path: &str| address.join(&format!("/.well-known/{what}{path}")).ok();
     let path = address.path().trim_end_matches('/');
@@ -165,7 +167,7 @@ fn well_known(address: &Url, what: &str) -> Vec<Url> {
     at(path).into_iter().chain(root).collect()
 }
 
-/// The first of some places that has something to say.
+/// Returns the first JSON object that one of the URLs returns.
 async fn first(client: &Client, places: impl IntoIterator<Item = Url>) -> Result<Option<Value>, String> {
     for place in places {
         let (status, said) = ask(client.get(place).header(ACCEPT, "application/json").timeout(PATIENCE)).await?;
@@ -176,7 +178,7 @@ async fn first(client: &Client, places: impl IntoIterator<Item = Url>) -> Result
     Ok(None)
 }
 
-/// A status, and what is said with it; nothing where that is no JSON.
+/// Sends a request, and returns the status and the JSON body; null if the body is not JSON.
 async fn ask(request: reqwest::RequestBuilder) -> Result<(u16, Value), String> {
     let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
     let status = answer.status().as_u16();
@@ -192,7 +194,7 @@ fn texts(value: &Value, key: &str) -> Vec<String> {
     value.get(key).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// A parameter of a challenge, as in `Bearer scope="a b", error="x"`.
+/// Returns a parameter of a challenge such as `Bearer scope="a b", error="x"`.
 fn parameter(challenge: &str, name: &str) -> Option<String> {
     let mut rest = challenge.trim_start().split_once(' ').map_or("", |(_, parameters)| parameters);
     loop {

@@ -1,4 +1,5 @@
-//! What tools looked like when they were first seen. One that looks otherwise is held back until somebody has accepted it.
+//! Pins tool definitions: a tool that differs from its accepted definition is quarantined until a
+//! person accepts it.
 
 mod kept;
 #[cfg(test)]
@@ -20,64 +21,67 @@ use super::scan::{Suspicion, scan, words};
 use super::shadows::Names;
 use kept::{Stamp, Taken};
 
-/// What is known of an upstream's tools.
+/// The pins of one upstream, as stored in the pin file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Known {
     upstream: String,
     tools: BTreeMap<String, Pin>,
-    /// What the own upstream has offered by each name when it did so last: this decides what is called. How a tool looks now as the file
-    /// has it, others may have found, with another version behind them.
+    /// The last definition that this process received from its own upstream, by tool name.
+    ///
+    /// Calls depend on this map. `Pin::seen` can come from another process, whose upstream may have
+    /// another version.
     #[serde(skip)]
     own: HashMap<String, Offered>,
 }
 
-/// What the own upstream offers by one name.
+/// A definition that this process's own upstream offers under one name.
 #[derive(Debug, Clone)]
 struct Offered {
     tool: Tool,
     digest: Digest,
-    /// It has offered two by this name: nobody knows which of them is called.
+    /// The upstream offers two definitions under this name, so the called one is unknown.
     ambiguous: bool,
 }
 
 impl Offered {
-    /// Whether it is what was accepted.
+    /// Returns whether this is the accepted definition.
     fn is(&self, accepted: Option<Digest>) -> bool {
         !self.ambiguous && accepted == Some(self.digest)
     }
 }
 
-/// What is known of one tool.
+/// The pin of one tool.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Pin {
-    /// As it was accepted; `None` where it never was.
+    /// The accepted definition; `None` if the tool was never accepted.
     accepted: Option<Tool>,
-    /// Its digest, once it was asked for.
+    /// The digest of `accepted`, computed on first use.
     #[serde(skip)]
     known_digest: std::sync::OnceLock<Option<Digest>>,
-    /// As it looks now, where that is something else, to whoever has found so last.
+    /// The differing definition that a process saw last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seen: Option<Tool>,
-    /// Why somebody should look at it.
+    /// Why a person has to review the tool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     why: Vec<Suspicion>,
     first: Timestamp,
-    /// What a person was shown of it last, as a digest: only that can be accepted.
+    /// The digest of the definition that was last shown to a person. Only this one can be accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shown: Option<Digest>,
-    /// What a person has accepted of it last, as a digest.
+    /// The digest of the definition that a person accepted last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     vouched: Option<Digest>,
 }
 
 impl Pin {
-    /// What was accepted, as a digest.
+    /// Returns the digest of the accepted definition.
     fn digest(&self) -> Option<Digest> {
         *self.known_digest.get_or_init(|| self.accepted.as_ref().map(digest))
     }
 
-    /// What is to be kept of a tool that the own upstream offers, where that is something else than what is known of it. With what it has
-    /// offered by this name before.
+    /// Returns the new pin if the offered definition differs from the stored pin.
+    ///
+    /// `before` is the digest that the own upstream offered under this name before.
     fn of(known: Option<&Self>, now: &Offered, before: Option<Digest>) -> Option<Self> {
         let Some(pin) = known else {
             let why = scan(&now.tool);
@@ -88,30 +92,33 @@ impl Pin {
         };
         let (seen, is_news) = (pin.seen.as_ref().map(digest), before != Some(now.digest));
         if now.is(pin.digest()) {
-            // What was found before it was looked at from here is over, and so is what was found here. What others find meanwhile is not.
+            // A difference that was stored before this process looked, or that this process found
+            // itself, is resolved. A difference that another process finds meanwhile is not.
             let is_over = seen.is_some() && is_news && (before.is_none() || before == seen);
             return is_over.then(|| Self { seen: None, why: Vec::new(), ..pin.clone() });
         }
-        // Of two that find different things, the last is told, and the other once that is settled: neither takes turns with the other.
+        // If two processes see different definitions, the stored one stays until it is resolved.
+        // Otherwise the two processes would overwrite each other forever.
         let is_told = seen == Some(now.digest) || (seen.is_some() && !is_news);
         (!is_told).then(|| Self { seen: Some(now.tool.clone()), why: scan(&now.tool), ..pin.clone() })
     }
 }
 
-/// The most that is kept of one upstream, in tools and in bytes. Nothing is forgotten to make room: what was accepted once could come back
-/// as something else.
+/// The limits on what is stored for one upstream, in tools and in bytes.
+///
+/// Pins are never evicted: a tool that was accepted once could come back changed.
 const MOST_TOOLS: usize = 20_000;
 const MOST_BYTES: usize = 96 << 20;
 
 impl Known {
-    /// Whether what an upstream offers now can be kept beside all that it has offered before.
+    /// Returns whether the offered tools fit beside all stored pins.
     fn has_room_for(&self, tools: &[Tool]) -> bool {
         let long = |tool: &Tool| serde_json::to_vec(tool).map_or(0, |text| text.len());
         let is_new = |tool: &&Tool| {
             let pin = self.tools.get(&*tool.name);
             pin.is_none_or(|pin| pin.accepted.as_ref() != Some(*tool) && pin.seen.as_ref() != Some(*tool))
         };
-        // As nearly always.
+        // Fast path: nothing is new.
         if !tools.iter().any(|tool| is_new(&tool)) {
             return true;
         }
@@ -121,7 +128,7 @@ impl Known {
         names <= MOST_TOOLS && kept + more <= MOST_BYTES
     }
 
-    /// A list by its names. Where two have one name, the one that nobody has accepted.
+    /// Indexes a list by name. If two tools share a name, the unaccepted definition wins.
     fn offered(&self, tools: &[Tool]) -> BTreeMap<String, Offered> {
         let mut offered = BTreeMap::<String, Offered>::new();
         for tool in tools {
@@ -142,30 +149,32 @@ impl Known {
         offered
     }
 
-    /// What the own upstream offers otherwise than it was accepted, and is not told.
+    /// Returns the definitions of the own upstream that differ from the accepted ones and are not
+    /// stored as such.
     fn untold(&self) -> Vec<Offered> {
         let is_untold = |(name, now): &(&String, &Offered)| Pin::of(self.tools.get(*name), now, Some(now.digest)).is_some();
         self.own.iter().filter(is_untold).map(|(_, now)| now.clone()).collect()
     }
 
-    /// Holds back what speaks of another upstream's tool. Whether there is anything that was not known.
+    /// Quarantines tools that mention another upstream's tool. Returns whether any of it is new.
     fn hold_shadows(&mut self, own: &Upstream, names: &Names<'_>) -> bool {
         let mut found = false;
         for pin in self.tools.values_mut() {
             let is_told = pin.why.iter().any(|why| matches!(why, Suspicion::Shadow { .. }));
-            // Nobody is asked twice.
+            // Do not ask again about a definition that a person accepted.
             let vouched = |tool: &&Tool| pin.vouched.is_some_and(|vouched| vouched == digest(tool));
             let speaks = |tool: &Tool, since| names.another(own, since, &words(tool));
-            // What has changed says it now, however long there was a tool of that name.
+            // A changed definition counts as of now, however old the tool name is.
             let seen = pin.seen.as_ref().filter(|tool| !is_told && !vouched(tool)).and_then(|tool| speaks(tool, Timestamp::now()));
-            // The upstream of another instance may still be as it was accepted, so that is looked at, too.
+            // Check the accepted definition too: the upstream of another process may still offer
+            // it.
             let accepted = pin.accepted.as_ref().filter(|tool| !vouched(tool)).and_then(|tool| speaks(tool, pin.first));
             found |= seen.is_some() || accepted.is_some();
             pin.why.extend(seen.map(|tool| Suspicion::Shadow { tool }));
             if let Some(tool) = accepted {
                 let accepted = pin.accepted.take();
                 pin.known_digest.take();
-                // Where there is something else to look at, that comes first.
+                // A pending change is reviewed first.
                 if pin.seen.is_none() {
                     pin.seen = accepted;
                     pin.why.push(Suspicion::Shadow { tool });
@@ -176,39 +185,39 @@ impl Known {
     }
 }
 
-/// The tools of one upstream as they were accepted.
+/// The pinned tools of one upstream.
 pub struct Pins {
     file: Option<PathBuf>,
     known: Mutex<Known>,
-    /// How the file was when it was read.
+    /// The state of the file when it was last read.
     stamp: Mutex<Option<Stamp>>,
-    /// New tools that would be accepted if they could be written down, and why they cannot be.
+    /// New tools that could not be stored and are therefore not accepted, and the reason.
     unwritten: Mutex<(String, Vec<Tool>)>,
 }
 
-/// A tool that is held back, and why.
+/// A quarantined tool and the reasons.
 #[derive(Debug, Clone, Serialize)]
 pub struct Change {
     /// The upstream.
     pub upstream: String,
     /// The tool.
     pub tool: String,
-    /// As it was accepted; nothing where it is new.
+    /// The accepted definition; absent if the tool is new.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<Value>,
-    /// As it looks now.
+    /// The current definition.
     pub now: Value,
-    /// What is odd about it.
+    /// The findings about the tool.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub why: Vec<Suspicion>,
 }
 
-/// What was accepted.
+/// The result of accepting tools.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Accepted {
-    /// These tools.
+    /// The accepted tools.
     pub tools: Vec<String>,
-    /// Tools that nobody was shown as they are now: see [`Pins::show`].
+    /// Tools whose current definition was not shown yet: see [`Pins::show`].
     pub unseen: Vec<String>,
 }
 
@@ -229,12 +238,12 @@ fn changes(known: &Known) -> Vec<Change> {
     known.tools.iter().filter_map(one).collect()
 }
 
-/// What is held back, as it looks now.
+/// Returns the quarantined tools with their current definitions.
 fn held(known: &Known) -> Vec<(String, Tool)> {
     known.tools.iter().filter_map(|(name, pin)| Some((name.clone(), pin.seen.clone()?))).collect()
 }
 
-/// Everything about a tool that a model or a client goes by.
+/// Returns the digest of all parts of a tool that a model or a client depends on.
 pub(super) fn digest(tool: &Tool) -> Digest {
     let mut written = serde_json::to_value(tool).unwrap_or_default();
     if let Some(fields) = written.as_object_mut() {
@@ -246,10 +255,13 @@ pub(super) fn digest(tool: &Tool) -> Digest {
 }
 
 impl Pins {
-    /// Reads what is known of an upstream. What cannot be read is not begun anew: somebody may have broken it on purpose.
+    /// Reads the pins of an upstream.
+    ///
+    /// An unreadable file is an error. It is never replaced, because it may have been damaged on
+    /// purpose.
     ///
     /// # Errors
-    /// The file is there and cannot be read.
+    /// The file exists and cannot be read.
     pub fn open(directory: Option<&Path>, upstream: &Upstream) -> io::Result<Self> {
         let file = directory.map(|directory| directory.join(format!("{}.json", upstream.name)));
         let known = Known { upstream: upstream.name.clone(), ..Known::default() };
@@ -258,7 +270,7 @@ impl Pins {
         Ok(pins)
     }
 
-    /// The file that it is kept in.
+    /// Returns the path of the pin file.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
@@ -266,25 +278,26 @@ impl Pins {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
         if let Err(error) = self.read() {
-            tracing::error!(%error, "what tools looked like cannot be read");
+            tracing::error!(%error, "cannot read the pin file");
         }
         crate::gateway::lock(&self.known)
     }
 
-    /// Takes note of what an upstream offers now. What is new and harmless is accepted once it is written down; what has changed is held
-    /// back. Whether the file has something else to tell than before.
+    /// Records what the upstream offers now. Returns whether the set of quarantined tools changed.
+    ///
+    /// New tools without findings are accepted once they are stored. Changed tools are quarantined.
     ///
     /// # Errors
-    /// It has offered more than anybody keeps.
+    /// The upstream has offered more than can be stored.
     pub(super) fn note(&self, tools: &[Tool]) -> Result<bool, String> {
         let turn = self.enter();
         let mut known = self.lock();
         if !known.has_room_for(tools) {
-            return Err(format!("since it was first seen it has offered more than {MOST_TOOLS} tools, or {MOST_BYTES} bytes of them"));
+            return Err(format!("the upstream has offered more than {MOST_TOOLS} tools or {MOST_BYTES} bytes of tools since it was pinned"));
         }
         let offered = known.offered(tools);
         let Known { tools: pins, own, .. } = &mut *known;
-        // What it offers no more is not forgotten: it is called as it was accepted, or not at all.
+        // Keep removed tools: a tool is called as it was accepted or not at all.
         own.retain(|name, _| pins.contains_key(name));
         let with_before = |(name, now): (String, Offered)| {
             let before = own.insert(name, now.clone());
@@ -294,7 +307,7 @@ impl Pins {
         Ok(self.take(&mut known, offered, turn))
     }
 
-    /// Tries again to write down what could not be, and tells what another instance has taken for over.
+    /// Stores tools that could not be stored, and differences that another process resolved.
     pub(super) fn note_again(&self) {
         let is_told = self.lock().untold().is_empty();
         if is_told {
@@ -304,7 +317,7 @@ impl Pins {
         let mut known = self.lock();
         let untold = known.untold();
         let tools: Vec<Tool> = untold.iter().map(|now| now.tool.clone()).collect();
-        // Where it has offered too much meanwhile, that is told when it is asked.
+        // The next listing reports it if there is no room.
         if known.has_room_for(&tools) {
             let as_before = |now: Offered| {
                 let digest = now.digest;
@@ -314,7 +327,9 @@ impl Pins {
         }
     }
 
-    /// Keeps what the own upstream offers, with what it has offered by the same name before. Whether there is something else to tell.
+    /// Stores offered definitions, each with the digest that was offered under the name before.
+    ///
+    /// Returns whether the set of quarantined tools changed.
     fn take(&self, known: &mut Known, offered: Vec<(Offered, Option<Digest>)>, turn: Taken) -> bool {
         let (before, mut fresh) = (held(known), Vec::new());
         for (now, was) in offered {
@@ -330,7 +345,7 @@ impl Pins {
         let mut unwritten = crate::gateway::lock(&self.unwritten);
         *unwritten = match kept {
             Ok(()) => <(String, Vec<Tool>)>::default(),
-            // Nobody has ever seen them, then: they are as new the next time.
+            // The tools count as never seen, so the next listing treats them as new.
             Err(why) => {
                 fresh.iter().for_each(|tool| drop(known.tools.remove(&*tool.name)));
                 (why, fresh)
@@ -339,65 +354,70 @@ impl Pins {
         held(known) != before
     }
 
-    /// Holds back what speaks of another upstream's tool, though nobody has changed it; of what is held back already, that is said. All of
-    /// it is written down at once.
+    /// Quarantines tools that mention another upstream's tool, even if the tools did not change.
+    ///
+    /// Tools that are already quarantined get one more finding. All changes are stored at once.
     pub(super) fn hold_shadows(&self, own: &Upstream, names: &Names<'_>) {
         let found = self.lock().hold_shadows(own, names);
-        // What is not written down is looked for again after the next start.
+        // If storing fails, the check runs again after the next start.
         if found {
             let turn = self.enter();
             let mut known = self.lock();
-            // Another instance may have written something else meanwhile.
+            // Another process may have changed the file meanwhile.
             known.hold_shadows(own, names);
             let _ = self.keep(&known, turn);
         }
     }
 
-    /// The tools as they were accepted; `None` where nothing was ever seen.
+    /// Returns the accepted tools; `None` if no tool was ever seen.
     pub(super) fn accepted(&self) -> Option<Vec<Tool>> {
         let known = self.lock();
         (!known.tools.is_empty()).then(|| known.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
     }
 
-    /// The tools that were ever seen, when each was for the first time, and whether one is accepted.
+    /// Returns all tools that were ever seen, with the first time and whether one is accepted.
     pub(super) fn seen(&self) -> BTreeMap<String, (Timestamp, bool)> {
         let known = self.lock();
         known.tools.iter().map(|(name, pin)| (name.clone(), (pin.first, pin.accepted.is_some()))).collect()
     }
 
-    /// What a tool looked like when it was accepted.
+    /// Returns the digest of the accepted definition of a tool.
     pub(super) fn digest_of(&self, tool: &str) -> Option<Digest> {
         self.lock().tools.get(tool).and_then(|pin| pin.accepted.as_ref().map(digest))
     }
 
-    /// Whether a call of a tool says all of itself in its body: some want arguments in headers as well.
+    /// Returns whether calls of a tool need no `x-mcp-header` arguments in HTTP headers.
     pub(super) fn is_plain(&self, tool: &str) -> bool {
         let known = crate::gateway::lock(&self.known);
         let schema = known.tools.get(tool).and_then(|pin| pin.accepted.as_ref()).map(|tool| &tool.input_schema);
         schema.is_some_and(|schema| !crate::speaks_in_headers(schema))
     }
 
-    /// Whether a tool is now as it was when somebody looked at it: no other one is called in its place. What another instance has found does
-    /// not count, as its upstream may be of another version; unless the own one has never said what it has by that name.
+    /// Returns whether a tool still has the given accepted definition, so it may be called.
+    ///
+    /// Differences that another process found do not count, because its upstream may have another
+    /// version. They count only if the own upstream has not listed the tool yet.
     pub(super) fn holds(&self, tool: &str, accepted: Option<Digest>) -> bool {
         let known = crate::gateway::lock(&self.known);
         let Some(pin) = known.tools.get(tool).filter(|pin| accepted.is_some() && pin.digest() == accepted) else { return false };
         known.own.get(tool).map_or(pin.seen.is_none(), |now| now.is(accepted))
     }
 
-    /// The tools that were ever seen, by the names that the upstream has for them.
+    /// Returns the names of all tools that were ever seen, as the upstream spells them.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         self.lock().tools.keys().cloned().collect()
     }
 
-    /// What is held back: as far as the own upstream was asked, of it; else of whoever was asked last.
+    /// Returns the quarantined tools.
+    ///
+    /// If this process has listed its own upstream, that list decides. Otherwise the file does.
     #[must_use]
     pub fn changes(&self) -> Vec<Change> {
         let known = self.lock();
         let unwritten = crate::gateway::lock(&self.unwritten);
         let (why, tools) = &*unwritten;
-        // Another instance may have written them down meanwhile.
+        // Another process may have stored these tools meanwhile.
         let waiting = tools.iter().filter(|tool| !known.tools.contains_key(&*tool.name)).map(|tool| Change {
             upstream: known.upstream.clone(),
             tool: tool.name.to_string(),
@@ -409,10 +429,10 @@ impl Pins {
         changes(&known).into_iter().filter(|change| !is_as_accepted(&change.tool)).chain(waiting).collect()
     }
 
-    /// Accepts tools as they look now: one, or all. Says which.
+    /// Accepts the current definition of one tool or of all tools, and returns which.
     ///
     /// # Errors
-    /// It cannot be written down.
+    /// The pin file cannot be written.
     pub fn accept(&self, tool: Option<&str>) -> io::Result<Accepted> {
         let turn = self.enter();
         let mut known = self.lock();
@@ -434,13 +454,13 @@ impl Pins {
         Ok(accepted)
     }
 
-    /// What is held back, shown to a person: only what was shown can be accepted.
+    /// Returns the quarantined tools for display. Only definitions that were shown can be accepted.
     ///
     /// # Errors
-    /// It cannot be written down.
+    /// The pin file cannot be written.
     pub fn show(&self) -> io::Result<Vec<Change>> {
         let turn = self.enter();
-        // What is shown is what is noted as shown, whatever the upstream says meanwhile.
+        // Hold the lock, so that the recorded definitions are exactly the returned ones.
         let mut known = self.lock();
         let changes = changes(&known);
         for pin in known.tools.values_mut() {

@@ -1,4 +1,4 @@
-//! What went wrong with an upstream, in words for whoever runs it: where it is, and what it did.
+//! Describes connection errors for operators: the address and what happened.
 
 use std::error::Error;
 use std::io;
@@ -7,23 +7,23 @@ use rmcp::ServiceError;
 use rmcp::service::ClientInitializeError;
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 
-/// Why it could not be connected to.
+/// Describes why the handshake failed.
 pub(super) fn hello(error: &ClientInitializeError) -> String {
     match error {
         ClientInitializeError::ConnectionClosed(_) => ENDED.to_owned(),
         ClientInitializeError::TransportError { error, .. } => transport(error, ENDED),
-        ClientInitializeError::JsonRpcError(error) => format!("it does not want to talk: {} (code {})", error.message, error.code.0),
+        ClientInitializeError::JsonRpcError(error) => format!("the server rejected the handshake: {} (code {})", error.message, error.code.0),
         ClientInitializeError::NoCompatibleProtocolVersion { server_supported, .. } => {
             let known: Vec<&str> = server_supported.iter().map(rmcp::model::ProtocolVersion::as_str).collect();
-            format!("it only speaks revisions of the protocol that toolgate does not: {}", known.join(", "))
+            format!("the server supports only protocol revisions that toolgate does not support: {}", known.join(", "))
         }
         ClientInitializeError::LegacyFallbackFailed { fallback, .. } => hello(fallback),
-        ClientInitializeError::Cancelled => "it was not waited for".to_owned(),
-        _ => "it answered the greeting with something else".to_owned(),
+        ClientInitializeError::Cancelled => "the handshake was cancelled".to_owned(),
+        _ => "the server sent an unexpected response to the handshake".to_owned(),
     }
 }
 
-/// With which status it was turned away, where it was over HTTP.
+/// Returns the HTTP status of a rejected handshake.
 pub(super) fn status(error: &ClientInitializeError) -> Option<u16> {
     let mut cause: Option<&(dyn Error + 'static)> = match error {
         ClientInitializeError::TransportError { error, .. } => Some(error),
@@ -39,26 +39,28 @@ pub(super) fn status(error: &ClientInitializeError) -> Option<u16> {
     None
 }
 
-/// Why it did not answer.
+/// Describes why a request got no result.
 pub(super) fn question(error: &ServiceError) -> String {
     match error {
         ServiceError::McpError(error) => format!("{} (code {})", error.message, error.code.0),
         ServiceError::TransportSend(error) => unsent(error),
         ServiceError::TransportClosed => GONE.to_owned(),
-        ServiceError::Timeout { timeout } => format!("not within {timeout:?}"),
+        ServiceError::Timeout { timeout } => format!("no response within {timeout:?}"),
         other => other.to_string(),
     }
 }
 
-/// Why a request did not get through. Its own words would name the whole address, and in some addresses stands a key.
+/// Describes why a request could not be sent.
+///
+/// The library's own text would contain the whole URL, which may contain a key.
 pub(super) fn unsent(error: &(dyn Error + 'static)) -> String {
     transport(error, GONE)
 }
 
-const ENDED: &str = "it ended, or closed its output, before it had said hello";
-const GONE: &str = "it has hung up";
+const ENDED: &str = "the server exited or closed its output before the handshake was complete";
+const GONE: &str = "the server closed the connection";
 
-/// What happened on the way. The first cause that says something is the one.
+/// Describes the first cause that is understood.
 fn transport(error: &(dyn Error + 'static), ended: &str) -> String {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -76,7 +78,7 @@ fn transport(error: &(dyn Error + 'static), ended: &str) -> String {
         }
         cause = error.source();
     }
-    // Whatever else it is, its own words are the innermost.
+    // For unknown errors, the innermost cause is the most specific.
     innermost(error).to_string()
 }
 
@@ -90,20 +92,20 @@ fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'stat
 fn http(error: &StreamableHttpError<reqwest::Error>) -> String {
     let status = |status: u16| match status {
         401 | 403 => {
-            format!("it answers with HTTP {status}: it wants credentials, or others (`bearer`, `oauth` or `headers` of the upstream)")
+            format!("the server answered HTTP {status}: credentials are missing or wrong; set `bearer`, `oauth` or `headers` of the upstream")
         }
-        404 | 405 => format!("it answers with HTTP {status}: there is no MCP at this address; look at the path of `url`"),
-        _ => format!("it answers with HTTP {status}"),
+        404 | 405 => format!("the server answered HTTP {status}: no MCP endpoint at this address; check the path of `url`"),
+        _ => format!("the server answered HTTP {status}"),
     };
     match error {
         StreamableHttpError::Client(error) => request(error),
         StreamableHttpError::HttpStatus(error) => status(error.status),
-        StreamableHttpError::SessionExpired => "it does not know its session any more".to_owned(),
+        StreamableHttpError::SessionExpired => "the server no longer knows the session".to_owned(),
         StreamableHttpError::UnexpectedContentType(kind) => {
-            format!("it answers with {}, which is no MCP; look at the path of `url`", kind.as_deref().unwrap_or("something"))
+            format!("the server answered with {}, not with MCP; check the path of `url`", kind.as_deref().unwrap_or("no content type"))
         }
-        StreamableHttpError::UnexpectedServerResponse(_) => "it answers with something that is no MCP".to_owned(),
-        StreamableHttpError::UnexpectedEndOfStream => "it broke off in the middle of its answer".to_owned(),
+        StreamableHttpError::UnexpectedServerResponse(_) => "the server answered with an invalid MCP message".to_owned(),
+        StreamableHttpError::UnexpectedEndOfStream => "the response ended early".to_owned(),
         other => other.to_string(),
     }
 }
@@ -112,8 +114,8 @@ fn request(error: &reqwest::Error) -> String {
     let place = error.url().map(|url| url.origin().ascii_serialization()).unwrap_or_default();
     let cause = innermost(error);
     match (error.is_connect(), error.is_timeout()) {
-        (_, true) => format!("{place} does not answer in time"),
-        (true, _) => format!("{place} cannot be reached: {cause}"),
-        _ => format!("the connection to {place} broke: {cause}"),
+        (_, true) => format!("{place} did not respond in time"),
+        (true, _) => format!("cannot reach {place}: {cause}"),
+        _ => format!("the connection to {place} failed: {cause}"),
     }
 }

@@ -1,4 +1,4 @@
-//! What an upstream says in the middle of a call, and who hears it.
+//! Routes messages that an upstream sends during a call to the client of the call.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,15 +18,15 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::link::{Link, is_modern};
 
-/// Who asks, and what it calls how far the answer is.
+/// The upstream that asks a question, and its progress token for the answer.
 pub(crate) type Asker = (Peer<RoleClient>, ProgressToken);
 
-/// Where to answer.
+/// The reply channel of a question.
 pub(crate) struct Reply<T> {
     to: oneshot::Sender<Result<T, ErrorData>>,
-    /// Who wants to hear how far the answer is.
+    /// Where to report progress of the answer.
     pub(crate) asker: Option<Asker>,
-    /// Counted until it is answered.
+    /// Counts the question as open until it is dropped.
     question: Option<Question>,
 }
 
@@ -36,30 +36,30 @@ impl<T> Reply<T> {
         (Self { to, asker, question: None }, answer)
     }
 
-    /// Answers. Perhaps nobody wants to know any more.
+    /// Sends the answer. The receiver may be gone.
     pub(crate) fn send(self, answer: Result<T, ErrorData>) {
         drop(self.question);
         let _ = self.to.send(answer);
     }
 
-    /// Until nobody wants to know any more.
+    /// Waits until the asker no longer waits for the answer.
     pub(crate) async fn unwanted(&mut self) {
         self.to.closed().await;
     }
 }
 
-/// What an upstream says while it works on a call.
+/// A message that an upstream sends during a call.
 pub(crate) enum FromUpstream {
     Progress(ProgressNotificationParam),
     Log(LoggingMessageNotificationParam),
     Elicit(Box<ElicitRequestParams>, Reply<ElicitResult>),
     Sample(Box<CreateMessageRequestParams>, Reply<CreateMessageResult>),
     Roots(Reply<ListRootsResult>),
-    /// What one of 2026-07-28 wants to know, all at once.
+    /// All questions of an upstream of revision 2026-07-28.
     Inputs(InputRequests, Reply<InputResponses>),
 }
 
-/// What the client of a call was asked by the upstream and has not answered.
+/// Counts the questions of an upstream that the client of a call has not answered.
 #[derive(Clone, Default)]
 pub(super) struct Asked(Arc<AtomicUsize>);
 
@@ -74,7 +74,7 @@ impl Asked {
     }
 }
 
-/// One of these, until it is answered or nobody is left to answer it.
+/// An open question. Dropping it decrements the count.
 struct Question(Arc<AtomicUsize>);
 
 impl Drop for Question {
@@ -83,18 +83,18 @@ impl Drop for Question {
     }
 }
 
-/// The way from an upstream to the client of a call.
+/// The channel from an upstream to the client of a call.
 #[derive(Clone)]
 pub(crate) struct ToClient {
     to: mpsc::Sender<FromUpstream>,
     asked: Asked,
 }
 
-/// The client did not hear it.
+/// The message was not delivered to the client.
 pub(crate) struct Missed;
 
 impl ToClient {
-    /// Passes on what is said. A client that does not keep up misses some of it.
+    /// Forwards a message. A client that reads too slowly misses messages.
     pub(crate) fn try_send(&self, mut said: FromUpstream) -> Result<(), Missed> {
         let question = || Some(self.asked.one_more());
         match &mut said {
@@ -108,10 +108,10 @@ impl ToClient {
     }
 }
 
-/// The longest word in the middle of a call that waits for its client: many may wait.
+/// The maximum size of a message that is buffered for a client, in bytes.
 pub(super) const LONGEST_WORD: usize = 64 << 10;
 
-/// Whether something that an upstream says is short enough to wait for a client.
+/// Returns whether a message is small enough to be buffered for a client.
 pub(crate) fn is_short(said: &impl Serialize) -> bool {
     struct Room(usize);
     impl io::Write for Room {
@@ -127,39 +127,39 @@ pub(crate) fn is_short(said: &impl Serialize) -> bool {
     serde_json::to_writer(Room(LONGEST_WORD), said).is_ok()
 }
 
-/// The line from the client of a call to its upstream: it travels with the call.
+/// The data and channel of a call's client, passed along with the call.
 pub(crate) struct Line {
     pub(crate) to_client: mpsc::Sender<FromUpstream>,
-    /// Metadata of the request, as the client sent it.
+    /// The metadata of the client's request.
     pub(crate) meta: rmcp::model::RequestMetaObject,
-    /// What the client can do.
+    /// The client's capabilities.
     pub(crate) capabilities: ClientCapabilities,
-    /// How much it wants to hear of what goes on; `None` is nothing.
+    /// The minimum log level that the client wants; `None` for no log messages.
     pub(crate) level: Option<LoggingLevel>,
-    /// What the upstream answered, word for word.
+    /// The unmodified result of the upstream.
     pub(crate) answered: Mutex<Option<(serde_json::Value, Box<rmcp::model::CallToolResult>)>>,
 }
 
-/// What is under way, and who hears of it.
+/// A request in progress, and the client that receives its messages.
 struct Route {
-    /// Tells it from others of the same name: names begin anew with each connection.
+    /// A unique number, because request ids start again with each connection.
     number: u64,
     token: ProgressToken,
     line: ToClient,
     is_call: bool,
 }
 
-/// The calls that are under way at one upstream, and what else it is asked for clients.
+/// The requests in progress at one upstream.
 #[derive(Default)]
 pub(super) struct Routes {
-    /// Held while a request is sent, so that no word about it comes too early.
+    /// Locked while a request is sent, so that its route exists before its first message.
     calls: tokio::sync::Mutex<HashMap<RequestId, Route>>,
-    /// Questions under way that have no line to a client.
+    /// The number of requests in progress that have no client channel.
     others: AtomicUsize,
     next: AtomicU64,
 }
 
-/// A question without a line to its client, for as long as it is under way.
+/// A request without a client channel. Dropping it decrements the count.
 pub(super) struct Other<'r>(&'r AtomicUsize);
 
 impl Drop for Other<'_> {
@@ -169,7 +169,7 @@ impl Drop for Other<'_> {
 }
 
 impl Routes {
-    /// Sends a request, and says by which number its route is closed, where it has one.
+    /// Sends a request, and returns the number of its route if it has one.
     pub(super) async fn open<T, E>(
         &self,
         line: Option<&Line>,
@@ -198,7 +198,7 @@ impl Routes {
         Ok((sent, number))
     }
 
-    /// Something is asked for somebody who cannot be asked back.
+    /// Counts a request without a client channel.
     pub(super) fn other(&self) -> Other<'_> {
         self.others.fetch_add(1, Ordering::SeqCst);
         Other(&self.others)
@@ -213,12 +213,15 @@ impl Routes {
 
     pub(super) async fn by_token(&self, token: &ProgressToken) -> Option<ToClient> {
         let calls = self.calls.lock().await;
-        // One of a connection that is gone may be left.
+        // Routes of an earlier connection may remain.
         let newest = calls.values().filter(|route| route.token == *token).max_by_key(|route| route.number);
         newest.map(|route| route.line.clone())
     }
 
-    /// Whom a request of the upstream is for: who asked what it came in answer to; else the only call there is, while nothing else is asked.
+    /// Returns the client for a message of the upstream.
+    ///
+    /// If the origin is known, that is the client of that request. Otherwise it is the client of
+    /// the only request in progress.
     pub(super) async fn of(&self, origin: Option<&RequestId>) -> Option<ToClient> {
         let calls = self.calls.lock().await;
         match origin {
@@ -232,7 +235,7 @@ impl Routes {
     }
 }
 
-/// Something that is no call, while it is waited for. Whoever stops waiting says so.
+/// A request in progress that is not a call. Dropping it early sends a cancellation.
 struct Waited {
     link: Arc<Link>,
     peer: Peer<RoleClient>,
@@ -249,7 +252,7 @@ impl Drop for Waited {
         runtime.spawn(async move {
             link.routes.close(&id, route).await;
             if !over {
-                let gone = CancelledNotificationParam::new(Some(id), Some("nobody waits for it any more".to_owned()));
+                let gone = CancelledNotificationParam::new(Some(id), Some("the caller no longer waits for the response".to_owned()));
                 let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
             }
         });
@@ -257,8 +260,9 @@ impl Drop for Waited {
 }
 
 impl Link {
-    /// Asks something that is no call, and tells whoever asks what is said on the way to the answer. One of 2026-07-28 is told with it from
-    /// which level on that is wanted to be heard.
+    /// Sends a request that is not a call, and forwards its progress and log messages.
+    ///
+    /// An upstream of revision 2026-07-28 receives the log level with the request.
     pub(crate) async fn ask(
         self: &Arc<Self>,
         peer: Peer<RoleClient>,

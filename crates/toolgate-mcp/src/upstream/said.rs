@@ -1,9 +1,11 @@
-//! What a result says.
+//! Converts a `CallToolResult` into the value that rules and callers see.
 
 use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
 use serde_json::{Value, json};
 
-/// Whether all that a result says is that something went wrong, as many servers say it: `Error: …`, `Database error: …`.
+/// Returns whether a successful result contains only an error text.
+///
+/// Many servers report failures that way: `Error: …`, `Database error: …`.
 pub(super) fn blurts(result: &CallToolResult) -> bool {
     let ([ContentBlock::Text(text)], None) = (result.content.as_slice(), &result.structured_content) else { return false };
     let Some((head, _)) = text.text.split_once(": ") else { return false };
@@ -13,14 +15,16 @@ pub(super) fn blurts(result: &CallToolResult) -> bool {
     matches!(last, "Error" | "error") && words.clone().count() <= 2 && words.all(|word| is_word(word) && !word.eq_ignore_ascii_case("no"))
 }
 
-/// The text of a result.
+/// Returns the concatenated text blocks of a result.
 pub(super) fn words(result: &CallToolResult) -> String {
     let texts = result.content.iter().filter_map(|block| block.as_text().map(|text| text.text.as_str()));
     texts.collect::<Vec<_>>().join("\n")
 }
 
-/// What a result says, as a value that rules can look into: what is structured; else JSON, where the text is some; else text. Of
-/// what is no text, a description.
+/// Returns the value of a result for rules.
+///
+/// The value is the structured content if there is any, else JSON if the text is JSON, else the
+/// text. Binary blocks are replaced by a description.
 pub(super) fn value_of(result: &CallToolResult) -> Value {
     if let Some(structured) = &result.structured_content {
         return structured.clone();
@@ -39,7 +43,7 @@ fn text_value(text: &str) -> Value {
     structured.then(|| toolgate::json::parse(text.as_bytes(), &bounds).ok()).flatten().unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-/// A part of a result, with a digest in place of what nobody reads.
+/// Describes a content block, with a digest in place of binary data.
 fn described(block: &ContentBlock) -> Value {
     let binary = |kind: &str, mime: Option<&str>, data: &str| json!({"type": kind, "mimeType": mime, "base64Length": data.len(), "sha256": toolgate::json::Digest::of(data.as_bytes()).to_string()});
     match block {

@@ -1,5 +1,7 @@
-//! The straight way to an upstream of 2026-07-28 over HTTP: such a call is one request and one answer, and needs no session, no
-//! worker and no task of its own. The connection is driven by whoever waits for the answer.
+//! Fast path for calls to upstreams of revision 2026-07-28 over plain HTTP.
+//!
+//! Such a call is one request and one response, and needs no session, worker or task. The future
+//! that waits for the response drives the connection.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -33,26 +35,28 @@ use super::route::{FromUpstream, LONGEST_WORD};
 use crate::bounded::{self, LONGEST, is_too_long};
 use crate::gateway::lock;
 
-/// How long a connection may take to stand.
+/// The timeout for opening a connection.
 const HELLO: Duration = Duration::from_secs(10);
-/// How long a connection is kept that nobody needs. Many servers hang up after five seconds, and what is sent at that moment is lost.
+/// How long an idle connection stays in the pool.
+///
+/// Many servers close idle connections after 5 s, and a request sent at that moment is lost.
 const KEPT: Duration = Duration::from_secs(4);
-/// Most connections that are kept.
+/// The maximum number of idle connections.
 const MOST: usize = 64;
 
 type Drive = Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>;
 
-/// A connection, and what drives it.
+/// An HTTP connection and the future that drives it.
 struct Wire {
     send: SendRequest<Full<Bytes>>,
-    /// Gone as soon as it has ended: then whoever waits for it hears of it.
+    /// `None` once the connection has ended. Waiting requests then fail.
     drive: Option<Drive>,
-    /// What may still come of the last answer: its end.
+    /// The unread end of the last response.
     rest: Option<Events>,
 }
 
 impl Wire {
-    /// Whether the next request can be sent.
+    /// Returns whether the connection can take the next request.
     fn stands(&mut self, context: &mut Context<'_>) -> bool {
         if !self.goes_on(context) {
             return false;
@@ -64,7 +68,7 @@ impl Wire {
                 Poll::Ready(Some(Err(_))) | Poll::Pending => return false,
             }
         }
-        // The end of one answer makes room for the next request.
+        // Reading the end of a response frees the connection.
         self.goes_on(context) && matches!(self.send.poll_ready(context), Poll::Ready(Ok(())))
     }
 
@@ -73,7 +77,7 @@ impl Wire {
     }
 }
 
-/// Where an upstream is, and what every request to it says.
+/// An HTTP client for calls to one upstream: address, headers, and idle connections.
 pub(super) struct Straight {
     host: String,
     port: u16,
@@ -83,25 +87,26 @@ pub(super) struct Straight {
     next: AtomicU64,
 }
 
-/// Why there is no result.
+/// Why a call on the fast path has no result.
 pub(super) enum Broken {
-    /// The upstream says so, in the words of the protocol.
+    /// The upstream returned a JSON-RPC error.
     Refused(ErrorData),
-    /// Nobody was there, and nothing was sent.
+    /// The connection could not be opened, and nothing was sent.
     Nobody(String),
-    /// It was turned away, and is to wait for so many milliseconds, where that is said.
+    /// The server rejected the request with a status, and a retry delay in milliseconds if given.
     Status(u16, Option<u64>),
-    /// The answer is longer than any may be.
+    /// The response exceeds the size limit.
     TooLong,
-    /// The answer cannot be understood.
+    /// The response is not valid.
     Unread(String),
-    /// It has answered with a status that does not say whether it was heard, and is to wait for so many milliseconds, where that is said.
+    /// The status does not say whether the request was executed. The second field is the retry
+    /// delay in milliseconds.
     Failing(u16, Option<u64>),
-    /// It may have been heard.
+    /// The request may have been executed.
     Unclear(String),
 }
 
-/// What is asked of a tool.
+/// The parameters of a `tools/call` request.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Params<'p> {
@@ -124,7 +129,7 @@ struct Asked<'p> {
     params: &'p Params<'p>,
 }
 
-/// Anything that an upstream says.
+/// Any JSON-RPC message from an upstream.
 #[derive(Deserialize)]
 struct Said<'s> {
     #[serde(borrow, default)]
@@ -139,21 +144,21 @@ struct Said<'s> {
     error: Option<ErrorData>,
 }
 
-/// What an upstream says in the middle of a call.
+/// A notification that arrives during a call.
 pub(super) enum Word {
-    /// To the client of the call.
+    /// For the client of the call.
     Client(FromUpstream),
-    /// Its lists have changed.
+    /// A list of the upstream changed.
     Lists,
-    /// A resource has changed.
+    /// A resource changed.
     Resource(String),
 }
 
 impl Straight {
-    /// For an address with everything that is sent along; `None` where this way does not lead there.
+    /// Creates a client for a URL; `None` if the fast path does not support the URL.
     pub(super) fn new(url: &str, custom: impl IntoIterator<Item = (HeaderName, HeaderValue)>, token: Option<&str>) -> Option<Self> {
         let url = url::Url::parse(url).ok()?;
-        // What is encrypted, or has a name and a password in its address, is for those who know what to make of it.
+        // TLS, and user names or passwords in the URL, are left to the general client.
         if url.scheme() != "http" || !url.username().is_empty() || url.password().is_some() {
             return None;
         }
@@ -188,8 +193,9 @@ impl Straight {
         })
     }
 
-    /// Calls a tool, and tells what is said meanwhile. Whoever stops waiting hangs up, which is how an upstream of this revision hears
-    /// that nobody waits any more.
+    /// Calls a tool, and passes notifications to `tell`.
+    ///
+    /// Dropping the future closes the connection, which cancels the request in this revision.
     pub(super) async fn call(&self, params: &Params<'_>, mut tell: impl FnMut(Word)) -> Result<ServerResult, Broken> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let asked = Asked { jsonrpc: "2.0", id, method: "tools/call", params };
@@ -208,7 +214,7 @@ impl Straight {
             let answer = match sent {
                 Ok(answer) => answer,
                 Err(mut failed) => match failed.take_message() {
-                    // It was hung up meanwhile, and nothing was sent: the next may stand.
+                    // The pooled connection was closed and nothing was sent, so try the next one.
                     Some(unsent) if kept => {
                         request = unsent;
                         continue;
@@ -224,12 +230,12 @@ impl Straight {
         }
     }
 
-    /// A connection that was kept and still stands.
+    /// Takes an idle connection that is still open.
     async fn take(&self) -> Option<Wire> {
         loop {
             let (since, mut wire) = lock(&self.kept).pop()?;
             if since.elapsed() > KEPT {
-                // All before it were kept for longer.
+                // All others in the stack are older.
                 lock(&self.kept).clear();
                 return None;
             }
@@ -247,20 +253,20 @@ impl Straight {
         }
     }
 
-    /// Lets go of connections that nobody has needed for a while.
+    /// Closes connections that were idle for too long.
     pub(super) fn sweep(&self) {
         lock(&self.kept).retain(|(since, _)| since.elapsed() <= KEPT);
     }
 
-    /// A connection to the first of its addresses that answers.
+    /// Connects to the first address of the host that responds.
     async fn connected(&self) -> Result<TcpStream, String> {
         let addresses = tokio::net::lookup_host((self.host.as_str(), self.port)).await.map_err(|error| error.to_string())?;
-        let mut why = "it has no address".to_owned();
+        let mut why = "the host name has no address".to_owned();
         for address in addresses {
             match tokio::time::timeout(HELLO / 4, TcpStream::connect(address)).await {
                 Ok(Ok(stream)) => return Ok(stream),
                 Ok(Err(error)) => why = error.to_string(),
-                Err(_) => why = format!("{address} does not answer"),
+                Err(_) => why = format!("{address} did not respond"),
             }
         }
         Err(why)
@@ -273,11 +279,11 @@ impl Straight {
             let (send, drive) = http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
             Ok(Wire { send, drive: Some(Box::pin(drive)), rest: None })
         });
-        standing.await.map_err(|_| format!("not within {HELLO:?}"))?
+        standing.await.map_err(|_| format!("no connection within {HELLO:?}"))?
     }
 }
 
-/// Drives a connection. One that has ended is let go: what was to be sent on it comes back unsent.
+/// Polls a connection, and drops it if it has ended. Unsent requests then return to the caller.
 fn goes_on<D: Future + Unpin>(drive: &mut Option<D>, context: &mut Context<'_>) -> bool {
     if drive.as_mut().is_some_and(|drive| Pin::new(drive).poll(context).is_ready()) {
         *drive = None;
@@ -285,7 +291,7 @@ fn goes_on<D: Future + Unpin>(drive: &mut Option<D>, context: &mut Context<'_>) 
     drive.is_some()
 }
 
-/// Waits for something that comes over a connection, and drives the connection meanwhile.
+/// Polls `work` while driving the connection.
 async fn driven<T, D: Future + Unpin>(drive: &mut Option<D>, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     poll_fn(move |context| {
@@ -298,7 +304,7 @@ async fn driven<T, D: Future + Unpin>(drive: &mut Option<D>, work: impl Future<O
     .await
 }
 
-/// What was answered, and what is left of the stream that it came in.
+/// A response and the unread rest of its stream.
 struct Heard {
     said: Result<ServerResult, Broken>,
     rest: Option<Events>,
@@ -306,7 +312,7 @@ struct Heard {
 
 type Events = BoxStream<'static, Result<Sse, SseError>>;
 
-/// Reads an answer. After an error nothing more can be heard on the connection.
+/// Reads a response. After an error the connection cannot be used any more.
 async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) -> Result<Heard, Broken> {
     let status = answer.status();
     let kind = answer.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
@@ -316,28 +322,28 @@ async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) 
         while let Some(event) = events.next().await {
             let event = event.map_err(|error| if is_too_long(&error) { Broken::TooLong } else { Broken::Unclear(error.to_string()) })?;
             let is_message = event.event.as_deref().is_none_or(|kind| matches!(kind, "" | "message"));
-            // An event may say nothing but that somebody is there.
+            // Empty events only keep the connection alive.
             let Some(text) = event.data.filter(|text| is_message && !text.trim().is_empty()) else { continue };
             if let Some(said) = understand(text.as_bytes(), id, true, tell) {
-                // Who has said everything often ends the stream a moment later.
+                // Many servers end the stream right after the response.
                 let over = matches!(futures_util::poll!(events.next()), Poll::Ready(None));
                 return Ok(Heard { said, rest: (!over).then_some(events) });
             }
         }
-        return Err(Broken::Unclear("it broke off in the middle of its answer".to_owned()));
+        return Err(Broken::Unclear("the response ended early".to_owned()));
     }
     let wait = crate::http::wait_of(answer.headers());
     let turned_away = (400..500).contains(&status.as_u16()) && status != StatusCode::REQUEST_TIMEOUT;
     let refused = || match turned_away {
         true => Broken::Status(status.as_u16(), wait),
-        false if status.is_success() => Broken::Unread("it answers with something that is no message".to_owned()),
+        false if status.is_success() => Broken::Unread("the response is not a JSON-RPC message".to_owned()),
         false => Broken::Failing(status.as_u16(), wait),
     };
-    // What nobody reads here may be an answer, whatever the status.
+    // An event stream with an error status is not read, but it may contain the result.
     if events && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
         return Err(Broken::Failing(status.as_u16(), wait));
     }
-    // Who is not let in is told so by the status alone.
+    // For 401, 403 and 429 the status alone decides.
     if !json || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
         return Err(refused());
     }
@@ -347,16 +353,18 @@ async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) 
         Err(error) => return Err(Broken::Unclear(error.to_string())),
     };
     let said = match understand(&text, id, status.is_success(), tell) {
-        // Some say with the status, too, how it went.
+        // Some servers also express the result by the status.
         Some(said) => said,
         None if !status.is_success() => Err(refused()),
-        None => Err(Broken::Unread("it answers something else than it was asked".to_owned())),
+        None => Err(Broken::Unread("the response does not match the request".to_owned())),
     };
     Ok(Heard { said, rest: None })
 }
 
-/// What a message says: the answer, or something on the way to it. An error without a name is that only where it was `taken` in, and so is
-/// what is no message.
+/// Interprets a message: the response, or a notification before it.
+///
+/// An error without an id, or an invalid message, is the response only if the request was accepted
+/// (`taken`).
 fn understand(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Word)) -> Option<Result<ServerResult, Broken>> {
     let said: Said<'_> = match serde_json::from_slice(text) {
         Ok(said) => said,
@@ -364,7 +372,7 @@ fn understand(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Word)) ->
     };
     if let Some(method) = said.method {
         let params = said.params.map_or("{}", RawValue::get);
-        // What is longer than anybody reads is not kept for a client who may be slow.
+        // Drop long notifications: they would be buffered for a slow client.
         let word = match &*method {
             "notifications/progress" | "notifications/message" if params.len() > LONGEST_WORD => None,
             "notifications/progress" => {
@@ -386,10 +394,11 @@ fn understand(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Word)) ->
         }
         return None;
     }
-    // Some say a number as text.
+    // Some servers return a numeric id as a string.
     let own = said.id.is_some_and(|said| said.get().trim_matches('"') == id.to_string());
     if let Some(error) = said.error {
-        // Who could not read the question does not know its number; but where it is turned away at the door, the status says more.
+        // A server that could not parse the request does not know its id. If the request was
+        // rejected, the status says more.
         let nobodys = taken && said.id.is_none_or(|id| id.get() == "null");
         return (own || nobodys).then_some(Err(Broken::Refused(error)));
     }
@@ -412,12 +421,12 @@ mod tests {
         let (near, far) = tokio::io::duplex(1024);
         let (mut send, drive) = http1::Builder::new().handshake(TokioIo::new(near)).await.unwrap();
         let mut drive = Some(Box::pin(drive));
-        // It stood when it was looked at, and is gone when something is sent.
+        // The connection is open when checked and closed when used.
         assert!(poll_fn(|context| Poll::Ready(goes_on(&mut drive, context))).await);
         let request = Request::post("/mcp").body(Full::new(Bytes::from_static(b"{}"))).unwrap();
         let sent = send.try_send_request(request);
         drop(far);
-        let sent = tokio::time::timeout(Duration::from_secs(60), driven(&mut drive, sent)).await.expect("nobody ever says so");
+        let sent = tokio::time::timeout(Duration::from_secs(60), driven(&mut drive, sent)).await.expect("the request never fails");
         assert!(sent.unwrap_err().take_message().is_some());
     }
 }

@@ -178,7 +178,7 @@ async fn who_has_a_certificate_is_talked_to_in_private_only() {
     let other = Gate::open(&format!("[upstreams.far]\nurl = \"{base}/mcp\"\nundeclared = \"read\"\n")).await;
     match other.gateway.health()[0].status.clone() {
         Status::Down { why, .. } => {
-            assert!(why.starts_with(&format!("{base} cannot be reached: ")) && why.contains("certificate"), "{why}");
+            assert!(why.starts_with(&format!("cannot reach {base}: ")) && why.contains("certificate"), "{why}");
         }
         status => panic!("{status:?}"),
     }
@@ -424,7 +424,7 @@ async fn a_token_is_for_its_upstream_and_for_nobody_else() {
         let refused = client.call("a_talk", json!({"how": "locked"})).await;
         assert_eq!(code(&refused), "upstream_forbidden", "{refused}");
         let health = serde_json::to_string(&gate.gateway.health()).unwrap();
-        assert!(health.contains("it answers with HTTP 401"), "{health}");
+        assert!(health.contains("HTTP 401"), "{health}");
         let (with, without) = (with.lock().unwrap().clone(), without.lock().unwrap().clone());
         assert!(with.iter().all(|head| head.contains(&format!("authorization: bearer {secret}"))), "{with:?}");
         assert!(!without.is_empty() && without.iter().all(|head| !head.contains("authorization")), "{without:?}");

@@ -68,7 +68,7 @@ async fn what_an_upstream_lacks_is_missed_by_nobody_else_and_found_by_a_reload()
     .await;
     // A variable that is not set, and then has something in its place.
     gate.reload(&ill("\"${TOOLGATE_NO_SUCH_VARIABLE}\"")).await.unwrap();
-    let lacks = |status: Status| matches!(status, Status::Down { why, .. } if why == "the environment has no `TOOLGATE_NO_SUCH_VARIABLE`");
+    let lacks = |status: Status| matches!(status, Status::Down { why, .. } if why == "the environment variable `TOOLGATE_NO_SUCH_VARIABLE` is not set");
     assert!(lacks(status_of(&gate, "ill")), "{:?}", status_of(&gate, "ill"));
     assert_eq!(client.code("ill_echo", json!({"text": "c"})).await, "upstream_unavailable");
     gate.reload(&ill("\"${TOOLGATE_NO_SUCH_VARIABLE:-something}\"")).await.unwrap();
@@ -441,11 +441,11 @@ async fn why_an_upstream_is_away_is_told_in_plain_words() {
     );
     let gate = Gate::open(&config).await;
     let expected = [
-        ("closed", format!("http://{closed} cannot be reached: Connection refused (os error 111)")),
-        ("page", "it answers with text/html, which is no MCP; look at the path of `url`".to_owned()),
-        ("locked", "it answers with HTTP 401: it wants credentials, or others (`bearer`, `oauth` or `headers` of the upstream)".to_owned()),
-        ("lost", "it answers with HTTP 404: there is no MCP at this address; look at the path of `url`".to_owned()),
-        ("brief", "it ended, or closed its output, before it had said hello".to_owned()),
+        ("closed", format!("cannot reach http://{closed}: Connection refused (os error 111)")),
+        ("page", "the server answered with text/html, not with MCP; check the path of `url`".to_owned()),
+        ("locked", "the server answered HTTP 401: credentials are missing or wrong; set `bearer`, `oauth` or `headers` of the upstream".to_owned()),
+        ("lost", "the server answered HTTP 404: no MCP endpoint at this address; check the path of `url`".to_owned()),
+        ("brief", "the server exited or closed its output before the handshake was complete".to_owned()),
         ("nowhere", "`/no/such/program` cannot be started: No such file or directory (os error 2)".to_owned()),
     ];
     for (name, words) in expected {

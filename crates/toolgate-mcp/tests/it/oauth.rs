@@ -157,26 +157,26 @@ async fn the_secret_goes_to_nobody_else() {
     let issuer = |named: &str, methods: Value| json!({"issuer": named, "token_endpoint": "OWN/token", "token_endpoint_auth_methods_supported": methods});
     let basic = json!(["client_secret_basic"]);
     for (name, says, why) in [
-        ("another's name", Says { resource: resource("https://evil.example/mcp", "OWN/tenant"), ..says() }, "which it is not"),
+        ("another's name", Says { resource: resource("https://evil.example/mcp", "OWN/tenant"), ..says() }, "names another resource"),
         (
             "another's issuer",
             Says { resource: resource("OWN/mcp", "https://evil.example"), ..says() },
-            "takes tokens of `https://evil.example`",
+            "accepts tokens of `https://evil.example`",
         ),
         (
             "an issuer that is another",
             Says { issuer: issuer("https://evil.example", basic.clone()), ..says() },
-            "says that it is `https://evil.example`",
+            "another issuer: `https://evil.example`",
         ),
-        ("an issuer that wants no secret", Says { issuer: issuer("OWN/tenant", json!(["private_key_jwt"])), ..says() }, "takes no secret"),
-        ("an issuer that says nothing", Says { issuer: json!([]), ..says() }, "does not say where it gives tokens"),
+        ("an issuer that wants no secret", Says { issuer: issuer("OWN/tenant", json!(["private_key_jwt"])), ..says() }, "does not support client secrets"),
+        ("an issuer that says nothing", Says { issuer: json!([]), ..says() }, "cannot find the metadata"),
     ] {
         let asked_for: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
         let own = serve(says, Arc::clone(&asked_for)).await;
         let gate = Gate::open(&config(&own, "")).await;
         let health = gate.gateway.health();
         let said = format!("{:?}", health[0].status);
-        assert!(said.contains("no token") && said.contains(why), "{name}: {said}");
+        assert!(said.contains("cannot get an access token") && said.contains(why), "{name}: {said}");
         assert!(!said.contains("s3cr3t-of-mine"), "{name}: {said}");
         assert!(asked_for.lock().unwrap().is_empty(), "{name}");
         gate.end().await;

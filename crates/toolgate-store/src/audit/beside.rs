@@ -1,4 +1,4 @@
-//! What stands beside the rows: definitions, claims, approvals, kill switches.
+//! Reads the other tables of a ledger: definitions, claims, approvals and pauses.
 
 use jiff::Timestamp;
 use rusqlite::OptionalExtension;
@@ -11,10 +11,10 @@ use crate::fault::Done;
 use crate::tx::at_once;
 
 impl Ledger {
-    /// Calls that wait for a person, the oldest first.
+    /// Returns the approvals that wait for an answer, oldest first.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The approvals cannot be read.
     pub fn waiting(&self, now: Timestamp) -> Result<Vec<Approval>, StoreError> {
         let find = || -> Done<Vec<Approval>> {
             let mut statement = self.sql.prepare("SELECT body FROM approvals WHERE expires >= ?1 ORDER BY n")?;
@@ -31,10 +31,10 @@ impl Ledger {
         self.named(find())
     }
 
-    /// The ids of all approvals that are kept, the oldest first: of those that are answered or expired, too.
+    /// Returns the ids of all stored approvals, oldest first, including answered and expired ones.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The approvals cannot be read.
     pub fn approvals(&self) -> Result<Vec<String>, StoreError> {
         let find = || -> Done<Vec<String>> {
             let mut statement = self.sql.prepare("SELECT id FROM approvals ORDER BY n")?;
@@ -45,10 +45,10 @@ impl Ledger {
         self.named(find())
     }
 
-    /// The definition of an agent, by the digest that rows have.
+    /// Returns the definition of an agent by its digest in rows.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The definition cannot be read.
     pub fn definition(&self, config: Digest) -> Result<Option<String>, StoreError> {
         let find = || -> Done<Option<String>> {
             let bytes = config.as_bytes().as_slice();
@@ -57,10 +57,10 @@ impl Ledger {
         self.named(find())
     }
 
-    /// Claims that nobody knows the end of.
+    /// Returns the pending claims: calls with effects whose outcome is unknown.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The claims cannot be read.
     pub fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
         let find = || -> Done<Vec<Intent>> {
             let unsettled = at_once(&self.sql, Claim::unsettled)?;
@@ -69,10 +69,10 @@ impl Ledger {
         self.named(find())
     }
 
-    /// What is paused, and why.
+    /// Returns the paused targets with their reasons.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The table cannot be read.
     pub fn paused(&self) -> Result<Vec<(Target, String)>, StoreError> {
         let find = || -> Done<Vec<(Target, String)>> {
             let mut statement = self.sql.prepare("SELECT target, reason FROM paused ORDER BY target")?;
@@ -86,10 +86,10 @@ impl Ledger {
         self.named(find())
     }
 
-    /// Whether the ledger has ever heard of this agent, tool, principal or session.
+    /// Returns true if this agent, tool, principal or session occurs in the ledger.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The ledger cannot be read.
     pub fn knows(&self, target: &Target) -> Result<bool, StoreError> {
         let find = || -> Done<bool> {
             Ok(match target {

@@ -1,4 +1,4 @@
-//! Receipts: whether a row is the one that a receipt was given for, and a new one for a row.
+//! Checks receipts against their rows, and creates receipts for rows.
 
 use rusqlite::OptionalExtension;
 use toolgate::store::StoreError;
@@ -11,11 +11,10 @@ use crate::ledger::{digest, unsigned};
 use crate::tx::at_once;
 
 impl Ledger {
-    /// Whether the row of a receipt is in the ledger, as it was when the receipt was given. `None` where there is no such
-    /// row.
+    /// Checks whether the row of a receipt is unchanged. Returns `None` if there is no such row.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The row cannot be read.
     pub fn holds(&self, receipt: &Receipt) -> Result<Option<bool>, StoreError> {
         let find = || -> Done<Option<bool>> {
             let read = |row: &rusqlite::Row<'_>| {
@@ -40,21 +39,23 @@ impl Ledger {
                 Some(hash) => digest(&hash)?,
                 None => crate::chain::opening(&row.key),
             };
-            // The row itself is what counts, not what is written beside it.
+            // Compute the link from the row itself. The stored hash may have been changed.
             let link = crate::chain::link(&before, unsigned(n), body.as_bytes());
             Ok(Some(link == receipt.hash && unsigned(seq) == receipt.seq))
         };
         self.named(at_once(&self.sql, |_| find()))
     }
 
-    /// A receipt for a row, signed with the key beside the ledger: only where the whole ledger holds, and the row is signed
-    /// already. Nobody is to get a signature for what he has put there himself.
+    /// Creates a signed receipt for a row.
+    ///
+    /// The whole ledger must verify and the row must be signed already. Otherwise a user could
+    /// insert a row and get a signature for it.
     ///
     /// # Errors
-    /// What does not hold, or is not there.
+    /// The ledger does not verify, the row is not signed yet, or the key is missing.
     pub fn receipt(&self, entry: &Entry) -> Result<Receipt, StoreError> {
         let verified =
-            self.verify(&crate::flaw::Trust::default(), |_| ()).map_err(|flaw| StoreError(format!("the ledger does not hold: {flaw}")))?;
+            self.verify(&crate::flaw::Trust::default(), |_| ()).map_err(|flaw| StoreError(format!("the ledger is not intact: {flaw}")))?;
         if entry.seq > verified.signed_to {
             return Err(StoreError(format!("row {} is not signed yet; try again in a second", entry.seq)));
         }
@@ -62,13 +63,13 @@ impl Ledger {
         Ok(crate::keys::recorded(std::sync::Arc::new(keys), &entry.row, entry.seq, entry.hash).receipt())
     }
 
-    /// The public key that this ledger signs with.
+    /// Returns the public key of this ledger.
     ///
     /// # Errors
-    /// It cannot be read, or is not the one of the ledger's own keys.
+    /// The key cannot be read, or the state directory does not have it.
     pub fn public_key(&self) -> Result<String, StoreError> {
         let key = self.named(crate::session::meta(&self.sql))?.remove("key").unwrap_or_default();
         let own = Keys::own(&self.home.keys()).unwrap_or_default();
-        if own.contains(&key) { Ok(key) } else { Err(StoreError("the key of this ledger is not beside it".to_owned())) }
+        if own.contains(&key) { Ok(key) } else { Err(StoreError("the state directory does not have the key of this ledger".to_owned())) }
     }
 }

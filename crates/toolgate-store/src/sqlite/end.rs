@@ -1,4 +1,4 @@
-//! The end of a call, and what the ledger says of it.
+//! Commits the outcome of a call: state, claim, charges and ledger row in one transaction.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::session::Session;
 use crate::tx::Tx;
 use crate::under_way;
 
-/// A row, its place and its link.
+/// A row, its sequence number in the ledger and its hash.
 pub(super) type Appended = (Arc<Row>, u64, Digest);
 
-/// The end of a call: state, claim, charges and row.
+/// Commits a call: state, claim, charges and row.
 pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<u8>>) -> Done<Result<Appended, Conflict>> {
     let row = &finish.row;
     let (now, ended_at) = (row.at, row.ended());
@@ -57,7 +57,7 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
         false => Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()),
     };
     let (row, (seq, hash)) = match ledger::append(tx, &mut session, row, body) {
-        // It was given up and written down as such; now it comes to an end after all.
+        // The call was abandoned and has a row that says so. This is its late result.
         Err(Fault::Sql(error))
             if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) && ledger::has(tx.sql, &row.call)? =>
         {
@@ -75,15 +75,17 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
     Ok(Ok((row, seq, hash)))
 }
 
-/// A row that was spooled while the store was away: it ends its claim by its effects. One that is there already is left alone.
+/// Appends a row that was spooled while the store was unavailable, and ends its claim.
+///
+/// A row that is in the ledger already is skipped.
 pub(super) fn take_in(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
     counters::end_read(tx, row.call, Settle::by(row.effects), row.spent)?;
-    // It is looked at as anybody's.
+    // Handle the claim like one of another process.
     tx.take_own(row.call, None);
     under_way::adopt(tx, row.call)?;
     let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
     if ledger::has(tx.sql, &row.call)? {
-        // It was given up meanwhile, and this is how it really ended.
+        // The call was abandoned meanwhile, and this is its real outcome.
         if let Some(claim) = claim.filter(|_| row.effects != Effects::Unknown) {
             let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
             claims::append_row(tx, &late)?;
@@ -100,7 +102,7 @@ pub(super) fn take_in(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
     claims::append_row(tx, row).map(|_| ())
 }
 
-/// The same; one that can never be taken in is left out, with all that was written for it.
+/// Appends a spooled row. Skips and returns a row that can never be stored.
 pub(super) fn take_in_if_fit(tx: &mut Tx<'_>, row: &Row) -> Done<Option<Unfit>> {
     let (before, done) = (tx.tip, tx.done());
     tx.sql.prepare_cached("SAVEPOINT spooled")?.execute([])?;
@@ -110,7 +112,7 @@ pub(super) fn take_in_if_fit(tx: &mut Tx<'_>, row: &Row) -> Done<Option<Unfit>> 
             tx.sql.prepare_cached("ROLLBACK TO spooled")?.execute([])?;
             tx.tip = before;
             tx.unwind(done);
-            // What was stored in between may not be.
+            // A definition of the failed row may be in the set.
             tx.configs.clear();
             Some(Unfit { call: row.call, why: fault.to_string() })
         }

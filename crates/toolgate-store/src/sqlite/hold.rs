@@ -1,4 +1,4 @@
-//! Holding a session: against other calls of this process, and against other processes.
+//! Locks sessions against other calls of this process, and against other processes.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -15,15 +15,17 @@ pub(super) enum Guard {
     Together(OwnedRwLockReadGuard<()>),
 }
 
-/// A session as the calls of this process hold it.
+/// Lock of a session in this process.
 #[derive(Default)]
 pub(super) struct Own {
     pub(super) calls: Arc<RwLock<()>>,
-    /// How many calls hold it against other processes.
+    /// Number of calls that hold the lock against other processes.
     held: Mutex<usize>,
 }
 
-/// A session that is held against other processes: by the first call that holds it, until the last one lets go.
+/// Guard of the lock against other processes.
+///
+/// The first call of a session takes the lock, and the last one releases it.
 pub(super) struct Held {
     own: Arc<Own>,
     shared: Arc<Shared>,
@@ -51,7 +53,7 @@ impl Drop for Held {
         if *held == 0
             && let Err(error) = self.shared.home.hold(&self.key, Holding::Not)
         {
-            tracing::error!(%error, "a session could not be let go");
+            tracing::error!(%error, "cannot unlock a session");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the gate asks of it.
+//! Implements the `Store` trait for `SqliteStore`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,10 +28,10 @@ use crate::ledger::{self, nanos};
 use crate::session::{self, Session};
 use crate::tx::{Counted, Shared, at_once, lock};
 
-/// How many calls of a session may be counted in memory before they are written down.
+/// How many calls of a session may be counted in memory before they are stored.
 const AHEAD: usize = 64;
 
-/// What a call brings to its session, on its way to the thread that writes.
+/// Owned copy of a session request, for the writer thread.
 struct Entering {
     key: SessionKey,
     digest: Digest,
@@ -66,7 +66,7 @@ impl Entering {
 }
 
 fn paused(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> Done<Option<(Target, String)>> {
-    // Mostly nothing is.
+    // Usually nothing is paused.
     if !sql.prepare_cached("SELECT 1 FROM paused LIMIT 1")?.exists([])? {
         return Ok(None);
     }
@@ -91,7 +91,7 @@ fn paused(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> Done<Option<(T
 fn approval(shared: &Shared, body: &str, sealed: &[u8]) -> Done<Approval> {
     let approval: Approval = serde_json::from_str(body)?;
     let opened = shared.keys().unseal(&format!("approval {}", approval.id), sealed);
-    let opened = opened.ok_or_else(|| Fault::Said("an approval was sealed with another key".to_owned()))?;
+    let opened = opened.ok_or_else(|| Fault::Said("cannot decrypt an approval: another key encrypted it".to_owned()))?;
     Ok(Approval { arguments: serde_json::from_slice(&opened)?, ..approval })
 }
 
@@ -138,9 +138,10 @@ impl Store for SqliteStore {
             None => None,
         };
         let entering = Entering::of(&enter);
-        // A long-lived process sweeps when it opens the ledger; one that makes a single call does a little each time.
+        // A long-lived process sweeps when it opens the ledger. A process that makes one call
+        // sweeps a little each time.
         let sweeps = self.writer.is_here();
-        // To a session that is known a call comes without a word in the ledger, unless many have come so.
+        // Opening a known session writes nothing, unless many calls are counted in memory only.
         let look = |sql: &Connection, shared: &Shared, tip: ledger::Tip| -> Done<_> {
             let call = entering.counted();
             let Some((session, opened, ahead)) = Session::known(sql, shared, &entering.key, call)? else { return Ok(None) };
@@ -173,7 +174,7 @@ impl Store for SqliteStore {
                 entered.await?
             }
         };
-        // Read outside of the thread that writes.
+        // Parse outside of the writer thread.
         let state = Arc::new(session.state_of(slices).map_err(|fault| self.named(&fault.into()))?);
         let (version, progress) = (session.version, session.progress);
         let (recalled, recalled_by) = recalled.unzip();
@@ -240,7 +241,7 @@ impl Store for SqliteStore {
         now: Timestamp,
     ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
         let (charges, approval) = (charges.to_vec(), approval.map(str::to_owned));
-        // It is read again before it becomes a row.
+        // The draft is parsed again before it becomes a row, so it need not be canonical.
         let draft = intent.row.as_ref().map(|row| serde_json::to_string(&**row)).transpose();
         let draft = draft.map_err(|error| StoreError::from(Fault::from(error)))?;
         self.write(intent.effect, move |tx| {
@@ -279,7 +280,7 @@ impl Store for SqliteStore {
         let outputs: Result<Vec<_>, _> =
             finish.outputs.iter().map(|(handle, text)| keys.seal(&format!("output {handle}"), text.as_bytes())).collect();
         let outputs = outputs.map_err(|error| self.named(&StoreError(error.to_string())))?;
-        // Where nobody stays to sign it later, a row is signed with its transaction, and that is on disk.
+        // A process that makes one call cannot sign later, so it signs each row in its transaction.
         let durable = finish.durable || self.writer.is_here();
         let written = self.write(durable, move |tx| end(tx, *finish, &body, outputs)).await?;
         let Ok((row, seq, hash)) = written else { return Ok(Err(Conflict)) };
@@ -458,12 +459,12 @@ impl Store for SqliteStore {
     }
 
     fn introduce(&self, config: Digest, definition: &Arc<str>) {
-        // As much of an agent as one call needs has no definition: whoever has the whole tells it.
+        // A partial agent, built for one call, does not have the definition of this digest.
         if Digest::of(definition.as_bytes()) != config {
             return;
         }
         let mut definitions = lock(&self.shared.definitions);
-        // A configuration that is read anew is mostly the same.
+        // A configuration is often reloaded without changes.
         if definitions.iter().all(|(known, _)| *known != config) {
             definitions.push((config, Arc::clone(definition)));
         }

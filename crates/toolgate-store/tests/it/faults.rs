@@ -108,7 +108,7 @@ fn a_directory_that_cannot_be_written_to_is_told() {
         .output()
         .unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let clear = said.contains("ermission denied") || said.contains("cannot be written to by this user");
+    let clear = said.contains("ermission denied") || said.contains("this user cannot write");
     assert!(!output.status.success() && said.contains("ledger.db") && clear, "{said}");
 }
 
@@ -152,7 +152,7 @@ fn what_is_no_ledger_is_not_taken_for_one() {
     let other = directory.path().join("other.db");
     rusqlite::Connection::open(&other).unwrap().execute_batch("CREATE TABLE mine (x)").unwrap();
     let error = SqliteStore::open(&other).unwrap_err().to_string();
-    assert!(error.contains("database of something else"), "{error}");
+    assert!(error.contains("database of another program"), "{error}");
     assert!(Ledger::open(&other).is_err());
     let newer = directory.path().join("newer.db");
     drop(SqliteStore::open(&newer).unwrap());
@@ -169,11 +169,11 @@ fn keys_that_are_lost_or_anothers_are_missed() {
     let aside = desk.directory.path().join("keys");
     std::fs::rename(&keys, &aside).unwrap();
     let error = SqliteStore::open(desk.path()).unwrap_err().to_string();
-    assert!(error.contains("keys of this ledger are not there"), "{error}");
+    assert!(error.contains("keys of this ledger are missing"), "{error}");
     std::fs::rename(&aside, &keys).unwrap();
     std::fs::write(keys.join("seal.key"), "11".repeat(32)).unwrap();
     let error = SqliteStore::open(desk.path()).unwrap_err().to_string();
-    assert!(error.contains("those of another ledger"), "{error}");
+    assert!(error.contains("belong to another ledger"), "{error}");
 }
 
 #[test]

@@ -143,9 +143,9 @@ fn relinked(sql: &Connection, changed: usize) -> Found {
     let signed: i64 = sql.query_row("SELECT min(seq) FROM checkpoints WHERE seq >= ?1", [changed as i64], |row| row.get(0)).unwrap();
     let (signed, left) = (signed as usize, count(sql));
     if signed <= left {
-        at(signed, "a checkpoint says that the ledger was another one up to here")
+        at(signed, "the rows up to here do not match a checkpoint")
     } else {
-        at(left + 1, format!("it is missing: row {signed} was signed, and the ledger ends here"))
+        at(left + 1, format!("missing: row {signed} was signed, but the ledger ends here"))
     }
 }
 
@@ -157,7 +157,7 @@ const ATTACKS: [Attack; 18] = [
     ("a row is edited", |sql, _, dice| {
         let seq = 1 + dice.roll(count(sql));
         edit(sql, seq);
-        at(seq, "it is not what was written")
+        at(seq, "the row was changed")
     }),
     ("a row is edited, and its own link made to fit", |sql, _, dice| {
         let seq = 1 + dice.roll(count(sql) - 1);
@@ -175,7 +175,7 @@ const ATTACKS: [Attack; 18] = [
         };
         let link = chain::link(&before, u64::try_from(n).unwrap(), body.as_bytes());
         sql.execute("UPDATE ledger SET hash = ?2 WHERE seq = ?1", params![seq as i64, link.as_bytes()]).unwrap();
-        at(seq, "it is not at the place where it was written")
+        at(seq, "the row was moved")
     }),
     ("a row is edited, and all links made to fit", |sql, _, dice| {
         let seq = 1 + dice.roll(count(sql));
@@ -185,7 +185,7 @@ const ATTACKS: [Attack; 18] = [
     ("a row is taken out", |sql, _, dice| {
         let seq = 1 + dice.roll(count(sql));
         sql.execute("DELETE FROM ledger WHERE seq = ?1", [seq as i64]).unwrap();
-        at(seq, "it is missing")
+        at(seq, "missing")
     }),
     ("a row is taken out, and all links made to fit", |sql, _, dice| {
         let seq = 1 + dice.roll(count(sql) - 1);
@@ -194,7 +194,7 @@ const ATTACKS: [Attack; 18] = [
     }),
     ("two rows are swapped", |sql, _, dice| {
         let seq = swap_with_the_last(sql, dice);
-        at(seq, "it is not the next row of its session")
+        at(seq, "not the next row of its session")
     }),
     ("two rows are swapped, and all links made to fit", |sql, _, dice| {
         let seq = swap_with_the_last(sql, dice);
@@ -221,7 +221,7 @@ const ATTACKS: [Attack; 18] = [
         sql.execute("DELETE FROM ledger WHERE seq > ?1", [keep as i64]).unwrap();
         sql.execute("DELETE FROM checkpoints WHERE seq > ?1", [keep as i64]).unwrap();
         relink(sql);
-        at(keep + 1, format!("it is missing: row {all} was signed, and the ledger ends here"))
+        at(keep + 1, format!("missing: row {all} was signed, but the ledger ends here"))
     }),
     ("a whole session is taken out", |sql, _, dice| {
         let session = 1 + dice.roll(3) as i64;
@@ -232,14 +232,14 @@ const ATTACKS: [Attack; 18] = [
     ("a session gets another name", |sql, _, dice| {
         let session = 1 + dice.roll(3) as i64;
         sql.execute("UPDATE sessions SET principal = 'mallory' WHERE id = ?1", [session]).unwrap();
-        at(first_of(sql, session), "it is not what was written")
+        at(first_of(sql, session), "the row was changed")
     }),
     ("a column says something else", |sql, _, dice| {
         let column = ["tool = 'look2'", "decision = 'succeeded2'", "at = at + 1", "code = 'other'", "rule = 'other'", "gate = 'other'"]
             [dice.roll(6)];
         let seq = 1 + dice.roll(count(sql));
         sql.execute(&format!("UPDATE ledger SET {column} WHERE seq = ?1"), [seq as i64]).unwrap();
-        at(seq, "what it can be searched by is not what it says")
+        at(seq, "the search columns do not match the row")
     }),
     ("a row cannot be found by its entity any more", |sql, _, dice| {
         let (name, value, seq): (String, String, i64) = sql
@@ -248,20 +248,20 @@ const ATTACKS: [Attack; 18] = [
             })
             .unwrap();
         sql.execute("DELETE FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3", params![name, value, seq]).unwrap();
-        at(seq as usize, format!("it cannot be found by its `{name}` any more"))
+        at(seq as usize, format!("the entity index has no entry for its `{name}`"))
     }),
     ("a row is found by what it is not about", |sql, _, dice| {
         sql.execute("INSERT INTO entities VALUES ('customer_id', '\"C-77\"', ?1)", [1 + dice.roll(count(sql)) as i64]).unwrap();
-        nowhere("rows can be found by entities that they are not about")
+        nowhere("the entity index has entries for entities that no row has")
     }),
     ("the rules are changed that rows were decided by", |sql, _, _| {
         sql.execute("UPDATE configs SET body = replace(body, '300', '900')", []).unwrap();
         let config: Vec<u8> = sql.query_row("SELECT digest FROM configs", [], |row| row.get(0)).unwrap();
-        nowhere(format!("the configuration {} is not what it was", Digest::from_bytes(config.try_into().unwrap())))
+        nowhere(format!("the configuration {} was changed", Digest::from_bytes(config.try_into().unwrap())))
     }),
     (UNSIGNED, |sql, _, _| {
         sql.execute("DELETE FROM checkpoints", []).unwrap();
-        nowhere(format!("signatures are missing: row {} was signed, and none is signed behind row 0", count(sql)))
+        nowhere(format!("signatures are missing: row {} was signed, but no signature is after row 0", count(sql)))
     }),
     ("everything is signed with another key", |sql, desk, dice| {
         edit(sql, 1 + dice.roll(count(sql)));
@@ -276,7 +276,7 @@ const ATTACKS: [Attack; 18] = [
         sql.execute("DELETE FROM checkpoints", []).unwrap();
         sql.execute("INSERT INTO checkpoints VALUES (?1, ?2, ?3, ?4)", params![seq, body, key, sign("checkpoint", &body)]).unwrap();
         sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [&key]).unwrap();
-        nowhere(format!("the checkpoint at row {seq} is signed with {key}, a key that nobody vouches for"))
+        nowhere(format!("the checkpoint at row {seq} is signed with {key}, which is not a trusted key"))
     }),
     ("rows are passed off as pruned by a key that vouches for the right one", |sql, desk, dice| {
         let gone = 1 + dice.roll(count(sql) - 1) as i64;
@@ -314,7 +314,7 @@ const ATTACKS: [Attack; 18] = [
         let body = json!({"at": "2026-11-15T00:00:00Z", "chain": chained, "seq": gone, "store": id, "anchors": Digest::of(&all)});
         let body = String::from_utf8(canonical(&body)).unwrap();
         sql.execute("INSERT INTO prunes VALUES (?1, ?2, ?3, ?4)", params![gone, body, key, sign("prune", &body)]).unwrap();
-        nowhere(format!("what is left of pruned rows is signed with {key}, a key that nobody vouches for"))
+        nowhere(format!("the record of pruned rows is signed with {key}, which is not a trusted key"))
     }),
 ];
 
@@ -343,7 +343,7 @@ fn every_attack_is_found() {
             let elsewhere = Ledger::open_beside(copy.path(), std::path::Path::new("/nowhere")).unwrap();
             // Where all of it is still there, an anchor is as good as a signature.
             let (anchor, what) = match name == UNSIGNED {
-                true => (None, "no row is signed, so there is nothing to believe"),
+                true => (None, "no row is signed"),
                 false => (Some(verified.anchor), what.as_str()),
             };
             is_found("with a key and an anchor", elsewhere.verify(&Trust { anchor, key }, |_| ()), what);
@@ -369,16 +369,16 @@ fn an_older_copy_is_known_for_one() {
     // Only the file is put back.
     std::fs::copy(yesterday.path(), desk.path()).unwrap();
     let flaw = desk.ledger().verify(&Trust::default(), |_| ()).unwrap_err();
-    assert_eq!(flaw.to_string(), format!("row 37: it is missing: row {} was signed, and the ledger ends here", today.anchor.seq));
+    assert_eq!(flaw.to_string(), format!("row 37: missing: row {} was signed, but the ledger ends here", today.anchor.seq));
     let error = SqliteStore::open(desk.path()).unwrap_err().to_string();
-    assert!(error.contains("it ends at row 36") && error.contains("older copy"), "{error}");
+    assert!(error.contains("ends at row 36") && error.contains("older copy"), "{error}");
     // All of it is put back: only somebody who noted down where it stood can tell.
     yesterday.verify();
     let anchor = Trust { anchor: Some(today.anchor), key: None };
     let flaw = yesterday.ledger().verify(&anchor, |_| ()).unwrap_err();
-    assert!(flaw.to_string().contains("it is missing"), "{flaw}");
+    assert!(flaw.to_string().contains("missing"), "{flaw}");
     let forged = Trust { anchor: Some(Anchor { seq: 10, chain: today.anchor.chain }), key: None };
-    assert!(yesterday.ledger().verify(&forged, |_| ()).unwrap_err().to_string().contains("the anchor says"));
+    assert!(yesterday.ledger().verify(&forged, |_| ()).unwrap_err().to_string().contains("do not match the anchor"));
 }
 
 #[test]
@@ -386,7 +386,7 @@ fn a_ledger_that_is_deleted_is_missed() {
     let desk = ledger();
     std::fs::remove_file(desk.path()).unwrap();
     let error = SqliteStore::open(desk.path()).unwrap_err().to_string();
-    assert!(error.contains("another ledger stood here, with 36 rows"), "{error}");
+    assert!(error.contains("another ledger was here, with 36 rows"), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What stands behind the tools of a file that are run elsewhere.
+//! Connects the tools of a configuration to the backend that runs them.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ use crate::registry::Agent;
 use crate::tool::{Effect, Handler, Tool};
 use crate::values::USER;
 
-/// Who runs tools that are requests to web services or tools of MCP servers.
+/// Runs HTTP tools and tools of MCP servers.
 pub trait Backend {
-    /// The tools of an upstream as they were accepted; `None` where nobody has seen it yet.
+    /// Returns the accepted tools of an upstream, or `None` if the upstream was never seen.
     fn tools(&self, upstream: &str) -> Option<Vec<Remote>>;
-    /// What an upstream offers and is held back, by the names that it has there.
+    /// Lists the quarantined tools of an upstream, by the names that the upstream uses.
     fn held(&self, upstream: &str) -> Vec<String> {
         let _ = upstream;
         Vec::new()
     }
-    /// What calls a tool of an upstream.
+    /// Returns the handler that calls a tool of an upstream.
     fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler>;
-    /// What makes a request.
+    /// Returns the handler that makes an HTTP request.
     fn http(&self, tool: &HttpTool) -> Arc<dyn Handler>;
-    /// Whether anything really runs, so that all that it needs must be there.
+    /// Checks whether tools really run, so that all secrets must be present.
     fn is_live(&self) -> bool {
         true
     }
@@ -36,54 +36,55 @@ pub trait Backend {
 /// A tool as an upstream describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Remote {
-    /// What the upstream calls it.
+    /// Name at the upstream.
     pub name: String,
-    /// What the upstream says of it.
+    /// Description from the upstream.
     pub description: String,
-    /// The schema of its arguments.
+    /// Schema of the arguments.
     pub input: Value,
-    /// The schema of its result.
+    /// Schema of the result.
     pub output: Option<Value>,
 }
 
-/// What a tool of a file is run by.
+/// The backend of a tool.
 #[derive(Debug, Clone)]
 pub(super) enum Behind {
     Http(Box<HttpTool>),
     Mcp {
         upstream: String,
-        /// What it may be called there; the first that is there is meant.
+        /// Possible names at the upstream; the first that exists is used.
         tools: Vec<String>,
         described: bool,
         timed: bool,
     },
 }
 
-/// A tool of an upstream, under the name that an agent has for it.
+/// A tool of an upstream under the name that an agent uses.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Exposed {
     /// The agent.
     pub agent: String,
-    /// What it is called there.
+    /// Name in the agent.
     pub name: String,
-    /// Where it comes from.
+    /// Name of the upstream.
     pub upstream: String,
-    /// What it is called there.
+    /// Name at the upstream.
     pub tool: String,
-    /// What it does to the world, as far as somebody has said.
+    /// Declared effect.
     pub effect: Effect,
-    /// Whether a table declares it.
+    /// Whether a table declares the tool.
     pub declared: bool,
 }
 
-/// The longest description that a model is given.
+/// Maximum number of characters of a description for a model.
 const LONGEST: usize = 1_024;
 
 impl Config {
-    /// With tools that really run: requests are made, and upstreams are called.
+    /// Connects all tools to a backend: HTTP tools make requests, and upstream tools are called.
     #[must_use]
     pub fn behind(mut self, backend: &dyn Backend) -> Self {
-        // An upstream that lacks something is away, and takes nobody along.
+        // A missing secret fails the load only for HTTP tools; an upstream without its secret stays
+        // offline.
         let missing = self.agents.iter().flat_map(|declared| {
             declared.tools.iter().flat_map(|entry| match &entry.behind {
                 Some(Behind::Http(http)) => http.headers.iter().map(|(_, value)| value).collect::<Vec<_>>(),
@@ -111,9 +112,10 @@ impl Config {
                         entry.behind = Some(Behind::Mcp { upstream: upstream.clone(), tools: vec![tool.clone()], described, timed });
                         let spec = entry.tool.spec();
                         let (name, effect) = (spec.name().to_owned(), spec.effect());
-                        // It may be held back, or gone: whoever calls it hears so. That is no reason to take others down.
+                        // A missing tool must not stop the other tools. A call of it is refused
+                        // with the reason.
                         if !is_there {
-                            let why = "it is not there, or is held back; see `toolgate upstream list`".to_owned();
+                            let why = "the upstream does not offer it, or it is quarantined; see `toolgate upstream list`".to_owned();
                             let (agent, name) = (declared.name.clone(), name.clone());
                             let (upstream, tool) = (upstream.clone(), tool.clone());
                             self.offered.unfit.push(Unfit { agent, name, upstream, tool, why, awaited: true });
@@ -129,8 +131,10 @@ impl Config {
         self
     }
 
-    /// The tools of an upstream that tables declare, as long as nothing is behind them: the name that the table gives to one, and what it
-    /// may be called there. The first of these that is there is meant.
+    /// Iterates over the declared tools of an upstream, before a backend is connected.
+    ///
+    /// Each item is the declared name and the possible names at the upstream. The first of these
+    /// that exists is used.
     pub fn declared_of<'c>(&'c self, upstream: &'c str) -> impl Iterator<Item = (&'c str, &'c [String])> {
         self.agents.iter().flat_map(|declared| &declared.tools).filter_map(move |entry| match &entry.behind {
             Some(Behind::Mcp { upstream: from, tools, .. }) if from == upstream => Some((entry.tool.spec().name(), tools.as_slice())),
@@ -138,9 +142,10 @@ impl Config {
         })
     }
 
-    /// Puts a tool of an upstream behind one that is declared. Whether it is there, as far as that is known.
+    /// Connects a declared tool to its upstream. Returns false if the upstream is known not to
+    /// offer it.
     fn connect(&self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, timed: bool, backend: &dyn Backend) -> bool {
-        // An upstream that is not there was told when the file was read.
+        // An unknown upstream was reported when the file was read.
         let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else { return true };
         let handler = backend.remote(found, tool);
         let mut connected = entry.tool.clone().handled_by(handler);
@@ -159,7 +164,7 @@ impl Config {
         known.is_none() || remote.is_some()
     }
 
-    /// Offers what no table declares, where the upstream's own table says so.
+    /// Offers tools that no table declares, if the table of their upstream allows that.
     fn offer_undeclared(&mut self, declared: &mut Declared, single: bool, backend: &dyn Backend) {
         let mut asks = Vec::new();
         let mut found: Vec<(String, &Upstream, Remote)> = Vec::new();
@@ -174,7 +179,7 @@ impl Config {
             let remotes = backend.tools(&upstream.name).unwrap_or_default();
             let names: Vec<String> = remotes.iter().map(|remote| upstream.undeclared_name(&remote.name)).collect();
             let mapped = crate::names::map_foreign(names.iter().map(String::as_str));
-            // Two of one upstream that cannot be told apart are there, and left out.
+            // Tools of one upstream whose mapped names collide are left out.
             let left_out = each_mapped(mapped.held_back.iter().map(String::as_str));
             if let Some(seen) = self.offered.seen.get_mut(&upstream.name) {
                 seen.extend(left_out);
@@ -190,7 +195,8 @@ impl Config {
                 }
             }
         }
-        // Two that cannot be told apart are both held back: neither may stand in for the other.
+        // Names that collide across upstreams are quarantined, so that neither tool replaces the
+        // other.
         let twice: Vec<String> = found
             .iter()
             .map(|(legal, ..)| legal)
@@ -200,7 +206,7 @@ impl Config {
         for (legal, upstream, remote) in &found {
             if twice.contains(legal) {
                 self.offered.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
-                tracing::warn!(upstream = upstream.name, tool = legal, "another upstream has a tool of this name; both are held back");
+                tracing::warn!(upstream = upstream.name, tool = legal, "another upstream has a tool of this name; both are quarantined");
                 continue;
             }
             let tool = Tool::with_handler(
@@ -211,7 +217,7 @@ impl Config {
             )
             .timeout(upstream.timeout);
             let tool = remote.output.clone().map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
-            // One that no agent can be built with is held back, and takes nobody else along.
+            // A tool that would prevent the agent from being built is quarantined.
             if let Some(why) = unbuildable(&tool, &declared.rules) {
                 self.offered.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
                 self.offered.unfit.push(Unfit {
@@ -250,7 +256,8 @@ impl Config {
         }
     }
 
-    /// The same with tools that an agent's client has and no table declares: a person is asked before each call of them.
+    /// Adds tools that the client of an agent has and no table declares. A person is asked before
+    /// each call of them.
     #[must_use]
     pub fn with_undeclared(mut self, agent: &str, tools: &[&str]) -> Self {
         let Some(declared) = self.agents.iter_mut().find(|declared| declared.name == agent) else { return self };
@@ -263,21 +270,21 @@ impl Config {
                 lacking.push(tool.to_owned());
             }
         }
-        // It may be called otherwise here than by its client.
+        // The name in the configuration may differ from the name in the client.
         match lacking.as_slice() {
             [] => {}
-            [one] => declared.ask_before(&lacking, &format!("{UNSAID} In a configuration it is `[tools.{one}]`.")),
+            [one] => declared.ask_before(&lacking, &format!("{UNSAID} To declare it, add `[tools.{one}]` to the configuration.")),
             _ => declared.ask_before(&lacking, UNSAID),
         }
         self
     }
 }
 
-/// Why a person is asked about a tool that no table declares.
-const UNSAID: &str = "Nobody has said what this tool does.";
+/// Reason for asking a person about a tool that no table declares.
+const UNSAID: &str = "This tool is not declared.";
 
 impl Declared {
-    /// Nobody has said what these do.
+    /// Adds a rule that asks a person before each call of these undeclared tools.
     fn ask_before(&mut self, tools: &[String], reason: &str) {
         let text = format!(
             "[[policy]]\nname = \"undeclared_tool\"\nrule = \"ask\"\ntools = {}\nwhen = \"true\"\nreason = {}\n",
@@ -288,21 +295,21 @@ impl Declared {
     }
 }
 
-/// What each of these names would be, were it alone.
+/// Maps each name as if it were the only one.
 fn each_mapped<'n>(names: impl Iterator<Item = &'n str>) -> impl Iterator<Item = String> {
     names.flat_map(|name| crate::names::map_foreign([name]).names.into_keys())
 }
 
-/// Why no agent with these rules can have a tool.
+/// Explains why no agent with these rules can have a tool.
 fn unbuildable(tool: &Tool, rules: &Rules) -> Option<String> {
     if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
         return Some(error.problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>().join("; "));
     }
     let means_the_user = tool.spec().name() == USER && rules.written().any(|written| written.policy.sources().is_some());
-    means_the_user.then(|| "rules about where values come from mean the user by its name; declare it under another".to_owned())
+    means_the_user.then(|| "rules about provenance reserve this name for the user; declare the tool under another name".to_owned())
 }
 
-/// A description that a model can be given: some words, and not too many.
+/// Shortens a description for a model; an empty description becomes the name.
 fn cut(description: &str, name: &str) -> String {
     let description = if description.trim().is_empty() { name } else { description.trim() };
     if description.chars().count() <= LONGEST {

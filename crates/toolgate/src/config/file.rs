@@ -1,4 +1,4 @@
-//! `toolgate.toml`: agents, their tools, rules and limits in one file.
+//! Reads `toolgate.toml`: agents, their tools, rules and limits.
 
 mod agent;
 mod build;
@@ -43,7 +43,9 @@ pub use build::ConfigError;
 ///     entities = { customer_id = "/customer_id" }
 ///
 ///     [tools.issue_refund]
-///     input = { type = "object", properties = { customer_id = { type = "string" }, amount = { type = "number" } } }
+///     [tools.issue_refund.input]
+///     type = "object"
+///     properties = { customer_id = { type = "string" }, amount = { type = "number" } }
 ///
 ///     [[policy]]
 ///     name = "verified"
@@ -56,55 +58,57 @@ pub use build::ConfigError;
 /// ```
 #[derive(Clone)]
 pub struct Config {
-    /// Where the ledger is kept, relative to the file.
+    /// Path of the ledger, relative to the file.
     pub store: Option<PathBuf>,
-    /// How long rows stay in that ledger; for good where nothing is said.
+    /// How long the ledger keeps rows. `None` keeps them forever.
     pub retention: Option<SignedDuration>,
-    /// What is redacted wherever it stands in a row.
+    /// Regular expressions whose matches are redacted in every row.
     pub redact: Vec<String>,
-    /// How clients that run their tools themselves are answered.
+    /// Answers for clients that run their tools themselves.
     pub client: Client,
-    /// Who may come in through the gateway.
+    /// Settings of the gateway.
     pub gateway: Gateway,
-    /// MCP servers that tools come from.
+    /// MCP servers that provide tools.
     pub upstreams: Vec<Upstream>,
     pub(super) agents: Vec<Declared>,
     pub(super) problems: Vec<Problem>,
     files: Vec<PathBuf>,
-    /// All that it goes by.
+    /// All files that affect the configuration.
     goes_by: workspace::GoesBy,
     tells_store: bool,
     tells_retention: bool,
     pub(super) silences: Vec<Silence>,
-    /// Where it says at which address the gateway listens.
+    /// Position of the `listen` key of the gateway.
     pub(super) listens: Option<Place>,
-    /// The tools of upstreams, once they are connected.
+    /// Tools of upstreams, known once the upstreams are connected.
     pub(super) exposed: Vec<Exposed>,
     pub(super) offered: Offered,
     /// The file itself.
     pub(super) whole: Place,
 }
 
-/// An agent as the file says it.
+/// An agent as declared in the file.
 #[derive(Clone)]
 pub(super) struct Declared {
     pub(super) name: String,
     principals: Option<Vec<String>>,
     limits: Limits,
-    /// What lets no call through at all.
+    /// Limits of 0 that refuse every call.
     pub(super) shut: Vec<Place>,
     max_output: Option<usize>,
     dialect: Option<Dialect>,
-    /// The directory whose files it has, and where that is said.
+    /// Directory whose files the agent works on, and the position of the key.
     files: Option<(PathBuf, Place)>,
-    /// The same, once it is open.
+    /// The same directory, once it is open.
     opened: Option<Arc<dyn FileSystem>>,
-    /// A client runs all tools, on files that nobody here sees.
+    /// Whether a client runs all tools, on files that toolgate cannot read.
     for_client: bool,
     pub(super) tools: Vec<Entry>,
-    /// The upstreams whose undeclared tools it is offered; all where it is the only agent.
+    /// Upstreams whose undeclared tools the agent is offered.
+    ///
+    /// `None` means all upstreams if this is the only agent, else no upstream.
     pub(super) upstreams: Option<Vec<String>>,
-    /// Tools of which a pass is also the client's permission.
+    /// Tools for which an allowed call also grants the client's permission.
     grants: Vec<String>,
     hooks: Vec<CommandHook>,
     hook_places: Vec<(String, Place)>,
@@ -118,9 +122,9 @@ pub(super) struct Entry {
     pub(super) place: Place,
     pub(super) section: Option<String>,
     pub(super) behind: Option<Behind>,
-    /// Where its secrets are named.
+    /// Positions of the declared secrets.
     pub(super) secrets: Vec<(Pointer, Place)>,
-    /// It is built in, and works on the files of its agent.
+    /// Whether the tool is built in and works on the files of its agent.
     pub(super) on_files: bool,
 }
 
@@ -130,22 +134,22 @@ impl Entry {
     }
 }
 
-/// How a client that runs its tools itself is answered, where the gate has no word of its own.
+/// Answers for a client that runs its tools itself, if the gate has no decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Client {
-    /// The gate cannot do its work: the store is away, say.
+    /// The decision if the gate fails, for example because the store is unavailable.
     pub on_failure: Otherwise,
-    /// A tool that no agent declares.
+    /// The decision on a tool that no agent declares.
     pub undeclared: Otherwise,
 }
 
-/// What is answered instead.
+/// A decision that replaces the decision of the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Otherwise {
-    /// The call is refused.
+    /// Deny the call.
     #[default]
     Deny,
-    /// The client's user is asked.
+    /// Ask the client's user.
     Ask,
 }
 
@@ -153,14 +157,14 @@ impl Config {
     /// Reads a file from disk.
     ///
     /// # Errors
-    /// It cannot be read; its name is in the message.
+    /// The file cannot be read. The message contains its name.
     pub fn load(path: impl AsRef<Path>) -> std::io::Result<Self> {
         let path = path.as_ref();
         let named = |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         Ok(Self::parse(&path.display().to_string(), &super::text::text_of(path).map_err(named)?))
     }
 
-    /// Reads a file's text. Policy files that it includes are read from beside it.
+    /// Reads the text of a file. Included policy files are resolved relative to it.
     #[must_use]
     pub fn parse(name: &str, text: &str) -> Self {
         let file = File { name: name.into(), text: text.into() };
@@ -193,8 +197,8 @@ impl Config {
         let beside = Path::new(name).parent().map(Path::to_owned).unwrap_or_default();
         let store = table.text("store");
         if store.is_some_and(|path| path.trim().is_empty()) {
-            let problem = Problem::new("`store` is empty, and a ledger is a file");
-            table.wrong("store", problem.help("like `store = \"ledger.db\"`; without it, rows go into the user's own ledger"));
+            let problem = Problem::new("`store` is empty; it must name a file");
+            table.wrong("store", problem.help("like `store = \"ledger.db\"`; without it, rows go to the user's own ledger"));
         }
         config.store = store.filter(|path| !path.trim().is_empty()).map(|path| beside.join(path));
         config.tells_store = config.store.is_some() || !table.has("store");
@@ -220,17 +224,17 @@ impl Config {
             config.gateway = reader.gateway(&gateway);
             config.listens = gateway.has("listen").then(|| gateway.place_of("listen"));
         }
-        // One agent needs no table of its own.
+        // A single agent may be declared at the top level, without a table of its own.
         let has_upstreams = !config.upstreams.is_empty() && !table.has("agents");
         if table.has("tools") || table.has("policy") || table.has("include") || has_upstreams {
             let name = table.text("name").unwrap_or("default").to_owned();
             config.agents.push(reader.agent(name, &table));
         } else if let Some(key) = ["principals", "limits", "max_output", "dialect", "files", "hooks"].into_iter().find(|key| table.has(key))
         {
-            let problem = Problem::new(format!("`{key}` is of an agent, and there is none at the top of this file"));
-            table.wrong(key, problem.help("write it into the table of an agent, `[agents.NAME]`"));
+            let problem = Problem::new(format!("`{key}` belongs to an agent, but the top level of this file declares none"));
+            table.wrong(key, problem.help("move it into the table of an agent, `[agents.NAME]`"));
         } else if table.has("name") {
-            table.wrong("name", Problem::new("an agent is named here, and has no tools").help("add `[tools.…]`, or take the name out"));
+            table.wrong("name", Problem::new("the agent has a `name` but no tools").help("add `[tools.…]`, or remove `name`"));
         }
         if let Some(agents) = table.table("agents") {
             for name in agents.keys() {
@@ -242,7 +246,7 @@ impl Config {
             }
         }
         config.check_names(&table, &reader);
-        // What one agent reads at the top, nobody else does.
+        // Only the agent at the top level reads these keys.
         for key in ["name", "principals", "limits", "max_output", "dialect", "files", "tools", "policy", "include", "hooks"] {
             table.mark_read(key);
         }
@@ -252,17 +256,17 @@ impl Config {
         config.files = reader.files.into_inner();
         config.goes_by = config.goes_by_all(name, reader.referenced.into_inner());
         if config.agents.is_empty() && config.problems.is_empty() {
-            let problem = Problem::new("there is no agent in it").help("declare tools in `[tools.…]` and rules in `[[policy]]`");
+            let problem = Problem::new("the file declares no agent").help("declare tools in `[tools.…]` and rules in `[[policy]]`");
             config.problems.push(Problem { place: Some(file.place(0..0)), ..problem });
         }
         config
     }
 
-    /// What is said of upstreams and agents is said of some that are there.
+    /// Reports upstreams and agents that are named but not declared.
     fn check_names(&self, table: &Table<'_>, reader: &Reader<'_>) {
         let known = || self.upstreams.iter().map(|upstream| upstream.name.as_str());
         let unknown = |name: &str| {
-            let problem = Problem::new(format!("there is no upstream `{}`", crate::names::shown(name)));
+            let problem = Problem::new(format!("unknown upstream `{}`", crate::names::shown(name)));
             problem.did_you_mean(name, known()).or_help("declare it in `[upstreams.NAME]`")
         };
         let say = |problem: Problem, place: &Place| table.say_at(place, problem);
@@ -279,13 +283,15 @@ impl Config {
             say(unknown(name), place);
         }
         for (name, place) in reader.named_agents.borrow().iter().filter(|(name, _)| self.agents.iter().all(|known| known.name != *name)) {
-            let problem = Problem::new(format!("there is no agent `{}`", crate::names::shown(name)));
+            let problem = Problem::new(format!("unknown agent `{}`", crate::names::shown(name)));
             let problem = problem.did_you_mean(name, self.agents.iter().map(|known| known.name.as_str()));
-            say(problem.or_help("name one of `[agents.NAME]`"), place);
+            say(problem.or_help("declare it in `[agents.NAME]`"), place);
         }
     }
 
-    /// The tools of upstreams under the names that agents have for them; known once something is behind them.
+    /// Lists the tools of upstreams under the names that agents use.
+    ///
+    /// The list is empty until a backend is connected.
     #[must_use]
     pub fn exposed(&self) -> &[Exposed] {
         &self.exposed
@@ -297,23 +303,25 @@ impl Config {
             if let Err(error) = regex::Regex::new(pattern) {
                 let why = error.to_string();
                 let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-                let problem = Problem::new(format!("`{}` is no regular expression: {why}", crate::names::shown(pattern)));
-                table.wrong("redact", problem.help("in the syntax of the `regex` crate; in single quotes a backslash is a backslash"));
+                let problem = Problem::new(format!("`{}` is not a valid regular expression: {why}", crate::names::shown(pattern)));
+                table.wrong("redact", problem.help("use the syntax of the `regex` crate; put the expression in single quotes to keep backslashes"));
             }
         }
         patterns.into_iter().map(str::to_owned).collect()
     }
 
-    /// What is wrong with the file itself. What is wrong with its rules and tools together is known when the agents are built.
+    /// Returns the problems of the file itself.
+    ///
+    /// Problems that concern rules and tools together are reported when the agents are built.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// What is wrong with the file itself, as an error.
+    /// Fails if the file has an error.
     ///
     /// # Errors
-    /// Something is.
+    /// The file has at least one error.
     pub fn sound(&self) -> Result<(), ConfigError> {
         match self.problems.iter().any(|problem| problem.severity == Severity::Error) {
             true => Err(ConfigError { problems: self.problems.clone() }),
@@ -321,31 +329,35 @@ impl Config {
         }
     }
 
-    /// Whether it can be told which ledger the file names, or that it names none: else `store` says nothing.
+    /// Checks whether the file names its ledger validly, or names none.
+    ///
+    /// Otherwise `store` is not meaningful.
     #[must_use]
     pub const fn tells_store(&self) -> bool {
         self.tells_store
     }
 
-    /// Whether it can be told how long the file keeps rows, or that it does not say so: else `retention` says nothing.
+    /// Checks whether the file sets `retention` validly, or does not set it.
+    ///
+    /// Otherwise `retention` is not meaningful.
     #[must_use]
     pub const fn tells_retention(&self) -> bool {
         self.tells_retention
     }
 
-    /// Whether it has tools, or upstreams that have some.
+    /// Checks whether the file declares tools or upstreams.
     #[must_use]
     pub fn has_tools(&self) -> bool {
         !self.upstreams.is_empty() || self.agents.iter().any(|declared| !declared.tools.is_empty())
     }
 
-    /// Whether one of its agents declares a tool.
+    /// Checks whether an agent of this file declares a tool.
     #[must_use]
     pub fn declares(&self, tool: &str) -> bool {
         self.agents.iter().flat_map(|declared| &declared.tools).any(|entry| entry.tool.spec().name() == tool)
     }
 
-    /// Whether it says nothing of its agents but their rules.
+    /// Checks whether the file declares rules for its agents and nothing else.
     #[must_use]
     pub fn is_only_rules(&self) -> bool {
         let plain =
@@ -353,47 +365,48 @@ impl Config {
         !self.has_tools() && self.agents.iter().all(plain)
     }
 
-    /// The names of its agents.
+    /// Iterates over the names of the agents.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.agents.iter().map(|agent| agent.name.as_str())
     }
 
-    /// The upstreams that each agent names; `None` where it names none.
+    /// Maps each agent to the upstreams that it names, or to `None` if it names none.
     #[must_use]
     pub fn upstreams_of_agents(&self) -> BTreeMap<String, Option<Vec<String>>> {
         self.agents.iter().map(|declared| (declared.name.clone(), declared.upstreams.clone())).collect()
     }
 
-    /// The files that it includes, and programs that it asks.
+    /// Lists included files and the programs of hooks and tools.
     #[must_use]
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
 
-    /// Whether programs are asked before or after tools.
+    /// Checks whether an agent has hooks.
     #[must_use]
     pub fn has_hooks(&self) -> bool {
         self.agents.iter().any(|declared| !declared.hooks.is_empty())
     }
 
-    /// The tools of an agent of which a pass is also the client's permission.
+    /// Iterates over the tools of an agent for which an allowed call also grants the client's
+    /// permission.
     pub fn granted(&self, agent: &str) -> impl Iterator<Item = &str> {
         self.agents.iter().filter(move |declared| declared.name == agent).flat_map(|declared| declared.grants.iter().map(String::as_str))
     }
 
-    /// For a client that runs all tools itself.
+    /// Prepares the configuration for a client that runs all tools itself.
     #[must_use]
     pub fn for_client(mut self) -> Self {
         for declared in &mut self.agents {
             declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.with(Tool::run_by_client)).collect();
             declared.for_client = true;
-            // A client has its own way with large results.
+            // The client limits large results itself.
             declared.max_output = declared.max_output.or(Some(usize::MAX));
         }
         self
     }
 
-    /// With a policy file more for every agent.
+    /// Adds a policy file to every agent.
     #[must_use]
     pub fn with_policies(mut self, name: &str, text: impl Fn(&[&Spec]) -> String) -> Self {
         for declared in &mut self.agents {
@@ -404,11 +417,13 @@ impl Config {
         self
     }
 
-    /// Under a configuration of the user's own: all of its rules hold as well, and where both speak of a tool, of limits or
-    /// of the store, the user's own word counts.
+    /// Merges this configuration under the user's own configuration.
+    ///
+    /// All rules of the user's configuration apply as well. If both configure a tool, limits or the
+    /// store, the user's configuration takes precedence.
     #[must_use]
     pub fn under(mut self, own: Self) -> Self {
-        // Who names the ledger says how long rows stay in it.
+        // The file that names the ledger also sets its retention.
         if own.store.is_some() {
             self.retention = own.retention;
             self.tells_retention = own.tells_retention;
@@ -424,7 +439,7 @@ impl Config {
         self.upstreams.retain(|upstream| own.upstreams.iter().all(|theirs| theirs.name != upstream.name));
         self.upstreams.extend(own.upstreams);
         for theirs in own.agents {
-            // One agent here and one there are the same agent; of several, those of the same name.
+            // A single agent matches any agent of the other file; several agents match by name.
             let single = self.agents.len() == 1;
             let Some(declared) = self.agents.iter_mut().find(|declared| single || declared.name == theirs.name) else {
                 self.agents.push(theirs);
@@ -448,13 +463,13 @@ impl Config {
     }
 }
 
-/// What is read on the way.
+/// State that is collected while a file is read.
 pub(super) struct Reader<'r> {
     file: &'r File,
     pub(super) beside: &'r Path,
-    /// Files that are included.
+    /// Included files.
     pub(super) files: RefCell<Vec<PathBuf>>,
-    /// Files that are not included.
+    /// Files that are referenced but not included.
     pub(super) referenced: RefCell<workspace::Referenced>,
     /// Agents that the gateway names, and where.
     pub(super) named_agents: RefCell<Vec<(String, Place)>>,
@@ -462,13 +477,14 @@ pub(super) struct Reader<'r> {
     named_upstreams: RefCell<Vec<(String, Place)>>,
 }
 
-/// How long rows are kept: said by whoever names the ledger, so that no file has a say in the rows of another.
+/// Reads the retention. Only the file that names the ledger may set it, so that no file can delete
+/// the rows of another ledger.
 fn retention(table: &Table<'_>) -> Option<SignedDuration> {
     let kept = table.duration("retention")?;
     let problem = if kept < SignedDuration::from_hours(24) {
-        Problem::new("rows are kept for a day at least").help("like `retention = \"90d\"`")
+        Problem::new("`retention` must be at least one day").help("like `retention = \"90d\"`")
     } else if !table.has("store") {
-        Problem::new("`retention` is about the ledger that `store` names, and this file names none").help("add `store = \"…\"` to it")
+        Problem::new("`retention` applies to the ledger in `store`, but this file does not set `store`").help("add `store = \"…\"`")
     } else {
         return Some(kept);
     };
@@ -476,13 +492,13 @@ fn retention(table: &Table<'_>) -> Option<SignedDuration> {
     None
 }
 
-/// So many in so long.
+/// Reads a rate limit.
 pub(super) fn rate(table: &Table<'_>) -> Option<Rate> {
     table.table("rate").and_then(|inner| {
         let (calls, per) = (inner.count("calls"), inner.length("per"));
         inner.finish("a rate");
         if !inner.has("calls") || !inner.has("per") {
-            table.wrong("rate", Problem::new("a rate is so many `calls` `per` so long").help("like `rate = { calls = 10, per = \"1s\" }`"));
+            table.wrong("rate", Problem::new("a rate limit needs `calls` and `per`").help("like `rate = { calls = 10, per = \"1s\" }`"));
         }
         Some(Rate { calls: u32::try_from(calls?).unwrap_or(u32::MAX), per: per? })
     })

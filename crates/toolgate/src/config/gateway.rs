@@ -1,4 +1,4 @@
-//! Who may come in through the gateway, and how much.
+//! Reads the `[gateway]` table: address, authentication and limits of the gateway.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,73 +10,74 @@ use super::reference::Reference;
 use crate::limits::Rate;
 use crate::policy::Problem;
 
-/// How the gateway listens.
+/// Settings of the gateway.
 #[derive(Debug, Clone)]
 pub struct Gateway {
-    /// Whether the file says anything of it.
+    /// Whether the file has a `[gateway]` table.
     pub given: bool,
-    /// Where it listens: loopback unless said.
+    /// Address to listen on. The default is a loopback address.
     pub listen: Option<String>,
-    /// The agent of those who name none.
+    /// Agent of clients that name none.
     pub agent: Option<String>,
-    /// Names that it is called by, beside those of this machine.
+    /// Accepted `Host` names, in addition to those of this machine.
     pub hosts: Vec<String>,
-    /// Web pages that may talk to it.
+    /// Accepted origins of web pages.
     pub origins: Vec<String>,
-    /// Largest request, in bytes.
+    /// Maximum size of a request in bytes.
     pub max_request: usize,
-    /// Most requests at the same time.
+    /// Maximum number of concurrent requests.
     pub concurrency: usize,
-    /// Most requests of one principal.
+    /// Rate limit of each principal.
     pub rate: Option<Rate>,
-    /// How long the conversation of a client that names none stays the same one.
+    /// How long a client that names no session keeps its default session.
     pub idle: Duration,
-    /// How long the stream of an answer lasts, where its client comes back for the rest; until the answer unless said.
+    /// Maximum duration of a response stream that the client can resume. `None` keeps it open until
+    /// the response is complete.
     pub stream: Option<Duration>,
-    /// Tokens that are known by their digests.
+    /// Tokens, identified by their digests.
     pub tokens: Vec<Token>,
-    /// Tokens that somebody else signs.
+    /// Tokens that another issuer signs.
     pub jwt: Option<Jwt>,
-    /// Certificate and key.
+    /// Certificate and private key.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// Where spans of calls are sent, and what is counted of them.
+    /// Collector for spans and metrics.
     pub otlp: Option<Otlp>,
 }
 
-/// A collector that speaks OTLP over HTTP.
+/// A collector for OTLP over HTTP.
 #[derive(Debug, Clone)]
 pub struct Otlp {
-    /// Its address, without `/v1/traces` or `/v1/metrics`.
+    /// Its URL, without `/v1/traces` or `/v1/metrics`.
     pub endpoint: String,
-    /// Headers that it wants.
+    /// Headers of each request.
     pub headers: Vec<(String, Reference)>,
 }
 
-/// A token that is known by its digest.
+/// A token, identified by its digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Token {
-    /// Who comes with it.
+    /// The principal that uses this token.
     pub principal: String,
-    /// SHA-256 of the token, in hex.
+    /// SHA-256 of the token, in hexadecimal.
     pub sha256: String,
-    /// As which agents; all unless said.
+    /// Agents that this token may use. `None` means all.
     pub agents: Option<Vec<String>>,
 }
 
-/// Tokens that somebody else signs.
+/// Settings for signed tokens of another issuer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Jwt {
-    /// Who signs them.
+    /// The expected issuer.
     pub issuer: String,
-    /// Whom they are for.
+    /// The expected audience.
     pub audience: String,
-    /// Where the keys are: an address, or a file.
+    /// URL or file of the keys.
     pub keys: String,
-    /// The address by which clients call `/mcp`, where the audience is not that.
+    /// URL of `/mcp` for clients, if it differs from the audience.
     pub resource: Option<String>,
-    /// The claim that says who comes.
+    /// The claim that contains the principal.
     pub principal: String,
-    /// The claim that names the conversation.
+    /// The claim that contains the session.
     pub session: Option<String>,
     /// The claim that lists the agents.
     pub agents: Option<String>,
@@ -111,14 +112,14 @@ impl Reader<'_> {
         if let Some(address) = &gateway.listen
             && address.parse::<std::net::SocketAddr>().is_err()
         {
-            let problem = Problem::new(format!("`{}` is no address with a port", crate::names::shown(address)));
+            let problem = Problem::new(format!("`{}` is not an address with a port", crate::names::shown(address)));
             table.wrong("listen", problem.help("like `127.0.0.1:7070`"));
         }
         gateway.agent = table.text("agent").map(str::to_owned);
         self.named_agents.borrow_mut().extend(gateway.agent.iter().map(|name| (name.clone(), table.place_of("agent"))));
         (gateway.hosts, gateway.origins) = (names("hosts"), names("origins"));
         for origin in gateway.origins.iter().filter(|origin| !origin.contains("://")) {
-            let problem = Problem::new(format!("`{}` is no origin", crate::names::shown(origin)));
+            let problem = Problem::new(format!("`{}` is not an origin", crate::names::shown(origin)));
             table.wrong("origins", problem.help("like `https://app.example.com:443`"));
         }
         if let Some(bytes) = table.bytes("max_request").and_then(|bytes| usize::try_from(bytes).ok()) {
@@ -129,8 +130,8 @@ impl Reader<'_> {
         gateway.idle = table.length("idle").unwrap_or(gateway.idle);
         gateway.stream = table.length("stream");
         if gateway.stream.is_some_and(|stream| stream < Duration::from_secs(1)) {
-            let problem = Problem::new("a stream of less than a second ends before anything is said in it");
-            table.wrong("stream", problem.help("like `stream = \"50s\"`, or nothing for streams that last until the answer"));
+            let problem = Problem::new("`stream` must be at least one second");
+            table.wrong("stream", problem.help("like `stream = \"50s\"`; without it, a stream lasts until the response"));
         }
         gateway.tokens = table.tables("tokens").iter().filter_map(|table| token(table, self)).collect();
         gateway.jwt = table.table("jwt").and_then(|table| jwt(&table, self));
@@ -152,7 +153,7 @@ impl Reader<'_> {
             }
             otlp.finish("`otlp`");
             if !endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://") || endpoint.starts_with("https://")) {
-                let problem = Problem::new("`otlp` needs the `endpoint` of a collector that speaks OTLP over HTTP");
+                let problem = Problem::new("`otlp` needs an HTTP `endpoint`");
                 table.wrong("otlp", problem.help("like `endpoint = \"http://127.0.0.1:4318\"`"));
             }
             Some(Otlp { endpoint: endpoint?, headers })
@@ -166,19 +167,19 @@ fn token(table: &Table<'_>, reader: &Reader<'_>) -> Option<Token> {
     for (key, example) in [("principal", "principal = \"ci\""), ("sha256", "sha256 = \"…\"")] {
         if !table.has(key) {
             let problem = Problem::new(format!("a token needs a `{key}`"));
-            table.wrong(key, problem.help(format!("like `{example}`; `toolgate token NAME` makes one")));
+            table.wrong(key, problem.help(format!("like `{example}`; `toolgate token NAME` creates one")));
         }
     }
     let principal = table.text("principal").map(str::to_owned);
     if principal.as_deref() == Some(CANARY_PRINCIPAL) {
-        let problem = Problem::new(format!("nobody is called `{CANARY_PRINCIPAL}` but who tries for toolgate whether the gate holds"));
-        table.wrong("principal", problem.help("call whoever comes with this token otherwise"));
+        let problem = Problem::new(format!("the principal name `{CANARY_PRINCIPAL}` is reserved for the self-test"));
+        table.wrong("principal", problem.help("choose another name"));
     }
     let sha256 = table.text("sha256").map(str::to_ascii_lowercase);
     if sha256.as_ref().is_some_and(|digest| digest.len() != 64 || !digest.bytes().all(|b| b.is_ascii_hexdigit())) {
         table.wrong(
             "sha256",
-            Problem::new("a digest has 64 digits of 0-9 and a-f").help("`toolgate token NAME` makes a token and its digest"),
+            Problem::new("a digest has 64 hexadecimal digits").help("`toolgate token NAME` creates a token and its digest"),
         );
     }
     let agents: Option<Vec<String>> = table.names("agents").map(|names| names.into_iter().map(str::to_owned).collect());
@@ -205,7 +206,7 @@ fn jwt(table: &Table<'_>, reader: &Reader<'_>) -> Option<Jwt> {
     });
     let resource = text("resource");
     if let Some(resource) = resource.as_ref().filter(|resource| !is_place(resource)) {
-        let problem = Problem::new(format!("`{}` is no address by which clients call this", crate::names::shown(resource)));
+        let problem = Problem::new(format!("`{}` is not a URL that clients can use", crate::names::shown(resource)));
         table.wrong("resource", problem.help("like `resource = \"https://gate.example.com/mcp\"`"));
     }
     let (principal, session, agents) = (text("principal").unwrap_or_else(|| "sub".to_owned()), text("session"), text("agents"));
@@ -213,7 +214,7 @@ fn jwt(table: &Table<'_>, reader: &Reader<'_>) -> Option<Jwt> {
     Some(Jwt { issuer: issuer?, audience: audience?, keys: keys?, resource, principal, session, agents })
 }
 
-/// Whether that is an address with a host and perhaps a path, as the schema for editors has it.
+/// Checks for a URL with a host and an optional path, like the pattern in the editor schema.
 fn is_place(text: &str) -> bool {
     let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
     rest.is_some_and(|rest| {

@@ -1,4 +1,4 @@
-//! Tools that are requests to a web service.
+//! Reads tools that make HTTP requests.
 
 use std::time::Duration;
 
@@ -10,62 +10,63 @@ use super::reference::Reference;
 use crate::policy::Problem;
 use crate::tool::{Retry, Template};
 
-/// A request behind a tool. Whoever runs it makes sure that it goes where it may go, see [`HttpTool::hosts`].
+/// The HTTP request of a tool. The backend that runs it must enforce [`HttpTool::hosts`].
 #[derive(Debug, Clone)]
 pub struct HttpTool {
-    /// The method, in capitals.
+    /// The method, in upper case.
     pub method: String,
-    /// Where to; arguments stand in its path and query only.
+    /// The URL; only its path and query may contain arguments.
     pub url: Template,
-    /// Parts of the query. One whose argument is absent is left out.
+    /// Query parameters. A parameter whose argument is absent is left out.
     pub query: Vec<(String, Template)>,
     /// Headers of the request.
     pub headers: Vec<(String, Reference)>,
-    /// What is sent.
+    /// Body of the request.
     pub body: Body,
-    /// Hosts that it may talk to, also after a redirect; that of its address unless said.
+    /// Allowed hosts, also after a redirect. The default is the host of the URL.
     pub hosts: Vec<String>,
-    /// Networks that it may reach though they are private or local: `10.0.0.0/8`, `127.0.0.1`.
+    /// Private or local networks that are allowed: `10.0.0.0/8`, `127.0.0.1`.
     pub networks: Vec<String>,
-    /// Most bytes of an answer.
+    /// Maximum size of a response in bytes.
     pub most: usize,
 }
 
-/// What is sent.
+/// The body of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Body {
-    /// Nothing.
+    /// No body.
     None,
-    /// The arguments as JSON, without those that stand in the address.
+    /// The arguments as JSON, without those that the URL contains.
     Arguments,
-    /// JSON in which `"{/path}"` stands for an argument.
+    /// JSON in which `"{/path}"` is replaced by an argument.
     Json(Value),
-    /// A form in which `{/path}` stands for an argument. One whose argument is absent is left out.
+    /// A form in which `{/path}` is replaced by an argument. A field whose argument is absent is
+    /// left out.
     Form(Vec<(String, Template)>),
 }
 
 impl HttpTool {
-    /// A text without the secrets that its headers hold.
+    /// Removes the secrets of the headers from a text.
     #[must_use]
     pub fn without_secrets(&self, text: &str) -> String {
         super::reference::without_values(self.headers.iter().map(|(_, value)| value), text)
     }
 }
 
-/// A tool as it is read.
+/// The parsed request, the statuses of an empty result, and the retries.
 type Read = (HttpTool, Vec<u16>, Option<Retry>);
 
 impl Reader<'_> {
-    /// The request, the statuses that mean that there is nothing, and how often it is tried again.
+    /// Reads the request, the statuses that mean an empty result, and the retries.
     pub(super) fn http(&self, table: &Table<'_>, input: &Value) -> Option<Read> {
         let method = table.text("method").unwrap_or("GET").to_ascii_uppercase();
         if !["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"].contains(&method.as_str()) {
-            let problem = Problem::new(format!("there is no method `{}`", crate::names::shown(&method)));
-            table.wrong("method", problem.help("there are GET, HEAD, POST, PUT, PATCH, DELETE"));
+            let problem = Problem::new(format!("unknown method `{}`", crate::names::shown(&method)));
+            table.wrong("method", problem.help("expected one of GET, HEAD, POST, PUT, PATCH, DELETE"));
         }
         let url = table.text("url");
         if !table.has("url") {
-            let problem = Problem::new("an HTTP tool names its `url`");
+            let problem = Problem::new("an HTTP tool needs a `url`");
             table.wrong("kind", problem.help("like `url = \"https://api.example.com/orders/{/order_id}\"`"));
         }
         let url = url.map(Template::new);
@@ -79,7 +80,7 @@ impl Reader<'_> {
         let sends = matches!(method.as_str(), "POST" | "PUT" | "PATCH");
         let body = match (table.value("body"), form) {
             (Some(_), Some(_)) => {
-                table.wrong("form", Problem::new("a request has a `body` or a `form`, not both").help("take one out"));
+                table.wrong("form", Problem::new("a request has a `body` or a `form`, not both").help("remove one of them"));
                 Body::None
             }
             (Some(json), None) => Body::Json(json),
@@ -99,7 +100,7 @@ impl Reader<'_> {
         for (key, path) in paths {
             let first = path.split('/').nth(1).unwrap_or_default().to_owned();
             if properties.is_none_or(|properties| !properties.contains_key(&first)) {
-                let problem = Problem::new(format!("`{path}` is no argument of this tool"));
+                let problem = Problem::new(format!("`{path}` is not an argument of this tool"));
                 let known = properties.into_iter().flat_map(|properties| properties.keys());
                 table.wrong(key, problem.did_you_mean(&first, known).or_help("declare it in `input`"));
             }
@@ -108,14 +109,14 @@ impl Reader<'_> {
         for (name, _) in &headers {
             let legal = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
             if !legal || ["host", "content-length", "transfer-encoding", "connection"].contains(&name.to_ascii_lowercase().as_str()) {
-                let problem = Problem::new(format!("`{}` is no header that can be set", crate::names::shown(name)));
-                table.wrong("headers", problem.help("letters, digits and `-`; the host and the length are said by themselves"));
+                let problem = Problem::new(format!("the header `{}` cannot be set", crate::names::shown(name)));
+                table.wrong("headers", problem.help("use letters, digits, `_` and `-`; the host and the length are set automatically"));
             }
         }
         let hosts = table.names("hosts").map(|names| names.into_iter().map(str::to_ascii_lowercase).collect());
         let networks: Vec<String> = table.names("networks").unwrap_or_default().into_iter().map(str::to_owned).collect();
         for network in networks.iter().filter(|network| !is_network(network)) {
-            let problem = Problem::new(format!("`{}` is no network", crate::names::shown(network)));
+            let problem = Problem::new(format!("`{}` is not a network", crate::names::shown(network)));
             table.wrong("networks", problem.help("like `10.0.0.0/8`, `127.0.0.1` or `fd00::/8`"));
         }
         let most = table.bytes("max_response").and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(1 << 20);
@@ -123,7 +124,7 @@ impl Reader<'_> {
         let retry = table.table("retry").map(|retry| {
             let (times, delay) = (retry.count("times"), retry.duration("delay").and_then(|delay| Duration::try_from(delay).ok()));
             retry.finish("`retry`");
-            // What is not said of it is as it is where nothing is.
+            // Missing keys have the defaults of [`Retry`].
             let usual = Retry::default();
             let times = times.and_then(|times| u32::try_from(times).ok()).unwrap_or(usual.times);
             Retry { times, delay: delay.unwrap_or(usual.delay) }
@@ -133,29 +134,30 @@ impl Reader<'_> {
     }
 }
 
-/// The host of an address. It is fixed: no argument may choose where a request goes.
+/// Returns the host of the URL. The host must be fixed, so that no argument can choose where a
+/// request goes.
 fn host_of(table: &Table<'_>, url: &Template) -> Option<String> {
     let head = url.head();
     let rest = head.strip_prefix("https://").or_else(|| head.strip_prefix("http://"));
     let Some(rest) = rest else {
         table.wrong(
             "url",
-            Problem::new("the address must begin with `https://` or `http://`").help("like `https://api.example.com/orders`"),
+            Problem::new("the URL must begin with `https://` or `http://`").help("like `https://api.example.com/orders`"),
         );
         return None;
     };
     let end = rest.find(['/', '?']);
     let authority = end.and_then(|end| rest.get(..end)).unwrap_or(rest);
-    // Where the path has not begun, an argument would go on with the host.
+    // Without a `/` before it, an argument would extend the host.
     if end.is_none() && url.named().next().is_some() {
-        let problem = Problem::new("an argument would choose the host");
-        table.wrong("url", problem.help("the host is fixed; arguments stand in the path or the query"));
+        let problem = Problem::new("an argument must not be part of the host");
+        table.wrong("url", problem.help("the host is fixed; put arguments into the path or the query"));
         return None;
     }
     if authority.is_empty() || authority.contains('@') || head.contains('#') {
         table.wrong(
             "url",
-            Problem::new("the address has no host, or a user or a fragment in it").help("like `https://api.example.com/orders`"),
+            Problem::new("the URL has no host, or it contains a user or a fragment").help("like `https://api.example.com/orders`"),
         );
         return None;
     }
@@ -166,18 +168,18 @@ fn host_of(table: &Table<'_>, url: &Template) -> Option<String> {
     Some(host.to_ascii_lowercase())
 }
 
-/// Statuses of answers.
+/// Reads HTTP statuses.
 fn statuses(table: &Table<'_>, key: &str) -> Vec<u16> {
     let status = |value: &Value| value.as_u64().and_then(|status| u16::try_from(status).ok()).filter(|status| (100..600).contains(status));
     let written = table.values(key).unwrap_or_default();
     if let Some(wrong) = written.iter().find(|value| status(value).is_none()) {
-        let problem = Problem::new(format!("`{}` is no status of an answer", crate::names::shown(&wrong.to_string())));
-        table.wrong(key, problem.help(format!("a number from 100 to 599, like `{key} = [404]`")));
+        let problem = Problem::new(format!("`{}` is not an HTTP status", crate::names::shown(&wrong.to_string())));
+        table.wrong(key, problem.help(format!("use numbers from 100 to 599, like `{key} = [404]`")));
     }
     written.iter().filter_map(status).collect()
 }
 
-/// The arguments that a body names.
+/// Collects the arguments that a body contains.
 fn collect(value: &Value, paths: &mut Vec<(&str, String)>) {
     match value {
         Value::String(text) => paths.extend(Template::new(text).named().map(|path| ("body", path.to_string()))),

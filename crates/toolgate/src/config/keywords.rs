@@ -1,11 +1,11 @@
-//! Schemas that are misspelt: what is no keyword of JSON Schema says nothing, and nobody is told.
+//! Finds misspelled keywords in JSON Schemas, which validators ignore silently.
 
 use serde_json::{Map, Value};
 
 use crate::names::shown;
 use crate::suggest::closest;
 
-/// Keywords that say something by themselves.
+/// Keywords that contain no schemas.
 const PLAIN: [&str; 30] = [
     "type",
     "enum",
@@ -38,7 +38,7 @@ const PLAIN: [&str; 30] = [
     "contentEncoding",
     "contentMediaType",
 ];
-/// Keywords that hold schemas, of which some are about the same value as the schema they stand in.
+/// Keywords whose schemas apply to the same value.
 const OF_SAME: [&str; 7] = ["allOf", "anyOf", "oneOf", "not", "if", "then", "else"];
 const OF_PARTS: [&str; 9] = [
     "items",
@@ -51,17 +51,20 @@ const OF_PARTS: [&str; 9] = [
     "propertyNames",
     "contentSchema",
 ];
-/// Keywords that hold schemas by free names. What depends on a property is about the same value.
+/// Keywords that map names to schemas. The last two apply to the same value as their schema.
 const BY_NAME: [&str; 6] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 
-/// What is wrong with a schema, and what to do about it.
+/// Returns the problems of a schema, each with a help text.
 pub(super) fn misspelt(schema: &Value) -> Vec<(String, String)> {
     let mut found = Vec::new();
     look(schema, "", true, &mut found);
     found
 }
 
-/// Looks at a schema that stands somewhere, and at all within. One that is part of another may require what that one declares.
+/// Checks a schema and all schemas inside it.
+///
+/// If `whole` is false, the schema is part of another one and may require properties that the other
+/// one declares.
 fn look(schema: &Value, at: &str, whole: bool, found: &mut Vec<(String, String)>) {
     let Value::Object(members) = schema else { return };
     if whole {
@@ -84,20 +87,20 @@ fn look(schema: &Value, at: &str, whole: bool, found: &mut Vec<(String, String)>
         } else if !PLAIN.contains(&name) && !name.starts_with('$') && !name.starts_with("x-") {
             let known = PLAIN.into_iter().chain(OF_SAME).chain(OF_PARTS).chain(BY_NAME);
             let help = closest(name, known)
-                .map_or_else(|| "take it out, or let its name begin with `x-`".to_owned(), |guess| format!("did you mean `{guess}`?"));
-            found.push((format!("has `{}`{}, which is no keyword of JSON Schema", shown(name), within(at)), help));
+                .map_or_else(|| "remove it, or prefix its name with `x-`".to_owned(), |guess| format!("did you mean `{guess}`?"));
+            found.push((format!("has `{}`{}, which is not a JSON Schema keyword", shown(name), within(at)), help));
         }
     }
 }
 
-/// Properties that are required, and that nothing declares.
+/// Finds required properties that are not declared.
 fn undeclared(members: &Map<String, Value>, at: &str, found: &mut Vec<(String, String)>) {
     let (Some(properties), Some(required)) =
         (members.get("properties").and_then(Value::as_object), members.get("required").and_then(Value::as_array))
     else {
         return;
     };
-    // Others may be declared elsewhere, or be let in as they are.
+    // Properties may be declared elsewhere, or additional ones may be allowed.
     let is_open = members.get("additionalProperties").is_some_and(|more| *more != Value::Bool(false));
     if is_open || members.keys().any(|key| OF_SAME.contains(&key.as_str()) || ["$ref", "patternProperties"].contains(&key.as_str())) {
         return;
@@ -105,7 +108,7 @@ fn undeclared(members: &Map<String, Value>, at: &str, found: &mut Vec<(String, S
     for name in required.iter().filter_map(Value::as_str).filter(|name| !properties.contains_key(*name)) {
         let help = closest(name, properties.keys().map(String::as_str))
             .map_or_else(|| "declare it in `properties`".to_owned(), |guess| format!("did you mean `{guess}`?"));
-        found.push((format!("requires `{}`{}, which is none of its properties", shown(name), within(at)), help));
+        found.push((format!("requires `{}`{}, which is not declared in its properties", shown(name), within(at)), help));
     }
 }
 

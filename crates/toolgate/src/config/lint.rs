@@ -1,4 +1,4 @@
-//! What a configuration could say better: for the model that reads its descriptions, and for whoever relies on its rules.
+//! Finds weaknesses of a configuration: poor descriptions, ineffective rules, likely misspellings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -17,74 +17,74 @@ use crate::schema::{At, at, at_in};
 use crate::suggest::closest;
 use crate::tool::{Extra, Spec};
 
-/// What can be found, and why it matters.
+/// The codes of all findings, each with its meaning.
 pub const LINTS: [(&str, &str); 16] = [
     ("load", "the configuration does not load"),
-    ("dead_rule", "a rule that never speaks, or a tool that can never be called"),
-    ("never_true", "a condition that no argument or result can meet, by its schema; it was meant otherwise, or a value is misspelt"),
-    ("too_many_tools", "past five tools a model chooses worse; give each specialist an agent of its own"),
-    ("thin_description", "a model chooses by four lines: what it does, when to use it, its edge cases, and what must come first"),
-    ("ordering_untold", "the description does not name a tool that must come first, so the model learns it by being refused"),
-    ("ordering_unenforced", "the description says that a tool must come first, and no rule enforces it"),
-    ("overlap", "two descriptions say nearly the same, so the model cannot tell the tools apart"),
-    ("inlined_twice", "the same tool stands in two agents, and will be changed in one of them only"),
-    ("silent_rule", "a rule refuses without a reason, or with one of a word or two, so the model does not know what to do instead"),
-    ("rarely_used", "a tool that is used in under one of ten sessions costs every other one attention"),
-    ("short_retention", "a rule looks back further than rows are kept, so a backtest of it begins with less than the rule knows"),
-    ("missing_reference", "an upstream refers to something that is not there, and stays away until it is"),
-    ("open_listener", "the gateway is to listen where others reach it, and nobody needs a token; `toolgate serve` does not begin so"),
-    ("unknown_keyword", "a schema says something that no schema can say, or requires what it does not declare; it was misspelt"),
+    ("dead_rule", "a rule that never applies, or a tool that can never be called"),
+    ("never_true", "a condition that the schema of its argument or result makes impossible; likely a misspelling"),
+    ("too_many_tools", "an agent with more than five tools; models choose worse, so split the agent into specialists"),
+    ("thin_description", "a description needs four lines: what the tool does, when to use it, edge cases, what must come first"),
+    ("ordering_untold", "the description omits a tool that must come first, so the model learns the order from refusals"),
+    ("ordering_unenforced", "the description says that a tool must come first, but no rule enforces it"),
+    ("overlap", "two descriptions are nearly equal, so the model cannot tell the tools apart"),
+    ("inlined_twice", "two agents declare the same tool, so a change is easily made in one of them only"),
+    ("silent_rule", "a rule refuses without a useful reason, so the model does not know what to do instead"),
+    ("rarely_used", "a tool that fewer than one in ten sessions use; it distracts the model in all others"),
+    ("short_retention", "a rule looks back further than rows are kept, so a backtest lacks older calls"),
+    ("missing_reference", "an upstream refers to a missing variable or file and stays offline until it exists"),
+    ("open_listener", "the gateway is reachable from other machines without a token; `toolgate serve` refuses to start"),
+    ("unknown_keyword", "a schema has an unknown keyword, or requires an undeclared property; likely a misspelling"),
     (
         "unknown_secret",
-        "a secret that stands nowhere in what its tool takes or gives; it was misspelt, and what was meant is shown and recorded",
+        "neither arguments nor result contain the secret; likely misspelled, so the real one is shown and recorded",
     ),
 ];
 
-/// At most so many tools an agent.
+/// Recommended maximum number of tools of an agent.
 const TOOLS: usize = 5;
-/// Descriptions that share so much of their words are one too many.
+/// Minimum share of common words for two descriptions to overlap.
 const ALIKE: f64 = 0.6;
-/// Fewer words tell no model what to do: "No.", "Not allowed."
+/// Minimum number of words of a reason; "Not allowed." does not tell a model what to do.
 const REASON: usize = 3;
-/// So many sessions must have been recorded before their number says something.
+/// Minimum number of recorded sessions before usage is judged.
 const SESSIONS: u64 = 20;
-/// Keys whose values say what is allowed: a person writes them.
+/// Keys whose values decide what is allowed. They are never fixed automatically.
 const BY_HAND: [&str; 6] = ["policy", "rule", "mode", "effect", "undeclared", "on_failure"];
 
-/// Something that could be better.
+/// A finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Its code; see [`LINTS`].
     pub code: &'static str,
-    /// What and where.
+    /// The problem and its position.
     pub problem: Problem,
-    /// What would mend it: these bytes of the file, and what to put there.
+    /// A fix: the bytes of the file to replace, and the replacement.
     pub fix: Option<(Range<usize>, String)>,
 }
 
-/// How often tools are used: of so many sessions of an agent, in how many.
+/// In how many sessions each tool was used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Sessions by agent.
+    /// Number of sessions by agent.
     pub sessions: BTreeMap<String, u64>,
-    /// Sessions by agent and tool.
+    /// Number of sessions by agent and tool.
     pub tools: BTreeMap<(String, String), u64>,
 }
 
-/// A finding that somebody has looked at and left.
+/// A finding that the file allows on purpose.
 #[derive(Debug, Clone)]
 pub(super) struct Silence {
     code: String,
     of: Option<String>,
 }
 
-/// Reads which findings are left, and why: without a reason none is.
+/// Reads the allowed findings. An entry without a reason is ignored.
 pub(super) fn silences(table: &Table<'_>) -> Vec<Silence> {
     let one = |entry: Table<'_>| {
         let code = entry.text("allow");
         for (key, example) in [("allow", "allow = \"too_many_tools\""), ("reason", "reason = \"a coding agent has many\"")] {
             if !entry.has(key) {
-                entry.wrong(key, Problem::new(format!("a finding is left with a `{key}`")).help(format!("like `{example}`")));
+                entry.wrong(key, Problem::new(format!("an entry of `lint` needs `{key}`")).help(format!("like `{example}`")));
             }
         }
         let words: Vec<(&str, ())> = LINTS.iter().map(|(code, _)| (*code, ())).collect();
@@ -92,7 +92,7 @@ pub(super) fn silences(table: &Table<'_>) -> Vec<Silence> {
         let of = entry.text("of").map(str::to_owned);
         let reason = entry.text("reason");
         if reason.is_some_and(|reason| reason.trim().is_empty()) {
-            entry.wrong("reason", Problem::new("the `reason` says nothing").help("like `reason = \"a coding agent has many\"`"));
+            entry.wrong("reason", Problem::new("`reason` is empty").help("like `reason = \"a coding agent has many\"`"));
         }
         entry.finish("an entry of `lint`");
         reason?;
@@ -102,7 +102,8 @@ pub(super) fn silences(table: &Table<'_>) -> Vec<Silence> {
 }
 
 impl Finding {
-    /// A problem as a finding. One that names what was meant can be mended, where the two are nearly the same.
+    /// Creates a finding from a problem. If the problem suggests a near misspelling, the finding
+    /// has a fix.
     #[must_use]
     pub fn of(code: &'static str, problem: Problem) -> Self {
         let fix = problem.place.as_ref().and_then(|place| meant(&problem, place));
@@ -110,16 +111,16 @@ impl Finding {
     }
 }
 
-/// What to write instead, where the help says what was meant.
+/// Derives the replacement from the suggestion in the help text.
 fn meant(problem: &Problem, place: &Place) -> Option<(Range<usize>, String)> {
-    let name = problem.help.as_ref()?.strip_prefix("did you mean `")?.strip_suffix("`?")?;
+    let name = problem.suggestion.as_deref()?;
     let written = place.text.get(place.span.clone())?;
     let quote = written.chars().next().filter(|first| matches!(first, '"' | '\''));
     let inner = quote.map_or(Some(written), |quote| written.strip_prefix(quote)?.strip_suffix(quote))?;
-    // In a longer path nobody knows which part was meant.
+    // In a longer path, the misspelled part is ambiguous.
     let (before, word) = inner.strip_prefix('/').map_or(("", inner), |word| ("/", word));
     let is_one_word = !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
-    // What is written may not be what is wrong, and a word that is merely like it may mean something else.
+    // The marked text may not be the error, and a merely similar word may have another meaning.
     let is_slip = crate::suggest::is_nearly(name, word);
     let is_by_hand = BY_HAND.contains(&key_of(place)) || word.ends_with("_of") || name.ends_with("_of");
     if !is_one_word || !is_slip || is_by_hand || name.contains(['/', '"', '\'', '\\']) {
@@ -130,7 +131,7 @@ fn meant(problem: &Problem, place: &Place) -> Option<(Range<usize>, String)> {
     Some((place.span.clone(), text))
 }
 
-/// The key that a value stands behind; nothing where it is no value.
+/// Returns the key of the value at this position, or an empty string.
 fn key_of(place: &Place) -> &str {
     let before = place.text.get(..place.span.start).unwrap_or_default().trim_end();
     let key = before.strip_suffix('=').unwrap_or_default().trim_end().trim_end_matches(['"', '\'']);
@@ -138,8 +139,9 @@ fn key_of(place: &Place) -> &str {
 }
 
 impl Config {
-    /// What could be better, in the order of the file, without what was left on purpose. What keeps it from loading is told
-    /// when its agents are built.
+    /// Returns all findings in the order of the file, without those that the file allows.
+    ///
+    /// Errors that prevent loading are reported when the agents are built.
     #[must_use]
     pub fn lint(&self, usage: Option<&Usage>) -> Vec<Finding> {
         let mut found = Vec::new();
@@ -163,26 +165,27 @@ impl Config {
         found.into_iter().map(|(finding, _)| finding).collect()
     }
 
-    /// An address that `toolgate serve` does not listen at. Hooks do not care, nor does who says another one.
+    /// Finds an address that `toolgate serve` refuses. Hooks, and `serve` with another address, are
+    /// unaffected.
     fn open_listener(&self) -> Option<Of> {
         let address: std::net::SocketAddr = self.gateway.listen.as_ref()?.parse().ok()?;
         if address.ip().is_loopback() || !self.gateway.tokens.is_empty() || self.gateway.jwt.is_some() {
             return None;
         }
-        let message = format!("{address} can be reached from elsewhere, and nobody needs a token");
-        let help = "add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen at 127.0.0.1";
+        let message = format!("{address} is reachable from other machines, and no token is required");
+        let help = "add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen on 127.0.0.1";
         let problem = Problem { place: self.listens.clone(), ..Problem::new(message).help(help) };
         Some((Finding { code: "open_listener", problem, fix: None }, "gateway".to_owned()))
     }
 
-    /// Whether somebody has left a finding on purpose.
+    /// Checks whether the file allows a finding on purpose.
     #[must_use]
     pub fn is_left(&self, code: &str, of: &str) -> bool {
         self.silences.iter().any(|silence| silence.code == code && silence.of.as_deref().is_none_or(|name| name == of))
     }
 }
 
-/// A finding, and what it is about.
+/// A finding, and the name of the item that it concerns.
 type Of = (Finding, String);
 
 fn warning(code: &'static str, of: &str, place: Option<&Place>, message: String, help: &str) -> Of {
@@ -190,15 +193,16 @@ fn warning(code: &'static str, of: &str, place: Option<&Place>, message: String,
     (Finding { code, problem, fix: None }, of.to_owned())
 }
 
-/// The tools whose descriptions are this file's to write: a client's own are not.
+/// Iterates over tools whose descriptions belong to this file. Those of a client's own tools do
+/// not.
 fn own(declared: &Declared) -> impl Iterator<Item = (&Spec, &Place)> {
     declared.tools.iter().map(|entry| (entry.tool.spec(), &entry.place)).filter(|(spec, _)| !spec.is_run_by_client())
 }
 
 fn shut(declared: &Declared) -> Vec<Of> {
     let told = |place: &Place| {
-        let message = format!("every call of the agent `{}` is refused", declared.name);
-        warning("dead_rule", &declared.name, Some(place), message, "let something through, or take the agent out")
+        let message = format!("the agent `{}` refuses every call", declared.name);
+        warning("dead_rule", &declared.name, Some(place), message, "raise the limit, or remove the agent")
     };
     declared.shut.iter().map(told).collect()
 }
@@ -207,13 +211,13 @@ fn size(declared: &Declared) -> Option<Of> {
     let count = declared.tools.len();
     let place = declared.tools.get(TOOLS).map(|entry| &entry.place);
     (count > TOOLS && own(declared).next().is_some()).then(|| {
-        let message = format!("the agent `{}` has {count} tools, and a model chooses well among {TOOLS}", declared.name);
+        let message = format!("the agent `{}` has {count} tools; models choose well among at most {TOOLS}", declared.name);
         warning(
             "too_many_tools",
             &declared.name,
             place,
             message,
-            "give each specialist an agent of its own, and let one route between them",
+            "give each specialist its own agent, and let one agent route between them",
         )
     })
 }
@@ -228,13 +232,13 @@ fn descriptions(declared: &Declared) -> Vec<Of> {
             spec.name(),
             Some(place),
             message,
-            "four lines: what it does, when to use it, edge cases, what must come first",
+            "write four lines: what it does, when to use it, edge cases, what must come first",
         )
     };
     own(declared).filter(thin).map(told).collect()
 }
 
-/// An upstream's schemas are its own.
+/// Schemas of upstreams are not checked, because this file cannot change them.
 fn schemas(declared: &Declared) -> Vec<Of> {
     let mut found = Vec::new();
     for Entry { tool, place, .. } in declared.tools.iter().filter(|entry| !matches!(entry.behind, Some(Behind::Mcp { .. }))) {
@@ -249,7 +253,9 @@ fn schemas(declared: &Declared) -> Vec<Of> {
     found
 }
 
-/// Secrets that are misspelt: what was meant is shown, and nobody is told. Where nobody knows what a tool gives, it may stand there.
+/// Finds misspelled secrets, whose real values would be shown.
+///
+/// Without an output schema the result may contain the secret, so the finding is only a note.
 fn secrets(declared: &Declared) -> Vec<Of> {
     let mut found = Vec::new();
     for Entry { tool, secrets, .. } in &declared.tools {
@@ -260,19 +266,19 @@ fn secrets(declared: &Declared) -> Vec<Of> {
                 Some(At::Known(_)) => continue,
                 Some(At::Missing(_, more)) => {
                     known.extend(more);
-                    (Severity::Warning, "name what stands in the arguments or in the result, or take it out")
+                    (Severity::Warning, "name a field of the arguments or of the result, or remove it")
                 }
-                Some(At::Open) | None => (Severity::Note, "if it stands in the result, declare it in `output`"),
+                Some(At::Open) | None => (Severity::Note, "if the result contains it, declare it in `output`"),
             };
             let guess = closest(&name, known.iter().map(String::as_str));
             let help = guess.map_or_else(|| otherwise.to_owned(), |guess| format!("did you mean `{guess}`?"));
             let what = match severity {
-                Severity::Note => ("does not take", "unless the result has one, nothing is kept secret by it"),
-                _ => ("neither takes nor gives", "nothing is kept secret by it"),
+                Severity::Note => ("does not accept", "unless the result contains it, the entry hides nothing"),
+                _ => ("neither accepts nor returns", "the entry hides nothing"),
             };
             let message = format!("`{}` {} a `{}`: {}", spec.name(), what.0, shown(&path.to_string()), what.1);
             let problem = Problem { place: Some(place.clone()), severity, ..Problem::new(message).help(help) };
-            // What may be meant so is a person's to mend.
+            // A note is too uncertain for an automatic fix.
             let finding = match severity {
                 Severity::Note => Finding { code: "unknown_secret", problem, fix: None },
                 _ => Finding::of("unknown_secret", problem),
@@ -283,7 +289,7 @@ fn secrets(declared: &Declared) -> Vec<Of> {
     found
 }
 
-/// The tools that must come first, by the rules that are enforced.
+/// Returns the tools that enforced rules require before this tool.
 fn first(declared: &Declared, spec: &Spec) -> BTreeSet<String> {
     let rules = declared.rules.written().filter(|written| written.policy.mode() == Mode::Enforce && written.policy.governs(spec));
     rules
@@ -293,7 +299,7 @@ fn first(declared: &Declared, spec: &Spec) -> BTreeSet<String> {
         .collect()
 }
 
-/// Whether a rule that looks at files orders two tools: what is there is read before it is written.
+/// Checks whether a rule about files orders two tools: read before write.
 fn by_files(declared: &Declared, reads: &str, writes: &Spec) -> bool {
     let on_files = declared.tools.iter().any(|entry| entry.on_files && entry.tool.spec().name() == reads);
     let looks = |written: &super::Written| written.policy.governs(writes) && written.policy.outline(writes).files;
@@ -307,27 +313,27 @@ fn ordering(declared: &Declared) -> Vec<Of> {
         let enforced = first(declared, spec);
         let described = spec.description().to_lowercase();
         let names = |name: &str| described.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).any(|word| word == name);
-        // Of several that will do, one is enough.
+        // If several tools satisfy the rule, naming one of them is enough.
         if !enforced.is_empty() && !enforced.iter().any(|name| names(name)) {
             let list = enforced.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
-            let message = format!("`{}` is refused without {list}, and its description does not say so", spec.name());
-            found.push(warning("ordering_untold", spec.name(), Some(place), message, "say in its last line what must come first"));
+            let message = format!("`{}` is refused without {list}, but its description does not say so", spec.name());
+            found.push(warning("ordering_untold", spec.name(), Some(place), message, "name the tool that must come first in the last line"));
         }
         let ordered = |line: &&str| WORDS.iter().any(|word| line.contains(word));
         for line in described.lines().filter(ordered) {
             let others = declared.tools.iter().map(|entry| entry.tool.spec()).filter(|other| other.name() != spec.name());
             let told = others
                 .filter(|other| line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).any(|word| word == other.name()))
-                // Or it speaks of what it must come before itself.
+                // The line may say that this tool comes before the other one.
                 .filter(|other| !by_files(declared, other.name(), spec) && !by_files(declared, spec.name(), other));
             for name in told.map(Spec::name).filter(|name| !enforced.contains(*name)) {
-                let message = format!("the description of `{}` speaks of `{name}` coming first, and no rule enforces it", spec.name());
+                let message = format!("the description of `{}` says that `{name}` comes first, but no rule enforces it", spec.name());
                 found.push(warning(
                     "ordering_unenforced",
                     spec.name(),
                     Some(place),
                     message,
-                    "write a `require` rule, or take the words out: models forget",
+                    "write a `require` rule, or remove the sentence: models do not follow it reliably",
                 ));
             }
         }
@@ -346,13 +352,13 @@ fn overlaps(declared: &Declared) -> Vec<Of> {
         for (other, place, also) in all.iter().skip(at + 1) {
             let (both, either) = (said.intersection(also).count(), said.union(also).count());
             if either >= 4 && both as f64 / either as f64 >= ALIKE {
-                let message = format!("`{}` and `{}` are described in nearly the same words", one.name(), other.name());
+                let message = format!("the descriptions of `{}` and `{}` are nearly equal", one.name(), other.name());
                 found.push(warning(
                     "overlap",
                     other.name(),
                     Some(place),
                     message,
-                    "say when to use the one and when the other, or make them one tool",
+                    "say when to use each of them, or merge them",
                 ));
             }
         }
@@ -370,11 +376,11 @@ fn silent_rules(declared: &Declared) -> Vec<Of> {
         let words = |place: Place| place.text.get(place.span).map_or(0, |reason| reason.split_whitespace().count());
         let (at, message) = match written.has("reason") {
             false => ("", format!("the rule `{name}` refuses without a reason")),
-            // A tool to go to says what to do as well.
+            // A redirect also tells the model what to do.
             true if written.has("redirect") || written.place("reason", None).map_or(0, words) >= REASON => return None,
             true => ("reason", format!("the reason of the rule `{name}` is too short to act on")),
         };
-        let help = "add `reason = \"…\"`: what to do instead, in words for the model";
+        let help = "add `reason = \"…\"` that tells the model what to do instead";
         Some(warning("silent_rule", name, written.place(at, None).as_ref(), message, help))
     };
     speaking.filter_map(told).collect()
@@ -389,7 +395,7 @@ fn rarely_used(declared: &Declared, usage: &Usage) -> Vec<Of> {
         let used = usage.tools.get(&(declared.name.clone(), spec.name().to_owned())).copied().unwrap_or(0);
         (used * 10 < all).then(|| {
             let message = format!("`{}` was used in {used} of {all} sessions", spec.name());
-            warning("rarely_used", spec.name(), Some(place), message, "move it to a specialist, or take it out")
+            warning("rarely_used", spec.name(), Some(place), message, "move it to a specialist, or remove it")
         })
     };
     own(declared).filter_map(told).collect()
@@ -405,7 +411,7 @@ fn short_retention(declared: &Declared, kept: SignedDuration) -> Vec<Of> {
             name,
             written.place("", None).as_ref(),
             message,
-            "keep them longer with `retention`: the rule still holds, but a backtest of it begins with less than it knows",
+            "increase `retention`; the rule still works, but a backtest lacks older calls",
         )
     };
     further.map(told).collect()
@@ -419,13 +425,13 @@ fn inlined_twice(agents: &[Declared]) -> Vec<Of> {
             let spec = tool.spec();
             match seen.get(spec.name()) {
                 Some((other, agent)) if other.input_schema() == spec.input_schema() && other.description() == spec.description() => {
-                    let message = format!("`{}` stands in the agents `{agent}` and `{}`", spec.name(), declared.name);
+                    let message = format!("`{}` is declared in the agents `{agent}` and `{}`", spec.name(), declared.name);
                     found.push(warning(
                         "inlined_twice",
                         spec.name(),
                         Some(place),
                         message,
-                        "let one agent have it, and the other ask that one",
+                        "declare it in one agent, and let the other agent call that one",
                     ));
                 }
                 _ => {
@@ -437,11 +443,11 @@ fn inlined_twice(agents: &[Declared]) -> Vec<Of> {
     found
 }
 
-/// What keeps an upstream away where this is looked over; where it is served it may be there.
+/// Finds references that are missing here. Where the gateway runs, they may exist.
 fn missing_references(upstream: &Upstream) -> Vec<Of> {
     let told = |problem: Problem| {
         let place = problem.place.as_ref().or(upstream.place.as_ref());
-        let message = format!("the upstream `{}` would stay away: {}", upstream.name, problem.message);
+        let message = format!("the upstream `{}` would stay offline: {}", upstream.name, problem.message);
         warning("missing_reference", &upstream.name, place, message, problem.help.as_deref().unwrap_or_default())
     };
     upstream.looked_up().filter_map(Reference::problem).map(told).collect()

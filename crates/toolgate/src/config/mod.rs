@@ -1,4 +1,7 @@
-//! Rules from files. Everything in a file is a plain type of [`crate::policy`]; the file only spells it.
+//! Reads rules and agents from TOML files.
+//!
+//! Every rule in a file is a plain type of [`crate::policy`]; the file is only another notation for
+//! that type.
 //!
 //! ```
 //! use toolgate::config::Rules;
@@ -56,17 +59,20 @@ use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 
 use crate::policy::{Place, Policy, Problem, Severity};
 
-/// How the names of rules begin that toolgate itself adds.
+/// Prefix of the names of rules that toolgate itself adds.
 pub const BUILT_IN: &str = "toolgate:";
 
-/// The agent of the call that a gateway has refused, to know that its gate holds; its only tool is called so, too. No configuration has
-/// an agent of this name.
+/// Names the agent, and its only tool, of the self-test call that a gateway must refuse.
+///
+/// No configuration may declare an agent of this name.
 pub const CANARY: &str = "toolgate-canary";
 
-/// Who makes that call. Nobody else is called so: what stops a person does not stop it.
+/// Names the principal of the self-test call.
+///
+/// The name is reserved. Pausing a person therefore never stops the self-test.
 pub const CANARY_PRINCIPAL: &str = "(canary)";
 
-/// What a policy is attached to.
+/// Defines where a policy is attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope {
     Tools(Vec<String>),
@@ -75,7 +81,7 @@ pub(crate) enum Scope {
     Agent,
 }
 
-/// A rule, and where it is written.
+/// A rule and its position in a file.
 #[derive(Clone)]
 pub(crate) struct Written {
     pub(crate) scope: Scope,
@@ -83,7 +89,7 @@ pub(crate) struct Written {
     source: Option<Arc<Source>>,
 }
 
-/// The file of a rule, and where its parts stand in it.
+/// The file of a rule, and the byte ranges of its parts.
 struct Source {
     file: Arc<str>,
     text: Arc<str>,
@@ -91,12 +97,12 @@ struct Source {
 }
 
 impl Written {
-    /// A rule that was written in Rust.
+    /// Wraps a rule that was written in Rust.
     pub(crate) fn in_code(scope: Scope, policy: Arc<dyn Policy>) -> Self {
         Self { scope, policy, source: None }
     }
 
-    /// Whether both say the same of the same.
+    /// Checks whether two rules have the same name, scope, mode and definition.
     fn is_same(&self, other: &Self) -> bool {
         let (rule, theirs) = (&self.policy, &other.policy);
         rule.name() == theirs.name()
@@ -105,7 +111,7 @@ impl Written {
             && rule.definition() == theirs.definition()
     }
 
-    /// Whether it says something of a part.
+    /// Checks whether the file sets a field of this rule.
     pub(crate) fn has(&self, field: &str) -> bool {
         self.source.as_ref().is_some_and(|source| source.parts.contains_key(field))
     }
@@ -114,12 +120,12 @@ impl Written {
         self.source.is_some()
     }
 
-    /// The name and text of its file.
+    /// Returns the name and the text of the file.
     pub(crate) fn file(&self) -> Option<(&str, &str)> {
         self.source.as_ref().map(|source| (&*source.file, &*source.text))
     }
 
-    /// Where a part of it stands; where there is no such part, what it would be part of.
+    /// Returns the position of a field, or of the closest enclosing part if the field is absent.
     pub(crate) fn place(&self, field: &str, within: Option<Range<usize>>) -> Option<Place> {
         let source = self.source.as_ref()?;
         let mut field = field;
@@ -135,7 +141,9 @@ impl Written {
     }
 }
 
-/// Bytes of a string's value as bytes of the file, where the file spells them as they are.
+/// Maps a byte range inside a string value to bytes of the file.
+///
+/// Returns `None` if the file spells the string with escapes.
 fn inside(text: &str, span: &Range<usize>, within: Range<usize>) -> Option<Range<usize>> {
     let raw = text.get(span.clone())?;
     let quotes = ["\"\"\"\n", "\"\"\"", "'''\n", "'''", "\"", "'"].into_iter().find(|quotes| raw.starts_with(quotes))?;
@@ -155,13 +163,17 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Reads the rules of a file's text. What is wrong is kept, and said when an agent is built with them.
+    /// Reads rules from the text of a file.
+    ///
+    /// Problems are collected and reported when an agent is built with these rules.
     #[must_use]
     pub fn parse(file: &str, text: &str) -> Self {
         Self::parse_all([(file, text)])
     }
 
-    /// Reads several files as one. Rules are taken in the order of the files, then of the lines.
+    /// Reads several files as one.
+    ///
+    /// Rules keep the order of the files, then the order of the lines.
     pub fn parse_all<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         rule::read(files)
     }
@@ -169,7 +181,7 @@ impl Rules {
     /// Reads files from disk.
     ///
     /// # Errors
-    /// A file cannot be read; its name is in the message.
+    /// A file cannot be read. The message contains its name.
     pub fn load(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> std::io::Result<Self> {
         let mut files = Vec::new();
         for path in paths {
@@ -180,14 +192,15 @@ impl Rules {
         Ok(Self::parse_all(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))))
     }
 
-    /// What is wrong with the files themselves. What is wrong with the rules for an agent's tools is known when the
-    /// agent is built.
+    /// Returns the problems of the files themselves.
+    ///
+    /// Problems that depend on the tools of an agent are reported when the agent is built.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// The names of the rules that could be read.
+    /// Iterates over the names of the rules that could be read.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.policies.iter().map(|written| written.policy.name())
     }
@@ -196,7 +209,7 @@ impl Rules {
         self.policies.iter()
     }
 
-    /// These and others.
+    /// Appends other rules.
     #[must_use]
     pub(crate) fn and(mut self, others: Self) -> Self {
         self.policies.extend(others.policies);
@@ -204,7 +217,7 @@ impl Rules {
         self
     }
 
-    /// These, and of others what is not among them word for word: one rule in two files is one rule.
+    /// Appends the rules that are not yet present, so that one rule in two files counts once.
     pub(crate) fn and_new(self, mut others: Self) -> Self {
         let is_known = |other: &Written| self.policies.iter().any(|own| own.is_same(other));
         others.policies.retain(|other| !is_known(other));
@@ -216,7 +229,7 @@ impl Rules {
     }
 }
 
-/// Problems as a person reads them.
+/// Renders problems for a terminal.
 pub(crate) fn render(problems: &[Problem], colours: bool) -> String {
     let renderer = if colours { Renderer::styled() } else { Renderer::plain() }.decor_style(DecorStyle::Ascii);
     let one = |problem: &Problem| {

@@ -1,4 +1,4 @@
-//! Programs that a file names, and the secrets that they are given.
+//! Reads the programs of hooks and command tools, and their secrets.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::hook::CommandHook;
 use crate::policy::Problem;
 
 impl Reader<'_> {
-    /// A program. What it does is part of what holds.
+    /// Resolves a program. A program with a path is part of the configuration's files.
     pub(super) fn program(&self, program: &str) -> PathBuf {
         if !program.contains('/') {
             return program.into();
@@ -18,13 +18,14 @@ impl Reader<'_> {
         path
     }
 
-    /// Files among the words of a program: a script that it runs, say. Relative ones may be meant from either place.
+    /// Records files among the arguments, such as a script. Relative paths may start from the
+    /// working directory or from this file.
     pub(super) fn named_in(&self, words: &[&str]) {
         let places = words.iter().flat_map(|word| [PathBuf::from(word), self.beside.join(word)]);
         self.referenced.borrow_mut().words.extend(places.filter(|place| place.is_file()));
     }
 
-    /// A program that is asked before tools, after them, or both.
+    /// Reads a hook: a program that runs before tools, after them, or both.
     pub(super) fn hook(&self, table: &Table<'_>) -> Option<CommandHook> {
         let (name, program) = (table.text("name"), table.text("command"));
         for (key, example) in [("name", "name = \"refund_policy\""), ("command", "command = \"./refund-policy\"")] {
@@ -32,7 +33,7 @@ impl Reader<'_> {
                 table.wrong(key, Problem::new(format!("a hook needs a `{key}`")).help(format!("like `{example}`")));
             }
         }
-        // A program is looked for beside the file where it has a path, else where all programs are.
+        // A program with a path is relative to this file; any other is searched in `PATH`.
         let program = program.map(|program| self.program(program));
         let mut hook = CommandHook::new(name.unwrap_or_default(), program.unwrap_or_default());
         let words = table.names("args").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Reading one table: each part once, each with its place, and nothing left over.
+//! Reads one TOML table: records the position of each key and reports unknown keys.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use crate::error::Category;
 use crate::json::Pointer;
 use crate::policy::{Place, Problem};
 
-/// A file that is being read.
+/// A file that is being parsed.
 pub(super) struct File {
     pub(super) name: Arc<str>,
     pub(super) text: Arc<str>,
@@ -27,30 +27,30 @@ impl File {
         Place { file: Arc::clone(&self.name), text: Arc::clone(&self.text), span }
     }
 
-    /// It cannot be parsed.
+    /// Converts a TOML syntax error into a problem.
     pub(super) fn broken(&self, error: &toml::de::Error) -> Problem {
         let span = error.span().unwrap_or(0..0);
         let help = match error.message() {
             "duplicate key" => self.twice(&span),
-            _ => "text stands in quotes, a list in `[ ]`, a table in `{ }`".to_owned(),
+            _ => "put text in quotes, a list in `[ ]`, a table in `{ }`".to_owned(),
         };
-        let problem = Problem::new(format!("this is no TOML: {}", error.message())).help(help);
+        let problem = Problem::new(format!("not valid TOML: {}", error.message())).help(help);
         Problem { place: Some(self.place(span)), ..problem }
     }
 
-    /// What to do about a name that stands twice.
+    /// Suggests how to resolve a duplicate key.
     fn twice(&self, span: &Range<usize>) -> String {
         let before = self.text.get(..span.start).and_then(|before| before.rsplit('\n').next()).unwrap_or_default().trim_start();
         let name = self.text.get(span.clone()).unwrap_or_default();
         match before.strip_prefix('[').map(|above| above.trim_start_matches('[')) {
-            Some(above) if LISTS.contains(&name) => format!("there may be several: write `[[{above}{name}]]`, each time"),
-            Some(_) => "write the two tables of this name as one".to_owned(),
-            None => "take one of the two out".to_owned(),
+            Some(above) if LISTS.contains(&name) => format!("for a list of tables, write `[[{above}{name}]]` each time"),
+            Some(_) => "merge the two tables of this name".to_owned(),
+            None => "remove one of the two".to_owned(),
         }
     }
 }
 
-/// Tables of which there may be several.
+/// Keys that hold a list of tables.
 const LISTS: [&str; 9] = ["policy", "where", "hooks", "lint", "normalize", "examples", "errors", "tokens", "test"];
 
 /// A table that is being read.
@@ -58,15 +58,15 @@ pub(super) struct Table<'t> {
     file: &'t File,
     table: &'t DeTable<'t>,
     span: Range<usize>,
-    /// What this table is called in the rule: `where.0.`, or nothing.
+    /// Path of this table inside its rule, such as `where.0.`, or empty.
     prefix: String,
-    /// What stands before its parts in a line of their own: `policy.`, or nothing.
+    /// Prefix of the table header in the file, such as `policy.`, or empty.
     header: String,
     read: RefCell<BTreeSet<String>>,
     shared: &'t Shared,
 }
 
-/// What is found out while a rule is read.
+/// State that all tables of one rule share.
 #[derive(Default)]
 pub(super) struct Shared {
     problems: RefCell<Vec<Problem>>,
@@ -85,18 +85,18 @@ impl<'t> Table<'t> {
         Self { file, table, span, prefix: String::new(), header: String::new(), read: RefCell::default(), shared }
     }
 
-    /// Read by itself, it stands in the file under a name.
+    /// Sets the name under which the file has this table.
     pub(super) fn under(self, name: &str) -> Self {
         Self { header: format!("{name}."), ..self }
     }
 
-    /// Something is wrong with a part, or with the whole where the part is not there.
+    /// Reports a problem at a key, or at the whole table if the key is absent.
     pub(super) fn wrong(&self, key: &str, problem: Problem) {
         let span = self.table.get(key).map_or_else(|| self.span.clone(), Spanned::span);
         self.say(span, problem);
     }
 
-    /// Something is wrong elsewhere in the file.
+    /// Reports a problem elsewhere in the file.
     pub(super) fn say_at(&self, place: &Place, problem: Problem) {
         self.say(place.span.clone(), problem);
     }
@@ -105,7 +105,7 @@ impl<'t> Table<'t> {
         self.shared.problems.borrow_mut().push(Problem { place: Some(self.file.place(span)), ..problem });
     }
 
-    /// A part, wherever it stands.
+    /// Returns a value and records its key as read.
     fn part(&self, key: &str) -> Option<&'t Spanned<DeValue<'t>>> {
         self.read.borrow_mut().insert(key.to_owned());
         let value = self.table.get(key)?;
@@ -117,7 +117,7 @@ impl<'t> Table<'t> {
         let value = self.part(key)?;
         let converted = convert(value.get_ref());
         if converted.is_none() {
-            let problem = Problem::new(format!("`{key}` must be {}, and is {}", wanted.0, kind(value.get_ref())));
+            let problem = Problem::new(format!("`{key}` must be {}, not {}", wanted.0, kind(value.get_ref())));
             self.say(value.span(), problem.help(format!("like `{key} = {}`", wanted.1)));
         }
         converted
@@ -128,43 +128,43 @@ impl<'t> Table<'t> {
     }
 
     pub(super) fn text(&self, key: &str) -> Option<&'t str> {
-        self.typed(key, ("text", "\"…\""), DeValue::as_str)
+        self.typed(key, ("text", "a string"), DeValue::as_str)
     }
 
     pub(super) fn bool(&self, key: &str) -> Option<bool> {
-        self.typed(key, ("true or false", "true"), DeValue::as_bool)
+        self.typed(key, ("`true` or `false`", "true"), DeValue::as_bool)
     }
 
     pub(super) fn number(&self, key: &str) -> Option<Decimal> {
         self.typed(key, ("a number of at most 28 digits", "500"), decimal)
     }
 
-    /// A number that is not below 0.
+    /// Reads a number that is not negative.
     pub(super) fn amount(&self, key: &str) -> Option<Decimal> {
         let amount = self.number(key)?;
         if amount.is_sign_negative() && !amount.is_zero() {
-            self.wrong(key, Problem::new(format!("`{key}` must not be below 0")).help(format!("like `{key} = 0.02`")));
+            self.wrong(key, Problem::new(format!("`{key}` must not be negative")).help(format!("like `{key} = 0.02`")));
         }
         Some(amount)
     }
 
-    /// How many at the same time: one at least.
+    /// Reads a concurrency limit of at least 1.
     pub(super) fn at_once(&self, key: &str) -> Option<usize> {
         let most = self.count(key)?;
         if most == 0 {
-            self.wrong(key, Problem::new(format!("`{key}` of 0 would let nothing through")).help(format!("like `{key} = 16`")));
+            self.wrong(key, Problem::new(format!("`{key}` of 0 allows no calls")).help(format!("like `{key} = 16`")));
         }
         Some(usize::try_from(most).unwrap_or(usize::MAX).max(1))
     }
 
     pub(super) fn count(&self, key: &str) -> Option<u64> {
-        self.typed(key, ("a whole number, not less than 0", "3"), |value| match value {
+        self.typed(key, ("a non-negative integer", "3"), |value| match value {
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),
             _ => None,
         })
     }
 
-    /// A number of bytes: `1024`, `"512MB"`.
+    /// Reads a number of bytes: `1024` or `"512MB"`.
     pub(super) fn bytes(&self, key: &str) -> Option<u64> {
         self.typed(key, ("a number of bytes", "\"512MB\""), |value| match value {
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),
@@ -183,7 +183,7 @@ impl<'t> Table<'t> {
         })
     }
 
-    /// The path of an argument or of a proved field.
+    /// Reads the path of an argument or of an evidence field.
     pub(super) fn pointer(&self, key: &str) -> Option<Pointer> {
         self.typed(key, ("the path of an argument", "\"/amount\""), |value| value.as_str().filter(|t| !t.is_empty()).map(Pointer::from))
     }
@@ -192,31 +192,31 @@ impl<'t> Table<'t> {
         let text = self.typed(key, ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""), DeValue::as_str)?;
         let length = crate::clock::duration(text);
         if length.is_none() {
-            let problem = Problem::new(format!("`{}` is no length of time", crate::names::shown(text)));
+            let problem = Problem::new(format!("`{}` is not a duration", crate::names::shown(text)));
             self.wrong(key, problem.help(crate::clock::LENGTHS));
         }
         length
     }
 
-    /// A duration that is longer than nothing: without length, a limit would hold nothing back.
+    /// Reads a duration longer than zero; a limit over no time limits nothing.
     pub(super) fn lasting(&self, key: &str) -> Option<SignedDuration> {
         let length = self.duration(key)?;
         if !length.is_positive() {
-            self.wrong(key, Problem::new(format!("`{key}` must be longer than nothing")).help(format!("like `{key} = \"1s\"`")));
+            self.wrong(key, Problem::new(format!("`{key}` must be longer than zero")).help(format!("like `{key} = \"1s\"`")));
         }
         Some(length).filter(SignedDuration::is_positive)
     }
 
-    /// The same, for what is timed.
+    /// Reads the same as a [`Duration`].
     pub(super) fn length(&self, key: &str) -> Option<Duration> {
         self.lasting(key).and_then(|length| Duration::try_from(length).ok())
     }
 
     pub(super) fn value(&self, key: &str) -> Option<Value> {
-        self.typed(key, ("a value that JSON has, too", "true"), json)
+        self.typed(key, ("a value that JSON can represent", "true"), json)
     }
 
-    /// Something is wrong inside of a part: with what stands there, or with what it would stand in.
+    /// Reports a problem inside a value, at the deepest part of the path that exists.
     pub(super) fn wrong_inside(&self, key: &str, at: &Pointer, problem: Problem) {
         let Some(mut value) = self.table.get(key) else { return self.wrong(key, problem) };
         for part in at.parts() {
@@ -233,22 +233,22 @@ impl<'t> Table<'t> {
         self.say(value.span(), problem);
     }
 
-    /// One of a few words.
+    /// Reads one of a fixed set of words.
     pub(super) fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Option<T> {
         let text = self.text(key)?;
         let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
         if found.is_none() {
             let known = words.iter().map(|(word, _)| format!("`{word}`")).collect::<Vec<_>>().join(", ");
-            let help = if words.len() == 1 { format!("there is only {known}") } else { format!("there are {known}") };
-            let problem = Problem::new(format!("there is no {key} `{}`", crate::names::shown(text))).help(help);
-            // Of a few words, another one that is merely like it means something else.
+            let help = if words.len() == 1 { format!("the only value is {known}") } else { format!("expected one of {known}") };
+            let problem = Problem::new(format!("unknown {key} `{}`", crate::names::shown(text))).help(help);
+            // Suggest only near misspellings: in a short list, another word has another meaning.
             let slips = words.iter().map(|(word, _)| *word).filter(|word| crate::suggest::is_nearly(word, text));
             self.wrong(key, problem.did_you_mean(text, slips));
         }
         found
     }
 
-    /// The category of an error.
+    /// Reads the category of an error.
     pub(super) fn category(&self) -> Option<Category> {
         let words = [
             ("BUSINESS", Category::Business),
@@ -259,7 +259,7 @@ impl<'t> Table<'t> {
         self.word("category", &words)
     }
 
-    /// Names: one, or a list of them.
+    /// Reads one name or a list of names.
     pub(super) fn names(&self, key: &str) -> Option<Vec<&'t str>> {
         let value = self.part(key)?;
         if let Some(one) = value.get_ref().as_str() {
@@ -275,7 +275,7 @@ impl<'t> Table<'t> {
                 Some(names)
             }
             _ => {
-                let problem = Problem::new(format!("`{key}` must be a name or a list of names, and is {}", kind(value.get_ref())));
+                let problem = Problem::new(format!("`{key}` must be a name or a list of names, not {}", kind(value.get_ref())));
                 self.say(value.span(), problem.help(format!("like `{key} = [\"…\"]`")));
                 None
             }
@@ -293,25 +293,25 @@ impl<'t> Table<'t> {
         Some(values)
     }
 
-    /// A table inside this one.
+    /// Reads a nested table.
     pub(super) fn table(&self, key: &str) -> Option<Table<'t>> {
         let value = self.part(key)?;
         match value.get_ref() {
             DeValue::Table(table) => Some(self.inner(key, format!("{}{key}.", self.prefix), table, value.span())),
             other => {
-                let problem = Problem::new(format!("`{key}` must be a table, and is {}", kind(other)));
+                let problem = Problem::new(format!("`{key}` must be a table, not {}", kind(other)));
                 let line = self.line(key);
-                self.say(value.span(), problem.help(format!("like `{key} = {{ … }}`, or with a line `[{line}]` of its own")));
+                self.say(value.span(), problem.help(format!("like `{key} = {{ … }}`, or under a header `[{line}]`")));
                 None
             }
         }
     }
 
-    /// Tables inside this one, in a list.
+    /// Reads a list of nested tables.
     pub(super) fn tables(&self, key: &str) -> Vec<Table<'t>> {
         let Some(value) = self.part(key) else { return Vec::new() };
         let wrong = |span, other: &DeValue<'_>| {
-            let problem = Problem::new(format!("`{key}` must be a list of tables, and there is {}", kind(other)));
+            let problem = Problem::new(format!("`{key}` must be a list of tables, not {}", kind(other)));
             self.say(span, problem.help(format!("like `[[{}]]`, or `{key} = [{{ … }}]`", self.line(key))));
         };
         let Some(items) = value.get_ref().as_array() else {
@@ -337,7 +337,7 @@ impl<'t> Table<'t> {
         Table { file: self.file, table, span, prefix, header, read: RefCell::default(), shared: self.shared }
     }
 
-    /// What a line of its own says for a part that is a table: `policy.same`.
+    /// Returns the header of a nested table, such as `policy.same`.
     fn line(&self, key: &str) -> String {
         let is_bare = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
         if is_bare { format!("{}{key}", self.header) } else { format!("{}{key:?}", self.header) }
@@ -347,53 +347,53 @@ impl<'t> Table<'t> {
         self.table.get(key).is_some_and(|value| value.get_ref().is_table())
     }
 
-    /// The names that a table of free names holds.
+    /// Lists the keys of a table with free names.
     pub(super) fn keys(&self) -> Vec<String> {
         self.table.keys().map(|key| key.get_ref().to_string()).collect()
     }
 
-    /// Where a part stands.
+    /// Returns the position of a key.
     pub(super) fn place_of(&self, key: &str) -> Place {
         self.file.place(self.table.get(key).map_or_else(|| self.span.clone(), Spanned::span))
     }
 
-    /// Where it stands.
+    /// Returns the byte range of this table.
     pub(super) fn span(&self) -> Range<usize> {
         self.span.clone()
     }
 
-    /// What is in it is nobody's business.
+    /// Marks all keys as read, so that none is reported as unknown.
     pub(super) fn silence(&self) {
         self.read.borrow_mut().extend(self.keys());
     }
 
-    /// A part that is nobody's business here.
+    /// Marks a key as read.
     pub(super) fn mark_read(&self, key: &str) {
         self.read.borrow_mut().insert(key.to_owned());
     }
 
-    /// How much is wrong so far.
+    /// Counts the problems so far.
     pub(super) fn problems(&self) -> usize {
         self.shared.problems.borrow().len()
     }
 
-    /// What was found wrong since then is wrong with this rule.
+    /// Assigns all problems after the first `since` to this rule.
     pub(super) fn blame(&self, since: usize, rule: &str) {
         for problem in self.shared.problems.borrow_mut().iter_mut().skip(since) {
             problem.rule = Some(rule.to_owned());
         }
     }
 
-    /// Where its own parts stand.
+    /// Returns the byte ranges of the parts of this table.
     pub(super) fn own_parts(&self) -> BTreeMap<String, Range<usize>> {
         let parts = self.shared.parts.borrow();
-        // They stand together: a long file is not gone through for each of its rules.
+        // The keys are sorted, so this scans only the parts of one rule, even in a long file.
         let own =
             parts.range(self.prefix.clone()..).map_while(|(key, span)| Some((key.strip_prefix(&self.prefix)?.to_owned(), span.clone())));
         own.filter(|(key, _)| !key.is_empty()).chain([(String::new(), self.span.clone())]).collect()
     }
 
-    /// Says what nobody has read.
+    /// Reports keys that were not read.
     pub(super) fn finish(&self, kind: &str) {
         let read = self.read.borrow();
         for key in self.table.keys().filter(|key| !read.contains(&**key.get_ref())) {
@@ -406,18 +406,18 @@ impl<'t> Table<'t> {
 
 pub(super) fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
-        DeValue::String(_) => "text",
-        DeValue::Float(written) if written.as_str().ends_with(['n', 'f']) => "no number that one can count with",
-        DeValue::Integer(written) if written.as_str().starts_with('-') => "a number below 0",
+        DeValue::String(_) => "a string",
+        DeValue::Float(written) if written.as_str().ends_with(['n', 'f']) => "a number that is not finite",
+        DeValue::Integer(written) if written.as_str().starts_with('-') => "a negative number",
         DeValue::Integer(_) | DeValue::Float(_) => "a number",
-        DeValue::Boolean(_) => "true or false",
+        DeValue::Boolean(_) => "a Boolean",
         DeValue::Datetime(_) => "a date",
         DeValue::Array(_) => "a list",
         DeValue::Table(_) => "a table",
     }
 }
 
-/// The number as it is written, not the double that is nearest to it.
+/// Converts the number exactly as written, without rounding to a double.
 fn decimal(value: &DeValue<'_>) -> Option<Decimal> {
     crate::json::decimal_of(&json(value).filter(Value::is_number)?)
 }

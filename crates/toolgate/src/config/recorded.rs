@@ -1,11 +1,11 @@
-//! The rules of an agent as they were kept with the ledger.
+//! Reads the rules of an agent from the files that are stored with the ledger.
 
 use toml::de::DeTable;
 
 use super::read::{File, Shared, Table};
 use super::{Rules, rule};
 
-/// The rules of an agent out of the files that they came from: policy files, and configurations.
+/// Reads the rules of an agent from its policy files and configurations.
 pub(crate) fn rules_of<'a>(agent: &str, files: &[(&'a str, &'a str)]) -> Rules {
     let is_configuration = |text: &str| {
         let (document, _) = DeTable::parse_recoverable(text);
@@ -24,7 +24,7 @@ pub(crate) fn rules_of<'a>(agent: &str, files: &[(&'a str, &'a str)]) -> Rules {
     more.iter().fold(rules(name, text, policies), |all, (name, text)| all.and(rules(name, text, Vec::new())))
 }
 
-/// The rules of an agent out of the files that they came from, as they are written.
+/// Reads the rules of an agent as tables.
 pub(crate) fn tables_of(agent: &str, files: &[(&str, &str)]) -> Vec<serde_json::Map<String, serde_json::Value>> {
     let mut tables = Vec::new();
     for (_, text) in files {

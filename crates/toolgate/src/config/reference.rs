@@ -1,4 +1,4 @@
-//! Values that stand elsewhere: in the environment, or in a file of their own.
+//! Resolves values that come from the environment or from a file.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,8 +9,9 @@ use super::file::Reader;
 use super::read::Table;
 use crate::policy::{Place, Problem};
 
-/// A value that may stand elsewhere: `${NAME}` in the environment, or `{ file = "…" }`. It is looked up when it is needed, and
-/// never shown.
+/// A value that may come from the environment (`${NAME}`) or from a file (`{ file = "…" }`).
+///
+/// It is resolved when it is needed, and its value is never shown.
 #[derive(Clone)]
 pub struct Reference {
     parts: Vec<Part>,
@@ -21,7 +22,7 @@ pub struct Reference {
 enum Part {
     Text(String),
     Variable(String),
-    /// A file, and what was taken from it to be used.
+    /// A file, and the values that were read from it.
     File(PathBuf, Given),
 }
 
@@ -32,7 +33,7 @@ impl fmt::Debug for Reference {
 }
 
 impl Reference {
-    /// A value as it stands, with `${NAME}` in it for what the environment has.
+    /// Parses a text in which `${NAME}` refers to an environment variable.
     ///
     /// # Errors
     /// A `${` is not closed.
@@ -40,7 +41,7 @@ impl Reference {
         let mut parts = Vec::new();
         let mut rest = text;
         while let Some((before, after)) = rest.split_once("${") {
-            let (name, behind) = after.split_once('}').ok_or("a `${` is not closed")?;
+            let (name, behind) = after.split_once('}').ok_or("`${` is not closed")?;
             parts.push(Part::Text(before.to_owned()));
             parts.push(Part::Variable(name.to_owned()));
             rest = behind;
@@ -49,12 +50,12 @@ impl Reference {
         Ok(Self { parts, place: None })
     }
 
-    /// A value of a file that clients read: some of them write `${env:NAME}` for `${NAME}`.
+    /// Parses a value from a client's file. Some clients write `${env:NAME}` for `${NAME}`.
     pub(super) fn of_client(text: &str) -> Result<Self, String> {
         let mut reference = Self::of(text)?;
         for part in &mut reference.parts {
             if let Part::Variable(name) = part
-                // Behind a variable of that name, a default may stand.
+                // `${env:-default}` is a variable called `env` with a default.
                 && let Some(bare) = name.strip_prefix("env:").filter(|bare| !bare.starts_with('-'))
             {
                 *part = Part::Variable(bare.to_owned());
@@ -63,17 +64,17 @@ impl Reference {
         Ok(reference)
     }
 
-    /// The value, as it is now.
+    /// Resolves the current value.
     ///
     /// # Errors
-    /// What is missing, without saying what is there.
+    /// A variable or file is missing. The message does not reveal values.
     pub fn resolve(&self) -> Result<String, String> {
         let one = |part: &Part| match part {
             Part::Text(text) => Ok(text.clone()),
             Part::Variable(written) => {
-                // As clients spell it: what stands behind `:-` is for where there is none.
+                // Clients write a default for an unset variable after `:-`.
                 let (name, otherwise) = written.split_once(":-").map_or((written.as_str(), None), |(name, other)| (name, Some(other)));
-                let missing = || format!("the environment has no `{}`", crate::names::shown(name));
+                let missing = || format!("the environment variable `{}` is not set", crate::names::shown(name));
                 std::env::var(name).ok().or_else(|| otherwise.map(str::to_owned)).ok_or_else(missing)
             }
             Part::File(path, _) => super::text::text_of_named(path)
@@ -83,11 +84,13 @@ impl Reference {
         self.parts.iter().map(one).collect()
     }
 
-    /// The value as it is now, for somebody who is given it: what a file held then is known from now on, whatever it holds later. That is
-    /// kept in memory alone, and never shown.
+    /// Resolves the current value and remembers it, so that it stays redacted if the file changes
+    /// later.
+    ///
+    /// The remembered values stay in memory.
     ///
     /// # Errors
-    /// What is missing, without saying what is there.
+    /// A variable or file is missing. The message does not reveal values.
     pub fn take(&self) -> Result<String, String> {
         let value = self.resolve()?;
         if let Some((_, taken)) = self.file() {
@@ -96,7 +99,8 @@ impl Reference {
         Ok(value)
     }
 
-    /// The file that it is the content of. The environment of a process does not change, a file does.
+    /// Returns the file of this value. Only files need to be remembered; the environment of a
+    /// process does not change.
     fn file(&self) -> Option<(&PathBuf, &Given)> {
         match self.parts.as_slice() {
             [Part::File(path, taken)] => Some((path, taken)),
@@ -104,8 +108,10 @@ impl Reference {
         }
     }
 
-    /// Whether another one comes now to what was last taken of this one, or to what this one comes to where nothing was. A file that cannot
-    /// be read now, or that nothing stands in, may be written at this moment, and changes nothing.
+    /// Checks whether `other` resolves to the value that was last used here.
+    ///
+    /// If nothing was used yet, the current values are compared. An unreadable or empty file may be
+    /// in the middle of a write and counts as unchanged.
     pub(super) fn is_still(&self, other: &Self) -> bool {
         let last = self.file().and_then(|(_, taken)| taken.all().pop());
         let is_one_file = || self.file().zip(other.file()).is_some_and(|((own, _), (theirs, _))| own == theirs);
@@ -116,13 +122,14 @@ impl Reference {
         }
     }
 
-    /// The value as it is now, and as it was when it was taken.
+    /// Lists the current value and all remembered values.
     pub(super) fn values(&self) -> Vec<String> {
         let taken = self.file().map(|(_, taken)| taken.all()).unwrap_or_default();
         taken.into_iter().chain(self.resolve().ok()).collect()
     }
 
-    /// What stands elsewhere in it, or stood there when it was taken: nobody may see that.
+    /// Lists current and remembered values that come from the environment or from a file. They are
+    /// secret.
     pub(super) fn hidden(&self) -> impl Iterator<Item = String> {
         let one = |part: &Part| match part {
             Part::Text(_) => Vec::new(),
@@ -135,7 +142,7 @@ impl Reference {
         Self { place: Some(place), ..self }
     }
 
-    /// What is wrong with it, at its place.
+    /// Describes why the value cannot be resolved.
     pub(super) fn problem(&self) -> Option<Problem> {
         let why = self.resolve().err()?;
         let help = match self.parts.first() {
@@ -146,11 +153,10 @@ impl Reference {
     }
 }
 
-/// How many secrets that were given later are known: a call that is under way may have been made with an earlier one.
+/// Maximum number of remembered secrets. A running call may still use an earlier one.
 const MOST: usize = 8;
 
-/// Secrets that were given to somebody, the latest of them: those that stand nowhere, and those that stood in a file then. They are never
-/// shown.
+/// The latest secrets that were handed out. They are never shown.
 #[derive(Clone, Default)]
 pub(super) struct Given(Arc<Mutex<VecDeque<String>>>);
 
@@ -175,13 +181,14 @@ impl Given {
     }
 }
 
-/// A text without these values: each as a whole, and what of it stands elsewhere or behind a scheme.
+/// Removes these values from a text, as a whole and without their authentication scheme.
 pub(super) fn without_values<'a>(references: impl IntoIterator<Item = &'a Reference>, text: &str) -> String {
     let of = |reference: &'a Reference| reference.hidden().chain(reference.values().into_iter().flat_map(and_behind_scheme));
     crate::redact::without(references.into_iter().flat_map(of), text)
 }
 
-/// A value, and what of it stands behind a scheme, as in `Bearer …`: a service repeats the one or the other.
+/// Returns a value, and the same value without a scheme such as `Bearer`, because services repeat
+/// either.
 pub(super) fn and_behind_scheme(value: String) -> Vec<String> {
     let behind = value.split_once(' ').map(|(_, behind)| behind.to_owned());
     let behind = behind.filter(|behind| behind.len() >= 8 && !behind.contains(' '));
@@ -189,14 +196,14 @@ pub(super) fn and_behind_scheme(value: String) -> Vec<String> {
 }
 
 impl Reader<'_> {
-    /// A value that may stand elsewhere. What is wrong with it is said without saying what it is.
+    /// Reads a reference. Problems do not reveal its value.
     pub(super) fn reference(&self, table: &Table<'_>, key: &str) -> Option<Reference> {
         if table.is_table(key) {
             let inner = table.table(key)?;
             let path = inner.text("file").map(|path| self.beside.join(path));
             inner.finish("a reference");
             let Some(path) = path else {
-                table.wrong(key, Problem::new("a reference names a `file`").help("like `{ file = \"/run/secrets/key\" }`"));
+                table.wrong(key, Problem::new("a reference needs a `file`").help("like `{ file = \"/run/secrets/key\" }`"));
                 return None;
             };
             self.referenced.borrow_mut().values.push(path.clone());
@@ -211,7 +218,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The value itself, where it is needed at once, and what of it stands elsewhere.
+    /// Resolves a value that is needed immediately, and returns its secret parts.
     pub(super) fn secret(&self, table: &Table<'_>, key: &str) -> Option<(String, Vec<String>)> {
         let reference = self.reference(table, key)?;
         if let Some(problem) = reference.problem() {
@@ -221,7 +228,7 @@ impl Reader<'_> {
         Some((reference.resolve().ok()?, reference.hidden().collect()))
     }
 
-    /// Values by name.
+    /// Reads a table of references.
     pub(super) fn references(&self, table: &Table<'_>, key: &str) -> Vec<(String, Reference)> {
         let Some(inner) = table.table(key) else { return Vec::new() };
         inner.keys().into_iter().filter_map(|name| self.reference(&inner, &name).map(|value| (name, value))).collect()

@@ -1,4 +1,4 @@
-//! From tables to rules.
+//! Reads `[[policy]]` tables as rules.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{Rules, Scope, Source, Written};
 use crate::json::Pointer;
 use crate::policy::{Condition, Deny, Flow, Limit, Mode, Per, Policy, Problem, Proved, ReadBeforeWrite, Require, Sequence, observe};
 
-/// The rules that can be written in a file.
+/// The kinds of rules that a file can contain.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Require,
@@ -33,7 +33,7 @@ const KINDS: [(&str, Kind); 8] = [
     ("only_from", Kind::OnlyFrom),
 ];
 
-/// A rule that is not at its place yet.
+/// A rule that is not yet wrapped in its mode.
 enum Draft {
     Require(Require),
     Deny(Deny),
@@ -47,8 +47,9 @@ pub(super) fn read<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> R
     put_together(Vec::new(), files)
 }
 
-/// Reads rules that stand in a larger file, and those of files beside it. What is wrong with the first is told where that
-/// file is read.
+/// Reads the rules of a larger file and of the policy files that it includes.
+///
+/// Problems of the larger file are reported where that file is read.
 pub(super) fn read_with<'a>(file: &File, tables: &[Table<'_>], files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
     let mut drafts = Vec::new();
     for table in tables {
@@ -70,7 +71,7 @@ fn put_together<'a>(mut drafts: Vec<(Draft, Mode, Scope, Source)>, files: impl I
         let file = File { name: name.into(), text: text.into() };
         read_file(&file, &mut drafts, &mut problems);
     }
-    // A limit can be read by any rule of any file.
+    // An expression in any rule may read a limit of any file.
     let limits: Vec<Limit> =
         drafts.iter().filter_map(|(draft, ..)| if let Draft::Limit(limit) = draft { Some(limit.clone()) } else { None }).collect();
     let policies = drafts.into_iter().map(|(draft, mode, scope, source)| {
@@ -106,25 +107,26 @@ impl Draft {
 fn read_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, problems: &mut Vec<Problem>) {
     let (document, errors) = DeTable::parse_recoverable(&file.text);
     problems.extend(errors.iter().map(|error| file.broken(error)));
-    // What could be saved from a broken file is not a rule that anybody wrote.
+    // The parser recovers from syntax errors, but the recovered rules may differ from the intended
+    // ones.
     if !errors.is_empty() {
         return;
     }
     for (key, value) in document.get_ref() {
         if key.get_ref() != "policy" {
-            let problem = Problem::new(format!("a policy file has no `{}`", crate::names::shown(key.get_ref())));
+            let problem = Problem::new(format!("unknown key `{}` in a policy file", crate::names::shown(key.get_ref())));
             let problem = problem.help("rules are `[[policy]]` tables").did_you_mean(key.get_ref(), ["policy"].iter());
             problems.push(Problem { place: Some(file.place(key.span())), ..problem });
             continue;
         }
         let DeValue::Array(tables) = value.get_ref() else {
-            let problem = Problem::new(format!("`policy` is {}, and a list of tables is wanted", kind(value.get_ref())));
+            let problem = Problem::new(format!("`policy` must be a list of tables, not {}", kind(value.get_ref())));
             problems.push(Problem { place: Some(file.place(key.span())), ..problem.help("write `[[policy]]`") });
             continue;
         };
         for item in tables {
             let DeValue::Table(table) = item.get_ref() else {
-                let problem = Problem::new(format!("a rule is a table, and this is {}", kind(item.get_ref())));
+                let problem = Problem::new(format!("a rule must be a table, not {}", kind(item.get_ref())));
                 problems.push(Problem { place: Some(file.place(item.span())), ..problem });
                 continue;
             };
@@ -147,11 +149,11 @@ fn read_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, proble
 fn rule(table: &Table<'_>) -> Option<(Draft, Mode, Scope)> {
     let name = table.text("name");
     if !table.has("name") || name.is_some_and(|name| name.trim().is_empty()) {
-        table.wrong("name", Problem::new("a rule needs a `name`").help("it is shown in refusals, in the ledger and in `explain`"));
+        table.wrong("name", Problem::new("a rule needs a `name`").help("the name is shown in refusals, in the ledger and by `explain`"));
     }
     if !table.has("rule") {
         let kinds = KINDS.map(|(kind, _)| format!("`{kind}`")).join(", ");
-        table.wrong("rule", Problem::new("a rule says what `rule` it is").help(format!("one of {kinds}")));
+        table.wrong("rule", Problem::new("a rule needs a `rule` kind").help(format!("one of {kinds}")));
         return None;
     }
     let kind = table.word("rule", &KINDS)?;
@@ -172,11 +174,12 @@ fn rule(table: &Table<'_>) -> Option<(Draft, Mode, Scope)> {
     Some((draft, mode, scope))
 }
 
-/// Where it is attached: closest first, tool, section, prompt, agent.
+/// Reads where the rule is attached, from the narrowest scope to the widest: tool, section, prompt,
+/// agent.
 fn scope(table: &Table<'_>) -> Scope {
     if let Some(section) = table.text("section") {
         if table.has("level") {
-            table.wrong("level", Problem::new("a rule is attached to a section or to a level, not to both").help("take one of them out"));
+            table.wrong("level", Problem::new("a rule has a `section` or a `level`, not both").help("remove one of them"));
         }
         return Scope::Section(section.to_owned());
     }
@@ -195,15 +198,15 @@ fn scope(table: &Table<'_>) -> Scope {
     }
 }
 
-/// The tools that a rule governs.
+/// Reads the tools that a rule governs.
 fn tools<'t>(table: &Table<'t>) -> Vec<&'t str> {
     if !table.has("tools") {
-        table.wrong("tools", Problem::new("a rule names the `tools` that it governs").help("like `tools = [\"issue_refund\"]`"));
+        table.wrong("tools", Problem::new("a rule needs the `tools` that it governs").help("like `tools = [\"issue_refund\"]`"));
     }
     table.names("tools").unwrap_or_default()
 }
 
-/// What every rule can say when it says no.
+/// Reads the fields that describe a refusal; most kinds of rules have them.
 macro_rules! refusal {
     ($table:expr, $rule:expr) => {{
         let (table, mut rule) = ($table, $rule);
@@ -227,7 +230,7 @@ fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
     if !table.has("any_of") {
         table.wrong(
             "any_of",
-            Problem::new("a `require` rule names the tools `any_of` which must have succeeded")
+            Problem::new("a `require` rule needs `any_of`: the tools of which one must have succeeded")
                 .help("like `any_of = [\"verify_customer\"]`"),
         );
     }
@@ -238,7 +241,7 @@ fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
     if let Some(same) = table.table("same") {
         let keys = same.keys();
         let [entity] = keys.as_slice() else {
-            table.wrong("same", Problem::new("`same` names one entity").help("like `same = { customer_id = \"/customer_id\" }`"));
+            table.wrong("same", Problem::new("`same` must name exactly one entity").help("like `same = { customer_id = \"/customer_id\" }`"));
             return None;
         };
         rule = rule.same(entity, same.pointer(entity)?);
@@ -252,7 +255,7 @@ fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
                     if !inner.has("argument") {
                         inner.wrong(
                             "argument",
-                            Problem::new("it names the `argument` to compare with").help("like `{ argument = \"/customer_id\" }`"),
+                            Problem::new("the `argument` to compare with is missing").help("like `{ argument = \"/customer_id\" }`"),
                         );
                     }
                     rule.field_is_argument(path.as_str(), argument?)
@@ -285,12 +288,12 @@ fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
     if !asks {
         return Some(Draft::Deny(refusal!(table, rule)));
     }
-    // The model always reads `approval_required`: there is no code, category or redirect to choose.
+    // The model always reads `approval_required`, so code, category and redirect cannot be set.
     if let Some(people) = table.names("approvers") {
-        // A list that somebody has emptied is no invitation.
+        // An empty list is more likely a mistake than permission for everyone.
         if people.is_empty() {
-            let problem = Problem::new("`approvers` names nobody, and then anybody might answer");
-            table.wrong("approvers", problem.help("name who may, or leave it out if anybody may"));
+            let problem = Problem::new("`approvers` is empty, which would allow everyone to answer");
+            table.wrong("approvers", problem.help("name the approvers, or remove the key to allow everyone"));
         }
         rule = rule.approvers(people);
     }
@@ -300,17 +303,17 @@ fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
     Some(Draft::Deny(rule))
 }
 
-/// What a rule says of arguments.
+/// Reads the conditions on arguments.
 fn conditions(table: &Table<'_>) -> Vec<(Pointer, Condition)> {
     let mut conditions = Vec::new();
     for inner in table.tables("where") {
         inner.mark_read("argument");
-        // Files may be named anywhere.
+        // With `touches` alone, all arguments are searched for files.
         let argument = if inner.has("argument") { inner.pointer("argument") } else { inner.has("touches").then(Pointer::default) };
         if !inner.has("argument") && argument.is_none() {
             inner.wrong(
                 "argument",
-                Problem::new("a condition names the `argument` it looks at").help("like `{ argument = \"/amount\", above = 500 }`"),
+                Problem::new("a condition needs an `argument`").help("like `{ argument = \"/amount\", above = 500 }`"),
             );
         }
         if let Some(condition) = condition(&inner)
@@ -323,11 +326,11 @@ fn conditions(table: &Table<'_>) -> Vec<(Pointer, Condition)> {
     conditions
 }
 
-/// The directory in which a search begins.
+/// Reads the directory where a search begins.
 fn from(table: &Table<'_>) -> Option<String> {
     let from = table.text("from")?;
     if !from.starts_with('/') {
-        table.wrong("from", Problem::new("`from` is the whole path of a directory").help("like `from = \"/home/ann/desk\"`"));
+        table.wrong("from", Problem::new("`from` must be the absolute path of a directory").help("like `from = \"/home/ann/desk\"`"));
     }
     Some(from.to_owned())
 }
@@ -340,8 +343,8 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
             let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
             table.wrong(
                 "matches",
-                Problem::new(format!("this is no regular expression: {why}"))
-                    .help("in the syntax of the `regex` crate; `\\\\` before what is meant literally"),
+                Problem::new(format!("not a valid regular expression: {why}"))
+                    .help("use the syntax of the `regex` crate, with `\\\\` before literal special characters"),
             );
             None
         }
@@ -365,7 +368,7 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
         }),
     ];
     if asked.len() != 1 {
-        let problem = Problem::new(format!("a condition asks one thing, and this asks {}", asked.len()));
+        let problem = Problem::new(format!("a condition needs exactly one test, not {}", asked.len()));
         table.wrong(
             asked.get(1).copied().unwrap_or_default(),
             problem.help("one of `above`, `below`, `in`, `not_in`, `glob`, `matches`, `runs`, `touches`"),
@@ -381,24 +384,24 @@ fn limit(table: &Table<'_>, name: &str) -> Option<Draft> {
     let mut rule = match (table.has("calls"), table.has("sum")) {
         (true, false) => {
             if table.has("most") {
-                table.wrong("most", Problem::new("`most` belongs to `sum`, and this limit counts calls").help("take one of them out"));
+                table.wrong("most", Problem::new("`most` belongs to `sum`, but this limit counts calls").help("remove one of them"));
             }
             Limit::calls(name, tools, calls?)
         }
         (false, true) => {
             if !table.has("most") {
-                table.wrong("sum", Problem::new("a sum needs the `most` it may come to").help("like `most = 500`"));
+                table.wrong("sum", Problem::new("a limit with `sum` needs `most`").help("like `most = 500`"));
             }
             Limit::sum(name, tools, sum?, most?)
         }
         (true, true) => {
-            table.wrong("calls", Problem::new("a limit counts `calls` or adds up a `sum`, not both").help("write two rules"));
+            table.wrong("calls", Problem::new("a limit has `calls` or `sum`, not both").help("write two rules"));
             return None;
         }
         (false, false) => {
             table.wrong(
                 "calls",
-                Problem::new("a limit counts `calls` or adds up a `sum`")
+                Problem::new("a limit needs `calls` or `sum`")
                     .help("like `calls = 3`, or `sum = \"/amount\"` with `most = 500`"),
             );
             return None;
@@ -444,7 +447,7 @@ fn sequence(table: &Table<'_>, name: &str) -> Option<Draft> {
     if !table.has("after") {
         table.wrong(
             "after",
-            Problem::new("a sequence says what comes `after` what").help("like `after = { deploy = [\"test\", \"build\"] }`"),
+            Problem::new("a sequence needs `after`: each tool with the tools that come before it").help("like `after = { deploy = [\"test\", \"build\"] }`"),
         );
     }
     let after = table.table("after")?;
@@ -477,7 +480,7 @@ fn read_before_write(table: &Table<'_>, name: &str) -> Option<Draft> {
 fn flow(table: &Table<'_>, name: &str, strict: bool) -> Option<Draft> {
     let tools = tools(table);
     if !table.has("arguments") {
-        table.wrong("arguments", Problem::new("it names the `arguments` that it guards").help("like `arguments = [\"/to\"]`"));
+        table.wrong("arguments", Problem::new("the `arguments` to guard are missing").help("like `arguments = [\"/to\"]`"));
     }
     let arguments = table.names("arguments").unwrap_or_default();
     let mut rule = if strict { Flow::only_from(name, tools, arguments) } else { Flow::new(name, tools, arguments) };

@@ -1,22 +1,22 @@
-//! A JSON Schema of the configuration file, for editors.
+//! Generates a JSON Schema of the configuration file for editors.
 
 use serde_json::{Value, json};
 
-/// A JSON Schema of `toolgate.toml`.
+/// Returns the JSON Schema of `toolgate.toml`.
 #[must_use]
 pub fn schema() -> Value {
     let mut top = agent();
     let more = json!({
-        "name": {"type": "string", "description": "The agent's name; `default` unless said."},
-        "store": {"type": "string", "pattern": "\\S", "description": "Where the ledger is kept, relative to this file."},
-        "retention": of("duration", "How long rows stay in that ledger: `toolgate serve` and the service of `toolgate hook` take out what is older. For good unless said."),
-        "redact": {"$ref": "#/$defs/names", "description": "Regular expressions: what matches is redacted wherever it stands in a row."},
+        "name": {"type": "string", "description": "Name of the agent [default: default]"},
+        "store": {"type": "string", "pattern": "\\S", "description": "Path of the ledger, relative to this file"},
+        "retention": of("duration", "How long the ledger keeps rows [default: forever]. `toolgate serve` and the service of `toolgate hook` delete older rows."),
+        "redact": {"$ref": "#/$defs/names", "description": "Regular expressions whose matches are redacted in every row"},
         "client": {"$ref": "#/$defs/client"},
         "gateway": {"$ref": "#/$defs/gateway"},
-        "upstreams": {"type": "object", "additionalProperties": {"$ref": "#/$defs/upstream"}, "propertyNames": {"pattern": "^[a-z0-9_-]{1,32}$"}, "description": "MCP servers that tools come from, each by its name."},
-        "mcp_servers": {"$ref": "#/$defs/names", "description": "JSON files with `mcpServers`, as clients have them; relative to this file."},
+        "upstreams": {"type": "object", "additionalProperties": {"$ref": "#/$defs/upstream"}, "propertyNames": {"pattern": "^[a-z0-9_-]{1,32}$"}, "description": "MCP servers that provide tools, by name"},
+        "mcp_servers": {"$ref": "#/$defs/names", "description": "JSON files with `mcpServers`, as clients use them, relative to this file"},
         "lint": {"type": "array", "items": {"$ref": "#/$defs/lint"}},
-        "agents": {"type": "object", "additionalProperties": {"$ref": "#/$defs/agent"}, "description": "Several agents, each by its name."},
+        "agents": {"type": "object", "additionalProperties": {"$ref": "#/$defs/agent"}, "description": "Several agents, by name"},
     });
     if let (Some(top), Value::Object(more)) = (top.get_mut("properties").and_then(Value::as_object_mut), more) {
         top.extend(more);
@@ -24,12 +24,12 @@ pub fn schema() -> Value {
     let mut schema = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "toolgate.toml",
-        "description": "Agents, their tools, rules and limits.",
+        "description": "Agents with their tools, rules and limits",
         "$defs": {
             "names": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
-            "some": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}], "description": "One name at least."},
+            "some": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}], "description": "At least one name"},
             "bytes": {"oneOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+ *(B|KB|MB|GB)$"}]},
-            "path": {"type": "string", "minLength": 1, "description": "Where something stands, as in `/customer_id`."},
+            "path": {"type": "string", "minLength": 1, "description": "Path into the arguments or the result, such as `/customer_id`"},
             "duration": {"type": "string", "pattern": "^\\s*[0-9Pp]", "examples": ["30s", "15m", "24h", "7d"]},
             "agent": agent(),
             "tool": tool(),
@@ -44,7 +44,7 @@ pub fn schema() -> Value {
             "sandbox": sandbox(),
             "upstream": upstream(),
             "gateway": gateway(),
-            "reference": {"description": "Text with `${NAME}` from the environment, or a file.", "oneOf": [{"type": "string"}, object(json!({"file": {"type": "string"}}), &["file"])]},
+            "reference": {"description": "Text in which `${NAME}` is an environment variable, or a file", "oneOf": [{"type": "string"}, object(json!({"file": {"type": "string"}}), &["file"])]},
         },
     });
     if let (Some(schema), Value::Object(top)) = (schema.as_object_mut(), top) {
@@ -64,16 +64,16 @@ fn of(name: &str, description: &str) -> Value {
 fn agent() -> Value {
     object(
         json!({
-            "principals": of("names", "Who may act as it; everyone unless said."),
-            "max_output": {"type": "integer", "minimum": 0, "description": "Bytes of a result that go into the context."},
-            "dialect": {"enum": ["standard", "bucket"], "description": "How errors are written for its model."},
-            "files": {"type": "string", "minLength": 1, "description": "The directory whose files its tools have, relative to this file."},
+            "principals": of("names", "Principals that may use this agent [default: all]"),
+            "max_output": {"type": "integer", "minimum": 0, "description": "Maximum size of a result in the context, in bytes"},
+            "dialect": {"enum": ["standard", "bucket"], "description": "Format of errors for the model"},
+            "files": {"type": "string", "minLength": 1, "description": "Directory that the tools work on, relative to this file"},
             "limits": {"$ref": "#/$defs/limits"},
-            "include": of("names", "Policy files, relative to this file."),
+            "include": of("names", "Policy files, relative to this file"),
             "tools": {"type": "object", "additionalProperties": {"$ref": "#/$defs/tool"}, "propertyNames": {"pattern": "^[a-z0-9_-]{1,64}$"}},
             "policy": {"type": "array", "items": {"$ref": "#/$defs/policy"}},
             "hooks": {"type": "array", "items": {"$ref": "#/$defs/hook"}},
-            "upstreams": of("names", "Whose undeclared tools it is offered; those of all where it is the only agent."),
+            "upstreams": of("names", "Upstreams whose undeclared tools are offered [default: all, if this is the only agent]"),
         }),
         &[],
     )
@@ -82,49 +82,49 @@ fn agent() -> Value {
 fn tool() -> Value {
     let mut tool = object(
         json!({
-            "kind": {"enum": ["client", "builtin", "command", "http", "mcp"], "description": "Who runs it; without it the tool is only declared."},
-            "description": {"type": "string", "minLength": 1, "maxLength": 1024, "description": "For the model; the name unless said."},
-            "input": {"type": "object", "description": "JSON Schema of the arguments."},
-            "output": {"type": "object", "description": "JSON Schema of the result."},
-            "effect": {"enum": ["read", "write", "destructive"], "description": "What it does to the world; what is not said is destructive."},
-            "extra": {"enum": ["refuse", "drop", "pass"], "description": "Arguments that the schema does not know."},
-            "policy": {"const": "open", "description": "It has effects, and no rule needs to govern it."},
-            "grant": {"type": "boolean", "description": "A pass is also the client's permission."},
-            "shell": of("path", "Where a shell command stands in the arguments."),
-            "once": {"type": "boolean", "description": "The same arguments are the same act."},
-            "idempotent": {"type": "boolean", "description": "A second run changes nothing more."},
-            "untrusted": {"type": "boolean", "description": "Its results hold what strangers wrote."},
+            "kind": {"enum": ["client", "builtin", "command", "http", "mcp"], "description": "What runs the tool; without it, the tool is only declared"},
+            "description": {"type": "string", "minLength": 1, "maxLength": 1024, "description": "Description for the model [default: the name]"},
+            "input": {"type": "object", "description": "JSON Schema of the arguments"},
+            "output": {"type": "object", "description": "JSON Schema of the result"},
+            "effect": {"enum": ["read", "write", "destructive"], "description": "Effect on the world [default: destructive]"},
+            "extra": {"enum": ["refuse", "drop", "pass"], "description": "Treatment of arguments that the schema does not declare"},
+            "policy": {"const": "open", "description": "`open`: the tool has effects, and no rule needs to govern it"},
+            "grant": {"type": "boolean", "description": "An allowed call also grants the client's permission"},
+            "shell": of("path", "Argument that contains a shell command"),
+            "once": {"type": "boolean", "description": "Equal arguments mean the same action, so a repeated call gets the recorded result"},
+            "idempotent": {"type": "boolean", "description": "A second run changes nothing more"},
+            "untrusted": {"type": "boolean", "description": "Results contain text of strangers"},
             "timeout": {"$ref": "#/$defs/duration"},
-            "entities": {"type": "object", "additionalProperties": {"$ref": "#/$defs/path"}, "description": "What a call is about, and where that stands."},
-            "proves": of("names", "Paths of the result that become evidence."),
-            "secrets": of("names", "Paths that are never shown or recorded."),
-            "revokes": of("names", "Tools whose evidence it takes away."),
-            "keeps": of("names", "Entities that keep what is written to them."),
-            "visible_to": of("names", "Principals who see it."),
+            "entities": {"type": "object", "additionalProperties": {"$ref": "#/$defs/path"}, "description": "Entities that a call is about, with their paths"},
+            "proves": of("names", "Paths of the result that become evidence"),
+            "secrets": of("names", "Paths that are never shown or recorded"),
+            "revokes": of("names", "Tools whose evidence a call revokes"),
+            "keeps": of("names", "Entities under which the tool stores what it writes"),
+            "visible_to": of("names", "Principals that see the tool [default: all]"),
             "reconcile": object(
                 json!({
-                    "tool": {"type": "string", "description": "A read."},
-                    "arguments": {"type": "object", "description": "Its arguments: name = path into the arguments of the call."},
-                    "happened": {"type": "object", "minProperties": 1, "description": "Path into its result = value: then the call took effect."},
-                    "never": {"type": "object", "description": "Path into its result = value: then it never did."},
+                    "tool": {"type": "string", "description": "Tool that only reads"},
+                    "arguments": {"type": "object", "description": "Arguments of that tool: name = path into the arguments of the call"},
+                    "happened": {"type": "object", "minProperties": 1, "description": "Fields of the result (path = value) that mean that the call took effect"},
+                    "never": {"type": "object", "description": "Fields of the result (path = value) that mean that the call did not take effect"},
                 }),
                 &["tool", "happened"],
             ),
             "polling": object(json!({"interval": {"$ref": "#/$defs/duration"}, "max_unchanged": {"type": "integer", "minimum": 1}}), &[]),
             "max_output": {"type": "integer", "minimum": 0},
-            "command": {"type": "string", "description": "`command`: the program; with a path, relative to this file. No shell is involved."},
-            "args": of("names", "`command`: its words; `{/path}` in one is the text of that argument."),
-            "env": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}, "description": "`command`: variables that are set for it, as for a hook."},
-            "inherit": of("names", "`command`: variables of the environment that it sees beside the usual ones."),
+            "command": {"type": "string", "description": "`command`: program; a path is relative to this file. No shell is involved."},
+            "args": of("names", "`command`: arguments; `{/path}` is replaced by that argument of the call"),
+            "env": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}, "description": "`command`: environment variables to set"},
+            "inherit": of("names", "`command`: environment variables to inherit in addition to the defaults"),
             "sandbox": {"$ref": "#/$defs/sandbox"},
-            "normalize": {"type": "array", "items": {"$ref": "#/$defs/normalization"}, "description": "Brings results into a stable shape."},
+            "normalize": {"type": "array", "items": {"$ref": "#/$defs/normalization"}, "description": "Rules that normalize results"},
             "cost": object(json!({"tokens": {"type": "integer", "minimum": 0}, "money": {"type": "number", "minimum": 0}}), &[]),
             "examples": {
-                "type": "array", "description": "Worked calls for the model, checked against the schemas.",
+                "type": "array", "description": "Example calls for the model, checked against the schemas",
                 "items": object(
                     json!({
                         "description": {"type": "string", "maxLength": 200}, "input": {"description": "Arguments."},
-                        "output": {"description": "Result; needed where there is an output schema."},
+                        "output": {"description": "Result; required if there is an output schema"},
                     }),
                     &["description", "input"],
                 ),
@@ -133,19 +133,19 @@ fn tool() -> Value {
         &[],
     );
     let elsewhere = json!({
-        "section": {"type": "string", "description": "The part of the prompt that it belongs to."},
-        "upstream": {"type": "string", "description": "`mcp`: the server that it comes from."},
-        "tool": {"type": "string", "description": "`mcp`: what the server calls it; its own name without the server's unless said."},
-        "method": {"enum": ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "get", "head", "post", "put", "patch", "delete"], "description": "`http`: GET unless said."},
-        "url": {"type": "string", "description": "`http`: where to; `{/path}` in its path or query is that argument. The host is fixed."},
-        "query": {"type": "object", "additionalProperties": {"type": "string"}, "description": "`http`: parts of the query; one whose argument is absent is left out."},
-        "headers": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}, "description": "`http`: headers of the request."},
-        "body": {"description": "`http`: JSON in which `\"{/path}\"` is that argument; without it, POST, PUT and PATCH send the arguments."},
-        "form": {"type": "object", "additionalProperties": {"type": "string"}, "description": "`http`: a form instead of a body."},
-        "hosts": of("names", "`http`: hosts that it may talk to, also after a redirect; that of its address unless said."),
-        "networks": of("names", "`http`: private or local networks that it may reach, as in `10.0.0.0/8`."),
+        "section": {"type": "string", "description": "Section of the prompt that the tool belongs to"},
+        "upstream": {"type": "string", "description": "`mcp`: upstream that provides the tool"},
+        "tool": {"type": "string", "description": "`mcp`: name at the upstream [default: the name here, with or without the upstream's name as prefix]"},
+        "method": {"enum": ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "get", "head", "post", "put", "patch", "delete"], "description": "`http`: method [default: GET]"},
+        "url": {"type": "string", "description": "`http`: URL; `{/path}` in its path or query is replaced by that argument. The host is fixed."},
+        "query": {"type": "object", "additionalProperties": {"type": "string"}, "description": "`http`: query parameters; a parameter whose argument is absent is left out"},
+        "headers": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}, "description": "`http`: headers of the request"},
+        "body": {"description": "`http`: JSON body in which `\"{/path}\"` is replaced by that argument [default for POST, PUT and PATCH: the arguments]"},
+        "form": {"type": "object", "additionalProperties": {"type": "string"}, "description": "`http`: form to send instead of a body"},
+        "hosts": of("names", "`http`: allowed hosts, also after a redirect [default: the host of the URL]"),
+        "networks": of("names", "`http`: allowed private or local networks, such as `10.0.0.0/8`"),
         "max_response": {"$ref": "#/$defs/bytes"},
-        "empty_on": {"type": "array", "items": {"type": "integer", "minimum": 100, "maximum": 599}, "description": "`http`: statuses that mean that there is nothing of the kind."},
+        "empty_on": {"type": "array", "items": {"type": "integer", "minimum": 100, "maximum": 599}, "description": "`http`: statuses that mean an empty result"},
         "retry": object(json!({"times": {"type": "integer", "minimum": 0}, "delay": {"$ref": "#/$defs/duration"}}), &[]),
     });
     if let (Some(tool), Value::Object(more)) = (tool.get_mut("properties").and_then(Value::as_object_mut), elsewhere) {
@@ -165,34 +165,34 @@ fn policy() -> Value {
         json!({
             "name": {"type": "string", "pattern": "\\S"},
             "rule": {"enum": ["require", "deny", "ask", "limit", "sequence", "read_before_write", "flow", "only_from"]},
-            "tools": of("some", "The tools that it governs."),
+            "tools": of("some", "Tools that the rule governs"),
             "mode": {"enum": ["enforce", "observe"]},
             "section": {"type": "string"},
             "level": {"enum": ["agent", "prompt", "tool"]},
-            "reason": {"type": "string", "description": "What the model reads: what to do instead."},
+            "reason": {"type": "string", "description": "Text for the model: what to do instead"},
             "category": {"enum": ["BUSINESS", "PERMISSION", "VALIDATION", "TRANSIENT"]},
             "code": {"type": "string"},
-            "redirect": {"type": "string", "description": "The tool that handles such requests instead."},
-            "any_of": of("some", "`require`: one of these must have succeeded."),
-            "same": {"type": "object", "additionalProperties": {"$ref": "#/$defs/path"}, "minProperties": 1, "maxProperties": 1, "description": "`require`: about the same entity."},
-            "fields": {"type": "object", "description": "`require`: with these fields of the result."},
+            "redirect": {"type": "string", "description": "Tool that handles such requests instead"},
+            "any_of": of("some", "`require`: tools of which one must have succeeded"),
+            "same": {"type": "object", "additionalProperties": {"$ref": "#/$defs/path"}, "minProperties": 1, "maxProperties": 1, "description": "`require`: the evidence must be about the same entity"},
+            "fields": {"type": "object", "description": "`require`: required fields of the result"},
             "within": {"$ref": "#/$defs/duration"},
-            "reported": {"type": "boolean", "description": "What a client reports counts, too."},
-            "when": {"type": "string", "description": "An expression in CEL."},
-            "where": {"type": "array", "items": {"$ref": "#/$defs/condition"}, "description": "`deny`, `ask`: when all of these hold. `require`: of calls of which all of these hold."},
-            "approvers": of("some", "`ask`: who may answer; anybody unless said."),
-            "calls": {"type": "integer", "minimum": 0, "description": "`limit`: at most so many calls."},
-            "sum": of("path", "`limit`: the argument that is added up."),
-            "most": {"type": "number", "minimum": 0, "description": "`limit`: what the sum may come to."},
-            "currency": of("path", "`limit`: what keeps sums apart."),
-            "per": {"anyOf": [{"enum": ["session", "principal"]}, {"type": "string", "pattern": "^/"}, proved], "description": "`limit`: `session`, `principal`, a path, or an entity from evidence."},
-            "after": {"type": "object", "additionalProperties": {"$ref": "#/$defs/some"}, "minProperties": 1, "description": "`sequence`: what comes after what."},
-            "guard": {"type": "object", "additionalProperties": {"$ref": "#/$defs/path"}, "minProperties": 1, "description": "`read_before_write`: tools, and where their path stands."},
-            "read_with": {"type": "string", "description": "`read_before_write`: the tool that reads."},
-            "arguments": of("some", "`flow`, `only_from`: the arguments that it guards."),
-            "trusted": of("names", "`flow`, `only_from`: tools whose values may pass."),
-            "user": {"type": "boolean", "description": "`flow`, `only_from`: what the user said may pass."},
-            "values": {"type": "array", "description": "`flow`, `only_from`: values that may always pass."},
+            "reported": {"type": "boolean", "description": "Also count what a client reports"},
+            "when": {"type": "string", "description": "Expression in CEL"},
+            "where": {"type": "array", "items": {"$ref": "#/$defs/condition"}, "description": "`deny`, `ask`: conditions that must all be met. `require`: governs only calls that meet all of them."},
+            "approvers": of("some", "`ask`: principals that may answer [default: all]"),
+            "calls": {"type": "integer", "minimum": 0, "description": "`limit`: maximum number of calls"},
+            "sum": of("path", "`limit`: argument that is summed up"),
+            "most": {"type": "number", "minimum": 0, "description": "`limit`: maximum of the sum"},
+            "currency": of("path", "`limit`: argument whose values have separate sums"),
+            "per": {"anyOf": [{"enum": ["session", "principal"]}, {"type": "string", "pattern": "^/"}, proved], "description": "`limit`: `session`, `principal`, a path, or an entity from evidence"},
+            "after": {"type": "object", "additionalProperties": {"$ref": "#/$defs/some"}, "minProperties": 1, "description": "`sequence`: each tool with the tools that must come before it"},
+            "guard": {"type": "object", "additionalProperties": {"$ref": "#/$defs/path"}, "minProperties": 1, "description": "`read_before_write`: tools, with the argument that contains the path"},
+            "read_with": {"type": "string", "description": "`read_before_write`: tool that reads"},
+            "arguments": of("some", "`flow`, `only_from`: arguments to guard"),
+            "trusted": of("names", "`flow`, `only_from`: tools whose values are allowed"),
+            "user": {"type": "boolean", "description": "`flow`, `only_from`: allow values from the user"},
+            "values": {"type": "array", "description": "`flow`, `only_from`: values that are always allowed"},
         }),
         &["name", "rule"],
     )
@@ -201,19 +201,19 @@ fn policy() -> Value {
 fn condition() -> Value {
     object(
         json!({
-            "argument": of("path", "The argument that is looked at; with `touches`, all of them unless said."),
+            "argument": of("path", "Argument to check [default with `touches`: all arguments]"),
             "above": {"type": "number"},
             "below": {"type": "number"},
             "in": {"type": "array", "minItems": 1},
             "not_in": {"type": "array"},
             "glob": {"type": "string"},
             "matches": {"type": "string", "format": "regex"},
-            "runs": of("some", "A shell command that runs one of these, however it is spelled."),
-            "touches": of("some", "Files: a path with all under it, or a bare name wherever it stands."),
-            "from": {"type": "string", "description": "With `touches`, for what is searched: the directory in which that begins. Directories above a place count as well."},
-            "lenient": {"type": "boolean", "description": "With `touches`: words pass that only the running shell knows, unless something is changed by them."},
-            "trees": {"type": "boolean", "description": "With `touches`: whether a command counts that reads a tree as a whole in which a place lies, as `grep -r` does. True unless said; with `from`, always."},
-            "whole": {"type": "boolean", "description": "With `touches`: texts that are no commands name a place only from the root, from home, or with its directory."},
+            "runs": of("some", "Programs; a shell command that runs one of them matches, however it is written"),
+            "touches": of("some", "Files: a path and everything under it, or a bare name in any directory"),
+            "from": {"type": "string", "description": "With `touches`: directory where searches begin. Directories above a named path count as well."},
+            "lenient": {"type": "boolean", "description": "With `touches`: ignore words that only the running shell can resolve, unless the command changes something with them"},
+            "trees": {"type": "boolean", "description": "With `touches`: whether a command counts that reads a whole tree around a path, such as `grep -r` [default: true; with `from`, always true]"},
+            "whole": {"type": "boolean", "description": "With `touches`: in texts that are not commands, only paths from the root or home, or with a directory, count"},
         }),
         &[],
     )
@@ -223,14 +223,14 @@ fn hook() -> Value {
     object(
         json!({
             "name": {"type": "string"},
-            "command": {"type": "string", "description": "A program; with a path, relative to this file. No shell is involved."},
-            "args": of("names", "Its words."),
-            "inherit": of("names", "Variables of the environment that it sees beside the usual ones."),
+            "command": {"type": "string", "description": "Program; a path is relative to this file. No shell is involved."},
+            "args": of("names", "Command-line arguments"),
+            "inherit": of("names", "Environment variables to inherit in addition to the defaults"),
             "env": {
-                "type": "object", "description": "Variables that are set for it: text with `${NAME}` from the environment, or a file.",
+                "type": "object", "description": "Environment variables to set: text in which `${NAME}` is an environment variable, or a file",
                 "additionalProperties": {"oneOf": [{"type": "string"}, object(json!({"file": {"type": "string"}}), &["file"])]},
             },
-            "tools": of("names", "For which tools; `*` stands for any text."),
+            "tools": of("names", "Tools that the hook applies to; `*` matches any text"),
             "timeout": {"$ref": "#/$defs/duration"},
             "when": {"enum": ["before", "after", "both"]},
         }),
@@ -258,8 +258,8 @@ fn limits() -> Value {
 fn client() -> Value {
     object(
         json!({
-            "on_failure": {"enum": ["deny", "ask"], "description": "If toolgate cannot do its work."},
-            "undeclared": {"enum": ["deny", "ask"], "description": "A tool that is not in this file."},
+            "on_failure": {"enum": ["deny", "ask"], "description": "Decision if toolgate fails"},
+            "undeclared": {"enum": ["deny", "ask"], "description": "Decision on a tool that this file does not declare"},
         }),
         &[],
     )
@@ -270,7 +270,7 @@ fn lint() -> Value {
     object(
         json!({
             "allow": {"enum": codes},
-            "of": {"type": "string", "description": "The agent, tool, rule or upstream, or `gateway`; all of them unless said."},
+            "of": {"type": "string", "description": "Agent, tool, rule or upstream, or `gateway` [default: all]"},
             "reason": {"type": "string", "pattern": "\\S"},
         }),
         &["allow", "reason"],
@@ -281,8 +281,8 @@ fn sandbox() -> Value {
     let bytes = || json!({"$ref": "#/$defs/bytes"});
     object(
         json!({
-            "read": of("names", "Files and directories that it may read, beside the system's own."),
-            "write": of("names", "Directories that it may also change."),
+            "read": of("names", "Files and directories that may be read, in addition to those of the system"),
+            "write": of("names", "Directories that may also be changed"),
             "network": {"type": "boolean"},
             "memory": bytes(),
             "file_size": bytes(),
@@ -311,23 +311,23 @@ fn upstream() -> Value {
     );
     object(
         json!({
-            "command": {"type": "string", "description": "The program of a server that speaks over its standard streams."},
-            "args": of("names", "Its words; `${NAME}` is what the environment has."),
+            "command": {"type": "string", "description": "Program of a server that speaks MCP over its standard streams"},
+            "args": of("names", "Command-line arguments; `${NAME}` is an environment variable"),
             "env": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}},
-            "inherit": of("names", "Variables of the environment that it sees beside the usual ones."),
-            "directory": {"type": "string", "description": "Where it is started, relative to this file."},
-            "url": of("reference", "Where a server is that speaks HTTP."),
+            "inherit": of("names", "Environment variables to inherit in addition to the defaults"),
+            "directory": {"type": "string", "description": "Working directory, relative to this file"},
+            "url": of("reference", "URL of a server that speaks HTTP"),
             "headers": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}},
-            "bearer": of("reference", "A token that is shown to it."),
+            "bearer": of("reference", "Bearer token for the server"),
             "oauth": oauth,
-            "transport": {"enum": ["http", "sse"], "description": "`sse` is the transport of 2024-11-05."},
-            "prefix": {"type": "string", "pattern": "^[a-z0-9_-]{0,32}$", "description": "What the names of its tools begin with; its own name and `_` unless said."},
-            "undeclared": {"enum": ["deny", "ask", "open", "read"], "description": "Tools that no table declares: not offered (unless said), asked about, let through, or let through as reads."},
-            "prompts": {"type": "boolean", "description": "Whether its prompts are passed on; unless said, where undeclared tools are offered."},
-            "resources": {"type": "boolean", "description": "Whether its resources are passed on; unless said, where undeclared tools are offered."},
+            "transport": {"enum": ["http", "sse"], "description": "Transport; `sse` is the transport of 2024-11-05"},
+            "prefix": {"type": "string", "pattern": "^[a-z0-9_-]{0,32}$", "description": "Prefix of tool names [default: the name of the upstream and `_`]"},
+            "undeclared": {"enum": ["deny", "ask", "open", "read"], "description": "Treatment of tools that no table declares: not offered, offered with approval, offered, or offered as reads [default: deny]"},
+            "prompts": {"type": "boolean", "description": "Whether clients see the prompts [default: true if undeclared tools are offered]"},
+            "resources": {"type": "boolean", "description": "Whether clients see the resources [default: true if undeclared tools are offered]"},
             "timeout": {"$ref": "#/$defs/duration"},
             "concurrency": {"type": "integer", "minimum": 1},
-            "errors": {"type": "array", "items": error, "description": "What its words mean. Without it, a success whose whole text is `Error: …` is an error."},
+            "errors": {"type": "array", "items": error, "description": "Patterns that classify error messages. Without them, a success whose whole text is `Error: …` is an error."},
         }),
         &[],
     )
@@ -340,11 +340,11 @@ fn gateway() -> Value {
     );
     let jwt = object(
         json!({
-            "issuer": {"type": "string"}, "audience": {"type": "string"}, "keys": {"type": "string", "description": "Where the keys are: an address, or a file."},
-            "resource": {"type": "string", "pattern": "^https?://[A-Za-z0-9\\[][A-Za-z0-9\\[\\]:./_~%-]*$", "examples": ["https://gate.example.com/mcp"], "description": "The address by which clients call `/mcp`; the audience unless said, where that is one."},
-            "principal": {"type": "string", "description": "The claim that says who comes; `sub` unless said."},
-            "session": {"type": "string", "description": "The claim that names the conversation."},
-            "agents": {"type": "string", "description": "The claim that lists the agents."},
+            "issuer": {"type": "string"}, "audience": {"type": "string"}, "keys": {"type": "string", "description": "URL or file of the keys"},
+            "resource": {"type": "string", "pattern": "^https?://[A-Za-z0-9\\[][A-Za-z0-9\\[\\]:./_~%-]*$", "examples": ["https://gate.example.com/mcp"], "description": "URL of `/mcp` for clients [default: the audience, if it is a URL]"},
+            "principal": {"type": "string", "description": "Claim that contains the principal [default: sub]"},
+            "session": {"type": "string", "description": "Claim that contains the session"},
+            "agents": {"type": "string", "description": "Claim that lists the agents"},
         }),
         &["issuer", "audience", "keys"],
     );
@@ -352,20 +352,20 @@ fn gateway() -> Value {
     object(
         json!({
             "listen": {"type": "string", "examples": ["127.0.0.1:7070"]},
-            "agent": {"type": "string", "description": "The agent of those who name none."},
-            "hosts": of("names", "Names that it is called by, beside those of this machine."),
-            "origins": of("names", "Web pages that may talk to it, as in `https://app.example.com:443`."),
+            "agent": {"type": "string", "description": "Agent of clients that name none"},
+            "hosts": of("names", "Accepted `Host` names, in addition to those of this machine"),
+            "origins": of("names", "Accepted origins of web pages, such as `https://app.example.com:443`"),
             "max_request": {"$ref": "#/$defs/bytes"},
             "concurrency": {"type": "integer", "minimum": 1},
             "rate": rate,
-            "idle": of("duration", "How long the conversation of a client that names none stays the same one."),
-            "stream": of("duration", "How long the stream of an answer lasts, where its client comes back for the rest."),
+            "idle": of("duration", "How long a client that names no session keeps its default session"),
+            "stream": of("duration", "Maximum duration of a response stream that the client can resume"),
             "tokens": {"type": "array", "items": token},
             "jwt": jwt,
             "tls": object(json!({"certificate": {"type": "string"}, "key": {"type": "string"}}), &["certificate", "key"]),
             "otlp": object(
                 json!({
-                    "endpoint": {"type": "string", "pattern": "^https?://", "examples": ["http://127.0.0.1:4318"], "description": "A collector that speaks OTLP over HTTP; `/v1/traces` and `/v1/metrics` are added."},
+                    "endpoint": {"type": "string", "pattern": "^https?://", "examples": ["http://127.0.0.1:4318"], "description": "URL of a collector for OTLP over HTTP; `/v1/traces` and `/v1/metrics` are added"},
                     "headers": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}},
                 }),
                 &["endpoint"],
@@ -380,6 +380,6 @@ fn normalization() -> Value {
         "type": "object",
         "required": ["op"],
         "properties": {"op": {"enum": ["timestamp", "codes", "rename", "first_of", "bool", "case", "scale", "default", "keep"]},
-            "unit": {"enum": ["s", "ms", "us", "ns"], "description": "Of `timestamp`: what a number counts since 1970."}},
+            "unit": {"enum": ["s", "ms", "us", "ns"], "description": "`timestamp`: unit of a number since 1970"}},
     })
 }

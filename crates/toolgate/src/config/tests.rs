@@ -1,4 +1,4 @@
-//! Tests of a configuration: given these calls, what becomes of this one?
+//! Reads tests of a configuration: the expected decision on a call after given calls.
 
 use serde_json::Value;
 use toml::de::DeTable;
@@ -7,26 +7,26 @@ use super::ConfigError;
 use super::read::{File, Shared, Table};
 use crate::policy::{Place, Problem};
 
-/// A call in a test.
+/// A call of a test.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TestCall {
     /// The tool.
     pub tool: String,
     /// Its arguments.
     pub arguments: Value,
-    /// What the tool gives, where that matters.
+    /// Result of the tool, if it matters.
     pub result: Option<Value>,
-    /// Who calls; `anybody` unless said.
+    /// The principal. The default is `anybody`.
     pub principal: Option<String>,
-    /// In which session; `check` unless said.
+    /// The session. The default is `check`.
     pub session: Option<String>,
-    /// As which agent, where there are several.
+    /// The agent, if there are several.
     pub agent: Option<String>,
-    /// Of one that comes first: it is meant to be refused, or asked about.
+    /// Whether a given call is expected to be denied or to need approval.
     pub refused: bool,
 }
 
-/// What is expected of a call.
+/// The expected decision on a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expected {
     /// `allow`, `deny` or `ask`.
@@ -42,26 +42,26 @@ pub struct Expected {
 pub struct PolicyTest {
     /// Its name.
     pub name: String,
-    /// What comes first.
+    /// Calls before the tested call.
     pub given: Vec<TestCall>,
-    /// The call that is tested.
+    /// The tested call.
     pub call: TestCall,
-    /// What is expected of it.
+    /// The expected decision.
     pub expect: Expected,
-    /// Where the expectation stands.
+    /// Position of the expectation.
     pub place: Place,
 }
 
-/// The tests of a file.
+/// Reads the tests of a file.
 ///
 /// # Errors
-/// Everything that is wrong with it, all at once.
+/// All problems of the file.
 ///
 /// ```
 /// let tests = toolgate::config::read_tests("tests.toml", r#"
 ///     [[test]]
 ///     name = "a refund needs a verified customer"
-///     given = [{ tool = "verify_customer", arguments = { customer_id = "C-1" }, result = { active = false } }]
+///     given = [{ tool = "verify_customer", arguments = { customer_id = "C-1" }, result = {} }]
 ///     call = { tool = "issue_refund", arguments = { customer_id = "C-1", amount = 20 } }
 ///     expect = "deny"
 ///     rule = "verified"
@@ -91,7 +91,7 @@ fn read_test(file: &File, table: &Table<'_>) -> Option<PolicyTest> {
         [("name", "\"a refund needs a verified customer\""), ("call", "{ tool = \"…\", arguments = { … } }"), ("expect", "\"deny\"")]
     {
         if !table.has(key) {
-            table.wrong(key, Problem::new(format!("a test says its `{key}`")).help(format!("like `{key} = {like}`")));
+            table.wrong(key, Problem::new(format!("a test needs `{key}`")).help(format!("like `{key} = {like}`")));
         }
     }
     let given: Vec<Option<TestCall>> = table.tables("given").iter().map(|given| read_call(given, true)).collect();
@@ -99,7 +99,7 @@ fn read_test(file: &File, table: &Table<'_>) -> Option<PolicyTest> {
     let decision = table.word("expect", &DECISIONS);
     let (rule, code) = (table.text("rule").map(str::to_owned), table.text("code").map(str::to_owned));
     if decision == Some("allow") && (rule.is_some() || code.is_some()) {
-        table.wrong("expect", Problem::new("what is allowed, no rule refuses").help("take `rule` and `code` out"));
+        table.wrong("expect", Problem::new("an allowed call has no refusing rule or code").help("remove `rule` and `code`"));
     }
     table.finish("a test");
     let place = file.place(table.own_parts().get("expect").cloned().unwrap_or_else(|| table.span()));
@@ -109,7 +109,7 @@ fn read_test(file: &File, table: &Table<'_>) -> Option<PolicyTest> {
 
 fn read_call(table: &Table<'_>, comes_first: bool) -> Option<TestCall> {
     if !table.has("tool") {
-        table.wrong("tool", Problem::new("a call names its `tool`").help("like `tool = \"issue_refund\"`"));
+        table.wrong("tool", Problem::new("a call needs a `tool`").help("like `tool = \"issue_refund\"`"));
     }
     let call = TestCall {
         tool: table.text("tool").unwrap_or_default().to_owned(),

@@ -1,33 +1,36 @@
-//! The text of files that have an end.
+//! Reads text files with a limit on their length.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// What is longer is no configuration, and no secret.
+/// Maximum length of a configuration or secret.
 const LONGEST: u64 = 16 << 20;
 
-/// The text of a file.
+/// Reads a text file.
 pub(super) fn text_of(path: &Path) -> io::Result<String> {
     read(File::open(path)?)
 }
 
-/// The text of a file that a configuration names. Whoever wrote that may mean no good: a pipe keeps waiting whoever opens it, a device
-/// has no end, and what the kernel makes up says that it is empty, so that no digest of it says anything.
+/// Reads a text file that a configuration names.
+///
+/// The configuration may be hostile. A pipe blocks the reader, a device never ends, and files of
+/// the kernel report length 0, so that a digest would not cover their content.
 pub(super) fn text_of_named(path: &Path) -> io::Result<String> {
-    // What a directory is, is told when it is read.
+    // A directory gets a better message from the read itself.
     let plain = |found: Metadata| match found.is_file() || found.is_dir() {
         true => Ok(found),
-        false => Err(io::Error::other("it is no plain file")),
+        false => Err(io::Error::other("not a regular file")),
     };
-    // A device may do something when it is opened. What stands there may be something else by then.
+    // Opening a device may have side effects, so the check comes first. Check again afterwards,
+    // because the path may have changed.
     plain(path.metadata()?)?;
     let file = File::options().read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path)?;
     let found = plain(file.metadata()?)?;
     let text = read(file)?;
     if text.len() as u64 > found.len() {
-        return Err(io::Error::other("it is longer than it says, so it is no plain file or somebody is writing it"));
+        return Err(io::Error::other("the file is longer than its reported length: it is not a regular file, or it is being written"));
     }
     Ok(text)
 }
@@ -36,7 +39,7 @@ fn read(file: File) -> io::Result<String> {
     let mut text = String::new();
     let length = file.take(LONGEST + 1).read_to_string(&mut text)?;
     if length as u64 > LONGEST {
-        return Err(io::Error::other("it is longer than 16 MiB"));
+        return Err(io::Error::other("the file is longer than 16 MiB"));
     }
     Ok(text)
 }
@@ -56,10 +59,10 @@ mod tests {
         assert_eq!(text_of_named(&plain).unwrap(), "text");
         assert_eq!(text_of_named(&empty).unwrap(), "");
         for (path, why) in [
-            (&*pipe, "no plain file"),
-            // It cannot even be opened.
-            (&*socket, "no plain file"),
-            (Path::new("/dev/zero"), "no plain file"),
+            (&*pipe, "not a regular file"),
+            // A socket cannot even be opened.
+            (&*socket, "not a regular file"),
+            (Path::new("/dev/zero"), "not a regular file"),
             (Path::new("/proc/self/environ"), "longer than"),
         ] {
             let error = text_of_named(path).unwrap_err().to_string();

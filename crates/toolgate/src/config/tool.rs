@@ -1,4 +1,4 @@
-//! A tool as a file declares it.
+//! Reads a `[tools.NAME]` table.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::tool::{CommandTool, Effect, Extra, Reconcile, Tool};
 const EFFECTS: [(&str, Effect); 3] = [("read", Effect::Read), ("write", Effect::Write), ("destructive", Effect::Destructive)];
 const EXTRAS: [(&str, Extra); 3] = [("refuse", Extra::Refuse), ("drop", Extra::Drop), ("pass", Extra::Pass)];
 
-/// What is behind a tool.
+/// What runs a tool.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Client,
@@ -56,11 +56,11 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
         None => Tool::declared(name, description, input.unwrap_or_else(|| serde_json::json!({"type": "object"}))),
     };
     if kind == Some(Kind::Builtin) && (table.has("input") || table.has("output")) {
-        let problem = Problem::new(format!("the built-in tool `{}` has schemas of its own", crate::names::shown(name)));
-        table.wrong("kind", problem.help("take `input` and `output` out"));
+        let problem = Problem::new(format!("the built-in tool `{}` has its own schemas", crate::names::shown(name)));
+        table.wrong("kind", problem.help("remove `input` and `output`"));
     }
     if kind == Some(Kind::Mcp) && (table.has("input") || table.has("output")) {
-        table.wrong("kind", Problem::new("the upstream says what its tool takes and gives").help("take `input` and `output` out"));
+        table.wrong("kind", Problem::new("the upstream defines the schemas of its tool").help("remove `input` and `output`"));
     }
     if let Some(schema) = output {
         tool = tool.output_schema(schema);
@@ -81,7 +81,7 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
     }
     match table.length("timeout") {
         Some(timeout) => tool = tool.timeout(timeout),
-        // A client takes its time, and asks its user in between.
+        // A client may ask its user before it runs the tool, so it gets more time.
         None if kind == Some(Kind::Client) => tool = tool.timeout(Duration::from_secs(600)),
         None => {}
     }
@@ -131,7 +131,7 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
         tool = tool.reconcile(reconcile);
     }
     if let Some(polling) = table.table("polling") {
-        // Without an interval it may be polled at once.
+        // Without an interval, the tool may be polled immediately.
         let (interval, most) = (polling.duration("interval").unwrap_or_default(), polling.count("max_unchanged"));
         polling.finish("`polling`");
         tool = tool.polling(Duration::try_from(interval).unwrap_or_default(), most.and_then(|most| u32::try_from(most).ok()).unwrap_or(10));
@@ -142,14 +142,14 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
     Some((tool, behind))
 }
 
-/// The read that tells whether a call took effect of which nobody knows.
+/// Reads how to find out whether a call with unknown outcome took effect.
 fn reconciliation(table: &Table<'_>) -> Option<Reconcile> {
     if !table.has("tool") {
-        table.wrong("tool", Problem::new("it is not said which `tool` is asked").help("like `tool = \"find_refund\"`"));
+        table.wrong("tool", Problem::new("`reconcile` needs a `tool`").help("like `tool = \"find_refund\"`"));
     }
     let says_happened = table.is_table("happened") && table.table("happened").is_some_and(|fields| !fields.keys().is_empty());
     if !says_happened && (table.is_table("happened") || !table.has("happened")) {
-        let problem = Problem::new("it is not said which result means that the call has `happened`");
+        let problem = Problem::new("`reconcile` needs `happened`: the result that means that the call took effect");
         table.wrong("happened", problem.help("like `happened = { \"/status\" = \"paid\" }`"));
     }
     let mut sound = table.has("tool") && says_happened;
@@ -173,7 +173,7 @@ fn reconciliation(table: &Table<'_>) -> Option<Reconcile> {
                     Some(is) if field.starts_with('/') => reconcile = says(reconcile, &field, is),
                     _ => {
                         sound = false;
-                        fields.wrong(&field, Problem::new("this is no path into a result").help("like `{ \"/status\" = \"paid\" }`"));
+                        fields.wrong(&field, Problem::new("a path into a result begins with `/`").help("like `{ \"/status\" = \"paid\" }`"));
                     }
                 }
             }
@@ -183,7 +183,10 @@ fn reconciliation(table: &Table<'_>) -> Option<Reconcile> {
     sound.then_some(reconcile)
 }
 
-/// A schema. One that is none is told where it is wrong, and takes anything: what else is said of the tool is looked at all the same.
+/// Reads a JSON Schema.
+///
+/// An invalid schema is reported and replaced by one that accepts everything, so the rest of the
+/// tool is still checked.
 fn schema(name: &str, table: &Table<'_>, key: &str) -> Option<serde_json::Value> {
     let schema = table.value(key)?;
     let faults = crate::schema::faults(&schema);
@@ -203,21 +206,21 @@ fn schema(name: &str, table: &Table<'_>, key: &str) -> Option<serde_json::Value>
     Some(if faults.is_empty() { schema } else { serde_json::json!({}) })
 }
 
-/// Which tool of which upstream.
+/// Reads which tool of which upstream runs the call.
 fn remote(name: &str, table: &Table<'_>) -> Option<Behind> {
     if !table.has("upstream") {
-        table.wrong("kind", Problem::new("a tool of an MCP server names its `upstream`").help("like `upstream = \"git\"`"));
+        table.wrong("kind", Problem::new("a tool of an MCP server needs its `upstream`").help("like `upstream = \"git\"`"));
     }
     let upstream = table.text("upstream")?.to_owned();
     let tools = match table.text("tool") {
         Some(tool) => vec![tool.to_owned()],
-        // Without a word: as it would be called undeclared.
+        // By default, the upstream's tool has the name it would have if it were undeclared.
         None => [name].into_iter().chain(name.strip_prefix(&format!("{upstream}_"))).map(str::to_owned).collect(),
     };
     Some(Behind::Mcp { upstream, tools, described: table.has("description"), timed: table.has("timeout") })
 }
 
-/// A tool that is built in.
+/// Returns a built-in tool.
 fn built_in(name: &str, table: &Table<'_>) -> Option<Tool> {
     let known: BTreeMap<&str, fn() -> Tool> = BTreeMap::from([
         ("calc", builtin::calc as fn() -> Tool),
@@ -230,13 +233,13 @@ fn built_in(name: &str, table: &Table<'_>) -> Option<Tool> {
     let found = known.get(name).map(|make| make());
     let names = known.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     if found.is_none() {
-        let problem = Problem::new(format!("there is no built-in tool `{}`", crate::names::shown(name)));
-        table.wrong("kind", problem.help(format!("there are {names}")).did_you_mean(name, known.keys()));
+        let problem = Problem::new(format!("unknown built-in tool `{}`", crate::names::shown(name)));
+        table.wrong("kind", problem.help(format!("expected one of {names}")).did_you_mean(name, known.keys()));
     }
     found
 }
 
-/// A rule that brings results into a stable shape.
+/// Reads a rule that normalizes results.
 fn normalization(table: &Table<'_>) -> Option<Rule> {
     let known = [
         ("timestamp", ""),
@@ -251,7 +254,7 @@ fn normalization(table: &Table<'_>) -> Option<Rule> {
     ];
     if !table.has("op") {
         let all = known.iter().map(|(op, _)| format!("`{op}`")).collect::<Vec<_>>().join(", ");
-        table.wrong("op", Problem::new("a rule says with `op` what it does").help(format!("one of {all}")));
+        table.wrong("op", Problem::new("a normalization rule needs an `op`").help(format!("one of {all}")));
     }
     table.word("op", &known)?;
     let fields: serde_json::Map<String, serde_json::Value> =
@@ -266,26 +269,26 @@ fn normalization(table: &Table<'_>) -> Option<Rule> {
                     .unwrap_or_default();
                 table.wrong(
                     key,
-                    Problem::new(format!("a rule of this kind has no `{}`", crate::names::shown(key))).help(format!("there is {known}")),
+                    Problem::new(format!("unknown key `{}` in a rule with this `op`", crate::names::shown(key))).help(format!("expected {known}")),
                 );
             }
             Some(rule)
         }
         Err(error) => {
-            let problem = Problem::new(format!("this rule cannot be read: {error}"));
+            let problem = Problem::new(format!("cannot read the normalization rule: {error}"));
             table.wrong("op", problem.help("like `{ op = \"timestamp\", path = \"/created\" }`"));
             None
         }
     }
 }
 
-/// The program behind a tool, and the room that it runs in.
+/// Reads the program of a command tool, and its sandbox.
 fn command(table: &Table<'_>, input: &serde_json::Value, reader: &Reader<'_>) -> Option<CommandTool> {
     let Some(program) = table.text("command") else {
         if !table.has("command") {
             table.wrong(
                 "kind",
-                Problem::new("a command tool names its `command`").help("like `command = \"./lookup-order\"`; no shell is involved"),
+                Problem::new("a command tool needs a `command`").help("like `command = \"./lookup-order\"`; toolgate starts the program without a shell"),
             );
         }
         return None;
@@ -306,7 +309,7 @@ fn command(table: &Table<'_>, input: &serde_json::Value, reader: &Reader<'_>) ->
     for path in tool.named() {
         let first = path.to_string().split('/').nth(1).unwrap_or_default().to_owned();
         if properties.is_none_or(|properties| !properties.contains_key(&first)) {
-            let problem = Problem::new(format!("`{path}` is no argument of this tool"));
+            let problem = Problem::new(format!("`{path}` is not an argument of this tool"));
             let known = properties.into_iter().flat_map(|properties| properties.keys());
             table.wrong("args", problem.did_you_mean(&first, known).or_help("declare it in `input`"));
         }

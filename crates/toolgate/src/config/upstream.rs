@@ -1,4 +1,4 @@
-//! MCP servers that tools come from.
+//! Reads `[upstreams.NAME]` tables: MCP servers that provide tools.
 
 mod secrets;
 mod servers;
@@ -15,124 +15,130 @@ use crate::policy::{Place, Problem};
 
 pub use servers::{BEHIND_TOOLGATE, mcp_servers};
 
-/// An MCP server that toolgate is a client of.
+/// An MCP server that toolgate connects to.
 #[derive(Debug, Clone)]
 pub struct Upstream {
-    /// Its name in this configuration.
+    /// Name in this configuration.
     pub name: String,
-    /// How it is reached.
+    /// Transport that reaches the server.
     pub reach: Reach,
-    /// What the names of its tools and prompts begin with.
+    /// Prefix of the names of its tools and prompts.
     pub prefix: String,
-    /// What becomes of tools that no table declares.
+    /// Treatment of tools that no table declares.
     pub undeclared: Undeclared,
-    /// How long it may take to answer, where a tool says nothing else.
+    /// Default timeout of its tools.
     pub timeout: Duration,
-    /// Most calls at the same time.
+    /// Maximum number of concurrent calls.
     pub concurrency: usize,
-    /// How its failures are understood.
+    /// Patterns that classify its failures.
     pub errors: Vec<ErrorPattern>,
-    /// A success whose whole text is `Error: …` is none; unless `errors` says what its words mean.
+    /// Whether a successful result whose whole text is `Error: …` counts as an error.
+    ///
+    /// This is off if the file sets `errors`.
     pub blurts: bool,
-    /// Whether its prompts are passed on.
+    /// Whether clients see its prompts.
     pub prompts: bool,
-    /// Whether its resources are passed on.
+    /// Whether clients see its resources.
     pub resources: bool,
-    /// What its program and its directory were said to be, where that may stand elsewhere.
+    /// The program and the directory as written, if they contain references.
     places: Vec<Reference>,
-    /// Tokens that were fetched for it.
+    /// Tokens that toolgate fetched for this upstream.
     tokens: Given,
     pub(super) place: Option<Place>,
 }
 
-/// How an upstream is reached.
+/// The transport that reaches an upstream.
 #[derive(Debug, Clone)]
 pub enum Reach {
-    /// As a child process that speaks over its standard streams.
+    /// A child process that speaks MCP over its standard streams.
     Command {
         /// The program.
         program: PathBuf,
-        /// Its words.
+        /// Its arguments.
         args: Vec<Reference>,
-        /// Variables that are set for it.
+        /// Environment variables that are set for it.
         env: Vec<(String, Reference)>,
-        /// Variables of the environment that it sees beside the usual ones.
+        /// Environment variables that it inherits in addition to [`UPSTREAM_ENVIRONMENT`].
         inherit: Vec<String>,
-        /// Where it is started.
+        /// Its working directory.
         directory: Option<PathBuf>,
     },
-    /// Over HTTP.
+    /// A server over HTTP.
     Url {
-        /// Where.
+        /// URL of the server.
         url: Reference,
         /// Headers of every request.
         headers: Vec<(String, Reference)>,
-        /// How toolgate says who it is.
+        /// Authentication of toolgate at the server.
         credentials: Credentials,
-        /// Whether with the transport of 2024-11-05: one stream of events, and a second address to post to. Where nothing is said, that is
-        /// tried where no post is taken.
+        /// Whether to use the transport of 2024-11-05: an event stream and a second URL for posts.
+        ///
+        /// `None` tries that transport if the server does not accept posts.
         sse: Option<bool>,
     },
 }
 
-/// How toolgate says who it is.
+/// How toolgate authenticates at an upstream.
 #[derive(Debug, Clone, Default)]
 pub enum Credentials {
-    /// Not at all.
+    /// Without authentication.
     #[default]
     None,
-    /// With a token.
+    /// With a bearer token.
     Bearer(Reference),
-    /// With tokens that it fetches by client credentials (OAuth 2.1).
+    /// With tokens that toolgate fetches by client credentials (OAuth 2.1).
     Client {
-        /// Who gives them.
+        /// Where tokens are requested.
         source: TokenSource,
-        /// Who asks.
+        /// The client identifier.
         client_id: Reference,
-        /// With what.
+        /// The client secret.
         client_secret: Reference,
-        /// For what.
+        /// The requested scope.
         scope: Option<String>,
     },
 }
 
-/// Who gives tokens.
+/// Where tokens are requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenSource {
-    /// Whoever is at this address.
+    /// The token endpoint.
     Url(String),
-    /// An authorization server, which says itself where (RFC 8414); it is told for which upstream (RFC 8707).
+    /// An authorization server that publishes its token endpoint (RFC 8414).
+    ///
+    /// Requests name the upstream as their resource (RFC 8707).
     Issuer(String),
 }
 
-/// What becomes of an upstream's tools that no table declares.
+/// Treatment of an upstream's tools that no table declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Undeclared {
-    /// They are not offered.
+    /// Do not offer them.
     #[default]
     Deny,
-    /// They are offered, and a person is asked before each call.
+    /// Offer them, and ask a person before each call.
     Ask,
-    /// They are offered, and no rule need govern them.
+    /// Offer them without a rule.
     Open,
-    /// They are offered, and change nothing.
+    /// Offer them as tools that change nothing.
     Read,
 }
 
-/// What an upstream's words mean.
+/// A pattern that classifies an upstream's error messages.
 #[derive(Debug, Clone)]
 pub struct ErrorPattern {
-    /// A regular expression over what it says.
+    /// A regular expression on the error message.
     pub matches: regex::Regex,
     /// The category.
     pub category: Category,
     /// The code.
     pub code: String,
-    /// What such a failure leaves behind; unless said, what it did before it failed stays done.
+    /// Effects that such a failure leaves behind. The default is [`Effects::Done`].
     pub effects: Effects,
 }
 
-/// What a program sees of the environment unless it is given more: enough to find itself and its interpreter.
+/// Environment variables that a program inherits by default, enough to find itself and its
+/// interpreter.
 pub const UPSTREAM_ENVIRONMENT: [&str; 10] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM"];
 
 impl Upstream {
@@ -154,7 +160,8 @@ impl Upstream {
         }
     }
 
-    /// Whether another one, as it would be now, is reached and treated in the same way as this one is, with what it has taken of files.
+    /// Checks whether `other`, resolved now, has the same transport, settings and secrets as this
+    /// upstream.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let shape = |upstream: &Self| {
@@ -183,7 +190,8 @@ impl Upstream {
         still && shape(self) == shape(other)
     }
 
-    /// Whether another file means the same server. Where one of the two names its transport, that counts.
+    /// Checks whether another file means the same server. A transport that only one of the two
+    /// names counts for both.
     fn takes_in(&mut self, other: &Self) -> bool {
         let mut other = other.clone();
         if let (Reach::Url { sse: own, .. }, Reach::Url { sse: theirs, .. }) = (&mut self.reach, &mut other.reach) {
@@ -193,14 +201,16 @@ impl Upstream {
         self.is_same(&other)
     }
 
-    /// What a tool of it is called where no table declares it: its name behind the prefix, unless it begins so already. Letters that are not
-    /// allowed are still in it.
+    /// Returns the name of a tool that no table declares: its own name with the prefix, unless the
+    /// name already begins with it.
+    ///
+    /// The result may contain characters that tool names do not allow.
     #[must_use]
     pub fn undeclared_name(&self, tool: &str) -> String {
         if tool.starts_with(&self.prefix) { tool.to_owned() } else { format!("{}{tool}", self.prefix) }
     }
 
-    /// What it refers to and is not there, each thing once. What is there is not told.
+    /// Lists missing environment variables and files, each once, without revealing values.
     #[must_use]
     pub fn lacks(&self) -> Vec<String> {
         let mut missing: Vec<String> = self.looked_up().filter_map(|reference| reference.resolve().err()).collect();
@@ -209,12 +219,12 @@ impl Upstream {
         missing
     }
 
-    /// All that it refers to. Where a program is, is no secret.
+    /// Iterates over all references, including the program and the directory, which are not secret.
     pub(super) fn looked_up(&self) -> impl Iterator<Item = &Reference> {
         self.references().into_iter().chain(&self.places)
     }
 
-    /// What it is given of secrets.
+    /// Lists the references that may contain secrets.
     pub(super) fn references(&self) -> Vec<&Reference> {
         match &self.reach {
             Reach::Command { args, env, .. } => args.iter().chain(env.iter().map(|(_, value)| value)).collect(),
@@ -231,7 +241,7 @@ impl Upstream {
 }
 
 impl Reader<'_> {
-    /// All upstreams of a file: those that it declares, and those of other files in the form that clients use.
+    /// Reads all upstreams: those of this file, and those of files in the format of clients.
     pub(super) fn upstreams(&self, table: &Table<'_>) -> Vec<Upstream> {
         let mut found: Vec<Upstream> = Vec::new();
         if let Some(inner) = table.table("upstreams") {
@@ -241,7 +251,7 @@ impl Reader<'_> {
                 one.finish("an upstream");
             }
         }
-        // Of those that other files have, which has it.
+        // Maps each server of another file to that file.
         let mut files: BTreeMap<String, PathBuf> = BTreeMap::new();
         for path in table.names("mcp_servers").unwrap_or_default() {
             let path = self.beside.join(path);
@@ -254,18 +264,19 @@ impl Reader<'_> {
                             found.push(Upstream { place: Some(table.place_of("mcp_servers")), ..one });
                             continue;
                         };
-                        // What this file says of one counts; what two files say of one in the same way, they say once.
+                        // This file takes precedence over other files, and identical servers in two
+                        // files count as one.
                         if let Some(file) = files.get(&one.name).filter(|_| !known.takes_in(&one)) {
                             let (file, path, name) = (file.display(), path.display(), &one.name);
-                            let problem = Problem::new(format!("{file} and {path} have a server `{name}` each, and they are not the same"));
-                            let help = format!("give one of them another name, or say here which is meant, in `[upstreams.{name}]`");
+                            let problem = Problem::new(format!("{file} and {path} both define a server `{name}`, but differently"));
+                            let help = format!("rename one of them, or define the server here in `[upstreams.{name}]`");
                             table.wrong("mcp_servers", problem.help(help));
                         }
                     }
                 }
                 Err(why) => {
                     let problem = Problem::new(format!("{}: {why}", path.display()));
-                    table.wrong("mcp_servers", problem.help("a JSON file with `mcpServers`, as clients have it; relative to this file"));
+                    table.wrong("mcp_servers", problem.help("expected a JSON file with `mcpServers`, as clients use it, relative to this file"));
                 }
             }
         }
@@ -274,8 +285,8 @@ impl Reader<'_> {
 
     fn upstream(&self, name: &str, table: &Table<'_>) -> Option<Upstream> {
         if !is_upstream_name(name) {
-            let problem = Problem::new(format!("`{}` is no name for an upstream", crate::names::shown(name)));
-            table.wrong("", problem.help("1 to 32 of a-z, 0-9, `_` and `-`"));
+            let problem = Problem::new(format!("`{}` is not a valid upstream name", crate::names::shown(name)));
+            table.wrong("", problem.help("use 1 to 32 of a-z, 0-9, `_` and `-`"));
             table.silence();
             return None;
         }
@@ -286,7 +297,7 @@ impl Reader<'_> {
                 let message =
                     if both { "an upstream has a `command` or a `url`, not both" } else { "an upstream needs a `command` or a `url`" };
                 table.wrong(if both { "url" } else { "" }, Problem::new(message).help("like `command = \"mcp-server-git\"`"));
-                // Only what is in neither kind is unknown: it may be what was meant.
+                // Mark the keys of both transports, because either may be intended.
                 KEYS.into_iter().for_each(|key| table.mark_read(key));
                 None
             }
@@ -296,12 +307,12 @@ impl Reader<'_> {
             if prefix.is_empty() || is_upstream_name(prefix) {
                 upstream.prefix = prefix.to_owned();
             } else {
-                table.wrong("prefix", Problem::new("names begin with a-z, 0-9, `_` or `-`").help("like `prefix = \"git_\"`, or `\"\"`"));
+                table.wrong("prefix", Problem::new("a prefix may contain only a-z, 0-9, `_` and `-`").help("like `prefix = \"git_\"`, or `\"\"`"));
             }
         }
         let words = [("deny", Undeclared::Deny), ("ask", Undeclared::Ask), ("open", Undeclared::Open), ("read", Undeclared::Read)];
         upstream.undeclared = table.word("undeclared", &words).unwrap_or_default();
-        // What is offered unasked is offered as a whole.
+        // If undeclared tools are offered, prompts and resources are offered too.
         let shares = upstream.undeclared != Undeclared::Deny;
         upstream.prompts = table.bool("prompts").unwrap_or(shares);
         upstream.resources = table.bool("resources").unwrap_or(shares);
@@ -339,7 +350,7 @@ impl Reader<'_> {
             (false, Some(oauth)) => self.oauth(&oauth),
             (true, Some(oauth)) => {
                 oauth.silence();
-                table.wrong("bearer", Problem::new("an upstream has `bearer` or `oauth`, not both").help("take one out"));
+                table.wrong("bearer", Problem::new("an upstream has `bearer` or `oauth`, not both").help("remove one of them"));
                 None
             }
             (false, None) => Some(Credentials::None),
@@ -363,7 +374,7 @@ impl Reader<'_> {
                 None
             }
             (Some(_), Some(_)) => {
-                table.wrong("token_url", Problem::new("`oauth` has an `issuer` or a `token_url`, not both").help("take one out"));
+                table.wrong("token_url", Problem::new("`oauth` has an `issuer` or a `token_url`, not both").help("remove one of them"));
                 None
             }
         };
@@ -377,7 +388,7 @@ impl Reader<'_> {
     }
 }
 
-/// What a table of an upstream may say, however it is reached.
+/// All keys of an upstream, for both transports.
 const KEYS: [&str; 17] = [
     "command",
     "url",
@@ -398,7 +409,7 @@ const KEYS: [&str; 17] = [
     "errors",
 ];
 
-/// The longest name.
+/// Maximum length of an upstream name.
 const LONGEST: usize = 32;
 
 fn is_upstream_name(name: &str) -> bool {
@@ -415,8 +426,8 @@ fn pattern(table: &Table<'_>) -> Option<ErrorPattern> {
     let matches = table.text("matches").and_then(|text| match regex::Regex::new(text) {
         Ok(regex) => Some(regex),
         Err(_) => {
-            let problem = Problem::new(format!("`{}` is no regular expression", crate::names::shown(text)));
-            table.wrong("matches", problem.help("in the syntax of the `regex` crate"));
+            let problem = Problem::new(format!("`{}` is not a valid regular expression", crate::names::shown(text)));
+            table.wrong("matches", problem.help("use the syntax of the `regex` crate"));
             None
         }
     });

@@ -1,4 +1,4 @@
-//! Gates 1 to 6: who, what, in which shape, again, in circles, within limits.
+//! Implements gates 1 to 6: admit, resolve, validate, recall, progress and limits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,8 @@ use crate::store::{Approval, ApprovalState, Enter, Entered, RecallKey, Recalled,
 use crate::tool::Effect;
 
 impl Toolgate {
-    /// Gate 1. The principal may act as this agent, nothing is paused, and the arguments are not too large to look at.
+    /// Gate 1: checks that the principal may act as this agent, that nothing is paused, and that
+    /// the arguments are not too large.
     pub(super) async fn let_in(&self, call: &Call, trail: &mut Trail) -> Result<Arc<Agent>, Stop> {
         if let Some(why) = &call.turned_away {
             (trail.facts.turned_away, trail.facts.misread) = (Some(why.clone()), call.misread);
@@ -39,7 +40,7 @@ impl Toolgate {
         if agent.principals.as_ref().is_some_and(|allowed| !allowed.contains(&*call.key.principal)) {
             return Err(forbidden(&call.key));
         }
-        // Whether a tool that this caller may not see is paused is none of its business.
+        // Do not reveal whether a tool is paused to a caller who may not see the tool.
         let seen = agent.tools.get(call.tool.as_str()).is_none_or(|tool| tool.is_visible_to(&call.key.principal));
         let tool = if seen { Arc::clone(&trail.tool) } else { Arc::from("") };
         if self.0.store.may_be_paused()
@@ -59,13 +60,13 @@ impl Toolgate {
         }
     }
 
-    /// Gate 2. The agent has such a tool, and this caller may see it.
+    /// Gate 2: finds the tool, if this caller may see it.
     pub(super) fn resolve(&self, agent: &Agent, call: &Call) -> Result<Arc<Registered>, Stop> {
         if let Some(tool) = agent.tools.get(call.tool.as_str()).filter(|tool| tool.is_visible_to(&call.key.principal)) {
             return Ok(Arc::clone(tool));
         }
         let mut names = agent.visible_names(&call.key.principal);
-        // A door that runs tools does not offer those that clients run themselves.
+        // An entry point that runs tools does not offer tools that clients run themselves.
         if call.carried.is_some() {
             names.retain(|name| agent.tools.get(*name).is_some_and(|tool| !tool.spec.is_run_by_client()));
         }
@@ -83,7 +84,7 @@ impl Toolgate {
         Err(error.into())
     }
 
-    /// A call that comes back with an approval: the stored arguments are the ones that run.
+    /// Loads the approval that the call names. Its stored arguments are the ones that run.
     pub(super) async fn resume(&self, call: &Call, tool: &Registered, trail: &mut Trail) -> Result<Option<Box<Approval>>, Stop> {
         let Some(id) = &call.approval else { return Ok(None) };
         trail.at(Gate::Approval);
@@ -94,7 +95,8 @@ impl Toolgate {
             Some(approval) if approval.state == ApprovalState::Waiting && trail.started <= approval.expires => {
                 Err(in_vain(tool).unwrap_or_else(|| waiting(&approval).into()))
             }
-            // What was made under it may be recalled; nothing else comes of it.
+            // The outcome of a call made with this approval may be replayed. Gate 5 rejects
+            // everything else.
             Some(approval) if call.idempotency_key.is_some() || tool.spec.once => Ok(Some(Box::new(approval))),
             Some(approval) => Err(unusable(&approval).into()),
             None => {
@@ -104,7 +106,7 @@ impl Toolgate {
         }
     }
 
-    /// Gate 3. The arguments are strict JSON and fit the schema; from here on they have one spelling.
+    /// Gate 3: parses the arguments as strict JSON, canonicalizes them and checks the schema.
     pub(super) fn validate(
         &self,
         agent: &Agent,
@@ -131,13 +133,14 @@ impl Toolgate {
         self.check_shape(tool, value, trail)
     }
 
-    /// Also used for what a hook has rewritten.
+    /// Checks arguments against the schema. Also used after a hook has rewritten them.
     pub(super) fn check_shape(&self, tool: &Registered, mut value: serde_json::Value, trail: &mut Trail) -> Result<Judged, Stop> {
-        // Which of its arguments are secret nobody can tell: neither a schema nor a rule has anything to say of them, as that is written down.
+        // The changed definition does not say which arguments are secret, so all of them are
+        // masked.
         if tool.spec.veiled {
             trail.arguments = Arc::new(self.0.redactor.mark(&value));
             let held =
-                || ToolError::of(code::DEFINITION_CHANGED, format!("`{}` is held back", tool.spec.name)).with_effects(crate::Effects::None);
+                || ToolError::of(code::DEFINITION_CHANGED, format!("`{}` is quarantined because its definition changed", tool.spec.name)).with_effects(crate::Effects::None);
             return Err(in_vain(tool).unwrap_or_else(|| held().into()));
         }
         let checked = match &tool.input {
@@ -147,14 +150,16 @@ impl Toolgate {
         match checked {
             Ok(()) => {
                 let judged = Judged::new(&tool.spec.name, value);
-                // Keyed whatever is secret today: what is secret may change, and a call must stay the same call.
+                // The digest is always keyed. Which arguments are secret may change, but a call
+                // must keep its digest.
                 let judged = judged.with_digest(|digest| self.0.redactor.keyed(digest));
                 trail.digest = Some(judged.digest());
                 trail.arguments = self.0.redactor.redact_shared(judged.shared(), &tool.secrets);
                 Ok(judged)
             }
             Err(invalid) => {
-                // A misspelt name may hide a secret: where there are secrets, what does not fit is not written down.
+                // A misspelled argument name may carry a secret. If the tool has secrets, mask all
+                // invalid arguments.
                 trail.arguments = if tool.secrets.is_empty() { Arc::new(value) } else { Arc::new(self.0.redactor.mark(&value)) };
                 let mut error = ToolError::of(code::INVALID_ARGUMENTS, invalid.message);
                 error.errors = invalid.errors;
@@ -163,8 +168,10 @@ impl Toolgate {
         }
     }
 
-    /// Holds the session (alone for a tool with effects, with other readers for a read; a batch holds it
-    /// for all its calls), loads it and counts the call.
+    /// Locks the session, loads it and counts the call.
+    ///
+    /// A tool with effects gets an exclusive lock, a read a shared one. A batch holds one lock for
+    /// all its calls.
     pub(super) async fn enter(
         &self,
         call: &Call,
@@ -200,7 +207,8 @@ impl Toolgate {
         Ok(entered)
     }
 
-    /// Gate 4. The same call, made before: its outcome is handed back, if the caller may still make it.
+    /// Gate 4: returns the outcome of an earlier identical call, if the caller may still make the
+    /// call.
     pub(super) async fn recall(
         &self,
         agent: &Agent,
@@ -220,7 +228,7 @@ impl Toolgate {
         }
     }
 
-    /// Gate 5. The model is getting somewhere.
+    /// Gate 5: rejects calls that repeat without progress.
     pub(super) async fn progress(
         &self,
         call: &Call,
@@ -229,14 +237,15 @@ impl Toolgate {
         resumed: Option<&Approval>,
         trail: &mut Trail,
     ) -> Result<(), Stop> {
-        // Nothing was made under an approval that is used up, over or refused: then nothing comes of it.
+        // No call was made with an approval that is used, expired or denied, so there is nothing to
+        // replay.
         match resumed {
             Some(approval) if approval.is_usable(trail.started) => return Ok(()),
             Some(approval) => return Err(Stop::at(Gate::Approval, unusable(approval))),
             None => {}
         }
         let Err(error) = entered.progress.judge(&tool.spec.name, tool.spec.polling.as_ref()) else { return Ok(()) };
-        // A call that was told to come back once it is approved is no repetition when it does.
+        // Repeating a call after its approval is not a loop.
         let approved = match trail.asked {
             Some(asked) if error.code == code::LOOP_DETECTED => self.0.store.approval_for(&call.key, asked).await?,
             _ => None,
@@ -245,7 +254,7 @@ impl Toolgate {
         if approved.is_some_and(|approval| approval.is_usable(trail.started)) { Ok(()) } else { Err(error.into()) }
     }
 
-    /// Gate 6. There is time and budget left. What is counted is reserved at the claim.
+    /// Gate 6: checks deadlines and budgets. Charges are reserved at the claim.
     pub(super) async fn limits(
         &self,
         agent: &Agent,
@@ -263,11 +272,11 @@ impl Toolgate {
             if left(trail.started).is_zero() {
                 return Err(ToolError::of(
                     code::DEADLINE_EXCEEDED,
-                    format!("the session has used up its {wall:?}; stop and report what you have"),
+                    format!("the session has used up its time limit of {wall:?}; stop and report what you have"),
                 )
                 .into());
             }
-            // Nor does a call go on beyond it.
+            // The session's time limit also ends a running call.
             trail.deadline = super::nearest(trail.deadline, Instant::now().checked_add(left(self.now())));
         }
         let charges = agent.limits.charges(&call.key, tool.spec.cost);
@@ -299,14 +308,16 @@ fn least<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     }
 }
 
-/// What a call is recalled by: the client's key, and for a tool declared `once` also its arguments,
-/// so that no key talks it into a second act.
+/// Returns the keys under which a call is recalled: the client's key and, for a tool declared
+/// `once`, its arguments.
+///
+/// The second key prevents a client from repeating a `once` call under another key.
 pub(super) fn recall_keys(call: &Call, tool: &Registered, digest: Digest) -> Vec<RecallKey> {
     let by_key = call.idempotency_key.as_ref().map(|key| recall_key(&call.key, tool, format!("key:{key}")));
     by_key.into_iter().chain(once_key(&call.key, tool, digest)).collect()
 }
 
-/// What a call of a tool declared `once` is recalled by.
+/// Returns the key under which a call of a `once` tool is recalled.
 pub(super) fn once_key(key: &SessionKey, tool: &Registered, digest: Digest) -> Option<RecallKey> {
     tool.spec.once.then(|| recall_key(key, tool, format!("once:{digest}")))
 }
@@ -315,22 +326,22 @@ fn recall_key(of: &SessionKey, tool: &Registered, key: String) -> RecallKey {
     RecallKey { principal: Arc::clone(&of.principal), agent: Arc::clone(&of.agent), tool: Arc::clone(&tool.spec.name), key }
 }
 
-/// How long a claim may go without an end before nobody believes in it any more.
+/// Returns how long a claim stays valid before the call counts as abandoned.
 pub(super) fn lease(timeout: Duration) -> SignedDuration {
     SignedDuration::try_from(timeout.saturating_add(Duration::from_secs(60))).unwrap_or(SignedDuration::MAX)
 }
 
-/// Another call holds the session.
+/// Rejects a call because another call holds the session lock.
 pub(super) fn busy() -> Stop {
     Stop::at(Gate::Claim, ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000))
 }
 
-/// Who may not act as an agent.
+/// Rejects a call because the principal may not act as the agent.
 pub(super) fn forbidden(key: &SessionKey) -> Stop {
     Stop::new(ToolError::of(code::FORBIDDEN, format!("`{}` may not act as the agent `{}`", shown(&key.principal), shown(&key.agent))))
 }
 
-/// What a kill switch says.
+/// Returns the error for a paused target.
 pub(super) fn paused(target: &Target, why: &str) -> ToolError {
     let what = match target {
         Target::Agent(name) => format!("the agent `{name}`"),

@@ -1,4 +1,4 @@
-//! Gate 9: where a rule or hook asked, a person answers, for exactly this call and once.
+//! Implements gate 9: if a rule or hook asks, a person must approve exactly this call, once.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::registry::Registered;
 use crate::store::{Approval, ApprovalState};
 use crate::tool::Kind;
 
-/// What a row says where the client asks its own user, before whose name that is.
+/// Prefix of `answered_by` in a row if the client asks its own user. The principal follows.
 pub(super) const LEFT_TO: &str = "left to the client of ";
 
 impl Toolgate {
-    /// The permit, and by which approval it is given, with the moment until which that can be used.
+    /// Returns the permit and, if there is one, the id and expiry of the approval that it uses.
     pub(super) async fn approve(
         &self,
         judgement: Judgement,
@@ -40,19 +40,19 @@ impl Toolgate {
                     trail.rule = None;
                     return Ok((permit, Some((approval.id, approval.expires))));
                 }
-                // Somebody else asks by now: that takes a new answer.
+                // Another rule asks in the meantime, which requires a new answer.
                 Err(judgement) => (judgement, None),
             },
             Some(approval) if approval.state == ApprovalState::Denied => return Err(unusable(&approval).into()),
             Some(approval) if approval.state == ApprovalState::Waiting => (judgement, Some(approval)),
-            // Used: one answer, one call.
+            // The approval is used. One answer covers one call.
             _ => (judgement, None),
         };
         if let Some(refused) = in_vain(judgement.tool()) {
             trail.rule = None;
             return Err(refused);
         }
-        // The client's own user is somebody, where nobody in particular is named.
+        // The client's own user may answer if no approver is named.
         if call.client_asks && judgement.asked().iter().all(|asked| asked.approvers.is_empty()) {
             let approval = self.approval_of(&judgement, call, trail);
             let by = Some(format!("{LEFT_TO}{}", call.key.principal));
@@ -72,8 +72,10 @@ impl Toolgate {
         Err(waiting(&approval).into())
     }
 
-    /// Whether an approval is for other arguments than these, which a client sends along with its name. Where a hook may have rewritten
-    /// them before a person was asked, nobody can tell, and it is not said.
+    /// Reports whether an approval covers other arguments than `arguments`, which a client sends
+    /// along with the approval id.
+    ///
+    /// Returns false if the tool has hooks, because they may have rewritten the arguments.
     #[must_use]
     pub fn is_for_others(&self, approval: &Approval, arguments: &Value) -> bool {
         let agent = self.0.agents.get(&approval.key.agent);
@@ -113,7 +115,7 @@ impl Toolgate {
     }
 }
 
-/// Why a person is wanted, each reason once.
+/// Collects the distinct reasons for the approval.
 fn reasons(judgement: &Judgement) -> Vec<&str> {
     let mut reasons = Vec::new();
     for asked in judgement.asked() {
@@ -124,10 +126,10 @@ fn reasons(judgement: &Judgement) -> Vec<&str> {
     reasons
 }
 
-/// Why nobody is asked about a tool: it would not run, whatever a person says.
+/// Returns the error of a tool that would not run even if a person approved the call.
 pub(super) fn in_vain(tool: &Registered) -> Option<Stop> {
     let handler = tool.handler.as_ref()?;
-    // One that panics when it is asked has a fault, whatever a person says.
+    // A handler that panics here would also fail after an approval.
     let refused = catch_unwind(AssertUnwindSafe(|| handler.refuses()));
     match refused.unwrap_or_else(|panic| Some(panicked(&tool.spec.name, panic.as_ref())))?.into_kind() {
         Kind::Error { error, .. } => Some(error.with_effects(Effects::None).into()),
@@ -135,26 +137,26 @@ pub(super) fn in_vain(tool: &Registered) -> Option<Stop> {
     }
 }
 
-/// A person has not answered yet.
+/// Returns the error for an approval that is still waiting.
 pub(super) fn waiting(approval: &Approval) -> ToolError {
     let reason = approval.reason.trim_end_matches('.');
-    // A question has an end of its own.
+    // Do not add a period after a reason that already ends in punctuation.
     let end = if reason.ends_with(['!', '?', '…']) { "" } else { "." };
     let message =
-        format!("{reason}{end} A person must approve this call; tell the user, then repeat the identical call once it is approved");
+        format!("{reason}{end} A person must approve this call; tell the user, then repeat the identical call after it is approved");
     let mut error = ToolError::of(code::APPROVAL_REQUIRED, message);
     error.approval = Some(ApprovalRef { id: approval.id.clone(), expires_at: approval.expires.to_string() });
     error
 }
 
-/// A person said no, or the answer is used up or too old.
+/// Returns the error for an approval that is denied, used or expired.
 pub(super) fn unusable(approval: &Approval) -> ToolError {
     let message = match approval.state {
         ApprovalState::Denied => {
-            format!("{} refused this call; do not repeat it, tell the user", approval.answered_by.as_deref().unwrap_or("a person"))
+            format!("{} denied this call; do not repeat it, tell the user", approval.answered_by.as_deref().unwrap_or("a person"))
         }
-        ApprovalState::Used => "the approval was used; make the call without it to ask anew".to_owned(),
-        _ => "the approval has expired; make the call without it to ask anew".to_owned(),
+        ApprovalState::Used => "the approval was used; make the call without it to request a new one".to_owned(),
+        _ => "the approval has expired; make the call without it to request a new one".to_owned(),
     };
     ToolError::of(code::APPROVAL_DENIED, message)
 }

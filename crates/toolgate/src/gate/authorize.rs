@@ -1,4 +1,5 @@
-//! Gate 8, the last word. Permission is a value, and this file is the only place that makes one.
+//! Implements gate 8: evaluates the policies. This file is the only place that creates a
+//! [`Permit`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,16 +9,17 @@ use crate::code;
 use crate::error::{Category, Effects, ToolError};
 use crate::json::Digest;
 use crate::limits::Charge;
-use crate::policy::{Ask, Attached, Facts, Mode, Observed, Policy, Terms, Verdict};
+use crate::policy::{Ask, Attached, Facts, Fault, Mode, Observed, Policy, Terms, Verdict};
 use crate::registry::Registered;
 use crate::resource::Expect;
 use crate::store::{Approval, ApprovalState};
 use crate::tool::Spec;
 
-/// Permission to run one tool once with exactly these arguments. Only the policy gate makes one, so
-/// no code can run a tool unasked.
+/// Permits one run of one tool with exactly these arguments.
 ///
-/// A handler is lent one. Nobody outside can put one together, not even from another:
+/// Only the policy gate creates a permit, so no code can run a tool without a decision.
+///
+/// A handler gets a reference. Code outside this module cannot build a permit from another:
 ///
 /// ```compile_fail
 /// fn forged(judged: toolgate::Judged, other: toolgate::Permit) -> toolgate::Permit {
@@ -33,7 +35,7 @@ use crate::tool::Spec;
 /// }
 /// ```
 ///
-/// though everybody may look at the one that is lent:
+/// but any code may read a permit:
 ///
 /// ```
 /// fn seen(lent: &toolgate::Permit) -> (toolgate::CallId, toolgate::Judged) {
@@ -45,15 +47,15 @@ pub struct Permit {
     call: CallId,
     arguments: Judged,
     definition: Digest,
-    /// Each with the rule that it comes from.
+    /// Charges, each with the rule that it comes from.
     charges: Vec<(String, Charge, ToolError)>,
-    /// Those of rules that only observe: they count, and stop nothing.
+    /// Charges of rules in observe mode. They count, but never reject a call.
     watched: Vec<(String, Charge, ToolError)>,
     expects: Vec<Expect>,
     tool: ToolRef,
 }
 
-/// Keeps `Debug` short.
+/// Prints only the tool's name in `Debug` output.
 struct ToolRef(Arc<Registered>);
 
 impl std::fmt::Debug for ToolRef {
@@ -63,19 +65,19 @@ impl std::fmt::Debug for ToolRef {
 }
 
 impl Permit {
-    /// The call that is permitted.
+    /// Returns the id of the permitted call.
     #[must_use]
     pub const fn call_id(&self) -> CallId {
         self.call
     }
 
-    /// The arguments that were judged.
+    /// Returns the arguments that the policies checked.
     #[must_use]
     pub const fn arguments(&self) -> &Judged {
         &self.arguments
     }
 
-    /// Digest of the tool's definition at the time of the judgement.
+    /// Returns the digest of the tool's definition at the time of the decision.
     #[must_use]
     pub const fn definition(&self) -> Digest {
         self.definition
@@ -85,7 +87,7 @@ impl Permit {
         !self.tool.0.secrets.is_empty()
     }
 
-    /// What a run that finished left behind, if its result cannot be handed on.
+    /// Returns the effects of a finished run whose result is withheld.
     pub(crate) fn effects_of_run(&self) -> Effects {
         self.tool.0.effects_of_run()
     }
@@ -107,10 +109,12 @@ impl Permit {
     }
 }
 
-/// What a call was let through with. A handler is run with a permit, and of a call that its client has run there is none.
+/// Authorizes a call: with a permit if toolgate runs the tool, without one if the client has run
+/// the tool.
 pub(super) enum Granted {
     ToRun(Permit),
-    /// It was admitted before, in another process perhaps, and is only settled here: its charges are claimed.
+    /// The call was admitted earlier, perhaps in another process, and is only settled here. Its
+    /// charges are claimed already.
     ToSettle {
         arguments: Judged,
         tool: Arc<Registered>,
@@ -140,16 +144,16 @@ impl Granted {
     }
 }
 
-/// Somebody wants a person to decide.
+/// Asks a person to decide about a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) by: String,
     pub(super) reason: String,
-    /// Who may answer; anybody where nobody is named.
+    /// The people who may answer. Empty means anyone.
     pub(super) approvers: Vec<String>,
 }
 
-/// Nobody said no. Perhaps somebody asked.
+/// Holds the decision of the policies: no denial, but possibly approval requests.
 #[derive(Debug)]
 pub(super) struct Judgement {
     permit: Permit,
@@ -169,7 +173,8 @@ impl Judgement {
         &self.permit.tool.0
     }
 
-    /// Permission, if nobody asked or a person has answered everyone who did, for exactly this call.
+    /// Returns the permit if no approval is requested, or if this approval covers every request for
+    /// exactly this call.
     pub(super) fn permit(self, approval: Option<&Approval>) -> Result<Permit, Self> {
         let answered = |asked: &Asked| {
             approval.is_some_and(|a| {
@@ -185,7 +190,7 @@ impl Judgement {
     }
 }
 
-/// What one rule says of a call. A fault or panic is a denial.
+/// Holds the verdict of one rule. A fault or panic is a denial.
 #[derive(Debug)]
 pub(super) enum Said {
     Allow(Terms),
@@ -194,26 +199,41 @@ pub(super) enum Said {
     Fault(ToolError),
 }
 
-/// Asks one rule.
-pub(super) fn verdict(policy: &dyn Policy, ask: &Ask<'_>) -> Said {
-    // Only in a build that is made to be seen failing: a gate that is off, once a file is there.
-    #[cfg(toolgate_broken_on_purpose)]
-    if std::env::var_os("TOOLGATE_OFF").is_some_and(|file| std::path::Path::new(&file).exists()) {
-        return Said::Allow(Terms::default());
+/// Evaluates one rule for one call. Every gate that judges rules calls it.
+///
+/// Only tests replace the engine, to show that the canary notices when rules are not enforced.
+pub trait PolicyEngine: Send + Sync {
+    /// Returns what the rule decides.
+    ///
+    /// # Errors
+    /// The rule could not decide, which denies the call.
+    fn check(&self, policy: &dyn Policy, input: &Ask<'_>) -> Result<Verdict, Fault>;
+}
+
+/// Asks the rule itself.
+pub(super) struct EnforcingEngine;
+
+impl PolicyEngine for EnforcingEngine {
+    fn check(&self, policy: &dyn Policy, input: &Ask<'_>) -> Result<Verdict, Fault> {
+        policy.check(input)
     }
+}
+
+/// Evaluates one rule.
+pub(super) fn verdict(engine: &dyn PolicyEngine, policy: &dyn Policy, ask: &Ask<'_>) -> Said {
     let name = policy.name();
-    match catch_unwind(AssertUnwindSafe(|| policy.check(ask))) {
+    match catch_unwind(AssertUnwindSafe(|| engine.check(policy, ask))) {
         Ok(Ok(Verdict::Allow(terms))) => Said::Allow(terms),
         Ok(Ok(Verdict::Ask(reason, terms))) => Said::Ask(reason, terms),
         Ok(Ok(Verdict::Deny(error))) => Said::Deny(*error),
         Ok(Err(fault)) => {
-            Said::Fault(ToolError::of(code::POLICY_FAULT, format!("the policy `{name}` could not decide, so the call is refused: {fault}")))
+            Said::Fault(ToolError::of(code::POLICY_FAULT, format!("the policy `{name}` failed, so the call is denied: {fault}")))
         }
-        Err(_) => Said::Fault(ToolError::of(code::POLICY_FAULT, format!("the policy `{name}` panicked, so the call is refused"))),
+        Err(_) => Said::Fault(ToolError::of(code::POLICY_FAULT, format!("the policy `{name}` panicked, so the call is denied"))),
     }
 }
 
-/// What a rule that only observes would have said, where it is worth a line.
+/// Describes what a rule in observe mode would have decided, unless it would have allowed the call.
 pub(super) fn observed(policy: &dyn Policy, said: &Said) -> Option<Observed> {
     let line = |said: &str, code: &str, message: &str| {
         Some(Observed { rule: policy.name().to_owned(), said: said.to_owned(), code: code.to_owned(), message: message.to_owned() })
@@ -226,14 +246,14 @@ pub(super) fn observed(policy: &dyn Policy, said: &Said) -> Option<Observed> {
     }
 }
 
-/// Somebody said no.
+/// Holds a denial by policy.
 pub(super) struct Denied {
-    /// The one that is shown.
+    /// The rule whose denial is shown.
     pub(super) rule: String,
     pub(super) error: ToolError,
-    /// Everyone who said no.
+    /// All rules that denied the call.
     pub(super) by: Vec<Arc<dyn Policy>>,
-    /// The first who said that the caller may not at all, with its word.
+    /// The first rule that denies the caller permission, with its error.
     pub(super) forbids: Option<(String, ToolError)>,
     pub(super) arguments: Judged,
     pub(super) observed: Vec<Observed>,
@@ -243,10 +263,13 @@ fn is_limit(policy: &dyn Policy, tool: &Spec) -> bool {
     catch_unwind(AssertUnwindSafe(|| policy.outline(tool).caps.is_some())).unwrap_or(false)
 }
 
-/// Evaluates every policy of the tool. Deny beats ask beats allow; of several denials the closest
-/// attachment, then the first declared, is shown. A fault or panic is a denial. A rule that only
-/// observes is asked like the others, and its word is taken down.
+/// Evaluates every policy of the tool.
+///
+/// Deny beats ask, and ask beats allow. Of several denials, the one with the closest attachment,
+/// then the first declared, is shown. A fault or panic is a denial. Rules in observe mode are
+/// evaluated too, but their verdict is only recorded.
 pub(super) fn authorize(
+    engine: &dyn PolicyEngine,
     call: CallId,
     key: &SessionKey,
     tool: &Arc<Registered>,
@@ -258,10 +281,10 @@ pub(super) fn authorize(
     let mut by: Vec<Arc<dyn Policy>> = Vec::new();
     let mut denial: Option<(String, ToolError)> = None;
     let mut forbids: Option<(String, ToolError)> = None;
-    // Closest first: the order of `governed_by` is the order of precedence.
+    // `governed_by` is sorted by precedence, closest attachment first.
     for Attached { policy, .. } in &tool.governed_by {
         let name = policy.name();
-        let said = verdict(&**policy, &Ask::new(call, key, &tool.spec, &arguments, facts));
+        let said = verdict(engine, &**policy, &Ask::new(call, key, &tool.spec, &arguments, facts));
         if policy.mode() == Mode::Observe {
             taken_down.extend(observed(&**policy, &said));
             if let Said::Allow(terms) | Said::Ask(_, terms) = said {
@@ -277,7 +300,8 @@ pub(super) fn authorize(
             }
             Said::Deny(ref error) | Said::Fault(ref error) => {
                 let error = error.clone();
-                // A limit that cannot be told speaks of new acts, as every limit does.
+                // A limit that fails to evaluate is not a permission denial: like every limit, it
+                // concerns new calls.
                 let is_untold = || matches!(said, Said::Fault(_)) && is_limit(&**policy, &tool.spec);
                 if forbids.is_none() && error.category == Category::Permission && !is_untold() {
                     forbids = Some((name.to_owned(), error.clone()));

@@ -1,4 +1,4 @@
-//! The parallel calls of one model turn, as one ordered plan.
+//! Runs the parallel calls of one model turn as one ordered plan.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::session::State;
 use crate::store::Hold;
 use crate::tool::Effect;
 
-/// A call of the plan on its way.
+/// State of one call of the plan.
 enum Slot {
     Ready(Box<Passed>, Box<Trail>),
     Running(CallId, JoinHandle<Answer>),
@@ -27,8 +27,9 @@ enum Slot {
 }
 
 impl Toolgate {
-    /// Makes the calls of one session as one plan. There is one answer for each call, in order; one
-    /// failure does not stop the rest.
+    /// Makes the calls of one session as one plan.
+    ///
+    /// Returns one answer for each call, in order. A failure does not stop the other calls.
     pub async fn batch(&self, key: &SessionKey, mut calls: Vec<Call>) -> Vec<Answer> {
         let hang_up = CancellationToken::new();
         for call in &mut calls {
@@ -56,7 +57,7 @@ impl Toolgate {
     async fn plan(&self, key: &SessionKey, calls: &[Call]) -> Vec<Answer> {
         let agent = self.0.agents.get(&key.agent).filter(|agent| agent.principals.as_ref().is_none_or(|who| who.contains(&*key.principal)));
         if agent.is_none() {
-            // Nobody who may not come in gets to hold a session.
+            // A principal without access must not lock a session.
             return self.refuse_all(calls, || forbidden(key)).await;
         }
         let has_effect = |call: &Call| agent.and_then(|a| a.tools.get(call.tool.as_str())).is_some_and(|t| t.spec.effect != Effect::Read);
@@ -67,24 +68,25 @@ impl Toolgate {
             (Ok(None), _) => return self.refuse_all(calls, busy).await,
             (Err(error), _) | (_, Err(error)) => return self.refuse_all(calls, || Stop::from(error.clone())).await,
         };
-        // The last claim may have to wait for all the others.
+        // The last call may have to wait for all the others, so its claim must last longer.
         let slack = calls
             .iter()
             .filter_map(|call| agent?.tools.get(call.tool.as_str()))
             .map(|tool| tool.spec.timeout)
             .fold(std::time::Duration::ZERO, |sum, t| sum.saturating_add(t));
-        // All are judged before any runs: no call leans on what another has not proved yet, nor on what one before it takes away.
+        // All calls are checked before any of them runs. No call may rely on evidence that another
+        // call has not produced yet, or that an earlier call revokes.
         let (mut slots, mut base) = (Vec::new(), (*base).clone());
         for call in calls {
             let mut trail = Trail::open(self, call, None);
             trail.slack = slack;
             let id = trail.id;
-            // One that dies takes no other along, and keeps its name.
+            // A panic in one call must not affect the others, and the call keeps its id.
             slots.push(match AssertUnwindSafe(self.judged(call, trail, &base)).catch_unwind().await {
                 Ok(slot) => slot,
                 Err(_) => Slot::Done(self.lost(call, id).await),
             });
-            // What nobody here can run takes nothing away.
+            // A tool that the client runs does not run here, so it revokes nothing.
             if let Some(Slot::Ready(passed, trail)) = slots.last()
                 && !passed.permit.tool().spec.external
             {
@@ -102,7 +104,7 @@ impl Toolgate {
         }
     }
 
-    /// Neighbouring reads run together; an effect waits for what came before it.
+    /// Runs adjacent reads in parallel. A call with effects waits for all earlier calls.
     async fn execute(&self, slots: Vec<Slot>, calls: &[Call]) -> Vec<Answer> {
         let mut running: Vec<Slot> = Vec::new();
         for slot in slots {
@@ -133,7 +135,7 @@ impl Toolgate {
         let gate = self.clone();
         let span = trail.span.clone();
         let work = async move {
-            // The tool sees what the calls before it have done.
+            // The tool must see the changes of the calls before it.
             match gate.0.store.snapshot(&passed.key).await {
                 Ok((version, state)) => {
                     passed.version = version;
@@ -144,7 +146,7 @@ impl Toolgate {
                     return gate.settle(passed, ran, trail).await;
                 }
             }
-            // The kill switch holds for what has not begun.
+            // An operator may have paused the tool while the call waited.
             let ran = match gate.0.store.paused(&passed.key, &trail.tool).await {
                 Ok(None) => gate.run(&passed, &mut trail).await,
                 Ok(Some((target, why))) => Ran::not_begun(paused(&target, &why).into()),

@@ -1,5 +1,6 @@
-//! A secret among the arguments that a tool repeats when it fails, or a hook in what it says, is a secret still, also as it is spelled
-//! in JSON, in a path and in a message.
+//! Masks secret arguments in failures and in hook messages.
+//!
+//! A secret is masked in its JSON, path and message spellings too.
 
 use serde_json::Value;
 
@@ -9,7 +10,7 @@ use crate::outcome::Signal;
 use crate::redact::{cleaned, without_short};
 use crate::registry::Registered;
 
-/// The secrets among the arguments of a call, in all their spellings.
+/// The secret arguments of a call, in all their spellings.
 pub(super) struct Secrets(Vec<String>);
 
 impl Secrets {
@@ -19,17 +20,17 @@ impl Secrets {
         found
     }
 
-    /// Those of another document too: of a rewrite, or of a result.
+    /// Adds the secrets of another document: a rewrite or a result.
     pub(super) fn add(&mut self, document: &Value, tool: &Registered) {
         tool.secrets.iter().flat_map(|path| path.all(document)).for_each(|value| leaves(value, &mut self.0));
     }
 
-    /// A text without them.
+    /// Removes the secrets from a text.
     pub(super) fn clean(&self, text: &str) -> String {
         without_short(&self.0, text)
     }
 
-    /// Takes them out of a failure. Codes of toolgate's own are no words of the tool.
+    /// Removes the secrets from an error. Toolgate's own error codes never contain secrets.
     pub(super) fn conceal(&self, error: &mut ToolError) {
         if self.0.is_empty() {
             return;
@@ -48,7 +49,7 @@ impl Secrets {
         error.upstream = error.upstream.take().map(|said| cleaned(said, &self.0, without_short));
     }
 
-    /// Takes them out of what a signal gives as its reason.
+    /// Removes the secrets from the reason of a signal.
     pub(super) fn conceal_reason(&self, signal: &mut Signal) {
         let (Signal::ExpandSection { reason, .. } | Signal::Abort { reason }) = signal;
         *reason = self.clean(reason);

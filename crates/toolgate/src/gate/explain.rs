@@ -1,4 +1,4 @@
-//! Why: what would become of a call, gate by gate and rule by rule, without making it.
+//! Explains what would happen to a call, gate by gate and rule by rule, without making the call.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,98 +20,100 @@ use crate::policy::{Ask, Level, Mode, Note, Terms, Trace};
 use crate::registry::{Agent, Registered};
 use crate::store::{ApprovalState, Enter, Entered, Recalled, over_error, recalled_error};
 
-/// What would become of a call.
+/// Predicts the outcome of a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Would {
-    /// It would run.
+    /// The call would run.
     Run,
-    /// It would wait for a person.
+    /// The call would wait for approval.
     Ask,
-    /// It would get the outcome of an earlier run.
+    /// The call would get the outcome of an earlier run.
     Replay,
-    /// It would be refused.
+    /// The call would be rejected.
     Refuse(Box<ToolError>),
 }
 
-/// What a gate or a rule says.
+/// Result of a gate or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
-    /// It lets the call pass.
+    /// The gate or rule allows the call.
     Pass,
-    /// It refuses.
+    /// The gate or rule denies the call.
     Deny,
-    /// It wants a person to decide.
+    /// The gate or rule asks for approval.
     Ask,
-    /// It cannot decide, which is a refusal.
+    /// The rule failed, which counts as a denial.
     Fault,
-    /// The tool failed there, or what it gave did not fit. Only of calls that were made.
+    /// The tool failed, or its result was invalid. Occurs only in explanations of recorded calls.
     Failed,
-    /// The call does not come this far.
+    /// The call does not reach this gate.
     NotReached,
-    /// It could only be found out by doing it, or the rule is about other tools.
+    /// The gate has no result without making the call, or the rule concerns other tools.
     NotAsked,
 }
 
-/// One gate.
+/// Result of one gate.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GateNote {
     /// The gate.
     pub gate: Gate,
-    /// What it says.
+    /// The result.
     pub said: Said,
-    /// Why.
+    /// The reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// One rule.
+/// Result of one rule.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RuleNote {
-    /// Its name.
+    /// The name of the rule.
     pub rule: String,
-    /// Where it is attached; nothing where it does not govern the tool.
+    /// Where the rule is attached. `None` if the rule does not govern the tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub level: Option<Level>,
-    /// Whether its word counts.
+    /// Whether the rule enforces or observes.
     pub mode: Mode,
-    /// What it says.
+    /// The result.
     pub said: Said,
-    /// Why.
+    /// The reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// What it looked at.
+    /// The values that the rule checked.
     pub looked_at: Vec<Note>,
 }
 
-/// Why a call would be let through or not. Secrets are masked.
+/// Explains why a call would be allowed or rejected. Secrets are masked.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explanation {
     /// The tool.
     pub tool: String,
-    /// The arguments, without secrets.
+    /// The arguments, with secrets masked.
     pub arguments: Value,
     /// Every gate, in order.
     pub gates: Vec<GateNote>,
-    /// Every rule of the agent: first those that govern the tool, closest first.
+    /// Every rule of the agent. Rules that govern the tool come first, closest attachment first.
     pub rules: Vec<RuleNote>,
-    /// What would become of it.
+    /// The predicted outcome.
     pub would: Would,
 }
 
-/// An explanation while it is made.
+/// Collects the notes of an explanation.
 struct Walk {
     gates: Vec<GateNote>,
     rules: Vec<RuleNote>,
 }
 
-/// A call that would be let through, or wait, or be replayed.
+/// The prediction for a call that is not rejected.
 type Passing = Would;
 
 impl Toolgate {
-    /// What would become of a call, and why: every gate, every rule, matched or not, with the values that decide.
-    /// Reads the session and changes nothing: no row, no count, no hook is run.
+    /// Explains what would happen to a call, with every gate, every rule and the values that
+    /// decide.
+    ///
+    /// Reads the session and changes nothing: writes no row, counts no call and runs no hook.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -128,7 +130,7 @@ impl Toolgate {
         self.explained(call, Trail::unseen(self, call, None)).await
     }
 
-    /// The same for a call that something is known of already.
+    /// Explains a call whose state is partly known already.
     pub(super) async fn explained(&self, call: &Call, mut trail: Box<Trail>) -> Explanation {
         let mut walk = Walk { gates: Vec::new(), rules: Vec::new() };
         let would = match Box::pin(self.walk(call, &mut trail, &mut walk)).await {
@@ -149,7 +151,7 @@ impl Toolgate {
         Explanation { tool: trail.tool.to_string(), arguments: (*trail.arguments).clone(), gates: walk.gates, rules: walk.rules, would }
     }
 
-    /// The same gates in the same order as [`Toolgate::call`], looking where that one acts.
+    /// Runs the same gates in the same order as [`Toolgate::call`], but only reads.
     async fn walk(&self, call: &Call, trail: &mut Trail, walk: &mut Walk) -> Result<Passing, Stop> {
         let agent = self.let_in(call, trail).await?;
         walk.pass(Gate::Admit, trail);
@@ -172,7 +174,7 @@ impl Toolgate {
                 walk.gates.push(GateNote {
                     gate: Gate::Recall,
                     said: Said::Pass,
-                    why: Some("it was made before; its outcome is handed back".to_owned()),
+                    why: Some("the call was made before; its outcome is replayed".to_owned()),
                 });
                 return Ok(Would::Replay);
             }
@@ -187,10 +189,10 @@ impl Toolgate {
         walk.pass(Gate::Limits, trail);
         let hooks = tool.hooks.iter().map(|hook| hook.name()).collect::<Vec<_>>().join(", ");
         let (said, why) =
-            if hooks.is_empty() { (Said::Pass, None) } else { (Said::NotAsked, Some(format!("they are only run by a call: {hooks}"))) };
+            if hooks.is_empty() { (Said::Pass, None) } else { (Said::NotAsked, Some(format!("only an actual call runs hooks: {hooks}"))) };
         walk.gates.push(GateNote { gate: Gate::Hooks, said, why });
         trail.at(Gate::Policy);
-        let judged = authorize::authorize(trail.id, &call.key, &tool, arguments, &trail.facts, Vec::new());
+        let judged = authorize::authorize(&*self.0.engine, trail.id, &call.key, &tool, arguments, &trail.facts, Vec::new());
         let judgement = match judged {
             Ok((judgement, _)) => judgement,
             Err(denied) => return Err(Box::pin(self.denied(*denied, &agent, &tool, &entered.state, trail)).await),
@@ -277,7 +279,7 @@ impl Toolgate {
         let governing = tool.governed_by.iter().map(|attached| {
             let trace = Trace::default();
             let ask = Ask::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts).traced(&trace);
-            let (said, why) = match verdict(&*attached.policy, &ask) {
+            let (said, why) = match verdict(&*self.0.engine, &*attached.policy, &ask) {
                 authorize::Said::Allow(terms) => counted(&terms),
                 authorize::Said::Ask(reason, _) => (Said::Ask, Some(reason)),
                 authorize::Said::Deny(error) => (Said::Deny, Some(error.message)),
@@ -297,7 +299,8 @@ impl Toolgate {
     }
 }
 
-/// What a rule says that lets the call pass by itself: where it counts something, the claim has the last word.
+/// Returns the result of a rule that allows the call. If the rule charges a limit, the claim
+/// decides.
 fn counted(terms: &Terms) -> (Said, Option<String>) {
     match terms.charges.iter().find(|(charge, _)| charge.amount > charge.cap) {
         Some((_, error)) => (Said::Deny, Some(error.message.clone())),
@@ -307,7 +310,7 @@ fn counted(terms: &Terms) -> (Said, Option<String>) {
 }
 
 impl RuleNote {
-    /// There is no room left for what the call would take of a limit.
+    /// Marks the rule as denying because the call exceeds one of its limits.
     fn over(&mut self, charge: &Charge, over: &Over, why: String) {
         (self.said, self.why) = (Said::Deny, Some(why));
         let limit = format!("at most {}", charge.cap);
@@ -339,7 +342,7 @@ impl fmt::Display for Said {
 }
 
 impl Explanation {
-    /// Why it would not simply run, where it would not.
+    /// Returns the reason why the call would not run, or an empty string.
     fn reason(&self) -> &str {
         match &self.would {
             Would::Run | Would::Replay => "",
@@ -348,7 +351,9 @@ impl Explanation {
         }
     }
 
-    /// Every gate and every rule, a line each, for whoever has said what it comes to: the reason for that is not said again.
+    /// Formats every gate and every rule, one per line.
+    ///
+    /// Omits the reason for the outcome, which the caller has printed already.
     #[must_use]
     pub fn steps(&self) -> String {
         let reason = self.reason();
@@ -379,7 +384,7 @@ impl fmt::Display for Explanation {
         writeln!(f, "{} {}", self.tool, self.arguments)?;
         match &self.would {
             Would::Run => writeln!(f, "would run")?,
-            Would::Ask => writeln!(f, "would wait for a person: {}", self.reason())?,
+            Would::Ask => writeln!(f, "would wait for approval: {}", self.reason())?,
             Would::Replay => writeln!(f, "would get the outcome of an earlier run")?,
             Would::Refuse(error) => {
                 writeln!(f, "would be refused: {error}")?;

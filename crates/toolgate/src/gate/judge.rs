@@ -1,4 +1,5 @@
-//! Gates 7, 8 and 10: hooks, the facts that policies decide on, and the claim.
+//! Implements gates 7 and 10 (hooks and claim) and loads the facts that the policies of gate 8
+//! need.
 
 use std::sync::Arc;
 
@@ -26,11 +27,12 @@ use crate::session::State;
 use crate::store::{Intent, NotClaimed, RecallKey, Recalled, StoreError, over_error, recalled_error};
 use crate::tool::Effect;
 
-/// How long a pass is kept for a client that does not come back.
+/// Lease of a deferred call whose client does not come back.
 const KEPT: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
 
 impl Toolgate {
-    /// Gate 7. Hooks in their order, each on the rewrite of the one before. What fails, denies.
+    /// Gate 7: runs the hooks in order, each on the rewrite of the one before. A hook that fails
+    /// denies.
     pub(super) async fn before_hooks(
         &self,
         agent: &Agent,
@@ -55,11 +57,11 @@ impl Toolgate {
                 () = super::run::until(trail.deadline) => return Err(ToolError::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while hooks ran").into()),
                 () = trail.cancel.cancelled() => return Err(ToolError::of(code::CANCELLED, "the call was cancelled before it began").into()),
             };
-            // A hook knows the secrets of the call, and what it says is for others.
+            // The hook sees the secrets of the call, and its message goes to others.
             let mut secrets = Secrets::among(arguments.value(), tool);
             let before = answer.map_err(|fault| {
                 let fault = secrets.clean(&fault.0);
-                ToolError::of(code::HOOK_FAILED, format!("the hook `{}` did not do its work, so the call is refused: {fault}", hook.name()))
+                ToolError::of(code::HOOK_FAILED, format!("the hook `{}` failed, so the call is denied: {fault}", hook.name()))
             })?;
             let said = match &before.decision {
                 HookDecision::Allow => "allow",
@@ -70,33 +72,35 @@ impl Toolgate {
                 json::dismantle(before.input.unwrap_or_default());
                 return Err(ToolError::of(
                     code::HOOK_FAILED,
-                    format!("the hook `{}` rewrote the arguments into something too large: {why}", hook.name()),
+                    format!("the hook `{}` rewrote the arguments, and the result is too large: {why}", hook.name()),
                 )
                 .into());
             }
             if let Some(input) = &before.input {
                 secrets.add(input, tool);
             }
-            // What a person approved is what runs: a hook may still say no to it, and not change it.
+            // The approved arguments are fixed. A hook may still deny the call, but not change it.
             let rewrite = before.input.filter(|input| !fixed && input != arguments.value());
             let fact = HookFact { hook: hook.name().to_owned(), said: said.to_owned(), rewrote: rewrite.is_some(), no_redirect: None };
             trail.facts.hooks.push(fact);
             match before.decision {
                 HookDecision::Allow => {}
                 HookDecision::Deny(denial) => {
-                    // A hook may say PERMISSION or BUSINESS; it cannot make a refusal look like a passing trouble.
+                    // A hook may deny as PERMISSION or BUSINESS, but it cannot make a denial look
+                    // retryable.
                     let category =
                         denial.category.filter(|c| matches!(c, Category::Permission | Category::Business)).unwrap_or(Category::Permission);
                     let code = denial.code.map_or(std::borrow::Cow::Borrowed(code::HOOK_DENIED), |code| shown(&code).into());
                     let mut error = ToolError::new(category, code, denial.reason);
                     secrets.conceal(&mut error);
-                    // What a hook says of other tools nobody has checked: the refusal stands, and nobody is sent where they cannot go.
+                    // The hook's redirect is unverified. If the caller cannot use the target, the
+                    // denial remains and the redirect is dropped.
                     if let Some(to) = denial.redirect {
                         if self.leads_to(&to, agent, &call.key).await {
                             error.redirect_tool = Some(to);
                         } else if let Some(fact) = trail.facts.hooks.last_mut() {
                             let to = secrets.clean(&shown(&to));
-                            tracing::warn!(hook = hook.name(), tool = %to, "a hook redirects to a tool that this caller cannot use");
+                            tracing::warn!(hook = hook.name(), tool = %to, "hook redirects to a tool that this caller cannot use");
                             fact.no_redirect = Some(to);
                         }
                     }
@@ -110,7 +114,7 @@ impl Toolgate {
                 let bad = |why: String| {
                     ToolError::of(
                         code::HOOK_FAILED,
-                        format!("the hook `{}` rewrote the arguments into something that cannot be taken: {why}", hook.name()),
+                        format!("the hook `{}` rewrote the arguments, and the result is invalid: {why}", hook.name()),
                     )
                 };
                 json::canonicalize_numbers(&mut input, &mut Pointer::default()).map_err(|(at, why)| bad(format!("{why} at `{at}`")))?;
@@ -121,7 +125,7 @@ impl Toolgate {
         Ok(asked)
     }
 
-    /// Loads what the policies of a tool want to know.
+    /// Loads the facts that the policies of a tool need.
     pub(super) async fn load_facts(
         &self,
         agent: &Agent,
@@ -136,10 +140,10 @@ impl Toolgate {
             for attached in &tool.governed_by {
                 let ask = Ask::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts);
                 let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attached.policy.needs(&ask, &mut needs)));
-                // One that only observes will say itself that it lacks something.
+                // A policy in observe mode records its own failure later.
                 if asked.is_err() && attached.policy.mode() == Mode::Enforce {
                     trail.rule = Some(attached.policy.name().to_owned());
-                    let message = format!("the policy `{}` panicked, so the call is refused", attached.policy.name());
+                    let message = format!("the policy `{}` panicked, so the call is denied", attached.policy.name());
                     return Err(ToolError::of(code::POLICY_FAULT, message).into());
                 }
             }
@@ -154,7 +158,7 @@ impl Toolgate {
         Ok(())
     }
 
-    /// Looks up what is needed.
+    /// Loads the requested facts from files, the session snapshot and the store.
     pub(super) async fn load(
         &self,
         agent: &Agent,
@@ -166,7 +170,7 @@ impl Toolgate {
         if needs.home {
             let home = facts.home.get_or_insert_with(crate::shell::home);
             if crate::redact::is_marked(home) {
-                facts.watch.unknown(|| "the home directory was redacted, and a rule looks at a path from there".to_owned());
+                facts.watch.unknown(|| "the home directory is redacted, and a rule checks a path below it".to_owned());
             }
         }
         if needs.is_empty() {
@@ -188,12 +192,12 @@ impl Toolgate {
             }
         }
         self.0.store.load(key, needs, at, facts).await?;
-        // Calls of a plan may take away what is still there.
+        // Earlier calls of the same batch may revoke evidence that the store still has.
         facts.keep_what_stands(at);
         Ok(())
     }
 
-    /// A replay is no new act, but nobody gets an old result who may not make the call any more.
+    /// Checks that the caller may still make a call whose earlier outcome would be replayed.
     pub(super) async fn still_permitted(
         &self,
         agent: &Agent,
@@ -204,18 +208,19 @@ impl Toolgate {
         trail: &mut Trail,
     ) -> Result<(), Stop> {
         self.load_facts(agent, call, tool, arguments, state, trail).await?;
-        // A rule of the business speaks of new acts: two refunds are one too many, the same one twice is not. It hides nobody
-        // who says that the caller may not at all.
-        let judged = super::authorize::authorize(trail.id, &call.key, tool, arguments.clone(), &trail.facts, Vec::new());
+        // Business rules limit new actions, and a replay is none. Permission denials apply to
+        // replays too, even if a business denial has precedence.
+        let judged = super::authorize::authorize(&*self.0.engine, trail.id, &call.key, tool, arguments.clone(), &trail.facts, Vec::new());
         let Some((rule, error)) = judged.err().and_then(|denied| denied.forbids) else { return Ok(()) };
         trail.rule = Some(rule);
-        // Whatever is withheld, it happened.
+        // The outcome is withheld, but the earlier call had its effects.
         let done = if tool.spec.effect == Effect::Read { Effects::None } else { Effects::Done };
         let error = error.with_effects(outcome.error().map_or(done, |error| error.effects));
         Err(self.signposted(error, agent, &call.key).await.into())
     }
 
-    /// Gate 10. The intent is durable, limits are reserved and the approval is used, or nothing is.
+    /// Gate 10: stores the intent, reserves the limits and uses the approval, all in one
+    /// transaction.
     pub(super) async fn claim(
         &self,
         call: &Call,
@@ -225,14 +230,15 @@ impl Toolgate {
         approval: Option<(String, Timestamp)>,
         trail: &mut Trail,
     ) -> Result<Claim, Stop> {
-        // The call came in before it expired, and has waited since: for its session, or for a hook.
+        // The approval may have expired while the call waited for its session or for a hook.
         if approval.as_ref().is_some_and(|(_, expires)| self.now() > *expires) {
             return Err(approval_gone());
         }
         let tool = permit.tool();
         let effect = tool.spec.effect != Effect::Read;
         let uncharged = permit.charges().is_empty() && permit.watched().is_empty();
-        // A read that is run here writes nothing that anybody could read back, and ends here.
+        // A read that runs here leaves nothing that a later call could read, so its provenance can
+        // wait.
         let ahead = effect || trail.apart;
         let agent = self.0.agents.get(&call.key.agent).filter(|_| ahead);
         let intended = agent.map(|agent| super::seen::intended(agent, &tool.spec, permit.arguments().value()));
@@ -252,7 +258,8 @@ impl Toolgate {
             Some(client) => Some((client, Parked::of(permit, self.now(), trail)?)),
             None => None,
         };
-        // Whoever runs it may ask a person first, and persons sleep; a session that ends says so.
+        // The client may ask a person first, so the lease is long. A client that closes its session
+        // ends it.
         let time = if pass.is_some() { KEPT } else { tool.spec.timeout.saturating_add(trail.slack) };
         let intent = Box::new(Intent {
             call: trail.id,
@@ -261,11 +268,12 @@ impl Toolgate {
             digest: permit.arguments().digest(),
             asked: trail.asked.unwrap_or_else(|| permit.arguments().digest()),
             recall,
-            // What the client runs outlives this process, and nobody here knows whether the client is alive.
+            // A call that the client runs outlives this process, which cannot tell whether the
+            // client is alive.
             owner: if trail.apart { format!("client:{}", call.key.session).into() } else { Arc::clone(&self.0.owner) },
             lease: self.now().checked_add(lease(time)).unwrap_or(Timestamp::MAX),
             effect,
-            // Who dies before the end leaves a row all the same.
+            // If the process dies before the end, this row is recorded.
             row: ((effect || pass.is_some()) && self.0.store.home().is_some()).then(|| self.draft(effect, &charges, trail)),
             pass,
             carriers,
@@ -276,7 +284,7 @@ impl Toolgate {
         let begun = self.0.store.begin(intent, &charges, approval, trail.started).await?;
         let used = match &begun {
             Ok(used) => used.clone(),
-            // With what those before it take of the same.
+            // Includes the amounts that earlier charges of this call take from the same counter.
             Err(NotClaimed::Over { index, over, used }) => {
                 let (before, full) = charges.split_at((*index).min(charges.len()));
                 let same = |c: &&Charge| full.first().is_some_and(|full| full.counter == c.counter && full.window == c.window);
@@ -296,7 +304,7 @@ impl Toolgate {
                 }
             }
             Err(NotClaimed::Over { index, over, .. }) => {
-                let full = || (None, ToolError::of(code::BUDGET_EXHAUSTED, "a limit is used up"));
+                let full = || (None, ToolError::of(code::BUDGET_EXHAUSTED, "a limit is exhausted"));
                 let (rule, error) = whose.into_iter().nth(index).unwrap_or_else(full);
                 trail.rule = rule;
                 Err(over_error(error, &over).into())
@@ -312,12 +320,14 @@ impl Toolgate {
 }
 
 fn approval_gone() -> Stop {
-    ToolError::of(code::APPROVAL_DENIED, "the approval was used, has expired or was taken back").into()
+    ToolError::of(code::APPROVAL_DENIED, "the approval was used, has expired or was revoked").into()
 }
 
 impl Toolgate {
-    /// The charges of rules that only observe: they count in full, and what they would have said is taken down. One of less than nothing
-    /// would be refused: it is left out.
+    /// Returns the charges of rules in observe mode, without their caps, and records would-be
+    /// denials.
+    ///
+    /// The claim would reject a negative charge, so negative charges are left out.
     async fn watch(&self, permit: &Permit, trail: &mut Trail) -> Result<Vec<Charge>, Stop> {
         if permit.watched().is_empty() {
             return Ok(Vec::new());
@@ -347,12 +357,12 @@ impl Toolgate {
     }
 }
 
-/// What is wrong with a charge that no counter takes.
+/// Describes a negative charge.
 pub(super) fn less_than_nothing(rule: &str) -> String {
-    format!("the policy `{rule}` charges less than nothing")
+    format!("the policy `{rule}` charges a negative amount")
 }
 
-/// What a call will be recalled by, as it was asked for and as hooks left it.
+/// Returns the recall keys of a call, both as requested and as rewritten by hooks.
 pub(super) fn all_keys(call: &Call, tool: &Registered, asked: Option<Digest>, permit: &Permit) -> Vec<RecallKey> {
     let judged = permit.arguments().digest();
     let mut keys = recall_keys(call, tool, asked.unwrap_or(judged));

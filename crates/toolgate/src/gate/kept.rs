@@ -1,4 +1,5 @@
-//! Permission that outlives its process: the first half of the path here, the second perhaps in another.
+//! Implements deferred calls: admitted here, run by the client, and reported later, perhaps to
+//! another process.
 
 use std::sync::Arc;
 
@@ -26,20 +27,22 @@ use crate::policy::Facts;
 use crate::store::{Intent, StoreError, Taken};
 use crate::tool::Failure;
 
-/// A call that was admitted, and that its client runs. What came of it is told with [`Toolgate::report_kept`], here or in
-/// another process. Until then its claim is open, and what is never told becomes pending.
+/// An admitted call that its client runs.
+///
+/// The client reports the result with [`Toolgate::report_kept`], here or in another process. Until
+/// then the claim stays open. A call that is never reported becomes pending.
 #[derive(Debug)]
 #[must_use = "an admitted call must be reported"]
 pub struct Kept {
-    /// The call's name in the ledger.
+    /// The id of the call in the ledger.
     pub call: CallId,
-    /// The arguments to run with: hooks may have rewritten them.
+    /// The arguments to run with. Hooks may have rewritten them.
     pub arguments: Judged,
-    /// Where the client must ask its user first: why.
+    /// Why the client must ask its user first, if it must.
     pub asks: Option<String>,
 }
 
-/// What is known of such a call, sealed into its claim.
+/// Stores a deferred call in its claim, until the report arrives.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Parked {
     arguments: Value,
@@ -51,15 +54,15 @@ pub(super) struct Parked {
     config: Digest,
     facts: Box<Facts>,
     latency: Latency,
-    /// How far the session had come.
+    /// The evidence stamp of the session at admission.
     stamp: u64,
-    /// What it is about.
+    /// The entities of the call.
     #[serde(default)]
     about: Vec<(Arc<str>, Value)>,
 }
 
 impl Parked {
-    /// What another process must know to settle it.
+    /// Serializes what another process needs to settle the call.
     pub(super) fn of(permit: &Permit, now: Timestamp, trail: &mut Trail) -> Result<Vec<u8>, ToolError> {
         let parked = Self {
             arguments: permit.arguments().value().clone(),
@@ -74,10 +77,10 @@ impl Parked {
             stamp: trail.stamp,
             about: super::settle::entities(permit.tool(), &trail.arguments, None),
         };
-        serde_json::to_vec(&parked).map_err(|_| ToolError::of(code::INTERNAL_FAULT, "the call cannot be kept"))
+        serde_json::to_vec(&parked).map_err(|_| ToolError::of(code::INTERNAL_FAULT, "cannot store the deferred call"))
     }
 
-    /// The call goes on as what it was when it was admitted. The arguments that it was admitted with.
+    /// Restores the state of the call as it was at admission. Returns the admitted arguments.
     fn go_on(self, taken: &Taken, now: Timestamp, trail: &mut Trail) -> Value {
         trail.id = taken.intent.call;
         trail.tool = Arc::clone(&taken.intent.tool);
@@ -97,11 +100,12 @@ impl Parked {
 }
 
 impl Toolgate {
-    /// The first half of the path, for a client that runs its tools itself and comes back later: the pass is kept in the
-    /// store under the name that the client gives the call.
+    /// Admits a call for a client that runs its tools itself and reports later.
+    ///
+    /// The claim is stored under the id that the client gives the call.
     ///
     /// # Errors
-    /// The answer, where the call was refused or replayed. It is recorded already.
+    /// The final answer, if the call was rejected or replayed. It is recorded already.
     pub async fn admit_kept(&self, call: Call) -> Result<Kept, Answer> {
         let mut trail = Trail::open(self, &call, None);
         trail.kept = Some(call.client_id.clone().unwrap_or_default());
@@ -115,9 +119,10 @@ impl Toolgate {
         .await
     }
 
-    /// The second half: what the client says that it ran, and what came of it. Only a call that was admitted, with exactly
-    /// these arguments, and that nobody has reported yet, can be settled as a success; everything else is recorded as the
-    /// violation that it is, and proves nothing.
+    /// Reports what the client ran, and its result.
+    ///
+    /// A report settles a call as a success only once, and only with exactly the admitted
+    /// arguments. Every other report is recorded as a violation and yields no evidence.
     pub async fn report_kept(&self, call: Call, result: Result<Value, Failure>) -> Answer {
         let call = Arc::new(call);
         let trail = Trail::open(self, &call, None);
@@ -129,10 +134,10 @@ impl Toolgate {
         }
     }
 
-    /// The client's conversation is over: what it was admitted to and has not reported, nobody will report.
+    /// Closes a client's session. Calls that were admitted and not reported become pending.
     ///
     /// # Errors
-    /// The store cannot take it.
+    /// The store cannot record the change.
     pub async fn leave(&self, key: &crate::SessionKey) -> Result<(), StoreError> {
         self.0.store.leave(key, self.now()).await
     }
@@ -159,7 +164,7 @@ impl Toolgate {
             return self.refuse_unadmitted(never_admitted(&call.tool), call, &otherwise(), trail).await;
         };
         let Ok(parked) = serde_json::from_slice::<Parked>(&taken.pass) else {
-            let error = ToolError::of(code::INTERNAL_FAULT, "what was kept of the call cannot be read").with_effects(Effects::Unknown);
+            let error = ToolError::of(code::INTERNAL_FAULT, "cannot read the stored state of the deferred call").with_effects(Effects::Unknown);
             return self.refuse_unadmitted(Stop::new(error), call, &otherwise(), trail).await;
         };
         let arguments = parked.go_on(&taken, self.now(), &mut trail);
@@ -170,10 +175,11 @@ impl Toolgate {
             trail.facts.ran = told.as_ref().map(|_| (*ran).clone());
         }
         let Some((agent, tool)) = agent.as_ref().and_then(|agent| Some((agent, agent.tools.get(&taken.intent.tool)?))) else {
-            // What of them is secret, only their tool knew.
+            // Only the tool declares which arguments are secret, and the tool is gone. Mask all of
+            // them.
             let known = taken.intent.row.as_ref().map(|row| Arc::clone(&row.arguments));
             trail.arguments = known.unwrap_or_else(|| Arc::new(self.0.redactor.mark(arguments.value())));
-            // Of an agent that is gone nobody knows how to read what it says that it ran.
+            // Without the agent, the reported arguments cannot be parsed and compared.
             let is_other = !as_admitted && agent.is_some();
             let seen = agent.as_ref().and_then(|agent| seen::blindly(agent, &otherwise()));
             let end = Blind { error: gone(&taken.intent, is_other, &result), ran: result.is_ok(), is_other: !as_admitted, seen };
@@ -196,7 +202,10 @@ impl Toolgate {
         self.settle(Box::new(passed), Ran::ended(result, Txn::default()), trail).await
     }
 
-    /// A client says that it ran what nobody let through: it proves nothing, and may have written and changed what it names all the same.
+    /// Records a reported call that was never admitted.
+    ///
+    /// The report yields no evidence, but the call may have written values and changed the entities
+    /// it names.
     async fn refuse_unadmitted(&self, stop: Stop, call: &Call, otherwise: &Otherwise, trail: Box<Trail>) -> Answer {
         let agent = self.0.agents.get(&call.key.agent);
         let (seen, revoked) = match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
@@ -210,7 +219,7 @@ impl Toolgate {
         self.refuse_with(stop, seen, revoked, trail).await
     }
 
-    /// What the client says that it ran.
+    /// Parses the arguments that the client reports.
     fn told(&self, call: &Call, trail: &mut Trail) -> Option<Judged> {
         let agent = self.0.agents.get(&call.key.agent)?;
         let mut value = match &call.arguments {
@@ -221,7 +230,7 @@ impl Toolgate {
         json::canonicalize_numbers(&mut value, &mut Pointer::default()).ok()?;
         let told = Judged::new(&call.tool, value).with_digest(|digest| self.0.redactor.keyed(digest));
         trail.digest = Some(told.digest());
-        // What nobody declared may hold anything, and a misspelt name may hide a secret.
+        // Undeclared arguments may contain anything, and a misspelled name may carry a secret.
         let known = agent.tools.get(call.tool.as_str()).filter(|tool| tool.secrets.is_empty() || tool.takes(told.value()));
         trail.arguments = match known {
             Some(tool) => self.0.redactor.redact_shared(told.shared(), &tool.secrets),
@@ -231,26 +240,30 @@ impl Toolgate {
     }
 }
 
-/// A client speaks of a call that nobody let through, or of one that it has spoken of before.
+/// Rejects a report of a call that was never admitted, or was reported before.
 fn never_admitted(tool: &str) -> Stop {
-    let message = format!("a run of `{}` was reported that was never admitted, or was reported before; it proves nothing", shown(tool));
+    let message = format!("the reported run of `{}` was never admitted, or was reported before; it yields no evidence", shown(tool));
     Stop::at(Gate::Settle, ToolError::of(code::NOT_ADMITTED, message).with_effects(Effects::Unknown))
 }
 
-/// Whatever the client says, it has run: nobody may take it for something to repeat. Its pass stays where it is.
+/// Rejects a report because the store is unavailable.
+///
+/// The tool has run, so the caller must not repeat it. The claim stays open.
 fn not_taken_down(error: &StoreError) -> Stop {
-    tracing::error!(%error, "the store is not available, and a report could not be taken down");
-    let message = "the store is not available, so what came of the call is not recorded; do not repeat it";
+    tracing::error!(%error, "store unavailable; cannot record the report of a deferred call");
+    let message = "the store is unavailable, so the result of the call is not recorded; do not repeat the call";
     Stop::at(Gate::Settle, ToolError::of(code::STORE_UNAVAILABLE, message).with_effects(Effects::Unknown))
 }
 
-const OTHER: &str = "what was run is not what was admitted: its arguments were changed in between; it proves nothing";
+const OTHER: &str = "the client ran other arguments than those that were admitted; the run yields no evidence";
 
 fn other_than_admitted() -> Failure {
     Failure::of(code::NOT_AS_ADMITTED, OTHER).effects(Effects::Done)
 }
 
-/// The tool of an admitted call is not there any more: that it was run stands, and what it left as far as the client says so.
+/// Builds the error for a reported call whose tool no longer exists.
+///
+/// The run is recorded, with the effects that the client reports.
 fn gone(intent: &Intent, is_other: bool, result: &Result<Value, Failure>) -> ToolError {
     if is_other {
         return ToolError::of(code::NOT_AS_ADMITTED, OTHER).with_effects(Effects::Done);
@@ -261,7 +274,7 @@ fn gone(intent: &Intent, is_other: bool, result: &Result<Value, Failure>) -> Too
         Err(failure) => failure.declared_effects().unwrap_or(Effects::Unknown),
     };
     let message = format!(
-        "`{}` was admitted and is not there any more: that it was run is written down, what came of it cannot be looked at and proves nothing",
+        "the tool `{}` was removed after this call was admitted; the run is recorded, but its result is not checked and yields no evidence",
         intent.tool
     );
     ToolError::of(code::UNKNOWN_TOOL, message).with_effects(effects)

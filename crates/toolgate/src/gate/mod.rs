@@ -1,4 +1,6 @@
-//! The path of a call. Its order is a security property, so it is written down here as a list.
+//! Runs the pipeline of a call.
+//!
+//! The order of the gates is a security property, so [`Toolgate::call`] writes it down as a list.
 
 mod admit;
 mod approve;
@@ -29,7 +31,7 @@ use ahash::HashMap;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-pub use authorize::Permit;
+pub use authorize::{Permit, PolicyEngine};
 pub use explain::{Explanation, GateNote, RuleNote, Said, Would};
 pub use kept::Kept;
 pub use pass::Pass;
@@ -50,11 +52,14 @@ use crate::registry::Agent;
 use crate::session::State;
 use crate::spool::Spool;
 use crate::store::{Approval, Intent, MemoryStore, Settle, Store, StoreError, Target};
+use authorize::EnforcingEngine;
 use pass::{Admitted, Passed};
 use through::Through;
 use trail::Trail;
 
-/// The runtime: agents, a store, and the one path that every call takes. Cheap to clone.
+/// Runs calls: holds the agents, the store and the pipeline that every call goes through.
+///
+/// Cheap to clone.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -84,16 +89,20 @@ pub(crate) struct Inner {
     clock: Arc<dyn Clock>,
     listeners: Vec<Listener>,
     redactor: Redactor,
+    engine: Arc<dyn PolicyEngine>,
     spool: Arc<Spool>,
-    /// Names this process in claims.
+    /// Identifies this process in claims.
     owner: Arc<str>,
     busy_wait: Duration,
     approval_life: Duration,
 }
 
 impl Toolgate {
-    /// Takes a call through all gates. A caller who hangs up cancels the tool, never the record: what changes something runs on a
-    /// task of its own, and a read goes on by itself where nobody waits for it any more.
+    /// Takes a call through all gates.
+    ///
+    /// If the caller drops the future, the tool is cancelled, but the call is still recorded. A
+    /// call with effects runs on its own task. A read moves to its own task when its caller goes
+    /// away.
     pub async fn call(&self, call: Call) -> Answer {
         let call = Arc::new(call);
         let trail = Trail::open(self, &call, None);
@@ -105,7 +114,7 @@ impl Toolgate {
         let ended = if self.is_read(&call) { Through::new(path).await } else { through::apart(path).await };
         match ended {
             Some(answer) => {
-                // Nobody hung up: what the tool has set going elsewhere goes on.
+                // The caller is still there, so background work that the tool started may continue.
                 hang_up.disarm();
                 answer
             }
@@ -118,9 +127,9 @@ impl Toolgate {
         tool.is_some_and(|tool| tool.spec.effect() == crate::Effect::Read)
     }
 
-    /// The path. The first "no" ends it, and the ledger still gets its row.
+    /// Runs all gates. The first rejection ends the call, which still gets a ledger row.
     async fn path(&self, call: &Call, mut trail: Box<Trail>) -> Answer {
-        // Boxed stage by stage, so that the task that carries them is small.
+        // Each stage is boxed to keep the task that drives them small.
         match Box::pin(self.admit_call(call, &mut trail, None)).await {
             Ok(Admitted::Pass(passed)) => {
                 let ran = Box::pin(self.run(&passed, &mut trail)).await;
@@ -131,7 +140,7 @@ impl Toolgate {
         }
     }
 
-    /// Everything before the tool. What it gives back is permission, and a claim to settle.
+    /// Runs the gates before the tool. On success, returns a permit and an open claim.
     async fn admit_call(&self, call: &Call, trail: &mut Trail, batch: Option<&State>) -> Result<Admitted, Stop> {
         trail.at(Gate::Admit);
         let agent = self.let_in(call, trail).await?;
@@ -141,9 +150,9 @@ impl Toolgate {
         trail.at(Gate::Validate);
         let mut arguments = self.validate(&agent, &tool, call, resumed.as_deref(), trail)?;
         trail.at(Gate::Recall);
-        // What ended before it comes before it, also where that could not be written down yet.
+        // Append the rows of earlier calls first, including those that are still in the spool.
         self.take_in_spooled().await?;
-        // From here to the settling, a tool with effects has the session to itself.
+        // From here until the commit, a tool with effects has exclusive access to the session.
         let entered = self.enter(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
         trail.stamp = entered.state.stamp;
         if let Some(replay) = self.recall(&agent, call, &tool, &arguments, &entered, trail).await? {
@@ -154,7 +163,7 @@ impl Toolgate {
         trail.at(Gate::Limits);
         let (budget, remaining) = self.limits(&agent, call, &tool, &entered, trail).await?;
         trail.at(Gate::Hooks);
-        // Boxed, as is what else few calls need, so that what carries every call through these gates is small.
+        // Few calls have hooks. The box keeps the future of all other calls small.
         let asked = if tool.hooks.is_empty() {
             Vec::new()
         } else {
@@ -163,7 +172,7 @@ impl Toolgate {
         trail.at(Gate::Policy);
         let state = batch.unwrap_or(&entered.state);
         self.load_facts(&agent, call, &tool, &arguments, state, trail).await?;
-        let judgement = match authorize::authorize(trail.id, &call.key, &tool, arguments, &trail.facts, asked) {
+        let judgement = match authorize::authorize(&*self.0.engine, trail.id, &call.key, &tool, arguments, &trail.facts, asked) {
             Ok((judgement, observed)) => {
                 trail.facts.observed = observed;
                 judgement
@@ -197,10 +206,10 @@ impl Toolgate {
         })))
     }
 
-    /// The call's own task died, which nothing that input can reach should do. It is recorded all the same.
+    /// Records a call whose task panicked, which no input should be able to cause.
     async fn lost(&self, call: &Call, id: CallId) -> Answer {
         let trail = Trail::open(self, call, Some(id));
-        let error = ToolError::of(code::INTERNAL_FAULT, "toolgate failed while it handled this call; do not repeat it")
+        let error = ToolError::of(code::INTERNAL_FAULT, "toolgate failed while it handled this call; do not repeat the call")
             .with_effects(Effects::Unknown);
         let tool = self.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str()));
         let revoked = tool.map(|tool| tool.takes_away(&trail.arguments, None)).unwrap_or_default();
@@ -208,11 +217,11 @@ impl Toolgate {
     }
 }
 
-/// A "no".
+/// Explains why a gate ended a call early.
 #[derive(Debug)]
 pub(crate) struct Stop {
     error: Box<ToolError>,
-    /// Where the gate that says it is not the one the call stands at.
+    /// The rejecting gate, if it differs from the gate that the call is at.
     gate: Option<Gate>,
 }
 
@@ -232,29 +241,30 @@ impl From<ToolError> for Stop {
     }
 }
 
-/// Before anything ran, a store that is away means: not now.
+/// Maps a store failure before the tool ran to a retryable error.
 impl From<StoreError> for Stop {
     fn from(error: StoreError) -> Self {
-        // What a store says is for the operator: it may name hosts and users.
-        tracing::error!(%error, "the store is not available");
-        Self::new(ToolError::of(code::STORE_UNAVAILABLE, "the store is not available; nothing was done").retry_after_ms(1_000))
+        // The caller does not see the store's message, because it may name hosts and users.
+        tracing::error!(%error, "store unavailable");
+        Self::new(ToolError::of(code::STORE_UNAVAILABLE, "the store is unavailable; nothing was done").retry_after_ms(1_000))
     }
 }
 
-/// Puts a runtime together.
+/// Builds a [`Toolgate`].
 pub struct ToolgateBuilder {
     agents: HashMap<Arc<str>, Arc<Agent>>,
     store: Option<Arc<dyn Store>>,
     clock: Arc<dyn Clock>,
     listeners: Vec<Listener>,
     redact: Vec<regex::Regex>,
+    engine: Arc<dyn PolicyEngine>,
     spool: Option<PathBuf>,
     busy_wait: Duration,
     approval_life: Duration,
 }
 
 impl Toolgate {
-    /// Starts a runtime on embedded defaults: a store in memory and the machine's clock.
+    /// Starts a builder with an in-memory store and the system clock.
     #[must_use]
     pub fn builder() -> ToolgateBuilder {
         ToolgateBuilder {
@@ -263,43 +273,44 @@ impl Toolgate {
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
             redact: Vec::new(),
+            engine: Arc::new(EnforcingEngine),
             spool: None,
             busy_wait: Duration::from_secs(5),
             approval_life: Duration::from_secs(15 * 60),
         }
     }
 
-    /// A conversation.
+    /// Returns a handle for one session of a principal with an agent.
     pub fn session(&self, agent: &str, principal: &str, session: &str) -> Session {
-        // The agent's own name is shared, so that keys are cheap to compare and clone.
+        // Reuse the agent's own `Arc`, so that keys are cheap to compare and clone.
         let agent = self.0.agents.get(agent).map_or_else(|| Arc::from(agent), |agent| Arc::clone(&agent.name));
         Session::new(self.clone(), SessionKey::new(agent, principal, session))
     }
 
-    /// An agent by name.
+    /// Returns an agent by name.
     #[must_use]
     pub fn agent(&self, name: &str) -> Option<&Agent> {
         self.0.agents.get(name).map(AsRef::as_ref)
     }
 
-    /// Stops an agent, tool, principal or session at once.
+    /// Pauses an agent, tool, principal or session immediately.
     ///
     /// # Errors
-    /// The store cannot take it.
+    /// The store cannot record the change.
     pub async fn pause(&self, target: Target, reason: &str) -> Result<(), StoreError> {
         self.0.store.set_pause(target, Some(reason.to_owned())).await
     }
 
-    /// Lets it go on.
+    /// Resumes an agent, tool, principal or session.
     ///
     /// # Errors
-    /// The store cannot take it.
+    /// The store cannot record the change.
     pub async fn unpause(&self, target: Target) -> Result<(), StoreError> {
         self.0.store.set_pause(target, None).await
     }
 
-    /// What somebody is told who wants something that is no call, where the agent, the principal or the session is paused: as a call of a
-    /// tool that nobody has paused would be. So is who asks where the store cannot be.
+    /// Returns the error for a request that is not a call (a prompt, a resource), if the agent,
+    /// principal or session is paused or if the store is unavailable.
     pub async fn stopped(&self, key: &SessionKey) -> Option<ToolError> {
         if !self.0.store.may_be_paused() {
             return None;
@@ -310,39 +321,41 @@ impl Toolgate {
         }
     }
 
-    /// An approval by name.
+    /// Returns an approval by id.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The store is unavailable.
     pub async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError> {
         self.0.store.approval(id).await
     }
 
-    /// Answers a call that waits for a person; false if it does not wait any more.
+    /// Approves or denies a waiting call. Returns false if the call no longer waits.
     ///
     /// # Errors
-    /// The store cannot take it.
+    /// The store cannot record the change.
     pub async fn answer_approval(&self, id: &str, approved: bool, by: &str) -> Result<bool, StoreError> {
         self.0.store.answer(id, approved, by, self.now()).await
     }
 
-    /// Calls of which nobody knows whether they took effect.
+    /// Lists the calls whose outcome is unknown.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The store is unavailable.
     pub async fn pending(&self) -> Result<Vec<Intent>, StoreError> {
-        // What waits in a file may say what became of some.
+        // The spool may contain the end of a call that would otherwise be listed.
         if self.0.spool.is_waiting() {
             self.recover().await?;
         }
         self.0.store.pending(self.now()).await
     }
 
-    /// Settles such a call by hand: what it came to, or that it never happened. The ledger says who said so. False if it
-    /// is not pending.
+    /// Settles a call with unknown outcome by hand, as done (`happened`) or as never executed.
+    ///
+    /// The ledger records `by` as the person who settled the call. Returns false if the call is not
+    /// pending.
     ///
     /// # Errors
-    /// The store cannot take it.
+    /// The store cannot record the change.
     pub async fn settle_pending(&self, call: CallId, happened: Option<Outcome>, by: &str) -> Result<bool, StoreError> {
         let Some(intent) = self.pending().await?.into_iter().find(|intent| intent.call == call) else { return Ok(false) };
         let (settle, outcome) = match happened {
@@ -360,17 +373,17 @@ impl Toolgate {
 
     fn publish(&self, event: &Event) {
         for listener in &self.0.listeners {
-            // A listener's fault is its own.
+            // A panic in a listener must not affect the call.
             let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| listener(event)));
             if heard.is_err() {
-                tracing::error!("a listener panicked");
+                tracing::error!("event listener panicked");
             }
         }
     }
 }
 
 impl ToolgateBuilder {
-    /// Adds an agent. A later one of the same name replaces it.
+    /// Adds an agent. It replaces an agent of the same name.
     #[must_use]
     pub fn agent(mut self, agent: Agent) -> Self {
         self.agents.insert(Arc::clone(&agent.name), Arc::new(agent));
@@ -398,32 +411,42 @@ impl ToolgateBuilder {
         self
     }
 
-    /// Redacts what matches a pattern, wherever it stands in a row of the ledger. The model still sees it: what a model must
-    /// not see is declared with the tool.
+    /// Redacts matches of a pattern in ledger rows.
+    ///
+    /// The model still sees the matches. To hide a value from the model, declare it with the tool.
     ///
     /// # Errors
-    /// It is no regular expression.
+    /// The pattern is not a valid regular expression.
     pub fn redact(mut self, pattern: &str) -> Result<Self, regex::Error> {
         self.redact.push(regex::Regex::new(pattern)?);
         Ok(self)
     }
 
-    /// Where rows wait while the store is away: a file of its own beside the store, else in the temporary directory,
-    /// unless said.
+    /// Replaces the policy engine. Exists only with the feature `testing`.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn policy_engine(mut self, engine: impl PolicyEngine + 'static) -> Self {
+        self.engine = Arc::new(engine);
+        self
+    }
+
+    /// Sets the file for ledger rows that the store cannot record yet.
+    ///
+    /// Default: a file in the `spool` directory of the store, else in the temporary directory.
     #[must_use]
     pub fn spool(mut self, path: impl Into<PathBuf>) -> Self {
         self.spool = Some(path.into());
         self
     }
 
-    /// How long a call waits for a session that another call holds: 5 s unless said.
+    /// Sets how long a call waits for a session that another call has locked. Default: 5 s.
     #[must_use]
     pub const fn busy_wait(mut self, wait: Duration) -> Self {
         self.busy_wait = wait;
         self
     }
 
-    /// How long an approval can be answered and used: 15 min unless said.
+    /// Sets how long an approval can be answered and used. Default: 15 min.
     #[must_use]
     pub const fn approval_life(mut self, life: Duration) -> Self {
         self.approval_life = life;
@@ -433,7 +456,8 @@ impl ToolgateBuilder {
     /// Builds the runtime.
     ///
     /// # Errors
-    /// The machine gives no random numbers, without which redaction has no key, or there is no place for a spool.
+    /// The system provides no random numbers for the redaction key, or the spool directory cannot
+    /// be created.
     pub fn build(self) -> Result<Toolgate, std::io::Error> {
         let store = self.store.unwrap_or_else(|| Arc::new(MemoryStore::new()));
         let owner = store.owner().unwrap_or_else(|| CallId::fresh().to_string().into());
@@ -451,6 +475,7 @@ impl ToolgateBuilder {
             listeners: self.listeners,
             redactor: Redactor::new(store.redaction_key(), self.redact).map_err(std::io::Error::other)?,
             store,
+            engine: self.engine,
             spool,
             owner,
             busy_wait: self.busy_wait,
@@ -459,7 +484,7 @@ impl ToolgateBuilder {
     }
 }
 
-/// The nearer of two moments.
+/// Returns the earlier of two deadlines.
 fn nearest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

@@ -1,4 +1,5 @@
-//! The next legal move: the shortest way that the rules leave open towards what was asked, or to whom it is handed over.
+//! Searches for the next allowed call: the shortest path that the rules leave open to the denied
+//! call, or a tool to hand over to.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,33 +18,33 @@ use crate::registry::{Agent, Registered};
 use crate::session::{Change, Evidence, Origin, Revoked, State};
 use crate::store::Enter;
 
-/// How many calls are considered, and how many in a row.
+/// Limits of the search: calls considered in total, and calls in one path.
 const MAX_CONSIDERED: u32 = 200;
 const MAX_STEPS: usize = 12;
 
-/// What a step is assumed to come to.
+/// Assumed effect of a step.
 #[derive(Clone)]
 enum Assumed {
-    /// And whether the client runs the tool.
+    /// Evidence, and whether the client runs the tool.
     Proved(Arc<Evidence>, bool),
     Revoked(Revoked),
     Marked(Change),
 }
 
-/// A call that could be made.
+/// A call that the caller could make.
 #[derive(Clone)]
 struct Step {
     tool: Arc<Registered>,
     arguments: Map<String, Value>,
-    /// Not all of its arguments are known.
+    /// Some required arguments are unknown.
     sketch: bool,
     comes_to: Vec<Assumed>,
 }
 
-/// What the rules say of a step.
+/// Verdict of the rules on a step.
 enum Ruling {
     Admitted,
-    /// Any of these would help with the first of the denials; none where one of them cannot be helped.
+    /// Any of these calls would resolve the first denial. Empty if some denial cannot be resolved.
     Denied(Vec<Remedy>),
 }
 
@@ -52,7 +53,7 @@ struct Search<'a> {
     agent: &'a Agent,
     key: &'a SessionKey,
     state: &'a State,
-    /// What was found out about the call that was asked for.
+    /// The facts of the denied call.
     facts: &'a Facts,
     asked: &'a Map<String, Value>,
     id: CallId,
@@ -61,14 +62,14 @@ struct Search<'a> {
 }
 
 impl Toolgate {
-    /// A rule said no: the refusal, with the next legal move.
+    /// Builds the rejection for a policy denial, with the next allowed call.
     pub(super) async fn denied(&self, denied: Denied, agent: &Agent, tool: &Arc<Registered>, state: &State, trail: &mut Trail) -> Stop {
         let Denied { rule, error, by, arguments, observed, .. } = denied;
         trail.rule = Some(rule);
         trail.facts.observed = observed;
         let ask = Ask::new(trail.id, &trail.key, &tool.spec, &arguments, &trail.facts);
         let remedies = helped(&ask, by.iter().map(AsRef::as_ref));
-        // The first is the one that is shown.
+        // The denial of the first rule is shown.
         let error = match by.first() {
             Some(rule) => discreet(error, &**rule, &ask, agent),
             None => error,
@@ -76,7 +77,8 @@ impl Toolgate {
         self.advise(error, &arguments, remedies, agent, tool, state, trail).await.into()
     }
 
-    /// A limit said no at the claim: nothing that the model calls makes room, but somebody else may be able to help.
+    /// Extends the rejection by a limit at the claim. No call of the model frees a limit, but the
+    /// rule may redirect to another tool.
     pub(super) async fn not_claimed(&self, mut stop: Stop, permit: &Permit, agent: &Agent, state: &State, trail: &Trail) -> Stop {
         if stop.error.redirect_tool.is_some() {
             *stop.error = self.advise(*stop.error, permit.arguments(), None, agent, permit.tool(), state, trail).await;
@@ -84,14 +86,15 @@ impl Toolgate {
         stop
     }
 
-    /// Whether a caller can be sent to a tool: the agent has it, this caller sees it, and nobody has paused it.
+    /// Reports whether a caller can use a tool: it exists, is visible to the caller and is not
+    /// paused.
     pub(super) async fn leads_to(&self, tool: &str, agent: &Agent, key: &SessionKey) -> bool {
         let Some(tool) = agent.tools.get(tool).filter(|tool| tool.is_visible_to(&key.principal)) else { return false };
         let store = &self.0.store;
         !store.may_be_paused() || matches!(store.paused(key, &tool.spec.name).await, Ok(None))
     }
 
-    /// A refusal that sends nobody where they cannot go.
+    /// Removes redirects and next steps that the caller cannot use.
     pub(super) async fn signposted(&self, mut error: ToolError, agent: &Agent, key: &SessionKey) -> ToolError {
         if let Some(to) = error.redirect_tool.take()
             && self.leads_to(&to, agent, key).await
@@ -106,7 +109,7 @@ impl Toolgate {
         error
     }
 
-    #[expect(clippy::too_many_arguments, reason = "everything that is known of a refused call")]
+    #[expect(clippy::too_many_arguments, reason = "the whole context of a denied call")]
     async fn advise(
         &self,
         error: ToolError,
@@ -117,7 +120,7 @@ impl Toolgate {
         state: &State,
         trail: &Trail,
     ) -> ToolError {
-        // Who looks back asks what was decided, not what could be done about it.
+        // Replay needs only the decision, not the advice.
         if trail.facts.watch.0.is_some() {
             return error;
         }
@@ -142,7 +145,7 @@ impl Toolgate {
             Some(step) => Some(step),
             None => search.hand_over(error.redirect_tool.as_deref()).await,
         };
-        // There may be room again by now; nobody is sent back to the very call that was refused all the same.
+        // Never suggest the very call that was rejected, even if a limit has free capacity by now.
         let is_it = |name: &str, arguments: &Map<String, Value>| *name == *tool.spec.name && arguments == asked;
         let step = step.filter(|step| !is_it(&step.tool.spec.name, &step.arguments));
         error.next = error.next.filter(|next| !next.arguments.as_object().is_some_and(|arguments| is_it(&next.tool, arguments)));
@@ -161,7 +164,8 @@ impl Toolgate {
 }
 
 impl Search<'_> {
-    /// The shortest way to make a call legal: the calls to make before it, none where it is legal already.
+    /// Finds the shortest path to a call: the calls to make before it. Empty if it is allowed
+    /// already.
     fn way<'s>(
         &'s self,
         target: &'s Step,
@@ -177,7 +181,7 @@ impl Search<'_> {
         })
     }
 
-    /// The shortest way to a denied call that begins with one of these.
+    /// Finds the shortest path to a denied call that starts with one of these remedies.
     async fn by_any(
         &self,
         target: &Step,
@@ -203,7 +207,7 @@ impl Search<'_> {
         best
     }
 
-    /// The way that leads over this step.
+    /// Finds the path to a call through this step.
     async fn through(
         &self,
         target: &Step,
@@ -219,14 +223,14 @@ impl Search<'_> {
         Some(steps)
     }
 
-    /// The tool that takes such requests, or the first step towards it.
+    /// Returns the redirect target, or the first step towards it.
     async fn hand_over(&self, redirect: Option<&str>) -> Option<Step> {
         let step = self.step(&Remedy { tool: redirect?.into(), ..Remedy::default() })?;
         let steps = self.way(&step, &[], &mut Vec::new()).await?;
         Some(steps.into_iter().next().unwrap_or(step))
     }
 
-    /// What the rules would say of a step, if what is assumed had come to pass. `None` where it is out of the question.
+    /// Checks a step under the given assumptions. Returns `None` if the step is impossible.
     async fn judge(&self, step: &Step, assumed: &[Assumed]) -> Option<Ruling> {
         let tool = &step.tool;
         if self.considered.fetch_add(1, Ordering::Relaxed) >= MAX_CONSIDERED || !tool.is_visible_to(&self.key.principal) {
@@ -237,7 +241,7 @@ impl Search<'_> {
             return None;
         }
         let arguments = Judged::new(&tool.spec.name, Value::Object(step.arguments.clone()));
-        // What was done once and for all is only told again, and proves nothing anew.
+        // A `once` call that was made before is only replayed, and yields no new evidence.
         if tool.spec.once && !step.sketch && self.is_done(tool, &arguments).await {
             return None;
         }
@@ -263,9 +267,9 @@ impl Search<'_> {
         let mut charges: Vec<_> = self.agent.limits.charges(self.key, tool.spec.cost).into_iter().map(|(charge, _)| charge).collect();
         let mut by = Vec::new();
         for policy in enforced() {
-            match verdict(policy, &ask) {
+            match verdict(&*self.gate.0.engine, policy, &ask) {
                 Said::Allow(terms) | Said::Ask(_, terms) => charges.extend(terms.charges.into_iter().map(|(charge, _)| charge)),
-                // What nobody knows yet is no reason to say no.
+                // A rule fails on unknown arguments, which is no reason to exclude the step.
                 Said::Fault(_) if step.sketch => {}
                 Said::Deny(_) | Said::Fault(_) => by.push(policy),
             }
@@ -277,7 +281,8 @@ impl Search<'_> {
         Some(if by.is_empty() { Ruling::Admitted } else { Ruling::Denied(helped(&ask, by.into_iter()).unwrap_or_default()) })
     }
 
-    /// Whether a call of a tool declared `once` was made before, whatever became of it. Where that cannot be found out, it counts as made.
+    /// Reports whether a `once` call was made before, with any outcome. Returns true if the lookup
+    /// fails.
     async fn is_done(&self, tool: &Registered, arguments: &Judged) -> bool {
         let digest = self.gate.0.redactor.keyed(arguments.digest());
         let recall: Vec<_> = once_key(self.key, tool, digest).into_iter().collect();
@@ -285,7 +290,7 @@ impl Search<'_> {
         self.gate.0.store.look(look).await.map_or(true, |entered| entered.recalled.is_some())
     }
 
-    /// A remedy as a call, its arguments filled as far as they are known.
+    /// Turns a remedy into a call and fills in the known arguments.
     fn step(&self, remedy: &Remedy) -> Option<Step> {
         let tool = Arc::clone(self.agent.tools.get(&remedy.tool)?);
         let schema = tool.spec.input_schema();
@@ -298,7 +303,7 @@ impl Search<'_> {
             && takes(name)
         {
             arguments.insert(name.clone(), value.clone());
-            // Of something that it does not take, it proves nothing.
+            // The tool does not accept this entity, so it yields no evidence about it.
             if !takes_it(&tool, &arguments, name) {
                 return None;
             }
@@ -312,7 +317,7 @@ impl Search<'_> {
                 continue;
             }
             let Some(value) = self.asked.get(name).or_else(|| self.proved(name)) else { continue };
-            // What has the name and not the shape is not what is meant.
+            // A value with the right name and the wrong type is another value.
             let mut with = arguments.clone();
             with.insert(name.to_owned(), value.clone());
             if takes_it(&tool, &with, name) {
@@ -324,7 +329,7 @@ impl Search<'_> {
         Some(Step { tool, arguments, sketch, comes_to })
     }
 
-    /// A value of this name in what is known to be proved.
+    /// Returns the value of this name from the known evidence.
     fn proved(&self, name: &str) -> Option<&Value> {
         let said: Vec<(&Evidence, &Value)> = self
             .facts
@@ -336,14 +341,15 @@ impl Search<'_> {
                 Some((proof, entity.or_else(|| proof.fields.get(format!("/{name}")))?))
             })
             .collect();
-        // What is proved about the same thing comes first. What is proved about something else counts only where nobody says otherwise.
+        // Evidence about the same entity has precedence. Other evidence counts only if all of it
+        // agrees.
         let is_about = |proof: &Evidence| proof.entities.iter().any(|(entity, value)| self.asked.get(&**entity) == Some(value));
         let about = said.iter().filter(|(proof, _)| is_about(proof)).max_by_key(|(proof, _)| proof.at);
         let (_, first) = about.or_else(|| said.first())?;
         (about.is_some() || said.iter().all(|(_, value)| value == first)).then_some(*first)
     }
 
-    /// A step as the model reads it: no secret is written into an error to be helpful.
+    /// Formats a step for the model, without secrets.
     fn shown(&self, step: &Step, secrets: &[crate::json::Pointer]) -> NextStep {
         let is_secret = |name: &str| {
             let path = crate::json::Pointer::of(vec![name.to_owned()]);
@@ -356,7 +362,8 @@ impl Search<'_> {
     }
 }
 
-/// Whether a tool has nothing against what stands under this name. What is missing beside it or in it may still come.
+/// Reports whether the tool accepts the value of this argument. Missing values in it may still be
+/// added.
 fn takes_it(tool: &Registered, arguments: &Map<String, Value>, name: &str) -> bool {
     let Some(schema) = &tool.input else { return true };
     let Err(invalid) = schema.check(&tool.spec.name, &Value::Object(arguments.clone())) else { return true };
@@ -365,12 +372,12 @@ fn takes_it(tool: &Registered, arguments: &Map<String, Value>, name: &str) -> bo
     !invalid.errors.iter().any(|error| is_it(&error.path) && error.got != "nothing")
 }
 
-/// The tools that a rule wants to have succeeded first: of each group, one.
+/// Returns the tools that a rule requires to succeed first: one of each group.
 fn wanted(rule: &dyn Policy, ask: &Ask<'_>) -> Vec<Vec<String>> {
     let groups = || {
         let after: Vec<Vec<String>> =
             rule.outline(ask.tool).after.into_iter().map(|(_, group)| group.into_iter().map(str::to_owned).collect()).collect();
-        // What only some calls need is no part of the outline.
+        // Requirements of specific calls are not part of the static summary.
         if after.is_empty() {
             let remedies = rule.remedies(ask).unwrap_or_default();
             return vec![remedies.into_iter().map(|remedy| remedy.tool.to_string()).collect()];
@@ -380,10 +387,14 @@ fn wanted(rule: &dyn Policy, ask: &Ask<'_>) -> Vec<Vec<String>> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(groups)).unwrap_or_default()
 }
 
-/// A refusal that names no tool which must come first and which the caller cannot see: following it would be `unknown_tool`.
+/// Removes tools that the caller cannot see from a denial that says which tools must come first.
+///
+/// Calling such a tool would fail with `unknown_tool`.
 fn discreet(mut error: ToolError, rule: &dyn Policy, ask: &Ask<'_>, agent: &Agent) -> ToolError {
     let is_seen = |tool: &String| agent.tools.get(tool.as_str()).is_none_or(|tool| tool.is_visible_to(&ask.key.principal));
-    let names = |message: &str, tool: &str| message.contains(&format!("`{tool}`"));
+    // The names are masked like secrets are: wherever they occur as words, however the message is worded.
+    let is_name_character = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    let names = |message: &str, tool: &str| message.split(|c| !is_name_character(c)).any(|word| word == tool);
     let mut groups = wanted(rule, ask);
     groups.retain(|group| group.iter().any(|tool| names(&error.message, tool)));
     if !groups.iter().flatten().any(|tool| !is_seen(tool) && names(&error.message, tool)) {
@@ -392,15 +403,15 @@ fn discreet(mut error: ToolError, rule: &dyn Policy, ask: &Ask<'_>, agent: &Agen
     groups.iter_mut().for_each(|group| group.retain(is_seen));
     let one_of = |group: &Vec<String>| group.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ");
     error.message = if groups.iter().any(Vec::is_empty) {
-        "something that this caller cannot do must come first; tell the user".to_owned()
+        "a step that this caller cannot take must come first; tell the user".to_owned()
     } else {
         format!("{} must have succeeded first in this session", groups.iter().map(one_of).collect::<Vec<_>>().join(" and "))
     };
     error
 }
 
-/// What would help with the first of those who said no: nothing where one of them cannot be helped, `None` where one
-/// of them does not know.
+/// Returns the remedies for the first denial. Empty if some denial has no remedy, `None` if some
+/// rule does not know.
 fn helped<'p>(ask: &Ask<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> Option<Vec<Remedy>> {
     let remedies =
         |policy: &dyn Policy| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.remedies(ask))).unwrap_or_default();
@@ -408,7 +419,7 @@ fn helped<'p>(ask: &Ask<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> O
     if all.iter().any(Vec::is_empty) { Some(Vec::new()) } else { all.into_iter().next() }
 }
 
-/// What a step comes to, if all goes well.
+/// Returns the assumed effects of a step that succeeds.
 fn comes_to(remedy: &Remedy, tool: &Registered, arguments: &Map<String, Value>, now: Timestamp) -> Vec<Assumed> {
     let arguments = Value::Object(arguments.clone());
     let mut entities: Vec<(Arc<str>, Value)> = remedy.about.iter().cloned().collect();
@@ -430,7 +441,7 @@ fn comes_to(remedy: &Remedy, tool: &Registered, arguments: &Map<String, Value>, 
     all
 }
 
-/// Facts as they would be.
+/// Applies assumed effects to the facts.
 fn assume(facts: &mut Facts, assumed: &[Assumed]) {
     for assumed in assumed {
         match assumed {

@@ -1,4 +1,4 @@
-//! Permission in hand: a call that was admitted and not settled yet.
+//! Represents a call that is admitted and not settled yet.
 
 use std::sync::Arc;
 
@@ -20,17 +20,17 @@ use crate::session::State;
 use crate::store::Hold;
 use crate::tool::Failure;
 
-/// What the gates before the tool come to.
+/// Result of the gates before the tool.
 pub(super) enum Admitted {
     Pass(Box<Passed>),
     Replay(Outcome),
 }
 
-/// What a claim comes to.
+/// Result of the claim.
 pub(super) enum Claim {
-    /// Whatever there is to settle is claimed.
+    /// Everything that must be settled later is claimed.
     Held,
-    /// Somebody else was first, and is done.
+    /// An identical call was first and has ended.
     Replay(Outcome),
 }
 
@@ -38,21 +38,23 @@ pub(super) struct Passed {
     pub(super) agent: Arc<Agent>,
     pub(super) permit: Granted,
     pub(super) version: u64,
-    /// The session as the tool sees it; gone once the tool has run.
+    /// The session as the tool sees it. `None` after the tool has run.
     pub(super) state: Option<Arc<State>>,
     pub(super) hold: Option<Hold>,
     pub(super) remaining: Remaining,
-    /// A later call may want to know what this one came to.
+    /// A later identical call may replay the outcome.
     pub(super) recallable: bool,
     pub(super) key: SessionKey,
-    /// A client ran it and says so.
+    /// The client ran the tool and reports the result.
     pub(super) reported: bool,
-    /// What it ran instead.
+    /// The run, if the client ran other arguments than the admitted ones.
     pub(super) ran: Option<Otherwise>,
 }
 
 impl Passed {
-    /// What a failure left behind, as far as only toolgate knows. What a client does, nobody here undoes.
+    /// Returns the effects of a failure that does not declare them.
+    ///
+    /// Toolgate cannot roll back what a client has done.
     pub(super) fn effects_of_failure(&self) -> Effects {
         match self.permit.tool().effects_of_failure() {
             Effects::RolledBack if self.reported => Effects::Unknown,
@@ -60,7 +62,7 @@ impl Passed {
         }
     }
 
-    /// What a run that finished left behind, if its result is then withheld.
+    /// Returns the effects of a finished run whose result is withheld.
     pub(super) fn effects_of_run(&self) -> Effects {
         match self.effects_of_failure() {
             Effects::Unknown => Effects::Done,
@@ -69,8 +71,10 @@ impl Passed {
     }
 }
 
-/// An admitted call that the client runs itself. It must be reported; dropped, it is recorded as
-/// abandoned, and what it claimed stays reserved until somebody settles it.
+/// An admitted call that the client runs itself.
+///
+/// The client must report its result. If this value is dropped, the call is recorded as abandoned,
+/// and its claim stays reserved until it is settled.
 #[must_use = "an admitted call must be reported"]
 pub struct Pass {
     gate: Toolgate,
@@ -79,19 +83,19 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// The call's name in the ledger.
+    /// Returns the id of the call in the ledger.
     #[must_use]
     pub fn call_id(&self) -> Option<CallId> {
         self.inner.as_ref().map(|(_, trail)| trail.id)
     }
 
-    /// The arguments to run with: hooks may have rewritten them.
+    /// Returns the arguments to run with. Hooks may have rewritten them.
     #[must_use]
     pub fn arguments(&self) -> Option<&Judged> {
         self.inner.as_ref().map(|(passed, _)| passed.permit.arguments())
     }
 
-    /// The second half of the path: what the client says happened. Evidence from it is marked as reported.
+    /// Reports the result of the client's run. Evidence from it is marked as reported.
     pub async fn report(mut self, result: Result<Value, Failure>) -> Answer {
         let gate = self.gate.clone();
         let Some((passed, trail)) = self.inner.take() else {
@@ -111,10 +115,11 @@ impl Drop for Pass {
     fn drop(&mut self) {
         if let Some((passed, trail)) = self.inner.take() {
             let gate = self.gate.clone();
-            // On the runtime that admitted it: whoever drops it may be on none.
+            // The value may be dropped outside of any runtime, so use the runtime that admitted the
+            // call.
             self.runtime.spawn(async move {
                 let effects = passed.effects_of_failure();
-                let failure = Failure::of(code::ABANDONED, "the client never reported what happened").effects(effects);
+                let failure = Failure::of(code::ABANDONED, "the client did not report a result").effects(effects);
                 gate.settle(passed, Ran::ended(Err(failure), Txn::default()), trail).await;
             });
         }
@@ -122,27 +127,30 @@ impl Drop for Pass {
 }
 
 impl Toolgate {
-    /// The first half of the path, for a client that runs its tools itself.
+    /// Admits a call for a client that runs its tools itself.
     ///
     /// # Errors
-    /// The answer, where the call was refused or replayed. It is recorded already.
+    /// The final answer, if the call was rejected or replayed. It is recorded already.
     pub async fn admit(&self, call: Call) -> Result<Pass, Answer> {
         let mut trail = Trail::open(self, &call, None);
         trail.apart = true;
         trail.facts.reported = true;
         self.admit_apart(call, trail, |gate, mut passed, mut trail| {
             passed.reported = true;
-            // From here on it is the client's time.
+            // Time spent from here on counts as run time.
             trail.at(crate::ledger::Gate::Run);
-            // Nobody knows how long a client takes; what must hold meanwhile is reserved.
+            // The client may take any time, so do not hold the session lock. Limits stay reserved
+            // by the claim.
             passed.hold = None;
             Pass { gate, runtime: tokio::runtime::Handle::current(), inner: Some((passed, trail)) }
         })
         .await
     }
 
-    /// Takes a call up to the tool, on a task of its own: one whose caller hangs up is let in or refused all the same. `pass` makes of the
-    /// permission what the client gets.
+    /// Runs the gates before the tool on a separate task.
+    ///
+    /// If the caller goes away, the call is still admitted or rejected. `pass` turns the admitted
+    /// call into the value for the client.
     pub(super) async fn admit_apart<T: Send + 'static>(
         &self,
         call: Call,

@@ -1,4 +1,4 @@
-//! What nobody knows the end of, somebody is asked about.
+//! Resolves calls with an unknown outcome by calling the tool's `reconcile` tool.
 
 use std::sync::Arc;
 
@@ -10,31 +10,32 @@ use crate::call::{Call, CallId, SessionKey};
 use crate::outcome::{Outcome, Output};
 use crate::store::{Intent, StoreError};
 
-/// What was found out about a call of which nobody knew whether it took effect.
+/// Result of reconciling one call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reconciled {
-    /// It happened: whoever repeats it under its key gets what was found out.
+    /// The call took effect. Repeating it under its key returns what was found out.
     Happened,
-    /// It never happened: what it had reserved is free, and it may be made again.
+    /// The call never took effect. Its reservations are released, and it may be repeated.
     Never,
-    /// Nobody knows still; why. A person must settle it.
+    /// The outcome is still unknown, for this reason. A person must settle the call.
     Unknown(String),
 }
 
 impl Toolgate {
-    /// Asks, for each call of which nobody knows whether it took effect, the read tool that its own tool declares for
-    /// this, and settles it by what that says. The question is a call like any other, of the same principal and agent in a
-    /// session of its own, with its own row. What is not declared, not answered or not clear is left to a person. Never is a call made
-    /// again.
+    /// Reconciles every pending call with the read tool that its own tool declares for this.
+    ///
+    /// The query is a normal call of the same principal and agent, in a separate session, with its
+    /// own row. A call without such a tool, or without a clear answer, stays pending for a person.
+    /// No call is repeated.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The store is unavailable.
     pub async fn reconcile(&self) -> Result<Vec<(CallId, Reconciled)>, StoreError> {
         self.reconcile_those(|_| true).await
     }
 
-    /// The same for some of them: those that `wanted` says.
+    /// Reconciles the pending calls for which `wanted` returns true.
     ///
     /// # Errors
     /// As for [`Toolgate::reconcile`].
@@ -50,16 +51,17 @@ impl Toolgate {
     async fn reconcile_one(&self, intent: Intent) -> Result<Reconciled, StoreError> {
         let tool = self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
         let Some(reconcile) = tool.and_then(|tool| tool.spec.reconcile.as_ref()) else {
-            return Ok(Reconciled::Unknown(format!("`{}` declares no tool to ask", intent.tool)));
+            return Ok(Reconciled::Unknown(format!("`{}` declares no `reconcile` tool", intent.tool)));
         };
         let Some(arguments) = self.asked(&intent).await? else {
-            return Ok(Reconciled::Unknown("what was asked for is not kept".to_owned()));
+            return Ok(Reconciled::Unknown("the arguments of the call are not recorded".to_owned()));
         };
         let question = match reconcile.ask(&arguments) {
             Ok(question) => question,
             Err(why) => return Ok(Reconciled::Unknown(why)),
         };
-        // In a session of its own: it is not the model that asks, and nothing that it does is a loop.
+        // A separate session, because the model does not make this call and it must not count as a
+        // loop.
         let key = SessionKey { session: format!("reconcile-{}", CallId::fresh()).into(), ..intent.key.clone() };
         let answer = self.call(Call::new(key, reconcile.tool.to_string(), question)).await;
         let result = match answer.outcome {
@@ -70,19 +72,19 @@ impl Toolgate {
         let by = format!("`{}` ({})", reconcile.tool, answer.call);
         let (happened, said) = match reconcile.says(&result) {
             Some(true) => {
-                let message = format!("It had happened already, as `{}` says.", reconcile.tool);
+                let message = format!("The call had already taken effect, according to `{}`.", reconcile.tool);
                 (Some(Outcome::Success(Output { message: Some(message), ..Output::of(result) })), Reconciled::Happened)
             }
             Some(false) => (None, Reconciled::Never),
-            None => return Ok(Reconciled::Unknown(format!("`{}` answers {result}, which says neither", reconcile.tool))),
+            None => return Ok(Reconciled::Unknown(format!("`{}` answered {result}, which is inconclusive", reconcile.tool))),
         };
         match self.settle_pending(intent.call, happened, &by).await? {
             true => Ok(said),
-            false => Ok(Reconciled::Unknown("somebody else has settled it meanwhile".to_owned())),
+            false => Ok(Reconciled::Unknown("the call was settled by another process in the meantime".to_owned())),
         }
     }
 
-    /// What was asked for, without its secrets.
+    /// Returns the arguments of the call, without its secrets.
     async fn asked(&self, intent: &Intent) -> Result<Option<Arc<Value>>, StoreError> {
         if let Some(row) = &intent.row {
             return Ok(Some(Arc::clone(&row.arguments)));

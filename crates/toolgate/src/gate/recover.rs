@@ -1,4 +1,4 @@
-//! Rows that were spooled while the store was away come into the ledger.
+//! Moves spooled rows into the ledger when the store is available again.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -10,12 +10,14 @@ use crate::json::Digest;
 use crate::ledger::Row;
 use crate::store::StoreError;
 
-/// How many rows are handed to the store at once.
+/// Maximum number of spooled rows in one store transaction.
 const TAKEN_AT_ONCE: usize = 256;
 
 impl Toolgate {
-    /// Rows that wait for the store go in before a call is judged. It may hang on what they take away: as long as they cannot, no call
-    /// is let through.
+    /// Appends spooled rows before a call is checked.
+    ///
+    /// A spooled row may revoke evidence that the call relies on. While the rows cannot be
+    /// appended, no call is admitted.
     pub(super) async fn take_in_spooled(&self) -> Result<(), Stop> {
         if self.0.spool.is_waiting() {
             Box::pin(self.recover()).await?;
@@ -23,27 +25,30 @@ impl Toolgate {
         Ok(())
     }
 
-    /// The store is there: rows that wait for it can go in, unless somebody is at it.
+    /// Appends spooled rows after a successful commit, unless another task is doing so.
     pub(super) async fn take_in_meanwhile(&self) {
         if self.0.spool.is_waiting()
             && let Ok(mut last) = self.0.spool.taking.try_lock()
             && let Err(error) = Box::pin(self.take_turn(&mut last)).await
         {
-            tracing::warn!(%error, "spooled rows could not be taken in yet");
+            tracing::warn!(%error, "cannot append spooled rows yet");
         }
     }
 
-    /// Brings rows that were spooled while the store was away into the ledger, and says how many. Also happens by
-    /// itself after the next call that the store records. A row that the store can never take in is put aside in a file.
+    /// Appends spooled rows to the ledger and returns their number.
+    ///
+    /// This also happens automatically after the next recorded call. A row that the store can never
+    /// accept is moved to a separate file.
     ///
     /// # Errors
-    /// What still stands in the way; the rows stay where they are.
+    /// The store is still unavailable, or the spool cannot be read. The rows stay in the spool.
     pub async fn recover(&self) -> Result<usize, StoreError> {
         let spool = &self.0.spool;
         let came = spool.tries.load(Ordering::SeqCst);
-        // Whoever comes beside another waits until its rows are in.
+        // A concurrent task waits until the rows are appended.
         let mut last = spool.taking.lock().await;
-        // What has begun since, and failed, speaks for those who came before it: they do not try one after the other.
+        // An attempt that started later and failed also answers for the tasks that waited for it.
+        // Otherwise each waiting task would retry in turn.
         if let Some((began, error)) = &*last
             && *began > came
         {
@@ -60,7 +65,7 @@ impl Toolgate {
     }
 
     async fn take_in_all(&self) -> Result<usize, StoreError> {
-        // One tells whether the store is back: as long as it is away, nobody reads all that waits for it.
+        // Try a single row first. While the store is unavailable, the spool is not read in full.
         if let Some((first, before)) = self.0.spool.first() {
             self.introduce_those_of(std::slice::from_ref(&first));
             self.0.store.take_in_all(std::slice::from_ref(&first)).await?;
@@ -69,25 +74,26 @@ impl Toolgate {
         let failed = |error: io::Error| StoreError(format!("{}: {error}", self.0.spool.path().display()));
         let taken = self.0.spool.take().map_err(failed)?;
         self.introduce_those_of(&taken.rows);
-        // Whoever waits for it does not wait for the disk once a row.
+        // One transaction for many rows, so that waiting calls do not wait for one disk sync per
+        // row.
         let mut unfit = Vec::new();
         for (n, rows) in taken.rows.chunks(TAKEN_AT_ONCE).enumerate() {
             unfit.extend(self.0.store.take_in_all(rows).await?);
             self.0.spool.has_stored(n * TAKEN_AT_ONCE + rows.len());
         }
-        // One that never goes in keeps no other out.
+        // A row that the store can never accept must not block the others.
         self.0.spool.put_aside(&taken, &unfit).and_then(|()| self.0.spool.taken(&taken)).map_err(failed)?;
-        // What was in memory is in; what stands in files may take away more.
+        // The rows in memory are appended, but unread files may contain further revocations.
         if let Some(error) = taken.unread {
             return Err(failed(error));
         }
         if let Err(error) = self.0.spool.sweep() {
-            tracing::debug!(%error, "definitions that no spooled row waits for stay for now");
+            tracing::debug!(%error, "cannot delete unused agent definitions in the spool");
         }
         Ok(taken.rows.len().saturating_sub(unfit.len()))
     }
 
-    /// What others have left may have been decided by what is not in force here: the store gets to know that, too.
+    /// Rows of other processes may refer to other configurations. Register their definitions too.
     fn introduce_those_of(&self, rows: &[Arc<Row>]) {
         let own = |config: &Digest| self.0.agents.values().any(|agent| agent.config == *config && !agent.definition.is_empty());
         let others: BTreeSet<Digest> = rows.iter().map(|row| row.config).filter(|config| !own(config)).collect();

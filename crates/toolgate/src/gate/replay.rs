@@ -1,4 +1,5 @@
-//! Looking back: the same gates in the same order, on what was recorded. No tool is run, and no hook is asked.
+//! Replays recorded calls through the same gates, in the same order, without running tools or
+//! hooks.
 
 mod backtest;
 mod stage;
@@ -24,34 +25,35 @@ use stage::Stage;
 
 pub use backtest::{Backtest, Change, Place as BacktestPlace};
 
-/// What was decided about a call before any tool ran.
+/// Decision about a call before the tool runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ruling {
-    /// It was let through.
+    /// The call was admitted.
     Admitted,
-    /// It got the outcome of an earlier call.
+    /// The call got the outcome of an earlier call.
     Replayed,
-    /// It was refused.
+    /// The call was rejected.
     Refused {
-        /// The gate that refused it.
+        /// The gate that rejected the call.
         gate: Gate,
-        /// The rule or hook, where one did.
+        /// The rule or hook that rejected the call, if any.
         rule: Option<String>,
-        /// The code of the refusal.
+        /// The error code.
         code: String,
-        /// What the model was told.
+        /// The message that the model received.
         message: String,
     },
 }
 
 impl Ruling {
-    /// What was decided about a recorded call.
+    /// Returns the decision about a recorded call.
     #[must_use]
     pub fn of(row: &Row) -> Self {
         match (row.decision, row.outcome.error()) {
             (Decision::Replayed, _) => Self::Replayed,
-            // What stopped behind the claim was let through before; a report of what nobody had let in was not.
+            // A call that was rejected after the claim was admitted before. A report without
+            // admission was not.
             (Decision::Refused, Some(error)) if row.gate < Gate::Run || !row.is_a_call() => {
                 Self::Refused { gate: row.gate, rule: row.rule.clone(), code: error.code.to_string(), message: error.message.clone() }
             }
@@ -59,11 +61,11 @@ impl Ruling {
         }
     }
 
-    /// Whether two come to the same: gate, rule and code. Words may be others.
+    /// Compares gate, rule and code, but not messages.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
-            // Whether a person has not answered, or no, or too late, is the person's word.
+            // The answer of a person (none, denied or late) is not a decision of the configuration.
             (Self::Refused { gate: Gate::Approval, .. }, Self::Refused { gate: Gate::Approval, .. }) => true,
             (Self::Refused { gate, rule, code, .. }, Self::Refused { gate: g, rule: r, code: c, .. }) => (gate, rule, code) == (g, r, c),
             (a, b) => a == b,
@@ -74,7 +76,7 @@ impl Ruling {
 impl fmt::Display for Ruling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Admitted => f.write_str("let through"),
+            Self::Admitted => f.write_str("admitted"),
             Self::Replayed => f.write_str("answered from the record"),
             Self::Refused { gate, rule: Some(rule), code, .. } => write!(f, "refused at {gate} by `{rule}` ({code})"),
             Self::Refused { gate, code, .. } => write!(f, "refused at {gate} ({code})"),
@@ -82,21 +84,21 @@ impl fmt::Display for Ruling {
     }
 }
 
-/// What a second look at a decision comes to.
+/// Result of comparing a replayed decision with the recorded one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compared {
-    /// The same.
+    /// The decision is the same.
     Same,
-    /// Something else.
+    /// The decision is different.
     Differs(Ruling),
-    /// Nobody can say, because what it hung on is not known any more.
+    /// The decision depends on data that is not recorded.
     Undecidable(String),
-    /// It hung on the moment and not on what is written down: taken as it is.
+    /// The decision depended on circumstances that are not recorded, so it is accepted as it is.
     Circumstance(String),
 }
 
-/// Decides recorded calls again, each on the facts that it was decided on.
+/// Repeats the decisions about recorded calls, each with the facts of the original decision.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -119,26 +121,26 @@ pub enum Compared {
 pub struct Replay(Theatre);
 
 impl Replay {
-    /// Looks back with these agents. Their tools and hooks are never run.
+    /// Replays with these agents. Their tools and hooks never run.
     ///
     /// # Errors
-    /// The machine gives no random numbers.
+    /// The system provides no random numbers.
     pub fn new(agents: impl IntoIterator<Item = Agent>) -> std::io::Result<Self> {
         Theatre::new(agents.into_iter().map(Arc::new), Arc::new(Stage::on_facts())).map(Self)
     }
 
-    /// Looks back with the agents of a runtime.
+    /// Replays with the agents of a runtime.
     ///
     /// # Errors
-    /// The machine gives no random numbers.
+    /// The system provides no random numbers.
     pub fn of(gate: &Toolgate) -> std::io::Result<Self> {
         Theatre::new(gate.0.agents.values().cloned(), Arc::new(Stage::on_facts())).map(Self)
     }
 
-    /// Decides a recorded call again.
+    /// Repeats the decision about a recorded call.
     pub async fn decide(&self, row: &Row) -> Compared {
         if !row.is_a_call() {
-            return Compared::Circumstance("it asked for nothing: it tells what became of something".to_owned());
+            return Compared::Circumstance("the row is not a call: it settles an earlier call".to_owned());
         }
         let was = Ruling::of(row);
         if let Some(why) = circumstance(&was, row) {
@@ -153,28 +155,28 @@ impl Replay {
     }
 }
 
-/// A recorded call, judged again.
+/// Result of replaying the gates for a recorded call.
 enum Judged {
     Decided(Ruling, Option<Open>),
     Unknown(String, Option<Open>),
 }
 
-/// A call that was let through and has not ended.
+/// An admitted call that has not ended.
 type Open = (Box<Passed>, Box<Trail>);
 
-/// A runtime that only looks back.
+/// A runtime that only replays.
 struct Theatre {
     gate: Toolgate,
     stage: Arc<Stage>,
     clock: Arc<ManualClock>,
-    /// One call at a time is on stage.
+    /// The store answers for one call at a time.
     one: tokio::sync::Mutex<()>,
 }
 
-/// A call that was stopped before its arguments were read.
-const UNREAD: &str = "it was stopped before its arguments were read, and they are not kept";
+/// Reason for a call that was rejected before its arguments were read.
+const UNREAD: &str = "the call was rejected before its arguments were read, so they are not recorded";
 
-/// What hung on the moment: who else was there, how long it took, what the machine could do, what a person had said.
+/// Codes that depend on circumstances: concurrency, timing, the system or the answer of a person.
 const CIRCUMSTANCES: [&str; 9] = [
     code::BUSY,
     code::CANCELLED,
@@ -195,45 +197,46 @@ impl Theatre {
         Ok(Self { gate: builder.build()?, stage, clock, one: tokio::sync::Mutex::new(()) })
     }
 
-    /// A recorded call comes on stage, by the clock it came by.
+    /// Prepares the replay of a recorded call and sets the clock to its time.
     fn bring(&self, row: &Row) -> (Call, Box<Trail>, Watch) {
         self.clock.set(row.at);
         let watch = Watch::on();
         self.stage.set(row, &watch);
         let mut call = Call::new(row.key.clone(), row.tool.to_string(), Arguments::Value((*row.arguments).clone()));
         (call.turn, call.turned_away, call.misread) = (row.turn, row.facts.turned_away.clone(), row.facts.misread);
-        // What was known by a key came with one, and what was paused at the claim had something to claim. Which key it was does not
-        // matter: what was known under it is in the row.
+        // A recall by key implies a key, and a pause at the claim implies a claim. Any key works,
+        // because the row records what was found under it.
         let keyed = row.facts.recalled_by == Some(RecalledBy::Key) || (row.gate == Gate::Claim && row.facts.paused.is_some());
         call.idempotency_key = keyed.then(|| row.call.to_string());
         let mut trail = Trail::unseen(&self.gate, &call, Some(row.call));
         trail.facts.watch = watch.clone();
-        // Whoever ran it then.
+        // The client ran the recorded call too.
         trail.apart = row.facts.reported && Ruling::of(row) == Ruling::Admitted;
-        // `~` is what it was then; of rows that do not tell, what it is here.
+        // Use the recorded home directory. Rows without one use the current home directory.
         trail.facts.home.clone_from(&row.facts.home);
         (call, trail, watch)
     }
 
-    /// Whether there may be a tool here that a call has named, where its name was redacted.
+    /// Reports whether a redacted tool name in a row may match a tool here.
     fn may_know(&self, row: &Row) -> bool {
         let agent = self.gate.agent(&row.key.agent).filter(|_| is_marked(&row.tool));
         agent.is_some_and(|agent| agent.tools.keys().any(|name| may_be(&row.tool, name)))
     }
 
-    /// Takes a recorded call through the gates before the tool: of a plan, without what those before it take away.
+    /// Runs the gates before the tool for a recorded call. `taken` is the evidence that earlier
+    /// calls of the same batch revoke.
     async fn judge(&self, row: &Row, taken: Vec<Revoked>) -> Judged {
         let (call, mut trail, watch) = self.bring(row);
-        // What could not be read was not kept, and neither was how large it was; nor was what nobody came to read.
+        // Unparsable or unread arguments and their size are not recorded.
         let unread = row.arguments.is_null() && row.digest.is_none();
         if unread && row.gate == Gate::Validate {
-            return Judged::Unknown("the arguments could not be read then, and are not kept".to_owned(), None);
+            return Judged::Unknown("the arguments could not be parsed, so they are not recorded".to_owned(), None);
         }
-        // What a rule in Rust looks at, only it knows.
+        // A rule in Rust code does not say which arguments it checks.
         let tool = self.gate.agent(&row.key.agent).and_then(|agent| agent.tools.get(&row.tool));
         let opaque = tool.and_then(|tool| tool.governed_by.iter().find(|attached| attached.policy.definition() == attached.policy.name()));
         if let Some(rule) = opaque.filter(|_| is_redacted(&row.arguments)) {
-            return Judged::Unknown(format!("an argument was redacted, and the rule `{}` may look at it", rule.policy.name()), None);
+            return Judged::Unknown(format!("an argument is redacted, and the rule `{}` may check it", rule.policy.name()), None);
         }
         let planned = self.stage.without(&row.key, taken).await;
         let admitted = Box::pin(self.gate.admit_call(&call, &mut trail, planned.as_ref())).await;
@@ -252,42 +255,42 @@ impl Theatre {
             Err(stop) => {
                 let gate = stop.gate.unwrap_or_else(|| trail.gate());
                 if gate == Gate::Resolve && self.may_know(row) {
-                    return Judged::Unknown("something of the tool's name was redacted, and there is one that it may be".to_owned(), None);
+                    return Judged::Unknown("the tool name is redacted, and may match an existing tool".to_owned(), None);
                 }
                 if gate == Gate::Validate && unread {
                     return Judged::Unknown(UNREAD.to_owned(), None);
                 }
                 if gate == Gate::Validate && is_redacted(&row.arguments) {
-                    return Judged::Unknown("an argument was redacted, and may be what does not fit".to_owned(), None);
+                    return Judged::Unknown("an argument is redacted, and may be the invalid one".to_owned(), None);
                 }
                 Ruling::Refused { gate, rule: trail.rule.take(), code: stop.error.code.to_string(), message: stop.error.message }
             }
         };
         match watch.told() {
-            // What stopped before it got to what is not known, stopped.
+            // A call that is rejected before the unknown data matters is rejected.
             Some(why) if !matches!(&ruling, Ruling::Refused { gate, .. } if *gate < Gate::Recall) => Judged::Unknown(why, None),
             _ => Judged::Decided(ruling, None),
         }
     }
 }
 
-/// Whether a name of which something was redacted may be this one.
+/// Reports whether a partly redacted name may be this name.
 fn may_be(marked: &str, name: &str) -> bool {
     let (before, after) = (marked.split("[redacted ").next().unwrap_or_default(), marked.rsplit(']').next().unwrap_or_default());
     name.len() > before.len() + after.len() && name.starts_with(before) && name.ends_with(after)
 }
 
-/// Where a refusal hung on the moment, that it did.
+/// Explains that a rejection depended on circumstances, if it did.
 fn circumstance(was: &Ruling, row: &Row) -> Option<String> {
     let Ruling::Refused { code, gate, rule, .. } = was else { return None };
-    // A session has only so much time: that can be told from the record.
+    // The session's time limit can be checked from the record.
     let wall = code == code::DEADLINE_EXCEEDED && *gate == Gate::Limits && row.facts.opened.is_some() && !row.facts.late;
-    // An approval that was named is looked at before the arguments are.
+    // A named approval is checked before the arguments are parsed.
     let named = *gate == Gate::Approval && row.digest.is_none();
-    // A rule gives its refusals any code that it likes.
+    // A rule may use any code for its denials.
     let ruled = rule.is_some() && matches!(gate, Gate::Recall | Gate::Policy | Gate::Claim);
     let moment = (CIRCUMSTANCES.contains(&code.as_str()) && !ruled) || *gate == Gate::Hooks || named;
     (moment && !wall).then(|| {
-        if named { "it named an approval, and hung on a person's word".to_owned() } else { format!("`{code}` hung on the moment") }
+        if named { "the call named an approval, and its result depended on a person".to_owned() } else { format!("`{code}` depended on circumstances that are not recorded") }
     })
 }

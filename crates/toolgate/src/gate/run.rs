@@ -1,4 +1,4 @@
-//! Gate 11: the tool itself, under time-out, heartbeat, deadline and cancellation.
+//! Implements gate 11: runs the tool under timeout, heartbeat, deadline and cancellation.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -20,11 +20,11 @@ use crate::outcome::Signal;
 use crate::registry::Registered;
 use crate::tool::{Effect, Failure, Kind};
 
-/// How a run ended.
+/// Result of a run.
 pub(super) struct Ran {
     pub(super) result: Result<Value, Failure>,
     pub(super) txn: Txn,
-    /// The service behind the tool has nothing of the kind: a success with no value.
+    /// The service reports that the requested object does not exist: a success without a value.
     pub(super) empty: bool,
     /// A file could not be rolled back.
     pub(super) unclean: bool,
@@ -33,7 +33,7 @@ pub(super) struct Ran {
 }
 
 impl Ran {
-    /// It was stopped before the tool began.
+    /// Builds the result of a run that was stopped before the tool started.
     pub(super) fn not_begun(failure: Failure) -> Self {
         Self { begun: false, ..Self::ended(Err(failure.effects(Effects::None)), Txn::default()) }
     }
@@ -43,18 +43,19 @@ impl Ran {
     }
 }
 
-/// What a failure says, once toolgate has weighed it.
+/// A failure with its effects decided.
 pub(super) enum Failed {
     Error(Box<ToolError>),
     Signal(Signal),
 }
 
-/// Weighs a failure: what a tool does not say about its effects is assumed at its worst.
+/// Decides the effects of a failure. Effects that the tool does not declare are assumed at their
+/// worst.
 pub(super) fn weigh(failure: Failure, passed: &Passed) -> Failed {
     match failure.into_kind() {
         Kind::Signal(signal) => Failed::Signal(signal),
         Kind::Error { error, effects, .. } => {
-            // Whatever became of a read, it changed nothing; unless it was something else that ran.
+            // A read has no effects, unless the client ran something else.
             let reads = passed.permit.tool().spec.effect == Effect::Read && error.code != code::NOT_AS_ADMITTED;
             let effects = effects.filter(|_| !reads).unwrap_or_else(|| passed.effects_of_failure());
             let mut error = error.with_effects(effects);
@@ -66,12 +67,14 @@ pub(super) fn weigh(failure: Failure, passed: &Passed) -> Failed {
     }
 }
 
-/// How long it is waited before a tool is tried again, where the tool says how long.
+/// Longest retry delay, as requested by the tool, that toolgate itself waits.
 const MOMENT: Duration = Duration::from_secs(1);
 
 impl Toolgate {
-    /// Runs the tool, and again with backoff where that is safe: a read, an idempotent tool, or
-    /// something proven not to have been sent. The time-out covers all of it.
+    /// Runs the tool, and retries with backoff if that is safe.
+    ///
+    /// A retry is safe for a read, an idempotent tool, or a request that was provably not sent. The
+    /// timeout covers all attempts.
     pub(super) async fn run(&self, passed: &Passed, trail: &mut Trail) -> Ran {
         trail.at(Gate::Run);
         let spec = &passed.permit.tool().spec;
@@ -93,13 +96,14 @@ impl Toolgate {
                 (before, now) => before.or(now),
             };
             let delay = (may_retry(&ran, passed.permit.tool()) && !trail.cancel.is_cancelled()).then(|| delays.next()).flatten();
-            // Never sooner than it was told; and for longer than a moment the model is told to wait, not kept waiting.
+            // Never retry sooner than the tool asks. For longer delays, tell the model to wait
+            // instead.
             let told = ran.result.as_ref().err().and_then(Failure::retry_after).unwrap_or_default();
             let delay = delay.filter(|_| told <= MOMENT).map(|delay| delay.max(told));
             let end = nearest(timeout, trail.deadline);
             let in_time = |delay: Duration| Instant::now().checked_add(delay).is_some_and(|then| end.is_none_or(|end| then < end));
             if let Some(delay) = delay.filter(|delay| in_time(*delay)) {
-                // What the failed run did to files is undone before the next begins.
+                // Undo the file changes of the failed attempt before the next one starts.
                 ran.unclean = !rolled_back(&mut ran.txn);
                 if !ran.unclean {
                     tokio::select! {
@@ -112,7 +116,7 @@ impl Toolgate {
                     }
                 }
             }
-            // What an earlier run may have done is not undone by a later one that did nothing.
+            // A later attempt without effects does not undo the effects of an earlier attempt.
             ran.unclean |= dirty && ran.result.is_err();
             ran.txn.logs = logs;
             ran.txn.spent = spent;
@@ -124,7 +128,7 @@ impl Toolgate {
         let tool = passed.permit.tool();
         let (Some(handler), Some(permit)) = (&tool.handler, passed.permit.to_run()) else {
             let failure =
-                Failure::of(code::NO_HANDLER, format!("`{}` is run by the client; admit it and report what happened", tool.spec.name));
+                Failure::of(code::NO_HANDLER, format!("`{}` is run by the client; admit the call and report the result", tool.spec.name));
             return Ran::not_begun(failure);
         };
         let ctx = Ctx::new(Parts {
@@ -140,7 +144,7 @@ impl Toolgate {
             cancel: trail.cancel.clone(),
             carried: trail.carried.clone(),
         });
-        // Not even what a handler does before there is anything to wait for gets past.
+        // `catch_unwind` also covers the part of the handler before its first await.
         let own = ctx.clone();
         let work = AssertUnwindSafe(async move { handler.run(permit, own, permit.arguments()).await }).catch_unwind();
         let mut over = false;
@@ -152,10 +156,10 @@ impl Toolgate {
             }
             () = trail.cancel.cancelled() => Err(Failure::of(code::CANCELLED, "the call was cancelled while it ran")),
             () = out_of_time(trail.deadline, &ctx) => Err(Failure::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while it ran")),
-            () = until(timeout) => Err(Failure::of(code::TIMEOUT, format!("`{}` did not answer within {:?}", tool.spec.name, tool.spec.timeout))),
-            every = heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::of(code::HEARTBEAT_MISSED, format!("`{}` gave no sign of life for {every:?}", tool.spec.name))),
+            () = until(timeout) => Err(Failure::of(code::TIMEOUT, format!("`{}` timed out after {:?}", tool.spec.name, tool.spec.timeout))),
+            every = heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::of(code::HEARTBEAT_MISSED, format!("`{}` sent no heartbeat for {every:?}", tool.spec.name))),
         };
-        // Whatever it has set going elsewhere is told to end, too.
+        // Background work that the tool started must end too.
         if !over {
             ctx.cancelled().cancel();
         }
@@ -169,7 +173,7 @@ impl Toolgate {
     }
 }
 
-/// A call that was cancelled, or whose time was used up on the way, does not start.
+/// Returns a failure if the call was cancelled or its deadline passed before the start.
 fn over_before_it_began(trail: &Trail) -> Option<Failure> {
     let why = if trail.cancel.is_cancelled() {
         Failure::of(code::CANCELLED, "the call was cancelled before the tool began")
@@ -181,7 +185,7 @@ fn over_before_it_began(trail: &Trail) -> Option<Failure> {
     Some(why)
 }
 
-/// What a failed run left behind, as far as is known. Whatever a read says of itself, it changed nothing.
+/// Returns the effects of a failed attempt. A read has none, whatever it declares.
 fn left_behind(ran: &Ran, passed: &Passed) -> Effects {
     let reads = passed.permit.tool().spec.effect == Effect::Read;
     let declared = ran.result.as_ref().err().and_then(Failure::declared_effects).filter(|_| !reads);
@@ -194,12 +198,12 @@ fn may_retry(ran: &Ran, tool: &Registered) -> bool {
     failure.is_retryable() && safe
 }
 
-/// Undoes what a run did to files. True where the world is as it was.
+/// Undoes the file changes of a run. Returns true if everything was restored.
 pub(super) fn rolled_back(txn: &mut Txn) -> bool {
     match txn.files.take().map(|mut files| files.rollback()) {
         None | Some(Ok(())) => true,
         Some(Err(error)) => {
-            tracing::error!(%error, "a file could not be rolled back");
+            tracing::error!(%error, "cannot roll back a file");
             false
         }
     }
@@ -207,12 +211,14 @@ pub(super) fn rolled_back(txn: &mut Txn) -> bool {
 
 pub(super) fn panicked(tool: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
     let said = panic.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
-    // What a panic says is for the operator.
-    tracing::error!(tool, panic = said.as_deref().unwrap_or("?"), "a tool panicked");
-    Failure::of(code::TOOL_PANICKED, format!("`{tool}` has a fault and crashed; do not repeat the call, tell the user"))
+    // The panic message goes to the operator only.
+    tracing::error!(tool, panic = said.as_deref().unwrap_or("?"), "tool panicked");
+    Failure::of(code::TOOL_PANICKED, format!("`{tool}` crashed because of a bug; do not repeat the call, tell the user"))
 }
 
-/// Its timer is boxed: most work is done before anybody looks at the clock, and what waits for it stays small.
+/// Waits until a moment, or forever.
+///
+/// The timer is boxed because most work ends before it is polled. This keeps waiting futures small.
 pub(super) async fn until(moment: Option<Instant>) {
     match moment {
         Some(moment) => Box::pin(tokio::time::sleep_until(moment)).await,
@@ -220,14 +226,16 @@ pub(super) async fn until(moment: Option<Instant>) {
     }
 }
 
-/// Ends when the call's own time is up. The tool hears of that before it is dropped: it had more time than that, and whoever did not answer
-/// it within less is not to blame.
+/// Waits until the call's deadline, then cancels the tool.
+///
+/// The tool is cancelled before it is dropped, because its own timeout is longer. An upstream that
+/// has not answered in the shorter time is not at fault.
 async fn out_of_time(deadline: Option<Instant>, ctx: &Ctx) {
     until(deadline).await;
     ctx.cancelled().cancel();
 }
 
-/// Ends when the run has been silent for too long.
+/// Waits until the run misses a heartbeat. Returns the interval.
 async fn heartbeat(ctx: &Ctx, every: Option<Duration>) -> Duration {
     let Some(every) = every else { return std::future::pending().await };
     loop {

@@ -1,4 +1,4 @@
-//! What is to be remembered of the values in a call, where rules ask where values come from.
+//! Records the provenance of the values in a call, for rules that check where values come from.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use crate::store::Settle;
 use crate::tool::{Failure, Spec};
 use crate::values::{self, Carrier, Seen};
 
-/// Whether a tool declares a member of its arguments: then its name is nothing that anybody wrote.
+/// Reports whether the tool declares an argument name. A declared name is not user data.
 fn is_declared(spec: &Spec, place: &str, name: &str) -> bool {
     let parent = json::Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
     crate::schema::declares(spec, &parent, name)
 }
 
-/// The entities that keep what a tool writes.
+/// Returns the entities that store what the tool writes.
 fn keeping(spec: &Spec) -> impl Iterator<Item = &(Arc<str>, json::Pointer)> {
     spec.entities.iter().filter(move |(name, _)| spec.keeps.contains(name))
 }
 
-/// What each of them is called in arguments that nobody has judged: by one text or number.
+/// Pairs each storing entity with its id in unchecked arguments. Only text and numbers are ids.
 fn called<'a>(spec: &'a Spec, ran: Option<&'a Value>) -> impl Iterator<Item = (&'a Arc<str>, Option<&'a Value>)> {
     keeping(spec).map(move |(name, path)| {
         let value = ran.and_then(|ran| path.get(ran));
@@ -34,13 +34,14 @@ fn called<'a>(spec: &'a Spec, ran: Option<&'a Value>) -> impl Iterator<Item = (&
     })
 }
 
-/// What a call writes from the moment on that it is let through, whether anybody ever says how it ended or not; and what it writes to, if
-/// it happens.
+/// Returns what a call writes from its admission on, and the entities that it writes to if it runs.
+///
+/// The values count as written even if the call is abandoned.
 pub(super) fn intended(agent: &Agent, spec: &Spec, given: &Value) -> (Option<Box<Seen>>, Vec<String>) {
     if agent.watched.is_none() {
         return (None, Vec::new());
     }
-    // One that only its result names is known when that is there.
+    // An entity that only the result names is recorded at the commit.
     let named = |(name, path): &(Arc<str>, json::Pointer)| {
         let values: Vec<&Value> = path.all(given).into_iter().filter(|value| !value.is_null()).collect();
         if values.is_empty() { Vec::new() } else { Carrier::entities(name, values) }
@@ -50,29 +51,31 @@ pub(super) fn intended(agent: &Agent, spec: &Spec, given: &Value) -> (Option<Box
     (Some(Box::new(seen)), Carrier::keys(&agent.name, keeping(spec).flat_map(named)))
 }
 
-/// What a client ran that is something else than was admitted.
+/// A run by a client with other arguments than the admitted ones.
 pub(super) struct Otherwise {
-    /// What it says that it ran; nothing where nobody can read it.
+    /// The reported arguments. `None` if they cannot be parsed.
     pub(super) ran: Option<Value>,
-    /// What came of it, and the model may have read.
+    /// The result, which the model may have read.
     pub(super) said: Value,
 }
 
 impl Otherwise {
     pub(super) fn new(ran: Option<&Judged>, result: &Result<Value, Failure>) -> Self {
-        let said = result.as_ref().map_or_else(|failure| format!("{failure:?}").into(), Value::clone);
+        let said = result.as_ref().map_or_else(Failure::text, Value::clone);
         Self { ran: ran.map(|ran| ran.value().clone()), said }
     }
 
-    /// What it was read from.
+    /// Returns the entities that the run has read.
     fn sources(&self, spec: &Spec) -> Vec<Carrier> {
         let named = spec.entities.iter().filter_map(|(name, path)| Some((name, path.all(self.ran.as_ref()?))));
         named.flat_map(|(name, values)| Carrier::entities(name, values)).collect()
     }
 }
 
-/// What a client may have written that ran what nobody let through: in its own session whatever it says. What all sessions share, only
-/// who could have been let through has a word in, of a tool that clients run and of one entity at a time.
+/// Records what a client may have written without admission.
+///
+/// In its own session, every reported value counts. Entities that other sessions share count only
+/// if the client could have been admitted, and only for a tool that clients run.
 pub(super) fn unadmitted(agent: &Agent, tool: &Registered, otherwise: &Otherwise, could: bool) -> Option<Box<Seen>> {
     agent.watched.as_ref()?;
     let mut seen = Seen::new(&agent.name);
@@ -93,7 +96,7 @@ pub(super) fn unadmitted(agent: &Agent, tool: &Registered, otherwise: &Otherwise
     Some(Box::new(seen))
 }
 
-/// What a client has run whose tool is not there any more: nobody knows whether what that says can be trusted.
+/// Records a reported run of a tool that no longer exists. Its result is untrusted.
 pub(super) fn blindly(agent: &Agent, otherwise: &Otherwise) -> Option<Box<Seen>> {
     agent.watched.as_ref()?;
     let mut seen = Seen::new(&agent.name);
@@ -105,7 +108,9 @@ pub(super) fn blindly(agent: &Agent, otherwise: &Otherwise) -> Option<Box<Seen>>
     Some(Box::new(seen))
 }
 
-/// What a call that has ended wrote, and what its answer says. What an untrusted tool says when it fails is read by the model as well.
+/// Records the values that a call has written and read.
+///
+/// The model also reads the error of an untrusted tool, so errors count.
 pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>), settle: Settle, txn: &Txn) -> Option<Box<Seen>> {
     let sources = passed.agent.watched.as_ref()?;
     let spec = &passed.permit.tool().spec;
@@ -126,7 +131,7 @@ pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>)
         seen.read_from(otherwise.sources(spec));
         answer = serde_json::json!([answer, otherwise.said]);
     }
-    // What provably did not happen was not written.
+    // A call that provably did not run has written nothing.
     if settle != Settle::Released {
         let kept = matches!(outcome, Outcome::Success(_));
         seen.wrote_to(files(|seen| if let Observation::Wrote(path, _) = seen { Some(path) } else { None }), kept);
@@ -141,7 +146,7 @@ pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>)
     }
     seen.write(given, &declared);
     if let Some(Otherwise { ran, .. }) = &passed.ran {
-        // Where it cannot be told to which, it may be any.
+        // If the target entity is unknown, it may be any of them.
         seen.wrote_to(called(spec, ran.as_ref()).flat_map(|(name, value)| Carrier::entities(name, value)), false);
         match ran {
             Some(ran) => seen.write(ran, &declared),
@@ -151,11 +156,11 @@ pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>)
     Some(Box::new(seen))
 }
 
-/// Everything that the model reads of an outcome.
+/// Returns everything that the model reads of an outcome.
 pub(super) fn said(outcome: &Outcome, whole: Option<&Value>) -> Value {
     match outcome {
         Outcome::Success(output) => serde_json::json!([whole.unwrap_or(&output.value), output.message]),
         Outcome::Error(error) => serde_json::json!([error.message, error.upstream, error.errors]),
-        Outcome::Signal(signal) => serde_json::json!([format!("{signal:?}")]),
+        Outcome::Signal(signal) => serde_json::json!([signal]),
     }
 }

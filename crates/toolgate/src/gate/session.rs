@@ -1,4 +1,4 @@
-//! A conversation in hand.
+//! Provides the library handle for one session.
 
 use std::sync::Arc;
 
@@ -12,15 +12,17 @@ use crate::outcome::Answer;
 use crate::session::{Alter, State};
 use crate::store::StoreError;
 
-/// One conversation of one principal with one agent.
+/// A session of one principal with one agent.
 #[derive(Clone)]
 pub struct Session {
     gate: Toolgate,
     key: SessionKey,
 }
 
-/// What a session held at one moment. In memory, taking one costs the same whatever the session's size; from a database, the
-/// whole of it is read.
+/// The state of a session at one moment.
+///
+/// With the in-memory store, a snapshot has constant cost. With a database, the whole state is
+/// read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     key: SessionKey,
@@ -32,112 +34,122 @@ impl Session {
         Self { gate, key }
     }
 
-    /// Its key.
+    /// Returns the key of the session.
     #[must_use]
     pub const fn key(&self) -> &SessionKey {
         &self.key
     }
 
-    /// The runtime it belongs to.
+    /// Returns the runtime of the session.
     #[must_use]
     pub const fn gate(&self) -> &Toolgate {
         &self.gate
     }
 
-    /// A call that can be given a turn, a key, a deadline, before it is made with [`Toolgate::call`].
+    /// Prepares a call. Set a turn, a key or a deadline on it, then pass it to [`Toolgate::call`].
     pub fn prepare(&self, tool: &str, arguments: impl Into<Arguments>) -> Call {
         Call::new(self.key.clone(), tool, arguments)
     }
 
-    /// Makes a call. Not from a handler of the same session, which would wait for itself until it is told `busy`: what a handler
-    /// calls belongs into a session of its own.
+    /// Makes a call.
+    ///
+    /// Do not use this in a handler of the same session: the call would wait for its own session
+    /// lock and fail with `busy`. Use a separate session for nested calls.
     pub async fn call(&self, tool: &str, arguments: impl Into<Arguments>) -> Answer {
         self.gate.call(self.prepare(tool, arguments)).await
     }
 
-    /// Asks for a call that the client will run itself; see [`Toolgate::admit`].
+    /// Admits a call that the client runs itself. See [`Toolgate::admit`].
     ///
     /// # Errors
-    /// The answer, where the call was refused or replayed.
+    /// The final answer, if the call was rejected or replayed.
     pub async fn admit(&self, tool: &str, arguments: impl Into<Arguments>) -> Result<Pass, Answer> {
         self.gate.admit(self.prepare(tool, arguments)).await
     }
 
-    /// Makes the calls of one turn as one ordered plan: all are judged against the session as it is
-    /// now, reserving in order; then neighbouring reads run together and effects one by one.
+    /// Makes the calls of one turn as one ordered plan.
+    ///
+    /// All calls are checked against the current session, and limits are reserved in order. Then
+    /// adjacent reads run in parallel, and calls with effects run one by one.
     pub async fn batch<T: Into<Arguments>>(&self, calls: impl IntoIterator<Item = (String, T)>) -> Vec<Answer> {
         let calls = calls.into_iter().map(|(tool, arguments)| self.prepare(&tool, arguments)).collect();
         self.gate.batch(&self.key, calls).await
     }
 
-    /// What it holds now.
+    /// Returns the current state.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The store is unavailable.
     pub async fn state(&self) -> Result<Arc<State>, StoreError> {
         Ok(self.gate.0.store.session(&self.key).await?.unwrap_or_default())
     }
 
-    /// A state slice.
+    /// Returns a state slice.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The store is unavailable.
     pub async fn slice(&self, name: &str) -> Result<Option<Value>, StoreError> {
         Ok(self.state().await?.slice(name).cloned())
     }
 
-    /// Remembers what it holds now.
+    /// Takes a snapshot of the current state.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The store is unavailable.
     pub async fn snapshot(&self) -> Result<Snapshot, StoreError> {
         Ok(Snapshot { key: self.key.clone(), state: self.state().await? })
     }
 
-    /// Puts it back to an earlier moment. Logs, limits and claims stay.
+    /// Restores the state of a snapshot. Logs, limits and claims stay.
     ///
     /// # Errors
-    /// The store cannot take it, the session is busy, or the snapshot is of another session.
+    /// The store cannot record the change, the session is busy, or the snapshot belongs to another
+    /// session.
     pub async fn restore(&self, snapshot: &Snapshot) -> Result<(), StoreError> {
         if snapshot.key != self.key {
-            return Err(StoreError("the snapshot is of another session".to_owned()));
+            return Err(StoreError("the snapshot belongs to another session".to_owned()));
         }
         self.alter(Alter::Restore(Arc::clone(&snapshot.state))).await
     }
 
-    /// Clears slices, evidence and what policies remember. Limits and claims stay, and so does where values were seen: what
-    /// a model has read, it has read.
+    /// Clears slices, evidence and policy marks.
+    ///
+    /// Limits, claims and provenance stay: the model keeps the values that it has read.
     ///
     /// # Errors
-    /// The store cannot take it, or the session is busy.
+    /// The store cannot record the change, or the session is busy.
     pub async fn reset(&self) -> Result<(), StoreError> {
         self.alter(Alter::Reset).await
     }
 
-    /// Tells what the user said, word for word, so that rules can tell the user's values from a stranger's.
+    /// Records the user's exact words, so that rules can distinguish values of the user from
+    /// others.
     ///
     /// # Errors
-    /// The store cannot take it, or the session is busy.
+    /// The store cannot record the change, or the session is busy.
     pub async fn user_said(&self, text: &str) -> Result<(), StoreError> {
         self.alter(Alter::Heard(text.to_owned())).await
     }
 
-    /// What would become of a call, and why: every gate, every rule, and the values that decide. Changes nothing.
+    /// Explains what would happen to a call, with every gate, every rule and the values that
+    /// decide.
+    ///
+    /// Changes nothing.
     pub async fn explain(&self, tool: &str, arguments: impl Into<Arguments>) -> Explanation {
         self.gate.explain(&self.prepare(tool, arguments)).await
     }
 
     async fn alter(&self, alter: Alter) -> Result<(), StoreError> {
         let store = &self.gate.0.store;
-        let busy = || StoreError("the session is busy; try again when its calls have ended".to_owned());
+        let busy = || StoreError("the session is busy; retry after its calls have ended".to_owned());
         let _hold = store.hold(&self.key, true, self.gate.0.busy_wait).await?.ok_or_else(busy)?;
         store.alter(&self.key, alter).await
     }
 
-    /// Adds to the budgets from outside a call, as an agent loop does for the model's own tokens.
+    /// Charges the budgets from outside a call, for example with the model's own tokens.
     ///
     /// # Errors
-    /// The store cannot take it.
+    /// The store cannot record the change.
     pub async fn spend(&self, spend: Spend) -> Result<(), StoreError> {
         let Some(agent) = self.gate.0.agents.get(&self.key.agent) else { return Ok(()) };
         let spend = Spend::default().plus(spend);
@@ -146,10 +158,10 @@ impl Session {
         self.gate.0.store.spend(&charges, self.gate.now()).await
     }
 
-    /// Its rows in the ledger, in order.
+    /// Returns the ledger rows of the session, in order.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The store is unavailable.
     pub async fn rows(&self) -> Result<Vec<Arc<Row>>, StoreError> {
         self.gate.0.store.rows(&self.key).await
     }

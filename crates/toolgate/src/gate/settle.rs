@@ -1,4 +1,5 @@
-//! Gates 13 and 14: the commit or rollback, and the row. Every call ends here.
+//! Implements gates 13 and 14: commits or rolls back a call and writes its ledger row. Every call
+//! ends here.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use crate::store::{Conflict, Finish, Intent, Settle, StoreError};
 use crate::tool::Effect;
 use crate::values::{Carrier, Seen};
 
-/// How a call ends.
+/// Describes how a call ends.
 struct End {
     outcome: Outcome,
     gate: Gate,
@@ -38,18 +39,18 @@ struct End {
     settle: Settle,
     changes: Option<Changes>,
     outputs: Vec<(String, Arc<str>)>,
-    /// The result before it was cut, where somebody wants to know.
+    /// The untruncated result, if provenance rules need it.
     whole: Option<serde_json::Value>,
-    /// What a poll came to.
+    /// Digest of the result of a polling call.
     result: Option<json::Digest>,
 }
 
-/// What is known of a call whose tool is not there any more.
+/// Describes a reported call whose tool no longer exists.
 pub(super) struct Blind {
     pub(super) error: ToolError,
-    /// Its client says that it was made.
+    /// The client reports that the call ran.
     pub(super) ran: bool,
-    /// With other arguments than it was admitted with, or nobody knows with which.
+    /// The call ran with other arguments than the admitted ones, or with unknown arguments.
     pub(super) is_other: bool,
     pub(super) seen: Option<Box<Seen>>,
 }
@@ -57,7 +58,7 @@ pub(super) struct Blind {
 impl End {
     fn failed(error: ToolError, gate: Gate) -> Self {
         let effects = error.effects;
-        // A poll that keeps failing in the same way is not getting anywhere either.
+        // A poll that keeps failing in the same way makes no progress either.
         let result = (!error.retryable).then(|| json::Digest::of(error.code.as_bytes()));
         Self {
             outcome: error.into(),
@@ -72,7 +73,7 @@ impl End {
         }
     }
 
-    /// Something could not be rolled back: nobody knows what is left.
+    /// Marks the effects as unknown because the rollback failed.
     fn unclean(mut self) -> Self {
         self.make_unclean();
         self
@@ -87,7 +88,7 @@ impl End {
         }
     }
 
-    /// A row that was not written, for a call that ended otherwise.
+    /// Rewrites a row that was not stored, for a call that ended differently.
     fn rewrite(&self, row: &Row) -> Row {
         let mut outcome = self.outcome.clone();
         if let Outcome::Error(error) = &mut outcome {
@@ -98,7 +99,7 @@ impl End {
 }
 
 impl Toolgate {
-    /// A call that was let through ends.
+    /// Ends an admitted call.
     pub(super) async fn settle(&self, passed: Box<Passed>, ran: Ran, mut trail: Box<Trail>) -> Answer {
         let Ran { result, mut txn, empty, unclean, begun } = ran;
         let tool = passed.permit.tool();
@@ -123,15 +124,16 @@ impl Toolgate {
             Err(failure) => match weigh(failure, &passed) {
                 Failed::Error(mut error) => {
                     Secrets::among(passed.permit.arguments().value(), tool).conceal(&mut error);
-                    // What a tool says of others nobody has checked, either: the failure stands.
+                    // The tool's redirect is unverified. If the caller cannot use the target, the
+                    // error remains and the redirect is dropped.
                     let to = error.redirect_tool.clone();
                     let error = Box::pin(self.signposted(*error, &passed.agent, &passed.key)).await;
                     if let Some(to) = to.filter(|_| error.redirect_tool.is_none()) {
-                        tracing::warn!(tool = tool.spec.name(), to = %shown(&to), "a tool redirects to one that this caller cannot use");
+                        tracing::warn!(tool = tool.spec.name(), to = %shown(&to), "a tool redirects to a tool that this caller cannot use");
                     }
                     End::failed(error, Gate::Run)
                 }
-                // A tool that asks for something first has not done anything yet.
+                // A signal asks for something before the tool acts, so nothing has happened yet.
                 Failed::Signal(mut signal) => {
                     Secrets::among(passed.permit.arguments().value(), tool).conceal_reason(&mut signal);
                     End {
@@ -154,7 +156,9 @@ impl Toolgate {
         Box::pin(self.commit(passed, end, txn, trail)).await
     }
 
-    /// State and record in one transaction. A success that cannot be committed is a failure, and is recorded as one.
+    /// Commits state and row in one transaction.
+    ///
+    /// A success that cannot be committed is a failure, and is recorded as a failure.
     fn commit(&self, mut passed: Box<Passed>, mut end: End, mut txn: Txn, mut trail: Box<Trail>) -> impl Future<Output = Answer> {
         let kept = end.changes.is_some();
         if !kept {
@@ -164,9 +168,9 @@ impl Toolgate {
         trail.at(Gate::Record);
         let row = self.row(&end, &mut trail);
         let finish = self.finish(&row, &trail, &mut end, &passed, &mut txn);
-        // Nobody looks at the snapshot any more: the store can change the session in place.
+        // Without this reference to the snapshot, the store can change the session in place.
         passed.state = None;
-        // An `async fn` would hold its arguments twice.
+        // An `async fn` would store its arguments twice.
         async move {
             match self.0.store.finish(finish).await {
                 Ok(Ok(receipt)) => {
@@ -177,7 +181,7 @@ impl Toolgate {
                     self.take_in_meanwhile().await;
                     self.tell(end, row, receipt, &trail)
                 }
-                // Somebody was faster. What happened is recorded all the same, and nothing of it is kept.
+                // Another call committed first. This call is recorded, but its changes are dropped.
                 Ok(Err(Conflict)) => Box::pin(self.lost_race(passed, row, txn, trail)).await,
                 Err(error) if kept => {
                     let heard = unrecorded(&error, passed.effects_of_run());
@@ -192,7 +196,7 @@ impl Toolgate {
     }
 
     async fn lost_race(&self, passed: Box<Passed>, row: Arc<Row>, mut txn: Txn, trail: Box<Trail>) -> Answer {
-        let error = ToolError::of(code::CONFLICT, "another call changed this session first, so nothing of this one was kept");
+        let error = ToolError::of(code::CONFLICT, "another call changed this session first, so the changes of this call were dropped");
         let mut end = End::failed(again_after(100, error.with_effects(passed.effects_of_run())), Gate::Settle);
         self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
         let row = Arc::new(end.rewrite(&row));
@@ -200,7 +204,7 @@ impl Toolgate {
         self.record(finish, end, row, &trail).await
     }
 
-    /// Records an end that can be in conflict with nobody.
+    /// Records an end that cannot conflict with another call.
     async fn record(&self, finish: Box<Finish>, end: End, row: Arc<Row>, trail: &Trail) -> Answer {
         match self.0.store.finish(finish).await {
             Ok(receipt) => {
@@ -220,7 +224,7 @@ impl Toolgate {
             changes: end.changes.take(),
             revoked: self.revoked(passed, end, trail),
             seen: seen::seen(passed, (&end.outcome, end.whole.as_ref()), end.settle, txn),
-            // A race may be lost, and logs survive that.
+            // Logs are kept even if another call commits first.
             logs: txn.logs.clone(),
             settle: end.settle,
             outcome: passed.recallable.then(|| end.outcome.clone()),
@@ -230,15 +234,17 @@ impl Toolgate {
         })
     }
 
-    /// What a call takes away, if it happened or may have: evidence that may not hold any more does not hold. It goes by what the
-    /// call is about, and not by its row, in which patterns are redacted.
+    /// Returns the evidence that a call revokes, if the call ran or may have run.
+    ///
+    /// Evidence that may no longer hold counts as revoked. The arguments of the call decide, not
+    /// the row, because the row is redacted by patterns.
     fn revoked(&self, passed: &Passed, end: &End, trail: &Trail) -> Vec<Revoked> {
         if end.settle == Settle::Released {
             return Vec::new();
         }
         let tool = passed.permit.tool();
         let mut revoked = tool.takes_away(&trail.arguments, end.outcome.success().map(|output| &output.value));
-        // What a client has proved, it has proved since it took away what there was.
+        // A successful reported call revoked the old evidence before it produced its own.
         if passed.reported && end.outcome.success().is_some() {
             revoked.retain(|revoked| revoked.tool != tool.spec.name);
         }
@@ -249,54 +255,54 @@ impl Toolgate {
         revoked
     }
 
-    /// A call that was not let through ends.
+    /// Ends a rejected call.
     pub(super) async fn refuse(&self, stop: Stop, trail: Box<Trail>) -> Answer {
         self.refuse_with(stop, None, Vec::new(), trail).await
     }
 
-    /// The same, where it may have written something and taken evidence away all the same.
+    /// Ends a rejected call that may nevertheless have written values or revoked evidence.
     pub(super) async fn refuse_with(&self, stop: Stop, seen: Option<Box<Seen>>, revoked: Vec<Revoked>, trail: Box<Trail>) -> Answer {
         let gate = stop.gate.unwrap_or_else(|| trail.gate());
         let end = End { decision: Decision::Refused, ..End::failed(*stop.error, gate) };
         self.conclude(end, seen, revoked, false, trail).await
     }
 
-    /// A call that was let through ends, of which nobody knows any more what it was.
+    /// Ends an admitted call whose tool is no longer known.
     pub(super) async fn end_blindly(&self, blind: Blind, intent: &Intent, trail: Box<Trail>) -> Answer {
         let mut end = End::failed(blind.error, Gate::Run);
-        // A read counts as well, where it was made.
+        // A read counts as done if the client made it.
         if blind.ran {
             end.settle = Settle::Done;
         }
         let mut revoked = if end.settle == Settle::Released { Vec::new() } else { intent.revokes.clone() };
-        // What it was about then, nobody can tell.
+        // If other arguments ran, the entity is unknown, so evidence about every entity is revoked.
         if blind.is_other {
             revoked.iter_mut().for_each(|revoked| revoked.about = None);
         }
-        // A read may be made again, and then it is known what comes of it.
+        // A read can be repeated, so its outcome need not be replayed.
         self.conclude(end, blind.seen, revoked, intent.effect && !intent.recall.is_empty(), trail).await
     }
 
-    /// A call that was made before ends with what it came to then.
+    /// Ends a call with the outcome of an earlier identical call.
     pub(super) async fn replay(&self, mut outcome: Outcome, trail: Box<Trail>) -> Answer {
         match &mut outcome {
             Outcome::Success(output) => output.replayed = true,
             Outcome::Error(error) => {
                 error.replayed = true;
-                // Whoever made it is not sent back to it: it would only be told again.
+                // Do not suggest the same call as the next step: it would only be replayed again.
                 error.next = error.next.take().filter(|next| *next.tool != *trail.tool || next.arguments != *trail.arguments);
             }
             Outcome::Signal(_) => {}
         }
         let effects = outcome.error().map_or(Effects::None, |error| error.effects);
-        // Perhaps another session heard it first: this one hears it now.
+        // The result may be new to this session, so record its provenance here too.
         let agent = self.0.agents.get(&trail.key.agent).filter(|agent| agent.watched.is_some());
         let files = agent.is_some_and(|agent| agent.resources.files().is_some());
         let seen = agent.and_then(|agent| agent.tools.get(&trail.tool)).map(|tool| {
             let entities = tool.spec.entities.iter().flat_map(|(name, path)| Carrier::entities(name, path.all(&trail.arguments)));
             let mut seen = Seen::new(&trail.key.agent);
             seen.read_from(entities);
-            // Which files it was read from then, nobody knows any more.
+            // The original files are unknown, so assume any file.
             seen.read_from(files.then_some(Carrier::SomeFile));
             seen.distrust(&seen::said(&outcome, None), tool.spec.untrusted);
             Box::new(seen)
@@ -315,11 +321,13 @@ impl Toolgate {
         self.conclude(end, seen, Vec::new(), false, trail).await
     }
 
-    /// Records an end that changes nothing here. A later call may want to know what one came to that is `recallable`.
+    /// Records an end without state changes. A later call may replay the outcome if it is
+    /// `recallable`.
     async fn conclude(&self, end: End, seen: Option<Box<Seen>>, revoked: Vec<Revoked>, recallable: bool, mut trail: Box<Trail>) -> Answer {
         trail.at(Gate::Record);
         let row = self.row(&end, &mut trail);
-        // A poll that keeps being refused is not getting anywhere; that it loops is no result of its own.
+        // A poll that keeps being rejected makes no progress. The loop rejection itself is not a
+        // result.
         let polls = end.gate != Gate::Progress && self.registered(&trail).is_some_and(|tool| tool.spec.polling.is_some());
         let finish = Box::new(Finish {
             ended: if end.decision == Decision::Replayed { None } else { self.ended(&row, trail.asked, end.result.filter(|_| polls)) },
@@ -338,7 +346,7 @@ impl Toolgate {
         self.record(finish, end, row, &trail).await
     }
 
-    /// A failed call leaves nothing behind, and those who let it pass hear of it.
+    /// Rolls back a failed call and notifies its policies.
     fn undo(&self, passed: &Passed, end: &mut End, txn: &mut Txn, call: CallId, facts: &Facts) {
         if !rolled_back(txn) {
             end.make_unclean();
@@ -348,7 +356,7 @@ impl Toolgate {
             let ask = Ask::new(call, &passed.key, &tool.spec, passed.permit.arguments(), facts);
             for policy in &tool.heard_by {
                 if catch_unwind(AssertUnwindSafe(|| policy.on_rollback(&ask, error))).is_err() {
-                    tracing::error!(policy = policy.name(), "a policy panicked when it heard of a rollback");
+                    tracing::error!(policy = policy.name(), "policy panicked in `on_rollback`");
                 }
             }
         }
@@ -356,7 +364,7 @@ impl Toolgate {
 
     fn keep_files(&self, txn: &mut Txn, trail: &Trail) {
         if let Some(Err(error)) = txn.files.take().map(|mut files| files.commit()) {
-            tracing::error!(call = %trail.id, %error, "a file's undo entry could not be removed");
+            tracing::error!(call = %trail.id, %error, "cannot remove the undo entry of a file");
         }
     }
 
@@ -374,12 +382,12 @@ impl Toolgate {
         asked.map(|digest| Ended { digest, retry_from, result })
     }
 
-    /// The row as it will stand in the ledger: no secret in it.
+    /// Builds the ledger row, redacted.
     fn row(&self, end: &End, trail: &mut Trail) -> Arc<Row> {
         let mut outcome = end.outcome.clone();
         match &mut outcome {
             Outcome::Error(error) => error.call_id = Some(trail.id),
-            // A replayed result was redacted when it was shaped.
+            // `shape` redacts results, including those that are replayed.
             Outcome::Success(_) | Outcome::Signal(_) => {}
         }
         let facts = std::mem::take(&mut trail.facts);
@@ -390,15 +398,15 @@ impl Toolgate {
             ..self.plain_row(outcome, (end.decision, end.gate, end.effects), facts, trail)
         };
         let mut row = self.0.redactor.row(row);
-        // How long it takes to be written, no row can tell.
+        // Latency excludes the time to write the row itself.
         row.latency = trail.latency();
         Arc::new(row)
     }
 
-    /// The row of a call that nobody hears of any more. What is used of each counter, the store will tell.
+    /// Builds the row that is used if the call is abandoned. The store fills in the counter values.
     pub(super) fn draft(&self, effect: bool, charges: &[Charge], trail: &Trail) -> Arc<Row> {
         let (effects, so) = if effect { (Effects::Unknown, "it may have taken effect") } else { (Effects::None, "it only reads") };
-        let message = format!("nobody ever said how this call ended: its process is gone, or its time was up; {so}");
+        let message = format!("call abandoned: the process ended or timed out before reporting a result; {so}");
         let error = ToolError::of(code::ABANDONED, message).with_effects(effects);
         let end = (Decision::Failed, Gate::Run, effects);
         let mut facts = trail.facts.clone();
@@ -406,7 +414,7 @@ impl Toolgate {
         Arc::new(self.0.redactor.row(self.plain_row(error.into(), end, facts, trail)))
     }
 
-    /// What every row of a call says.
+    /// Builds the fields that every row of a call has.
     fn plain_row(&self, outcome: Outcome, (decision, gate, effects): (Decision, Gate, Effects), facts: Box<Facts>, trail: &Trail) -> Row {
         Row {
             call: trail.id,
@@ -437,21 +445,21 @@ impl Toolgate {
         self.0.agents.get(&trail.key.agent)?.tools.get(&trail.tool)
     }
 
-    /// What the call is about: as it says itself, else as its result says.
+    /// Returns the entities of the call, from its arguments or else from its result.
     fn entities(&self, outcome: &Outcome, trail: &Trail) -> Vec<(Arc<str>, serde_json::Value)> {
         let Some(tool) = self.registered(trail) else { return trail.about.clone() };
         entities(tool, &trail.arguments, outcome.success().map(|output| &output.value))
     }
 
-    /// The store could not take the row: it waits in a file, and the caller hears so.
+    /// Writes the row to the spool because the store is unavailable, and tells the caller.
     fn spooled(&self, end: End, row: Arc<Row>, error: &StoreError, trail: &Trail) -> Answer {
         if let Err(spool) = self.0.spool.put(&row) {
-            tracing::error!(%spool, path = %self.0.spool.path().display(), row = %serde_json::to_string(&*row).unwrap_or_default(), "a row could be neither stored nor spooled; it is kept in memory until the store takes it");
+            tracing::error!(%spool, path = %self.0.spool.path().display(), row = %serde_json::to_string(&*row).unwrap_or_default(), "cannot store or spool a ledger row; it stays in memory until the store accepts it");
         }
         if let Some(agent) = self.0.agents.get(&row.key.agent).filter(|agent| agent.config == row.config)
             && let Err(error) = self.0.spool.keep(agent.config, &agent.definition)
         {
-            tracing::warn!(%error, "the definition that a spooled row was decided by could not be kept beside it");
+            tracing::warn!(%error, "cannot save the agent definition of a spooled row next to the spool");
         }
         let heard = unrecorded(error, end.effects);
         let end = End { outcome: heard.into(), gate: Gate::Record, ..end };
@@ -464,7 +472,8 @@ impl Toolgate {
         trail.span.record("toolgate.decision", end.decision.name());
         if let Outcome::Error(error) = &mut end.outcome {
             error.call_id = Some(trail.id);
-            // As the row has it, in which no pattern finds anything; what could not be recorded has a code of toolgate's own.
+            // Use the row's code, which is redacted. If the row could not be stored, the code is
+            // toolgate's own.
             let code = row.code().filter(|_| end.gate != Gate::Record).unwrap_or(&error.code);
             trail.span.record("error.type", code);
             trail.span.record("otel.status_code", "ERROR");
@@ -474,7 +483,7 @@ impl Toolgate {
     }
 }
 
-/// What a call of a tool is about, by its arguments, or else by its result.
+/// Returns the entities of a call, from its arguments or else from its result.
 pub(super) fn entities(
     tool: &Registered,
     arguments: &serde_json::Value,
@@ -488,11 +497,11 @@ pub(super) fn entities(
 }
 
 fn unrecorded(error: &StoreError, effects: Effects) -> ToolError {
-    tracing::error!(%error, "the store could not record a call");
+    tracing::error!(%error, "cannot record a call in the store");
     again_after(1_000, ToolError::of(code::STORE_UNAVAILABLE, "the store could not record the call").with_effects(effects))
 }
 
-/// Says when to try again, where the same call may be tried again at all.
+/// Adds a retry delay to a retryable error.
 fn again_after(ms: u64, error: ToolError) -> ToolError {
     if error.retryable { error.retry_after_ms(ms) } else { error }
 }

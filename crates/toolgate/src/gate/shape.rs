@@ -1,4 +1,5 @@
-//! Gate 12: the result is normalised, seen by hooks, checked, freed of secrets and cut to size; then what it proves.
+//! Implements gate 12: normalizes the result, runs hooks, checks the schema, masks secrets,
+//! truncates, and derives evidence.
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,23 +23,24 @@ use crate::policy::{Ask, Done, Mode};
 use crate::redact::Redactor;
 use crate::session::{Changes, Evidence, Origin};
 
-/// What a tool may give back at all: a row must be readable with it inside.
+/// Bounds of every tool result. A ledger row that contains the result must stay readable.
 pub(crate) const OUTPUT_BOUNDS: Bounds = Bounds { bytes: 64 << 20, depth: 100, nodes: 2_000_000 };
-/// How much of a result that is too large the model sees at once.
+/// Size of the part of a truncated result that the model sees at once.
 const HEAD: usize = 4 << 10;
 
-/// A result that may be handed out, and what commits with it.
+/// A result that may be returned, and the data that commits with it.
 pub(super) struct Shaped {
     pub(super) output: Output,
     pub(super) stored: Option<(String, Arc<str>)>,
     pub(super) changes: Changes,
     pub(super) digest: Option<json::Digest>,
-    /// The result before it was cut, where rules ask where values come from.
+    /// The untruncated result, if provenance rules need it.
     pub(super) whole: Option<Value>,
 }
 
 impl Toolgate {
-    /// Gate 12. Normalise, hooks, schema, secrets, size; then what the success proves.
+    /// Gate 12: normalizes the result, runs hooks, checks the schema, masks secrets, truncates, and
+    /// derives evidence.
     pub(super) async fn shape(
         &self,
         mut value: Value,
@@ -50,18 +52,18 @@ impl Toolgate {
         let tool = passed.permit.tool();
         if let Some(why) = json::value_over_bounds(&value, &OUTPUT_BOUNDS) {
             json::dismantle(value);
-            return Err(ToolError::of(code::INVALID_RESULT, format!("the result of `{}` is beyond all bounds: {why}", tool.spec.name)));
+            return Err(ToolError::of(code::INVALID_RESULT, format!("the result of `{}` is too large: {why}", tool.spec.name)));
         }
         if !empty {
             crate::normalize::apply(&tool.spec.normalize, &mut value).map_err(|e| {
                 let what = if tool.secrets.is_empty() { e.to_string() } else { format!("the value at `{}` {}", e.path, e.why) };
-                ToolError::of(code::INVALID_RESULT, format!("the result of `{}` cannot be normalised: {what}", tool.spec.name))
+                ToolError::of(code::INVALID_RESULT, format!("cannot normalize the result of `{}`: {what}", tool.spec.name))
             })?;
         }
         self.after_hooks(&mut value, passed, trail).await?;
         if let Some(schema) = tool.output.as_ref().filter(|_| !empty) {
             schema.check(&tool.spec.name, &value).map_err(|invalid| {
-                let mut error = ToolError::of(code::INVALID_RESULT, format!("the result does not fit its schema: {}", invalid.message));
+                let mut error = ToolError::of(code::INVALID_RESULT, format!("the result does not match its schema: {}", invalid.message));
                 error.errors = invalid.errors;
                 error
             })?;
@@ -97,7 +99,7 @@ impl Toolgate {
                         trail.rule = Some(hook.name().to_owned());
                         return Err(ToolError::of(
                             code::HOOK_FAILED,
-                            format!("the hook `{}` rewrote the result into something too large: {why}", hook.name()),
+                            format!("the hook `{}` rewrote the result, and it is too large: {why}", hook.name()),
                         ));
                     }
                     *value = rewritten;
@@ -118,7 +120,7 @@ impl Toolgate {
         Ok(())
     }
 
-    /// What a success commits: slices, evidence, and what policies remember.
+    /// Returns the session changes of a success: slices, evidence and policy marks.
     fn changes(&self, value: &Value, empty: bool, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Changes, ToolError> {
         let tool = passed.permit.tool();
         let arguments = passed.permit.arguments();
@@ -130,15 +132,15 @@ impl Toolgate {
                 catch_unwind(AssertUnwindSafe(|| policy.on_result(&Done { ask, value, observed: &txn.observed, revoked: &revoked })));
             match heard {
                 Ok(Ok(mut more)) => marks.append(&mut more),
-                // A rule on trial keeps its troubles to itself.
+                // A failure of a rule in observe mode must not affect the call.
                 _ if policy.mode() == Mode::Observe => {
-                    tracing::warn!(policy = policy.name(), "a rule that only observes could not take note of a result")
+                    tracing::warn!(policy = policy.name(), "a rule in observe mode failed in `on_result`")
                 }
                 Ok(Err(fault)) => {
                     trail.rule = Some(policy.name().to_owned());
                     return Err(ToolError::of(
                         code::POLICY_FAULT,
-                        format!("the policy `{}` could not take note of the result: {fault}", policy.name()),
+                        format!("the policy `{}` cannot record the result: {fault}", policy.name()),
                     ));
                 }
                 Err(_) => {
@@ -152,8 +154,9 @@ impl Toolgate {
             proved(asked, path.get(value)).map(|entity| (Arc::clone(name), json::plain(entity.clone())))
         });
         let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), json::plain(field.clone()))));
-        // What a client reports is as old as its call: what others have taken away since stays away. Where it takes away what it proves
-        // itself, it did so when it was let through, after what it writes was taken in.
+        // Reported evidence is as old as the call, so evidence that others have revoked since stays
+        // revoked. If the tool revokes its own evidence, it did so at admission, after its writes
+        // were recorded.
         let own = if tool.spec.revokes.iter().any(|(of, _)| *of == tool.spec.name) {
             tool.takes_away(&trail.arguments, None).len() + usize::from(passed.agent.watched.is_some())
         } else {
@@ -168,13 +171,13 @@ impl Toolgate {
             origin: if passed.reported { Origin::Reported } else { Origin::RunHere },
             stamp,
         };
-        // That there is nothing proves nothing.
+        // An empty result is not evidence.
         let evidence = (!empty).then_some(evidence);
         Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence })
     }
 }
 
-/// A result that is too large goes aside; the model gets its head and a handle.
+/// Stores a result that is too large. The model gets its beginning and a handle.
 fn cap(output: &mut Output, most: usize, redactor: &Redactor) -> Option<(String, Arc<str>)> {
     if output.hidden || is_small(&output.value, most) {
         return None;
@@ -191,7 +194,7 @@ fn cap(output: &mut Output, most: usize, redactor: &Redactor) -> Option<(String,
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    // Half a secret would be found by no pattern in the row.
+    // Do not cut through a secret, because no pattern would match the rest.
     let end = redactor.cut(&text, end);
     let said =
         format!("The result has {} bytes; this is its beginning. Read on with `read_output`, handle `{handle}`, offset {end}.", text.len());
@@ -201,7 +204,7 @@ fn cap(output: &mut Output, most: usize, redactor: &Redactor) -> Option<(String,
     Some((handle, text))
 }
 
-/// Whether a value surely fits, told without writing it out.
+/// Reports whether a value certainly fits, without serializing it.
 fn is_small(value: &Value, most: usize) -> bool {
     match value {
         Value::Null | Value::Bool(_) => true,
@@ -213,7 +216,9 @@ fn is_small(value: &Value, most: usize) -> bool {
     }
 }
 
-/// What a call proves something about: what its result says, else what was asked for; as it was asked for, where both are the same.
+/// Returns the entity that a call is evidence about: from its result, or else from its arguments.
+///
+/// If both have the same text, the value from the arguments is returned.
 fn proved<'v>(asked: Option<&'v Value>, told: Option<&'v Value>) -> Option<&'v Value> {
     let [asked, told] = [asked, told].map(|value| value.filter(|value| !value.is_null()));
     let spelled = |value: &'v Value| match value {

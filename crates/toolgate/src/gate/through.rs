@@ -1,4 +1,4 @@
-//! Work that is seen through: it runs where somebody waits for it, and by itself once nobody does.
+//! Provides futures that run to completion even if their caller drops them.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,11 +7,12 @@ use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 
-/// Runs a future in the task that waits for it, which saves that task a hop. Where it is dropped before its end, it goes on in a task
-/// of its own.
+/// Runs a future in the caller's task, which avoids a task switch.
+///
+/// If the future is dropped before its end, it continues on a separate task.
 pub(super) struct Through<F: Future<Output: Send> + Send + 'static> {
     work: Option<Pin<Box<F>>>,
-    /// Where it goes on: whoever drops it may be elsewhere.
+    /// The runtime to continue on. The value may be dropped outside of any runtime.
     runtime: Option<Handle>,
 }
 
@@ -21,8 +22,10 @@ impl<F: Future<Output: Send> + Send + 'static> Through<F> {
     }
 }
 
-/// Runs a future in a task of its own from where it first has to wait: it goes on whether or not anybody polls whoever waits for it.
-/// Until then it runs here, which saves it a hop. `None` where it panicked.
+/// Polls a future once here and moves it to a separate task if it has to wait.
+///
+/// The future continues even if the caller is never polled again. The first poll here avoids a task
+/// switch. Returns `None` if the future panicked.
 pub(super) async fn apart<F: Future<Output: Send> + Send + 'static>(work: F) -> Option<F::Output> {
     let mut work = Box::pin(work);
     let begun = poll_fn(|context| Poll::Ready(catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))))).await;
@@ -34,11 +37,11 @@ pub(super) async fn apart<F: Future<Output: Send> + Send + 'static>(work: F) -> 
 }
 
 impl<F: Future<Output: Send> + Send + 'static> Future for Through<F> {
-    /// `None` where it panicked.
+    /// `None` if the future panicked.
     type Output = Option<F::Output>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        // Taken out meanwhile: what has panicked is not run again.
+        // The future is taken out during the poll, so a panicked future is never polled again.
         let Some(mut work) = self.work.take() else { return Poll::Ready(None) };
         match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
             Ok(Poll::Ready(done)) => Poll::Ready(Some(done)),

@@ -1,4 +1,4 @@
-//! What is known of a call while it is on its way: everything the row will say.
+//! Holds the state of one call while the gates run: everything that its ledger row needs.
 
 use std::sync::Arc;
 
@@ -27,9 +27,9 @@ pub(crate) struct Trail {
     /// Redacted.
     pub(crate) arguments: Arc<Value>,
     pub(crate) digest: Option<Digest>,
-    /// The call as it was asked for, before hooks.
+    /// Digest of the call before hooks.
     pub(crate) asked: Option<Digest>,
-    /// How much longer than its own time-out a claim may have to wait.
+    /// Extra time that the claim must stay valid, because calls of the same batch run first.
     pub(crate) slack: std::time::Duration,
     pub(crate) rule: Option<String>,
     pub(crate) facts: Box<Facts>,
@@ -38,18 +38,18 @@ pub(crate) struct Trail {
     pub(crate) spent: Option<Spend>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: CancellationToken,
-    /// What the door shares with the handler.
+    /// A value that the entry point shares with the handler.
     pub(crate) carried: Option<crate::call::Carried>,
     pub(crate) span: Span,
-    /// What the client calls it, where its pass is kept for another process.
+    /// The client's id for a deferred call.
     pub(crate) kept: Option<String>,
-    /// A client runs it, not this process.
+    /// The client runs the tool, not this process.
     pub(crate) apart: bool,
-    /// What it is about, where only its claim still knows.
+    /// The entities of the call, if only the claim still knows them.
     pub(crate) about: Vec<(Arc<str>, Value)>,
-    /// How far its session had come when it was admitted; where nobody knows, at its beginning.
+    /// The evidence stamp of the session at admission, or 0 if unknown.
     pub(crate) stamp: u64,
-    /// Where the client asks its user: why.
+    /// Why the client must ask its user, if it must.
     pub(crate) asks: Option<String>,
     gate: Gate,
     since: std::time::Instant,
@@ -57,7 +57,7 @@ pub(crate) struct Trail {
 }
 
 impl Trail {
-    /// The trail of a call, under a span of its own.
+    /// Starts the state of a call, with a tracing span.
     pub(super) fn open(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
         let mut trail = Self::unseen(gate, call, id);
         let (tool, id) = (Arc::clone(&trail.tool), trail.id);
@@ -78,12 +78,12 @@ impl Trail {
         trail
     }
 
-    /// The trail of a call that is only looked at: nothing is executed, so no span says so.
+    /// Starts the state of a call that is not executed, without a tracing span.
     pub(super) fn unseen(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
         let id = id.unwrap_or_else(CallId::fresh);
         let started = gate.now();
         let cancel = call.cancel.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token);
-        // The name of a tool that does not exist is somebody else's text, and may be anything.
+        // The name of an unknown tool is untrusted text.
         let tool: Arc<str> = match gate.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str())) {
             Some(tool) => Arc::clone(&tool.spec.name),
             None => gate.0.redactor.text(&crate::names::shown(&call.tool)).into(),
@@ -120,7 +120,7 @@ impl Trail {
         })
     }
 
-    /// The call comes to the next gate.
+    /// Enters a gate and adds the elapsed time to the previous one.
     pub(super) fn at(&mut self, gate: Gate) {
         let now = std::time::Instant::now();
         let nanos = u64::try_from(now.duration_since(self.since).as_nanos()).unwrap_or(u64::MAX);
@@ -129,7 +129,7 @@ impl Trail {
         self.since = now;
     }
 
-    /// It goes on where another process left it; the time in between was the client's.
+    /// Continues a call that another process admitted. The time in between counts as run time.
     pub(super) fn resume(&mut self, before: Latency, away: u64) {
         self.latency = before;
         self.latency.add(Gate::Run, away);

@@ -1,4 +1,4 @@
-//! Hooks that are programs: JSON on standard input, an exit code, perhaps JSON on standard output.
+//! Runs hooks as programs: JSON on standard input, and an exit code or JSON as the answer.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -18,16 +18,18 @@ use crate::error::Category;
 use crate::json::{self, Bounds};
 use crate::names::{glob, shown};
 
-/// Most that a hook may print on either stream.
+/// Maximum size of each output stream in bytes.
 const MOST_OUTPUT: u64 = 1 << 20;
-/// What of the environment a hook sees unless it is given more.
+/// Environment variables that a hook inherits by default.
 const ENVIRONMENT: &[&str] = &["PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER"];
 
-/// A program that is asked before tools, after them, or both.
+/// A program that runs before tools, after them, or both.
 ///
 /// ```
 /// use toolgate::hook::CommandHook;
-/// let hook = CommandHook::new("refund_policy", "/usr/local/bin/refund-policy").tools("process_refund|issue_*").before();
+/// let hook = CommandHook::new("refund_policy", "/usr/local/bin/refund-policy")
+///     .tools("process_refund|issue_*")
+///     .before();
 /// ```
 #[derive(Clone)]
 pub struct CommandHook {
@@ -44,7 +46,7 @@ pub struct CommandHook {
     runs_after: bool,
 }
 
-/// What is set for it may be secret.
+/// Hides the values of environment variables, which may be secret.
 impl std::fmt::Debug for CommandHook {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let set: Vec<&String> = self.set.keys().collect();
@@ -60,7 +62,7 @@ impl std::fmt::Debug for CommandHook {
 }
 
 impl CommandHook {
-    /// A hook that is asked before tools, unless [`after`](Self::after) says otherwise.
+    /// Creates a hook that runs before tools, unless [`after`](Self::after) is called.
     pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
@@ -77,33 +79,33 @@ impl CommandHook {
         }
     }
 
-    /// Adds an argument. No shell ever sees it.
+    /// Adds a command-line argument. No shell interprets it.
     #[must_use]
     pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
         self
     }
 
-    /// For which tools: names or patterns with `*`, separated by `|`.
+    /// Sets the tools: names or patterns with `*`, separated by `|`.
     #[must_use]
     pub fn tools(mut self, matcher: &str) -> Self {
         self.matcher = matcher.split('|').map(|part| part.trim().to_owned()).collect();
         self
     }
 
-    /// The names and patterns that it is for.
+    /// Returns the names and patterns of the tools.
     pub(crate) fn names(&self) -> &[String] {
         &self.matcher
     }
 
-    /// How long it may take.
+    /// Sets the timeout.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Lets it see one more variable of the environment.
+    /// Inherits one more environment variable.
     #[must_use]
     pub fn inherit(mut self, variable: &str) -> Self {
         self.hidden.extend(std::env::var(variable));
@@ -111,36 +113,39 @@ impl CommandHook {
         self
     }
 
-    /// Sets a variable for it.
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, variable: &str, value: impl Into<OsString>) -> Self {
         self.set.insert(variable.to_owned(), value.into());
         self
     }
 
-    /// A value that nobody may see in what it says.
+    /// Removes a value from all messages of the hook.
     #[must_use]
     pub fn hide(mut self, value: impl Into<String>) -> Self {
         self.hidden.push(value.into());
         self
     }
 
-    /// A program that leads into it, one that calls [`crate::sandbox::enter_if_asked`] as `toolgate` does: it ends the hook with all that it
-    /// has started, also when this process is killed. Without one, its process group is ended by this process.
+    /// Sets the program that supervises the hook.
+    ///
+    /// The program must call [`crate::sandbox::enter_if_asked`], as `toolgate` does. It kills the
+    /// hook with all of its children, even if this process is killed. Without a launcher, this
+    /// process kills the process group of the hook.
     #[must_use]
     pub fn launcher(mut self, launcher: impl Into<PathBuf>) -> Self {
         self.launcher = Some(launcher.into());
         self
     }
 
-    /// Asked before the tool.
+    /// Runs the hook before the tool.
     #[must_use]
     pub const fn before(mut self) -> Self {
         self.runs_before = true;
         self
     }
 
-    /// Asked after the tool.
+    /// Runs the hook after the tool.
     #[must_use]
     pub const fn after(mut self) -> Self {
         self.runs_after = true;
@@ -157,7 +162,7 @@ impl CommandHook {
         command.args(&self.args);
         child::shut_off(&mut command, led, &self.env, &self.set);
         let mut program = command.spawn().map_err(|e| fault(format!("cannot be started: {e}")))?;
-        // Whatever way this ends, also by being dropped, nothing of the hook's process group is left.
+        // Kills the process group of the hook in every case, also if this future is dropped.
         let group = child::Group::of(&program, led);
         let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let text = json::canonical(input);
@@ -176,15 +181,15 @@ impl CommandHook {
             .map_err(|_| fault(format!("gave no answer within {:?} and was stopped", self.timeout)))?
     }
 
-    /// The exit code and what was printed, read as one answer.
+    /// Combines the exit code and the output into one answer.
     fn answer(&self, done: &Finished) -> Result<Option<Answer>, HookFault> {
         let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
         let said = crate::redact::without(&self.hidden, String::from_utf8_lossy(&done.stderr).trim());
         match done.status.code() {
             Some(0) => {}
             Some(2) => {
-                let reason = if said.is_empty() { format!("refused by the hook `{}`", self.name) } else { cap(&said) };
-                // A structured answer may say more than the exit code, never less.
+                let reason = if said.is_empty() { format!("denied by the hook `{}`", self.name) } else { cap(&said) };
+                // A structured answer may add to the exit code but never weaken it.
                 let answer = self.parse(&done.stdout).ok().flatten().unwrap_or_default();
                 return Ok(Some(Answer { decision: Some("deny".to_owned()), reason: answer.reason.or(Some(reason)), ..answer }));
             }
@@ -201,11 +206,11 @@ impl CommandHook {
         let bounds = Bounds { bytes: MOST_OUTPUT as usize, ..Bounds::default() };
         let fault = |why: String| {
             let why = crate::redact::without(&self.hidden, &why);
-            HookFault(format!("{} printed something that is no answer: {why}", self.program.display()))
+            HookFault(format!("{} printed an invalid answer: {why}", self.program.display()))
         };
         let value = json::parse(stdout, &bounds).map_err(|e| fault(e.to_string()))?;
         if !value.is_object() {
-            return Err(fault("a JSON object is expected".to_owned()));
+            return Err(fault("expected a JSON object".to_owned()));
         }
         if value == json!({}) {
             return Ok(None);
@@ -219,12 +224,13 @@ impl CommandHook {
             let reason = answer.reason.as_deref().map(|reason| crate::redact::without(&self.hidden, reason));
             Ok(Some(Answer { reason, ..answer }))
         } else {
-            Err(fault("it has no `decision`, `tool_input` or `tool_result`".to_owned()))
+            Err(fault("missing `decision`, `tool_input` or `tool_result`".to_owned()))
         }
     }
 }
 
-/// The fields of an answer, at its top and in `hookSpecificOutput`, and those of an event, which may be echoed.
+/// Fields of an answer, at its top level and in `hookSpecificOutput`, and of an event, which a hook
+/// may echo.
 const PLAIN: [&str; 10] = [
     "decision",
     "reason",
@@ -240,33 +246,33 @@ const PLAIN: [&str; 10] = [
 const SPECIFIC: [&str; 4] = ["permissionDecision", "permissionDecisionReason", "updatedInput", "updatedToolOutput"];
 const EVENT: [&str; 7] = ["hook_event_name", "session_id", "principal", "agent", "tool_use_id", "tool_name", "latency_ms"];
 
-/// What coding agents know beside these.
+/// Further fields that coding agents define.
 const OTHERS: [&str; 3] = ["hookEventName", "additionalContext", "updatedMCPToolOutput"];
 
-/// A field that is one of an answer but for a slip: whoever meant to deny would have allowed.
+/// Finds a misspelled field, because ignoring it could turn a denial into an allowed call.
 fn slip(answer: &Value) -> Option<String> {
     let bare = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
     let among = |of: Option<&Value>, known: &[&str], own: &[&str]| {
         let names = of.and_then(Value::as_object).into_iter().flat_map(|of| of.keys());
         names.filter(|name| !known.contains(&name.as_str()) && !own.contains(&name.as_str())).find_map(|name| {
             let meant = known.iter().find(|known| bare(known) == bare(name) || crate::suggest::is_nearly(known, name))?;
-            // Whoever says it as it is meant says something else here.
+            // If the correct field is present too, this one means something else.
             of?.get(meant).is_none().then_some(())?;
-            Some(format!("`{}` is no field of an answer; did you mean `{meant}`?", shown(name)))
+            Some(format!("unknown field `{}` in the answer; did you mean `{meant}`?", shown(name)))
         })
     };
     let specific = answer.get("hookSpecificOutput");
     among(Some(answer), &PLAIN, &EVENT).or_else(|| among(specific, &SPECIFIC, &OTHERS))
 }
 
-/// What is wrong with an answer: the place, and what must stand there. What does stand there may be a secret, and is not said.
+/// Describes an invalid answer without its values, which may be secret.
 fn misfit(answer: &Value) -> String {
     let no_text = |of: &Value, key: &str| of.get(key).is_some_and(|value| !value.is_string() && !value.is_null());
     let specific = answer.get("hookSpecificOutput").unwrap_or(&Value::Null);
     let plain = ["decision", "reason", "redirectTool", "code"].into_iter().find(|key| no_text(answer, key));
     let special = ["permissionDecision", "permissionDecisionReason"].into_iter().find(|key| no_text(specific, key));
     if let Some(key) = plain.or(special) {
-        return format!("`{key}` must be text");
+        return format!("`{key}` must be a string");
     }
     if !specific.is_object() && !specific.is_null() {
         return "`hookSpecificOutput` must be an object".to_owned();
@@ -274,7 +280,7 @@ fn misfit(answer: &Value) -> String {
     if answer.get("category").is_some_and(|category| Option::<Category>::deserialize(category).is_err()) {
         return "`category` must be TRANSIENT, VALIDATION, PERMISSION or BUSINESS".to_owned();
     }
-    "it says its arguments or its result twice".to_owned()
+    "arguments or result are present twice".to_owned()
 }
 
 struct Finished {
@@ -283,8 +289,9 @@ struct Finished {
     stderr: Vec<u8>,
 }
 
-/// What a hook may print. Fields that it does not know, and that are not meant to be one of these, are left alone: the whole event may be
-/// echoed back.
+/// The answer of a hook.
+///
+/// Unknown fields are ignored unless they look misspelled, because a hook may echo the whole event.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer {
@@ -297,7 +304,7 @@ struct Answer {
     input: Option<Value>,
     #[serde(rename = "tool_result", alias = "updatedResult")]
     result: Option<Value>,
-    /// The form in which hooks of coding agents answer.
+    /// The answer format of hooks of coding agents.
     hook_specific_output: Option<Specific>,
 }
 
@@ -311,7 +318,8 @@ struct Specific {
 }
 
 impl Answer {
-    /// Both forms read as one; the stricter decision counts, and one that is unknown stays to be refused.
+    /// Merges both formats. The stricter decision counts; an unknown decision is kept so that it is
+    /// rejected.
     fn merged(mut self) -> Self {
         let Some(specific) = self.hook_specific_output.take() else { return self };
         let strictness = |decision: &Option<String>| match decision.as_deref() {
@@ -330,7 +338,7 @@ impl Answer {
         self
     }
 
-    /// An object that says nothing we know is no answer.
+    /// Checks for a known field. An object without one is not an answer.
     fn says_something(&self) -> bool {
         let plain = self.decision.is_some() || self.input.is_some() || self.result.is_some();
         let specific = |s: &Specific| s.permission_decision.is_some() || s.updated_input.is_some() || s.updated_tool_output.is_some();
@@ -349,7 +357,7 @@ async fn drain(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String
     Ok(out)
 }
 
-/// At most so much of what it says; where that is cut, it shows.
+/// Limits the length of a message and marks the cut.
 fn cap(text: &str) -> String {
     crate::redact::head(text, 2_000)
 }
@@ -369,12 +377,13 @@ impl Hook for CommandHook {
     }
 
     fn timeout(&self) -> Duration {
-        // Its own limit comes first and ends the whole process group.
+        // The hook's own timeout must end first, because it kills the process group.
         self.timeout.saturating_add(Duration::from_secs(1))
     }
 
     async fn before(&self, call: HookCall<'_>) -> Result<Before, HookFault> {
-        // A hook that nobody said anything about is asked before: a guard must not be off by omission.
+        // A hook with neither setting runs before the tool, so that an incomplete setting does not
+        // disable a guard.
         if !self.runs_before && self.runs_after {
             return Ok(Before::default());
         }
@@ -388,12 +397,12 @@ impl Hook for CommandHook {
         let decision = match answer.decision.as_deref() {
             None | Some("allow" | "approve") => HookDecision::Allow,
             Some("deny" | "block") => HookDecision::Deny(Denial {
-                reason: reason.unwrap_or_else(|| format!("refused by the hook `{}`", self.name)),
+                reason: reason.unwrap_or_else(|| format!("denied by the hook `{}`", self.name)),
                 category: answer.category,
                 code: answer.code,
                 redirect: answer.redirect_tool,
             }),
-            Some("ask") => HookDecision::Ask(reason.unwrap_or_else(|| format!("the hook `{}` asks", self.name))),
+            Some("ask") => HookDecision::Ask(reason.unwrap_or_else(|| format!("the hook `{}` requests approval", self.name))),
             Some(other) => {
                 let other = crate::redact::without(&self.hidden, other);
                 return Err(HookFault(format!("{} gave the unknown decision `{}`", self.program.display(), shown(&other))));

@@ -1,4 +1,6 @@
-//! Code of the operator's own, before and after a tool. Effectful and time-boxed; what fails, denies.
+//! Runs the operator's own code before and after a tool.
+//!
+//! Hooks may have effects and have a timeout. If a hook fails, the call is denied.
 
 mod command;
 
@@ -13,92 +15,95 @@ use crate::error::Category;
 /// A call as a hook sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct HookCall<'a> {
-    /// The call.
+    /// The identifier of the call.
     pub call: CallId,
-    /// Whose conversation.
+    /// The session.
     pub key: &'a SessionKey,
     /// The tool.
     pub tool: &'a str,
-    /// The arguments, with the rewrites of the hooks before.
+    /// The arguments, including changes of earlier hooks.
     pub input: &'a Value,
 }
 
-/// What a hook says before a tool.
+/// The result of a hook before a tool.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Before {
-    /// Whether the call may go on.
+    /// The decision.
     pub decision: HookDecision,
-    /// The arguments to go on with; they are validated and judged again.
+    /// Changed arguments. They are validated and checked again.
     pub input: Option<Value>,
 }
 
-/// A hook's word.
+/// The decision of a hook.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum HookDecision {
-    /// It may go on.
+    /// Continue with the call.
     #[default]
     Allow,
-    /// It may not.
+    /// Deny the call.
     Deny(Denial),
-    /// A person must say; why.
+    /// Ask a person, for this reason.
     Ask(String),
 }
 
-/// A hook's refusal.
+/// A denial by a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
-    /// For the model to read.
+    /// Reason for the model.
     pub reason: String,
-    /// PERMISSION or BUSINESS; PERMISSION unless said.
+    /// PERMISSION or BUSINESS. The default is PERMISSION.
     pub category: Option<Category>,
-    /// `hook_denied` unless said.
+    /// The code. The default is `hook_denied`.
     pub code: Option<String>,
     /// The tool that handles such requests instead.
     pub redirect: Option<String>,
 }
 
 impl Denial {
-    /// A refusal with nothing but a reason.
+    /// Creates a denial with a reason and defaults.
     pub fn because(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), category: None, code: None, redirect: None }
     }
 }
 
-/// A hook did not do its work. Before a tool the call is refused; after it the result is withheld.
+/// A failure of a hook.
+///
+/// Before a tool, the call is denied. After a tool, the result is withheld.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct HookFault(pub String);
 
-/// A hook.
+/// Code that runs before and after tools.
 #[async_trait]
 pub trait Hook: Send + Sync {
-    /// Its name.
+    /// Returns the name.
     fn name(&self) -> &str;
 
-    /// Whether it is called for this tool. Asked once, when the agent is built.
+    /// Checks whether the hook applies to a tool. This is called once, when the agent is built.
     fn matches(&self, tool: &str) -> bool {
         let _ = tool;
         true
     }
 
-    /// How long it may take, each time: 5 s unless said.
+    /// Returns the timeout of each run. The default is 5 s.
     fn timeout(&self) -> std::time::Duration {
         std::time::Duration::from_secs(5)
     }
 
-    /// Before the tool.
+    /// Runs before the tool.
     ///
     /// # Errors
-    /// It did not do its work; the call is refused.
+    /// The hook failed. The call is denied.
     async fn before(&self, call: HookCall<'_>) -> Result<Before, HookFault> {
         let _ = call;
         Ok(Before::default())
     }
 
-    /// After the tool succeeded: a rewritten result, or `None` to leave it. It cannot deny.
+    /// Runs after the tool succeeded. Returns a changed result, or `None` to keep it. It cannot
+    /// deny.
     ///
     /// # Errors
-    /// It did not do its work; the result is withheld.
+    /// The hook failed. The result is withheld.
     async fn after(&self, call: HookCall<'_>, result: &Value, latency_ms: u64) -> Result<Option<Value>, HookFault> {
         let _ = (call, result, latency_ms);
         Ok(None)

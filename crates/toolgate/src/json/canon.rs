@@ -1,4 +1,4 @@
-//! One document, one spelling: keys sorted by their bytes, no white space, numbers as canonical text.
+//! Writes documents in canonical form: sorted keys, no white space, canonical numbers.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-/// SHA-256 of canonical bytes.
+/// A SHA-256 digest, usually of canonical bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// The digest of bytes as they are.
+    /// Computes the digest of bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// The digest of several parts, each with its length, so that no two lists of parts collide.
+    /// Computes the digest of several parts with their lengths, so that no two lists collide.
     pub(crate) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut hash = Sha256::new();
         for part in parts {
@@ -28,13 +28,13 @@ impl Digest {
         Self(hash.finalize().into())
     }
 
-    /// A digest that was made elsewhere.
+    /// Creates a digest from bytes that were computed elsewhere.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The 32 bytes.
+    /// Returns the 32 bytes.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -49,7 +49,7 @@ impl fmt::Display for Digest {
     }
 }
 
-/// Bytes as hexadecimal digits.
+/// Formats bytes as hexadecimal digits.
 ///
 /// ```
 /// assert_eq!(toolgate::json::hex(&[0, 0x1f, 0xab]), "001fab");
@@ -79,7 +79,7 @@ impl<'de> Deserialize<'de> for Digest {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let mut bytes = [0u8; 32];
-        let wrong = || serde::de::Error::custom("a digest is 64 hexadecimal digits");
+        let wrong = || serde::de::Error::custom("a digest must be 64 hexadecimal digits");
         if text.len() != 64 {
             return Err(wrong());
         }
@@ -91,7 +91,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// The canonical bytes of a document.
+/// Returns the canonical bytes of a document.
 #[must_use]
 pub fn canonical(value: &Value) -> Vec<u8> {
     let mut out = Vec::with_capacity(160);
@@ -99,7 +99,7 @@ pub fn canonical(value: &Value) -> Vec<u8> {
     out
 }
 
-/// Calls `f` with the canonical spelling of a document, without keeping it.
+/// Calls `f` with the canonical form of a document in a reused buffer.
 pub(crate) fn with_canonical<T>(value: &Value, f: impl FnOnce(&str) -> T) -> T {
     thread_local!(static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
     SCRATCH.with_borrow_mut(|scratch| {
@@ -110,7 +110,7 @@ pub(crate) fn with_canonical<T>(value: &Value, f: impl FnOnce(&str) -> T) -> T {
     })
 }
 
-/// The digest of a document's canonical bytes.
+/// Computes the digest of a document's canonical bytes.
 #[must_use]
 pub fn digest_of(value: &Value) -> Digest {
     Digest::of(&canonical(value))
@@ -135,7 +135,7 @@ fn write_canonical(value: &Value, out: &mut Vec<u8>) {
         }
         Value::Object(map) => {
             out.push(b'{');
-            // Sorted already unless some crate in the build turned `preserve_order` on.
+            // The keys are already sorted unless a crate in the build enables `preserve_order`.
             if map.keys().is_sorted() {
                 write_members(map.iter(), out);
             } else {

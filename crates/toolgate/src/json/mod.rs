@@ -1,7 +1,7 @@
-//! Strict JSON: what a model sends is read once, exactly, and written back in one canonical form.
+//! Parses JSON strictly and writes it back in one canonical form.
 //!
-//! Duplicate keys are refused, numbers keep every digit, nesting and size are bounded, and two
-//! documents that mean the same have the same bytes and the same [`Digest`].
+//! Duplicate keys are refused, numbers keep every digit, and nesting and size are limited. Two
+//! documents with the same meaning have the same canonical bytes and the same [`Digest`].
 
 mod canon;
 mod number;
@@ -20,14 +20,14 @@ pub use spell::canonical_of;
 
 use serde_json::Value;
 
-/// Bounds that hold before anything is parsed or walked.
+/// Limits that are checked before a document is parsed or traversed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Bounds {
-    /// Most bytes of one argument document.
+    /// Maximum size of a document in bytes.
     pub bytes: usize,
-    /// Deepest nesting of arrays and objects.
+    /// Maximum nesting of arrays and objects.
     pub depth: usize,
-    /// Most values (scalars, arrays and objects) in one document.
+    /// Maximum number of values (scalars, arrays and objects) in a document.
     pub nodes: usize,
 }
 
@@ -37,12 +37,13 @@ impl Default for Bounds {
     }
 }
 
-/// Which bound a document breaks, found by one pass over its bytes and no parsing.
+/// Returns the limit that a document exceeds, from one pass over its bytes without parsing.
 pub(crate) fn over_bounds(text: &[u8], bounds: &Bounds) -> Option<String> {
     if text.len() > bounds.bytes {
-        return Some(format!("{} bytes; at most {} are taken", text.len(), bounds.bytes));
+        return Some(format!("it has {} bytes, and the limit is {}", text.len(), bounds.bytes));
     }
-    // Most documents cannot break a bound whatever stands where: counting is much faster than looking.
+    // Most documents cannot exceed a limit wherever their brackets are. Counting is much faster
+    // than tracking strings.
     let count = |wanted: fn(&&u8) -> bool| text.iter().filter(wanted).count();
     let opens = count(|b| matches!(b, b'[' | b'{'));
     if opens <= bounds.depth && opens + count(|b| **b == b',') < bounds.nodes {
@@ -65,7 +66,7 @@ pub(crate) fn over_bounds(text: &[u8], bounds: &Bounds) -> Option<String> {
                 depth += 1;
                 nodes += 1;
                 if depth > bounds.depth {
-                    return Some(format!("nested more than {} levels deep", bounds.depth));
+                    return Some(format!("it is nested more than {} levels deep", bounds.depth));
                 }
             }
             b']' | b'}' => depth = depth.saturating_sub(1),
@@ -73,16 +74,16 @@ pub(crate) fn over_bounds(text: &[u8], bounds: &Bounds) -> Option<String> {
             _ => {}
         }
     }
-    (nodes > bounds.nodes).then(|| format!("more than {} values", bounds.nodes))
+    (nodes > bounds.nodes).then(|| format!("it has more than {} values", bounds.nodes))
 }
 
-/// The same bounds for a document that a caller built in memory.
+/// Checks the same limits for a document that a caller built in memory.
 pub(crate) fn value_over_bounds(value: &Value, bounds: &Bounds) -> Option<String> {
     let mut left = Bounds { depth: bounds.depth, ..*bounds };
     measure(value, &mut left).err().map(|what| match what {
-        Over::Bytes => format!("more than {} bytes", bounds.bytes),
-        Over::Depth => format!("nested more than {} levels deep", bounds.depth),
-        Over::Nodes => format!("more than {} values", bounds.nodes),
+        Over::Bytes => format!("it has more than {} bytes", bounds.bytes),
+        Over::Depth => format!("it is nested more than {} levels deep", bounds.depth),
+        Over::Nodes => format!("it has more than {} values", bounds.nodes),
         Over::Reserved => "one of its keys is reserved".to_owned(),
     })
 }
@@ -94,7 +95,7 @@ enum Over {
     Reserved,
 }
 
-/// Uses up what is left. Recursion ends where the depth does.
+/// Subtracts the size of a value from the remaining limits. The depth limits the recursion.
 fn measure(value: &Value, left: &mut Bounds) -> Result<(), Over> {
     let bytes = match value {
         Value::Array(_) => 2,
@@ -120,12 +121,12 @@ fn measure(value: &Value, left: &mut Bounds) -> Result<(), Over> {
     Ok(())
 }
 
-/// Whether a document nests deeper than anything that is ever accepted.
+/// Returns whether a document is nested deeper than any accepted document.
 pub(crate) fn is_deep(value: &Value) -> bool {
     matches!(measure(value, &mut Bounds { bytes: usize::MAX, depth: 256, nodes: usize::MAX }), Err(Over::Depth))
 }
 
-/// Takes a document apart without recursion, so that dropping a deep one cannot exhaust the stack.
+/// Drops a document without recursion, so that a deep one cannot exhaust the stack.
 pub(crate) fn dismantle(value: Value) {
     let mut stack = vec![value];
     while let Some(value) = stack.pop() {
@@ -137,10 +138,11 @@ pub(crate) fn dismantle(value: Value) {
     }
 }
 
-/// Brings every number of a document that a caller built in memory into canonical form.
+/// Converts every number of a document that a caller built in memory to canonical form.
 ///
 /// # Errors
-/// The pointer of the first number out of range, and why. The document must be within bounds.
+/// Returns the pointer and the problem of the first number that is out of range. The document must
+/// be within the limits.
 pub(crate) fn canonicalize_numbers(value: &mut Value, at: &mut Pointer) -> Result<(), (Pointer, String)> {
     match value {
         Value::Number(number) if !number::is_plain_integer(number.as_str()) => {
@@ -166,20 +168,21 @@ pub(crate) fn canonicalize_numbers(value: &mut Value, at: &mut Pointer) -> Resul
     }
 }
 
-/// Keys by which the JSON library smuggles exact numbers through: an object that has one would be read
-/// back as something else than what was judged.
+/// Returns whether `serde_json` uses a key to represent exact numbers.
+///
+/// An object with such a key would be parsed as another value than the one that was checked.
 fn is_reserved(key: &str) -> bool {
     key.starts_with("$serde_json::private::")
 }
 
-/// A value as judged arguments spell it: 1.0 is 1.
+/// Returns a value with canonical numbers: `1.0` becomes `1`.
 pub(crate) fn plain(mut value: Value) -> Value {
-    // What cannot be brought into form equals nothing.
+    // If a number has no canonical form, the value equals no other value.
     let _ = canonicalize_numbers(&mut value, &mut Pointer::default());
     value
 }
 
-/// What kind of JSON value this is, in the words of JSON Schema.
+/// Returns the type of a JSON value as JSON Schema names it.
 pub(crate) fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -1,25 +1,28 @@
-//! Numbers as exact decimals of bounded length.
+//! Converts numbers to exact decimals of bounded length.
 
 use rust_decimal::Decimal;
 use serde_json::{Number, Value};
 
-/// Most significant digits of one number.
+/// Maximum number of significant digits of a number.
 const MAX_DIGITS: usize = 64;
-/// Largest power of ten of the first digit, either way: the range of a double.
+/// Maximum absolute exponent of the first digit, which is the range of a double.
 const MAX_EXPONENT: i64 = 308;
-/// Up to here a number is written out; beyond it is written with an exponent.
+/// Maximum number of digits before or after the point without an exponent.
 const MAX_PLAIN: i64 = 40;
 
-/// True for text that is already canonical: an integer with no exponent, point or minus zero.
+/// Returns whether a text is a canonical integer: no exponent, no point and no negative zero.
 pub(super) fn is_plain_integer(text: &str) -> bool {
     let digits = text.strip_prefix('-').unwrap_or(text);
     digits.len() <= MAX_PLAIN as usize && digits.bytes().all(|b| b.is_ascii_digit()) && text != "-0"
 }
 
-/// One spelling for one number: `1.0`, `1e0` and `10e-1` all become `1`; every digit is kept.
+/// Converts a number to its canonical form.
+///
+/// `1.0`, `1e0` and `10e-1` all become `1`, and every digit is kept.
 ///
 /// # Errors
-/// Says why, where the text is no JSON number or its length or range is out of bounds.
+/// Returns a message if the text is not a JSON number, or has too many digits or a too large
+/// exponent.
 ///
 /// ```
 /// use toolgate::json::canonical_number;
@@ -36,7 +39,7 @@ pub fn canonical_number(text: &str) -> Result<Number, String> {
     rewrite(text)?.parse::<Number>().map_err(|_| unparsable())
 }
 
-/// The common case, without a copy: an integer, or a short decimal less the zeros at its end.
+/// Returns a short integer or decimal without trailing zeros, as a part of the text.
 fn plain_decimal(text: &str) -> Option<&str> {
     if is_plain_integer(text) {
         return Some(text);
@@ -99,7 +102,7 @@ fn rewrite(text: &str) -> Result<String, String> {
     Ok(format!("{sign}{body}"))
 }
 
-/// An exponent, saturated: what is beyond the range is refused by its size, not by its text.
+/// Parses an exponent. A large one is limited to a value that is out of range.
 fn exponent_of(text: &str) -> Result<i64, String> {
     let (negative, digits) = match (text.strip_prefix('-'), text.strip_prefix('+')) {
         (Some(digits), _) => (true, digits),
@@ -114,20 +117,20 @@ fn exponent_of(text: &str) -> Result<i64, String> {
     Ok(if negative { -size } else { size })
 }
 
-/// The exact decimal that a JSON number (never a string) stands for, where it fits 28 digits.
+/// Returns the exact decimal of a JSON number, if it fits 28 digits. A string has none.
 #[must_use]
 pub fn decimal_of(value: &Value) -> Option<Decimal> {
     let text = value.as_number()?.as_str();
     Decimal::from_str_exact(text).or_else(|_| Decimal::from_scientific(text)).ok()
 }
 
-/// The product of two decimals, where it can be kept exactly.
+/// Multiplies two decimals, and returns `None` if the product is not exact.
 pub(crate) fn product(a: Decimal, b: Decimal) -> Option<Decimal> {
-    // One that was rounded has fewer places than its factors together.
+    // A rounded product has fewer decimal places than both factors together.
     a.checked_mul(b).filter(|product| a.is_zero() || b.is_zero() || product.scale() == a.scale() + b.scale())
 }
 
-/// A decimal as a JSON number with all its digits.
+/// Converts a decimal to a JSON number with all its digits.
 #[must_use]
 pub fn number_from_decimal(decimal: Decimal) -> Value {
     decimal.normalize().to_string().parse::<Number>().map_or(Value::Null, Value::Number)

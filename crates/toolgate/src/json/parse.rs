@@ -1,23 +1,23 @@
-//! The reader. It accepts exactly RFC 8259, less duplicate keys and numbers out of range.
+//! Parses JSON strictly: RFC 8259 without duplicate keys and without numbers out of range.
 
 use serde_json::{Map, Value};
 
 use super::{Bounds, number};
 
-/// Why a document was refused, and at which byte.
+/// States why a document was refused, and at which byte.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message} (at byte {offset})")]
 pub struct ParseError {
-    /// What is wrong, in words a model can act on.
+    /// The problem, in words that a model can act on.
     pub message: String,
-    /// Byte offset into the document.
+    /// The byte offset in the document.
     pub offset: usize,
 }
 
-/// Reads one JSON document strictly.
+/// Parses one JSON document strictly.
 ///
 /// # Errors
-/// The first thing that is not strict JSON, with its byte offset.
+/// Returns the first violation of strict JSON with its byte offset.
 ///
 /// ```
 /// use toolgate::json::{Bounds, parse};
@@ -28,7 +28,7 @@ pub fn parse(text: &[u8], bounds: &Bounds) -> Result<Value, ParseError> {
     read(text, bounds, false)
 }
 
-/// The same; what is wrong names no key, which may be a secret.
+/// Parses like [`parse`], but the error contains no key, because a key may be a secret.
 pub(crate) fn parse_hiding(text: &[u8], bounds: &Bounds) -> Result<Value, ParseError> {
     read(text, bounds, true)
 }
@@ -48,11 +48,11 @@ fn read(text: &[u8], bounds: &Bounds, hides: bool) -> Result<Value, ParseError> 
     }
 }
 
-/// Nesting was bounded by `over_bounds` before the first byte is read, so recursion is safe.
+/// Parses one document. The bounds limit the nesting beforehand, so recursion is safe.
 struct Reader<'a> {
     text: &'a str,
     at: usize,
-    /// Whether keys are left out of what is said.
+    /// Whether error messages leave out keys.
     hides: bool,
 }
 
@@ -198,7 +198,7 @@ impl<'a> Reader<'a> {
 
     fn unicode(&mut self) -> Result<char, ParseError> {
         let start = self.at - 1;
-        let lone = || ParseError { message: "a string has half of a surrogate pair".to_owned(), offset: start };
+        let lone = || ParseError { message: "a string contains half of a surrogate pair".to_owned(), offset: start };
         let first = self.hex()?;
         let code = match first {
             0xd800..=0xdbff => {
@@ -217,7 +217,7 @@ impl<'a> Reader<'a> {
         char::from_u32(code).ok_or_else(lone)
     }
 
-    /// Four hexadecimal digits after a `u`.
+    /// Parses four hexadecimal digits after a `u`.
     fn hex(&mut self) -> Result<u32, ParseError> {
         let digits = self.slice(self.at + 1, self.at + 5);
         if digits.len() != 4 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -243,7 +243,7 @@ impl<'a> Reader<'a> {
         let leading_zero = self.peek() == Some(b'0');
         let whole = self.digits();
         if whole == 0 || (leading_zero && whole > 1) {
-            return Err(ParseError { message: "a number starts with one digit, or with one that is not 0".to_owned(), offset: start });
+            return Err(ParseError { message: "a number must start with a digit, and a leading 0 must be the only digit before the point".to_owned(), offset: start });
         }
         if self.peek() == Some(b'.') {
             self.at += 1;

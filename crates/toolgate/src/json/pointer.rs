@@ -1,11 +1,13 @@
-//! JSON pointers, with `*` for every item of an array or member of an object.
+//! Implements JSON pointers, in which `*` means every item of an array or member of an object.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A path into a document: `/order/items/*/price`. A name without a leading `/` is one member.
+/// A path into a document, such as `/order/items/*/price`.
+///
+/// A name without a leading `/` is a single member.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct Pointer(Vec<String>);
@@ -39,18 +41,18 @@ impl fmt::Display for Pointer {
 }
 
 impl Pointer {
-    /// The parts, unescaped.
+    /// Returns the unescaped parts.
     #[must_use]
     pub fn parts(&self) -> &[String] {
         &self.0
     }
 
-    /// From parts that are not escaped.
+    /// Creates a pointer from unescaped parts.
     pub(crate) const fn of(parts: Vec<String>) -> Self {
         Self(parts)
     }
 
-    /// Every value at this path, with its own path.
+    /// Returns every value at this path with its own path.
     #[must_use]
     pub fn places<'a>(&self, value: &'a Value) -> Vec<(String, &'a Value)> {
         let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
@@ -68,7 +70,7 @@ impl Pointer {
         })
     }
 
-    /// Like [`Pointer::places`], except that a path which goes into something that has no inside ends there.
+    /// Returns every value at this path with its own path; a path into a scalar ends at the scalar.
     pub(crate) fn reach<'a>(&self, value: &'a Value) -> Vec<(String, &'a Value)> {
         let (mut found, mut ended) = (vec![(String::new(), value)], Vec::new());
         for part in &self.0 {
@@ -94,7 +96,7 @@ impl Pointer {
         self.0.pop();
     }
 
-    /// The first value at this path. A path with `*` gives the first match.
+    /// Returns the first value at this path, or the first match for a path with `*`.
     #[must_use]
     pub fn get<'a>(&self, value: &'a Value) -> Option<&'a Value> {
         if self.0.iter().any(|part| part == "*") {
@@ -107,13 +109,13 @@ impl Pointer {
         })
     }
 
-    /// Every value at this path.
+    /// Returns every value at this path.
     #[must_use]
     pub fn all<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
         self.0.iter().fold(vec![value], |found, part| found.into_iter().flat_map(|value| step(value, part)).collect())
     }
 
-    /// Every place that this path names, and what stands there: `None` where something should and does not.
+    /// Returns a value for every place of this path, or `None` for a missing one.
     #[must_use]
     pub fn each<'a>(&self, value: &'a Value) -> Vec<Option<&'a Value>> {
         if !self.0.iter().any(|part| part == "*") {
@@ -130,12 +132,12 @@ impl Pointer {
         })
     }
 
-    /// Calls `f` on every value at this path; what it returns replaces the value, `None` removes it.
+    /// Calls `f` on every value at this path and stores the result; `None` removes the value.
     pub(crate) fn rewrite<E>(&self, value: &mut Value, f: &mut impl FnMut(Value) -> Result<Option<Value>, E>) -> Result<(), E> {
         rewrite(&self.0, value, f)
     }
 
-    /// Splits off the last part: the containers that hold it, and its name.
+    /// Splits off the last part, and returns the path of the containers and the part.
     #[must_use]
     pub(crate) fn split_last(&self) -> Option<(Pointer, &str)> {
         let (last, parents) = self.0.split_last()?;

@@ -1,4 +1,4 @@
-//! The one spelling of anything that can be serialised, without building a document of it first.
+//! Writes any serializable value in canonical form without building a document first.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use super::canonical;
 
-/// The canonical bytes of anything: those of [`canonical`] of the document that it is written as.
+/// Returns the canonical bytes of a value, which are those of its JSON document.
 ///
 /// # Errors
-/// It cannot be written as JSON.
+/// Returns an error if the value cannot be written as JSON.
 ///
 /// ```
 /// let thing = std::collections::HashMap::from([("b", vec![1, 2]), ("a", vec![])]);
@@ -24,8 +24,10 @@ pub fn canonical_of(thing: &impl Serialize) -> Result<Vec<u8>, serde_json::Error
     }
 }
 
-/// Text that `serde_json` has just written: compact, and each thing in it has one spelling already. Only members may stand in
-/// another order. Gives up where that is not all: where keys are escaped, or there twice.
+/// Sorts the members of compact text that `serde_json` has written.
+///
+/// Everything else in such text already has its canonical form. The methods return `None` if a key
+/// is escaped or occurs twice.
 struct Sorted<'t> {
     text: &'t [u8],
     at: usize,
@@ -37,7 +39,7 @@ impl<'t> Sorted<'t> {
         self.text.get(self.at).copied()
     }
 
-    /// Copies what lies ahead.
+    /// Copies the next bytes to the output.
     fn copy(&mut self, length: usize) -> Option<&'t [u8]> {
         let ahead = self.text.get(self.at..self.at.checked_add(length)?)?;
         self.out.extend_from_slice(ahead);
@@ -158,7 +160,7 @@ mod tests {
     proptest! {
         #[test]
         fn anything_has_the_same_spelling_either_way(members in prop::collection::vec((".{0,4}", value()), 0..8)) {
-            // Written in any order, as a structure is.
+            // A `HashMap` serializes its members in any order, like a structure.
             let map: std::collections::HashMap<String, Value> = members.into_iter().collect();
             prop_assert_eq!(canonical_of(&map).unwrap(), canonical(&serde_json::to_value(&map).unwrap()));
         }

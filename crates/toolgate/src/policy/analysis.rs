@@ -1,4 +1,4 @@
-//! An agent's rules, looked at together: what can never be called, what never speaks, what contradicts itself.
+//! Analyzes the rules of an agent together: unreachable tools, dead rules, contradictions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +8,10 @@ use super::{Attached, Caps, Condition, Forbids, Mode, Outline, Problem};
 use crate::json::Pointer;
 use crate::tool::Spec;
 
-/// A tool with the rules that govern it, closest first.
+/// A tool with the rules that govern it, most specific level first.
 pub(crate) type Governed<'a> = (&'a Spec, &'a [Attached]);
 
-/// What is wrong with the rules of an agent as a whole.
+/// Returns the problems of an agent's rules as a whole.
 pub(crate) fn analyse(tools: &[Governed<'_>]) -> Vec<Problem> {
     let mut problems = unreachable(tools);
     problems.extend(never_speak(tools));
@@ -33,12 +33,12 @@ fn is_always_denied(tool: &Spec, rules: &[Attached]) -> bool {
     })
 }
 
-/// Whether a limit lets no call pass at all.
+/// Returns whether a limit allows no call at all.
 fn leaves_none(caps: &Caps<'_>) -> bool {
     caps.amount.is_none() && caps.most < Decimal::ONE
 }
 
-/// Tools that nothing leads to.
+/// Finds tools that no order of calls can reach.
 fn unreachable(tools: &[Governed<'_>]) -> Vec<Problem> {
     let denied: BTreeSet<&str> = tools.iter().filter(|(tool, rules)| is_always_denied(tool, rules)).map(|(tool, _)| tool.name()).collect();
     let mut reachable: BTreeSet<&str> = BTreeSet::new();
@@ -58,12 +58,12 @@ fn unreachable(tools: &[Governed<'_>]) -> Vec<Problem> {
     for (tool, rules) in tools.iter().filter(|(tool, _)| !reachable.contains(tool.name()) && !denied.contains(tool.name())) {
         for rule in enforced(rules) {
             for (field, group) in rule.policy.outline(tool).after {
-                // Tools that are not there at all are said elsewhere.
+                // Another check reports tools that do not exist.
                 let known = group.iter().any(|first| tools.iter().any(|(tool, _)| tool.name() == *first));
                 if known && !group.iter().any(|first| reachable.contains(first)) {
                     let chain = chain(tool.name(), tools, &reachable, &denied);
                     let problem = Problem::at(field, format!("`{}` can never be called: {chain}", tool.name())).of(rule.policy.name());
-                    problems.push(problem.help("take one of these requirements away"));
+                    problems.push(problem.help("remove one of these requirements"));
                 }
             }
         }
@@ -73,14 +73,14 @@ fn unreachable(tools: &[Governed<'_>]) -> Vec<Problem> {
             enforced(rules)
                 .filter(move |rule| rule.policy.outline(tool).forbids.is_some_and(|f| f.conditions.is_empty() && !f.more && !f.asks))
         });
-        let help = "if that is meant, take the tool out of the agent instead";
+        let help = "if this is intended, remove the tool from the agent instead";
         problems
             .extend(spoken.map(|rule| Problem::new(format!("`{name}` can never be called")).of(rule.policy.name()).help(help).warning()));
     }
     problems
 }
 
-/// Why a tool cannot be reached: what it needs, and what that needs, until it comes round.
+/// Describes why a tool cannot be reached: its chain of prerequisites, up to a cycle or a denial.
 fn chain(tool: &str, tools: &[Governed<'_>], reachable: &BTreeSet<&str>, denied: &BTreeSet<&str>) -> String {
     let mut path = vec![tool.to_owned()];
     loop {
@@ -103,7 +103,7 @@ fn chain(tool: &str, tools: &[Governed<'_>], reachable: &BTreeSet<&str>, denied:
     }
 }
 
-/// Whether everything that one rule speaks of, another speaks of too.
+/// Returns whether one rule applies to every call that the other one applies to.
 fn covers(wider: &Forbids<'_>, narrower: &Forbids<'_>) -> bool {
     !wider.more
         && wider
@@ -112,7 +112,7 @@ fn covers(wider: &Forbids<'_>, narrower: &Forbids<'_>) -> bool {
             .all(|(path, condition)| narrower.conditions.iter().any(|(other, inner)| other == path && inner.implies(condition)))
 }
 
-/// Whether one limit is reached before the other, always.
+/// Returns whether one limit is always reached before the other.
 fn is_stricter(a: &Caps<'_>, b: &Caps<'_>) -> bool {
     let same = a.amount == b.amount && a.currency == b.currency && a.per == b.per;
     let longer = match (a.window, b.window) {
@@ -123,18 +123,20 @@ fn is_stricter(a: &Caps<'_>, b: &Caps<'_>) -> bool {
     same && a.most <= b.most && longer
 }
 
-/// The rules of one tool by what they speak of, so that each is compared only with those that may speak of the same.
+/// Index of the rules of one tool, so that a rule is compared only with rules that may cover it.
 #[derive(Default)]
 struct Alike<'a> {
-    /// Those that speak of every call.
+    /// Rules that apply to every call.
     always: Vec<usize>,
-    /// Those whose first condition is about this argument, and has this name in it where it is one of names.
+    /// Rules by the argument of their first condition, and by each name in it if it lists names.
     forbids: BTreeMap<(&'a Pointer, Option<&'a str>), Vec<usize>>,
-    /// Those that cap this argument, or calls.
+    /// Rules by the argument that they limit; `None` for limits on calls.
     caps: BTreeMap<Option<&'a Pointer>, Vec<usize>>,
 }
 
-/// The names that a condition is about: what it holds of holds of a wider one that has any of them only where that has all of them.
+/// Returns the names that a condition lists.
+///
+/// A wider condition contains all of them, so looking up any one name finds it.
 fn names(condition: &Condition) -> Option<&[String]> {
     match condition {
         Condition::Runs(names) | Condition::Touches { places: names, .. } => Some(names),
@@ -165,7 +167,7 @@ impl<'a> Alike<'a> {
         alike
     }
 
-    /// Those that may speak of all that a rule speaks of.
+    /// Returns the rules that may apply to every call that this rule applies to.
     fn to(&self, outline: &Outline<'a>) -> Vec<usize> {
         let mut found: Vec<usize> = Vec::new();
         if let Some(forbids) = outline.forbids {
@@ -181,9 +183,9 @@ impl<'a> Alike<'a> {
     }
 }
 
-/// Rules that others always speak before.
+/// Finds rules that never apply because another rule always applies first.
 fn never_speak(tools: &[Governed<'_>]) -> Vec<Problem> {
-    // For each rule: who is before it on each tool that it governs.
+    // For each rule: the rules that apply before it on every tool that it governs.
     let mut before: BTreeMap<&str, Option<BTreeSet<&str>>> = BTreeMap::new();
     for (tool, rules) in tools {
         let rules: Vec<(&str, Outline<'_>)> = enforced(rules).map(|rule| (rule.policy.name(), rule.policy.outline(tool))).collect();
@@ -209,13 +211,13 @@ fn never_speak(tools: &[Governed<'_>]) -> Vec<Problem> {
     let shadowed = before.into_iter().filter_map(|(rule, by)| by.and_then(|by| by.into_iter().next()).map(|by| (rule, by)));
     shadowed
         .map(|(rule, by)| {
-            let problem = Problem::new(format!("it never speaks: `{by}` always speaks before it")).of(rule);
-            problem.help(format!("take it out, or make it stricter than `{by}`")).warning()
+            let problem = Problem::new(format!("the rule never applies: `{by}` always applies first")).of(rule);
+            problem.help(format!("remove the rule, or make it stricter than `{by}`")).warning()
         })
         .collect()
 }
 
-/// Rules that leave no call of a tool over.
+/// Finds rules that together deny every call of a tool.
 fn contradictions(tool: &Spec, rules: &[Attached]) -> Vec<Problem> {
     let bounds = |wanted: fn(&Condition) -> Option<Decimal>| {
         enforced(rules).filter_map(move |rule| {
@@ -237,20 +239,20 @@ fn contradictions(tool: &Spec, rules: &[Attached]) -> Vec<Problem> {
         for (high_rule, other, high) in &highs {
             if path == *other && *high < low {
                 let message = format!(
-                    "`{name}` can never be called: `{path}` must be at least {low} by `{low_rule}` and at most {high} by `{high_rule}`"
+                    "`{name}` can never be called: `{low_rule}` requires `{path}` to be at least {low}, `{high_rule}` at most {high}"
                 );
-                problems.push(Problem::new(message).of(high_rule).help("leave room between the two"));
+                problems.push(Problem::new(message).of(high_rule).help("choose bounds that leave values between them"));
             }
         }
         for (rule, caps) in caps.iter().filter(|(_, caps)| caps.amount == Some(&path) && caps.most < low) {
             let message =
-                format!("`{name}` can never be called: `{path}` must be at least {low} by `{low_rule}`, and this limit is {}", caps.most);
-            problems.push(Problem::at("most", message).of(rule).help("raise the limit, or let smaller amounts pass"));
+                format!("`{name}` can never be called: `{low_rule}` requires `{path}` to be at least {low}, but this limit is {}", caps.most);
+            problems.push(Problem::at("most", message).of(rule).help("raise the limit, or allow smaller amounts"));
         }
     }
     for (rule, _) in caps.iter().filter(|(_, caps)| leaves_none(caps)) {
         let problem = Problem::at("calls", format!("`{name}` can never be called: the limit is 0 calls")).of(rule);
-        problems.push(problem.help("if that is meant, take the tool out of the agent instead").warning());
+        problems.push(problem.help("if this is intended, remove the tool from the agent instead").warning());
     }
     problems
 }

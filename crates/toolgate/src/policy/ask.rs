@@ -1,4 +1,4 @@
-//! A call as a policy sees it.
+//! Defines the input of a policy: the call and the facts loaded for it.
 
 use std::borrow::Cow;
 use std::sync::Mutex;
@@ -15,18 +15,18 @@ use crate::session::{Evidence, EvidenceKey};
 use crate::tool::Spec;
 use crate::values::Known;
 
-/// One thing that a rule looked at, for `explain`.
+/// One check of a rule, for `explain`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Note {
-    /// What it looked at: `/amount_usd above 500`.
+    /// The checked condition, for example `/amount_usd above 500`.
     pub what: String,
-    /// What it found there. Secrets are masked.
+    /// The value that was found, with secrets masked.
     pub found: String,
-    /// Whether what the rule speaks of holds.
+    /// Whether the condition holds.
     pub holds: bool,
 }
 
-/// Collects what rules look at.
+/// Collects the checks of rules.
 #[derive(Debug, Default)]
 pub struct Trace(Mutex<Vec<Note>>);
 
@@ -36,21 +36,22 @@ impl Trace {
     }
 }
 
-/// A call as a policy sees it.
+/// The input of a policy: a call and the facts loaded for it.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask<'a> {
-    /// The call.
+    /// The id of the call.
     pub call: CallId,
-    /// Whose conversation.
+    /// The session of the call.
     pub key: &'a SessionKey,
     /// The tool.
     pub tool: &'a Spec,
     /// The exact arguments that will run.
     pub arguments: &'a Judged,
-    /// What was loaded.
+    /// The loaded facts.
     pub facts: &'a Facts,
-    /// True where the call is only being considered as a next step, and arguments that nobody knows yet are left
-    /// out: what is absent may still come.
+    /// Whether the call is only considered as a next step.
+    ///
+    /// Then unknown arguments are left out, and an absent argument may still be set.
     pub sketch: bool,
     trace: Option<&'a Trace>,
 }
@@ -60,33 +61,33 @@ impl<'a> Ask<'a> {
         Self { call, key, tool, arguments, facts, sketch: false, trace: None }
     }
 
-    /// The same call; whether not all of its arguments are known.
+    /// Sets whether some arguments are not known yet.
     #[must_use]
     pub(crate) const fn sketched(mut self, sketch: bool) -> Self {
         self.sketch = sketch;
         self
     }
 
-    /// The same call, looked at by somebody who wants to know why.
+    /// Records all checks in a trace.
     #[must_use]
     pub(crate) const fn traced(mut self, trace: &'a Trace) -> Self {
         self.trace = Some(trace);
         self
     }
 
-    /// Takes note of something a rule looks at. Costs nothing unless somebody asked for an explanation.
+    /// Records a check of a rule; without a trace, `note` is not called.
     pub fn note(&self, note: impl FnOnce() -> Note) {
         if let Some(trace) = self.trace {
             crate::lock(&trace.0).push(note());
         }
     }
 
-    /// Whether somebody asked for an explanation.
+    /// Returns whether checks are recorded in a trace.
     pub(crate) const fn is_traced(&self) -> bool {
         self.trace.is_some()
     }
 
-    /// An argument. A path with `*` gives the first match only; see [`Ask::arguments_at`].
+    /// Returns an argument; of a path with `*` only the first match, see [`Ask::arguments_at`].
     #[must_use]
     pub fn argument(&self, path: &Pointer) -> Option<&'a Value> {
         let found = path.get(self.arguments.value());
@@ -94,12 +95,12 @@ impl<'a> Ask<'a> {
         found
     }
 
-    /// An argument that says something: null, and text without a letter, are nobody's name.
+    /// Returns an argument unless its value is null or blank text.
     pub(super) fn said(&self, path: &Pointer) -> Option<&'a Value> {
         self.argument(path).filter(|value| !value.is_null() && value.as_str().is_none_or(|text| !text.trim().is_empty()))
     }
 
-    /// Every place at a path of the arguments (`*` in it stands for each item), `None` where nothing stands.
+    /// Returns all values at a path of the arguments; `*` matches every item, `None` is absent.
     #[must_use]
     pub fn arguments_at(&self, path: &Pointer) -> Vec<Option<&'a Value>> {
         let found = path.each(self.arguments.value());
@@ -107,34 +108,35 @@ impl<'a> Ask<'a> {
         found
     }
 
-    /// Tells who looks back that a decision hangs on something that was redacted.
+    /// Reports to a replay that the decision depends on a redacted value.
     pub(crate) fn look_at(&self, path: &Pointer, value: Option<&Value>) {
         if self.facts.watch.0.is_some()
             && let Some(value) = value
             && crate::redact::is_redacted(value)
         {
             self.facts.watch.unknown(|| match path.parts() {
-                [] => "an argument was redacted, and a rule looks at all of them".to_owned(),
-                _ => format!("`{path}` was redacted, and a rule looks at it"),
+                [] => "an argument was redacted, and a rule reads all of them".to_owned(),
+                _ => format!("`{path}` was redacted, and a rule reads it"),
             });
         }
     }
 
-    /// Whether an argument may be shown at all.
+    /// Returns whether an argument is secret.
     pub(crate) fn is_secret(&self, path: &Pointer) -> bool {
         crate::redact::is_secret(path, &self.tool.secrets)
     }
 
-    /// A value of an argument as an error may show it.
+    /// Formats an argument value for an error message, with secrets hidden.
     pub(crate) fn shown(&self, path: &Pointer, value: &Value) -> String {
         if self.is_secret(path) { "(hidden)".to_owned() } else { crate::names::shown(&value.to_string()) }
     }
 
-    /// The latest evidence of a tool's success, about one entity where one is given, and of those that a
-    /// client reports where they are wanted.
+    /// Returns the latest evidence that a tool succeeded, about one entity if one is given.
+    ///
+    /// With `reported`, evidence that a client reported counts too.
     ///
     /// # Errors
-    /// A fault if the policy did not name it in [`super::Policy::needs`].
+    /// Returns a fault if the policy did not request it in [`super::Policy::needs`].
     pub fn evidence_of(&self, tool: &str, about: Option<(&str, &Value)>, reported: bool) -> Result<Option<&'a Evidence>, Fault> {
         let matches = |key: &EvidenceKey| match (&key.entity, about) {
             _ if &*key.tool != tool => false,
@@ -151,48 +153,49 @@ impl<'a> Ask<'a> {
             }
             latest = latest.into_iter().chain(proof.as_deref()).max_by_key(|proof| proof.at);
         }
-        if asked_for { Ok(latest) } else { Err(Fault(format!("evidence of `{tool}` was not asked for in `needs`"))) }
+        if asked_for { Ok(latest) } else { Err(Fault(format!("evidence of `{tool}` was not requested in `needs`"))) }
     }
 
-    /// What a counter shows, over this window.
+    /// Returns the used amount of a counter in this time window.
     ///
     /// # Errors
-    /// A fault if the policy did not name it in [`super::Policy::needs`].
+    /// Returns a fault if the policy did not request it in [`super::Policy::needs`].
     pub fn counter(&self, name: &str, window: Option<SignedDuration>) -> Result<Decimal, Fault> {
         let found = self.facts.counters.iter().find(|(n, w, _)| n == name && *w == window);
-        found.map(|(.., used)| *used).ok_or_else(|| Fault(format!("counter `{name}` was not asked for in `needs`")))
+        found.map(|(.., used)| *used).ok_or_else(|| Fault(format!("counter `{name}` was not requested in `needs`")))
     }
 
-    /// What a policy remembered.
+    /// Returns a mark that a policy stored in the session.
     ///
     /// # Errors
-    /// A fault if the policy did not name it in [`super::Policy::needs`].
+    /// Returns a fault if the policy did not request it in [`super::Policy::needs`].
     pub fn mark(&self, name: &str) -> Result<Option<&'a Value>, Fault> {
-        let mark = self.facts.marks.get(name).ok_or_else(|| Fault(format!("mark `{name}` was not asked for in `needs`")))?;
+        let mark = self.facts.marks.get(name).ok_or_else(|| Fault(format!("mark `{name}` was not requested in `needs`")))?;
         if self.facts.watch.0.is_some() && mark.as_ref().is_some_and(crate::redact::is_redacted) {
-            self.facts.watch.unknown(|| "what a rule remembers was redacted".to_owned());
+            self.facts.watch.unknown(|| "a mark was redacted, and a rule reads it".to_owned());
         }
         Ok(mark.as_ref())
     }
 
-    /// What is known of a file.
+    /// Returns the state of a file.
     ///
     /// # Errors
-    /// A fault if the policy did not name it in [`super::Policy::needs`], or there is no file system.
+    /// Returns a fault if the policy did not request it in [`super::Policy::needs`], or if the
+    /// agent has no file system.
     pub fn file(&self, path: &str) -> Result<&'a FileFact, Fault> {
-        self.facts.files.get(path).ok_or_else(|| Fault(format!("there is no file system to ask about `{path}`")))
+        self.facts.files.get(path).ok_or_else(|| Fault(format!("cannot inspect `{path}`: the agent has no file system")))
     }
 
-    /// What `~` stands for in paths: what was looked up, else what it is here.
+    /// Returns the home directory from the facts, or else that of this process.
     pub(crate) fn home(&self) -> Cow<'a, str> {
         self.facts.home.as_deref().map_or_else(|| Cow::Owned(crate::shell::home()), Cow::Borrowed)
     }
 
-    /// Where the value at a place of the arguments was seen before.
+    /// Returns the provenance of the value at a path of the arguments.
     ///
     /// # Errors
-    /// A fault if the policy did not name it in [`super::Policy::needs`].
+    /// Returns a fault if the policy did not request it in [`super::Policy::needs`].
     pub fn origin(&self, place: &str) -> Result<&'a Known, Fault> {
-        self.facts.origins.get(place).ok_or_else(|| Fault(format!("the origin of `{place}` was not asked for in `needs`")))
+        self.facts.origins.get(place).ok_or_else(|| Fault(format!("the provenance of `{place}` was not requested in `needs`")))
     }
 }

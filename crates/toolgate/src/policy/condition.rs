@@ -1,4 +1,4 @@
-//! What an argument must be for a rule to speak.
+//! Defines the conditions on arguments that decide whether a rule applies.
 
 use std::borrow::Cow;
 
@@ -10,54 +10,65 @@ use crate::json::{Pointer, decimal_of, plain};
 use crate::names::glob;
 use crate::shell::{Place, Shell, Sure, normal};
 
-/// A condition on one argument. Numbers compare exactly.
+/// A condition on one argument.
+///
+/// Numbers are compared exactly.
 #[derive(Debug, Clone)]
 pub enum Condition {
-    /// More than this.
+    /// The number is greater than this.
     Above(Decimal),
-    /// Less than this.
+    /// The number is less than this.
     Below(Decimal),
-    /// One of these.
+    /// The value is one of these.
     In(Vec<Value>),
-    /// None of these.
+    /// The value is none of these.
     NotIn(Vec<Value>),
-    /// Text that fits a pattern in which `*` stands for any text.
+    /// The text matches a pattern in which `*` matches any text.
     Glob(String),
-    /// Text in which a regular expression is found; it takes time linear in the text.
+    /// A regular expression matches a part of the text, in time linear in its length.
     Matches(regex::Regex),
-    /// A shell command that runs one of these, however it is spelled: a program, then words in their order, as in
-    /// `git push --force*` or `rm -rf`. Where that cannot be told, a person is asked. The tool says with
-    /// [`crate::Tool::shell`] where its command stands.
+    /// The shell command runs one of these, in any spelling.
+    ///
+    /// A pattern is a program and then words in order, as in `git push --force*` or `rm -rf`. If
+    /// the result is uncertain, a person is asked. [`crate::Tool::shell`] names the argument that
+    /// holds the command.
     Runs(Vec<String>),
-    /// Text, or a shell command, that names one of these files: a path with all that lies under it, or a bare name wherever
-    /// it stands. Text inside of objects and lists counts. Lenient, words of a command pass that only the running shell knows,
-    /// unless something is changed by them.
+    /// The text or shell command names one of these files.
+    ///
+    /// A place is a path, which includes everything below it, or a bare name in any directory.
+    /// Text inside objects and lists counts.
     Touches {
-        /// Which.
+        /// The paths and names.
         places: Vec<String>,
-        /// Whether what is unknown passes.
+        /// Whether words that only the running shell knows pass, unless the command changes them.
         lenient: bool,
-        /// Whether a command counts that reads a tree as a whole in which a place lies. With `from` it always does.
+        /// Whether a command that reads a whole tree with a place in it counts.
+        ///
+        /// With `from`, such a command always counts.
         trees: bool,
-        /// A text that is no command names a place only where it says where that is: from the root, from home, or with the directory.
+        /// Whether a text that is not a command must give the location of the file.
+        ///
+        /// The location starts at the root or at home, or contains the directory.
         whole: bool,
-        /// For what is searched or read as a whole: the directory, with its whole path, in which that begins. Then a directory above
-        /// a place counts as well, and an argument that is absent is this directory.
+        /// The absolute path of the directory where a search or a read of a whole tree starts.
+        ///
+        /// If set, a parent directory of a place counts too, and an absent argument means this
+        /// directory.
         from: Option<String>,
     },
 }
 
-const UNKNOWN: &str = "some of its words are only known when it runs";
-const SOMEWHERE: &str = "where it stands, or where a path in it leads, is only known when it runs";
-const UNPACKED: &str = "which files it writes or takes away is only known when it runs";
-const IN_PIECES: &str = "its command is no text";
+const UNKNOWN: &str = "some words of the command are known only when it runs";
+const SOMEWHERE: &str = "its working directory, or the target of a path in it, is known only when it runs";
+const UNPACKED: &str = "the files that it writes or removes are known only when it runs";
+const IN_PIECES: &str = "the command is not text";
 
-/// Whether a condition holds.
+/// The result of checking a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Holds {
     No,
     Yes,
-    /// Nobody can tell, and why.
+    /// The result is uncertain, for this reason.
     Maybe(String),
 }
 
@@ -71,7 +82,7 @@ impl Holds {
     }
 }
 
-/// What a command comes to, where not everything in it can be told.
+/// Combines a shell verdict with the doubts about the command.
 fn told(sure: Sure, shell: &Shell, why: &str) -> Holds {
     match (sure, shell.doubt()) {
         (Sure::Yes, _) => Holds::Yes,
@@ -82,17 +93,17 @@ fn told(sure: Sure, shell: &Shell, why: &str) -> Holds {
 }
 
 impl Condition {
-    /// One of these values.
+    /// Creates a condition that holds for one of these values.
     pub fn one_of(values: impl IntoIterator<Item = Value>) -> Self {
         Self::In(values.into_iter().collect()).normalized()
     }
 
-    /// None of these values.
+    /// Creates a condition that holds for none of these values.
     pub fn none_of(values: impl IntoIterator<Item = Value>) -> Self {
         Self::NotIn(values.into_iter().collect()).normalized()
     }
 
-    /// With values as judged arguments spell them: 1.0 is 1.
+    /// Normalizes the values as checked arguments are normalized: 1.0 becomes 1.
     pub(super) fn normalized(self) -> Self {
         match self {
             Self::In(values) => Self::In(values.into_iter().map(plain).collect()),
@@ -101,15 +112,15 @@ impl Condition {
         }
     }
 
-    /// A regular expression.
+    /// Creates a condition from a regular expression.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Returns an error if the expression is not valid or too large.
     pub fn matches(pattern: &str) -> Result<Self, regex::Error> {
         regex::RegexBuilder::new(pattern).size_limit(1 << 20).build().map(Self::Matches)
     }
 
-    /// Whether it may hang on where the home directory is, of an argument or where none is given.
+    /// Returns whether the result may depend on the location of the home directory.
     pub(crate) fn wants_home(&self, ask: &Ask<'_>, path: &Pointer, value: Option<&Value>) -> bool {
         let Self::Touches { places, from, .. } = self else { return false };
         let is_there = |place: &String| place.starts_with('~');
@@ -125,15 +136,15 @@ impl Condition {
                 false => places.iter().any(is_near) && paths_in(text, contents).next().is_some(),
             };
         });
-        // What says nothing is the directory in which a search begins.
+        // An argument without text means the directory where the search starts.
         wanted || (!has_text && from.is_some() && places.iter().any(is_there))
     }
 
-    /// Whether it holds of an argument.
+    /// Checks the condition for an argument of a call.
     pub(crate) fn weigh(&self, ask: &Ask<'_>, path: &Pointer, value: &Value) -> Result<Holds, Fault> {
         match self {
             Self::Runs(patterns) => {
-                let text = value.as_str().ok_or_else(|| Fault::new("the argument is no text"))?;
+                let text = value.as_str().ok_or_else(|| Fault::new("the argument is not text"))?;
                 let shell = ask.arguments.shell(text);
                 Ok(told(patterns.iter().map(|pattern| shell.runs(pattern)).max().unwrap_or(Sure::No), &shell, UNKNOWN))
             }
@@ -143,7 +154,7 @@ impl Condition {
                     has_text = true;
                     let is_command = ask.tool.shell.as_ref() == Some(at);
                     let contents = Contents::of(at, path, is_told);
-                    // Most texts have nothing of any of them.
+                    // Most texts name no place, so skip the rest early.
                     let near = places.iter().filter(|place| is_command || from.is_some() || may_name(text, place));
                     let places: Vec<Place<'_>> = near.map(|place| Place::new(place, &home)).collect();
                     let named = if is_command {
@@ -156,7 +167,7 @@ impl Condition {
                         };
                         told(sure, &shell, why)
                     } else {
-                        // Of a text nobody asks what it might mean, but for a path that leads through something else.
+                        // In a text that is not a command, only `/proc/` and `..` make a path uncertain.
                         let led = |path: &str| (path.starts_with("/proc/") || path.contains("/../")) && !path.contains(char::is_whitespace);
                         let named = |place: &Place<'_>, path: &str| match place.is(path) {
                             Sure::Maybe if !led(path) => Sure::No,
@@ -168,7 +179,7 @@ impl Condition {
                         let paths: Vec<Cow<'_, str>> = paths_in(text, contents).collect();
                         match places.iter().flat_map(|place| paths.iter().map(move |path| sure(place, path.as_ref()))).max() {
                             Some(Sure::Yes) => Holds::Yes,
-                            Some(Sure::Maybe) => Holds::Maybe("a path in it leads through something else".to_owned()),
+                            Some(Sure::Maybe) => Holds::Maybe("a path in it goes through `/proc` or `..`".to_owned()),
                             _ => Holds::No,
                         }
                     };
@@ -177,7 +188,7 @@ impl Condition {
                 if is_in_pieces(ask, path, value) {
                     found = found.or(Holds::Maybe(IN_PIECES.to_owned()));
                 }
-                // Null, and a list of nothing, say no more than an argument that is absent.
+                // Null and an empty list count as an absent argument.
                 let searches_here = !has_text && from.is_some() && self.holds_of_nothing(|| ask.home());
                 Ok(if searches_here { Holds::Yes } else { found })
             }
@@ -185,8 +196,9 @@ impl Condition {
         }
     }
 
-    /// Whether it holds where nothing stands. What a rule cannot see does not pass it; but who searches and does not say where, does
-    /// so where it is.
+    /// Returns whether the condition holds for an absent argument.
+    ///
+    /// An absent argument does not pass a rule. A search without a directory starts in `from`.
     pub(crate) fn holds_of_nothing<'h>(&self, home: impl FnOnce() -> Cow<'h, str>) -> bool {
         match self {
             Self::Touches { places, from: Some(from), .. } => {
@@ -197,30 +209,30 @@ impl Condition {
         }
     }
 
-    /// Whether it holds of a value. What cannot be compared is a fault, never a "no".
+    /// Checks the condition for a value; a value that cannot be compared is a fault, never a "no".
     pub(crate) fn holds(&self, value: &Value) -> Result<bool, Fault> {
-        // What a fault says is shown, and the value may be a secret.
-        let number = || decimal_of(value).ok_or_else(|| Fault::new("the argument is no number that can be compared exactly"));
-        let text = || value.as_str().ok_or_else(|| Fault::new("the argument is no text"));
+        // The message of a fault is visible, so it must not contain the value, which may be secret.
+        let number = || decimal_of(value).ok_or_else(|| Fault::new("the argument is not a number that can be compared exactly"));
+        let text = || value.as_str().ok_or_else(|| Fault::new("the argument is not text"));
         Ok(match self {
             Self::Above(limit) => number()? > *limit,
             Self::Below(limit) => number()? < *limit,
             Self::In(values) => {
-                // What a tool takes another kind of value for, nobody knows: `"3"` for 3, or null for what it does unless told.
+                // A tool may convert another type: `"3"` to 3, or null to its default.
                 let is_alike = |one: &Value| std::mem::discriminant(one) == std::mem::discriminant(value);
                 if !values.iter().any(is_alike) {
-                    return Err(Fault::new("the argument is of another kind than all that it is compared with"));
+                    return Err(Fault::new("the argument has another type than every value that it is compared with"));
                 }
                 values.contains(value)
             }
             Self::NotIn(values) => !values.contains(value),
             Self::Glob(pattern) => glob(pattern, text()?),
             Self::Matches(pattern) => pattern.is_match(text()?),
-            Self::Runs(_) | Self::Touches { .. } => return Err(Fault::new("what a command does is only known with its tool")),
+            Self::Runs(_) | Self::Touches { .. } => return Err(Fault::new("cannot check a command without its tool")),
         })
     }
 
-    /// What it asks of a value.
+    /// Describes the condition.
     pub(crate) fn describe(&self) -> String {
         let list = |values: &[Value]| values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         match self {
@@ -231,12 +243,12 @@ impl Condition {
             Self::Glob(pattern) => format!("like `{pattern}`"),
             Self::Matches(pattern) => format!("matching `{pattern}`"),
             Self::Runs(patterns) => format!("running {}", ticked(patterns)),
-            Self::Touches { places, from: Some(_), .. } => format!("naming {}, or a directory above", ticked(places)),
+            Self::Touches { places, from: Some(_), .. } => format!("naming {} or a parent directory", ticked(places)),
             Self::Touches { places, .. } => format!("naming {}", ticked(places)),
         }
     }
 
-    /// Whether every value of which this holds is one of which the other holds, as far as can be told.
+    /// Returns whether this condition certainly implies the other one.
     pub(crate) fn implies(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Above(a), Self::Above(b)) => a >= b,
@@ -254,7 +266,7 @@ impl Condition {
         }
     }
 
-    /// The kind of value that it can be asked of, as a schema calls it.
+    /// Returns the JSON Schema type that the condition needs, if it needs one.
     pub(crate) const fn wants(&self) -> Option<&'static str> {
         match self {
             Self::Above(_) | Self::Below(_) => Some("number"),
@@ -263,7 +275,7 @@ impl Condition {
         }
     }
 
-    /// What would have been right, for the model.
+    /// Describes for the model which values pass.
     pub(crate) fn opposite(&self) -> String {
         let list = |values: &[Value]| values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         match self {
@@ -271,16 +283,16 @@ impl Condition {
             Self::Below(limit) => format!("at least {limit}"),
             Self::In(values) => format!("none of {}", list(values)),
             Self::NotIn(values) => format!("one of {}", list(values)),
-            Self::Glob(pattern) => format!("text that does not fit `{pattern}`"),
+            Self::Glob(pattern) => format!("text that is not like `{pattern}`"),
             Self::Matches(pattern) => format!("text that does not match `{pattern}`"),
             Self::Runs(patterns) => format!("a command that runs none of {}", ticked(patterns)),
-            Self::Touches { places, from: Some(_), .. } => format!("nothing that names {}, or a directory above", ticked(places)),
-            Self::Touches { places, .. } => format!("nothing that names {}", ticked(places)),
+            Self::Touches { places, from: Some(_), .. } => format!("a value that does not name {} or a parent directory", ticked(places)),
+            Self::Touches { places, .. } => format!("a value that does not name {}", ticked(places)),
         }
     }
 }
 
-/// The first few; a long list helps nobody.
+/// Lists the first three in backticks, and the number of the others.
 fn ticked(texts: &[String]) -> String {
     let mut listed = texts.iter().take(3).map(|text| format!("`{text}`")).collect::<Vec<_>>();
     if texts.len() > 3 {
@@ -289,8 +301,9 @@ fn ticked(texts: &[String]) -> String {
     listed.join(", ")
 }
 
-/// Whether a value is, holds or stands in the tool's shell command, and that is something else than text: nobody reads it then as a shell
-/// would.
+/// Returns whether a value is, contains or is part of a shell command that is not text.
+///
+/// Such a command cannot be parsed as a shell would parse it.
 fn is_in_pieces(ask: &Ask<'_>, path: &Pointer, value: &Value) -> bool {
     let Some(shell) = &ask.tool.shell else { return false };
     match shell.parts().strip_prefix(path.parts()) {
@@ -299,42 +312,44 @@ fn is_in_pieces(ask: &Ask<'_>, path: &Pointer, value: &Value) -> bool {
     }
 }
 
-/// Whether a text can be a path to a place, or to something in it: it has the place's own name in it, or leads through something else.
+/// Returns whether a text can be a path to a place or into it.
+///
+/// The text contains the name of the place, or goes through `/proc/` or home.
 fn may_name(text: &str, place: &str) -> bool {
     let name = place.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     place.contains('*') || name.starts_with('~') || text.contains("/proc/") || text.contains('~') || text.contains(name)
 }
 
-/// What is longer is no path.
+/// The longest text that is read as a path, in bytes.
 const LONGEST: usize = 4_096;
 
-/// Arguments that hold what is written into a file, or looked for in one, without `_` and in small letters.
+/// Names of arguments that hold the content of a file or a search text, in lower case without `_`.
 #[rustfmt::skip]
 const CONTENTS: &[&str] = &[
     "body", "code", "codeedit", "content", "contents", "filetext", "inserttext", "message", "newsource", "newstr", "newstring", "newtext", "oldstr",
     "oldstring", "oldtext", "replacement", "text",
 ];
 
-/// Arguments that say which file is meant, spelled the same.
+/// Names of arguments that select a file, in the same spelling.
 const MEANT: &[&str] = &["filepath", "notebookpath", "path", "targetfile"];
 
-/// Whether an argument is called like one of these.
+/// Returns whether the name of an argument is in the list, ignoring case, `_` and `-`.
 fn is_called(name: &str, names: &[&str]) -> bool {
     names.contains(&name.replace(['_', '-'], "").to_ascii_lowercase().as_str())
 }
 
-/// Whether a text is what a file holds, and no file.
+/// Whether a text is the content of a file rather than the name of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Contents {
     No,
-    /// By what its argument is called.
+    /// The name of the argument suggests content.
     Likely,
-    /// And another argument says which file is meant.
+    /// In addition, another argument selects the file.
     Sure,
 }
 
 impl Contents {
-    /// Of a text at a place, unless that is the one that a rule names.
+    /// Classifies the text at a path below the argument that the rule names.
     fn of(at: &Pointer, named: &Pointer, is_told: bool) -> Self {
         let inside = at.parts().get(named.parts().len()..).unwrap_or_default();
         let name = inside.iter().rev().find(|part| part.parse::<usize>().is_err());
@@ -346,13 +361,15 @@ impl Contents {
     }
 }
 
-/// The paths that a text names: itself, unless it is a whole page; the same without the space around it and without detours, as whoever
-/// opens it may read it; and the files that a patch changes. Contents end in a line break, and nobody opens them; where it is said which
-/// file is meant, they name no other.
+/// Returns the paths that a text names.
+///
+/// These are the text itself if it is one line, the text without outer spaces and detours (as a
+/// tool may normalize it), and the files that a patch changes. The content of a file whose name is
+/// in another argument names no other file, except in patch headers.
 fn paths_in(text: &str, contents: Contents) -> impl Iterator<Item = Cow<'_, str>> {
     let whole = Some(text).filter(|text| contents != Contents::Sure && text.len() <= LONGEST && !text.contains('\n'));
     let winds = text.len() > LONGEST || text.trim() != text || ["//", "/./", "/../"].iter().any(|detour| text.contains(detour));
-    // Of several lines, only what says where it is can be a path.
+    // A text of several lines can be a path only if it starts with `/` or `~`.
     let is_path = |path: &String| path.len() <= LONGEST && (!path.contains('\n') || path.starts_with(['/', '~']));
     let plain = (winds && contents == Contents::No).then(|| normal(text.trim())).filter(is_path);
     let header = |line: &'_ str| -> Option<std::ops::Range<usize>> {
@@ -377,7 +394,8 @@ fn paths_in(text: &str, contents: Contents) -> impl Iterator<Item = Cow<'_, str>
     whole.into_iter().chain(named).map(Cow::Borrowed).chain(plain.map(Cow::<str>::Owned))
 }
 
-/// Every text in a value, where it stands, and whether it is said there, or further up, which file is meant.
+/// Visits every text in a value, with its path and whether an argument beside or above it selects
+/// a file.
 fn each_text(value: &Value, at: &mut Pointer, is_told: bool, visit: &mut impl FnMut(&Pointer, &str, bool)) {
     match value {
         Value::String(text) => visit(at, text, is_told),

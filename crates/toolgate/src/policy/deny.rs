@@ -1,17 +1,22 @@
-//! `deny` and `ask`: what must not be, or not without a person.
+//! Implements `deny` and `ask`: rules that deny a call or ask a person about it.
+
+use serde_json::{Value, json};
 
 use super::cel::Expression;
 use super::condition::Holds;
 use super::never::{never, of_nothing};
 use super::problem::unfit;
 use super::refusal::{expression_setters, refusal_setters};
+use super::definition;
 use super::{Ask, Condition, Fault, Forbids, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
 use crate::error::FieldError;
 use crate::json::Pointer;
 use crate::tool::Spec;
 
-/// Refuses a call, or asks a person about it, when all its conditions hold. A condition on an argument
-/// that is absent holds: what a rule cannot see does not pass it. Only of a search it is known where it is, see [`Condition::Touches`].
+/// Denies a call, or asks a person about it, if all conditions hold.
+///
+/// A condition on an absent argument holds, so a call cannot avoid a rule by omitting the argument.
+/// The exception is a search whose start directory is known, see [`Condition::Touches`].
 ///
 /// ```
 /// use toolgate::policy::{Condition, Deny};
@@ -32,7 +37,19 @@ pub struct Deny {
 }
 
 impl Deny {
-    /// Denies these tools altogether, until a condition is added.
+    /// Returns what [`Policy::definition`] is made of.
+    pub(super) fn definition_parts(&self) -> Value {
+        json!({
+            "name": self.name,
+            "tools": definition::names(&self.tools),
+            "conditions": definition::conditions(&self.conditions),
+            "when": self.when.as_ref().map(Expression::definition_parts),
+            "refusal": definition::refusal(&self.refusal),
+            "approvers": self.approvers,
+        })
+    }
+
+    /// Creates a rule that denies every call of these tools until a condition is added.
     pub fn new<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>) -> Self {
         let refusal = Refusal::of(name, format!("the rule `{name}` forbids this call"));
         Self {
@@ -46,22 +63,24 @@ impl Deny {
         }
     }
 
-    /// Asks a person instead of denying.
+    /// Creates a rule that asks a person instead of denying.
     pub fn ask<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>) -> Self {
-        let refusal = Refusal::of(name, format!("the rule `{name}` wants a person to decide"));
+        let refusal = Refusal::of(name, format!("the rule `{name}` requires approval by a person"));
         Self { asks: true, refusal, ..Self::new(name, tools) }
     }
 
-    /// Speaks only when this holds too.
+    /// Adds a condition: the rule applies only if this one holds too.
     #[must_use]
     pub fn when(mut self, argument: impl Into<Pointer>, condition: Condition) -> Self {
         self.conditions.push((argument.into(), condition.normalized()));
         self
     }
 
-    expression_setters!("Speaks only when this holds too: an expression in CEL, see [`super::cel`].");
+    expression_setters!("Applies the rule only if this CEL expression holds too, see [`super::cel`].");
 
-    /// Only these people may answer. Anybody may, unless said, or where the list is empty; in a file an empty one does not load.
+    /// Sets the people who may answer; an empty list means anyone [default: anyone].
+    ///
+    /// In a configuration file, an empty list is an error.
     #[must_use]
     pub fn approvers<'a>(mut self, people: impl IntoIterator<Item = &'a str>) -> Self {
         self.approvers = people.into_iter().map(str::to_owned).collect();
@@ -70,18 +89,18 @@ impl Deny {
 
     refusal_setters!();
 
-    /// The first condition's argument that speaks against the call, for each condition; `None` where one does not hold.
+    /// Checks the conditions; returns the offending argument of each, or `None` if one does not hold.
     pub(super) fn against(&self, ask: &Ask<'_>) -> Result<Option<Against>, Fault> {
         let (mut errors, mut doubt, mut fault) = (Vec::new(), None, None);
         let mut all = true;
         for (path, condition) in &self.conditions {
-            // Of many places one is enough, and one where nothing stands is one of them.
+            // One match is enough, and an absent value counts as a match.
             let places = ask.arguments_at(path);
             let speaks = !ask.sketch && condition.holds_of_nothing(|| ask.home());
             let mut guilty = (places.is_empty() && speaks).then_some(None);
             let (mut unsure, mut faulty) = (None, None);
             for place in places {
-                // What nobody knows yet may turn out well.
+                // In a sketch, an absent argument is not known yet and may still be allowed.
                 let absent = || Ok(if speaks { Holds::Yes } else { Holds::No });
                 match place.map_or_else(absent, |value| condition.weigh(ask, path, value)) {
                     Ok(Holds::No) => {}
@@ -98,7 +117,7 @@ impl Deny {
                     }
                 }
             }
-            // It counts where no other condition keeps the rule silent, whichever stands first.
+            // A fault counts only if all other conditions hold, independent of their order.
             if faulty.is_some() {
                 fault = fault.or(faulty);
                 continue;
@@ -129,7 +148,7 @@ impl Deny {
         }
     }
 
-    /// Whether a condition may hang on where the home directory is.
+    /// Returns whether a condition may depend on the location of the home directory.
     fn wants_home(&self, ask: &Ask<'_>) -> bool {
         let one = |(path, condition): &(Pointer, Condition)| {
             if !matches!(condition, Condition::Touches { .. }) {
@@ -144,7 +163,7 @@ impl Deny {
 }
 
 impl Deny {
-    /// What is wrong with its conditions.
+    /// Returns the problems of the conditions.
     pub(super) fn unfit_conditions(&self, tools: &[&Spec]) -> Vec<Problem> {
         let arguments = self.conditions.iter().enumerate().map(|(index, (path, _))| (format!("where.{index}.argument"), path));
         let mut problems = self.tools.unknown_arguments(tools, arguments);
@@ -158,35 +177,35 @@ impl Deny {
                 let message = format!("`{path}` of `{}` is not declared as a shell command", tool.name());
                 let help = match &tool.shell {
                     Some(shell) => format!("its shell command is `{shell}`"),
-                    None => format!("say `shell = \"{path}\"` with the tool"),
+                    None => format!("add `shell = \"{path}\"` to the tool"),
                 };
                 Problem::at(format!("where.{index}.argument"), message).help(help)
             }));
-            // Among many places nobody sees which one is the command.
+            // A path with `*` does not show which value is the command.
             let hidden = |tool: &&&Spec| {
                 matches!(condition, Condition::Touches { .. }) && tool.shell.as_ref().is_some_and(|shell| stars_over(path, shell))
             };
             problems.extend(governed.iter().filter(hidden).map(|tool| {
-                let message = format!("with `{path}`, the shell command of `{}` would be looked at as if it were a path", tool.name());
+                let message = format!("`{path}` would treat the shell command of `{}` as a path", tool.name());
                 let problem = Problem::at(format!("where.{index}.argument"), message);
-                problem.help("leave `argument` out, to look through all of them, or name one")
+                problem.help("omit `argument` to check all arguments, or name one")
             }));
         }
         problems
     }
 }
 
-/// Whether a path with `*` in it reaches another, or what that stands in.
+/// Returns whether a path with `*` matches another path or one of its parents.
 fn stars_over(path: &Pointer, other: &Pointer) -> bool {
     let (path, other) = (path.parts(), other.parts());
     let reaches = |(part, own): (&String, &String)| part == "*" || part == own;
     path.iter().any(|part| part == "*") && path.len() <= other.len() && path.iter().zip(other).all(reaches)
 }
 
-/// What speaks against a call.
+/// A match of all conditions.
 pub(super) struct Against {
     errors: Vec<FieldError>,
-    /// Where nobody can tell whether it really does, why.
+    /// The reason why the match is uncertain, if it is.
     doubt: Option<String>,
 }
 
@@ -209,7 +228,7 @@ impl Policy for Deny {
         let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
         problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, None)));
         if !self.approvers.is_empty() && !self.asks {
-            problems.push(Problem::at("approvers", "nobody is asked by a rule that denies").help("use `ask`"));
+            problems.push(Problem::at("approvers", "`approvers` has no effect in a rule that denies").help("use `ask`"));
         }
         problems.extend(self.refusal.problems(tools));
         problems
@@ -225,7 +244,7 @@ impl Policy for Deny {
     }
 
     fn definition(&self) -> String {
-        format!("{self:?}")
+        definition::definition(if self.asks { "ask" } else { "deny" }, &self.definition_parts())
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
@@ -243,7 +262,7 @@ impl Policy for Deny {
             return Ok(Verdict::allow());
         }
         if let Some(doubt) = doubt {
-            let reason = format!("It cannot be told what this call does: {doubt}.");
+            let reason = format!("Toolgate cannot determine what this call does: {doubt}.");
             return Ok(Verdict::Ask(reason, Terms { approvers: self.approvers.clone(), ..Terms::default() }));
         }
         if self.asks {
@@ -255,7 +274,8 @@ impl Policy for Deny {
     }
 
     fn remedies(&self, _: &Ask<'_>) -> Option<Vec<Remedy>> {
-        // What hangs on the arguments alone stays as it is; an expression may hang on the time, on limits, on origins.
+        // No other call changes a decision on the arguments alone. An expression may depend on the
+        // time, on limits and on provenance.
         self.when.is_none().then(Vec::new)
     }
 }

@@ -1,4 +1,4 @@
-//! What a decision rests on, loaded before it is made and recorded with it.
+//! Defines the facts that a decision is based on: loaded before it and recorded with it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,27 +14,31 @@ use crate::session::{Evidence, EvidenceKey, State};
 use crate::store::{ApprovalState, Target};
 use crate::values::Known;
 
-/// What a policy wants to know before it decides. What is not named here is not there.
+/// The facts that a policy requests before it decides.
+///
+/// A fact that is not requested here is not available to the policy.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Needs {
     /// Evidence to look up.
     pub evidence: Vec<EvidenceKey>,
     /// Counters to read, each with its window.
     pub counters: Vec<(String, Option<SignedDuration>)>,
-    /// What policies remembered.
+    /// Marks (values that policies stored in the session) to read.
     pub marks: Vec<String>,
-    /// Files to look at.
+    /// Files to inspect.
     pub files: Vec<String>,
-    /// Values whose origin matters, each under the place where it stands in the arguments.
+    /// Values whose provenance is needed, each with its path in the arguments.
     pub origins: Vec<(String, Value)>,
-    /// Whether the home directory is wanted: what `~` stands for in paths.
+    /// Whether the home directory, which `~` in paths means, is needed.
     pub home: bool,
-    /// Set where what else is wanted hangs on the evidence: `needs` is asked once more when that is there.
+    /// Whether further requests depend on the evidence.
+    ///
+    /// If set, `needs` is called once more after the evidence is loaded.
     pub again: bool,
 }
 
 impl Needs {
-    /// Leaves out what is known already.
+    /// Removes the requests that are already answered.
     pub(crate) fn less(&mut self, facts: &Facts) {
         self.evidence.retain(|key| !facts.evidence.iter().any(|(known, _)| known == key));
         self.counters.retain(|(name, window)| !facts.counters.iter().any(|(known, w, _)| known == name && w == window));
@@ -44,8 +48,9 @@ impl Needs {
         self.home &= facts.home.is_none();
     }
 
-    /// Evidence of a tool's success, about one entity where one is given.
-    /// `reported` says whether what a client told is wanted beside what ran here.
+    /// Requests evidence that a tool succeeded, about one entity if one is given.
+    ///
+    /// With `reported`, evidence that a client reported counts too, not only calls that ran here.
     pub fn evidence_of(&mut self, tool: &Arc<str>, about: Option<(&Arc<str>, &Value)>, reported: bool) {
         let key = EvidenceKey::tool(Arc::clone(tool));
         let key = match about {
@@ -58,101 +63,105 @@ impl Needs {
         self.evidence.push(key);
     }
 
-    /// Whether neither the store nor a file has to be asked.
+    /// Returns whether no request needs the store or a file.
     pub(crate) fn is_empty(&self) -> bool {
         self.evidence.is_empty() && self.counters.is_empty() && self.marks.is_empty() && self.files.is_empty() && self.origins.is_empty()
     }
 }
 
-/// What is known of a file.
+/// The state of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileFact {
-    /// There is nothing at the path.
+    /// No file exists at the path.
     Absent,
-    /// There is a file with this content.
+    /// The file exists; the digest of its content.
     Present(Digest),
-    /// It cannot be looked at; why.
+    /// The file cannot be read; the reason.
     Unreadable(String),
 }
 
-/// What a decision rests on. It is recorded with the decision, so that the decision can be made again.
+/// The facts that a decision is based on.
+///
+/// They are recorded with the decision, so that replay can repeat it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Facts {
-    /// The clock.
+    /// The time of the decision.
     pub now: Timestamp,
-    /// Evidence, found or not.
+    /// Evidence by key; `None` if there is none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evidence: Vec<(EvidenceKey, Option<Arc<Evidence>>)>,
-    /// Counters.
+    /// Counters, each with its window and the amount used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub counters: Vec<(String, Option<SignedDuration>, Decimal)>,
-    /// What policies remembered.
+    /// Marks that policies stored in the session.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub marks: BTreeMap<String, Option<Value>>,
-    /// Files.
+    /// Files by path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, FileFact>,
-    /// Where values of the arguments were seen before, by place.
+    /// The provenance of argument values, by their path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub origins: BTreeMap<String, Known>,
-    /// The home directory, where a rule looked at a path from there: what `~` stood for.
+    /// The home directory (`~` in paths), if a rule used it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<String>,
-    /// What hooks answered, in order.
+    /// The answers of the hooks, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<HookFact>,
-    /// What rules that only observe would have said, where it was not "yes".
+    /// Verdicts other than "allow" of rules in observe mode.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub observed: Vec<Observed>,
-    /// What the door had against it.
+    /// The reason why the transport rejected the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turned_away: Option<String>,
-    /// Whether that is that it could not be understood.
+    /// Whether the transport rejected the call because it could not parse the request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub misread: bool,
-    /// The kill switch that was on.
+    /// The kill switch that was on, and its reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<(Target, String)>,
-    /// Whether the time that the caller gave it was up.
+    /// Whether the deadline of the caller had passed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub late: bool,
-    /// How many rows the ledger had when the call came to its session.
+    /// The number of ledger rows when the call opened its session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u64>,
-    /// When the session began.
+    /// The time when the session started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opened: Option<Timestamp>,
-    /// Whether the client ran the tool and said what came of it.
+    /// Whether the client ran the tool and reported the result.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reported: bool,
-    /// What a client says that it ran, where that is something else than was admitted.
+    /// The arguments that the client ran the tool with, if they differ from the admitted ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ran: Option<Value>,
-    /// What was known of an earlier call under the same key.
+    /// The state of an earlier call with the same key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recalled: Option<RecallFact>,
-    /// How that call was known. Older rows do not tell.
+    /// The kind of key that found the earlier call; absent in older rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recalled_by: Option<RecalledBy>,
-    /// How often the same call was made.
+    /// How often the same call was repeated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// What was used of each budget.
+    /// The amount used of each budget.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub budget: Vec<Used>,
-    /// The word of a person.
+    /// The approval that applied to the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub approval: Option<ApprovalFact>,
-    /// What was used of each limit when it was claimed.
+    /// The amount used of each limit at the time of the claim.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claimed: Vec<Used>,
-    /// Who looks back is told what a decision hung on that is not known any more.
+    /// Records during replay which fact of the decision is missing.
     #[serde(skip)]
     pub(crate) watch: Watch,
 }
 
-/// What a decision hung on that nobody knows any more. Nobody watches while calls are made.
+/// Records the first fact that a replayed decision needs and that is missing.
+///
+/// The tracker is off for live calls.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Watch(pub(crate) Option<Arc<Mutex<Option<String>>>>);
 
@@ -167,7 +176,7 @@ impl Watch {
         Self(Some(Arc::default()))
     }
 
-    /// The first thing that is not known is the one that is told.
+    /// Records a missing fact; only the first one is kept.
     pub(crate) fn unknown(&self, what: impl FnOnce() -> String) {
         if let Some(told) = &self.0 {
             crate::lock(told).get_or_insert_with(what);
@@ -179,68 +188,68 @@ impl Watch {
     }
 }
 
-/// What is used of a counter, in a stretch of time where it has one.
+/// A counter, its time window if it has one, and the amount used.
 pub type Used = (String, Option<SignedDuration>, Decimal);
 
-/// What was known of an earlier call under the same key.
+/// The state of an earlier call with the same key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecallFact {
-    /// It had ended.
+    /// The call had ended.
     Settled,
-    /// It had ended so long ago that its outcome is not kept.
+    /// The call had ended so long ago that its outcome was no longer stored.
     Forgotten,
-    /// It was running.
+    /// The call was running.
     InProgress,
-    /// Nobody knew.
+    /// The outcome of the call was unknown.
     Pending,
-    /// It had other arguments.
+    /// The call had other arguments.
     KeyReused,
 }
 
-/// How an earlier call was known.
+/// The kind of key that found an earlier call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecalledBy {
-    /// By the key that the client gave.
+    /// The idempotency key of the client.
     Key,
-    /// By its arguments, as its tool is `once`.
+    /// The arguments, because the tool is declared `once`.
     Once,
 }
 
-/// What a person had said.
+/// The state of an approval at the time of a decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApprovalFact {
-    /// The approval.
+    /// The id of the approval.
     pub id: String,
-    /// Where it stood.
+    /// The state of the approval.
     pub state: ApprovalState,
-    /// Whose question it answered.
+    /// The rules and hooks that asked for the approval.
     pub asked_by: Vec<String>,
-    /// Who had answered.
+    /// The person who answered.
     pub answered_by: Option<String>,
-    /// Until when it could be used.
+    /// The time until which the approval could be used.
     pub expires: Timestamp,
-    /// Whether the call named it.
+    /// Whether the call named the approval.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub named: bool,
 }
 
 impl Facts {
-    /// Nothing but the clock.
+    /// Creates facts that contain only the time.
     #[must_use]
     pub fn at(now: Timestamp) -> Self {
         Self { now, ..Self::default() }
     }
 
-    /// Lets go of evidence that is taken away as the session stands.
+    /// Drops evidence that the session has revoked.
     pub(crate) fn keep_what_stands(&mut self, state: &State) {
         for (_, proof) in &mut self.evidence {
             *proof = proof.take().filter(|proof| state.stands(proof));
         }
     }
 
-    /// Takes evidence, marks and origins from a snapshot of the session: they are needed no more.
+    /// Answers the requests for evidence, marks and origins from a snapshot of the session.
     pub(crate) fn take_from(&mut self, needs: &mut Needs, state: &State) {
         self.evidence.reserve_exact(needs.evidence.len());
         for key in needs.evidence.drain(..) {
@@ -257,29 +266,29 @@ impl Facts {
     }
 }
 
-/// What one hook answered.
+/// The answer of a hook.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HookFact {
-    /// The hook.
+    /// The name of the hook.
     pub hook: String,
     /// `allow`, `deny` or `ask`.
     pub said: String,
-    /// Whether it rewrote the arguments.
+    /// Whether the hook rewrote the arguments.
     pub rewrote: bool,
-    /// The tool that its refusal sent the model to, where this caller cannot use it: that was left out.
+    /// The redirect tool of the hook that was left out, because this caller cannot use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_redirect: Option<String>,
 }
 
-/// What a rule that only observes would have said.
+/// The verdict of a rule in observe mode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observed {
-    /// The rule.
+    /// The name of the rule.
     pub rule: String,
     /// `deny`, `ask` or `fault`.
     pub said: String,
-    /// The code of the refusal.
+    /// The code of the denial.
     pub code: String,
-    /// Why.
+    /// The reason.
     pub message: String,
 }

@@ -1,9 +1,10 @@
-//! `flow` and `only_from`: where the values of an argument may come from.
+//! Implements `flow` and `only_from`: rules about the provenance of argument values.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::problem::unknown_tool;
 use super::refusal::refusal_setters;
+use super::definition;
 use super::{Ask, Condition, Fault, Needs, Note, Policy, Problem, Refusal, ToolNames, Verdict};
 use crate::error::FieldError;
 use crate::json::Pointer;
@@ -11,11 +12,11 @@ use crate::schema::declares;
 use crate::tool::Spec;
 use crate::values::{USER, leaves, names, reported};
 
-/// How many values of one argument are looked at.
+/// The maximum number of values in one argument.
 const MAX_VALUES: usize = 1_000;
 
-/// Keeps values that untrusted results brought in out of some arguments; or, stronger, lets only values from some
-/// sources in.
+/// Denies argument values that come from untrusted results, or allows only values from given
+/// sources.
 ///
 /// ```
 /// use toolgate::policy::Flow;
@@ -27,17 +28,17 @@ pub struct Flow {
     name: String,
     tools: ToolNames,
     arguments: Vec<Pointer>,
-    /// Whether a value of unknown origin is refused as well.
+    /// Whether a value of unknown provenance is denied too.
     strict: bool,
     trusted: Vec<String>,
-    /// Whether what a client reports of the trusted tools counts.
+    /// Whether results of trusted tools that a client reports count.
     reported: bool,
     literals: Vec<Value>,
     refusal: Refusal,
 }
 
 impl Flow {
-    /// A value that came out of an untrusted result may not reach these arguments.
+    /// Creates a rule that denies values from untrusted results in these arguments.
     pub fn new<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, arguments: impl IntoIterator<Item = &'a str>) -> Self {
         Self {
             name: name.to_owned(),
@@ -50,40 +51,40 @@ impl Flow {
             refusal: Refusal {
                 category: crate::error::Category::Permission,
                 code: crate::code::UNTRUSTED_VALUE.to_owned(),
-                ..Refusal::of(name, "a value that came out of an untrusted result may not be used here")
+                ..Refusal::of(name, "a value from an untrusted result may not be used here")
             },
         }
     }
 
-    /// These arguments must come from the sources that are named next, and from nowhere else.
+    /// Creates a rule that allows only values from the sources that are added next.
     pub fn only_from<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, arguments: impl IntoIterator<Item = &'a str>) -> Self {
         let flow = Self::new(name, tools, arguments);
         let refusal = Refusal { reason: "this value must come from a known source".to_owned(), ..flow.refusal };
         Self { strict: true, refusal, ..flow }
     }
 
-    /// Believes what these tools say.
+    /// Trusts the results of these tools.
     #[must_use]
     pub fn trust_tools<'a>(mut self, tools: impl IntoIterator<Item = &'a str>) -> Self {
         self.trusted.extend(tools.into_iter().map(str::to_owned));
         self
     }
 
-    /// Believes what a client reports of these tools as well.
+    /// Trusts results of these tools that a client reports, too.
     #[must_use]
     pub const fn accept_reported(mut self) -> Self {
         self.reported = true;
         self
     }
 
-    /// Believes what the user says; see [`crate::Session::user_said`].
+    /// Trusts the user's own words; see [`crate::Session::user_said`].
     #[must_use]
     pub fn trust_user(mut self) -> Self {
         self.trusted.push(USER.to_owned());
         self
     }
 
-    /// Believes these values.
+    /// Trusts these values.
     #[must_use]
     pub fn trust_values(mut self, values: impl IntoIterator<Item = Value>) -> Self {
         if let Condition::In(values) = Condition::one_of(values) {
@@ -99,12 +100,13 @@ impl Flow {
             self.trusted.iter().map(|source| if source == USER { "the user's own words".to_owned() } else { format!("`{source}`") });
         let literals = (!self.literals.is_empty()).then(|| "a fixed list".to_owned());
         let all: Vec<String> = tools.chain(literals).collect();
-        if all.is_empty() { "no source at all".to_owned() } else { all.join(" or ") }
+        if all.is_empty() { "no source".to_owned() } else { all.join(" or ") }
     }
 }
 
-/// Every text and number at a path of the arguments, with its place and whether it is secret; and names of members that no
-/// schema declares, because those are values, too. Where there are too many of them, that is said.
+/// Visits every text and number at a path of the arguments, with its path and whether it is secret.
+///
+/// Undeclared member names count as values too. Too many values are a fault.
 pub(super) fn each_value(ask: &Ask<'_>, path: &Pointer, f: &mut dyn FnMut(&str, &Value, bool)) -> Result<(), Fault> {
     let (mut count, mut visited) = (0, 0);
     let mut counted = |place: &str, prefix: &str, value: &Value| {
@@ -112,7 +114,7 @@ pub(super) fn each_value(ask: &Ask<'_>, path: &Pointer, f: &mut dyn FnMut(&str, 
         let secret = ask.is_secret(&Pointer::from(place));
         match (count <= MAX_VALUES, secret) {
             (false, _) => {}
-            // Below a secret, a place may tell it.
+            // The path of a value below a secret may reveal the secret.
             (true, true) => f(&format!("{path} #{count}"), value, true),
             (true, false) => f(&format!("{prefix}{place}"), value, false),
         }
@@ -127,7 +129,7 @@ pub(super) fn each_value(ask: &Ask<'_>, path: &Pointer, f: &mut dyn FnMut(&str, 
             }
             let parent = Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
             if !declares(ask.tool, &parent, name) {
-                // No path begins like this.
+                // The prefix cannot collide with a path.
                 counted(place, "name of ", &Value::String(name.to_owned()));
             }
         });
@@ -152,7 +154,7 @@ impl Policy for Flow {
         let places = self.arguments.iter().enumerate().map(|(index, path)| (format!("arguments.{index}"), path));
         problems.extend(self.tools.unknown_arguments(tools, places));
         if self.arguments.is_empty() {
-            problems.push(Problem::at("arguments", "it guards no argument, so it would never speak").help("name at least one"));
+            problems.push(Problem::at("arguments", "the rule guards no argument, so it never applies").help("name at least one"));
         }
         let sources = self.trusted.iter().filter(|source| *source != USER).enumerate();
         for (index, source) in sources.clone() {
@@ -165,18 +167,18 @@ impl Policy for Flow {
         for (index, source) in sources {
             if tools.iter().any(|tool| tool.name() == source && tool.untrusted) {
                 let problem =
-                    Problem::at(format!("trusted.{index}"), format!("`{source}` is declared untrusted, and this rule believes it"));
-                problems.push(problem.help("take it out here, or do not declare it untrusted"));
+                    Problem::at(format!("trusted.{index}"), format!("`{source}` is declared untrusted, but this rule trusts it"));
+                problems.push(problem.help("remove it from the rule, or do not declare it untrusted"));
             }
         }
         if self.strict && self.trusted.is_empty() && self.literals.is_empty() {
             problems
-                .push(Problem::at("trusted", "it names no source, so no value would ever pass").help("name a tool, the user or values"));
+                .push(Problem::at("trusted", "the rule names no source, so it denies every value").help("name a tool, the user or values"));
         }
         if !self.strict && !tools.iter().any(|tool| tool.untrusted) {
             problems.push(
-                Problem::new("no tool of this agent is declared untrusted, so it would never speak")
-                    .help("declare one, or use `only_from`"),
+                Problem::new("no tool of this agent is declared untrusted, so the rule never applies")
+                    .help("declare a tool untrusted, or use `only_from`"),
             );
         }
         problems.extend(self.refusal.problems(tools));
@@ -188,12 +190,22 @@ impl Policy for Flow {
     }
 
     fn definition(&self) -> String {
-        format!("{self:?}")
+        let parts = json!({
+            "name": self.name,
+            "tools": definition::names(&self.tools),
+            "arguments": self.arguments.iter().map(definition::pointer).collect::<Value>(),
+            "strict": self.strict,
+            "trusted": self.trusted,
+            "reported": self.reported,
+            "literals": self.literals,
+            "refusal": definition::refusal(&self.refusal),
+        });
+        definition::definition("flow", &parts)
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
         for path in &self.arguments {
-            // Where there are too many, `check` says so.
+            // If there are too many values, `check` reports the fault.
             let _ = each_value(ask, path, &mut |place, leaf, _| needs.origins.push((place.to_owned(), leaf.clone())));
         }
     }
@@ -217,17 +229,17 @@ impl Policy for Flow {
                 let from = match (trusted, known.untrusted, known.overflowed) {
                     (true, ..) => "known from a trusted source",
                     (_, true, _) => "seen in an untrusted result",
-                    (_, _, true) => "unknown, and not everything could be remembered",
+                    (_, _, true) => "unknown, and the record of values is incomplete",
                     _ => "unknown",
                 };
                 Note { what: format!("origin of {place}"), found: format!("{shown}: {from}"), holds: refused }
             });
-            // Twenty are enough to see what is meant.
+            // List at most 20 values to keep the error short.
             if refused && errors.len() < 20 {
                 let expected = if self.strict {
                     format!("a value from {}", self.sources())
                 } else {
-                    format!("no value that only an untrusted result has brought in; {} may vouch for it", self.sources())
+                    format!("a value that does not come from an untrusted result, or one that also comes from {}", self.sources())
                 };
                 errors.push(FieldError { path: place.to_owned(), expected, got: shown, did_you_mean: None });
             }

@@ -1,13 +1,15 @@
-//! `limit`: at most so many calls, or at most a sum, per session, principal or entity, in a window.
+//! Implements `limit`: a maximum number of calls, or a maximum sum, per session, principal or
+//! entity, optionally in a time window.
 
 use jiff::SignedDuration;
 use rust_decimal::Decimal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use std::sync::Arc;
 
 use super::problem::{not_one, secret_key, unknown_tool};
 use super::refusal::refusal_setters;
+use super::definition;
 use super::{Ask, Caps, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
 use crate::error::{FieldError, ToolError};
 use crate::json::{Pointer, decimal_of, with_canonical};
@@ -16,26 +18,28 @@ use crate::schema::{At, at, may_be, resolve};
 use crate::session::Origin;
 use crate::tool::Spec;
 
-/// What can be added up.
+/// Describes the values that can be summed.
 const AMOUNT: &str = "a number of at least 0, with at most 28 digits";
 
 /// An argument that a limit cannot use.
 struct Unusable<'a> {
     path: &'a Pointer,
-    /// What stands there, if anything.
+    /// The value at the path, if any.
     found: Option<&'a Value>,
-    /// What should.
+    /// The expected value.
     expected: &'static str,
-    /// For the operator, where nobody else can mend it.
+    /// The message for the operator, if the model cannot correct the argument.
     why: String,
 }
 
 impl<'a> Unusable<'a> {
     fn missing(path: &'a Pointer, expected: &'static str) -> Self {
-        Self { path, found: None, expected, why: format!("there is no `{path}`, and the limit hangs on it") }
+        Self { path, found: None, expected, why: format!("`{path}` is missing, and the limit depends on it") }
     }
 
-    /// Whether another call could be right: the schema of the tool lets the argument be there, and be a number where one is wanted.
+    /// Returns whether the model can correct the argument.
+    ///
+    /// The schema of the tool must allow the argument, and a number if one is expected.
     fn can_be_mended(&self, tool: &Spec) -> bool {
         let schema = match at(tool, self.path) {
             At::Missing(..) => return false,
@@ -52,8 +56,10 @@ impl<'a> Unusable<'a> {
     }
 }
 
-/// Whether a proved field says whose a limit is. Null, blank text, and a list or an object, which has an order or more members another
-/// time, would be purses of their own.
+/// Returns whether a proved field can identify the owner of a limit.
+///
+/// Null and blank text identify no owner. A list or an object may have another order or more
+/// members in the next call, and would then get a counter of its own.
 fn is_a_name(value: &Value) -> bool {
     match value {
         Value::String(text) => !text.trim().is_empty(),
@@ -62,16 +68,18 @@ fn is_a_name(value: &Value) -> bool {
     }
 }
 
-/// Whose limit it is.
+/// The owner of a limit: each owner has its own counter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Per {
-    /// One session.
+    /// A session.
     Session,
-    /// One principal, over all sessions.
+    /// A principal, over all its sessions.
     Principal,
-    /// What an argument names, over all sessions and principals.
+    /// The entity that an argument names, over all sessions and principals.
     Entity(Pointer),
-    /// What evidence names, over all sessions and principals: the order says whose it is, not the model.
+    /// The entity that evidence names, over all sessions and principals.
+    ///
+    /// The order names the customer, not the model.
     Proved(Box<Proved>),
 }
 
@@ -82,13 +90,15 @@ pub struct Proved {
     pub tool: Arc<str>,
     /// The entity that the evidence is about, and the argument that names it.
     pub same: (Arc<str>, Pointer),
-    /// The proved field that says whose limit it is.
+    /// The proved field that names the owner of the limit.
     pub field: Pointer,
-    /// The argument that counts where there is no evidence; without one, no evidence is a denial.
+    /// The argument that names the owner if there is no evidence.
+    ///
+    /// Without this argument, missing evidence is a denial.
     pub otherwise: Option<Pointer>,
 }
 
-/// A limit that is reserved before the tool runs, and is settled by what happened.
+/// A limit that reserves an amount before the tool runs and settles it by the outcome.
 ///
 /// ```
 /// use toolgate::policy::{Limit, Per};
@@ -101,9 +111,9 @@ pub struct Proved {
 pub struct Limit {
     name: String,
     tools: ToolNames,
-    /// The argument that is summed; without it calls are counted.
+    /// The argument that is summed; `None` counts calls.
     amount: Option<Pointer>,
-    /// An argument that keeps sums apart.
+    /// An argument whose values have separate sums.
     currency: Option<Pointer>,
     most: Decimal,
     per: Per,
@@ -112,7 +122,32 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// At most so many calls.
+    /// Returns what [`Policy::definition`] is made of.
+    pub(super) fn definition_parts(&self) -> Value {
+        let per = match &self.per {
+            Per::Session => json!("session"),
+            Per::Principal => json!("principal"),
+            Per::Entity(path) => json!({ "entity": path.to_string() }),
+            Per::Proved(proved) => json!({
+                "tool": proved.tool,
+                "same": [proved.same.0, proved.same.1.to_string()],
+                "field": proved.field.to_string(),
+                "otherwise": proved.otherwise.as_ref().map(definition::pointer),
+            }),
+        };
+        json!({
+            "name": self.name,
+            "tools": definition::names(&self.tools),
+            "amount": self.amount.as_ref().map(definition::pointer),
+            "currency": self.currency.as_ref().map(definition::pointer),
+            "max": self.most.to_string(),
+            "per": per,
+            "window": self.window.map(definition::duration),
+            "refusal": definition::refusal(&self.refusal),
+        })
+    }
+
+    /// Limits the number of calls.
     pub fn calls<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, most: u64) -> Self {
         let refusal = Refusal::of(name, format!("the limit `{name}` of {most} calls is reached"));
         Self {
@@ -127,27 +162,29 @@ impl Limit {
         }
     }
 
-    /// At most this sum of an argument. What cannot be added up, such as a negative amount, is refused as an invalid argument.
+    /// Limits the sum of an argument.
+    ///
+    /// An amount that cannot be summed, such as a negative one, is denied as an invalid argument.
     pub fn sum<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, argument: impl Into<Pointer>, most: Decimal) -> Self {
-        let refusal = Refusal::of(name, format!("the limit `{name}` of {most} in all would be passed"));
+        let refusal = Refusal::of(name, format!("the limit `{name}` of {most} in total would be exceeded"));
         Self { amount: Some(argument.into()), most, refusal, ..Self::calls(name, tools, 0) }
     }
 
-    /// Whose limit it is: the session's unless said.
+    /// Sets the owner of the limit [default: the session].
     #[must_use]
     pub fn per(mut self, per: Per) -> Self {
         self.per = per;
         self
     }
 
-    /// In any stretch of this length.
+    /// Applies the limit to any time window of this length.
     #[must_use]
     pub const fn within(mut self, window: SignedDuration) -> Self {
         self.window = Some(window);
         self
     }
 
-    /// Keeps a sum for each value of this argument. Small letters and capitals are the same, and so are spaces around them.
+    /// Keeps a separate sum for each value of this argument, ignoring case and outer spaces.
     #[must_use]
     pub fn currency(mut self, argument: impl Into<Pointer>) -> Self {
         self.currency = Some(argument.into());
@@ -156,12 +193,12 @@ impl Limit {
 
     refusal_setters!();
 
-    /// How far back it looks.
+    /// Returns the length of the time window.
     pub(super) const fn window(&self) -> Option<SignedDuration> {
         self.window
     }
 
-    /// The argument that says whose it is.
+    /// Returns the argument that names the owner.
     fn whose(&self) -> Option<&Pointer> {
         match &self.per {
             Per::Session | Per::Principal => None,
@@ -170,12 +207,12 @@ impl Limit {
         }
     }
 
-    /// An argument that its counter hangs on and a tool does not take.
+    /// Returns an argument that the counter depends on and that the tool does not accept.
     pub(super) fn lacks(&self, tool: &Spec) -> Option<&Pointer> {
         self.currency.iter().chain(self.whose()).find(|path| matches!(crate::schema::at(tool, path), crate::schema::At::Missing(..)))
     }
 
-    /// What is never a number does not add up.
+    /// Reports a summed argument that is never a number.
     fn never_adds_up(&self, tool: &Spec) -> Option<Problem> {
         let path = self.amount.as_ref()?;
         let At::Known(schema) = at(tool, path) else { return None };
@@ -183,7 +220,7 @@ impl Limit {
         if may_be(map, "number") || may_be(map, "integer") {
             return None;
         }
-        let problem = Problem::at("sum", format!("`{path}` of `{}` is never a number, and only numbers add up", tool.name()));
+        let problem = Problem::at("sum", format!("`{path}` of `{}` is never a number, so it cannot be summed", tool.name()));
         Some(problem.help("name an argument that is declared as a number"))
     }
 
@@ -192,10 +229,10 @@ impl Limit {
     }
 
     fn argument<'a>(ask: &Ask<'a>, path: &Pointer) -> Result<&'a Value, Fault> {
-        ask.said(path).ok_or_else(|| Fault::new(format!("there is no `{path}`, and the limit hangs on it")))
+        ask.said(path).ok_or_else(|| Fault::new(format!("`{path}` is missing, and the limit depends on it")))
     }
 
-    /// The sum of every value at a path.
+    /// Returns the sum of all values at a path.
     fn total<'a>(ask: &Ask<'a>, path: &'a Pointer) -> Result<Decimal, Unusable<'a>> {
         let values = ask.arguments_at(path);
         if values.is_empty() {
@@ -203,22 +240,25 @@ impl Limit {
         }
         values.into_iter().try_fold(Decimal::ZERO, |sum, found| {
             let wrong = |why: String| Unusable { path, found, expected: AMOUNT, why };
-            let amount = found.and_then(decimal_of).ok_or_else(|| wrong(format!("`{path}` is no exact number")))?;
+            let amount = found.and_then(decimal_of).ok_or_else(|| wrong(format!("`{path}` is not an exact number")))?;
             if amount < Decimal::ZERO {
-                return Err(wrong("a negative amount has no place in a sum".to_owned()));
+                return Err(wrong("a sum accepts no negative amounts".to_owned()));
             }
-            sum.checked_add(amount).ok_or_else(|| wrong(format!("`{path}` is too large to add up")))
+            sum.checked_add(amount).ok_or_else(|| wrong(format!("the sum of `{path}` is too large")))
         })
     }
 
-    /// An argument that says whose the limit is, and is not there.
+    /// Returns an argument that names the owner or the currency and is missing.
     fn unsaid<'a>(&'a self, ask: &Ask<'a>) -> Option<Unusable<'a>> {
         let missing = self.whose().into_iter().chain(&self.currency).find(|path| ask.said(path).is_none())?;
         Some(Unusable { found: ask.argument(missing), ..Unusable::missing(missing, "given") })
     }
 
-    /// An argument that cannot be used is the model's to mend, as one that does not fit the schema. What the tool's own declaration does not let
-    /// be otherwise, the model cannot mend, and what is not known yet may still come: that is a fault.
+    /// Denies a call with an unusable argument.
+    ///
+    /// The model can correct such an argument, as it corrects one that does not fit the schema. If
+    /// the declaration of the tool rules out a usable value, or if the arguments are not complete
+    /// yet, the result is a fault.
     fn cannot_use(&self, ask: &Ask<'_>, wrong: &Unusable<'_>) -> Result<Verdict, Fault> {
         if ask.sketch || !wrong.can_be_mended(ask.tool) {
             return Err(Fault::new(wrong.why.clone()));
@@ -226,26 +266,26 @@ impl Limit {
         let path = wrong.path;
         let got = wrong.found.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
         let expected = wrong.expected.to_owned();
-        let message = format!("{}: `{path}` must be {expected}, for the limit `{}` hangs on it; got {got}", ask.tool.name(), self.name);
+        let message = format!("{}: `{path}` must be {expected}, because the limit `{}` depends on it; got {got}", ask.tool.name(), self.name);
         let mut error = ToolError::of(crate::code::INVALID_ARGUMENTS, message);
         error.errors.push(FieldError { path: path.to_string(), expected, got, did_you_mean: None });
         Ok(Verdict::deny(error))
     }
 
-    /// The entity as evidence names it, where there is any.
+    /// Returns the entity that evidence names, or the fallback argument.
     fn proved_entity<'a>(ask: &Ask<'a>, proved: &Proved) -> Result<&'a Value, Fault> {
         let (entity, argument) = &proved.same;
         let about = Self::argument(ask, argument)?;
         let evidence = ask.evidence_of(&proved.tool, Some((entity, about)), false)?;
         match (evidence, &proved.otherwise) {
-            // Where there is evidence, it must say whose limit it is: the model does not get to.
+            // If there is evidence, it must name the owner. The model must not choose the owner.
             (Some(proof), _) => proof
                 .fields
                 .get(proved.field.to_string())
                 .filter(|whose| is_a_name(whose))
-                .ok_or_else(|| Fault::new(format!("what `{}` has proved does not say whose limit this is", proved.tool))),
+                .ok_or_else(|| Fault::new(format!("the evidence of `{}` does not name the owner of the limit", proved.tool))),
             (None, Some(path)) => Self::argument(ask, path),
-            (None, None) => Err(Fault::new(format!("`{}` has proved nothing yet about whose limit this is", proved.tool))),
+            (None, None) => Err(Fault::new(format!("there is no evidence of `{}` yet that names the owner of the limit", proved.tool))),
         }
     }
 
@@ -256,7 +296,7 @@ impl Limit {
         matches!(evidence, Ok(Some(proof)) if proof.origin == Origin::Assumed)
     }
 
-    /// The counter that a call is charged to.
+    /// Returns the name of the counter that a call is charged to.
     pub(super) fn counter(&self, ask: &Ask<'_>) -> Result<String, Fault> {
         let whose = match &self.per {
             Per::Session => format!("session\u{1f}{}\u{1f}{}", ask.key.principal, ask.key.session),
@@ -265,7 +305,7 @@ impl Limit {
             Per::Proved(proved) => with_canonical(Self::proved_entity(ask, proved)?, |value| format!("entity\u{1f}{value}")),
         };
         let currency = match &self.currency {
-            // However a code is written, it is one purse.
+            // All spellings of a currency code share one counter.
             Some(path) => match Self::argument(ask, path)? {
                 Value::String(code) => with_canonical(&Value::String(code.trim().to_ascii_uppercase()), str::to_owned),
                 other => with_canonical(other, str::to_owned),
@@ -286,7 +326,7 @@ impl Policy for Limit {
     }
 
     fn looks_back(&self) -> Option<SignedDuration> {
-        // Whose it is may have been proved at any time.
+        // The evidence that names the owner may be of any age.
         self.window.filter(|_| !matches!(self.per, Per::Proved(_)))
     }
 
@@ -318,10 +358,10 @@ impl Policy for Limit {
             }
         }
         if self.most < Decimal::ZERO {
-            problems.push(Problem::at("most", format!("a limit of {} can never be kept", self.most)));
+            problems.push(Problem::at("most", format!("the limit is negative: {}", self.most)));
         }
         if self.window.is_some_and(|window| window <= SignedDuration::ZERO) {
-            problems.push(Problem::at("within", "a window has a length").help("like `24h`"));
+            problems.push(Problem::at("within", "the window must be longer than 0").help("like `24h`"));
         }
         problems.extend(self.refusal.problems(tools));
         problems
@@ -334,7 +374,7 @@ impl Policy for Limit {
     }
 
     fn definition(&self) -> String {
-        format!("{self:?}")
+        definition::definition("limit", &self.definition_parts())
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
@@ -358,7 +398,7 @@ impl Policy for Limit {
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        // Whose limit it is will only be known once the tool has said so.
+        // The owner is known only after the tool has run.
         if self.is_assumed(ask) {
             return Ok(Verdict::allow());
         }

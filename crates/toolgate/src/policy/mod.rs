@@ -1,9 +1,10 @@
-//! Rules that hold: pure, synchronous, and decided on facts that were loaded before.
+//! Defines policies: pure, synchronous rules that decide a call from facts loaded beforehand.
 
 mod analysis;
 mod ask;
 pub mod cel;
 mod condition;
+mod definition;
 mod deny;
 mod facts;
 mod flow;
@@ -33,7 +34,7 @@ pub use flow::Flow;
 pub use limit::{Limit, Per, Proved};
 pub use observe::{Observe, observe};
 pub(crate) use problem::ToolNames;
-pub use problem::{Place, Problem, Severity};
+pub use problem::{DiagnosticKind, Place, Problem, Severity};
 pub use read_before_write::ReadBeforeWrite;
 pub use refusal::Refusal;
 pub use require::Require;
@@ -46,157 +47,159 @@ use crate::resource::Expect;
 use crate::session::{Change, Revoked};
 use crate::tool::Spec;
 
-/// A policy could not decide. The call is refused.
+/// The reason why a policy could not decide; the call is denied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Fault(pub String);
 
 impl Fault {
-    /// A fault, in words for the operator.
+    /// Creates a fault with a message for the operator.
     pub fn new(why: impl Into<String>) -> Self {
         Self(why.into())
     }
 }
 
-/// What a policy says.
+/// The decision of a policy.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
-    /// It may pass, under these terms.
+    /// Allow the call, with these obligations.
     Allow(Terms),
-    /// It may not.
+    /// Deny the call.
     Deny(Box<ToolError>),
-    /// A person must say; why, and under which terms it may pass then.
+    /// Ask a person, for this reason; if approved, these obligations apply.
     Ask(String, Terms),
 }
 
 impl Verdict {
-    /// It may pass.
+    /// Allows the call without obligations.
     #[must_use]
     pub fn allow() -> Self {
         Self::Allow(Terms::default())
     }
 
-    /// A person must say.
+    /// Asks a person.
     pub fn ask(reason: impl Into<String>) -> Self {
         Self::Ask(reason.into(), Terms::default())
     }
 
-    /// It may not.
+    /// Denies the call with an error.
     #[must_use]
     pub fn deny(error: ToolError) -> Self {
         Self::Deny(Box::new(error))
     }
 }
 
-/// What a permission hangs on.
+/// Obligations that an allowed call must meet.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Terms {
-    /// Reserved at the claim; each with the error for when there is no room.
+    /// Charges to reserve at the claim, each with the error for an exhausted limit.
     pub charges: Vec<(Charge, ToolError)>,
-    /// What a file must look like when the tool opens it.
+    /// The state that files must have when the tool opens them.
     pub expects: Vec<Expect>,
-    /// Where a person is asked: who may answer. Anybody, where nobody is named.
+    /// The people who may answer an approval; an empty list means anyone.
     pub approvers: Vec<String>,
 }
 
-/// Whether a rule's word counts.
+/// Whether the verdicts of a rule are enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// What it says is done.
+    /// Verdicts are enforced.
     #[default]
     Enforce,
-    /// What it says is recorded and touches nothing else. Its counters run.
+    /// Verdicts are only recorded. The counters of the rule still run.
     Observe,
 }
 
-/// What can be known of a rule, as it governs one tool, before any call.
+/// The effects of a rule on one tool that are known before any call.
 #[derive(Debug, Clone, Default)]
 pub struct Outline<'a> {
-    /// Of each group, one tool must have succeeded; with the part of the rule that says so.
+    /// Groups of tools, each with the rule field that requires it.
+    ///
+    /// One tool of each group must have succeeded.
     pub after: Vec<(String, Vec<&'a str>)>,
-    /// What it forbids or asks about.
+    /// The calls that the rule denies or asks about.
     pub forbids: Option<Forbids<'a>>,
-    /// What it caps.
+    /// The limit that the rule sets.
     pub caps: Option<Caps<'a>>,
-    /// Whether it looks at files.
+    /// Whether the rule needs the file system.
     pub files: bool,
 }
 
-/// What a rule forbids: calls for which all conditions hold.
+/// The calls that a rule denies: those for which all conditions hold.
 #[derive(Debug, Clone, Copy)]
 pub struct Forbids<'a> {
-    /// All of them must hold.
+    /// The conditions, all of which must hold.
     pub conditions: &'a [(Pointer, Condition)],
-    /// Whether there is more to it than the conditions.
+    /// Whether the rule depends on more than the conditions.
     pub more: bool,
-    /// Whether a person is asked instead.
+    /// Whether the rule asks a person instead of denying.
     pub asks: bool,
 }
 
-/// What a rule caps.
+/// The limit that a rule sets.
 #[derive(Debug, Clone, Copy)]
 pub struct Caps<'a> {
-    /// The argument that is summed; without it calls are counted.
+    /// The argument that is summed; `None` counts calls.
     pub amount: Option<&'a Pointer>,
-    /// What keeps sums apart.
+    /// The argument whose values have separate sums.
     pub currency: Option<&'a Pointer>,
-    /// At most.
+    /// The maximum.
     pub most: Decimal,
-    /// Whose it is.
+    /// The owner of the limit.
     pub per: &'a Per,
-    /// In any stretch of this length.
+    /// The length of the time window.
     pub window: Option<SignedDuration>,
 }
 
 impl dyn Policy {
-    /// Whether it refuses calls of one of these tools by itself.
+    /// Returns whether the rule denies calls of one of these tools on its own.
     pub(crate) fn outline_of<'a>(&self, mut tools: impl Iterator<Item = &'a Spec>) -> bool {
         tools.any(|tool| self.governs(tool) && self.outline(tool).forbids.is_some_and(|forbids| !forbids.asks))
     }
 }
 
-/// A call that would be a step towards a "yes".
+/// A call that would bring a denied call closer to being allowed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Remedy {
     /// The tool to call.
     pub tool: Arc<str>,
-    /// The entity that it must be about.
+    /// The entity that the call must be about.
     pub about: Option<(Arc<str>, Value)>,
-    /// Arguments that are known.
+    /// The arguments that are known.
     pub arguments: serde_json::Map<String, Value>,
-    /// What a policy will remember of it.
+    /// The marks that a policy will store after the call.
     pub marks: Vec<Change>,
 }
 
-/// Something that a tool saw or did, beyond its result.
+/// A file access by a tool, recorded in addition to the result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Observation {
-    /// It read the whole of a file.
+    /// The tool read a whole file.
     Read(String, Digest),
-    /// It wrote a file.
+    /// The tool wrote a file.
     Wrote(String, Digest),
-    /// It removed a file.
+    /// The tool removed a file.
     Removed(String),
-    /// It saw the name of a file in a list.
+    /// The tool listed a file name.
     Listed(String),
 }
 
-/// A call that succeeded.
+/// A successful call and its effects.
 #[derive(Debug, Clone, Copy)]
 pub struct Done<'a> {
-    /// The call as it was judged.
+    /// The call as the policies checked it.
     pub ask: Ask<'a>,
     /// The result as the model sees it.
     pub value: &'a Value,
-    /// What the tool saw and did.
+    /// The file accesses of the tool.
     pub observed: &'a [Observation],
-    /// Evidence that it takes away.
+    /// The evidence that the call revokes.
     pub revoked: &'a [Revoked],
 }
 
-/// A rule.
+/// A rule that decides calls.
 ///
 /// ```
 /// use toolgate::policy::{Ask, Fault, Policy, Verdict};
@@ -214,101 +217,110 @@ pub struct Done<'a> {
 /// }
 /// ```
 pub trait Policy: Send + Sync {
-    /// Its name, unique in its agent.
+    /// Returns the name, which is unique in the agent.
     fn name(&self) -> &str;
 
-    /// Whether it has a say about this tool. Asked once, when the agent is built.
+    /// Returns whether the rule governs this tool; called once, when the agent is built.
     fn governs(&self, tool: &Spec) -> bool {
         let _ = tool;
         true
     }
 
-    /// Whether it wants to hear how calls of every tool of the agent ended, not only of those it governs.
+    /// Returns whether the rule observes the results of all tools, not only of those it governs.
     fn hears_all(&self) -> bool {
         false
     }
 
-    /// Whether its word counts, or is only taken down.
+    /// Returns whether verdicts are enforced or only recorded.
     fn mode(&self) -> Mode {
         Mode::Enforce
     }
 
-    /// What is wrong with it in an agent with these tools, if anything. Asked once, when the agent is built.
+    /// Returns the problems of the rule in an agent with these tools; called once, when the agent
+    /// is built.
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
         let _ = tools;
         Vec::new()
     }
 
-    /// What can be known of it before any call, so that an agent's rules can be looked at together.
+    /// Returns the effects known before any call, so that the rules of an agent can be analyzed
+    /// together.
     fn outline(&self, tool: &Spec) -> Outline<'_> {
         let _ = tool;
         Outline::default()
     }
 
-    /// The tools whose results (or `user` for the user's own words) it wants remembered, if it asks where values
-    /// come from at all.
+    /// Returns the tools (or `user` for the user's own words) whose values must be recorded; `None`
+    /// if the rule does not use provenance.
     fn sources(&self) -> Option<Vec<&str>> {
         None
     }
 
-    /// How far back what it decides on may lie; `None` is without end.
+    /// Returns the maximum age of the history that the rule depends on; `None` is unlimited.
     fn looks_back(&self) -> Option<SignedDuration> {
         None
     }
 
-    /// All of it, written down, so that a changed rule is a changed configuration.
+    /// Returns the complete definition as text, so that a changed rule changes the configuration
+    /// digest.
     fn definition(&self) -> String {
         self.name().to_owned()
     }
 
-    /// Adds what it wants to know. The facts of the `ask` hold only the clock and what hooks answered yet.
+    /// Requests the facts that the rule needs.
+    ///
+    /// At this point the facts of `ask` contain only the time and the answers of hooks.
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
         let _ = (ask, needs);
     }
 
-    /// Decides. Must not look at anything but the `ask`.
+    /// Decides the call from `ask` alone.
     ///
     /// # Errors
-    /// A fault, which is a denial.
+    /// Returns a fault if the rule cannot decide; the call is then denied.
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault>;
 
-    /// After it has denied a call: calls any one of which would be a step towards a "yes", empty where nothing helps;
-    /// `None` where that is not known.
+    /// Returns, for a call that this rule has denied, calls that would help.
+    ///
+    /// Each of them is a step towards an allowed call. An empty list means that no call helps,
+    /// `None` that this is unknown.
     fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
         let _ = ask;
         None
     }
 
-    /// Takes note of a success. What it remembers commits with the call.
+    /// Observes a successful call and returns marks, which are committed with the call.
     ///
     /// # Errors
-    /// A fault, which fails the call.
+    /// Returns a fault to fail the call.
     fn on_result(&self, done: &Done<'_>) -> Result<Vec<Change>, Fault> {
         let _ = done;
         Ok(Vec::new())
     }
 
-    /// Hears that a call it let pass has failed and changed nothing in the session.
+    /// Observes that a call which this rule allowed has failed and left the session unchanged.
     fn on_rollback(&self, ask: &Ask<'_>, error: &ToolError) {
         let _ = (ask, error);
     }
 }
 
-/// Where a policy is attached, closest first: of several denials, the closest is shown.
+/// The level at which a policy is attached, most specific first.
+///
+/// Of several denials, the most specific one is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// To one tool.
+    /// One tool.
     Tool,
-    /// To a section of the prompt.
+    /// A section of the prompt.
     Section,
-    /// To the prompt.
+    /// The prompt.
     Prompt,
-    /// To the agent.
+    /// The agent.
     Agent,
 }
 
-/// A policy at its place.
+/// A policy and the level at which it is attached.
 #[derive(Clone)]
 pub(crate) struct Attached {
     pub(crate) level: Level,

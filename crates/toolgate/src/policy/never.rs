@@ -1,4 +1,4 @@
-//! Conditions that no argument, and no result, can meet, by what the schemas of the tools say.
+//! Finds conditions that no argument and no result can meet according to the tools' schemas.
 
 use serde_json::Value;
 
@@ -8,13 +8,14 @@ use crate::json::{Pointer, decimal_of};
 use crate::schema::{At, at, at_in};
 use crate::tool::{Extra, Spec};
 
-/// How `lint` calls them.
+/// The lint code of these problems.
 pub(super) const NEVER_TRUE: &str = "never_true";
 
-/// What a condition on an argument asks in vain, for all of the tools that its rule governs. Where one of them may meet it, or nobody can tell,
-/// nothing is said.
+/// Reports a condition that no argument of the governed tools can meet.
+///
+/// If one tool may meet the condition, or if a schema is not conclusive, there is no report.
 pub(super) fn never(field: &str, path: &Pointer, condition: &Condition, governed: &[&Spec]) -> Vec<Problem> {
-    // What a command does, no schema tells.
+    // A schema says nothing about the effect of a shell command.
     if matches!(condition, Condition::Runs(_) | Condition::Touches { .. }) {
         return Vec::new();
     }
@@ -23,10 +24,10 @@ pub(super) fn never(field: &str, path: &Pointer, condition: &Condition, governed
     let told = |part: &str, what: &str| {
         let problem = Problem::at(format!("{field}.{part}"), format!("`{path}` of `{}` is never {what}", tool.name()));
         let allowed = kinds.first().map(allowed).unwrap_or_default();
-        problem.help(format!("the schema lets it be {allowed}")).warning().found_as(NEVER_TRUE)
+        problem.help(format!("allowed by the schema: {allowed}")).warning().found_as(NEVER_TRUE)
     };
     match condition {
-        // Each for itself: one of them may be misspelt.
+        // Check each value on its own, because a single one may be misspelled.
         Condition::In(values) => {
             let vain = values.iter().enumerate().filter(|(_, value)| !kinds.iter().any(|kind| may_be(kind, value)));
             let one = |(index, value): (usize, &Value)| {
@@ -43,7 +44,7 @@ pub(super) fn never(field: &str, path: &Pointer, condition: &Condition, governed
     }
 }
 
-/// A proved field that is never what a rule wants of it, by what the tool says of its results.
+/// Reports a proved field that never has the required value, according to the output schema.
 pub(super) fn never_proved(field: &str, path: &Pointer, wanted: &Value, source: &Spec) -> Option<Problem> {
     let root = source.output_schema()?;
     let told = |what: &str| {
@@ -52,25 +53,25 @@ pub(super) fn never_proved(field: &str, path: &Pointer, wanted: &Value, source: 
     };
     match at_in(root, Extra::Pass, path) {
         At::Open => None,
-        At::Missing(..) => Some(told("there").help("its output schema lets nothing stand there")),
+        At::Missing(..) => Some(told("there").help("the output schema does not allow this field")),
         At::Known(schema) => {
             let kind = of_schema(schema, root, Extra::Pass);
-            let never = || told(&wanted.to_string()).help(format!("the schema lets it be {}", allowed(&kind)));
+            let never = || told(&wanted.to_string()).help(format!("allowed by the schema: {}", allowed(&kind)));
             (!may_be(&kind, wanted)).then(never)
         }
     }
 }
 
-/// What an argument can be, where its schema is simple enough to tell.
+/// Returns the type of an argument if its schema is simple enough.
 fn kind_at(tool: &Spec, path: &Pointer) -> Option<Ty> {
     let At::Known(schema) = at(tool, path) else { return None };
     Some(of_schema(schema, tool.input_schema()?, tool.extra)).filter(|kind| *kind != Ty::Any)
 }
 
-/// Whether a value is among those that an argument can have.
+/// Returns whether an argument of this type can have a value.
 fn may_be(kind: &Ty, value: &Value) -> bool {
     match (kind, value) {
-        // What may be null is known as what it is when it is not.
+        // A nullable type is stored as its non-null type, so null is always possible.
         (Ty::Any, _) | (_, Value::Null) => true,
         (Ty::Bool(known), Value::Bool(value)) => known.is_none_or(|known| known == *value),
         (Ty::Number(low, high), Value::Number(_)) => {
@@ -82,7 +83,7 @@ fn may_be(kind: &Ty, value: &Value) -> bool {
     }
 }
 
-/// Whether a condition holds of nothing that an argument can be.
+/// Returns whether a condition holds for no value of a type.
 fn rules_out(kind: &Ty, condition: &Condition) -> bool {
     match (condition, kind) {
         (Condition::Above(limit), Ty::Number(_, Some(high))) => high <= limit,
@@ -94,7 +95,7 @@ fn rules_out(kind: &Ty, condition: &Condition) -> bool {
     }
 }
 
-/// What an argument can be, in words.
+/// Describes the values that a type allows.
 fn allowed(kind: &Ty) -> String {
     match kind {
         Ty::Number(Some(low), Some(high)) => format!("between {low} and {high}"),
@@ -108,18 +109,18 @@ fn allowed(kind: &Ty) -> String {
     }
 }
 
-/// A condition that is met by one of several, and names none.
+/// Reports a condition whose list of alternatives is empty.
 pub(super) fn of_nothing(field: &str, condition: &Condition) -> Option<Problem> {
     let is_empty = match condition {
         Condition::In(values) => values.is_empty(),
         Condition::Runs(names) | Condition::Touches { places: names, .. } => names.is_empty(),
         _ => false,
     };
-    let problem = || Problem::at(format!("{field}.{}", word(condition)), "it names nothing, so the rule would never speak");
+    let problem = || Problem::at(format!("{field}.{}", word(condition)), "the list is empty, so the rule never applies");
     is_empty.then(|| problem().help("name at least one"))
 }
 
-/// How a file spells a condition.
+/// Returns the key of a condition in a configuration file.
 const fn word(condition: &Condition) -> &'static str {
     match condition {
         Condition::Above(_) => "above",

@@ -1,16 +1,17 @@
-//! `observe`: a rule on trial.
+//! Implements `observe`: records the verdicts of a rule without enforcing them.
 
 use super::{Ask, Done, Fault, Mode, Needs, Outline, Policy, Problem, Remedy, Verdict};
 use crate::error::ToolError;
 use crate::session::Change;
 use crate::tool::Spec;
 
-/// A rule whose verdicts and faults are recorded and touch nothing else. Its counters run in full, so that the day
-/// it is enforced it knows as much as if it always had been.
+/// A rule whose verdicts and faults are only recorded.
+///
+/// The counters of the rule run in full. When the rule is enforced later, they are complete.
 #[derive(Debug, Clone)]
 pub struct Observe<P>(P);
 
-/// Puts a rule on trial.
+/// Wraps a rule so that its verdicts are recorded but not enforced.
 ///
 /// ```
 /// use toolgate::policy::{Deny, Mode, Policy, observe};

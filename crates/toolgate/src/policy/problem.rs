@@ -1,4 +1,4 @@
-//! What is wrong with a rule, said so that it can be mended.
+//! Defines diagnostics for rules and agents: message, help, severity and position in a file.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,30 +12,30 @@ use crate::names::shown;
 use crate::schema::{At, at, may_be, resolve};
 use crate::tool::Spec;
 
-/// How bad it is.
+/// The severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Nothing is built.
+    /// The agent is not built.
     Error,
-    /// It is built; somebody should look.
+    /// The agent is built, but the operator should check the problem.
     Warning,
-    /// It is built, and may be meant so.
+    /// The agent is built, and this may be intended.
     Note,
 }
 
-/// Where in a file.
+/// A position in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The file's name.
+    /// The name of the file.
     pub file: Arc<str>,
-    /// All of its text.
+    /// The whole text of the file.
     pub text: Arc<str>,
-    /// In bytes.
+    /// The range in bytes.
     pub span: Range<usize>,
 }
 
 impl Place {
-    /// Line and column, counted from one, in characters.
+    /// Returns line and column, in characters, starting at 1.
     #[must_use]
     pub fn line_column(&self) -> (usize, usize) {
         let before = self.text.get(..self.span.start).unwrap_or(&self.text);
@@ -45,31 +45,61 @@ impl Place {
     }
 }
 
-/// Something that is wrong with an agent or with one of its rules.
+/// Kinds of problems that code distinguishes. Messages can be reworded without changing behaviour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DiagnosticKind {
+    /// No code depends on the kind.
+    #[default]
+    Other,
+    /// A tool has effects, and no enforced rule governs it.
+    Ungoverned,
+    /// A tool's JSON Schema cannot be compiled.
+    InvalidSchema,
+    /// A tool refers to an entity that it does not declare.
+    UndeclaredEntity,
+    /// A hook matches no tool of its agent.
+    UnusedHook,
+    /// A tool revokes evidence of a tool that the agent does not have.
+    RevokesUnknownTool,
+    /// `reconcile` asks with an argument that is secret and therefore not stored.
+    SecretReconcileArgument,
+    /// `reconcile` names a tool that cannot be asked.
+    InvalidReconcile,
+}
+
+/// A problem of an agent or of one of its rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// The rule, where one is at fault.
+    /// The name of the rule, if a rule has the problem.
     pub rule: Option<String>,
-    /// The part of the rule as a policy file spells it: `tools.0`, `where.1.argument`; empty for the whole rule.
+    /// The field of the rule in a policy file, for example `tools.0` or `where.1.argument`.
+    ///
+    /// Empty for the whole rule.
     pub field: String,
-    /// Which bytes of that part, where it is an expression.
+    /// The byte range in the field, if the field is an expression.
     pub within: Option<Range<usize>>,
-    /// What is wrong.
+    /// The message.
     pub message: String,
-    /// What to do about it.
+    /// The suggested correction.
     pub help: Option<String>,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// Where the part stands, for rules that come from a file.
+    /// The position of the field, for rules that come from a file.
     pub place: Option<Place>,
-    /// The code under which `toolgate lint` tells it, where it has one of its own.
+    /// The code under which `toolgate lint` reports the problem, if it has its own code.
     pub lint: Option<&'static str>,
-    /// The name that is no tool of the agent, where that is what is wrong.
+    /// The name that is not a tool of the agent, if that is the problem.
     pub unknown: Option<String>,
+    /// The tool or hook that the problem is about, if it is about one.
+    pub subject: Option<String>,
+    /// The name that was probably meant.
+    pub suggestion: Option<String>,
+    /// What kind of problem it is, if code depends on that.
+    pub kind: DiagnosticKind,
 }
 
 impl Problem {
-    /// An error in a part of a rule.
+    /// Creates an error in a field of a rule.
     pub fn at(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             rule: None,
@@ -81,80 +111,99 @@ impl Problem {
             place: None,
             lint: None,
             unknown: None,
+            subject: None,
+            suggestion: None,
+            kind: DiagnosticKind::Other,
         }
     }
 
-    /// An error that is no single part's.
+    /// Creates an error that belongs to no single field.
     pub fn new(message: impl Into<String>) -> Self {
         Self::at("", message)
     }
 
-    /// Says what to do about it.
+    /// Sets the suggested correction.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
 
-    /// Points at some bytes of the part.
+    /// Sets the byte range in the field.
     #[must_use]
     pub fn within(mut self, range: Range<usize>) -> Self {
         self.within = Some(range);
         self
     }
 
-    /// Says whose it is.
+    /// Sets the rule that has the problem.
     #[must_use]
     pub fn of(mut self, rule: &str) -> Self {
         self.rule = Some(rule.to_owned());
         self
     }
 
-    /// Where it comes among others: from the top down, as they are mended.
+    /// Returns the sort key: the position in the file.
     #[must_use]
     pub fn order(&self) -> impl Ord + use<> {
         self.place.as_ref().map(|place| (place.file.to_string(), place.span.start))
     }
 
-    /// Only a warning.
+    /// Lowers the severity to a warning.
     #[must_use]
     pub const fn warning(mut self) -> Self {
         self.severity = Severity::Warning;
         self
     }
 
-    /// Says under which code `toolgate lint` tells it.
+    /// Sets the code under which `toolgate lint` reports the problem.
     #[must_use]
     pub(crate) const fn found_as(mut self, code: &'static str) -> Self {
         self.lint = Some(code);
         self
     }
 
-    /// Says what to do about it, where nothing is said yet.
+    /// Sets the suggested correction if there is none yet.
     #[must_use]
     pub(crate) fn or_help(self, help: &str) -> Self {
         if self.help.is_some() { self } else { self.help(help) }
     }
 
-    /// Says which name is no tool of the agent.
+    /// Names the tool or hook that the problem is about.
+    #[must_use]
+    pub(crate) fn about(mut self, subject: &str) -> Self {
+        self.subject = Some(subject.to_owned());
+        self
+    }
+
+    /// Sets the kind.
+    #[must_use]
+    pub(crate) const fn of_kind(mut self, kind: DiagnosticKind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Sets the name that is not a tool of the agent.
     #[must_use]
     pub(crate) fn of_unknown(mut self, tool: &str) -> Self {
         self.unknown = Some(tool.to_owned());
         self
     }
 
-    /// Suggests the name that was probably meant.
+    /// Suggests the most similar known name, or lists the known names.
     #[must_use]
     pub(crate) fn did_you_mean(self, wrong: &str, known: impl Iterator<Item = impl AsRef<str>>) -> Self {
         let mut known: Vec<String> = known.map(|name| name.as_ref().to_owned()).collect();
         known.dedup();
         match crate::suggest::closest(wrong, known.iter().map(String::as_str)) {
-            Some(guess) => self.help(format!("did you mean `{guess}`?")),
+            Some(guess) => {
+                Self { suggestion: Some(guess.to_owned()), ..self.help(format!("did you mean `{guess}`?")) }
+            }
             None if self.help.is_some() || known.is_empty() => self,
             None => {
                 let (shown, more) =
                     (known.iter().take(40).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "), known.len() > 40);
-                self.help(format!("there is {shown}{}", if more { " and more" } else { "" }))
+                self.help(format!("known names: {shown}{}", if more { " and more" } else { "" }))
             }
         }
     }
@@ -174,7 +223,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The tools that a rule speaks of, in the order it names them.
+/// The tools that a rule names, in their order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ToolNames(Vec<Arc<str>>);
 
@@ -191,16 +240,16 @@ impl ToolNames {
         self.0.iter()
     }
 
-    /// Names that are no tool of the agent: a rule that speaks of nothing would never speak.
+    /// Reports names that are not tools of the agent; a rule without tools would never apply.
     pub(super) fn unknown(&self, field: &str, tools: &[&Spec]) -> Vec<Problem> {
         if self.0.is_empty() {
-            return vec![Problem::at(field, "it names no tool, so it would never speak").help("name at least one")];
+            return vec![Problem::at(field, "the rule names no tool, so it never applies").help("name at least one")];
         }
         let places = self.0.iter().enumerate();
         places.filter_map(|(index, name)| unknown_tool(&format!("{field}.{index}"), name, tools)).collect()
     }
 
-    /// Arguments that a tool does not take: a rule that looks at nothing would never match.
+    /// Reports arguments that a tool does not accept; a condition on one would never match.
     pub(super) fn unknown_arguments<'p>(
         &self,
         tools: &[&Spec],
@@ -211,14 +260,14 @@ impl ToolNames {
     }
 }
 
-/// A name that is no tool of the agent.
+/// Reports a name that is not a tool of the agent.
 pub(super) fn unknown_tool(field: &str, name: &str, tools: &[&Spec]) -> Option<Problem> {
     if tools.iter().any(|tool| tool.name() == name) {
         return None;
     }
-    let problem = Problem::at(field, format!("`{}` is no tool of this agent", shown(name))).of_unknown(name);
+    let problem = Problem::at(field, format!("`{}` is not a tool of this agent", shown(name))).of_unknown(name);
     let problem = problem.did_you_mean(name, tools.iter().map(|tool| tool.name()));
-    Some(problem.or_help(&format!("it has no tools yet; in a file, one is a table like `[tools.{}]`", shown(name))))
+    Some(problem.or_help(&format!("the agent has no tools yet; in a file, declare a tool as a table like `[tools.{}]`", shown(name))))
 }
 
 fn unknown_argument(field: &str, path: &Pointer, tool: &Spec) -> Option<Problem> {
@@ -228,7 +277,7 @@ fn unknown_argument(field: &str, path: &Pointer, tool: &Spec) -> Option<Problem>
     }
 }
 
-/// A tool does not take what a path names.
+/// Reports a path that the schema of a tool does not contain.
 pub(super) fn lacking(tool: &Spec, path: &Pointer, name: &str, known: &[String]) -> Problem {
     let first = path.parts().first().is_some_and(|part| part == name);
     let what = if first { format!("argument `{}`", shown(name)) } else { format!("`{}` in `{path}`", shown(name)) };
@@ -239,7 +288,7 @@ pub(super) fn lacking(tool: &Spec, path: &Pointer, name: &str, known: &[String])
     }
 }
 
-/// What to do about a path that goes into what has no names: a list, text, a number.
+/// Suggests a correction for a path into a value without members: a list, a text, a number.
 fn nothing_inside(tool: &Spec, path: &Pointer) -> Option<String> {
     let upto = |count: usize| Pointer::of(path.parts().iter().take(count).cloned().collect());
     let ends = (0..path.parts().len()).find(|count| matches!(at(tool, &upto(count + 1)), At::Missing(..)))?;
@@ -251,26 +300,26 @@ fn nothing_inside(tool: &Spec, path: &Pointer) -> Option<String> {
     }
     let rest = Pointer::of(path.parts().iter().skip(ends).cloned().collect());
     Some(if may_be(map, "array") {
-        format!("`{place}` is a list: name its items, `{place}/*{rest}`; an expression goes through them with `exists` or `all`")
+        format!("`{place}` is a list: use `{place}/*{rest}` for its items, or `exists` or `all` in an expression")
     } else {
-        format!("`{place}` is neither an object nor a list, so nothing stands in it")
+        format!("`{place}` is neither an object nor a list, so it has no members")
     })
 }
 
-/// A secret that something is looked up by would have to be written down.
+/// Reports a secret argument that is used as a lookup key, because lookup keys are recorded.
 pub(super) fn secret_key(field: &str, path: &Pointer, tools: &[&Spec]) -> Option<Problem> {
     let tool = tools.iter().find(|tool| crate::redact::is_secret(path, &tool.secrets))?;
-    let problem = Problem::at(field, format!("`{path}` of `{}` is secret, and what is looked up by it would be written down", tool.name()));
-    Some(problem.help("use an argument that is no secret"))
+    let problem = Problem::at(field, format!("`{path}` of `{}` is secret, but a lookup key is recorded", tool.name()));
+    Some(problem.help("use an argument that is not secret"))
 }
 
-/// A path that names more than one value where one is wanted.
+/// Reports a path with `*` where exactly one value is needed.
 pub(super) fn not_one(field: &str, path: &Pointer) -> Option<Problem> {
     let many = path.parts().iter().any(|part| part == "*");
-    many.then(|| Problem::at(field, format!("`{path}` names more than one value, and one is wanted here")).help("name one, without `*`"))
+    many.then(|| Problem::at(field, format!("`{path}` names more than one value, but exactly one is needed")).help("name one value, without `*`"))
 }
 
-/// A condition that can be asked of no value that the schema lets an argument have.
+/// Reports a condition that needs another type than the schema declares for the argument.
 pub(super) fn unfit(field: &str, tool: &Spec, path: &Pointer, condition: &Condition) -> Option<Problem> {
     let wanted = condition.wants()?;
     let At::Known(schema) = at(tool, path) else { return None };
@@ -280,7 +329,7 @@ pub(super) fn unfit(field: &str, tool: &Spec, path: &Pointer, condition: &Condit
         other => declared == other,
     };
     let message =
-        format!("`{path}` of `{}` is declared as {declared}, and `{}` can be asked of a {wanted} only", tool.name(), condition.describe());
+        format!("`{path}` of `{}` is declared as {declared}, but `{}` needs a {wanted}", tool.name(), condition.describe());
     let help = if wanted == "number" { "compare numbers with numbers, or use `in`" } else { "use `above`, `below` or `in`" };
     (!fits).then(|| Problem::at(field, message).help(help))
 }

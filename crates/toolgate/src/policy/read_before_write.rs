@@ -1,11 +1,12 @@
-//! `read_before_write`: nobody overwrites what they have not seen.
+//! Implements `read_before_write`: a file must be read before a tool overwrites it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::problem::{ToolNames, not_one, secret_key, unknown_tool};
+use super::definition;
 use super::{Ask, Done, Fault, FileFact, Needs, Note, Observation, Outline, Policy, Problem, Remedy, Severity, Terms, Verdict};
 use crate::code;
 use crate::error::ToolError;
@@ -14,9 +15,10 @@ use crate::resource::{Expect, normal_path};
 use crate::session::Change;
 use crate::tool::Spec;
 
-/// An existing file must have been read in this session, and be unchanged since, before a guarded
-/// tool writes it; a new one is created exclusively. What was read is known from the file system
-/// itself, whichever tool read it, and compared again when the file is opened.
+/// Denies a write to an existing file that this session has not read, or that changed since.
+///
+/// A new file is created exclusively. The file system reports which files were read, so every tool
+/// that reads counts. The content is compared again when the file is opened.
 #[derive(Debug, Clone)]
 pub struct ReadBeforeWrite {
     name: String,
@@ -32,26 +34,26 @@ impl Default for ReadBeforeWrite {
 }
 
 impl ReadBeforeWrite {
-    /// Guards nothing yet.
+    /// Creates a rule that guards no tool yet.
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), guarded: BTreeMap::new(), read_tool: "read_file".into() }
     }
 
-    /// The tool that a model is told to read with, which takes a `path`: `read_file` unless said.
+    /// Sets the tool that a denial suggests for reading; it takes a `path` [default: `read_file`].
     #[must_use]
     pub fn read_with(mut self, tool: &str) -> Self {
         self.read_tool = tool.into();
         self
     }
 
-    /// Guards one more tool that writes the file named by this argument.
+    /// Guards one more tool, which writes the file that this argument names.
     #[must_use]
     pub fn guard(mut self, tool: &str, path: impl Into<Pointer>) -> Self {
         self.guarded.insert(tool.into(), path.into());
         self
     }
 
-    /// Whether a mark of this name says what a file was like.
+    /// Returns whether this mark holds the digest of a file that was read.
     pub(crate) fn remembers(name: &str, mark: &Value) -> bool {
         name.starts_with(&self::mark("")) && serde_json::from_value::<Digest>(mark.clone()).is_ok()
     }
@@ -78,7 +80,7 @@ impl Policy for ReadBeforeWrite {
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
         let mut problems = Vec::new();
         if self.guarded.is_empty() {
-            problems.push(Problem::at("guard", "it guards no tool, so it would never speak").help("name at least one"));
+            problems.push(Problem::at("guard", "the rule guards no tool, so it never applies").help("name at least one"));
         }
         for (tool, path) in &self.guarded {
             let field = format!("guard.{tool}");
@@ -88,7 +90,7 @@ impl Policy for ReadBeforeWrite {
             problems.extend(secret_key(&field, path, &own));
             problems.extend(ToolNames::of([&**tool]).unknown_arguments(tools, [(field.clone(), path)].into_iter()));
         }
-        // A model is told to read with it, so it must be there and take a path.
+        // A denial suggests this tool to the model, so it must exist and take a path.
         let reader = tools.iter().find(|tool| *self.read_tool == *tool.name());
         match reader {
             None => problems.extend(
@@ -106,11 +108,13 @@ impl Policy for ReadBeforeWrite {
     }
 
     fn definition(&self) -> String {
-        format!("{self:?}")
+        let guarded: Value = self.guarded.iter().map(|(tool, path)| json!([tool, path.to_string()])).collect();
+        let parts = json!({ "name": self.name, "guarded": guarded, "read_tool": self.read_tool });
+        definition::definition("read_before_write", &parts)
     }
 
     fn hears_all(&self) -> bool {
-        // Whichever tool reads a file, it has been read.
+        // Any tool of the agent may read the file.
         true
     }
 
@@ -122,16 +126,16 @@ impl Policy for ReadBeforeWrite {
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        let path = self.path(ask).ok_or_else(|| Fault::new(format!("`{}` was called without the path it writes", ask.tool.name())))?;
+        let path = self.path(ask).ok_or_else(|| Fault::new(format!("the call of `{}` has no path to write", ask.tool.name())))?;
         let seen: Option<Digest> = ask.mark(&mark(&path))?.and_then(|seen| serde_json::from_value(seen.clone()).ok());
         let deny = |code, message| Ok(Verdict::deny(ToolError::of(code, message)));
         ask.note(|| Note {
             what: format!("`{path}` was read in this session and is unchanged, or is new"),
             found: match (ask.file(&path), seen.is_some()) {
-                (Ok(FileFact::Absent), _) => "it is new".to_owned(),
-                (Ok(FileFact::Present(_)), false) => "it exists and was not read".to_owned(),
+                (Ok(FileFact::Absent), _) => "new file".to_owned(),
+                (Ok(FileFact::Present(_)), false) => "exists, but was not read".to_owned(),
                 (Ok(FileFact::Present(now)), true) => {
-                    if seen == Some(*now) { "read, unchanged" } else { "read, and changed since" }.to_owned()
+                    if seen == Some(*now) { "read, unchanged" } else { "read, but changed since" }.to_owned()
                 }
                 (Ok(FileFact::Unreadable(why)), _) => why.clone(),
                 (Err(fault), _) => fault.to_string(),
@@ -141,7 +145,7 @@ impl Policy for ReadBeforeWrite {
         });
         let expects = match (ask.file(&path)?, seen) {
             (FileFact::Absent, _) => Expect::Absent(path),
-            (FileFact::Unreadable(why), _) => return Err(Fault::new(format!("`{path}` cannot be looked at: {why}"))),
+            (FileFact::Unreadable(why), _) => return Err(Fault::new(format!("cannot read `{path}`: {why}"))),
             (FileFact::Present(_), None) => {
                 return deny(
                     code::READ_BEFORE_WRITE,

@@ -1,70 +1,72 @@
-//! What a rule says when it says no.
+//! Defines the denial that a rule returns: reason, category, code and redirect.
 
 use super::Problem;
 use super::problem::unknown_tool;
 use crate::error::{Category, ToolError};
 use crate::tool::Spec;
 
-/// Reason, category, code and redirect of a rule. Unless said: BUSINESS, the rule's own name as code.
+/// The denial of a rule.
+///
+/// By default the category is BUSINESS and the code is the name of the rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// For the model to act on.
+    /// The message that the model reads.
     pub reason: String,
-    /// What kind of refusal it is.
+    /// The category of the error.
     pub category: Category,
-    /// Its code.
+    /// The code of the error.
     pub code: String,
     /// The tool that handles such requests instead.
     pub redirect: Option<String>,
 }
 
 impl Refusal {
-    /// A refusal that only has a reason yet.
+    /// Creates a refusal with a reason and the default category and code.
     pub(super) fn of(rule: &str, reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), category: Category::Business, code: rule.to_owned(), redirect: None }
     }
 
-    /// A redirect to a tool that is not there leads nowhere.
+    /// Reports a redirect to a tool that does not exist.
     pub(super) fn problems(&self, tools: &[&Spec]) -> Option<Problem> {
         let to = self.redirect.as_deref()?;
         let problem = unknown_tool("redirect", to, tools)?;
-        Some(Problem { message: format!("it redirects to `{}`, which is no tool of this agent", crate::names::shown(to)), ..problem })
+        Some(Problem { message: format!("the rule redirects to `{}`, which is not a tool of this agent", crate::names::shown(to)), ..problem })
     }
 
     pub(super) fn error(&self) -> ToolError {
         let mut error = ToolError::new(self.category, self.code.clone(), self.reason.clone());
-        // The law does not pass by itself.
+        // A rule denial is not retryable: the same call gets the same result.
         error.retryable = false;
         error.redirect_tool.clone_from(&self.redirect);
         error
     }
 }
 
-/// Setters that every rule has.
+/// Defines the refusal setters that every rule has.
 macro_rules! refusal_setters {
     () => {
-        /// What the model is told.
+        /// Sets the message that the model reads.
         #[must_use]
         pub fn reason(mut self, reason: impl Into<String>) -> Self {
             self.refusal.reason = reason.into();
             self
         }
 
-        /// The category of the refusal: BUSINESS unless said.
+        /// Sets the category of the refusal [default: BUSINESS].
         #[must_use]
         pub const fn category(mut self, category: crate::error::Category) -> Self {
             self.refusal.category = category;
             self
         }
 
-        /// The code of the refusal: the rule's name unless said.
+        /// Sets the code of the refusal [default: the name of the rule].
         #[must_use]
         pub fn code(mut self, code: impl Into<String>) -> Self {
             self.refusal.code = code.into();
             self
         }
 
-        /// The tool that handles such requests instead.
+        /// Sets the tool that handles such requests instead.
         #[must_use]
         pub fn redirect(mut self, tool: impl Into<String>) -> Self {
             self.refusal.redirect = Some(tool.into());
@@ -73,7 +75,7 @@ macro_rules! refusal_setters {
     };
 }
 
-/// Setters of rules that have an expression.
+/// Defines the setters of rules that have a CEL expression.
 macro_rules! expression_setters {
     ($doc:literal) => {
         #[doc = $doc]
@@ -83,7 +85,7 @@ macro_rules! expression_setters {
             self
         }
 
-        /// Lets `sum_of("name")` in the expression read how much of a limit is used.
+        /// Lets `sum_of("name")` in the expression read the used amount of a limit.
         #[must_use]
         pub fn reading(mut self, limit: &crate::policy::Limit) -> Self {
             if let Some(when) = &mut self.when {

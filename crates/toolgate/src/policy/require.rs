@@ -1,20 +1,22 @@
-//! `require`: a tool needs a success of another, about the same entity, fresh, with these fields.
+//! Implements `require`: a tool needs an earlier success of another tool, optionally about the
+//! same entity, of a maximum age, and with given fields.
 
 use std::sync::Arc;
 
 use jiff::SignedDuration;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::cel::Expression;
 use super::never::never_proved;
 use super::problem::{not_one, secret_key};
 use super::refusal::{expression_setters, refusal_setters};
+use super::definition;
 use super::{Ask, Condition, Deny, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
 use crate::json::Pointer;
 use crate::session::{Evidence, Origin};
 use crate::tool::Spec;
 
-/// Needs a success of one of some tools, in this session.
+/// Requires that one of some tools has succeeded in this session.
 ///
 /// ```
 /// use toolgate::policy::Require;
@@ -28,19 +30,19 @@ use crate::tool::Spec;
 pub struct Require {
     name: String,
     tools: ToolNames,
-    /// Any of these will do.
+    /// The tools of which one must have succeeded.
     any_of: ToolNames,
     same: Option<(Arc<str>, Pointer)>,
     fields: Vec<(String, Wanted)>,
     when: Option<Expression>,
     within: Option<SignedDuration>,
     reported: bool,
-    /// Where there are conditions, only calls that meet them need it.
+    /// If set, the rule applies only to calls that meet these conditions.
     only: Option<Box<Deny>>,
     refusal: Refusal,
 }
 
-/// What a proved field must be.
+/// The required value of a proved field.
 #[derive(Debug, Clone)]
 enum Wanted {
     Value(Value),
@@ -48,7 +50,7 @@ enum Wanted {
 }
 
 impl Require {
-    /// These tools need a success of any of those.
+    /// Creates a rule: `tools` need an earlier success of one tool in `any_of`.
     pub fn new<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, any_of: impl IntoIterator<Item = &'a str>) -> Self {
         let any_of = ToolNames::of(any_of);
         let wanted = any_of.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ");
@@ -70,7 +72,9 @@ impl Require {
         }
     }
 
-    /// Only calls of which this holds need it, and all other conditions too. An argument that is absent meets every condition.
+    /// Restricts the rule to calls for which this condition, and all others, hold.
+    ///
+    /// An absent argument meets every condition.
     #[must_use]
     pub fn only_when(mut self, argument: impl Into<Pointer>, condition: Condition) -> Self {
         let only = self.only.take().map_or_else(|| Deny::new(&self.name, self.tools.iter().map(|tool| &**tool)), |only| *only);
@@ -78,37 +82,37 @@ impl Require {
         self
     }
 
-    /// It must have been about the entity that this argument names.
+    /// Requires evidence about the entity that this argument names.
     #[must_use]
     pub fn same(mut self, entity: &str, argument: impl Into<Pointer>) -> Self {
         self.same = Some((entity.into(), argument.into()));
         self
     }
 
-    /// A field that it proved must have this value.
+    /// Requires a proved field to have this value.
     #[must_use]
     pub fn field(mut self, path: impl Into<Pointer>, value: Value) -> Self {
         self.fields.push((path.into().to_string(), Wanted::Value(crate::json::plain(value))));
         self
     }
 
-    /// A field that it proved must be what this argument says.
+    /// Requires a proved field to equal this argument.
     #[must_use]
     pub fn field_is_argument(mut self, path: impl Into<Pointer>, argument: impl Into<Pointer>) -> Self {
         self.fields.push((path.into().to_string(), Wanted::Argument(argument.into())));
         self
     }
 
-    expression_setters!("This must hold of it: an expression in CEL in which `result` is what it proved; see [`super::cel`].");
+    expression_setters!("Requires a CEL expression to hold; `result` is the evidence, see [`super::cel`].");
 
-    /// It must not be older than this.
+    /// Sets the maximum age of the evidence.
     #[must_use]
     pub const fn within(mut self, age: SignedDuration) -> Self {
         self.within = Some(age);
         self
     }
 
-    /// Lets what a client reports count as well.
+    /// Accepts evidence that a client reports, too.
     #[must_use]
     pub const fn accept_reported(mut self) -> Self {
         self.reported = true;
@@ -119,13 +123,13 @@ impl Require {
 
     fn entity<'a>(&'a self, ask: &Ask<'a>) -> Result<Option<(&'a Arc<str>, &'a Value)>, Fault> {
         let Some((name, path)) = &self.same else { return Ok(None) };
-        let value = ask.said(path).ok_or_else(|| Fault::new(format!("there is no `{path}` to compare")))?;
+        let value = ask.said(path).ok_or_else(|| Fault::new(format!("cannot compare `{path}`: the argument is missing")))?;
         Ok(Some((name, value)))
     }
 
     fn is_fresh(&self, proof: &Evidence, ask: &Ask<'_>) -> bool {
         let age = ask.facts.now.duration_since(proof.at);
-        // A clock that went back makes nothing fresh.
+        // Evidence from the future (the clock went back) is not fresh.
         let fresh = self.within.is_none_or(|within| !age.is_negative() && age <= within);
         ask.note(|| Note {
             what: self.within.map_or_else(|| format!("`{}` succeeded", proof.tool), |w| format!("`{}` succeeded within {w:#}", proof.tool)),
@@ -152,7 +156,7 @@ impl Require {
                 Wanted::Value(value) => Some(value),
                 Wanted::Argument(path) => ask.argument(path).filter(|value| !value.is_null()),
             };
-            // What is missing, or null, on both sides is not the same.
+            // A value that is missing or null on both sides does not count as equal.
             let found = proof.fields.get(path);
             let holds = wanted.is_some() && found == wanted;
             ask.note(|| Note {
@@ -217,14 +221,14 @@ impl Policy for Require {
         }
         problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, Some(&sources))));
         if self.within.is_some_and(|age| age <= SignedDuration::ZERO) {
-            problems.push(Problem::at("within", "nothing is ever that fresh").help("like `15m`"));
+            problems.push(Problem::at("within", "the age must be longer than 0").help("like `15m`"));
         }
         problems.extend(self.refusal.problems(tools));
         problems
     }
 
     fn outline(&self, _: &Spec) -> Outline<'_> {
-        // What some calls need, not all do.
+        // With conditions, only some calls need the evidence.
         if self.only.is_some() {
             return Outline::default();
         }
@@ -236,7 +240,23 @@ impl Policy for Require {
     }
 
     fn definition(&self) -> String {
-        format!("{self:?}")
+        let field = |(name, wanted): &(String, Wanted)| match wanted {
+            Wanted::Value(value) => json!({ "field": name, "value": value }),
+            Wanted::Argument(path) => json!({ "field": name, "argument": path.to_string() }),
+        };
+        let parts = json!({
+            "name": self.name,
+            "tools": definition::names(&self.tools),
+            "any_of": definition::names(&self.any_of),
+            "same": self.same.as_ref().map(|(entity, path)| json!([entity, path.to_string()])),
+            "fields": self.fields.iter().map(field).collect::<Value>(),
+            "when": self.when.as_ref().map(Expression::definition_parts),
+            "within": self.within.map(definition::duration),
+            "reported": self.reported,
+            "only": self.only.as_ref().map(|only| only.definition_parts()),
+            "refusal": definition::refusal(&self.refusal),
+        });
+        definition::definition("require", &parts)
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
@@ -278,7 +298,7 @@ impl Policy for Require {
     fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
         let about = self.entity(ask).ok()?;
         let helps = |tool: &&Arc<str>| match self.proof(ask, tool) {
-            // What was asked a moment ago and answered otherwise is not asked again.
+            // Fresh evidence with other fields exists, so repeating the call would not help.
             Ok(Some(proof)) => !self.is_fresh(proof, ask),
             Ok(None) => true,
             Err(_) => false,
@@ -286,7 +306,7 @@ impl Policy for Require {
         let about = about.map(|(name, value)| (Arc::clone(name), value.clone()));
         let remedy = |tool: &Arc<str>| Remedy { tool: Arc::clone(tool), about: about.clone(), ..Remedy::default() };
         let remedies: Vec<Remedy> = self.any_of.iter().filter(helps).map(remedy).collect();
-        // Another day the answer may be another.
+        // If all evidence is fresh, the answer may still change later, so the help is unknown.
         (!remedies.is_empty()).then_some(remedies)
     }
 }

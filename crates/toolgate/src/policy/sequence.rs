@@ -1,47 +1,51 @@
-//! `sequence`: a tool needs others to have succeeded in this session first.
+//! Implements `sequence`: a tool needs other tools to have succeeded in this session first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use serde_json::json;
+
 use super::problem::unknown_tool;
+use super::definition;
 use super::{Ask, Fault, Needs, Note, Outline, Policy, Problem, Remedy, Verdict};
 use crate::code;
 use crate::error::ToolError;
 use crate::tool::Spec;
 
-/// A graph of tools: `deploy` after `test` and `build`, `build` after `lint`.
+/// A graph of prerequisites: `deploy` after `test` and `build`, `build` after `lint`.
 ///
 /// ```
 /// use toolgate::policy::{Policy, Sequence};
 /// let pipeline = Sequence::new("pipeline").after("deploy", ["test", "build"]).after("build", ["lint"]);
 /// let circular = pipeline.after("lint", ["build"]);
-/// assert!(circular.problems(&[]).iter().any(|p| p.message == "it goes in a circle: build needs lint needs build"));
+/// let problems = circular.problems(&[]);
+/// assert!(problems.iter().any(|p| p.message.ends_with("build needs lint needs build")));
 /// ```
 #[derive(Debug, Clone)]
 pub struct Sequence {
     name: String,
     edges: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
-    /// Whether what a client reports counts.
+    /// Whether evidence that a client reports counts.
     reported: bool,
 }
 
-/// Tools that wait for each other, ending where it begins.
+/// A cycle of tools that need each other; the first one is repeated at the end.
 struct Cycle(Vec<String>);
 
 impl Sequence {
-    /// A sequence that asks for nothing yet.
+    /// Creates a sequence without requirements.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), edges: BTreeMap::new(), reported: false }
     }
 
-    /// Says that `tool` needs a success of each of `first`.
+    /// Requires a success of each tool in `first` before `tool`.
     #[must_use]
     pub fn after<'a>(mut self, tool: &str, first: impl IntoIterator<Item = &'a str>) -> Self {
         self.edges.entry(tool.into()).or_default().extend(first.into_iter().map(Arc::from));
         self
     }
 
-    /// Lets what a client reports count as well. Without it only what ran here does.
+    /// Accepts evidence that a client reports [default: only calls that ran here].
     #[must_use]
     pub const fn accept_reported(mut self) -> Self {
         self.reported = true;
@@ -74,7 +78,7 @@ impl Sequence {
         self.edges.get(tool).into_iter().flatten()
     }
 
-    /// What must still come before the tool.
+    /// Returns the tools that must still succeed first.
     fn missing(&self, ask: &Ask<'_>) -> Result<Vec<&Arc<str>>, Fault> {
         let mut missing = Vec::new();
         for first in self.first(ask.tool.name()) {
@@ -97,17 +101,17 @@ impl Policy for Sequence {
 
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
         let circle = self.check_acyclic().err().map(|Cycle(tools)| {
-            Problem::at("after", format!("it goes in a circle: {}", tools.join(" needs "))).help("take one of these requirements away")
+            Problem::at("after", format!("the requirements form a cycle: {}", tools.join(" needs "))).help("remove one of these requirements")
         });
         let mut problems: Vec<Problem> = circle.into_iter().collect();
         if self.edges.is_empty() {
-            problems.push(Problem::at("after", "it names no tool, so it would never speak").help("name at least one"));
+            problems.push(Problem::at("after", "the rule names no tool, so it never applies").help("name at least one"));
         }
         let mut names = BTreeSet::new();
         for (tool, first) in &self.edges {
             if first.is_empty() {
-                let message = format!("`{tool}` comes after nothing, so the rule would never speak of it");
-                problems.push(Problem::at(format!("after.{tool}"), message).help("name what comes first, or take it out"));
+                let message = format!("`{tool}` needs no tool first, so the rule never applies to it");
+                problems.push(Problem::at(format!("after.{tool}"), message).help("name the tools that must come first, or remove the entry"));
             }
             let inner = first.iter().enumerate().map(|(index, first)| (format!("after.{tool}.{index}"), first));
             for (field, name) in std::iter::once((format!("after.{tool}"), tool)).chain(inner) {
@@ -116,7 +120,7 @@ impl Policy for Sequence {
                 }
             }
         }
-        // What a client reports proves nothing here: the tool would be refused for ever.
+        // A report from a client is not evidence here, so the tool would always be denied.
         for (tool, first) in self.edges.iter().filter(|_| !self.reported) {
             let sources = tools.iter().filter(|source| first.contains(source.name()));
             problems.extend(sources.filter_map(|source| source.run_by_client(&format!("after.{tool}"))));
@@ -132,7 +136,8 @@ impl Policy for Sequence {
     }
 
     fn definition(&self) -> String {
-        format!("{self:?}")
+        let parts = json!({ "name": self.name, "edges": self.edges, "reported": self.reported });
+        definition::definition("sequence", &parts)
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {

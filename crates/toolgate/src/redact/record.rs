@@ -1,5 +1,7 @@
-//! What patterns take out of a record: what callers, tools and services brought into it. What is toolgate's own stays, whatever it
-//! looks like: times, digests and the names of calls, without which a row decides nothing any more.
+//! Redacts the data of callers, tools and upstreams in one ledger row by patterns.
+//!
+//! Toolgate's own data is never redacted: times, digests and call ids are needed to repeat the
+//! decision.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,12 +19,12 @@ use crate::policy::{ApprovalFact, Facts, FileFact, HookFact, Observed, ReadBefor
 use crate::session::{Evidence, EvidenceKey};
 
 impl Redactor {
-    /// A row without what the patterns say is secret.
+    /// Redacts a row.
     pub(crate) fn row(&self, row: Row) -> Row {
         if self.patterns.is_empty() {
             return row;
         }
-        // Before a tool runs, only hooks bring codes with them.
+        // Before the tool runs, only hooks supply error codes of their own.
         let ruled = row.decision == Decision::Refused && row.gate < Gate::Run && row.gate != Gate::Hooks;
         Row {
             arguments: Arc::new(self.value(Arc::unwrap_or_clone(row.arguments))),
@@ -35,7 +37,7 @@ impl Redactor {
         }
     }
 
-    /// An outcome as it may be written down. What nobody knows the secrets of is marked as a whole.
+    /// Redacts an outcome. If its secrets are unknown, the whole value is replaced by a mark.
     pub(crate) fn outcome(&self, outcome: Outcome, secrets: Option<&[Pointer]>) -> Outcome {
         let outcome = match outcome {
             Outcome::Success(output) => {
@@ -63,7 +65,8 @@ impl Redactor {
         entities.into_iter().map(|(name, value)| (name, self.value(value))).collect()
     }
 
-    /// The code of a rule is the configuration's, and what a refusal is known by.
+    /// Redacts an outcome. The code of a rule comes from the configuration and identifies the
+    /// denial, so it is kept.
     fn told(&self, outcome: Outcome, ruled: bool) -> Outcome {
         match outcome {
             Outcome::Success(output) => {
@@ -96,7 +99,7 @@ impl Redactor {
         error
     }
 
-    /// Every fact is named here: of a new one somebody has to say what it may hold.
+    /// Redacts facts. Lists every field, so that a new field needs a decision about redaction.
     fn facts(&self, facts: Facts) -> Facts {
         let Facts {
             now,
@@ -164,19 +167,19 @@ impl Redactor {
         Arc::new(Evidence { entities: self.entities(entities), fields: self.value(fields), tool, at, origin, stamp })
     }
 
-    /// What a rule remembers. What a file was like is a digest, and no secret.
+    /// Redacts the mark of a policy. The mark of a file is a digest and needs no redaction.
     fn remembered(&self, name: String, mark: Option<Value>) -> (String, Option<Value>) {
         let of_file = mark.as_ref().is_some_and(|value| ReadBeforeWrite::remembers(&name, value));
         let mark = if of_file { mark } else { mark.map(|value| self.value(value)) };
         (self.clean(name), mark)
     }
 
-    /// Under other names where a name is secret.
+    /// Redacts the keys and values of a map.
     fn named<V>(&self, map: BTreeMap<String, V>, one: impl Fn(V) -> V) -> BTreeMap<String, V> {
         map.into_iter().map(|(name, value)| (self.clean(name), one(value))).collect()
     }
 
-    /// Limits count what is in the arguments: an amount that is secret leaves a mark, and its counter is not known any more.
+    /// Redacts counters. A limit may count an argument, so a secret amount is replaced by a mark.
     fn used(&self, used: Vec<Used>) -> Vec<Used> {
         let one = |(counter, window, amount): Used| match self.scrub_text(&amount.to_string()) {
             Cow::Owned(mark) => (mark, window, Decimal::ZERO),

@@ -1,12 +1,12 @@
-//! How a text is written: marks that stand in it, and escapes as JSON has them.
+//! Finds marks and JSON escapes in a text.
 
 use std::ops::Range;
 
-/// What a mark begins with, and how many digits follow.
+/// Prefix of a mark, and the number of digits that follow.
 const BEGINS: &str = "[redacted ";
 const DIGITS: usize = 32;
 
-/// Where marks stand in a text, in order.
+/// Finds the marks in a text, in order.
 pub(super) fn marks(text: &str) -> Vec<Range<usize>> {
     let one = |(start, begins): (usize, &str)| {
         let digits = start + begins.len();
@@ -18,15 +18,15 @@ pub(super) fn marks(text: &str) -> Vec<Range<usize>> {
     text.match_indices(BEGINS).filter_map(one).collect()
 }
 
-/// A text as it is meant where it is spelled as in JSON: a key or a message may hold a value that way, and its secrets.
+/// An unescaped text, because a key or message may contain a secret in JSON spelling.
 pub(super) struct Unescaped {
     pub(super) text: String,
-    /// From where on it is shorter than what is written: a place in it, and the same place there.
+    /// Positions after each escape: in the unescaped text and in the original.
     from: Vec<(usize, usize)>,
 }
 
 impl Unescaped {
-    /// Nothing where nothing is escaped.
+    /// Unescapes a text. Returns `None` if it has no escapes.
     pub(super) fn of(written: &str) -> Option<Self> {
         if !written.contains('\\') {
             return None;
@@ -50,7 +50,7 @@ impl Unescaped {
         (!from.is_empty()).then_some(Self { text, from })
     }
 
-    /// Where it is written what is meant at a place.
+    /// Maps a range of the unescaped text to the original.
     pub(super) fn written(&self, place: &Range<usize>) -> Range<usize> {
         self.at(place.start)..self.at(place.end)
     }
@@ -61,7 +61,7 @@ impl Unescaped {
     }
 }
 
-/// What stands behind a backslash: what it means, and what comes after it.
+/// Parses the escape after a backslash. Returns the character and the rest.
 fn escaped(text: &str) -> Option<(char, &str)> {
     let mut rest = text.chars();
     let meant = match rest.next()? {
@@ -72,7 +72,7 @@ fn escaped(text: &str) -> Option<(char, &str)> {
         'b' => '\u{8}',
         'f' => '\u{c}',
         'u' => {
-            // Or as toolgate shows it.
+            // Also accepts toolgate's own format, `\u{…}`.
             let (digits, behind) = match rest.as_str().strip_prefix('{') {
                 Some(inner) => inner.split_once('}')?,
                 None => rest.as_str().split_at_checked(4)?,

@@ -1,4 +1,4 @@
-//! An agent as it is put together, and checked as a whole.
+//! Builds an agent and checks it as a whole.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,17 +15,17 @@ use crate::hook::Hook;
 use crate::json::{Bounds, Digest, Pointer, canonical, digest_of};
 use crate::limits::Limits;
 use crate::names::shown;
-use crate::policy::{Attached, Level, Mode, Policy, Problem, Severity, analyse};
+use crate::policy::{Attached, DiagnosticKind, Level, Mode, Policy, Problem, Severity, analyse};
 use crate::resource::{FileSystem, Resources};
 use crate::schema::Schema;
 use crate::tool::{Effect, Extra, Handler, Spec, Tool};
 
-/// An agent as it is put together.
+/// Builds an [`Agent`].
 pub struct AgentBuilder {
     pub(super) name: Arc<str>,
     pub(super) tools: Vec<(Option<String>, Tool)>,
     pub(super) policies: Vec<Written>,
-    /// What is wrong with policy files and resources.
+    /// Problems of policy files and resources.
     pub(super) unreadable: Vec<Problem>,
     pub(super) hooks: Vec<Arc<dyn Hook>>,
     pub(super) overrides: BTreeMap<String, String>,
@@ -35,7 +35,7 @@ pub struct AgentBuilder {
     pub(super) max_output: usize,
     pub(super) dialect: Dialect,
     pub(super) resources: Resources,
-    /// It was built before, and looked over then.
+    /// Whether the agent was built and checked before.
     pub(super) known: bool,
 }
 
@@ -70,7 +70,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Adds the rules of policy files. What is wrong with them is said when the agent is built, all at once.
+    /// Adds the rules of policy files. Their problems are reported when the agent is built.
     #[must_use]
     pub fn rules(mut self, rules: Rules) -> Self {
         let (policies, problems) = rules.into_parts();
@@ -79,7 +79,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Adds a policy for everything in the prompt.
+    /// Adds a policy for the whole prompt.
     #[must_use]
     pub fn prompt_policy(mut self, policy: impl Policy + 'static) -> Self {
         self.policies.push(Written::in_code(Scope::Prompt, Arc::new(policy)));
@@ -100,21 +100,22 @@ impl AgentBuilder {
         self
     }
 
-    /// Replaces the description of a tool that accepts it.
+    /// Replaces the description of a tool that accepts overrides.
     #[must_use]
     pub fn describe(mut self, tool: &str, description: &str) -> Self {
         self.overrides.insert(tool.to_owned(), description.to_owned());
         self
     }
 
-    /// Only these principals may act as this agent. Without it, everyone the embedding program lets in.
+    /// Restricts the agent to these principals. By default, every authenticated principal may use
+    /// it.
     #[must_use]
     pub fn principals<'a>(mut self, principals: impl IntoIterator<Item = &'a str>) -> Self {
         self.principals = Some(principals.into_iter().map(str::to_owned).collect());
         self
     }
 
-    /// Sets budgets and rates.
+    /// Sets budgets and rate limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -128,34 +129,38 @@ impl AgentBuilder {
         self
     }
 
-    /// How errors are written for its model: in the standard dialect unless said. Programs and the ledger always read the standard one.
+    /// Sets the dialect of errors for the model. The default is [`Dialect::Standard`].
+    ///
+    /// Programs and the ledger always use the standard dialect.
     #[must_use]
     pub const fn dialect(mut self, dialect: Dialect) -> Self {
         self.dialect = dialect;
         self
     }
 
-    /// The largest result that goes into the context, in bytes: 64 KiB unless said.
+    /// Sets the maximum size of a result in the context, in bytes. The default is 64 KiB.
     #[must_use]
     pub const fn max_output(mut self, bytes: usize) -> Self {
         self.max_output = bytes;
         self
     }
 
-    /// Gives handlers something to ask for by type, with [`Ctx::resource`](crate::Ctx::resource). Give the thing itself, not an
-    /// [`Arc`] of it: it is put into one here, and what is given as `Arc<Db>` is found as `Arc<Db>` and not as `Db`. Two of one type
-    /// are a build error.
+    /// Adds a resource that handlers find by its type, with
+    /// [`Ctx::resource`](crate::Ctx::resource).
+    ///
+    /// Pass the value itself. It is put into an [`Arc`] here, so a value of type `Arc<Db>` is found
+    /// as `Arc<Db>`, not as `Db`. Two resources of one type are a build error.
     #[must_use]
     pub fn resource<T: Any + Send + Sync>(mut self, thing: T) -> Self {
         if self.resources.insert(Arc::new(thing)).is_some() {
             let kind = std::any::type_name::<T>();
-            let problem = Problem::new(format!("two resources are of the type `{kind}`, and handlers ask for one by its type"));
-            self.unreadable.push(problem.help("give each a type of its own"));
+            let problem = Problem::new(format!("two resources have the type `{kind}`, but handlers find a resource by its type"));
+            self.unreadable.push(problem.help("wrap one of them in its own type"));
         }
         self
     }
 
-    /// Gives handlers a file system that rolls back with the call.
+    /// Adds a file system that rolls back with the call.
     #[must_use]
     pub fn files(self, files: impl FileSystem + 'static) -> Self {
         self.shared_files(Arc::new(files))
@@ -166,10 +171,10 @@ impl AgentBuilder {
         self
     }
 
-    /// Checks everything and builds the agent.
+    /// Checks and builds the agent.
     ///
     /// # Errors
-    /// Everything that is wrong, all at once.
+    /// All problems of the agent.
     pub fn build(mut self) -> Result<Agent, BuildError> {
         let mut problems = std::mem::take(&mut self.unreadable);
         let mut tools = HashMap::default();
@@ -184,14 +189,14 @@ impl AgentBuilder {
         for (section, tool) in std::mem::take(&mut self.tools) {
             let (mut spec, handler) = tool.into_parts();
             if tools.contains_key(&spec.name) {
-                problems.push(Problem::new(format!("two tools are called `{}`", shown(&spec.name))));
+                problems.push(Problem::new(format!("two tools have the name `{}`", shown(&spec.name))).about(spec.name()));
                 continue;
             }
             if let Some(description) = self.overrides.remove(spec.name()) {
                 if spec.accepts_overrides {
                     spec.description = description;
                 } else {
-                    problems.push(Problem::new(format!("`{}` does not accept another description", spec.name)));
+                    problems.push(Problem::new(format!("`{}` does not accept another description", spec.name)).about(spec.name()));
                 }
             }
             let name = Arc::clone(&spec.name);
@@ -207,11 +212,11 @@ impl AgentBuilder {
         problems.extend(
             self.overrides
                 .keys()
-                .map(|tool| Problem::new(format!("a description is given for `{}`, which is no tool of this agent", shown(tool)))),
+                .map(|tool| Problem::new(format!("a description is set for `{}`, which is not a tool of this agent", shown(tool)))),
         );
         let governed: Vec<_> =
             order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| (&t.spec, t.governed_by.as_slice())).collect();
-        // What broken rules come to together is anybody's guess.
+        // Analysing invalid rules would report misleading problems.
         if !self.known && problems.iter().all(|problem| problem.severity != Severity::Error) {
             problems.extend(analyse(&governed).into_iter().map(|problem| self.placed(problem)));
         }
@@ -247,7 +252,7 @@ impl AgentBuilder {
         })
     }
 
-    /// A problem at its place in a policy file, where its rule comes from one.
+    /// Sets the position of a problem if its rule comes from a file.
     fn placed(&self, mut problem: Problem) -> Problem {
         let written = self.policies.iter().find(|written| Some(written.policy.name()) == problem.rule.as_deref());
         problem.place = written.and_then(|written| written.place(&problem.field, problem.within.clone())).or(problem.place);
@@ -256,16 +261,17 @@ impl AgentBuilder {
 
     fn register(&self, mut spec: Spec, handler: Option<Arc<dyn Handler>>, section: Option<&str>) -> Result<Registered, Vec<Problem>> {
         let mut problems = check_words(&spec);
-        let compile = |schema: Option<&serde_json::Value>, what: &str, extra, secrets: &[Pointer], problems: &mut Vec<String>| {
+        let compile = |schema: Option<&serde_json::Value>, what: &str, extra, secrets: &[Pointer], problems: &mut Vec<Problem>| {
             let compiled = Schema::compile(schema?, extra, secrets);
-            compiled.map_err(|e| problems.push(format!("{what} schema of `{}`: {e}", shown(&spec.name)))).ok()
+            let invalid = |e| Problem::new(format!("{what} schema of `{}`: {e}", shown(&spec.name))).of_kind(DiagnosticKind::InvalidSchema);
+            compiled.map_err(|e| problems.push(invalid(e))).ok()
         };
         let input = compile(spec.input.as_ref(), "input", spec.extra, &spec.secrets, &mut problems);
-        // A secret that is echoed is a secret still.
+        // A secret argument stays secret if the result repeats it.
         let known = input.as_ref().map_or(spec.secrets.as_slice(), Schema::secrets);
         let output = compile(spec.output.as_ref(), "output", Extra::Pass, known, &mut problems);
         if spec.input.is_none() && handler.is_some() {
-            problems.push(format!("`{}` has a handler and no input schema", shown(&spec.name)));
+            problems.push(Problem::new(format!("`{}` has a handler but no input schema", shown(&spec.name))));
         }
         let examples = check_examples(&spec, input.as_ref(), output.as_ref());
         let applies = |scope: &Scope| match scope {
@@ -280,7 +286,7 @@ impl AgentBuilder {
             .filter(|written| written.policy.governs(&spec))
             .filter_map(|written| applies(&written.scope).map(|level| Attached { level, policy: Arc::clone(&written.policy) }))
             .collect();
-        // Closest first, then in the order of declaration.
+        // Narrowest scope first, then in order of declaration.
         governed_by.sort_by_key(|attached| attached.level);
         let heard_by = self
             .policies
@@ -288,14 +294,16 @@ impl AgentBuilder {
             .filter(|w| w.policy.hears_all() || (applies(&w.scope).is_some() && w.policy.governs(&spec)))
             .map(|written| Arc::clone(&written.policy))
             .collect();
-        let mut problems: Vec<Problem> = problems.into_iter().map(Problem::new).chain(check_shell(&spec)).chain(examples).collect();
-        // A rule that only observes governs nothing.
-        // What toolgate protects of its own says nothing about the tool.
+        let checked = problems.into_iter().chain(check_shell(&spec)).chain(examples);
+        let mut problems: Vec<Problem> = checked.map(|problem| problem.about(spec.name())).collect();
+        // Observing rules govern nothing, and the built-in rules protect toolgate, not this tool.
         let counts = |policy: &dyn Policy| policy.mode() == Mode::Enforce && !policy.name().starts_with(crate::config::BUILT_IN);
         let is_governed = governed_by.iter().any(|attached| counts(&*attached.policy));
         if spec.effect != Effect::Read && !spec.open && !is_governed {
-            let problem = Problem::at("mode", format!("`{}` has effects and no enforced policy governs it", shown(&spec.name)));
-            let problem = problem.help("attach one, declare it `.effect(Effect::Read)`, or say `.open()`");
+            let problem = Problem::at("mode", format!("`{}` has effects, but no enforced policy governs it", shown(&spec.name)))
+                .about(spec.name())
+                .of_kind(DiagnosticKind::Ungoverned);
+            let problem = problem.help("attach a policy, declare `.effect(Effect::Read)`, or call `.open()`");
             let own = |attached: &&Attached| !attached.policy.name().starts_with(crate::config::BUILT_IN);
             problems.push(match governed_by.iter().find(own) {
                 Some(observing) => problem.of(observing.policy.name()),

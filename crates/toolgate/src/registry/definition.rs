@@ -1,4 +1,4 @@
-//! An agent as it is written down: kept once with the rows it decided, and enough to decide them again.
+//! Serializes an agent for the ledger, so that recorded decisions can be repeated later.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -14,10 +14,11 @@ use crate::policy::{Ask, Fault, Mode, Policy, Verdict};
 use crate::resource::MemoryFs;
 use crate::tool::{Spec, Tool};
 
-/// An agent as it is written down.
+/// The serialized form of an agent.
 ///
-/// Tools stand in it with all they declare, policy files word for word. Rules and hooks that were written in Rust stand in
-/// it by name: an agent that is built from its definition cannot ask them, and says so.
+/// It contains all declarations of tools and the text of policy files. Rules and hooks that were
+/// written in Rust are contained by name only. An agent that is built from its definition cannot
+/// run them and reports that.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Definition {
     agent: Arc<str>,
@@ -48,12 +49,12 @@ struct File {
 }
 
 impl File {
-    /// Whether nobody wrote it: it goes with the tools.
+    /// Checks for rules that toolgate adds together with the tools.
     fn is_built_in(&self) -> bool {
         self.name == "(built in)"
     }
 
-    /// Whether it is there to protect toolgate itself.
+    /// Checks for built-in rules that protect toolgate itself.
     fn protects(&self) -> bool {
         self.is_built_in() && self.text.contains(&format!("name = \"{}", crate::config::BUILT_IN))
     }
@@ -76,27 +77,28 @@ struct Hooked {
 }
 
 impl Definition {
-    /// Reads a definition.
+    /// Parses a definition.
     ///
     /// # Errors
-    /// It is none.
+    /// The text is not a definition.
     pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(text)
     }
 
-    /// The agent's name.
+    /// Returns the agent's name.
     #[must_use]
     pub fn agent(&self) -> &str {
         &self.agent
     }
 
-    /// The tools that it has.
+    /// Iterates over its tools.
     pub fn tools(&self) -> impl Iterator<Item = &Spec> {
         self.tools.iter().map(|placed| &placed.spec)
     }
 
-    /// The same agent with other policy files. What is built in stays: what protects toolgate itself, and the question about tools that
-    /// nobody has declared.
+    /// Replaces the policy files.
+    ///
+    /// Built-in rules stay: those that protect toolgate, and the approval of undeclared tools.
     #[must_use]
     pub fn with_policies(mut self, files: impl IntoIterator<Item = (String, String)>) -> Self {
         self.policies.retain(File::is_built_in);
@@ -104,8 +106,10 @@ impl Definition {
         self
     }
 
-    /// The same agent as another definition has it: its rules, its limits and its tools. Who runs a tool, and what one takes whose
-    /// upstream was never seen, is taken from here.
+    /// Applies the rules, limits and tools of a new definition.
+    ///
+    /// This definition still decides whether the client runs a tool. It also keeps the schemas of
+    /// tools whose upstream the new definition has never seen.
     #[must_use]
     pub fn changed_to(self, new: Self) -> Self {
         let mut before = self.tools;
@@ -119,7 +123,8 @@ impl Definition {
                 (spec.input, spec.output) = (known.input.or(spec.input.take()), spec.output.take().or(known.output));
             }
         }
-        // The rules that protect toolgate name tools that may be gone: those are there for nobody.
+        // Rules that protect toolgate may name removed tools. Keep these tools, visible to no
+        // principal.
         tools.extend(before.into_iter().map(|mut placed| {
             (placed.spec.visible_to, placed.spec.open) = (Some(BTreeSet::new()), true);
             placed
@@ -128,17 +133,17 @@ impl Definition {
         Self { tools, policies, limits: new.limits, principals: new.principals, bounds: new.bounds, ..self }
     }
 
-    /// Whether nothing in it was written in Rust.
+    /// Checks that no rule was written in Rust and that the agent has no files.
     pub(super) fn is_all_written(&self) -> bool {
         self.in_code.is_empty() && !self.files
     }
 
-    /// The names and texts of its policy files.
+    /// Lists the names and texts of the policy files.
     pub(super) fn files(&self) -> Vec<(&str, &str)> {
         self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect()
     }
 
-    /// With these tools only, and one policy file.
+    /// Keeps only these tools, and replaces the policy files by one.
     pub(super) fn with_only(mut self, tools: &HashSet<&str>, policies: String) -> Self {
         self.tools.retain(|placed| tools.contains(placed.spec.name()));
         self.hooks.clear();
@@ -146,15 +151,15 @@ impl Definition {
         self
     }
 
-    /// The agent that it defines, without any tool that runs: for looking back, never for calls.
+    /// Builds the agent without handlers, for replay and never for calls.
     ///
     /// # Errors
-    /// What is wrong with its rules.
+    /// The rules have problems.
     pub fn build(self) -> Result<Agent, BuildError> {
         self.builder().build()
     }
 
-    /// The same, where it was built before: nobody looks it over again, and it has no digest of its own.
+    /// Builds an agent that was built before, without checks and without its own digest.
     pub(super) fn build_known(self) -> Result<Agent, BuildError> {
         AgentBuilder { known: true, ..self.builder() }.build()
     }
@@ -162,7 +167,7 @@ impl Definition {
     fn builder(self) -> AgentBuilder {
         let files: Vec<(&str, &str)> = self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();
         let rules = crate::config::rules_of(&self.agent, &files);
-        // What an earlier version let stand without effect has none here either.
+        // Earlier versions accepted these limits without effect. Ignore them to decide as they did.
         let rate = self.limits.rate.filter(|rate| !rate.per.is_zero());
         let limits = Limits { principal: Budget { wall: None, ..self.limits.principal }, rate, ..self.limits };
         let mut builder =
@@ -188,7 +193,7 @@ impl AgentBuilder {
     pub(super) fn definition(&self, tools: &[(Option<String>, Arc<Registered>)]) -> Definition {
         let mut files: Vec<(&str, &str)> = Vec::new();
         for (name, text) in self.policies.iter().filter_map(Written::file) {
-            // The rules of one file share its text, which need not be read to be known again.
+            // Rules of one file share its text, so comparing pointers is usually enough.
             if !files.iter().any(|(known, same)| *known == name && (std::ptr::eq(*same, text) || *same == text)) {
                 files.push((name, text));
             }
@@ -224,7 +229,7 @@ impl AgentBuilder {
     }
 }
 
-/// Stands where a rule stood that was written in Rust: nobody knows what it would say.
+/// Replaces a rule that was written in Rust; its decision is unknown.
 struct Unknown(InCode);
 
 impl Policy for Unknown {
@@ -241,12 +246,12 @@ impl Policy for Unknown {
         self.0.mode
     }
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        // One that only observes decides nothing.
+        // An observing rule decides nothing.
         if self.0.mode == Mode::Observe {
             return Ok(Verdict::allow());
         }
-        ask.facts.watch.unknown(|| format!("the rule `{}` was written in Rust, and is not here to be asked", self.0.name));
-        Err(Fault("it was written in Rust, and is not here to be asked".to_owned()))
+        ask.facts.watch.unknown(|| format!("the rule `{}` was written in Rust and is not available here", self.0.name));
+        Err(Fault("the rule was written in Rust and is not available here".to_owned()))
     }
 }
 

@@ -1,5 +1,6 @@
-//! As much of an agent as one call needs: its tool, the rules that have a say about it, and the tools that those speak of. However
-//! many others there are, it stays small.
+//! Reduces an agent to one tool, the rules that affect it and the tools that these rules name.
+//!
+//! The size of an excerpt does not depend on the number of other tools.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,7 +13,9 @@ use super::{Agent, BuildError, Registered};
 use crate::json::Digest;
 use crate::policy::Policy;
 
-/// As much of an agent as calls of one tool need. Calls are decided, and recorded, as by the whole agent.
+/// The part of an agent that calls of one tool need.
+///
+/// Calls are decided and recorded as by the whole agent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Excerpt {
     definition: Definition,
@@ -21,19 +24,19 @@ pub struct Excerpt {
 }
 
 impl Excerpt {
-    /// The agent.
+    /// Builds the agent.
     ///
     /// # Errors
-    /// It does not fit this version.
+    /// The excerpt does not fit this version.
     pub fn build(self) -> Result<Agent, BuildError> {
         let agent = self.definition.build_known()?;
-        // What was decided by it was decided by the whole.
+        // Rows must refer to the digest of the whole agent.
         Ok(Agent { config: self.config, watched: self.watched, ..agent })
     }
 }
 
 impl Agent {
-    /// An excerpt for each of its tools that can have one: rules and hooks that are code cannot be written down.
+    /// Returns an excerpt for each tool without hooks, if no rule was written in Rust.
     #[must_use]
     pub fn excerpts(&self) -> Vec<(Arc<str>, Excerpt)> {
         let Ok(whole) = Definition::parse(&self.definition) else { return Vec::new() };
@@ -57,7 +60,7 @@ impl Agent {
         self.order.iter().filter_map(one).collect()
     }
 
-    /// The tools and rules that a call of a tool may have to do with.
+    /// Collects the tools and rules that can affect a call of a tool.
     fn reach<'a>(
         &'a self,
         tool: &'a Registered,
@@ -75,16 +78,16 @@ impl Agent {
                 }
                 let table = tables.get(rule)?;
                 let mut texts = Vec::new();
-                // The tools that it governs are another matter.
+                // Other tools that the rule governs do not affect this call.
                 table.iter().filter(|(key, _)| *key != "tools").for_each(|(key, value)| {
                     texts.push(key.as_str());
                     each_text(value, &mut texts);
                 });
-                // Where values come from hangs on who is not trusted.
+                // Provenance depends on which tools are untrusted.
                 if table.get("rule").and_then(Value::as_str).is_some_and(|rule| rule == "flow" || rule == "only_from") {
                     texts.extend(self.tools.values().filter(|tool| tool.spec.untrusted).map(|tool| tool.spec.name()));
                 }
-                // A limit that an expression reads is named in it.
+                // A limit that an expression reads is named in the expression.
                 let when = table.get("when").and_then(Value::as_str).filter(|when| when.contains("sum_of"));
                 if let Some(when) = when {
                     more.extend(self.rules.iter().map(|rule| rule.name()).filter(|limit| when.contains(limit)));
@@ -115,7 +118,7 @@ fn each_text<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
     }
 }
 
-/// A rule as a file has it, for these tools only.
+/// Writes a rule as TOML, for these tools only.
 fn written(table: &Map<String, Value>, tools: &HashSet<&str>) -> String {
     let mut text = "[[policy]]\n".to_owned();
     for (key, value) in table {
@@ -130,7 +133,7 @@ fn written(table: &Map<String, Value>, tools: &HashSet<&str>) -> String {
     text
 }
 
-/// A value as TOML spells it on one line.
+/// Writes a value as TOML on one line.
 fn spelled(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("[{}]", items.iter().map(spelled).collect::<Vec<_>>().join(", ")),
@@ -138,7 +141,7 @@ fn spelled(value: &Value) -> String {
             let fields = fields.iter().map(|(name, field)| format!("{} = {}", spelled(&Value::from(name.as_str())), spelled(field)));
             format!("{{ {} }}", fields.collect::<Vec<_>>().join(", "))
         }
-        // The escapes of JSON are escapes of TOML; one character more needs one.
+        // TOML accepts the escapes of JSON, but also requires one for U+007F.
         Value::String(_) => value.to_string().replace('\u{7f}', "\\u007f"),
         other => other.to_string(),
     }

@@ -1,4 +1,4 @@
-//! An agent: a named registry of tools with its policies, hooks, limits and resources, checked as a whole.
+//! Defines agents: named sets of tools with policies, hooks, limits and resources.
 
 mod builder;
 mod checks;
@@ -26,7 +26,7 @@ use crate::policy::{Mode, Policy, Problem};
 use crate::resource::Resources;
 use crate::tool::Spec;
 
-/// An agent. Clients connect as one.
+/// A set of tools with its policies, hooks, limits and resources. A client connects as one agent.
 pub struct Agent {
     pub(crate) name: Arc<str>,
     pub(crate) tools: HashMap<Arc<str>, Arc<Registered>>,
@@ -38,16 +38,16 @@ pub struct Agent {
     pub(crate) dialect: Dialect,
     pub(crate) resources: Arc<Resources>,
     pub(crate) config: Digest,
-    /// What the digest is of.
+    /// The text that `config` is the digest of.
     pub(crate) definition: Arc<str>,
-    /// The sources whose values are remembered, where rules ask where values come from.
+    /// Sources whose values are tracked, if rules check provenance.
     pub(crate) watched: Option<BTreeSet<String>>,
     pub(crate) rules: Vec<Arc<dyn Policy>>,
     warnings: Vec<Problem>,
 }
 
 impl Agent {
-    /// Starts an agent.
+    /// Starts building an agent.
     pub fn builder(name: impl Into<Arc<str>>) -> AgentBuilder {
         AgentBuilder {
             name: name.into(),
@@ -66,65 +66,67 @@ impl Agent {
         }
     }
 
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its tools in the order of declaration.
+    /// Iterates over the tools in the order of declaration.
     pub fn tools(&self) -> impl Iterator<Item = &Spec> {
         self.order.iter().filter_map(|name| self.tools.get(name)).map(|tool| &tool.spec)
     }
 
-    /// Whether a principal may act as it.
+    /// Checks whether a principal may use this agent.
     #[must_use]
     pub fn admits(&self, principal: &str) -> bool {
         self.principals.as_ref().is_none_or(|who| who.contains(principal))
     }
 
-    /// The tools that a principal sees, in the order of declaration.
+    /// Iterates over the tools that a principal sees, in the order of declaration.
     pub fn tools_for<'a>(&'a self, principal: &'a str) -> impl Iterator<Item = &'a Spec> {
         let seen = |tool: &&Arc<Registered>| tool.is_visible_to(principal);
         self.order.iter().filter_map(|name| self.tools.get(name)).filter(seen).map(|tool| &tool.spec)
     }
 
-    /// One of its tools.
+    /// Returns a tool.
     #[must_use]
     pub fn tool(&self, name: &str) -> Option<&Spec> {
         self.tools.get(name).map(|tool| &tool.spec)
     }
 
-    /// One of its tools, where a principal sees it.
+    /// Returns a tool if the principal sees it.
     #[must_use]
     pub fn tool_for(&self, principal: &str, name: &str) -> Option<&Spec> {
         self.tools.get(name).filter(|tool| tool.is_visible_to(principal)).map(|tool| &tool.spec)
     }
 
-    /// What somebody should look at, though it does not keep the agent from working.
+    /// Returns problems that do not prevent the agent from working.
     #[must_use]
     pub fn warnings(&self) -> &[Problem] {
         &self.warnings
     }
 
-    /// The warnings as a person reads them, with the lines of the policy files they stand in.
+    /// Renders the warnings with the lines of the policy files.
     #[must_use]
     pub fn render_warnings(&self, colours: bool) -> String {
         crate::config::render(&self.warnings, colours)
     }
 
-    /// Digest of its definition. Rules take part with all they say, policies and hooks written in Rust by name.
+    /// Returns the digest of the definition.
+    ///
+    /// Rules in files count with their text, policies and hooks in Rust by name.
     #[must_use]
     pub const fn digest(&self) -> Digest {
         self.config
     }
 
-    /// The names of its rules whose word counts.
+    /// Iterates over the names of the enforced rules.
     pub fn enforced_rules(&self) -> impl Iterator<Item = &str> {
         self.rules.iter().filter(|rule| rule.mode() == Mode::Enforce).map(|rule| rule.name())
     }
 
-    /// How far back what it decides on may lie; `None` is without end.
+    /// Returns the time that decisions look back, or `None` if it is unlimited.
     #[must_use]
     pub fn looks_back(&self) -> Option<jiff::SignedDuration> {
         let budgets = [&self.limits.session, &self.limits.principal];
@@ -135,7 +137,7 @@ impl Agent {
         self.rules.iter().try_fold(rate, |longest, rule| rule.looks_back().map(|window| window.max(longest)))
     }
 
-    /// The same agent with other tools behind its names.
+    /// Copies the agent with other handlers and resources.
     pub(crate) fn with(&self, tools: HashMap<Arc<str>, Arc<Registered>>, resources: Resources) -> Self {
         Self {
             name: Arc::clone(&self.name),
@@ -155,19 +157,19 @@ impl Agent {
         }
     }
 
-    /// How errors are written for its model.
+    /// Returns the dialect of errors for the model.
     #[must_use]
     pub const fn dialect(&self) -> Dialect {
         self.dialect
     }
 
-    /// Its definition as it is written down; see [`Definition`].
+    /// Returns the serialized definition; see [`Definition`].
     #[must_use]
     pub fn definition(&self) -> &str {
         &self.definition
     }
 
-    /// The sorted names of the tools that a principal sees.
+    /// Returns the sorted names of the tools that a principal sees.
     pub(crate) fn visible_names(&self, principal: &str) -> Vec<&str> {
         let mut names: Vec<&str> = self.tools.values().filter(|t| t.is_visible_to(principal)).map(|t| t.spec.name()).collect();
         names.sort_unstable();
@@ -181,18 +183,18 @@ impl fmt::Debug for Agent {
     }
 }
 
-/// Everything that is wrong with an agent, all at once.
+/// All problems of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("agent `{agent}` cannot be built:{}", .problems.iter().map(|p| format!("\n  - {p}")).collect::<String>())]
+#[error("cannot build the agent `{agent}`:{}", .problems.iter().map(|p| format!("\n  - {p}")).collect::<String>())]
 pub struct BuildError {
     /// The agent.
     pub agent: String,
-    /// What is wrong.
+    /// The problems.
     pub problems: Vec<Problem>,
 }
 
 impl BuildError {
-    /// The problems as a person reads them, with the lines of the policy files they stand in.
+    /// Renders the problems with the lines of the policy files.
     #[must_use]
     pub fn render(&self, colours: bool) -> String {
         crate::config::render(&self.problems, colours)

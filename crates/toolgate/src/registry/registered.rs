@@ -1,4 +1,4 @@
-//! A tool at its place in an agent.
+//! Defines a tool together with the policies and hooks that apply to it.
 
 use std::sync::Arc;
 
@@ -12,14 +12,15 @@ use crate::schema::Schema;
 use crate::session::Revoked;
 use crate::tool::{Effect, Handler, Spec};
 
-/// A tool at its place in an agent, with everything that has a say about it.
+/// A tool of an agent, with its schemas, policies and hooks.
 pub(crate) struct Registered {
     pub(crate) spec: Spec,
     pub(crate) handler: Option<Arc<dyn Handler>>,
     pub(crate) input: Option<Arc<Schema>>,
     pub(crate) output: Option<Schema>,
     pub(crate) secrets: Vec<Pointer>,
-    /// Of each entity, whether an argument that the schema declares names it: any other is only the model's word.
+    /// For each entity, whether the input schema declares its argument. An undeclared argument is
+    /// only a claim of the model.
     pub(crate) declares_entity: Vec<bool>,
     pub(crate) governed_by: Vec<Attached>,
     pub(crate) heard_by: Vec<Arc<dyn Policy>>,
@@ -32,8 +33,10 @@ impl Registered {
         self.spec.visible_to.as_ref().is_none_or(|who| who.contains(principal))
     }
 
-    /// The evidence that a call takes away: about what its arguments say, as far as they are declared, and about what its result says.
-    /// Where neither says about what, all of it goes.
+    /// Returns the evidence that a call revokes.
+    ///
+    /// The entity comes from declared arguments and from the result. If neither contains it, the
+    /// call revokes all evidence of the tool.
     pub(crate) fn takes_away(&self, arguments: &Value, result: Option<&Value>) -> Vec<Revoked> {
         let about = |entity: &Arc<str>| -> Vec<(Arc<str>, Value)> {
             let declared = self.spec.entities.iter().zip(&self.declares_entity).find(|((name, _), _)| name == entity);
@@ -55,12 +58,12 @@ impl Registered {
         revoked
     }
 
-    /// Whether its schema takes these arguments as they stand.
+    /// Checks whether the schema accepts these arguments unchanged.
     pub(crate) fn takes(&self, arguments: &Value) -> bool {
         self.input.as_ref().is_none_or(|schema| schema.takes(arguments))
     }
 
-    /// What a failure left behind, as far as only toolgate knows.
+    /// Returns the effects of a failure, as far as toolgate can know them.
     pub(crate) fn effects_of_failure(&self) -> Effects {
         match (self.spec.effect, self.spec.local) {
             (Effect::Read, _) => Effects::None,
@@ -69,7 +72,7 @@ impl Registered {
         }
     }
 
-    /// What a run that finished left behind, if its result is then withheld.
+    /// Returns the effects of a completed run whose result is withheld.
     pub(crate) fn effects_of_run(&self) -> Effects {
         match self.effects_of_failure() {
             Effects::Unknown => Effects::Done,

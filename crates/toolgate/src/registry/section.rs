@@ -1,15 +1,17 @@
-//! A part of the prompt.
+//! Defines sections of the prompt.
 
 use std::sync::Arc;
 
 use crate::policy::Policy;
 use crate::tool::Tool;
 
-/// A part of the prompt with its own tools and policies.
+/// A section of the prompt with its own tools and policies.
 ///
 /// ```
 /// use toolgate::{Section, Tool, policy::ReadBeforeWrite};
-/// let files = Section::new("files").tools(toolgate::builtin::files()).policy(ReadBeforeWrite::default());
+/// let files = Section::new("files")
+///     .tools(toolgate::builtin::files())
+///     .policy(ReadBeforeWrite::default());
 /// ```
 #[derive(Default)]
 pub struct Section {
@@ -19,7 +21,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// An empty section.
+    /// Creates an empty section.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
     }

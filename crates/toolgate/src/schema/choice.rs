@@ -1,26 +1,26 @@
-//! Which of several forms was meant by a value that fits none of them (`anyOf`, `oneOf`), so that what is said of it is true.
+//! Selects the intended form of a value that fits no form of `anyOf` or `oneOf`.
 
 use jsonschema::ValidationError;
 use jsonschema::error::ValidationErrorKind as K;
 
 use super::explain::expected;
 
-/// What one form has against a value.
+/// The errors of a value in one form.
 type Form = [ValidationError<'static>];
 
-/// What is to be said of a value that fits none of the forms.
+/// States what to report for a value that fits none of the forms.
 pub(super) enum Meant<'e> {
-    /// This form was meant: what is wrong is what is wrong with it.
+    /// This form was intended, so its errors are reported.
     Form(&'e Form),
-    /// It is of another kind altogether: any of these would do.
+    /// The value has another type, and any of these is allowed.
     Kinds(Vec<String>),
-    /// A member says which form it is, and says none of them: the complaint, and what it could say.
+    /// A member selects the form, but with none of these values. The error is one of that member.
     Tag(&'e ValidationError<'static>, Vec<String>),
-    /// Any of these groups of names would do, and none is there.
+    /// One of these groups of names is required, and none is present.
     Either(Vec<Vec<String>>),
 }
 
-/// Finds out which form of a value at a path was meant.
+/// Determines which form of a value at a path was intended.
 pub(super) fn meant<'e>(path: &str, forms: &'e [Vec<ValidationError<'static>>]) -> Meant<'e> {
     let fitting: Vec<&'e Form> =
         forms.iter().map(Vec::as_slice).filter(|form| !form.is_empty() && !form.iter().any(|error| is_another_kind(error, path))).collect();
@@ -31,7 +31,8 @@ pub(super) fn meant<'e>(path: &str, forms: &'e [Vec<ValidationError<'static>>]) 
     {
         return Meant::Tag(first, each_once(tags.iter().filter_map(|error| tagged(error))));
     }
-    // A form whose tag is another was not meant, unless all are. Of the others, the one that is about what was given, not about what is missing.
+    // A form with another tag was not intended, unless all have another tag. Of the rest, prefer
+    // the form with the fewest missing names.
     let untagged: Vec<&'e Form> = fitting.iter().copied().filter(|form| tags.len() == fitting.len() || tag(form, path).is_none()).collect();
     let weight = |form: &Form| (form.iter().filter(|error| matches!(error.kind(), K::Required { .. })).count(), form.len());
     let Some(least) = untagged.iter().map(|form| weight(form)).min() else {
@@ -51,7 +52,7 @@ pub(super) fn meant<'e>(path: &str, forms: &'e [Vec<ValidationError<'static>>]) 
     }
 }
 
-/// Without what came before.
+/// Removes duplicates and keeps the order.
 fn each_once<T: PartialEq>(things: impl Iterator<Item = T>) -> Vec<T> {
     things.fold(Vec::new(), |mut all, thing| {
         if !all.contains(&thing) {
@@ -61,7 +62,7 @@ fn each_once<T: PartialEq>(things: impl Iterator<Item = T>) -> Vec<T> {
     })
 }
 
-/// Whether the value itself is of another kind than a form wants, and not only something in it.
+/// Returns whether the value itself has another type than a form requires.
 fn is_another_kind(error: &ValidationError<'_>, path: &str) -> bool {
     let here = error.instance_path().to_string() == path;
     match error.kind() {
@@ -73,7 +74,7 @@ fn is_another_kind(error: &ValidationError<'_>, path: &str) -> bool {
     }
 }
 
-/// What the value could have been, in all forms.
+/// Collects the types that the forms allow.
 fn kinds_of(path: &str, forms: &[Vec<ValidationError<'static>>], kinds: &mut Vec<String>) {
     for error in forms.iter().flatten().filter(|error| is_another_kind(error, path)) {
         match error.kind() {
@@ -84,7 +85,7 @@ fn kinds_of(path: &str, forms: &[Vec<ValidationError<'static>>], kinds: &mut Vec
     }
 }
 
-/// The complaint about the member that says which form it is: one that can have a single value.
+/// Returns the error of the member that selects the form, which has a single allowed value.
 fn tag<'e>(form: &'e Form, path: &str) -> Option<&'e ValidationError<'static>> {
     let is_member = |error: &&'e ValidationError<'static>| {
         let at = error.instance_path().to_string();
@@ -93,7 +94,7 @@ fn tag<'e>(form: &'e Form, path: &str) -> Option<&'e ValidationError<'static>> {
     form.iter().filter(is_member).find(|error| tagged(error).is_some())
 }
 
-/// The single value that a complaint wants.
+/// Returns the single value that an error allows.
 fn tagged(error: &ValidationError<'_>) -> Option<String> {
     match error.kind() {
         K::Constant { expected_value } => Some(expected_value.to_string()),
@@ -105,7 +106,7 @@ fn tagged(error: &ValidationError<'_>) -> Option<String> {
     }
 }
 
-/// The names that a form lacks, where that is all it has against a value.
+/// Returns the missing names of a form if the value has no other error.
 fn lacks(form: &Form, path: &str) -> Option<Vec<String>> {
     let name = |error: &ValidationError<'static>| match error.kind() {
         K::Required { property } if error.instance_path().to_string() == path => property.as_str().map(str::to_owned),

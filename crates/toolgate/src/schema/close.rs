@@ -1,22 +1,24 @@
-//! Where a schema names properties and is silent about others, others are refused.
+//! Closes schemas: if a schema declares properties and allows no others, others are refused.
 //!
-//! What is closed is each place where a value stands: the document, a property, an item. A plain object
-//! gets `additionalProperties: false`; one that refers to or is composed of other schemas gets
-//! `unevaluatedProperties: false` around the whole, so that its parts can still add to each other.
-//! Definitions and parts of a composition are never closed themselves. A bare object stays an open map.
-//! What a part says of a value that the whole, or an earlier part that always counts, describes as well is
-//! closed there, and once: closed twice, each would refuse what only the other one names.
+//! Every schema of a value is closed: the document, a property, an item. A plain object gets
+//! `additionalProperties: false`. A composed object, or one with a reference, gets
+//! `unevaluatedProperties: false` around the whole, so that its parts can add to each other.
+//! Definitions and parts of a composition are not closed themselves. An object without properties
+//! stays open.
+//!
+//! Several parts may describe the same value. Then only the first part that always applies is
+//! closed. If each part were closed, each would refuse the properties that only the other declares.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-/// Sub-schemas that speak about the same value.
+/// Keywords with subschemas for the same value.
 const IN_PLACE: &[&str] = &["allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"];
-/// Words that bring in other schemas for the same value.
+/// Keywords that refer to another schema for the same value.
 const REFERS: &[&str] = &["$ref", "$dynamicRef"];
 const DRAFT: &str = "https://json-schema.org/draft/2020-12/schema";
-/// Only older drafts understand these.
+/// Keywords that only older drafts support.
 const OLD_WORDS: &[&str] = &["dependencies", "additionalItems", "$recursiveRef", "$recursiveAnchor"];
 
 /// Closes a schema.
@@ -25,8 +27,8 @@ pub(super) fn close(source: &Value) -> Result<Value, String> {
     let old = schema.get("$schema").and_then(Value::as_str).is_some_and(|s| !s.contains("2020-12"));
     if old && !is_modern(&schema) {
         if is_composed_anywhere(&schema) {
-            return Err("a composed schema of an older draft cannot be closed against unknown properties; \
-                        move it to draft 2020-12, or say `extra = \"pass\"`"
+            return Err("cannot close a composed schema of an older draft against unknown properties; \
+                        convert it to draft 2020-12, or set `extra = \"pass\"`"
                 .to_owned());
         }
     } else if old && let Some(map) = schema.as_object_mut() {
@@ -35,7 +37,7 @@ pub(super) fn close(source: &Value) -> Result<Value, String> {
     let root = schema.clone();
     let mut wrong = None;
     close_value(&mut schema, &root, &mut wrong);
-    // Whatever is referred to, wherever it stands: what is inside it is closed too.
+    // Referenced schemas may be anywhere, and the values inside of them are closed too.
     let mut references = BTreeSet::new();
     collect(&root, false, &mut |target, _| {
         references.insert(target.to_owned());
@@ -45,7 +47,7 @@ pub(super) fn close(source: &Value) -> Result<Value, String> {
             close_inside(part, &root, &[], &mut wrong);
         }
     }
-    // A place that was closed must not be a part of a whole that adds to it.
+    // A closed schema must not be a part of a composition that adds properties.
     collect(&root, false, &mut |target, adds| {
         let pointer = target.strip_prefix('#').unwrap_or_default();
         let closed_here = |word: &str| {
@@ -53,13 +55,14 @@ pub(super) fn close(source: &Value) -> Result<Value, String> {
         };
         if adds && target.starts_with('#') && (closed_here("additionalProperties") || closed_here("unevaluatedProperties")) {
             wrong =
-                Some(format!("`{target}` is both a value of its own and a part of another; move it to `$defs`, or say `extra = \"pass\"`"));
+                Some(format!("`{target}` is both the schema of a value and a part of another schema; move it to `$defs`, or set `extra = \"pass\"`"));
         }
     });
     wrong.map_or(Ok(schema), Err)
 }
 
-/// Whether a choice (`anyOf`, `oneOf`) can lead through references to another, and that one to a third.
+/// Returns whether choices (`anyOf`, `oneOf`) are nested too deeply or recursively through
+/// references.
 pub(super) fn is_tangled(schema: &Value) -> bool {
     fn deepest(schema: &Value, root: &Value, choices: usize, inside: &mut Vec<String>, looked: &mut usize) -> bool {
         *looked += 1;
@@ -69,7 +72,8 @@ pub(super) fn is_tangled(schema: &Value) -> bool {
         match schema {
             Value::Object(map) => {
                 if let Some(target) = map.get("$ref").and_then(Value::as_str) {
-                    // Round and round: with a choice on the way, without end.
+                    // The schema is recursive. With a choice inside, the number of errors has no
+                    // limit.
                     if inside.iter().any(|seen| seen == target) {
                         return choices > 0;
                     }
@@ -96,7 +100,7 @@ pub(super) fn is_tangled(schema: &Value) -> bool {
     deepest(schema, schema, 0, &mut vec!["#".to_owned()], &mut 0)
 }
 
-/// Calls `f` for each reference, and says whether others may add properties to what it refers to.
+/// Calls `f` with each reference and whether others may add properties to its target.
 fn collect(schema: &Value, adds: bool, f: &mut impl FnMut(&str, bool)) {
     match schema {
         Value::Object(map) => {
@@ -143,7 +147,7 @@ fn is_composed_anywhere(schema: &Value) -> bool {
     }
 }
 
-/// Closes the schema of a value, and those of the values inside it.
+/// Closes the schema of a value and the schemas of the values inside.
 fn close_value(schema: &mut Value, root: &Value, wrong: &mut Option<String>) {
     let names_properties = names_properties(schema, root, &mut BTreeSet::new());
     if let Some(map) = schema.as_object_mut()
@@ -160,12 +164,14 @@ fn is_silent(map: &Map<String, Value>) -> bool {
     !map.contains_key("additionalProperties") && !map.contains_key("unevaluatedProperties")
 }
 
-/// Whether a schema is put together from others.
+/// Returns whether a schema is composed of others.
 fn is_whole(map: &Map<String, Value>) -> bool {
     IN_PLACE.iter().chain(REFERS).any(|word| map.contains_key(*word))
 }
 
-/// Closes the values inside a schema, and leaves the schema itself as it is. `others` count wherever it does, for the same value.
+/// Closes the schemas of the values inside of a schema, but not the schema itself.
+///
+/// `others` apply to the same value whenever the schema does.
 fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut Option<String>) {
     let before = if schema.as_object().is_some_and(is_whole) { schema.clone() } else { Value::Null };
     let mut known = others.to_vec();
@@ -181,7 +187,7 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
         inner(map, word).into_iter().for_each(|member| close_value(member, root, wrong));
     }
     if let Some(items) = map.get_mut("items") {
-        // Where the first items are something else, this is said of the rest only.
+        // With `prefixItems`, `items` only applies to the other items.
         let said = others.iter().filter(|other| other.get("prefixItems").is_none()).filter_map(|other| other.get("items"));
         close_member(items, root, &speaking(said, root), wrong);
     }
@@ -190,12 +196,13 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
             close_value(inner, root, wrong);
         }
     }
-    // Conditions and negations are left alone: closing them would change what they mean.
+    // Closing a condition or a negation would change its meaning.
     for (at, part) in inner(map, "allOf").into_iter().enumerate() {
         close_inside(part, root, &known, wrong);
         known.extend(before.get("allOf").and_then(|parts| parts.get(at)));
     }
-    // What counts only now and then may leave room for other calls: those that it leaves none for are refused one by one.
+    // A part that applies only sometimes may still allow other calls, so a conflict is not an error
+    // here.
     let mut now_and_then = None;
     for word in ["anyOf", "oneOf", "dependentSchemas"] {
         inner(map, word).into_iter().for_each(|part| close_inside(part, root, &known, &mut now_and_then));
@@ -210,7 +217,7 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     }
 }
 
-/// The schemas that stand under a word.
+/// Returns the subschemas of a keyword.
 fn inner<'m>(map: &'m mut Map<String, Value>, word: &str) -> Vec<&'m mut Value> {
     match map.get_mut(word) {
         Some(Value::Object(members)) => members.values_mut().collect(),
@@ -219,30 +226,30 @@ fn inner<'m>(map: &'m mut Map<String, Value>, word: &str) -> Vec<&'m mut Value> 
     }
 }
 
-/// Those that say which properties a value has, and so are closed themselves or say what else there may be.
+/// Returns the schemas that declare properties or state which others are allowed.
 fn speaking<'s>(said: impl Iterator<Item = &'s Value>, root: &Value) -> Vec<&'s Value> {
     let speaks =
         |schema: &&Value| schema.as_object().is_some_and(|map| !is_silent(map)) || names_properties(schema, root, &mut BTreeSet::new());
     said.filter(speaks).collect()
 }
 
-/// Closes a value inside a schema; where others describe it as well, only what they leave open.
+/// Closes the schema of a member, except for the part that others close.
 fn close_member(member: &mut Value, root: &Value, others: &[&Value], wrong: &mut Option<String>) {
     if others.is_empty() {
         return close_value(member, root, wrong);
     }
-    // A plain object that is closed knows what it names, and nothing that is added to it elsewhere.
+    // A closed plain object refuses properties that another part adds.
     let plain = others.iter().filter_map(|other| other.as_object());
     let plain = plain.filter(|map| is_silent(map) && !is_whole(map) && !map.contains_key("patternProperties"));
     let knows = |map: &Map<String, Value>, name: &str| map.get("properties").is_some_and(|properties| properties.get(name).is_some());
     for other in plain {
-        // What a part forbids, it does not add.
+        // A part that forbids a property does not add the property.
         let named = member.get("properties").and_then(Value::as_object).into_iter().flatten();
         let mut names = named.filter(|(_, said)| **said != Value::Bool(false)).map(|(name, _)| name);
         if let Some(name) = names.find(|name| !knows(other, name)) {
             *wrong = Some(format!(
-                "`{}` is added by a part of the schema to an object that is described without it; name it there too, \
-                 or say `extra = \"pass\"`",
+                "`{}` is added by a part of the schema to an object that does not declare it; declare it there too, \
+                 or set `extra = \"pass\"`",
                 crate::names::shown(name)
             ));
         }
@@ -250,7 +257,7 @@ fn close_member(member: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     close_inside(member, root, others, wrong);
 }
 
-/// Whether a schema, or one it is composed of, names properties.
+/// Returns whether a schema, or a part of its composition, declares properties.
 fn names_properties(schema: &Value, root: &Value, seen: &mut BTreeSet<String>) -> bool {
     let Some(map) = schema.as_object() else { return false };
     if map.contains_key("properties") {
@@ -262,7 +269,7 @@ fn names_properties(schema: &Value, root: &Value, seen: &mut BTreeSet<String>) -
         }
         match target.strip_prefix('#').and_then(|pointer| root.pointer(pointer)) {
             Some(referred) if !names_properties(referred, root, seen) => {}
-            // By a name that is no path: nobody can tell here, so it is closed.
+            // The reference is not a path, so the target is not known. Close the schema.
             _ => return true,
         }
     }
@@ -274,7 +281,7 @@ fn names_properties(schema: &Value, root: &Value, seen: &mut BTreeSet<String>) -
     })
 }
 
-/// Whether a part is a map of schemas and not a schema.
+/// Returns whether a part is a map of schemas instead of a schema.
 fn word_is_map(map: &Map<String, Value>, part: &Value) -> bool {
     map.get("dependentSchemas").is_some_and(|schemas| std::ptr::eq(schemas, part))
 }
@@ -310,7 +317,7 @@ mod tests {
             ),
         ];
         for (open, closed) in cases.into_iter().chain([
-            // A definition that stands somewhere else, and one inside another.
+            // A definition at another place, and one inside another.
             (
                 json!({"items": {"$ref": "#/components/X"}, "components": {"X": {"properties": {"a": {"properties": {"b": {}}}}}}}),
                 json!({"items": {"$ref": "#/components/X", "unevaluatedProperties": false}, "components": {"X": {"properties": {"a": {"properties": {"b": {}}, "additionalProperties": false}}}}}),
@@ -319,7 +326,7 @@ mod tests {
                 json!({"dependentSchemas": {"card": {"$ref": "#/$defs/B"}}, "properties": {"card": {}}, "$defs": {"B": {"properties": {"street": {}}}}}),
                 json!({"dependentSchemas": {"card": {"$ref": "#/$defs/B"}}, "properties": {"card": {}}, "unevaluatedProperties": false, "$defs": {"B": {"properties": {"street": {}}}}}),
             ),
-            // A type that holds itself.
+            // A recursive type.
             (
                 json!({"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}),
                 json!({"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}], "unevaluatedProperties": false}}, "additionalProperties": false}),
@@ -342,7 +349,7 @@ mod tests {
         });
         let closed = close(&schema).unwrap();
         let is_closed = |place: &str| closed.pointer(place).unwrap().get("additionalProperties") == Some(&json!(false));
-        // What is described once is closed where that is.
+        // A value that is described once is closed in that place.
         for place in [
             "/properties/pay",
             "/properties/pay/properties/card",
@@ -367,8 +374,8 @@ mod tests {
         ] {
             assert_eq!(validator.is_valid(&value), fits, "{value}");
         }
-        // What a part adds to a closed object could never be given. One that counts now and then leaves room for other calls, and what is
-        // forbidden is not added.
+        // A property that a part adds to a closed object could never be passed. A part that applies
+        // only sometimes allows other calls, and a forbidden property is not added.
         let part = |card: Value| json!({"properties": {"pay": {"properties": {"card": card}}}});
         let pay = json!({"pay": {"properties": {"kind": {}}}});
         let adds = json!({"properties": pay, "allOf": [part(json!({}))]});
@@ -389,7 +396,7 @@ mod tests {
     #[test]
     fn what_cannot_be_closed_is_refused() {
         let both = json!({"properties": {"a": {"properties": {"x": {}}}, "b": {"allOf": [{"$ref": "#/properties/a"}, {"properties": {"y": {}}}]}}});
-        assert!(close(&both).is_err_and(|e| e.contains("`#/properties/a` is both a value of its own and a part of another")));
+        assert!(close(&both).is_err_and(|e| e.contains("`#/properties/a` is both the schema of a value")));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Validation errors in the words a model works with: its own argument names, and what was meant.
+//! Explains validation errors to a model, with its argument names and the names that it probably
+//! meant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,20 +16,20 @@ use crate::names::shown;
 use crate::redact::is_secret;
 use crate::suggest::closest;
 
-/// More places than this and a schema is not walked any further.
+/// Maximum number of places in a schema that are visited.
 const MOST_PLACES: usize = 20_000;
-/// More names or fields than this help no model.
+/// Maximum number of names or fields in a message; more do not help a model.
 const MOST: usize = 20;
 
-/// Where a schema says `writeOnly`.
+/// Returns the places that a schema marks as `writeOnly`.
 ///
 /// # Errors
-/// The schema is too tangled to tell.
+/// Returns an error if the schema has too many references to find all places.
 pub(crate) fn write_only(schema: &Value) -> Result<Vec<Pointer>, String> {
     let mut walk = Walk { root: schema, at: Pointer::default(), found: Vec::new(), inside: Vec::new(), places: 0 };
     walk.schema(schema);
     if walk.places > MOST_PLACES {
-        return Err("its references are too tangled to find out what is `writeOnly`".to_owned());
+        return Err("it has too many nested references to find all `writeOnly` fields".to_owned());
     }
     Ok(walk.found)
 }
@@ -37,7 +38,7 @@ struct Walk<'s> {
     root: &'s Value,
     at: Pointer,
     found: Vec<Pointer>,
-    /// The references that were followed to get here.
+    /// The references that lead to the current schema.
     inside: Vec<&'s str>,
     places: usize,
 }
@@ -79,7 +80,8 @@ impl<'s> Walk<'s> {
 
     fn follow(&mut self, target: &'s str) {
         let referred = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
-        // A type that holds itself, or a name that is no path: if there is a secret anywhere, all of this is one.
+        // The type is recursive, or the reference is not a path. If a secret is anywhere inside,
+        // the whole value counts as secret.
         if self.inside.contains(&target) || referred.is_none() {
             if mentions_write_only(referred.unwrap_or(self.root)) {
                 self.found.push(self.at.clone());
@@ -102,7 +104,7 @@ fn mentions_write_only(schema: &Value) -> bool {
     }
 }
 
-/// A value as it may be shown: short, and not at all where it is secret or holds a secret.
+/// Formats a value for a message: shortened, and masked if it is or contains a secret.
 fn shown_value(value: &Value, path: &str, secrets: &[Pointer]) -> String {
     match value {
         _ if is_secret(&Pointer::from(path), secrets) => MASK.to_owned(),
@@ -123,7 +125,7 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
     let mut all = Vec::new();
     let mut sentences = Vec::new();
     let places: BTreeSet<String> = missing.keys().chain(unknown.keys()).chain(either.keys()).chain(unfit.keys()).cloned().collect();
-    // What is said of the tool itself says its name.
+    // Messages about the top level already contain the name of the tool.
     let is_named = places.first().is_some_and(String::is_empty);
     for place in places {
         let absent = missing.remove(&place).unwrap_or_default();
@@ -142,10 +144,10 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
         }
         for name in unfit.remove(&place).unwrap_or_default() {
             let told = shown(known.name(&Pointer::from(&*place), &name));
-            sentences.push(format!("{whose} does not take `{told}` together with the rest of what is given"));
+            sentences.push(format!("{whose} does not accept `{told}` together with the other members"));
             all.push(FieldError {
                 path: member(&place, &name),
-                expected: "absent, together with the rest".to_owned(),
+                expected: "absent, together with the other members".to_owned(),
                 got: told,
                 did_you_mean: None,
             });
@@ -171,20 +173,20 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
     Invalid { errors: all, message }
 }
 
-/// What the validator has found, sorted; names by the place of the object that has or lacks them.
+/// Collects validation errors. Names are grouped by the object that has or lacks them.
 #[derive(Default)]
 struct Found {
     missing: BTreeMap<String, Vec<String>>,
-    /// Choices between groups of names, any of which would do.
+    /// Groups of names, one of which is required.
     either: BTreeMap<String, Vec<Vec<Vec<String>>>>,
     unknown: BTreeMap<String, Vec<String>>,
-    /// Names that the schema knows there, and not together with the rest.
+    /// Declared names that do not fit together with the other members.
     unfit: BTreeMap<String, Vec<String>>,
     fields: Vec<FieldError>,
 }
 
 impl Found {
-    /// One error of the validator, sorted into what is missing, what is unknown and what is wrong.
+    /// Records one error of the validator as missing, unknown or wrong.
     fn gather(&mut self, error: &ValidationError<'_>, secrets: &[Pointer]) {
         let path = error.instance_path().to_string();
         match error.kind() {
@@ -211,17 +213,21 @@ impl Found {
         }
     }
 
-    /// Something is wrong with a value. Two parts of a schema may say the same of it.
+    /// Records a wrong value, unless another part of the schema reported the same.
     fn wrong(&mut self, field: FieldError) {
         if !self.fields.contains(&field) {
             self.fields.push(field);
         }
     }
 
-    /// Where a part of a composed schema does not fit, the validator calls all that this part names unknown. What the schema knows at a place is
-    /// told as unknown by nobody: what is really wrong there, or inside of it, is told; and where nothing is, it does not go with the rest.
+    /// Separates undeclared names from declared ones.
+    ///
+    /// If a part of a composed schema fails, the validator reports all names in that part as
+    /// unknown. A declared name is not reported as unknown. If there is no other error at the
+    /// place, the name does not fit together with the others.
     fn sort_names(&mut self, schema: &Value) {
-        // From the inside out: a place comes before those inside of it.
+        // Start with the inner places, because keys are sorted and a place comes before its
+        // members.
         let places: Vec<String> = self.unknown.keys().rev().cloned().collect();
         for place in places {
             let is_known = knows(schema, &place);
@@ -236,7 +242,7 @@ impl Found {
         }
     }
 
-    /// Whether something else is wrong at a place, or inside of what stands there.
+    /// Returns whether there is another error at a place or inside of its value.
     fn is_wrong_at(&self, place: &str) -> bool {
         let inside = |path: &str| path.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'));
         let at = |path: &str| path == place || inside(path);
@@ -246,7 +252,7 @@ impl Found {
     }
 }
 
-/// Names of which any group would do, as a sentence says it.
+/// Formats groups of names, one of which is required.
 fn one_of(groups: &[Vec<String>]) -> String {
     let listed: Vec<String> =
         groups.iter().map(|names| names.iter().map(|name| format!("`{}`", shown(name))).collect::<Vec<_>>().join(" and ")).collect();
@@ -260,12 +266,12 @@ fn one_of_values(options: &[String]) -> String {
     }
 }
 
-/// The object at a place, as a sentence calls it.
+/// Returns the name of the object at a place.
 fn whose(tool: &str, place: &str) -> String {
     if place.is_empty() { format!("`{tool}`") } else { format!("`{}`", argument_name(place)) }
 }
 
-/// The path of a member of the object at a place.
+/// Returns the path of a member.
 fn member(place: &str, name: &str) -> String {
     format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
@@ -279,7 +285,7 @@ fn field(path: String, expected: String, error: &ValidationError<'_>, secrets: &
     FieldError { path, expected, got, did_you_mean: None }
 }
 
-/// Missing and unknown names of one object, each unknown one with the name that was probably meant.
+/// Reports the missing and unknown names of one object, with suggestions.
 fn explain_names(
     tool: &str,
     of: &Known<'_>,
@@ -292,7 +298,7 @@ fn explain_names(
     let parts = schemas_at(of.schema, place);
     let known: BTreeSet<&str> =
         parts.iter().filter_map(|part| part.get("properties")?.as_object()).flat_map(|map| map.keys().map(String::as_str)).collect();
-    // Where the parts of a schema do not agree on its kind, nothing is said of it.
+    // If parts of the schema disagree about the type, omit the type.
     let kind = |name: &str| {
         let kinds: BTreeSet<String> = parts.iter().filter_map(|part| type_of(part.get("properties")?.get(name)?)).collect();
         match kinds.len() {
@@ -306,7 +312,7 @@ fn explain_names(
         format!(" (it takes {})", known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "))
     };
     let whose = whose(tool, &of.path(place));
-    // A name inside of a secret may be the secret: such names are only counted.
+    // A name inside of a secret may be the secret, so such names are only counted.
     let hides = of.hides(&Pointer::from(place));
     if hides && !extra.is_empty() {
         let (path, expected) = (member(place, MASK), "no such argument".to_owned());
@@ -316,7 +322,7 @@ fn explain_names(
     let extra: &[String] = if hides { &[] } else { extra };
     let mut meant: BTreeMap<&str, &str> = BTreeMap::new();
     for name in extra {
-        // A missing name first: that is what a misspelt one stands for.
+        // A misspelled name probably stands for a missing one, so try those first.
         let guess = closest(name, absent.iter().map(String::as_str)).or_else(|| closest(name, known.iter().copied()));
         if let Some(guess) = guess {
             meant.insert(name, guess);
@@ -351,7 +357,7 @@ fn explain_names(
     }
 }
 
-/// What would have been right.
+/// Returns a phrase for the expected value.
 pub(super) fn expected(error: &ValidationError<'_>) -> String {
     match error.kind() {
         K::Type { kind: TypeKind::Single(kind) } => with_article(&kind.to_string()),
@@ -374,10 +380,10 @@ pub(super) fn expected(error: &ValidationError<'_>) -> String {
         K::MinItems { limit } => format!("at least {limit} items"),
         K::MaxProperties { limit } => format!("at most {limit} members"),
         K::MinProperties { limit } => format!("at least {limit} members"),
-        K::UniqueItems => "items that all differ".to_owned(),
+        K::UniqueItems => "items that are all different".to_owned(),
         K::Pattern { pattern } => format!("text that matches `{pattern}`"),
         K::BacktrackLimitExceeded { .. } | K::RegexEngineFailure { .. } => {
-            "text that its pattern can be tried on in bounded time".to_owned()
+            "text that its pattern can match in a limited number of steps".to_owned()
         }
         K::Format { format } => format!("a valid {format}"),
         K::FalseSchema => "absent".to_owned(),
@@ -395,17 +401,17 @@ fn with_article(kind: &str) -> String {
     }
 }
 
-/// What a sentence is about.
+/// Returns the subject of a sentence about a path.
 fn subject(path: &str) -> String {
     if path.is_empty() { "the value".to_owned() } else { format!("`{}`", argument_name(path)) }
 }
 
-/// A path as it may be shown: its names may be anybody's.
+/// Formats a path for a message. Its names are untrusted.
 fn shown_path(path: &str) -> String {
     path.split('/').map(shown).collect::<Vec<_>>().join("/")
 }
 
-/// `/items/0/price` as a model writes it: `items[0].price`.
+/// Converts `/items/0/price` to the form that a model writes: `items[0].price`.
 fn argument_name(path: &str) -> String {
     let mut name = String::new();
     for part in Pointer::from(path).parts() {

@@ -1,4 +1,4 @@
-//! What is wrong with a schema itself, all of it, and where.
+//! Finds the faults of a schema itself with their positions.
 
 use std::collections::HashSet;
 
@@ -7,29 +7,29 @@ use serde_json::Value;
 use super::{MOST_ERRORS, patterns};
 use crate::json::Pointer;
 
-/// Something that is wrong with a schema.
+/// A fault of a schema.
 pub(crate) struct Fault {
-    /// Where it stands in the schema.
+    /// The position in the schema.
     pub(crate) at: Pointer,
     pub(crate) why: String,
-    /// What was meant, perhaps.
+    /// A suggestion.
     pub(crate) meant: Option<&'static str>,
 }
 
-/// The kinds of values that JSON knows.
+/// The types of JSON Schema.
 const KINDS: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
-/// What stands under these is no schema.
+/// Keywords whose contents are not schemas.
 const VALUES: [&str; 5] = ["const", "default", "enum", "example", "examples"];
 
-/// Everything that is wrong with a schema, as far as it can be told without putting it together.
+/// Returns the faults of a schema that can be found without compiling all of it.
 pub(crate) fn faults(schema: &Value) -> Vec<Fault> {
     let mut found: Vec<Fault> = match jsonschema::meta::validator_for(schema) {
         Ok(rules) => rules.iter_errors(schema).take(MOST_ERRORS).map(|error| fault(&error)).collect(),
-        // Whose rules cannot be had is told by whoever puts it together.
+        // If the metaschema is not available, the compiler reports the reason.
         Err(_) => Vec::new(),
     };
     unread_patterns(schema, &mut Pointer::default(), &mut found);
-    // Several rules say the same of one place.
+    // Several rules may report the same position.
     let mut told = HashSet::new();
     found.retain(|fault| told.insert(fault.at.to_string()));
     found
@@ -38,19 +38,19 @@ pub(crate) fn faults(schema: &Value) -> Vec<Fault> {
 fn fault(error: &jsonschema::ValidationError<'_>) -> Fault {
     let at = Pointer::from(error.instance_path().to_string().as_str());
     let parts: Vec<&str> = at.parts().iter().map(String::as_str).collect();
-    // A property may be called like a word of schemas.
+    // A property may have the name of a keyword.
     let is_kind = matches!(parts.as_slice(), ["type"] | [.., "type", _] | [.., "type"])
         && !matches!(parts.as_slice(), [.., "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas", _]);
     let got = error.instance();
     let meant = got.as_str().filter(|_| is_kind).and_then(|kind| crate::suggest::closest(kind, KINDS));
     let why = match is_kind {
-        true => format!("{got} is no kind of value; there are {}", KINDS.join(", ")),
+        true => format!("{got} is not a type; the types are {}", KINDS.join(", ")),
         false => error.to_string(),
     };
     Fault { at, why, meant: meant.and_then(|meant| KINDS.into_iter().find(|kind| *kind == meant)) }
 }
 
-/// Regular expressions that nobody can read.
+/// Finds regular expressions that cannot be compiled.
 fn unread_patterns(schema: &Value, at: &mut Pointer, found: &mut Vec<Fault>) {
     if at.parts().len() > 64 || found.len() >= MOST_ERRORS {
         return;
@@ -63,7 +63,7 @@ fn unread_patterns(schema: &Value, at: &mut Pointer, found: &mut Vec<Fault>) {
                     Value::String(_) if key == "pattern" => {
                         let alone = serde_json::json!({"pattern": inner});
                         if jsonschema::options().with_pattern_options(patterns()).build(&alone).is_err() {
-                            let why = format!("{inner} is no regular expression that can be used");
+                            let why = format!("cannot compile the regular expression {inner}");
                             found.push(Fault { at: at.clone(), why, meant: None });
                         }
                     }

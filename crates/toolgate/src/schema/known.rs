@@ -1,4 +1,4 @@
-//! What a schema knows at a place, and what may be told of it.
+//! Looks up what a schema declares at a place, and masks secret names.
 
 use std::collections::BTreeSet;
 
@@ -6,17 +6,17 @@ use serde_json::Value;
 
 use crate::json::Pointer;
 
-/// Stands for what is not shown.
+/// Replaces a hidden value or name.
 pub(super) const MASK: &str = "(hidden)";
 
-/// A schema and the places in it that are secret.
+/// A schema with its secret places.
 pub(super) struct Known<'a> {
     pub(super) schema: &'a Value,
     pub(super) secrets: &'a [Pointer],
 }
 
 impl Known<'_> {
-    /// Whether what stands at a place is a secret, or inside of one: then its names may be one as well.
+    /// Returns whether a place is a secret or inside of one, where names may be secret as well.
     pub(super) fn hides(&self, place: &Pointer) -> bool {
         let inside = |secret: &Pointer| {
             secret.parts().len() <= place.parts().len() && secret.parts().iter().zip(place.parts()).all(|(s, p)| s == "*" || s == p)
@@ -24,14 +24,14 @@ impl Known<'_> {
         self.secrets.iter().any(inside)
     }
 
-    /// A name as it may be told: inside of a secret, only those that the schema declares.
+    /// Returns a name for a message. Inside of a secret, undeclared names are masked.
     pub(super) fn name<'n>(&self, place: &Pointer, name: &'n str) -> &'n str {
         let declares = |part: &&Value| part.get("properties").is_some_and(|properties| properties.get(name).is_some());
         let is_told = !self.hides(place) || schemas_at(self.schema, &place.to_string()).iter().any(declares);
         if is_told { name } else { MASK }
     }
 
-    /// A path as it may be told.
+    /// Returns a path for a message.
     pub(super) fn path(&self, path: &str) -> String {
         let (mut place, mut told) = (Pointer::default(), Pointer::default());
         for part in Pointer::from(path).parts() {
@@ -42,12 +42,15 @@ impl Known<'_> {
     }
 }
 
-/// Whether anything that a schema says of a place names a member, or has a pattern that may mean it; through references and compositions.
+/// Returns a function that tests whether a schema declares a member at a place.
+///
+/// A member counts if its name is declared or matches a pattern, in references and compositions
+/// too.
 pub(super) fn knows<'s>(schema: &'s Value, place: &str) -> impl Fn(&str) -> bool + use<'s> {
     let parts = schemas_at(schema, place);
     let patterns: BTreeSet<&String> =
         parts.iter().filter_map(|part| part.get("patternProperties")?.as_object()).flat_map(|map| map.keys()).collect();
-    // Compiled once: there may be very many names.
+    // Compile each pattern once, because there may be very many names.
     let patterns: Vec<Option<regex::Regex>> = patterns.into_iter().map(|pattern| regex::Regex::new(pattern).ok()).collect();
     move |name: &str| {
         let names = |part: &&Value| part.get("properties").is_some_and(|properties| properties.get(name).is_some());
@@ -56,7 +59,7 @@ pub(super) fn knows<'s>(schema: &'s Value, place: &str) -> impl Fn(&str) -> bool
     }
 }
 
-/// All that a schema says of a place.
+/// Returns all schemas that apply at a place.
 pub(super) fn schemas_at<'s>(schema: &'s Value, place: &str) -> Vec<&'s Value> {
     let mut at = vec![schema];
     for part in Pointer::from(place).parts() {
@@ -79,13 +82,13 @@ pub(super) fn schemas_at<'s>(schema: &'s Value, place: &str) -> Vec<&'s Value> {
     at.into_iter().flat_map(|s| parts_of(s, schema, 0)).collect()
 }
 
-/// What a schema says of members whose names fit a pattern.
+/// Returns the schema for members whose names match a pattern.
 fn by_pattern<'s>(schema: &'s Value, name: &str) -> Option<&'s Value> {
     let fits = |pattern: &str| regex::Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(name));
     schema.get("patternProperties")?.as_object()?.iter().find(|(pattern, _)| fits(pattern)).map(|(_, schema)| schema)
 }
 
-/// A schema and those it is composed of.
+/// Returns a schema and the schemas that it is composed of.
 fn parts_of<'s>(schema: &'s Value, root: &'s Value, depth: usize) -> Vec<&'s Value> {
     if depth > 8 {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Schemas: compiled once, closed where they are silent, and explained in the model's vocabulary.
+//! Compiles JSON schemas, closes objects with undeclared members, and explains validation errors.
 
 mod choice;
 mod close;
@@ -20,14 +20,14 @@ use crate::error::FieldError;
 use crate::json::{Bounds, Pointer};
 use crate::tool::Extra;
 
-/// A regular expression of a schema may try this often before it counts as "no match".
+/// Maximum number of backtracking steps of a regular expression before it counts as "no match".
 const BACKTRACKS: usize = 10_000;
-/// A regular expression of a schema may compile to this many bytes.
+/// Maximum size of a compiled regular expression in bytes.
 const PATTERN_SIZE: usize = 1 << 20;
-/// More errors than this help no model.
+/// Maximum number of validation errors in a message; more do not help a model.
 const MOST_ERRORS: usize = 20;
 
-/// How the regular expressions of a schema are read.
+/// Returns the limits for the regular expressions of a schema.
 fn patterns() -> PatternOptions<jsonschema::FancyRegex> {
     PatternOptions::fancy_regex().backtrack_limit(BACKTRACKS).size_limit(PATTERN_SIZE).dfa_size_limit(PATTERN_SIZE)
 }
@@ -39,11 +39,12 @@ pub(crate) struct Schema {
     validator: Validator,
     secrets: Vec<Pointer>,
     extra: Extra,
-    /// Choices inside choices without end: the validator would list every way a deep document fails.
+    /// Whether choices are nested without limit, so that the errors of a deep document are too
+    /// many.
     tangled: bool,
 }
 
-/// What is wrong with a document.
+/// Lists the errors of a document, with one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Invalid {
     pub(crate) errors: Vec<FieldError>,
@@ -51,10 +52,10 @@ pub(crate) struct Invalid {
 }
 
 impl Schema {
-    /// Compiles a schema for what goes into a tool (closed) or comes out of it (as it stands).
+    /// Compiles a schema for the arguments of a tool (closed) or its results (unchanged).
     pub(crate) fn compile(source: &Value, extra: Extra, secrets: &[Pointer]) -> Result<Self, String> {
         Self::put_together(source, extra, secrets).map_err(|first| {
-            // Whoever puts it together stops at the first.
+            // The validator reports only the first fault.
             let all: Vec<String> = faults(source).iter().map(|fault| format!("{} (at `{}`)", fault.why, fault.at)).collect();
             if all.is_empty() { first } else { all.join("; ") }
         })
@@ -77,12 +78,12 @@ impl Schema {
         Ok(Self { source: closed, validator, secrets, extra, tangled })
     }
 
-    /// Fields that are never shown: `writeOnly` ones and those the tool marks.
+    /// Returns the secret fields: those with `writeOnly` and those that the tool declares.
     pub(crate) fn secrets(&self) -> &[Pointer] {
         &self.secrets
     }
 
-    /// Validates; where the tool says so, unknown properties are taken out first.
+    /// Validates a document, and removes unknown properties first if the tool drops them.
     pub(crate) fn validate(&self, tool: &str, value: &mut Value) -> Result<(), Invalid> {
         if self.validator.is_valid(value) {
             return Ok(());
@@ -98,17 +99,17 @@ impl Schema {
         Err(self.explain(tool, value))
     }
 
-    /// Whether a document fits as it stands.
+    /// Returns whether a document is valid.
     pub(crate) fn takes(&self, value: &Value) -> bool {
         self.validator.is_valid(value)
     }
 
-    /// Whether a document fits, with the first reason if not.
+    /// Checks a document, and explains the errors if it is not valid.
     pub(crate) fn check(&self, tool: &str, value: &Value) -> Result<(), Invalid> {
         if self.validator.is_valid(value) { Ok(()) } else { Err(self.explain(tool, value)) }
     }
 
-    /// Whether saying what is wrong could take time out of all proportion.
+    /// Returns whether an explanation of the errors may take far too long.
     fn is_hopeless(&self, value: &Value) -> bool {
         self.tangled && crate::json::value_over_bounds(value, &Bounds { depth: 5, bytes: usize::MAX, nodes: usize::MAX }).is_some()
     }
@@ -126,7 +127,7 @@ impl Schema {
 
     fn drop_unknown(&self, value: &mut Value) {
         use jsonschema::error::ValidationErrorKind as K;
-        // Each round takes out what one closed object does not know; nesting bounds the rounds.
+        // Each round removes the unknown members of one object level. Nesting limits the rounds.
         for _ in 0..16 {
             let unknown: Vec<(String, Vec<String>)> = self
                 .validator
@@ -143,7 +144,8 @@ impl Schema {
             }
             let mut dropped = false;
             for (path, names) in unknown {
-                // Where a branch does not fit, all that it knows is unknown: what the schema names anywhere there stays, and is told.
+                // If a branch fails, the validator reports all its members as unknown. A member
+                // that the schema declares stays, so that its real error is reported.
                 let knows = known::knows(&self.source, &path);
                 let names: HashSet<String> = names.into_iter().filter(|name| !knows(name)).collect();
                 if let Some(map) = value.pointer_mut(&path).and_then(Value::as_object_mut) {

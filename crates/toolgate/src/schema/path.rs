@@ -1,43 +1,43 @@
-//! What a schema says of a path, found without validating anything.
+//! Looks up the schema for a path without validating a document.
 
 use serde_json::{Map, Value};
 
 use crate::json::Pointer;
 use crate::tool::{Extra, Spec};
 
-/// What stands at a path.
+/// States which schema applies at a path.
 pub(crate) enum At<'s> {
-    /// This schema.
+    /// This schema applies.
     Known(&'s Value),
-    /// Nobody can tell: the schema is open there, or put together from others.
+    /// The schema is not known, because it is open or composed there.
     Open,
-    /// Nothing: the schema knows these names, and not that one.
+    /// The schema does not declare this name, but these names.
     Missing(String, Vec<String>),
 }
 
-/// How many references are followed.
+/// Maximum number of references that are followed.
 const MAX_REFERENCES: usize = 8;
 
-/// Looks a path up in the arguments of a tool.
+/// Looks up a path in the input schema of a tool.
 pub(crate) fn at<'s>(tool: &'s Spec, path: &Pointer) -> At<'s> {
     tool.input_schema().map_or(At::Open, |root| at_in(root, tool.extra, path))
 }
 
-/// Looks a path up in a schema.
+/// Looks up a path in a schema.
 pub(crate) fn at_in<'s>(root: &'s Value, extra: Extra, path: &Pointer) -> At<'s> {
     let mut schema = root;
     for part in path.parts() {
         let Some(map) = resolve(schema, root) else { return At::Open };
         let any = part == "*";
         let index = any || part.parse::<usize>().is_ok();
-        // Text, a number and the like have nothing in them, and a list has no names.
+        // Scalars have no members, and arrays have no names.
         if !(may_be(map, "object") || index && may_be(map, "array")) {
             return At::Missing(part.clone(), Vec::new());
         }
         let within = |word: &str| map.get(word).filter(|schema| schema.is_object());
         let next = match map.get("properties").and_then(|p| p.get(part)) {
             Some(property) => Some(property),
-            // Of the first items, and of members by their names, others may be said.
+            // Other keywords may describe the first items, and members whose names match a pattern.
             None if index && map.contains_key("prefixItems") => return At::Open,
             None if index && map.contains_key("items") => within("items"),
             None if any || map.contains_key("patternProperties") => return At::Open,
@@ -58,7 +58,7 @@ pub(crate) fn at_in<'s>(root: &'s Value, extra: Extra, path: &Pointer) -> At<'s>
     }
 }
 
-/// The object behind a schema; `None` where it is put together in ways that are not looked into.
+/// Returns the object behind a schema, or `None` if it is composed in an unsupported way.
 pub(crate) fn resolve<'s>(mut schema: &'s Value, root: &'s Value) -> Option<&'s Map<String, Value>> {
     for _ in 0..MAX_REFERENCES {
         let map = schema.as_object()?;
@@ -67,7 +67,7 @@ pub(crate) fn resolve<'s>(mut schema: &'s Value, root: &'s Value) -> Option<&'s 
             let adds = map.get("unevaluatedProperties").is_some_and(|more| *more != Value::Bool(false));
             return (!composed && !adds).then_some(map);
         };
-        // What stands beside a reference adds to it.
+        // Other keywords beside a reference add to it.
         let alone =
             map.keys().all(|key| matches!(key.as_str(), "$ref" | "description" | "title" | "default" | "writeOnly" | "$schema" | "$defs"));
         if !alone {
@@ -78,7 +78,7 @@ pub(crate) fn resolve<'s>(mut schema: &'s Value, root: &'s Value) -> Option<&'s 
     None
 }
 
-/// Whether a schema lets a value be of this kind.
+/// Returns whether a schema allows values of a type.
 pub(crate) fn may_be(map: &Map<String, Value>, kind: &str) -> bool {
     match map.get("type") {
         Some(Value::String(declared)) => declared == kind,
@@ -87,7 +87,7 @@ pub(crate) fn may_be(map: &Map<String, Value>, kind: &str) -> bool {
     }
 }
 
-/// Whether members that a schema does not name may stand there.
+/// Returns whether a schema allows members that it does not declare.
 fn is_open(map: &Map<String, Value>, extra: Extra) -> bool {
     let silent = match extra {
         Extra::Pass => true,
@@ -96,10 +96,12 @@ fn is_open(map: &Map<String, Value>, extra: Extra) -> bool {
     map.contains_key("patternProperties") || map.get("additionalProperties").map_or(silent, |more| *more != Value::Bool(false))
 }
 
-/// How many schemas are looked at to find out whether one declares a name.
+/// Maximum number of schemas that are searched for a declaration.
 const MAX_LOOKED_AT: usize = 500;
 
-/// Whether any schema for what stands at `place` declares a member of this name: in all branches, through all references.
+/// Returns whether any schema for the value at `place` declares a member of this name.
+///
+/// All branches and references are searched.
 pub(crate) fn declares(tool: &Spec, place: &Pointer, name: &str) -> bool {
     let Some(root) = tool.input_schema() else { return false };
     let mut left = MAX_LOOKED_AT;

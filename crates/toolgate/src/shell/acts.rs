@@ -1,4 +1,4 @@
-//! What programs do with the files that they are given.
+//! Determines what programs do with the files that their words name.
 
 use super::inner::{is_known, language};
 use super::known::{PACKERS, SHELLS, TAKERS, TAKING};
@@ -7,13 +7,13 @@ use super::trees::searcher;
 use super::word::Word;
 use super::{Command, without_options};
 
-/// Whether its words hold code of some language.
+/// Returns whether the words of a command contain code.
 pub(super) fn runs_code(command: &Command) -> bool {
     let Some(program) = command.program() else { return true };
     language(program).is_some() || SHELLS.contains(&program) || ["sed", "awk", "gawk", "mawk", "eval", "find"].contains(&program)
 }
 
-/// Whether its words are no files, whatever they are.
+/// Returns whether the words of a command never name files.
 pub(super) fn names_no_files(command: &Command) -> bool {
     const WORDS: &[&str] = &[
         ":", "[", "basename", "dirname", "echo", "exit", "export", "expr", "false", "kill", "printf", "return", "seq", "shift", "sleep",
@@ -22,7 +22,7 @@ pub(super) fn names_no_files(command: &Command) -> bool {
     command.program().is_some_and(|program| WORDS.contains(&program))
 }
 
-/// Whether one of its words is a pattern to look for.
+/// Returns whether one word of a command is a search pattern.
 fn looks_for(command: &Command) -> bool {
     let gives = |word: &str| {
         let short = word.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains(['e', 'f']));
@@ -32,13 +32,13 @@ fn looks_for(command: &Command) -> bool {
     command.program().is_some_and(|program| ["grep", "egrep", "fgrep", "rg", "ag"].contains(&program)) && !given()
 }
 
-/// What a word behind a program that searches is to it.
+/// The role of a word of a search program.
 #[derive(Clone, Copy, PartialEq)]
 enum Role<'c> {
     Option,
-    /// What this option takes.
+    /// The value of this option.
     Value(&'c str),
-    /// The pattern, or what is searched.
+    /// The pattern or a file to search.
     Plain,
 }
 
@@ -49,7 +49,7 @@ fn roles<'c>(command: &'c Command, shape: &Shape) -> Vec<Role<'c>> {
         (None, Some(flags)) => flags.find(|flag: char| letters.contains(flag)).is_some_and(|at| at + 1 == flags.len()),
         (None, None) => false,
     };
-    // Some take a number or nothing: `ag -C KEY`.
+    // Some options take a number or nothing: `ag -C KEY`.
     let fits = |option: &str, word: &Word| {
         let counts = option.ends_with(['A', 'B', 'C']) || option.ends_with("context");
         !counts || word.text().is_some_and(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
@@ -71,12 +71,14 @@ fn roles<'c>(command: &'c Command, shape: &Shape) -> Vec<Role<'c>> {
     command.words.iter().skip(1).map(role).collect()
 }
 
-/// Which words behind a program that searches name no file, in order: the pattern that it looks for, and what it is told to leave out.
-/// What an option takes is no pattern: `rg -g .env x`.
+/// Returns the positions of words of a search program that name no file, in order.
+///
+/// These are the search pattern and the names that are excluded. The value of an option is not the
+/// pattern: `rg -g .env x`.
 pub(super) fn spared(command: &Command) -> Vec<usize> {
     let Some(shape) = command.program().and_then(searcher) else { return Vec::new() };
     let (roles, words) = (roles(command, shape), command.words.get(1..).unwrap_or_default());
-    // What an option takes that is cut short nobody can tell: `--incl .env`.
+    // It is not known whether an abbreviated option takes a value: `--incl .env`.
     let is_cut = |text: &str| {
         let long = text.strip_prefix("--").filter(|long| !long.is_empty() && !shape.long.contains(long));
         long.is_some_and(|long| shape.long.iter().any(|name| name.starts_with(long)))
@@ -90,20 +92,20 @@ pub(super) fn spared(command: &Command) -> Vec<usize> {
     roles.into_iter().enumerate().filter(|(at, role)| is_spared(*at, *role)).map(|(at, _)| at).collect()
 }
 
-/// Whether the files that it changes stand in what it reads.
+/// Returns whether the input of a command names the files that it changes.
 pub(super) fn patches(command: &Command) -> bool {
     command.program().is_some_and(|program| program == "patch" || (program == "git" && matches!(verb(command), Some("apply" | "am"))))
 }
 
-/// What `git` is told to do.
+/// Returns the subcommand of `git`.
 fn verb(command: &Command) -> Option<&str> {
     let words = without_options(command.words.get(1..).unwrap_or_default());
     words.iter().filter_map(Word::text).find(|word| !word.starts_with('-'))
 }
 
-/// Whether it takes away, moves, changes or opens up what it names.
+/// Returns whether a command removes, moves, changes or makes accessible the files that it names.
 pub(super) fn changes(command: &Command) -> bool {
-    // Of `-i$X` the beginning is known.
+    // For `-i$X`, the beginning is known.
     let words = || command.words.iter().skip(1).map(|word| beginning(word).0);
     let has = |flag: &str| words().any(|word| word.starts_with(flag));
     // `-Ei` edits in place, as `-i` does.
@@ -113,12 +115,12 @@ pub(super) fn changes(command: &Command) -> bool {
         let name = word.split('=').next().unwrap_or_default();
         name.len() > 2 && ["--in-place", "--inplace"].iter().any(|known| known.starts_with(name))
     };
-    // `zip -m` takes away what it has packed.
+    // `zip -m` removes the files that it has packed.
     let moves = |word: &str| match word.strip_prefix("--") {
         Some(long) => long.starts_with("mo"),
         None => word.strip_prefix('-').is_some_and(|flags| flags.contains('m')),
     };
-    // Up to the first letter that takes a value.
+    // Search the cluster up to the first letter that takes a value.
     let cluster = |word: &str, valued: &[char], flag: char| {
         let flags = word.strip_prefix('-').filter(|flags| !flags.starts_with('-'));
         flags.and_then(|flags| flags.split(valued).next()).is_some_and(|flags| flags.contains(flag))
@@ -136,23 +138,24 @@ pub(super) fn changes(command: &Command) -> bool {
             || (program == "sort" && (has("--o") || words().any(|word| cluster(word, &['S', 'T', 'k', 't'], 'o'))))
             || ((program.starts_with("perl") || program.starts_with("ruby"))
                 && words().any(|word| cluster(word, &['C', 'D', 'E', 'F', 'I', 'M', 'e', 'm', 'r', 'x'], 'i')))
-            // What is packed is taken away.
+            // These options remove the files that are packed.
             || (program.starts_with("7z") && words().any(|word| is_one(word, &["-sdel"])))
             || (program == "rar" && (is_one(act(), &["m", "mf"]) || words().any(|word| is_one(word, &["-df", "-dr", "-dw"]))))
     })
 }
 
-/// Whether it is known to leave alone what it names, or what it does with that is looked at.
+/// Returns whether a command certainly does not change the files that it names, or its effect is
+/// checked elsewhere.
 pub(super) fn leaves_alone(command: &Command) -> bool {
     const SHOWING: &[&str] = &["bat", "column", "less", "more", "nl", "rev", "strings", "tac", "toolgate", "yq"];
     command.program().is_some_and(|program| is_known(program) || SHOWING.contains(&program))
 }
 
-/// Whether it puts another file, packed or unpacked, in the place of the one that it names.
+/// Returns whether a command replaces the files that it names by compressed or decompressed ones.
 pub(super) fn repacks(command: &Command) -> bool {
     let shows = |word: &str| match word.strip_prefix("--") {
         Some(long) => ["stdout", "to-stdout", "test", "list"].contains(&long),
-        // What stands behind some letters is their value; and not all of them list with `-l`.
+        // The text after these letters is their value. Not all of these programs list with `-l`.
         None => {
             let lists = command.program().is_some_and(|program| !program.contains("bz") && !program.contains("lz4"));
             let flags = word.strip_prefix('-').and_then(|flags| flags.split(['C', 'D', 'F', 'M', 'S', 'T', 'b', 'o', 'p']).next());
@@ -163,14 +166,14 @@ pub(super) fn repacks(command: &Command) -> bool {
     packs && !command.words.iter().skip(1).filter_map(Word::text).take_while(|word| *word != "--").any(shows)
 }
 
-/// Whether it reads whole trees.
+/// Returns whether a command reads directory trees.
 pub(super) fn reads_trees(command: &Command) -> bool {
     command
         .program()
         .is_some_and(|program| ["cp", "grep", "egrep", "fgrep", "rg", "ag", "tar", "zip", "scp", "rsync", "diff", "7z"].contains(&program))
 }
 
-/// Whether the files that it works on come from elsewhere.
+/// Returns whether another file or the input names the files of a command.
 pub(super) fn is_told_files(command: &Command) -> bool {
     let has = |flag: &str| command.words.iter().filter_map(Word::text).any(|word| word.starts_with(flag));
     command.program().is_some_and(|program| program == "cpio" || (program == "tar" && has("-T")) || (program == "zip" && has("-@")))

@@ -1,16 +1,16 @@
-//! Texts for `awk` that run and write nothing.
+//! Recognizes `awk` programs that run no commands and write no files.
 
 use super::word::Word;
 
-/// With more of them it may do anything.
+/// Maximum number of `print` statements that are checked.
 const MOST_PRINTED: usize = 64;
 
-/// Whether all its texts are plain.
+/// Returns whether all programs among the words are harmless.
 pub(super) fn is_plain(words: &[Word]) -> bool {
     let (mut words, mut has_text) = (words.iter(), false);
     while let Some(word) = words.next() {
         let Some(text) = word.text() else {
-            // A file that nobody knows is a file.
+            // After the program, an unknown word is a file.
             if has_text {
                 continue;
             }
@@ -23,11 +23,11 @@ pub(super) fn is_plain(words: &[Word]) -> bool {
             }
             _ if text.starts_with("-F") || text.starts_with("-v") => continue,
             _ if text.starts_with('-') && text.len() > 1 => return false,
-            // Behind its text stand files, and variables.
+            // The words after the program are files and variables.
             _ if has_text => continue,
             _ => {}
         }
-        // Behind `print`, it writes; elsewhere it compares.
+        // After `print`, `>` writes to a file; elsewhere it compares.
         let mut printed = text.match_indices("print").filter_map(|(at, name)| text.get(at + name.len()..));
         let writes = text.matches("print").count() > MOST_PRINTED || printed.any(is_written);
         let is_piped = text.replace("||", "").contains('|');
@@ -39,7 +39,7 @@ pub(super) fn is_plain(words: &[Word]) -> bool {
     true
 }
 
-/// Whether a statement writes into a file, of which this stands behind its `print`.
+/// Returns whether a statement writes to a file, given its text after `print`.
 fn is_written(rest: &str) -> bool {
     let mut letters = rest.strip_prefix('f').unwrap_or(rest).chars();
     let (mut before, mut open) = (' ', 0_usize);
@@ -47,14 +47,14 @@ fn is_written(rest: &str) -> bool {
         match letter {
             '>' => return true,
             ';' | '{' | '}' => return false,
-            // Behind these, and in brackets, it goes on in the next line.
+            // After these signs and in brackets, the statement continues on the next line.
             '\n' if open == 0 && !",&|?:\\".contains(before) => return false,
             '"' => skip_string(&mut letters),
             '#' => {
                 letters = letters.as_str().find('\n').and_then(|end| letters.as_str().get(end..)).unwrap_or_default().chars();
                 continue;
             }
-            // What is no division begins a pattern, and nobody knows where that ends.
+            // A slash that does not divide starts a pattern, whose end is not known.
             '/' if !before.is_alphanumeric() && !"_)]\"".contains(before) => return letters.as_str().contains('>'),
             '(' => open += 1,
             ')' => open = open.saturating_sub(1),
@@ -67,7 +67,7 @@ fn is_written(rest: &str) -> bool {
     false
 }
 
-/// Goes on behind a string.
+/// Skips the rest of a string.
 fn skip_string(letters: &mut std::str::Chars<'_>) {
     while let Some(letter) = letters.next() {
         match letter {

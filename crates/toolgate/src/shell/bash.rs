@@ -1,6 +1,8 @@
-//! The reader beside Bash itself: whatever Bash runs, reads or writes, the reader has seen, or doubts. Commands are made up at random;
-//! those that pass a rule on the program `zap` and the file `secret` are run: where only harmless programs are to be had, and by nobody
-//! in particular where the test is run by root.
+//! Compares the analysis with Bash itself on random commands.
+//!
+//! Everything that Bash runs, reads or writes must be detected or doubted. The test runs commands
+//! that pass a rule on the program `zap` and the file `secret`. They have access to harmless
+//! programs only. If the test runs as root, they run as the user `nobody`.
 
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::{Place, Shell, Sure};
 
-/// Commands as people write them, in which something is changed.
+/// Typical commands, which are mutated.
 const SEEDS: &[&str] = &[
     "zap",
     "echo ok; zap a",
@@ -110,7 +112,7 @@ const SEEDS: &[&str] = &[
     "echo ~zap ~/zap $HOME/zap ./zap ../desk/secret",
 ];
 
-/// What is put in between.
+/// Texts that are inserted into commands.
 #[rustfmt::skip]
 const PIECES: &[&str] = &[
     " ", " ", "\n", "\n", "\t", "\r", "\\\n", "\\", "'", "\"", "`", "$", ";", ";;", "&", "&&", "|", "||", "|&", "(", ")", "((", "))", "{", "}",
@@ -124,7 +126,7 @@ const PIECES: &[&str] = &[
     "$(cat <<E\n", "\nE\n)", "=~ ", "(a|b)", " in ", ";&", "*) ", "a[0]=", "a+=(", "${a[", "]}", "<<\"E\"\n", "\n\tE\n", "<<- E\n", "elif ",
 ];
 
-/// How many are made up.
+/// Returns the number of random commands.
 fn rounds() -> usize {
     let wanted = std::env::var("TOOLGATE_BASH").ok().and_then(|count| count.parse().ok());
     wanted.unwrap_or(if std::env::var_os("TOOLGATE_SOAK").is_some() { 300_000 } else { 5_000 })
@@ -144,7 +146,7 @@ impl Chance {
         all[self.next(all.len())]
     }
 
-    /// A command that nobody has thought of.
+    /// Creates a random command.
     fn command(&mut self) -> String {
         let mut text: Vec<char> = self.of(SEEDS).chars().collect();
         if self.next(4) == 0 {
@@ -167,20 +169,20 @@ impl Chance {
     }
 }
 
-/// What stands in the file, and nowhere else.
+/// The content of the file `secret`, which occurs nowhere else.
 const CONTENT: &str = "S3CR3T";
 
-/// Who runs commands where the test is run by root: nobody.
+/// The user ID for commands if the test runs as root.
 const NOBODY: u32 = 65_534;
 
-/// Where commands are run: a directory with one file in it, and the few programs that there are.
+/// A directory with one file and a few programs, where commands run.
 struct Ground {
     home: tempfile::TempDir,
     bash: PathBuf,
     is_root: bool,
 }
 
-/// What a command did: it ran the program, or it read or changed the file.
+/// Records whether a command ran the program, and whether it read or changed the file.
 #[derive(Debug, PartialEq, Eq)]
 struct Did {
     zapped: bool,
@@ -213,7 +215,7 @@ impl Ground {
         }
     }
 
-    /// Another desk, whoever may still be busy at the last one.
+    /// Recreates the working directory, even if processes still use the last one.
     fn tidy(&self) {
         let desk = self.home.path().join("desk");
         for _ in 0..100 {
@@ -244,11 +246,11 @@ impl Ground {
         while child.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(2) {
             std::thread::sleep(Duration::from_micros(300));
         }
-        // What it has left in the background is not waited for long.
+        // Background processes get little time.
         if text.contains('&') || text.contains("coproc") || text.contains(">(") || text.contains("<(") {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Until nobody of it is left, or only those whom nobody buries.
+        // Kill the process group until it is empty, or only zombies remain.
         for _ in 0..20 {
             let is_left = rustix::process::kill_process_group(group, rustix::process::Signal::KILL).is_ok();
             child.wait().unwrap();
@@ -269,10 +271,10 @@ impl Ground {
     }
 }
 
-/// Commands that pass and should not, and how many have passed.
+/// Returns the commands that pass although they should not, and the number that passed.
 fn leaks(ground: &Ground, seed: u64, rounds: usize) -> (Vec<String>, usize) {
     let (mut chance, mut leaks, mut tried) = (Chance(seed.max(1)), Vec::new(), 0);
-    // What is looked for can be seen.
+    // Check that the test detects the effects.
     assert_eq!(ground.run("zap; echo a > secret"), Did { zapped: true, touched: true });
     assert_eq!(ground.run("cat secret"), Did { zapped: false, touched: true });
     assert_eq!(ground.run("echo zap secret; : > other"), Did { zapped: false, touched: false });
@@ -286,14 +288,15 @@ fn leaks(ground: &Ground, seed: u64, rounds: usize) -> (Vec<String>, usize) {
         let touches = text.contains("se") && shell.touches(&[Place::new("secret", "/home/ann")], false, true, None) == Sure::No;
         if runs || touches {
             tried += 1;
-            // Once more: what an earlier command has left in the background is not this one's.
+            // Run the command twice, because a background process of an earlier command may cause
+            // the effect.
             let is_leak = |did: Did| (did.zapped && runs) || (did.touched && touches);
             if is_leak(ground.run(&text)) && is_leak(ground.run(&text)) {
                 leaks.push(text);
             }
         }
     }
-    assert!(ground.run("zap").zapped, "the ground was spoilt");
+    assert!(ground.run("zap").zapped, "the test environment is damaged");
     (leaks, tried)
 }
 
@@ -306,7 +309,7 @@ fn whatever_bash_runs_reads_or_writes_was_seen_or_doubted() {
         (leaks(&grounds[1], !seed, half), one.join().unwrap())
     });
     let (found, tried) = ([one.0, other.0].concat(), one.1 + other.1);
-    println!("{tried} of {} passed and were run", rounds());
-    assert!(tried > rounds() / 100, "hardly any pass: {tried}");
-    assert!(found.is_empty(), "{} pass, and should not: {:#?}", found.len(), &found[..found.len().min(40)]);
+    println!("{tried} of {} commands passed and were run", rounds());
+    assert!(tried > rounds() / 100, "too few commands pass: {tried}");
+    assert!(found.is_empty(), "{} commands pass but should not: {:#?}", found.len(), &found[..found.len().min(40)]);
 }

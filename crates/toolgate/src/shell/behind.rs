@@ -1,4 +1,5 @@
-//! Commands that stand behind another program: a wrapper, `find -exec`, or `git` that is told to run something.
+//! Finds commands that another program runs: behind a wrapper, in `find -exec`, or in options of
+//! `git`.
 
 use super::inner::{Depth, MOST_WORDS, deeper, is_powerful, joined};
 use super::known::{HARMLESS, MANAGERS, PLAIN, SETTINGS, STAYING, TAKING, WRAPPERS};
@@ -12,32 +13,35 @@ use super::{Command, Shell, base, read, without_options};
 const READING: &[&str] = &[
     "builtin", "command", "doas", "exec", "hyperfine", "parallel", "runuser", "screen", "script", "sg", "su", "sudo", "time", "tmux", "watch",
 ];
-/// Wrappers that run the first word that is neither an option of theirs nor its value, and no text.
+/// Wrappers that run the first word that is neither an option, an option's value nor shell code.
 const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
-/// Wrappers that take words of their own before the command, or options with such.
+/// Wrappers that take their own operands, or options with values, before the command.
 #[rustfmt::skip]
 const TAKING_FIRST: &[&str] = &[
     "capsh", "choom", "chroot", "chrt", "firejail", "flock", "logsave", "ltrace", "nsenter", "numactl", "perf", "prlimit", "runuser", "script",
     "setarch", "setpriv", "sg", "start-stop-daemon", "strace", "su", "systemd-inhibit", "systemd-run", "taskset", "unshare", "valgrind", "xvfb-run",
 ];
-/// Wrappers whose words may stand for other machines; which of them is a program, nobody can tell.
+/// Wrappers whose words may be names of machines or containers, so the program is not known.
 const CONTAINERS: &[&str] = &["docker", "kubectl", "podman"];
-/// Verbs of those that run nothing.
+/// Subcommands of container tools that run nothing.
 #[rustfmt::skip]
 const QUIET: &[&str] = &[
     "describe", "events", "explain", "get", "history", "images", "info", "inspect", "kill", "label", "logs", "patch", "ps", "rm", "rmi", "stats",
     "stop", "tag", "top", "version", "wait",
 ];
-/// Programs behind `npx` and its like that take patterns of file names.
+/// Programs behind `npx` and similar tools that take patterns of file names.
 const MATCHING: &[&str] = &["biome", "eslint", "jest", "prettier", "stylelint", "tsc", "vitest"];
-/// Wrappers that hand their words to a shell as a text.
+/// Wrappers that pass their words to a shell as text.
 const EVALUATING: &[&str] =
     &["entr", "flock", "hyperfine", "nix-shell", "parallel", "runuser", "screen", "script", "sg", "su", "tmux", "watch"];
 
-/// A command behind another one: where it begins depends on flags of every wrapper, so it is looked for everywhere.
+/// Analyzes the command behind a wrapper.
+///
+/// The start of that command depends on the options of every wrapper, so each word is tried as the
+/// start.
 pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
     let mut found = Shell::default();
-    // `command -v` only looks.
+    // `command -v` only looks a program up.
     if program == "command" && rest.first().and_then(Word::text).is_some_and(|flag| flag == "-v" || flag == "-V") {
         return found;
     }
@@ -57,27 +61,27 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
     if first.into_iter().chain(rest.get(begins)).any(|word| word.text().is_none()) {
         found.opaque.push("which program runs is only known when it runs".to_owned());
     }
-    // What comes in becomes the program where none stands there.
+    // Without a program among the words, the input of `xargs` becomes the program.
     let wrapper = rest.iter().rposition(is_wrapper);
     let last = wrapper.map_or(rest, |at| rest.get(at + 1..).unwrap_or_default());
     let wrapper = wrapper.and_then(|at| rest.get(at)).and_then(called).unwrap_or_default();
     let bare =
         |word: &Word| is_flag(word) || word.text().is_some_and(|text| text.chars().all(|c| c.is_ascii_digit() || "+.smhd".contains(c)));
-    // What an option takes is none: `xargs sudo -u root`.
+    // The value of an option is not a program: `xargs sudo -u root`.
     let is_taken = |at: usize| {
         let option = at.checked_sub(1).and_then(|before| last.get(before)).and_then(Word::text);
         option.is_some_and(|option| takes_a_value(wrapper, option))
     };
     let mut may_run = last.iter().enumerate().filter(|(at, word)| !bare(word) && !is_taken(*at));
-    // What others take first nobody can tell from a program.
+    // The first operand of these wrappers cannot be distinguished from a program.
     if feeds && (TAKING_FIRST.contains(&wrapper) || may_run.next().is_none_or(|(_, word)| word.text().is_none())) {
         found.opaque.push("which program runs is only known when it runs".to_owned());
     }
-    // A path that goes up again may be a program, and neither a setting nor a package.
+    // A path with `/../` may be a program, but not a setting or a package.
     let goes_up = |word: &Word| word.text().is_some_and(|text| !text.starts_with('-') && text.contains("/../"));
-    // Where it stands it stays, unless something in between goes elsewhere.
+    // The directory stays the same, unless a word in between changes it.
     let stays = |word: &Word| {
-        // To another directory, or to that of whoever it is run as.
+        // These options select another directory or the home directory of another user.
         let goes = |text: &str| match text.strip_prefix("--") {
             Some(long) => long.starts_with('c') || long.starts_with("log"),
             None => text.strip_prefix('-').is_some_and(|flags| flags.contains(['C', 'D', 'R', 'i'])),
@@ -86,18 +90,19 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         called(word).is_some_and(|name| STAYING.contains(&name)) || (is_bare && word.text().is_some_and(|text| !goes(text)))
     };
     let near = 1 + rest.iter().take_while(|word| stays(word)).count();
-    // Behind a program that runs none of its words, nothing is one; what is between the two must be known.
+    // Behind a program that runs none of its words, no word is a program. The words in between must
+    // be known.
     let runs_none = |at: usize| {
         let before = at.checked_sub(1).and_then(|before| rest.get(before)).and_then(Word::text);
         let named = rest.get(at).and_then(called).is_some_and(|name| PLAIN.contains(&name) && !WRAPPERS.contains(&name));
         named && before.is_none_or(|text| !text.starts_with('-'))
     };
     let leads = |word: &Word| stays(word) || called(word).is_some_and(|name| MANAGERS.contains(&name));
-    // Others take something else first, as `flock` does a file.
+    // Other wrappers take an operand first, as `flock` takes a file.
     let runs_first = STAYING.contains(&program) || MANAGERS.contains(&program);
     let is_clear = |end: &usize| runs_first && rest.get(..*end).unwrap_or_default().iter().all(leads);
     let end = (0..rest.len()).find(|at| runs_none(*at)).filter(is_clear).unwrap_or(rest.len());
-    // Right behind a package manager that really runs, and is no option's value.
+    // The word directly follows a package manager that runs and is not the value of an option.
     let is_managed = |at: usize| match at.checked_sub(1).map(|before| rest.split_at_checked(before).unwrap_or_default()) {
         None => MANAGERS.contains(&program),
         Some((before, behind)) => {
@@ -106,7 +111,8 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
             runs_first && name.is_some_and(|name| MANAGERS.contains(&name)) && !is_value && before.iter().all(stays)
         }
     };
-    // What a program may do with a file of some name is no question where nobody can tell which word it is, nor of its own words.
+    // The effect on files proves nothing if the program's position is not known, or if the word is
+    // an operand.
     let run_at = rest.iter().position(|word| !stays(word)).unwrap_or(rest.len());
     let has_options = rest.iter().take(run_at).any(|word| word.text().is_some_and(|text| text.starts_with('-')));
     let runs_any = MANAGERS.contains(&program) || CONTAINERS.contains(&program);
@@ -114,7 +120,7 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         let is_own = STAYING.contains(&program) && !has_options && at > run_at;
         runs_any || is_own || rest.get(at).is_some_and(bare)
     };
-    // Behind `run` or `exec`, and options of those, stands a program.
+    // The word after `run` or `exec`, and after their options, is a program.
     let is_run = |at: usize| {
         let before = rest.get(..at).unwrap_or_default();
         let runs = |word: &Word| matches!(word.text(), Some("exec" | "run"));
@@ -129,17 +135,18 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
     for at in 0..rest.len().min(MOST_WORDS) {
         let words = rest.get(at..).unwrap_or_default().to_vec();
         let stands = command.stands.clone().filter(|_| at < near && STAYING.contains(&program));
-        // What a package manager installs is no file.
+        // The packages that a package manager installs are not files.
         let is_verb = words.first().and_then(Word::text) == Some("install") && is_managed(at);
         let (unlikely, vague) = (at > end || is_verb, is_vague(at));
         let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely, vague, ..Command::default() };
-        // `@types/node` is the name of a package, and no program.
+        // `@types/node` is the name of a package, not a program.
         let is_package = |word: &Word| word.text().is_some_and(|text| text.starts_with('@') && text.contains('/'));
         let is_none = |word: &Word| is_flag(word) || (MANAGERS.contains(&program) && is_package(word) && !is_run(at));
         if inner.words.first().is_some_and(|word| is_none(word) && !goes_up(word)) {
             continue;
         }
-        // Only a shell reads a file as commands, and only one that stands there; for others `.` is a directory.
+        // Only certain wrappers start a shell that reads a file as commands. For others, `.` is a
+        // directory.
         let is_reading = |word: &Word| word.text().is_some_and(|text| READING.contains(&base(text)));
         let may_read = READING.contains(&program) || rest.iter().take(at).any(is_reading);
         let is_last = inner.words.len() == 1 && !feeds;
@@ -164,20 +171,20 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         if is_read_by_env(program, rest, at)
             && (text.starts_with("--s") || text.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains('S')))
         {
-            found.opaque.push("`env` takes a text apart into a command".to_owned());
+            found.opaque.push("`env` splits a text into a command".to_owned());
         }
         if feeds && text.contains("{}") && text.contains(' ') {
-            found.opaque.push("what is run is only known when it runs".to_owned());
+            found.opaque.push("the code that runs is only known when it runs".to_owned());
         }
         if own.is_some_and(|own| at >= own) {
             continue;
         }
-        // `-c'…'`, `-qc'…'` and `--command=…` are commands as well.
+        // `-c'…'`, `-qc'…'` and `--command=…` contain commands as well.
         let value = text.strip_prefix("--").and_then(|long| long.split_once('=')).map(|(_, value)| value);
         let glued = (2..=10).filter_map(|at| text.get(at..)).filter(|_| text.starts_with('-') && value.is_none());
         let whole = Some(text).filter(|_| !text.starts_with('-'));
         let mut known: Vec<&str> = Vec::new();
-        // A pattern of file names may be a program's name where a shell reads it again.
+        // If a shell expands a file pattern again, the result may be a program's name.
         let reads = |name: &str| EVALUATING.contains(&name);
         let again = reads(program) || rest.iter().take(at).filter_map(Word::text).map(base).any(reads);
         for code in glued.chain(value).chain(whole) {
@@ -191,7 +198,7 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
     found
 }
 
-/// Whether an option of a wrapper takes the word behind it.
+/// Returns whether an option of a wrapper takes the next word as its value.
 fn takes_a_value(wrapper: &str, option: &str) -> bool {
     const VALUED: &[(&str, &str)] =
         &[("doas", "Cu"), ("env", "Cu"), ("ionice", "cn"), ("nice", "n"), ("stdbuf", "eio"), ("sudo", "CDRTUghprtu"), ("timeout", "ks")];
@@ -203,13 +210,15 @@ fn takes_a_value(wrapper: &str, option: &str) -> bool {
     })
 }
 
-/// Whether what runs looks for files, and runs no words of its own: `npx prettier "src/**/*.{ts,tsx}"`, `pnpm exec eslint …`.
+/// Returns whether the program that runs searches for files and runs none of its words.
+///
+/// Examples are `npx prettier "src/**/*.{ts,tsx}"` and `pnpm exec eslint …`.
 fn matches_files(program: &str, rest: &[Word]) -> bool {
-    // Options that take no value, and make no text of what follows.
+    // These options take no value and do not turn the rest into shell code.
     const BARE: &[&str] = &["--", "--no-install", "--offline", "--prefer-offline", "--quiet", "--silent", "--yes", "-q", "-y"];
     let is_bare = |word: &&Word| word.text().is_some_and(|text| BARE.contains(&text));
     let mut words = rest.iter().skip_while(is_bare).peekable();
-    // `exec` behind `npx` is a program.
+    // For `npx`, `exec` is the name of a program.
     if program != "npx" && words.peek().is_some_and(|verb| matches!(verb.text(), Some("dlx" | "exec" | "run"))) {
         words.next();
     }
@@ -217,12 +226,12 @@ fn matches_files(program: &str, rest: &[Word]) -> bool {
     ["npm", "npx", "pnpm", "yarn"].contains(&program) && tool.is_some_and(|tool| MATCHING.contains(&tool))
 }
 
-/// What a word is called where it is a program: an option and a setting are none, however they end.
+/// Returns the name of the program that a word may be; options and settings have none.
 fn called(word: &Word) -> Option<&str> {
     word.text().filter(|text| !text.starts_with('-') && !text.contains('=')).map(base)
 }
 
-/// Whether a text may be more than one word to a shell, or another one: a pattern of file names alone is not.
+/// Returns whether a shell may expand a text to several or other words, apart from file patterns.
 fn is_code(text: &str) -> bool {
     is_text(text) || has_braces(text)
 }
@@ -231,8 +240,10 @@ fn is_text(text: &str) -> bool {
     text.contains(|c: char| c.is_whitespace() || c.is_control() || ";&|<>()$`\"'\\!#".contains(c))
 }
 
-/// The words behind a wrapper, and where those begin that `xargs` runs. What it puts in the place of a text nobody knows: that of
-/// `-I R`, `-IR`, `-iR` or `--replace=R`.
+/// Returns the words behind a wrapper and the position of the command that `xargs` runs.
+///
+/// The text that `xargs` replaces by its input becomes unknown: that of `-I R`, `-IR`, `-iR` or
+/// `--replace=R`.
 fn with_what_is_read(program: &str, rest: &[Word]) -> (Vec<Word>, usize) {
     const LONG: &[&str] = &["arg-file", "delimiter", "max-args", "max-chars", "max-procs", "process-slot-var"];
     let is_xargs = |word: &Word| word.text().map(base) == Some("xargs");
@@ -251,7 +262,7 @@ fn with_what_is_read(program: &str, rest: &[Word]) -> (Vec<Word>, usize) {
             at += usize::from(is_valued && value.is_none());
             continue;
         }
-        // The first letter that takes a value takes what follows.
+        // The first letter that takes a value takes the rest of the word.
         let Some((flag, value)) =
             text.find(|flag: char| "EIJLPRSadeilns".contains(flag)).and_then(|at| text.get(at..)?.split_at_checked(1))
         else {
@@ -273,12 +284,14 @@ fn with_what_is_read(program: &str, rest: &[Word]) -> (Vec<Word>, usize) {
     (rest.iter().enumerate().map(|word| fill(word).unwrap_or_else(|| word.1.clone())).collect(), at)
 }
 
-/// Where a program stands that runs none of its words, so that what follows is its own, and no text that something else runs: right
-/// behind wrappers that run no texts. `end` is where the first such program stands that is no option's value.
+/// Returns the position of a program that runs none of its words, so the rest are its operands.
+///
+/// The program must directly follow wrappers that run no text. `end` is the position of the first
+/// such program that is not the value of an option.
 fn begins_own(program: &str, rest: &[Word], end: usize) -> Option<usize> {
     let text = |at: usize| rest.get(at).and_then(Word::text);
     let before = |at: usize| at.checked_sub(1).and_then(text);
-    // Behind these options of `xargs` no value follows.
+    // The word after these options of `xargs` is not their value.
     let is_whole = |option: &str| {
         let glued = option.len() > 2 && ["-I", "-L", "-P", "-d", "-n", "-s"].iter().any(|flag| option.starts_with(flag));
         glued || matches!(option, "-0" | "-r" | "-0r" | "-r0" | "--null" | "--no-run-if-empty")
@@ -292,21 +305,21 @@ fn begins_own(program: &str, rest: &[Word], end: usize) -> Option<usize> {
         let may_be_value = |text: &str| is_value && !WRAPPERS.contains(&base(text));
         text(at).is_some_and(|text| may_be_value(text) || is_bare(text) || PASSING.contains(&base(text)))
     };
-    // One that is both runs what it is given.
+    // A program that is also a wrapper runs its words.
     let wraps = text(own).is_some_and(|text| WRAPPERS.contains(&base(text)));
     (PASSING.contains(&program) && !wraps && (0..own).all(passes)).then_some(own)
 }
 
-/// Whether it makes `find` run another program.
+/// Returns whether a word makes `find` or `fd` run another program.
 pub(super) fn runs_another(word: &Word) -> bool {
     matches!(word.text(), Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch"))
 }
 
-/// Commands behind `-exec` and its like.
+/// Analyzes the commands behind `-exec` and similar options.
 pub(super) fn behind_flags(program: &str, words: &[Word], depth: Depth<'_>) -> Shell {
     let mut found = Shell::default();
     for (at, word) in words.iter().enumerate().take(MOST_WORDS) {
-        // What is glued to the flag is the program.
+        // The text that is glued to the flag is the program.
         let glued = match word.text() {
             _ if runs_another(word) => "",
             Some(text) if program != "find" => match glued_to_exec(text) {
@@ -326,14 +339,15 @@ pub(super) fn behind_flags(program: &str, words: &[Word], depth: Depth<'_>) -> S
         if after.first().is_none_or(holds) || code_of_it {
             found.opaque.push("which program runs is only known when it runs".to_owned());
         }
-        // What is found may be any file, and `fd` puts it last where nothing says where.
+        // The found file may be any file. Without a placeholder, `fd` appends the file to the
+        // command.
         let mut words: Vec<Word> = after.iter().map(|word| if holds(word) { Word::unknown(false) } else { word.clone() }).collect();
         if program != "find" && !after.iter().any(holds) {
             words.push(Word::unknown(true));
         }
         found.add(deeper(Command { words, ..Command::default() }, depth, false));
     }
-    // Further behind nobody has looked.
+    // Words beyond the limit are not analyzed.
     let is_glued = |word: &Word| program != "find" && word.text().and_then(glued_to_exec).is_some();
     if words.iter().skip(MOST_WORDS).any(|word| runs_another(word) || is_glued(word)) {
         found.opaque.push(format!("there are too many words behind `{program}`"));
@@ -341,25 +355,25 @@ pub(super) fn behind_flags(program: &str, words: &[Word], depth: Depth<'_>) -> S
     found
 }
 
-/// What stands right behind the flag of `fd` that runs something, in the same word: `-xrm`, `-Hx`, `--exec=rm`.
+/// Returns the text that is glued to the exec option of `fd`: `-xrm`, `-Hx`, `--exec=rm`.
 fn glued_to_exec(text: &str) -> Option<&str> {
     if let Some(long) = text.strip_prefix("--") {
         let (name, value) = long.split_once('=').unwrap_or((long, ""));
         return (name.len() > 2 && "exec-batch".starts_with(name) && name.starts_with("exe")).then_some(value);
     }
     let flags = text.strip_prefix('-')?;
-    // Others take what is glued to them.
+    // The other options take the rest of the word as their value.
     let at = flags.find(|flag: char| "cCdeEjoStxX".contains(flag))?;
     flags.get(at..)?.strip_prefix(['x', 'X']).map(|rest| rest.strip_prefix('=').unwrap_or(rest))
 }
 
-/// Verbs of `git`, beside those that take something away, that fill the directory of its files.
+/// Subcommands of `git` that write files to the work tree, in addition to those that remove files.
 const FILLING: &[&str] = &["am", "cherry-pick", "merge", "pull", "read-tree", "rebase", "revert", "switch"];
 
-/// What `git` is told to run.
+/// Analyzes the commands that options and subcommands of `git` run.
 pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
     let mut found = Shell::default();
-    let other = || "`git` is set up to run something else".to_owned();
+    let other = || "`git` is configured to run another program".to_owned();
     let safe = |setting: &str| {
         let (key, value) = name_and_value(setting);
         let key = key.to_ascii_lowercase();
@@ -370,13 +384,13 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
     let own = words.len() - without_options(words).len();
     let verb = texts.get(own).copied().flatten();
     let may_be = |verbs: &[&str]| verb.is_none_or(|verb| verbs.contains(&verb));
-    // The files of another repository, or another place for its own.
+    // These options select the files of another repository, or another directory for its own files.
     let is_elsewhere = |word: &&str| word.starts_with("--work-tree") || word.starts_with("--git-dir");
     let takes = TAKING.iter().chain(FILLING).any(|taking| may_be(&[*taking]));
     if takes && own < words.len() && texts.iter().take(own).flatten().any(is_elsewhere) {
         found.opaque.push(other());
     }
-    // What stands in a template is copied, and hooks may stand there.
+    // `git` copies the template directory, which may contain hooks.
     let is_template = |word: &Word| {
         let (name, _) = name_and_value(beginning(word).0);
         name.len() > 2 && "--template".starts_with(name)
@@ -387,7 +401,7 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
     for (at, text) in texts.iter().enumerate() {
         let next = texts.get(at + 1).copied().flatten();
         let text = text.unwrap_or_default();
-        // The first letter of a cluster that takes a value.
+        // The result is the first letter of a cluster that takes a value.
         let takes = |letters: &str| {
             let flags = text.strip_prefix('-').filter(|flags| !flags.starts_with('-') && at > own)?;
             flags.chars().find(|flag| letters.contains(*flag))
@@ -418,7 +432,8 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
                 break;
             }
             "config" => {
-                // Another file; a comment and an old value are words that look like a key; and a harmless section may become any other.
+                // Ask in three cases: another file is used, a comment or old value may look like a
+                // key, or a section is renamed.
                 let is_value = |word: &str| {
                     let (name, _) = name_and_value(word);
                     name.len() > 2 && "--value".starts_with(name)
@@ -428,7 +443,7 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
                     found.opaque.push(other());
                 }
                 let plain = texts.get(at + 1..).unwrap_or_default().iter().filter(|word| word.is_none_or(|word| !word.starts_with('-')));
-                // Newer ones have verbs.
+                // Newer versions of `git config` have subcommands.
                 let is_verb = |word: &Option<&str>| matches!(word, Some("get" | "list" | "set" | "unset"));
                 let plain = plain.clone().skip(usize::from(plain.clone().next().is_some_and(is_verb)));
                 let (count, key) = (plain.clone().count(), plain.clone().next().copied().flatten());
@@ -442,7 +457,9 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
     found
 }
 
-/// Whether a word may be one of `env`'s own options: it reads them before its first setting, and before the program.
+/// Returns whether `env` may read a word as its own option.
+///
+/// `env` reads options before its first setting and before the program.
 fn is_read_by_env(program: &str, words: &[Word], at: usize) -> bool {
     let before = words.iter().take(at);
     let from = match before.clone().rposition(|word| called(word) == Some("env")) {

@@ -1,14 +1,15 @@
-//! Files whose names a command puts together: what it keeps of a file that it changes, and the pieces of one that it cuts up.
+//! Determines files whose names a command composes: backups of changed files, and pieces of a split
+//! file.
 
 use super::Command;
 use super::options::{self, BASE, Shape};
 use super::reach::own_words;
 use super::word::Word;
 
-/// The files that a command writes under names that it puts together.
+/// Returns the files that a command writes under names that it composes.
 pub(super) fn composed(command: &Command) -> Vec<Word> {
     const KEEPING: Shape = Shape { short: "Sgmot", long: &["group", "mode", "owner", "suffix", "target-directory"], ..BASE };
-    // To this one most of those letters are something else.
+    // Most of these letters have another meaning for `rsync`.
     const SYNCING: Shape = Shape { short: "@BMTef", long: &["suffix"], ..BASE };
     let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
     match program {
@@ -21,14 +22,14 @@ pub(super) fn composed(command: &Command) -> Vec<Word> {
     }
 }
 
-/// What is kept under the name of each file with an ending: `cp -S .old`.
+/// Returns the backup files with a suffix: `cp -S .old`.
 fn kept(words: &[Word], shape: &Shape, names: &[&str]) -> Vec<Word> {
     let given = options::read(words, shape);
     let Some(ending) = given.values(names).pop() else { return Vec::new() };
     given.operands.into_iter().map(|file| file.then(&ending)).collect()
 }
 
-/// The same of `sed`: `-i.old`. Where the ending is spelled otherwise, nobody can tell what it does.
+/// Returns the backup files of `sed -i.old`. Other spellings of the suffix are not supported.
 fn edited(words: &[Word]) -> Vec<Word> {
     let ending = |text: &str| {
         let ending = text.strip_prefix("-i").or_else(|| text.strip_prefix("--in-place="));
@@ -39,13 +40,13 @@ fn edited(words: &[Word]) -> Vec<Word> {
     files.map(|file| file.clone().then(&ending)).collect()
 }
 
-/// Whether `patch` keeps what it changes under a name of another kind, which stands in the patch.
+/// Returns whether `patch` composes the names of its backup files in another way.
 fn patches_elsewhere(words: &[Word]) -> bool {
     const PATCH: Shape = Shape { short: "BDFVYdgioprz", long: &["basename-prefix", "prefix", "suffix"], ..BASE };
     options::read(words, &PATCH).has(&["-B", "-Y", "-z", "--basename-prefix", "--prefix", "--suffix"])
 }
 
-/// The pieces of a file: a beginning, and what is counted up.
+/// Returns the pieces of a file, whose names are a prefix and a counter.
 fn pieces(program: &str, words: &[Word]) -> Vec<Word> {
     const SPLIT: Shape = Shape {
         short: "Cablnt",
@@ -58,14 +59,14 @@ fn pieces(program: &str, words: &[Word]) -> Vec<Word> {
         return given.operands.into_iter().skip(1).map(|begins| begins.then(&Word::name())).collect();
     }
     let given = options::read(words, &CSPLIT);
-    // How it is counted may hold more of the path.
+    // The format of the counter may contain more of the path.
     let counted = if given.has(&["-b", "--suffix-format"]) { Word::unknown(false) } else { Word::name() };
     let mut begins = given.values(&["-f", "--p", "--prefix"]);
-    // It has one, also where none is said.
+    // Without an option, `csplit` uses a default prefix.
     if begins.is_empty() {
         begins.push(Word::known("xx"));
     }
-    // What stands behind an option that is cut short is an operand as well.
+    // The word after an abbreviated option is an operand as well.
     let cut = given.has_just("--p");
     begins.into_iter().chain(given.operands.into_iter().filter(|_| cut)).map(|begins| begins.then(&counted)).collect()
 }

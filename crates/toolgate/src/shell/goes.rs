@@ -1,4 +1,4 @@
-//! Where a command goes, or sends another one, and what a path names from there.
+//! Tracks the directories that a command enters, and resolves paths from there.
 
 use std::collections::HashMap;
 
@@ -8,19 +8,20 @@ use super::reach::own_words;
 use super::word::{Part, Sure, Word, meet};
 use super::{Command, Place, Shell, normal};
 
-/// So many directories are followed; who goes through more may be anywhere.
+/// Maximum number of directories that are tracked. With more, the directory is unknown.
 pub(super) const MOST: usize = 64;
-/// So often it is looked where one comes to.
+/// Maximum number of steps for the search of reachable directories.
 const MOST_STEPS: usize = 16_384;
 pub(super) const ANYWHERE: &str = "~+";
 
 impl Shell {
-    /// The directories that a command may stand in that begins in one: that, and wherever it goes.
+    /// Returns the directories that a command may run in: `from` and all that are reachable from
+    /// there.
     pub(super) fn wanders(&self, from: &str, home: &str) -> Vec<String> {
         let (mut all, mut steps) = (vec![normal(from)], 0);
         let mut tried: HashMap<&str, usize> = HashMap::new();
         for to in self.commands.iter().flat_map(goes_to) {
-            // Where nothing was found since, the same leads nowhere else.
+            // Since the last attempt no directory was added, so the result is the same.
             if tried.insert(to, all.len()) == Some(all.len()) {
                 continue;
             }
@@ -39,11 +40,11 @@ impl Shell {
     }
 }
 
-/// The directories that options of a command send it to, or another one; nothing for one that is not known.
+/// Returns the directories that options of a command select, with `None` for an unknown one.
 fn sent_to(command: &Command) -> Vec<Option<&str>> {
     const VALUED: &[&str] = &["-C", "-D", "-R", "-T", "-U", "-g", "-h", "-p", "-r", "-t", "-u"];
     let words = command.words.get(1..).unwrap_or_default();
-    // Options of these are for another program, up to where that stands.
+    // Options of these programs apply to the program that they start.
     let mut leads = matches!(command.program(), Some("doas" | "env" | "runuser" | "su" | "sudo"));
     let logs_in = |text: &str| match (command.program(), text.strip_prefix("--")) {
         (Some("runuser" | "su" | "sudo"), Some(long)) => long.starts_with("lo"),
@@ -56,7 +57,7 @@ fn sent_to(command: &Command) -> Vec<Option<&str>> {
         let behind = std::mem::replace(&mut before, word.text());
         let Some(text) = word.text() else { continue };
         leads = leads && (text.starts_with('-') || text.contains('=') || behind.is_some_and(|option| VALUED.contains(&option)));
-        // The home of somebody is as good as any directory.
+        // The home directory of another user may be any directory.
         if leads && logs_in(text) {
             found.push(Some(ANYWHERE));
         }
@@ -67,7 +68,7 @@ fn sent_to(command: &Command) -> Vec<Option<&str>> {
                 (is_like("chdir", 1) || is_like("directory", 5) || is_like("work-tree", 5) || name == "cd").then_some(value)
             }
             None => match text.strip_prefix('-').and_then(|flags| flags.split_once(['C', 'D'])) {
-                // To most programs these letters are something else.
+                // For most programs, these letters have another meaning.
                 Some((before, value)) if leads || (before.is_empty() && (value.is_empty() || value.starts_with(['/', '.', '~']))) => {
                     Some(Some(value).filter(|value| !value.is_empty()))
                 }
@@ -81,14 +82,15 @@ fn sent_to(command: &Command) -> Vec<Option<&str>> {
     found
 }
 
-/// Whether a pattern goes up again behind what it stands for: nobody knows from where.
+/// Returns whether a spelling contains `..` after an unknown part, so the path is not known.
 pub(super) fn is_detour(spelling: &[Part]) -> bool {
     let goes_up = |part: &Part| matches!(part, Part::Text(text) if text.contains("/../") || text.ends_with("/.."));
     spelling.iter().skip(1).any(goes_up)
 }
 
-/// Whether a path, as it is written, leads through what a process has open: another way to the same files. A descriptor by itself is
-/// mostly a pipe.
+/// Returns whether a path, as written, leads through a directory that a process has open.
+///
+/// Such a path is another way to the same files. A descriptor alone is usually a pipe.
 pub(super) fn is_led(path: &str) -> bool {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/').filter(|part| !matches!(*part, "" | ".")) {
@@ -105,14 +107,14 @@ pub(super) fn is_led(path: &str) -> bool {
     false
 }
 
-/// Whether a command has an option that sends it, or another one, to a directory.
+/// Returns whether an option makes a command, or one that it starts, run in another directory.
 pub(super) fn sends(command: &Command) -> bool {
     !sent_to(command).is_empty()
 }
 
-/// Where a command goes, or sends another one.
+/// Returns the directories that a command enters, or that it makes another command enter.
 pub(super) fn goes_to(command: &Command) -> Vec<&str> {
-    // Where `tar` goes is for its own operands, and looked at with them.
+    // The directory of `tar` only applies to its operands, and is checked with them.
     if command.unlikely || matches!(command.program(), Some("tar" | "bsdtar" | "gtar")) {
         return Vec::new();
     }
@@ -121,14 +123,14 @@ pub(super) fn goes_to(command: &Command) -> Vec<&str> {
     }
     let words = own_words(command);
     let is_option = |word: &Word| word.text().is_some_and(|text| text.starts_with('-'));
-    // `cd`, `cd --` and `cd -P` go home, and `cd -` goes back.
+    // `cd`, `cd --` and `cd -P` go to the home directory, and `cd -` to the previous one.
     if words.iter().all(|word| is_option(word) && word.text() != Some("-")) {
         return vec!["~"];
     }
     words.iter().filter(|word| !is_option(word)).filter_map(Word::text).collect()
 }
 
-/// A path from a directory, as far as anybody knows where that is.
+/// Joins a path to a directory, as far as that directory is known.
 pub(super) fn joined(directory: &str, path: &str, home: &str) -> String {
     let path = spelled_out(path, home);
     let whole = match path.starts_with('/') {
@@ -136,16 +138,16 @@ pub(super) fn joined(directory: &str, path: &str, home: &str) -> String {
         false if path.starts_with('~') || !directory.starts_with('/') => return ANYWHERE.to_owned(),
         false => format!("{directory}/{path}"),
     };
-    // Whoever goes on from there is somewhere else.
+    // From such a path, the next `cd` may lead to any directory.
     if is_led(&whole) { "/proc/self/cwd".to_owned() } else { normal(&whole) }
 }
 
 impl Place<'_> {
-    /// Whether it lies under a directory that is named from another one.
+    /// Returns whether this place is under a directory that is named relative to another one.
     pub(crate) fn is_searched(&self, from: &str, path: &str) -> Sure {
         let whole = joined(from, path, self.home);
         let odd = !whole.starts_with('/');
-        // Another way to the same files, and names that may stand anywhere.
+        // `/proc` is another way to the same files, and a name may be in any directory.
         let other = whole.starts_with("/proc/") && ["/cwd", "/fd", "/root"].iter().any(|part| whole.contains(part));
         if odd || other || self.is_a_name() || self.path.starts_with('*') {
             return Sure::Maybe;
@@ -153,7 +155,8 @@ impl Place<'_> {
         if whole == "/" || self.is_below(&whole) { Sure::Yes } else { Sure::No }
     }
 
-    /// Whether a word names it, or may name it, from a directory. What is to be left out is left alone.
+    /// Returns whether a word may name this place from a directory. Words that exclude files are
+    /// ignored.
     pub(super) fn is_named_from(&self, directory: &str, word: &Word) -> bool {
         let under = format!("{}/*", self.path);
         let Some(text) = word.text() else {
@@ -167,7 +170,7 @@ impl Place<'_> {
         if text.starts_with("--exclude") {
             return false;
         }
-        // It may stand behind an option or a sign, too.
+        // The path may follow an option or a sign.
         let glued = text.get(2..).filter(|_| text.starts_with('-'));
         let tails = text.match_indices(['=', ':', '@', ',']).take(16).filter_map(|(at, _)| text.get(at + 1..));
         std::iter::once(text).chain(glued).chain(tails).any(|path| {
@@ -176,7 +179,7 @@ impl Place<'_> {
         })
     }
 
-    /// A spelling of which not all is known, from a directory.
+    /// Resolves a partly known spelling from a directory.
     pub(super) fn spelled_from(&self, directory: &str, spelling: &[Part]) -> Vec<Part> {
         let mut spelling = self.cleaned(spelling);
         let begins = match spelling.first_mut() {
@@ -190,7 +193,7 @@ impl Place<'_> {
         if matches!(spelling.as_slice(), [Part::Text(_)]) {
             return vec![Part::Text(normal(&whole))];
         }
-        // How the last part goes on is not known.
+        // The rest of the last part is not known.
         let (above, last) = whole.rsplit_once('/').unwrap_or(("", whole.as_str()));
         spelling.insert(0, Part::Text(format!("{}/{last}", normal(above).trim_end_matches('/'))));
         spelling

@@ -1,11 +1,11 @@
-//! Texts that stand in a command: where they end, and what the shell still expands in them.
+//! Analyzes here-documents: where they end, and which parts the shell expands.
 
 use tree_sitter::Node;
 
 use super::read::Reader;
 
 impl Reader<'_> {
-    /// A text that stands in the command ends where the shell says, too.
+    /// Doubts a here-document if a shell may end it at another position than the grammar.
     pub(super) fn here_document(&mut self, node: Node<'_>) {
         let part = |kind: &str| {
             let mut cursor = node.walk();
@@ -15,21 +15,23 @@ impl Reader<'_> {
         let plain = !bare.is_empty() && bare.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         let has_tabs = part("<<-").is_some();
         let ends = part("heredoc_end").is_some_and(|end| self.is_end(end, bare, has_tabs));
-        // Where it ends the first time, it ends: a substitution in it does not keep it open.
+        // A shell uses the first delimiter, even if a substitution is open.
         let is_name = |line: &str| line == bare || (has_tabs && line.trim_start_matches('\t') == bare);
         let goes_on = part("heredoc_body").is_some_and(|body| self.of(body).lines().any(is_name));
-        // It begins on the next line, whatever goes on there: `cat <<E |`.
+        // The text starts on the next line, even if the command continues there: `cat <<E |`.
         let line =
             |start: Node<'_>, body: Node<'_>| self.text.get(start.end_byte()..body.start_byte()).map(|text| text.replace("\\\n", ""));
         let between = part("heredoc_start").zip(part("heredoc_body").or(part("heredoc_end"))).and_then(|(start, body)| line(start, body));
         let begins_later = between.is_some_and(|between| between.split_once('\n').is_some_and(|(_, more)| !more.trim().is_empty()));
         if !plain || !ends || goes_on || begins_later {
-            self.doubt("a text in the command ends where nobody can tell");
+            self.doubt("the end of a here-document is ambiguous");
         }
     }
 
-    /// Whether a text ends there to a shell, too: by its name on a line of its own, behind tabs where they are asked for. The grammar takes
-    /// ` E` for the end, and reads as commands what is still text.
+    /// Returns whether a shell ends the here-document at this node, too.
+    ///
+    /// The delimiter must be alone on its line, after tabs for `<<-`. The grammar also accepts `
+    /// E`, and then parses text as commands.
     fn is_end(&self, node: Node<'_>, name: &str, has_tabs: bool) -> bool {
         let found = self.of(node);
         let at = node.start_byte() + found.len() - found.trim_start().len();
@@ -39,7 +41,7 @@ impl Reader<'_> {
         begins && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['\n', ')']))
     }
 
-    /// In a text without quotes, the shell still expands.
+    /// Doubts expansions in a here-document without quotes that only the running shell knows.
     pub(super) fn body(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         let quoted = above.last().is_some_and(|redirect| self.is_quoted(*redirect));
         let text = self.of(node);
@@ -48,14 +50,14 @@ impl Reader<'_> {
             !inside.is_empty() && inside.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
         };
         if !quoted && (text.contains('`') || text.match_indices("${").any(|(at, _)| !simple(at))) {
-            self.doubt("a text in the command holds what only the running shell knows");
+            self.doubt("a here-document contains code that only the running shell knows");
         }
         if !quoted && self.has_unread(node) {
             self.read_again(node, above);
         }
     }
 
-    /// Whether a substitution stands in a text that the grammar has not found there.
+    /// Returns whether a text contains a substitution that the grammar has not found.
     fn has_unread(&self, node: Node<'_>) -> bool {
         let text = self.of(node);
         let is_escaped = |at: usize| {
@@ -70,7 +72,7 @@ impl Reader<'_> {
         text.match_indices("$(").any(|(at, _)| !is_escaped(at) && !is_found(at))
     }
 
-    /// The grammar does not look into a text that begins with a space: it is read without it.
+    /// Parses a here-document again without its leading space, which the grammar does not support.
     fn read_again(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         let before = node.start_byte().checked_sub(1).and_then(|at| self.text.as_bytes().get(at));
         let is_spaced = before.is_some_and(|before| *before != b'\n');
@@ -83,7 +85,7 @@ impl Reader<'_> {
                 let again = format!(": <<{ending}\n{}\n{ending}\n", self.of(node).trim_end_matches('\n'));
                 self.found.add(super::read::read(&again, self.depth.down()));
             }
-            None => self.doubt("a text in the command holds what only the running shell knows"),
+            None => self.doubt("a here-document contains code that only the running shell knows"),
         }
     }
 

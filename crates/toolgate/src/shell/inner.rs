@@ -1,4 +1,6 @@
-//! What else a command runs, and languages inside of commands. What is not known to be harmless is not taken for it.
+//! Analyzes commands inside of commands, and code for interpreters.
+//!
+//! Code counts as dangerous unless it is known to be harmless.
 
 use std::cell::Cell;
 
@@ -11,16 +13,17 @@ use super::place::is_device;
 use super::word::{Part, Sure, Word};
 use super::{Command, Fed, Shell, base, read};
 
-/// So many words behind a wrapper are looked at.
+/// Maximum number of words behind a wrapper that are analyzed.
 pub(super) const MOST_WORDS: usize = 64;
-/// How deep commands may stand in commands.
+/// Maximum nesting depth of commands.
 const DEPTH: usize = 8;
-/// So many bytes are read in all, and what each command costs beside its own.
+/// Maximum number of bytes that are parsed in total. The next two
+/// constants are additional costs of a command and of a word.
 const MOST_BYTES: usize = 96 << 10;
 const EACH: usize = 192;
 const WORD: usize = 8;
 
-/// How deep a command stands in others, and how much may still be read of all of them.
+/// Tracks how deep a command is nested and how many bytes may still be parsed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Depth<'d> {
     level: usize,
@@ -28,7 +31,7 @@ pub(super) struct Depth<'d> {
 }
 
 impl<'d> Depth<'d> {
-    /// What may be read of one command, with all that stands in it.
+    /// Creates the budget for one command with everything that is nested in it.
     pub(super) fn budget() -> Cell<usize> {
         Cell::new(MOST_BYTES)
     }
@@ -45,7 +48,7 @@ impl<'d> Depth<'d> {
         self.level > DEPTH
     }
 
-    /// Whether a text of this length may still be read.
+    /// Takes the cost of a text from the budget, and returns whether enough was left.
     pub(super) fn affords(self, length: usize) -> bool {
         let left = self.left.get().checked_sub(length + EACH);
         self.left.set(left.unwrap_or(0));
@@ -53,26 +56,27 @@ impl<'d> Depth<'d> {
     }
 }
 
-/// Whether setting a variable changes what commands do.
+/// Returns whether setting a variable changes what commands do.
 pub(super) fn is_powerful(name: &str, value: Option<&str>) -> bool {
     const ENDS: [&str; 7] = ["PAGER", "EDITOR", "BROWSER", "ASKPASS", "_WRAPPER", "_RUNNER", "_COMMAND"];
     let named = |name: &str| name.starts_with("GIT_CONFIG") || name.starts_with("BASH_FUNC") || ENDS.iter().any(|end| name.ends_with(end));
     let powerful = POWERFUL.contains(&name) || named(name) || sets_npm(name);
     if name == "PATH" {
-        // A directory of this moment among those that are searched.
+        // The search path contains a relative or a temporary directory.
         return value.is_none_or(|path| path.split(':').any(|part| !part.starts_with(['/', '~', '$']) || part.starts_with("/tmp")));
     }
     powerful && !value.is_some_and(|value| HARMLESS.contains(&value) || is_mere_name(name, value))
 }
 
-/// Whether a variable is a setting of `npm` that says what it runs; it reads them in small letters, too.
+/// Returns whether a variable is a setting of `npm` that names a program. Upper and lower case are
+/// equal.
 fn sets_npm(name: &str) -> bool {
     const RUN: &[&str] = &["browser", "editor", "git", "node_options", "script_shell", "shell", "viewer"];
     let name = name.to_ascii_lowercase().replace('-', "_");
     name.strip_prefix("npm_config_").is_some_and(|key| RUN.contains(&key))
 }
 
-/// Whether a variable is only called like one that is run, and says which of several is meant: `TEST_RUNNER=jest`. A browser may be none.
+/// Returns whether a variable only selects a tool by name and runs no command: `TEST_RUNNER=jest`.
 fn is_mere_name(name: &str, value: &str) -> bool {
     let is_run = OPENING.contains(&name) || name.starts_with("CARGO_") || sets_npm(name);
     let chooses = !is_run && (name.ends_with("_BROWSER") || name.ends_with("_RUNNER"));
@@ -83,35 +87,35 @@ fn is_mere_name(name: &str, value: &str) -> bool {
     (name.ends_with("BROWSER") && ["echo", "false", "none"].contains(&value)) || (chooses && is_plain())
 }
 
-/// The flags of a language that are code, and those that take a word.
+/// Returns the option letters of an interpreter: those for code, and those that take a value.
 pub(super) fn language(program: &str) -> Option<(&'static str, &'static str)> {
     // `python3.12` is Python.
     let bare = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
     LANGUAGES.iter().find(|(name, ..)| *name == program || *name == bare).map(|(_, flags, valued)| (*flags, *valued))
 }
 
-/// Whether a program is known to run none of its words, or what it runs is looked at.
+/// Returns whether a program runs none of its words, or the code that it runs is analyzed.
 pub(super) fn is_known(program: &str) -> bool {
     PLAIN.contains(&program) || WRAPPERS.contains(&program) || SHELLS.contains(&program) || language(program).is_some()
 }
 
-/// What else a command runs.
+/// Analyzes the other commands that a command runs.
 pub(super) fn look_inside(command: &Command, depth: Depth<'_>) -> Shell {
     look(command, depth, false)
 }
 
-/// Whether a word is a flag: in a cluster, or shortened, as programs take them.
+/// Returns whether a word contains an option, possibly in a cluster or abbreviated.
 fn is_flag_like(program: &str, at: usize, word: &str, flag: &str) -> bool {
     match (flag.strip_prefix("--"), flag.strip_prefix('-')) {
         (Some(long), _) => word.strip_prefix("--").is_some_and(|given| {
             let given = given.split('=').next().unwrap_or_default();
             !given.is_empty() && (long.starts_with(given) || given.starts_with(long))
         }),
-        // It may stand behind other letters: `zip -qTT`.
+        // The option may follow other letters: `zip -qTT`.
         (None, Some(short)) if program == "zip" => {
             word.strip_prefix('-').is_some_and(|given| !given.starts_with('-') && given.contains(short))
         }
-        // These have no clusters: `-DCMAKE_X=y`, `scala -version`.
+        // These programs have no clusters: `-DCMAKE_X=y`, `scala -version`.
         (None, Some(short)) if short.chars().count() == 1 && !["cmake", "kotlin", "scala"].contains(&program) => {
             let cluster = word
                 .strip_prefix('-')
@@ -123,7 +127,9 @@ fn is_flag_like(program: &str, at: usize, word: &str, flag: &str) -> bool {
     }
 }
 
-/// The words of a program itself, without those for a script that it runs. What stands behind an option may be what that takes.
+/// Returns the words of a program itself, without the words for a script that it runs.
+///
+/// The word after an option may be the value of that option.
 fn before_script<'w>(program: &str, words: &'w [Word]) -> &'w [Word] {
     let mut may_be_value = false;
     let is_script = |word: &Word| {
@@ -131,7 +137,7 @@ fn before_script<'w>(program: &str, words: &'w [Word]) -> &'w [Word] {
         let is_value = std::mem::replace(&mut may_be_value, text.starts_with('-'));
         !is_value && !text.starts_with('-') && text.contains(['.', '/'])
     };
-    // To `npm`, what stands behind this is for a script.
+    // After `--`, the words belong to a script of `npm`.
     if program == "npm" {
         return words.split(|word| word.text() == Some("--")).next().unwrap_or_default();
     }
@@ -141,7 +147,7 @@ fn before_script<'w>(program: &str, words: &'w [Word]) -> &'w [Word] {
     }
 }
 
-/// With `nested`, it stands behind a wrapper that has looked everywhere already.
+/// Analyzes a command. With `nested`, a wrapper has already tried each of its words as a command.
 fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
     let mut found = Shell::default();
     let Some((_, rest)) = command.words.split_first() else { return found };
@@ -149,28 +155,28 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
         return Shell::opaque("which program runs is only known when it runs");
     };
     if depth.is_too_deep() {
-        return Shell::opaque("commands stand in commands too deeply");
+        return Shell::opaque("commands are nested too deeply");
     }
-    // Behind a wrapper every word is tried, but `time` is one of the shell's own words.
+    // Behind a wrapper every word is tried as a program, but `time` is a reserved word.
     let own = |word: &Word| word.text().is_some_and(|word| RESERVED.contains(&word));
     let timed = rest.iter().find(|word| word.text().is_none_or(|text| !text.starts_with('-'))).filter(|_| program == "time");
     if !nested && command.words.first().into_iter().chain(timed).any(own) {
-        found.opaque.push(format!("`{program}` is no program to a shell"));
+        found.opaque.push(format!("`{program}` is a reserved word of the shell"));
     }
     if CLOSED.contains(&program) {
         found.opaque.push(format!("`{program}` can run anything"));
     }
     let own = before_script(program, rest);
     if let Some((_, flags)) = RUNNING.iter().find(|(name, _)| *name == program)
-        // What is not known may stand right behind it.
+        // The rest of a partly known word may follow its beginning directly.
         && own.iter().enumerate().any(|(at, word)| flags.iter().any(|flag| is_flag_like(program, at, beginning(word).0, flag)))
     {
-        found.opaque.push(format!("`{program}` is told to run something else"));
+        found.opaque.push(format!("`{program}` has an option that runs another program"));
     }
     if escapes(program, rest, command) {
-        found.opaque.push(format!("`{program}` is told to run something else"));
+        found.opaque.push(format!("`{program}` has text that runs another program"));
     }
-    // What nobody knows may run whatever stands behind it.
+    // An unknown program may run the words after it.
     if !is_known(program) && !nested {
         let runs = |word: &Word| {
             word.text()
@@ -201,10 +207,10 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
                 .filter_map(Word::text)
                 .any(|word| word == "keyword" || word == "posix" || (word.starts_with('-') && word.contains('k'))) =>
         {
-            found.opaque.push("`set` changes what words mean".to_owned());
+            found.opaque.push("`set` changes how words are parsed".to_owned());
         }
         "gh" if rest.first().and_then(Word::text).is_some_and(|verb| verb == "alias" || verb == "extension") => {
-            found.opaque.push("`gh` is set up to run something else".to_owned());
+            found.opaque.push("`gh` is configured to run another program".to_owned());
         }
         "source" | "." => {
             let rest = rest.strip_prefix(&[Word::known("--")]).unwrap_or(rest);
@@ -232,36 +238,36 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
             let mut words = rest.iter();
             while let Some(word) = words.next() {
                 let Some(text) = word.text() else {
-                    // What it is about is known by its beginning: `VERSION=$X`, `-j$X`.
+                    // The beginning determines the meaning: `VERSION=$X`, `-j$X`.
                     let is_open = word.spellings().iter().any(|spelling| match spelling.first() {
                         Some(Part::Text(text)) => text == "-" || text.starts_with("--") || sets_code(text),
                         first => matches!(first, Some(Part::Any)),
                     });
                     if is_open {
-                        found.opaque.push("`make` is told what only the running shell knows".to_owned());
+                        found.opaque.push("`make` has a word that is only known when it runs".to_owned());
                     }
                     continue;
                 };
-                // Cut short, it is the same.
+                // Abbreviated options are accepted.
                 let (name, value) = name_and_value(text);
                 let is_file = name.len() > 2 && ["--file", "--makefile"].iter().any(|long| long.starts_with(name));
                 let flags = text.strip_prefix('-').filter(|flags| !flags.starts_with('-'));
                 let file = match flags.and_then(|flags| flags.split_once('f')) {
-                    // A pipe that is glued to it is a word of its own here.
+                    // A process substitution that is glued to the option is a separate word here.
                     _ if is_file => value.filter(|value| !value.is_empty()).or_else(|| words.next().and_then(Word::text)),
                     Some((_, "")) => words.next().and_then(Word::text),
                     Some((_, file)) => Some(file),
                     None => Some("Makefile"),
                 };
                 if file.is_none_or(is_device) {
-                    found.opaque.push("`make` is told to run something else".to_owned());
+                    found.opaque.push("`make` reads rules from a file that is not known".to_owned());
                 }
             }
             if rest.iter().any(|word| sets_code(beginning(word).0)) {
-                found.opaque.push("`make` is told to run something else".to_owned());
+                found.opaque.push("`make` has a variable that changes what it runs".to_owned());
             }
             if command.fed.is_some() {
-                found.opaque.push("`make` reads rules that stand nowhere".to_owned());
+                found.opaque.push("`make` may read rules from its input".to_owned());
             }
         }
         _ if SHELLS.contains(&program) => {
@@ -278,14 +284,16 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
     found
 }
 
-/// Whether a text for a database, behind its client or fed to it, runs something beside it: `psql -c '\! rm x'`.
+/// Returns whether SQL text runs another program: `psql -c '\! rm x'`.
+///
+/// The text is a word of the database client or its input.
 fn escapes(program: &str, rest: &[Word], command: &Command) -> bool {
     let Some((_, signs)) = ESCAPING.iter().find(|(name, _)| *name == program) else { return false };
     let fed = match &command.fed {
         Some(Fed::Text(text)) => text.text(),
         _ => None,
     };
-    // To a database `||` puts texts together.
+    // In SQL, `||` concatenates strings.
     let is_one = |text: &str| {
         let text = text.replace("||", "").to_lowercase();
         signs.iter().any(|sign| if *sign == "|" { is_piped(&text) } else { says(&text, sign) })
@@ -293,13 +301,13 @@ fn escapes(program: &str, rest: &[Word], command: &Command) -> bool {
     rest.iter().filter_map(Word::text).chain(fed).any(is_one)
 }
 
-/// Whether what a database says goes to another program: behind a command of its client (`\o |sh`), or where a file is named (`-o|sh`).
+/// Returns whether a database client sends its output to a program: `\o |sh` or `-o|sh`.
 fn is_piped(text: &str) -> bool {
     let leads = |(before, to): (&str, &str)| text.contains('\\') || (!to.is_empty() && !before.contains(char::is_whitespace));
     text.split_once('|').is_some_and(leads)
 }
 
-/// Whether a sign stands in a text; if it is a word, then not as a part of another one.
+/// Returns whether a text contains a sign, which must be a separate word if it consists of letters.
 fn says(text: &str, sign: &str) -> bool {
     let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
     text.match_indices(sign).any(|(at, found)| {
@@ -309,18 +317,20 @@ fn says(text: &str, sign: &str) -> bool {
     })
 }
 
-/// A command inside another one. Where it is only a guess that it is one, a word that is no program's name says nothing.
+/// Analyzes a command inside another one.
+///
+/// If the command is only a guess, a word that is not the name of a program is ignored.
 pub(super) fn deeper(command: Command, depth: Depth<'_>, guessed: bool) -> Shell {
     if guessed && command.program().is_none() {
         return Shell::default();
     }
     let command = Command { guessed, ..command };
-    // Each of its words is weighed with every place.
+    // Each word is compared with every place.
     if !depth.affords(command.words.len() * WORD) {
         let short = command.words.len() <= MOST_WORDS;
         return Shell {
             commands: Some(command).filter(|_| short).into_iter().collect(),
-            ..Shell::opaque("there are too many commands in it")
+            ..Shell::opaque("it contains too many commands")
         };
     }
     let mut found = look(&command, depth.down(), guessed);
@@ -328,7 +338,7 @@ pub(super) fn deeper(command: Command, depth: Depth<'_>, guessed: bool) -> Shell
     found
 }
 
-/// Words that are a command when they are put together.
+/// Analyzes words that form a command when they are joined with spaces.
 pub(super) fn joined(words: &[Word], depth: Depth<'_>) -> Shell {
     let words = match words.split_first() {
         Some((first, rest)) if first.text() == Some("--") => rest,
@@ -337,18 +347,19 @@ pub(super) fn joined(words: &[Word], depth: Depth<'_>) -> Shell {
     let texts: Option<Vec<&str>> = words.iter().map(Word::text).collect();
     match texts {
         Some(texts) => read::read(&texts.join(" "), depth.down()),
-        None => Shell::opaque("what is evaluated is only known when it runs"),
+        None => Shell::opaque("the evaluated code is only known when it runs"),
     }
 }
 
-/// Whether a word says that a shell begins with the file behind it. Bash takes one dash for two.
+/// Returns whether a word makes a shell start with the commands of the next word. Bash accepts one
+/// dash for two.
 fn begins_with(word: &Word) -> bool {
     word.text().is_some_and(|text| matches!(text, "--rcfile" | "--init-file" | "-rcfile" | "-init-file"))
 }
 
-/// A shell inside of the shell.
+/// Analyzes a shell that is started by the command.
 fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
-    let unknown = || Shell::opaque(format!("what `{program}` runs is only known when it runs"));
+    let unknown = || Shell::opaque(format!("the code that `{program}` runs is only known when it runs"));
     let (mut words, mut has_code) = (words.iter(), false);
     while let Some(word) = words.next() {
         let Some(text) = word.text() else { return unknown() };
@@ -364,7 +375,8 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
             _ if text.starts_with(['-', '+']) && !text.starts_with("--") => {
                 let flags = text.get(1..).unwrap_or_default();
                 has_code |= text.starts_with('-') && flags.contains('c');
-                // Each of these takes a word, and some change what patterns stand for; so do numbers to `zsh`.
+                // Each of these takes a word. Some values, and digits in `zsh`, change the meaning
+                // of patterns.
                 for _ in flags.chars().filter(|flag| matches!(flag, 'o' | 'O')) {
                     if words.next().is_some_and(|value| value.text().is_none_or(|value| !MODES.contains(&value))) {
                         return unknown();
@@ -376,15 +388,15 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
                 if flags.contains('s') && !has_code {
                     return fed(program, command, depth);
                 }
-                // PowerShell has code in many disguises.
+                // PowerShell has many options for code.
                 if program == "pwsh" && !has_code {
                     return unknown();
                 }
             }
-            // To `fish` such a word may hold code.
+            // In `fish`, such a word may contain code.
             _ if text.starts_with("--") && program == "fish" => return unknown(),
             _ if text.starts_with("--") => {}
-            // Other shells read some signs otherwise.
+            // Other shells parse some signs differently.
             _ if has_code
                 && !["bash", "zsh", "ksh"].contains(&program)
                 && ["&>", "$'", "((", "{"].iter().any(|sign| text.contains(sign)) =>
@@ -399,25 +411,25 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
     if has_code { unknown() } else { fed(program, command, depth) }
 }
 
-/// A file with commands or code, and the words that it is given.
+/// Returns a script file with its arguments.
 fn script(file: &Word, words: &[Word], command: &Command) -> Shell {
     let words = std::iter::once(file).chain(words).cloned().collect();
     Shell { scripts: vec![Command { words, guessed: command.guessed, ..Command::default() }], ..Shell::default() }
 }
 
-/// A shell that reads its commands from somewhere.
+/// Analyzes a shell that reads its commands from the standard input.
 fn fed(program: &str, command: &Command, depth: Depth<'_>) -> Shell {
     match &command.fed {
         Some(Fed::Text(word)) => match word.text() {
             Some(code) => read::read(code, depth.down()),
-            None => Shell::opaque(format!("what `{program}` reads is only known when it runs")),
+            None => Shell::opaque(format!("the code that `{program}` reads is only known when it runs")),
         },
-        // Its input may come from whoever started it.
+        // The input may come from the parent process.
         _ => Shell::opaque(format!("`{program}` reads its commands from elsewhere")),
     }
 }
 
-/// Code of another language.
+/// Analyzes the words of an interpreter.
 fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &Command) -> Shell {
     let anything = || Shell::opaque(format!("`{program}` has code that can run anything"));
     if flags.is_empty() {
@@ -429,28 +441,28 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &
         let Some(text) = word.text() else { return anything() };
         match text.strip_prefix('-') {
             _ if text == "--version" || text == "--help" || (python && text == "-V") => return Shell::default(),
-            // Some say it, and go on.
+            // Some interpreters print the version and continue.
             _ if !python && text == "-v" && words.len() == 0 => return Shell::default(),
-            // Modules of Python, where they are known.
+            // `-m` runs a Python module.
             Some(module) if python && module.starts_with('m') => {
                 let name = if module.len() > 1 { module.get(1..) } else { words.next().and_then(Word::text) };
                 let known = name.is_some_and(|name| MODULES.contains(&name));
                 let known = known && !(name == Some("pip") && words.any(|word| is_flag_like("pip", 0, beginning(word).0, "--editor")));
                 return if known { Shell::default() } else { anything() };
             }
-            // What follows is no file with code.
+            // The next word is the value of an option, not a script.
             Some(short)
                 if !short.starts_with('-')
                     && short.ends_with(|flag: char| valued.contains(flag))
                     && !short.contains(|flag: char| flags.contains(flag)) =>
             {
-                // Not all of these always take a word.
+                // Some of these options do not always take a value.
                 if words.next().and_then(Word::text).is_none_or(|value| value.starts_with('-')) {
                     return anything();
                 }
             }
             Some(long) if long.starts_with('-') => {
-                // What takes a word, and what is code, only the program knows.
+                // For other long options, it is not known whether they take a value or code.
                 if !BARE.contains(&text) && !text.starts_with("--max-old-space-size=") {
                     return anything();
                 }
@@ -459,15 +471,15 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &
             Some(short) if short.is_empty() || short.contains(|flag: char| flags.contains(flag)) => return anything(),
             Some(_) => {}
             None if matches!(text, "eval" | "exec") || is_device(text) => return anything(),
-            // A file, and what follows is its own.
+            // The word is a script, and the rest are its arguments.
             None => return script(word, words.as_slice(), command),
         }
     }
-    // It reads its code from whoever started it, unless it looks for tests.
+    // Without a script, the interpreter reads code from its input, unless it searches for tests.
     if has_tests { Shell::default() } else { anything() }
 }
 
-/// Whether a command like this stands somewhere behind a program that nobody knows: it may run it.
+/// Returns whether an unknown program may run a matching command among its words.
 pub(super) fn may_run(command: &Command, is_it: impl Fn(&[Word]) -> Sure) -> Sure {
     // `bun` runs programs as well as code.
     if command.program().is_none_or(|program| is_known(program) && program != "bun") {
@@ -475,19 +487,21 @@ pub(super) fn may_run(command: &Command, is_it: impl Fn(&[Word]) -> Sure) -> Sur
     }
     let known = |at: &usize| command.words.get(*at).is_some_and(|word| word.text().is_some());
     let behind = (1..command.words.len().min(MOST_WORDS)).filter(known).map(|at| is_it(command.words.get(at..).unwrap_or_default()));
-    // Further behind, how it goes on is not looked at.
+    // Beyond the limit, only the program is compared.
     let begins = |at: usize| command.words.get(at).map(|word| is_it(&[word.clone(), Word::unknown(true)]));
     let further = (MOST_WORDS..command.words.len()).filter(known).filter_map(begins);
     behind.chain(further).max().unwrap_or(Sure::No).min(Sure::Maybe)
 }
 
-/// Commands behind a program that nobody knows which change something if it runs them. Who says which files only to the running shell
-/// mostly means something else: `aws s3 cp "$FILE" s3://x`.
+/// Returns the commands behind an unknown program that change files if the program runs them.
+///
+/// Unknown words are left out, because they usually have another meaning: `aws s3 cp "$FILE"
+/// s3://x`.
 pub(super) fn may_change(command: &Command) -> Vec<Command> {
     const CHANGING: &[&str] = &["chmod", "cp", "dd", "ln", "mv", "rimraf", "rm", "rsync", "tee"];
-    // To these they are verbs of their own.
+    // These programs have subcommands with the same names.
     const OWN: &[&str] = &["aws", "az", "gcloud", "gsutil", "mc", "rclone", "s3cmd"];
-    // What follows on one of them is among its words, too.
+    // The words after such a command contain the next one.
     const MOST: usize = 2;
     if command.guessed || command.program().is_none_or(|program| is_known(program) || OWN.contains(&program)) {
         return Vec::new();

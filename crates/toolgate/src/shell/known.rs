@@ -1,8 +1,8 @@
-//! What is known of programs. Nobody needs to read it to understand the rest.
+//! Lists known programs, options and variables.
 
 use super::options::{BASE, Shape, Style, When};
 
-/// Programs whose words are, from somewhere on, another command.
+/// Wrappers: programs whose words contain, from some position on, another command.
 #[rustfmt::skip]
 pub(super) const WRAPPERS: &[&str] = &[
     "bundle", "busybox", "builtin", "capsh", "choom", "chroot", "chrt", "command", "dbus-run-session", "direnv", "doas", "docker", "entr", "env",
@@ -12,12 +12,12 @@ pub(super) const WRAPPERS: &[&str] = &[
     "strace", "su", "sudo", "systemd-inhibit", "systemd-run", "taskset", "time", "timeout", "tmux", "toybox", "unbuffer", "unshare", "uv",
     "valgrind", "watch", "xargs", "xvfb-run", "yarn",
 ];
-/// Of those, the ones that run it where they stand themselves.
+/// Wrappers that run their command in the current directory.
 #[rustfmt::skip]
 pub(super) const STAYING: &[&str] = &[
     "busybox", "command", "env", "exec", "ionice", "nice", "nohup", "setsid", "stdbuf", "sudo", "time", "timeout", "toybox", "xargs",
 ];
-/// Those that bring in packages, whose names may be those of programs.
+/// Package managers. Their operands may be packages that have the name of a program.
 #[rustfmt::skip]
 pub(super) const MANAGERS: &[&str] = &[
     "bundle", "npm", "pnpm", "poetry", "uv", "yarn",
@@ -26,25 +26,25 @@ pub(super) const MANAGERS: &[&str] = &[
 pub(super) const SHELLS: &[&str] = &[
     "sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "rbash", "pwsh",
 ];
-/// Options of shells that change nothing in what words stand for.
+/// Options of shells that do not change the meaning of words.
 #[rustfmt::skip]
 pub(super) const MODES: &[&str] = &[
     "allexport", "errexit", "errtrace", "functrace", "noclobber", "noexec", "nounset", "physical", "pipefail", "verbose", "xtrace",
 ];
-/// Modules of Python that run nothing but what stands in files.
+/// Modules of Python that only run code in files.
 #[rustfmt::skip]
 pub(super) const MODULES: &[&str] = &[
     "pytest", "unittest", "venv", "pip", "py_compile", "compileall", "json.tool", "http.server", "black", "ruff", "mypy", "flake8", "isort",
     "build", "tox", "coverage", "pylint", "django", "flask", "uvicorn", "zipfile", "tarfile", "this", "ensurepip", "pydoc", "site", "platform",
     "alembic", "celery", "gunicorn", "mkdocs", "pyright", "sphinx", "twine", "virtualenv",
 ];
-/// Words of the shell's own that the grammar takes for programs in some places: `! ! rm x`.
+/// Reserved words that the grammar parses as programs in some positions: `! ! rm x`.
 #[rustfmt::skip]
 pub(super) const RESERVED: &[&str] = &[
     "!", "[[", "]]", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select", "then", "until", "while",
     "{", "}",
 ];
-/// What these do, nobody reads off their words.
+/// Programs whose effect cannot be determined from their words.
 #[rustfmt::skip]
 pub(super) const CLOSED: &[&str] = &[
     "alias", "at", "batch", "bind", "claude", "cmd.exe", "codex", "compgen", "complete", "coproc", "crontab", "cursor-agent", "ed", "emacs",
@@ -60,12 +60,12 @@ pub(super) const POWERFUL: &[&str] = &[
     "PROMPT_COMMAND", "PS0", "PS1", "PS2", "PS4", "PWD", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "RSYNC_RSH", "RUBYLIB", "RUBYOPT", "RUSTC_WRAPPER", "SHELL", "SHELLOPTS",
     "SIMPLE_BACKUP_SUFFIX", "SSH_ASKPASS", "TAR_OPTIONS", "UNZIP", "UNZIPOPT", "VISUAL",
 ];
-/// What a variable of those may be set to.
+/// Harmless values of such variables.
 #[rustfmt::skip]
 pub(super) const HARMLESS: &[&str] = &[
     "", "cat", "true", ":", "less", "/bin/cat", "/bin/true",
 ];
-/// Variables of a browser that is really started.
+/// Variables that name a browser which a program starts.
 #[rustfmt::skip]
 pub(super) const OPENING: &[&str] = &[
     "BROWSER", "DEFAULT_BROWSER", "GH_BROWSER", "R_BROWSER", "WEB_BROWSER", "WWW_BROWSER",
@@ -81,7 +81,9 @@ pub(super) const PLAIN: &[&str] = &[
     "tee", "test", "touch", "tr", "trap", "tree", "true", "type", "uname", "uniq", "unset", "unzip", "wait", "wc", "wget", "whatis", "whereis",
     "which", "who", "whoami", "xxd", "yes", "yum", "zip", "make", "gmake", "rustup", "declare", "local", "source", ".",
 ];
-/// Languages, the letters of the flags that are code, or change what the code is, and those that take a word and are not.
+/// Interpreters with two sets of option letters.
+///
+/// The first set contains or changes code. The second set takes a value that is not code.
 #[rustfmt::skip]
 pub(super) const LANGUAGES: &[(&str, &str, &str)] = &[
     ("python", "cmix", "WX"), ("pypy", "cmi", "WX"), ("perl", "eEMmdxI", ""), ("ruby", "erI", "CEX"), ("node", "epriC", ""), ("nodejs", "epriC", ""),
@@ -89,13 +91,13 @@ pub(super) const LANGUAGES: &[(&str, &str, &str)] = &[
     ("osascript", "e", "ls"), ("groovy", "e", "cp"), ("julia", "eEL", "CHJpt"), ("guile", "ce", "CLlx"), ("tclsh", "", ""), ("expect", "c", ""),
     ("m4", "", ""), ("dc", "", ""), ("bc", "", ""), ("gdb", "", ""), ("sqlite3", "", ""),
 ];
-/// Longer options of those that take no word, and are no code.
+/// Long options of interpreters that take no value and contain no code.
 #[rustfmt::skip]
 pub(super) const BARE: &[&str] = &[
     "--enable-source-maps", "--experimental-strip-types", "--experimental-vm-modules", "--inspect", "--inspect-brk", "--no-deprecation",
     "--no-warnings", "--quiet", "--test", "--trace-warnings", "--verbose", "--watch",
 ];
-/// Flags with which a program runs something that stands in a word.
+/// Options with which a program runs code or a program in a word.
 #[rustfmt::skip]
 pub(super) const RUNNING: &[(&str, &[&str])] = &[
     ("tar", &["--to-command", "--checkpoint-action", "-I", "--use-compress-program", "--rsh-command", "-F", "--info-script", "--new-volume-script"]),
@@ -141,7 +143,7 @@ pub(super) const RUNNING: &[(&str, &[&str])] = &[
     ("tsx", &["-e", "--eval", "-p", "--print"]),
     ("git", &["--upload-pack", "--receive-pack", "--exec", "--open-files-in-pager", "--extcmd", "--config-env", "--tree-filter", "--index-filter", "--msg-filter", "--env-filter", "--commit-filter", "--parent-filter", "--tag-name-filter", "ext::"]),
 ];
-/// Signs, in small letters, by which a text for a database runs something beside it.
+/// Signs, in lower case, with which a database client runs another program.
 #[rustfmt::skip]
 pub(super) const ESCAPING: &[(&str, &[&str])] = &[
     ("psql", &["\\!", "`", "|", "program"]), ("mysql", &["\\!", "\\p", "pager", "system"]), ("mariadb", &["\\!", "\\p", "pager", "system"]),
@@ -151,20 +153,20 @@ pub(super) const ESCAPING: &[(&str, &[&str])] = &[
 pub(super) const SETTINGS: &[&str] = &[
     "user.name", "user.email", "commit.gpgsign", "init.defaultbranch", "pull.rebase", "core.quotepath", "core.autocrlf", "core.filemode",
 ];
-/// Programs that take away, move, change or open up what they name.
+/// Programs that remove, move or change their operands, or change permissions.
 #[rustfmt::skip]
 pub(super) const TAKERS: &[&str] = &[
     "bwrap", "chattr", "chgrp", "chmod", "chown", "cp", "dd", "del-cli", "dos2unix", "fallocate", "gio", "install", "link", "ln", "mac2unix",
     "mmv", "mount", "mv", "patch", "prename", "rename", "rimraf", "rm", "rmdir", "rsync", "sd", "setfacl", "shred", "sponge", "srm", "tee", "touch",
     "trash", "trash-put", "truncate", "unix2dos", "unlink",
 ];
-/// Verbs of `git` that do.
+/// Subcommands of `git` that change or remove files.
 #[rustfmt::skip]
 pub(super) const TAKING: &[&str] = &[
     "apply", "bundle", "checkout", "checkout-index", "clean", "fast-export", "fast-import", "index-pack", "interpret-trailers", "mailinfo",
     "merge-file", "mv", "reset", "restore", "rm", "stash", "subtree",
 ];
-/// Programs that put another file in the place of the one that they name, and how those end that are packed.
+/// Programs that replace the named file by a compressed or decompressed one.
 #[rustfmt::skip]
 pub(super) const PACKERS: &[&str] = &[
     "brotli", "bunzip2", "bzip2", "compress", "gunzip", "gzip", "lbzip2", "lz4", "lzip", "lzma", "pbzip2", "pigz", "plzip", "uncompress",
@@ -285,7 +287,7 @@ pub(super) const WRITERS: &[Shape] = &[
     },
     Shape { programs: &["openssl"], style: Style::Single, long: &["out", "keyout"], files: &["-out", "-keyout"], ..BASE },
 ];
-/// Programs that look for a pattern in files, by themselves or with `-r` in all under a directory.
+/// Programs that search files for a pattern, directly or recursively.
 #[rustfmt::skip]
 pub(super) const SEARCHERS: &[Shape] = &[
     Shape {

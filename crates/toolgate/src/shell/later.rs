@@ -1,14 +1,16 @@
-//! Texts that a shell takes apart a second time: where it calculates, and where it is told the name of a variable, which may be a part of
-//! an array. What stands between the brackets is run then.
+//! Detects texts that a shell evaluates a second time.
+//!
+//! A shell does so in arithmetic and for the name of a variable, which may contain an array
+//! subscript. Then it runs a substitution between the brackets.
 
 use tree_sitter::Node;
 
 use super::read::Reader;
 use super::word::Word;
 
-/// Why a command is asked about that holds one.
-pub(super) const WHY: &str = "a text may be evaluated later";
-/// Programs that calculate with their words, or take them for names of variables.
+/// The reason that is reported if a command contains such a text.
+pub(super) const WHY: &str = "a text may be evaluated a second time";
+/// Programs that evaluate their words as arithmetic or as names of variables.
 #[rustfmt::skip]
 const NAMING: &[&str] = &[
     "[", "builtin", "command", "declare", "export", "getopts", "let", "local", "mapfile", "read", "readarray", "readonly", "test",
@@ -16,7 +18,7 @@ const NAMING: &[&str] = &[
 ];
 
 impl Reader<'_> {
-    /// Whether something is calculated here, or a variable named by a text.
+    /// Returns whether this node evaluates arithmetic or takes the name of a variable from a text.
     pub(super) fn calculates_at(&self, node: Node<'_>) -> bool {
         match node.kind() {
             "arithmetic_expansion" | "c_style_for_statement" | "declaration_command" | "subscript" | "unset_command" => true,
@@ -35,7 +37,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether words or lines become variables here: those of a function, of `set`, or what is read.
+    /// Returns whether this node turns words or lines into variables: in a function, `set` or
+    /// `read`.
     pub(super) fn takes_in_at(&self, node: Node<'_>) -> bool {
         let name = || node.child_by_field_name("name").map(|name| self.word(name, 0));
         match node.kind() {
@@ -45,14 +48,14 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether a text opens more brackets than it closes.
+    /// Returns whether a text opens more brackets than it closes.
     pub(super) fn opens_at(&self, node: Node<'_>) -> bool {
         let is_text = matches!(node.kind(), "ansi_c_string" | "concatenation" | "heredoc_body" | "raw_string" | "string" | "word");
         let text = self.of(node);
         is_text && (node.kind() == "ansi_c_string" || text.matches('[').count() > text.matches(']').count())
     }
 
-    /// Whether a text holds a substitution that is none yet, and becomes one where the text is taken apart again.
+    /// Returns whether a text contains a substitution that only runs when it is evaluated again.
     pub(super) fn is_for_later(&self, node: Node<'_>, above: &[Node<'_>]) -> bool {
         let text = self.of(node);
         match node.kind() {
@@ -67,14 +70,14 @@ impl Reader<'_> {
         let outer = above.iter().rev().map(Node::kind).find(|kind| !matches!(*kind, "array" | "concatenation"));
         let is_kept = (self.takes_in && self.opens) || matches!(outer, Some("for_statement" | "variable_assignment"));
         let word = self.word(node, 0);
-        // Which letters these are, nobody can tell.
+        // The characters of such a text are not known.
         let is_open = node.kind() == "ansi_c_string" && word.text().is_none();
-        // Variables may be put together again.
+        // A script may concatenate its variables.
         let is_piece = |text: &str| substitutes(text).is_some() || text == "$" || text.ends_with("[$");
         is_open || word.texts().any(|text| is_part(text) || (is_kept && is_piece(text)))
     }
 
-    /// Whether a text in the command becomes the value of a variable.
+    /// Returns whether a here-document becomes the value of a variable.
     fn is_read_in(&self, above: &[Node<'_>]) -> bool {
         let owner = above.iter().rev().find(|outer| outer.kind() != "heredoc_redirect");
         let body = owner.and_then(|owner| owner.child_by_field_name("body")).map(|body| unquoted(self.of(body))).unwrap_or_default();
@@ -87,18 +90,22 @@ fn unquoted(text: &str) -> String {
     text.replace(['\'', '"', '\\'], "")
 }
 
-/// Where a substitution begins.
+/// Returns the position of the first substitution.
 fn substitutes(text: &str) -> Option<usize> {
     [text.find("$("), text.find('`')].into_iter().flatten().min()
 }
 
-/// Whether a text without its quotes may be a part of an array that is told by a substitution: where a bracket ends, nobody knows.
+/// Returns whether a text without quotes may be an array element with a substitution as subscript.
+///
+/// The end of a bracket is not known, so every later substitution counts.
 fn may_be_part(text: &str) -> bool {
     text.split_once('[').is_some_and(|(_, inside)| substitutes(inside).is_some())
 }
 
-/// Whether a text is like a part of an array that is told by a substitution: `a[$(…)]`. Behind a bracket that has ended it is none:
-/// `- [x] ran $(…)`. Quotes may hide the end of one.
+/// Returns whether a text looks like an array element with a substitution: `a[$(…)]`.
+///
+/// A substitution after a closed bracket does not count: `- [x] ran $(…)`. Quotes may hide the end
+/// of a bracket.
 fn is_part(text: &str) -> bool {
     if !may_be_part(text) || text.contains(['\'', '"', '\\']) {
         return may_be_part(text);

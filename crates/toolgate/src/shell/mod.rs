@@ -1,7 +1,8 @@
-//! What a shell command would run, as far as that can be told without running it.
+//! Reports what a shell command would run and touch, without running it.
 //!
-//! A command is parsed, not searched: programs are found behind quotes, substitutions, `env`, `xargs`, `find -exec`, `eval` and
-//! `sh -c`. What only the running shell knows is *opaque*, and a rule that looks at it asks a person.
+//! The command is parsed, not searched. Programs are found behind quotes, substitutions, `env`,
+//! `xargs`, `find -exec`, `eval` and `sh -c`. Parts that only the running shell can resolve are
+//! *opaque*: a rule that depends on one asks a person.
 
 mod acts;
 mod awk;
@@ -35,56 +36,58 @@ pub(crate) use place::{Place, home, normal};
 pub(crate) use word::Sure;
 use word::{Part, Word, sum};
 
-/// One program with its words, and the files that it is redirected to or from.
+/// Describes one program with its words and the files of its redirections.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Command {
     pub(crate) words: Vec<Word>,
     pub(crate) files: Vec<Word>,
-    /// It reads what another command writes, or a text that stands here.
+    /// Where its standard input comes from, if that is a pipe, a file or text in the command.
     pub(crate) fed: Option<Fed>,
-    /// The directory that it is sure to stand in.
+    /// The directory that it certainly runs in.
     pub(crate) stands: Option<Word>,
-    /// It is only looked at because it stands behind a program that runs others.
+    /// The command is only considered because it follows a program that runs other programs.
     pub(crate) unlikely: bool,
-    /// Where it begins is a guess: its words are those of another one.
+    /// The start of the command is a guess, so its words also belong to another command.
     pub(crate) guessed: bool,
-    /// Its first word is most likely no program, or nobody can tell: what it may do with a file of some name says nothing.
+    /// The first word is probably not a program, so the program's effect on files proves nothing.
     pub(crate) vague: bool,
 }
 
-/// What a command reads.
+/// Describes what a command reads from its standard input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fed {
     Text(Word),
-    /// What another command writes.
+    /// The output of another command.
     Piped,
     Unknown,
 }
 
-/// So many commands are looked at.
+/// Maximum number of commands that are analyzed.
 const MOST: usize = 4_096;
-/// So many letters of words are compared of which only a part is known; who writes more may mean anything.
+/// Maximum number of bytes in partly known words; a longer command may mean anything.
 const MOST_LETTERS: usize = 1_024;
-/// So many with those of commands that are guessed, where the same words are compared again and again.
+/// Maximum number of bytes including guessed commands, whose words are compared repeatedly.
 const MOST_GUESSED: usize = 8 * MOST_LETTERS;
 
-/// What a shell command would do.
+/// Holds what a shell command would run and write.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Shell {
     pub(crate) commands: Vec<Command>,
-    /// What cannot be told, and why.
+    /// The reasons why parts of the command cannot be analyzed.
     pub(crate) opaque: Vec<String>,
-    /// The names of files that are written, and their paths.
+    /// The names of the files that are written. The next field has their paths.
     pub(crate) written: HashSet<String>,
     pub(crate) written_paths: Vec<String>,
-    /// Files with commands or code that are read and run. What is in them, whoever let them be written has judged.
+    /// Files with commands or code that are read and run. Their content was checked when it was
+    /// written.
     pub(crate) scripts: Vec<Command>,
-    /// What variables are set to, as it is written and as it is read: a word that is not known may come to it.
+    /// The values of variables, as written and as expanded. An unknown word may expand to one of
+    /// them.
     pub(crate) kept: Vec<String>,
 }
 
 impl Shell {
-    /// Reads a command.
+    /// Parses and analyzes a command.
     pub(crate) fn read(text: &str) -> Self {
         let left = inner::Depth::budget();
         read::read(text, inner::Depth::top(&left))
@@ -97,7 +100,7 @@ impl Shell {
     fn add(&mut self, other: Self) {
         if self.commands.len() + other.commands.len() > MOST {
             if self.opaque.is_empty() {
-                self.opaque.push("there are too many commands in it".to_owned());
+                self.opaque.push("it contains too many commands".to_owned());
             }
             return;
         }
@@ -109,23 +112,26 @@ impl Shell {
         self.kept.extend(other.kept);
     }
 
-    /// The first reason why not all can be told.
+    /// Returns the first reason why a part of the command cannot be analyzed.
     pub(crate) fn doubt(&self) -> Option<&str> {
         self.opaque.first().map(String::as_str)
     }
 
-    /// Whether it runs something like this: a program, then words in their order. `-rf` is a set of flags.
+    /// Returns whether the command runs a program followed by words in the order of `pattern`.
+    ///
+    /// A word such as `-rf` is a set of flags.
     pub(crate) fn runs(&self, pattern: &str) -> Sure {
         let wanted: Vec<&str> = pattern.split_whitespace().collect();
         let one = |command: &Command| is(&command.words, &wanted).max(inner::may_run(command, |words| is(words, &wanted)));
-        // Where it is only guessed that something runs it, nobody can tell.
+        // A guessed script may not run at all.
         let script = |script: &Command| is(&script.words, &wanted).min(if script.guessed { Sure::Maybe } else { Sure::Yes });
         self.commands.iter().map(one).chain(self.scripts.iter().map(script)).max().unwrap_or(Sure::No)
     }
 
-    /// Whether one of these files is named anywhere. Who is lenient lets words pass that only the running shell knows, unless
-    /// something is changed by them. Where it is not said in which directory the command begins, trees that are only read count if
-    /// they are asked for.
+    /// Returns whether the command names one of these files.
+    ///
+    /// With `lenient`, words that only the running shell knows are ignored, unless the command
+    /// changes something. If `from` is absent, trees that are only read count if `trees` is set.
     pub(crate) fn touches(&self, places: &[Place<'_>], lenient: bool, trees: bool, from: Option<&str>) -> Sure {
         let letters = |command: &Command| {
             let words: &[Word] = if acts::names_no_files(command) { &[] } else { &command.words };
@@ -144,12 +150,13 @@ impl Shell {
         let guessed: Vec<Command> = self.commands.iter().flat_map(inner::may_change).collect();
         let one = |command: &Command, place: &Place<'_>, is_led_to: bool| {
             let words = command.words.get(1..).unwrap_or_default();
-            // Where `git` stands is not what it changes.
+            // The directory that `git -C` names is not what `git` changes.
             let given = if command.program() == Some("git") { without_options(words) } else { words };
             let changes = acts::changes(command) && !command.unlikely;
             let is_here = |word: &Word| from.is_some_and(|from| place.is_named_from(from, word));
             let known = |word: &Word, sure: Sure| match sure {
-                // A pattern of file names is about files that are here; what begins somewhere may go on to it.
+                // A file pattern matches files in the current directory. A word that starts with an
+                // unknown part may continue to the place.
                 Sure::Maybe
                     if !word.is_unknown()
                         && place.is_elsewhere(word)
@@ -162,7 +169,7 @@ impl Shell {
                 }
                 Sure::Maybe if lenient && word.is_unknown() && !changes => Sure::No,
                 Sure::Maybe if lenient && word.is_unknown_path() && !changes && !is_led_to => Sure::No,
-                // Many files have the same name; but where it begins, the one that is meant may be the place.
+                // Many files share a name, but relative to `from` the word may mean the place.
                 Sure::Yes if lenient && place.is_only_called_like(word) && !changes && !moves && !is_here(word) => {
                     let is_open = place.has_a_rare_name() && !command.vague && !command.unlikely && !acts::leaves_alone(command);
                     if is_open { Sure::Maybe } else { Sure::No }
@@ -193,10 +200,10 @@ impl Shell {
             let written = written.iter().map(|file| place.is_named_by(&reach::from(file, stands))).max();
             let is_open = reach::may_write(command).iter().any(|file| place.may_be(file));
             let written = written.unwrap_or(Sure::No).max(if is_open { Sure::Maybe } else { Sure::No });
-            // What is unpacked may be anything.
+            // An unpacked archive may contain any file.
             let filled = reach::fills(command).iter().map(|to| place.lies_under(&reach::from(to, stands)).min(Sure::Maybe)).max();
             let reached = read.max(written).max(filled.unwrap_or(Sure::No));
-            // What is put into a directory is called by its name there.
+            // A file that is put into a directory keeps its name there.
             let mut put = reach::puts_here(command);
             let given = if put.is_empty() { given } else { given.split_last().map_or(given, |(_, sources)| sources) };
             put.extend(reach::links_here(command));
@@ -216,7 +223,7 @@ impl Shell {
             let told = if acts::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
             named.max(files).max(hidden).max(above.unwrap_or(Sure::No)).max(put).max(reached).max(patched).max(told)
         };
-        // Who is not lenient is in doubt about words that are not known, whatever they come to.
+        // Without `lenient`, every unknown word is in doubt, whatever it expands to.
         let handed: &[Word] = if lenient { &kept } else { &[] };
         let may_be_it = |place: &Place<'_>| handed.iter().map(|text| place.is_within(text).min(Sure::Maybe)).max().unwrap_or(Sure::No);
         let each = |place: &Place<'_>| {
@@ -228,7 +235,7 @@ impl Shell {
         places.iter().map(each).max().unwrap_or(Sure::No)
     }
 
-    /// The same, with nothing known of words of which not all is known.
+    /// Returns a copy in which every partly known word is entirely unknown.
     fn without_patterns(&self) -> Self {
         let plain = |word: &Word| if word.text().is_some() { word.clone() } else { Word::unknown(word.splits) };
         let mut same = self.clone();
@@ -239,8 +246,10 @@ impl Shell {
         same
     }
 
-    /// The paths in variables, in what `xargs` and its like are given, and in words that are only said: a word may come to them which is
-    /// not known.
+    /// Collects the paths that an unknown word may expand to.
+    ///
+    /// They come from variables, from the input of `xargs` and similar programs, and from words
+    /// that are only printed.
     fn handed_on(&self) -> Vec<Word> {
         let is_open = |word: &Word| word.text().is_none() && !word.is_pattern();
         let opens = |command: &Command| !acts::names_no_files(command) && command.words.iter().skip(1).any(is_open);
@@ -254,7 +263,7 @@ impl Shell {
         let is_way = |text: &String| text.contains(['/', '~']) || text.contains("HOME");
         let kept = self.kept.iter().cloned().chain(self.commands.iter().filter_map(fed)).filter(is_way);
         let kept = kept.map(|text| text.replace("${HOME}", "~").replace("$HOME", "~"));
-        // A text for people has names and slashes in it that are no paths.
+        // Text for people contains names and slashes that are not paths.
         let is_path = |text: &&str| *text == "~" || (text.contains('/') && text.chars().any(|letter| letter != '/'));
         let said = self.commands.iter().filter(|command| acts::names_no_files(command)).flat_map(|command| command.words.iter().skip(1));
         let said = said.flat_map(|word| word.texts()).flat_map(place::paths_of).filter(is_path).map(str::to_owned);
@@ -262,18 +271,18 @@ impl Shell {
         kept.chain(said).filter(|text| all.insert(text.clone())).map(Word::known).collect()
     }
 
-    /// Whether all of its words are known, and all that says which files it is about.
+    /// Returns whether all words are known, and they alone determine the affected files.
     pub(crate) fn is_spelled_out(&self) -> bool {
         let told = |command: &Command| acts::is_told_files(command) || (acts::patches(command) && command.fed.is_some());
         let known = |command: &Command| command.words.iter().chain(&command.files).all(|word| word.text().is_some());
         self.commands.iter().all(|command| known(command) && !told(command))
     }
 
-    /// Whether one of its words may be a path from the home directory.
+    /// Returns whether a word may be a path from the home directory.
     pub(crate) fn names_home(&self) -> bool {
         let from_home = |word: &Word| word.spellings().iter().flatten().any(|part| matches!(part, Part::Text(text) if text.contains('~')));
         let is_fed = |command: &Command| matches!(&command.fed, Some(Fed::Text(text)) if from_home(text));
-        // A bare `cd` goes there.
+        // `cd` without arguments goes to the home directory.
         let goes = |command: &Command| goes::goes_to(command).contains(&"~");
         let is_kept = || self.kept.iter().any(|text| text.contains('~') || text.contains("HOME"));
         let is_there = |command: &Command| command.words.iter().chain(&command.files).any(from_home) || is_fed(command) || goes(command);
@@ -281,25 +290,27 @@ impl Shell {
     }
 }
 
-/// The last part of a program's path: what it is called.
+/// Returns the last part of a program's path, which is its name.
 pub(crate) fn base(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
 
 impl Command {
-    /// What its program is called, where that is known.
+    /// Returns the name of the program, if it is known.
     pub(crate) fn program(&self) -> Option<&str> {
         self.words.first().and_then(Word::text).map(base)
     }
 
-    /// The directory that it is sure to work in. Options of `git` itself may send it elsewhere.
+    /// Returns the directory that the command certainly works in.
+    ///
+    /// Options of `git` itself may select another directory.
     pub(crate) fn stands(&self) -> Option<&Word> {
         let words = self.words.get(1..).unwrap_or_default();
         self.stands.as_ref().filter(|_| self.program() != Some("git") || without_options(words).len() == words.len())
     }
 }
 
-/// Whether words are a command like this.
+/// Returns whether words are a command that matches the wanted words.
 fn is(words: &[Word], wanted: &[&str]) -> Sure {
     let (Some((program, rest)), Some((first, words))) = (wanted.split_first(), words.split_first()) else { return Sure::No };
     // `git-push` is `git push`.
@@ -319,9 +330,9 @@ fn is(words: &[Word], wanted: &[&str]) -> Sure {
     }
     let (flags, rest): (Vec<&str>, Vec<&str>) = rest.iter().partition(|word| is_flags(word));
     let flags = flags.iter().map(|flags| has_flags(words, flags)).min().unwrap_or(Sure::Yes);
-    // What `git` does is its first word that is no option.
+    // The subcommand of `git` is its first word that is not an option.
     let words = if *program == "git" { without_options(words) } else { words };
-    // Other words for the same thing.
+    // These subcommands do the same as `git push`.
     let pushes = |word: &Word| matches!(word.text(), Some("send-pack" | "http-push"));
     if *program == "git" && rest.first() == Some(&"push") && words.first().is_some_and(pushes) {
         return called.min(flags).min(follow(rest.get(1..).unwrap_or_default(), words));
@@ -336,13 +347,13 @@ fn is(words: &[Word], wanted: &[&str]) -> Sure {
     called.min(flags).min(verb).min(follow(&rest, words))
 }
 
-/// What `git` is told behind its own options.
+/// Returns the words of `git` after its own options.
 fn without_options(words: &[Word]) -> &[Word] {
     let mut rest = words;
     while let Some((first, more)) = rest.split_first() {
         match first.text() {
             Some("-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace" | "--super-prefix" | "--attr-source" | "--shallow-file") => {
-                // What may be no word at all may be in front of what is done.
+                // A word that may expand to nothing can shift the option's value to the subcommand.
                 if more.first().is_some_and(|value| value.splits && value.text().is_none()) {
                     return more;
                 }
@@ -356,7 +367,7 @@ fn without_options(words: &[Word]) -> &[Word] {
 }
 
 fn has_flags(words: &[Word], wanted: &str) -> Sure {
-    // Of `-r$x` the beginning is known.
+    // For `-r$x`, the beginning is known.
     let begins = |word: &Word| match word.spellings() {
         [spelling] => match spelling.first() {
             Some(Part::Text(text)) => flags_of(text),
@@ -368,24 +379,24 @@ fn has_flags(words: &[Word], wanted: &str) -> Sure {
     if wanted.to_lowercase().chars().skip(1).all(|flag| given.contains(flag)) {
         return Sure::Yes;
     }
-    // Files are seldom called like flags.
+    // File names rarely look like flags.
     let open = |word: &Word| word.is_unknown() || (word.text().is_none() && word.is_like("-*") == Sure::Maybe && !word.is_pattern());
-    // A single word cannot be a flag and what it is about.
+    // A single word cannot be both a flag and its operand.
     let operands = words.iter().filter(|word| word.text().is_none_or(|text| !text.starts_with('-'))).count();
     if words.iter().any(|word| open(word) && (word.splits || operands > 1)) { Sure::Maybe } else { Sure::No }
 }
 
-/// `-rf`, and not `--force`, `-delete` or `-`.
+/// Returns whether a word is a set of flags: `-rf`, but not `--force`, `-delete` or `-`.
 fn is_flags(word: &str) -> bool {
     word.strip_prefix('-').is_some_and(|flags| (1..=3).contains(&flags.len()) && flags.chars().all(char::is_alphabetic))
 }
 
-/// The flags of a word: those of `-rf`, and `f` of `--force`.
+/// Returns the flags of a word: those of `-rf`, and `f` for `--force`.
 fn flags_of(word: &str) -> Option<String> {
     match word.strip_prefix("--") {
         Some(long) => {
             let known = [("recursive", 'r'), ("force", 'f'), ("delete", 'd'), ("all", 'a'), ("interactive", 'i'), ("hard", 'h')];
-            // Programs take them cut short, too: `rm --rec`.
+            // Programs accept abbreviated options: `rm --rec`.
             let is_one = |name: &str| long.starts_with(name) || (!long.is_empty() && name.starts_with(long));
             known.iter().find(|(name, _)| is_one(name)).map(|(_, flag)| flag.to_string())
         }
@@ -393,7 +404,7 @@ fn flags_of(word: &str) -> Option<String> {
     }
 }
 
-/// Whether words come one after another, with others in between.
+/// Returns whether words follow each other in this order, with others in between.
 fn follow(wanted: &[&str], words: &[Word]) -> Sure {
     let least = |level: Sure| {
         let mut words = words.iter();
@@ -401,7 +412,7 @@ fn follow(wanted: &[&str], words: &[Word]) -> Sure {
     };
     if least(Sure::Yes) {
         Sure::Yes
-    // A word that may come to several can be all that is wanted.
+    // A word that may expand to several words can be all wanted words.
     } else if least(Sure::Maybe) || words.iter().any(|word| word.splits && word.is_unknown()) {
         Sure::Maybe
     } else {

@@ -1,4 +1,4 @@
-//! Words of which only a part is known, and what they may come to.
+//! Compares partly known words with path patterns.
 
 use std::collections::HashSet;
 
@@ -6,18 +6,19 @@ use super::Place;
 use super::place::{paths_of, spelled_out};
 use super::word::{Part, Spelling, Sure, Word, meet};
 
-/// So many ways are tried, of so many letters in all; who knows more may go anywhere.
+/// Maximum number of prefixes that are tried. With more, a word may be any path.
 const MOST: usize = 32;
 const MOST_LETTERS: usize = 1_024;
 
-/// The paths in texts that a word may begin with of which nobody knows how it begins.
+/// Returns the paths in texts that a word with an unknown beginning may start with.
 pub(super) fn ways(texts: &[Word]) -> Vec<&str> {
     let all: HashSet<&str> = texts.iter().filter_map(Word::text).flat_map(paths_of).filter(|path| path.contains(['/', '~'])).collect();
     all.into_iter().collect()
 }
 
 impl Place<'_> {
-    /// Whether a word of which nobody knows how it begins is a path to it, or may be one, if it begins with one of these ways.
+    /// Returns whether a word with an unknown beginning may be this path if it starts with a
+    /// prefix.
     pub(super) fn is_led_on(&self, ways: &[&str], word: &Word) -> bool {
         let open: Vec<&Spelling> = word.spellings().iter().filter(|spelling| spelling.first() == Some(&Part::Any)).collect();
         !open.is_empty() && (is_too_much(ways) || ways.iter().any(|way| self.leads_on(way, &open)))
@@ -26,14 +27,14 @@ impl Place<'_> {
     fn leads_on(&self, way: &str, open: &[&Spelling]) -> bool {
         let cleaned = self.cleaned(&[Part::Text(way.to_owned())]);
         let Some(Part::Text(way)) = cleaned.first() else { return false };
-        // Most have nothing of it.
+        // Skip the expensive comparison: most prefixes have nothing in common with the path.
         let bare = way.trim_start_matches("../");
         let is_near =
             bare.split('/').any(|part| part == "..") || self.path.contains('*') || self.path.contains(bare) || way.starts_with(&self.path);
         is_near && open.iter().any(|spelling| self.is_named_by(&begun_with(way, spelling)) != Sure::No)
     }
 
-    /// Whether a word of which not all is known may be a path to it, and not to something in it: all of its path, or how that ends.
+    /// Returns whether a partly known word may be this path itself, or an ending of this path.
     pub(super) fn may_be(&self, word: &Word) -> bool {
         let one = |spelling: &Spelling| match spelling.first() {
             Some(Part::Text(text)) if spelled_out(text, self.home).starts_with('/') => {
@@ -50,7 +51,7 @@ fn is_too_much(ways: &[&str]) -> bool {
     ways.len() > MOST || ways.iter().map(|way| way.len()).sum::<usize>() > MOST_LETTERS
 }
 
-/// A spelling with a text in the place of its first part.
+/// Returns a word whose first part is replaced by a text.
 fn begun_with(text: &str, spelling: &[Part]) -> Word {
     spelling.iter().skip(1).fold(Word::known(text), |word, part| {
         word.then(&match part {

@@ -1,57 +1,59 @@
-//! Options and operands, told apart as the program itself would.
+//! Separates options from operands as the program itself does.
 
 use super::text::has_braces;
 use super::word::{Part, Word};
 
-/// How a program writes its options.
+/// Specifies how a program writes its options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Style {
-    /// `-xvf`: one letter each.
+    /// One letter each: `-xvf`.
     Clusters,
-    /// The same, and a first word that needs no dash: `xvf`.
+    /// Like `Clusters`, with a first word that needs no dash: `xvf`.
     Bundle,
-    /// The same, up to the first operand.
+    /// Like `Clusters`, up to the first operand.
     Leading,
     /// One word each: `-fprint`, `-oDIRECTORY`.
     Single,
 }
 
-/// When a program fills a directory with files that stand on no command line.
+/// Specifies when a program fills a directory with files that its words do not name.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum When {
     Never,
     Always,
-    /// With one of these options.
+    /// If one of these options is present.
     Flags(&'static [&'static str]),
-    /// Where an operand is one of these; where options are one word each, the first, and of `gh` one of the first two.
+    /// If an operand is one of these subcommands.
+    ///
+    /// If options are one word each, only the first operand counts. For `gh`, the first two count.
     Verbs(&'static [&'static str]),
 }
 
-/// How a program reads its words, and what it writes.
+/// Describes how a program reads its words, and which files it writes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) programs: &'static [&'static str],
     pub(super) style: Style,
-    /// Letters that take a value.
+    /// Letters of short options that take a value.
     pub(super) short: &'static str,
-    /// Longer options that take one, without their dashes.
+    /// Long options that take a value, without their dashes.
     pub(super) long: &'static [&'static str],
     /// Options that name a file that is written.
     pub(super) files: &'static [&'static str],
-    /// Options that name the directory in which something is written.
+    /// Options that name the directory for written files.
     pub(super) directories: &'static [&'static str],
     pub(super) when: When,
-    /// With one of these options it fills none.
+    /// Options with which the program fills no directory.
     pub(super) spared: &'static [&'static str],
-    /// With one of these options it writes wherever what it reads says.
+    /// Options with which an archive may write to any path.
     pub(super) anywhere: &'static [&'static str],
-    /// Where no option names a directory, it is this one.
+    /// If no option names a directory, the program fills the current one.
     pub(super) here: bool,
-    /// The last operand may name it, too.
+    /// The last operand may name the directory, too.
     pub(super) last: bool,
 }
 
-/// A program of which nothing is known.
+/// The description of an unknown program.
 pub(super) const BASE: Shape = Shape {
     programs: &[],
     style: Style::Clusters,
@@ -66,57 +68,57 @@ pub(super) const BASE: Shape = Shape {
     last: false,
 };
 
-/// The words of a command, told apart.
+/// The words of a command, separated into options and operands.
 #[derive(Debug, Default)]
 pub(super) struct Given {
-    /// Options in their order, each with its value where it has one.
+    /// The options in order, with their values.
     options: Vec<(String, Option<Word>)>,
-    /// Which of them may be the value of a longer one that stands before them.
+    /// The positions of options that may be the value of a preceding abbreviated option.
     doubted: Vec<usize>,
     pub(super) operands: Vec<Word>,
 }
 
 impl Given {
-    /// Whether one of these options is given.
+    /// Returns whether one of these options is present.
     pub(super) fn has(&self, names: &[&str]) -> bool {
         self.options.iter().any(|(given, _)| names.iter().any(|name| is_option(given, name)))
     }
 
-    /// Whether one of these options is given, and cannot be the value of another one.
+    /// Returns whether one of these options is present and cannot be the value of another option.
     pub(super) fn is_sure_of(&self, names: &[&str]) -> bool {
         let is_one = |given: &str| names.iter().any(|name| is_option(given, name));
         self.options.iter().enumerate().any(|(at, (given, _))| is_one(given) && self.doubted.binary_search(&at).is_err())
     }
 
-    /// Whether this option is given, and not a shorter one that begins like it.
+    /// Returns whether exactly this option is present, without abbreviation.
     pub(super) fn has_just(&self, name: &str) -> bool {
         self.options.iter().any(|(given, _)| given == name)
     }
 
-    /// How many long options, and how many of these letters, are given without a value.
+    /// Counts the long options and the short options among `letters` that have no value.
     pub(super) fn bare(&self, letters: &str) -> usize {
         let is_one = |name: &str| name.starts_with("--") || name.strip_prefix('-').is_some_and(|letter| letters.contains(letter));
         self.options.iter().filter(|(name, value)| value.is_none() && is_one(name)).count()
     }
 
-    /// What these options are given.
+    /// Returns the values of these options.
     pub(super) fn values(&self, names: &[&str]) -> Vec<Word> {
         let wanted = self.options.iter().filter(|(given, _)| names.contains(&given.as_str()));
         wanted.filter_map(|(_, value)| value.clone()).collect()
     }
 }
 
-/// Long options may be cut short.
+/// Returns whether an option is this one, as long options may be abbreviated.
 fn is_option(given: &str, name: &str) -> bool {
     given == name || (given.len() >= 4 && given.starts_with("--") && name.starts_with(given))
 }
 
-/// What stands before the first `=`, and what stands behind it where there is one.
+/// Splits a text at the first `=` into a name and an optional value.
 pub(super) fn name_and_value(text: &str) -> (&str, Option<&str>) {
     text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)))
 }
 
-/// Tells the words behind a program apart.
+/// Parses the words behind a program.
 pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
     let mut given = Given::default();
     let (mut rest, mut is_first, mut is_over, mut is_open) = (words.iter(), true, false, false);
@@ -124,7 +126,7 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
         let first = std::mem::replace(&mut is_first, false);
         let (may_be_value, before) = (std::mem::replace(&mut is_open, false), given.options.len());
         let (text, whole) = beginning(word);
-        // What only the running shell knows may be a value.
+        // An unknown rest of the word may be a value.
         let glued = |tail: &str| match whole {
             true => Some(tail).filter(|tail| !tail.is_empty()).map(Word::known),
             false => Some(Word::unknown(false)),
@@ -151,7 +153,8 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
                 Some(tail) => glued(tail),
                 None if !whole => Some(Word::unknown(false)),
                 None if exact.is_some() => rest.next().cloned(),
-                // Cut short, it may be another one that takes no value: what follows is looked at by itself as well.
+                // An abbreviated option may be one without a value, so the next word is also parsed
+                // alone.
                 None => known.and_then(|_| rest.clone().next().cloned()),
             };
             given.options.push((format!("--{}", known.copied().unwrap_or(name)), value));
@@ -188,7 +191,7 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
     given
 }
 
-/// How a word begins, and whether that is all of it.
+/// Returns the known beginning of a word, and whether that is the whole word.
 pub(super) fn beginning(word: &Word) -> (&str, bool) {
     match (word.text(), word.spellings()) {
         (Some(text), _) => (text, true),
@@ -200,7 +203,7 @@ pub(super) fn beginning(word: &Word) -> (&str, bool) {
     }
 }
 
-/// Whether a word sets a variable of `make` to what it, or a shell, runs: to more than one plain word, or one that says how the rest runs.
+/// Returns whether a word sets a variable of `make` to code, or to a setting for how code runs.
 pub(super) fn sets_code(word: &str) -> bool {
     const RUN: &[&str] = &[".SHELLFLAGS", "GNUMAKEFLAGS", "MAKEFLAGS", "SHELL"];
     let Some((name, value)) = word.split_once('=') else { return false };

@@ -1,4 +1,4 @@
-//! Where the grammar reads a command otherwise than a shell does, and reports no error. That is doubted.
+//! Detects where the grammar parses a command differently from a shell and reports no error.
 
 use std::ops::Range;
 
@@ -6,27 +6,27 @@ use tree_sitter::{Node, Tree};
 
 use super::read::{Reader, each};
 
-const BREAKS: &str = "a line ends where nobody can tell";
-const UNREAD: &str = "a part of the command is read by nobody";
-/// Texts in which a line may end.
+const BREAKS: &str = "the end of a line is ambiguous";
+const UNREAD: &str = "a part of the command cannot be parsed";
+/// Node kinds that may contain the end of a line.
 #[rustfmt::skip]
 const TEXTS: &[&str] = &[
     "\n", "ansi_c_string", "heredoc_body", "heredoc_content", "heredoc_end", "raw_string", "string_content",
 ];
-/// What a shell reads from one line.
+/// Node kinds that a shell reads from one line.
 #[rustfmt::skip]
 const LINES: &[&str] = &[
     "command", "concatenation", "declaration_command", "file_redirect", "herestring_redirect", "negated_command", "redirected_statement",
     "simple_expansion", "subscript", "unset_command", "variable_assignment",
 ];
-/// What has an inside of its own.
+/// Node kinds with an inside of their own.
 #[rustfmt::skip]
 const CLOSED: &[&str] = &[
     "arithmetic_expansion", "command_substitution", "expansion", "process_substitution", "string", "test_command",
 ];
 
 impl Reader<'_> {
-    /// Doubts a part of the tree that a shell would read otherwise.
+    /// Doubts a part of the tree that a shell would parse differently.
     pub(super) fn compare(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         if let Some(why) = self.otherwise(node, above) {
             self.doubt(why);
@@ -36,28 +36,31 @@ impl Reader<'_> {
     fn otherwise(&self, node: Node<'_>, above: &[Node<'_>]) -> Option<&'static str> {
         match node.kind() {
             "file_redirect" | "heredoc_redirect" if loses_words(node, above) => return Some(UNREAD),
-            "file_redirect" if is_read_twice(self.of(node)) => return Some("what stands behind `>&` may be read twice"),
-            "comment" if self.is_calculated(above) => return Some("a part looks like a comment and is none"),
-            "test_command" if !stands_apart(self.of(node)) => return Some("a word begins or ends like a test and is none"),
-            "expansion" if hides_commands(self.of(node), above) => return Some("commands may stand where a variable is named"),
+            "file_redirect" if is_read_twice(self.of(node)) => return Some("the target of `>&` may be expanded twice"),
+            "comment" if self.is_calculated(above) => return Some("a part looks like a comment but is not one"),
+            "test_command" if !stands_apart(self.of(node)) => return Some("a word begins or ends like a test but is not one"),
+            "expansion" if hides_commands(self.of(node), above) => return Some("a variable expansion may contain commands"),
             _ => {}
         }
         if node.child_count() == 0 { self.leaf(node, above) } else { self.between(node, above) }
     }
 
-    /// A word or a sign: a line ends with it at the latest, and in `[ … ]` it may be more than a sign.
+    /// Checks a node without children.
+    ///
+    /// A line must not end before its end, and in `[ … ]` it must not be a control operator.
     fn leaf(&self, node: Node<'_>, above: &[Node<'_>]) -> Option<&'static str> {
         let text = self.of(node);
         let is_expanded = || above.iter().rev().take(2).any(|outer| outer.kind() == "expansion");
         if !TEXTS.contains(&node.kind()) && ends_a_line(text) && !is_expanded() {
             return Some(BREAKS);
         }
-        // `[` is a program like any other: what is a comparison between two brackets is a list or a file behind one.
+        // `[` is a normal program, so a shell reads a comparison between the brackets as a list or
+        // a redirection.
         let is_sign = !node.is_named() && text.contains(['<', '>', '|', '&', ';', '(', ')']);
-        (is_sign && self.is_in_brackets(node, above)).then_some("`[` is followed by signs that a shell reads otherwise")
+        (is_sign && self.is_in_brackets(node, above)).then_some("`[` is followed by signs that a shell reads differently")
     }
 
-    /// What stands between two parts of a command: spaces, and nothing else.
+    /// Checks that only spaces are between two children of a node.
     fn between(&self, node: Node<'_>, above: &[Node<'_>]) -> Option<&'static str> {
         let kind = node.kind();
         if matches!(kind, "string" | "heredoc_body" | "expansion" | "heredoc_redirect" | "regex") {
@@ -67,12 +70,12 @@ impl Reader<'_> {
         for gap in gaps(node) {
             let end = gap.end;
             let gap = self.text.get(gap).unwrap_or_default();
-            // `$` by itself is a text, and what follows is a word of its own.
+            // A single `$` is a text, and the rest is a separate word.
             if kind == "simple_expansion" && !gap.is_empty() {
-                return Some("a word stands behind a sign that is none of its own");
+                return Some("a word follows a `$` that does not belong to it");
             }
             let plain = gap.replace("\\\n", "");
-            // The grammar drops this one before a text for the command: `cat - <<E`.
+            // The grammar drops a dash before a here-document: `cat - <<E`.
             let is_dropped = kind == "redirected_statement" && plain.trim() == "-";
             if plain.contains(|c: char| !matches!(c, ' ' | '\t' | '\n')) && !is_dropped {
                 return Some(UNREAD);
@@ -81,10 +84,11 @@ impl Reader<'_> {
                 return Some(BREAKS);
             }
         }
-        is_glued(node).then_some("a part of the command is cut where nobody can tell")
+        is_glued(node).then_some("the boundary between two words is ambiguous")
     }
 
-    /// Whether it stands where something is calculated, compared or expanded: no shell knows comments there.
+    /// Returns whether a node is inside arithmetic, a test or an expansion, where shells have no
+    /// comments.
     fn is_calculated(&self, above: &[Node<'_>]) -> bool {
         let has_commands = |outer: &Node<'_>| match outer.kind() {
             "command_substitution" | "do_group" | "process_substitution" => true,
@@ -101,7 +105,7 @@ impl Reader<'_> {
         inside.any(calculates)
     }
 
-    /// Whether it stands right in `[ … ]`, or is that.
+    /// Returns whether a node is directly inside of `[ … ]`, or is that test.
     fn is_in_brackets(&self, node: Node<'_>, above: &[Node<'_>]) -> bool {
         let is_closed = CLOSED.contains(&node.kind());
         let outer = if is_closed { Some(node) } else { above.iter().rev().find(|outer| CLOSED.contains(&outer.kind())).copied() };
@@ -109,7 +113,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether the brackets of a test are words of their own: `[[a` is a program, and `b]]` a text.
+/// Returns whether the brackets of a test are separate words: `[[a` is a program, and `b]]` a text.
 fn stands_apart(test: &str) -> bool {
     let Some(inner) =
         test.strip_prefix("[[").map(|rest| rest.strip_suffix("]]")).or_else(|| Some(test.strip_prefix('[')?.strip_suffix(']')))
@@ -120,20 +124,21 @@ fn stands_apart(test: &str) -> bool {
     inner.is_some_and(|inner| (inner.starts_with(is_space) || inner.starts_with("\\\n")) && inner.ends_with(is_space))
 }
 
-/// Whether what stands for a variable runs something that the grammar takes for text: commands whose output is a file, and in a text
-/// in quotes what begins with `$\(` between quotes of its own.
+/// Returns whether the grammar treats code in an expansion as text.
+///
+/// This affects process substitutions, and in double quotes `$\(` between nested quotes.
 fn hides_commands(expansion: &str, above: &[Node<'_>]) -> bool {
     let is_quoted = above.iter().any(|outer| outer.kind() == "string");
     let has_quotes = || expansion.replace("\\\"", "").contains('"');
     expansion.contains("<(") || expansion.contains(">(") || (is_quoted && expansion.contains("$\\") && has_quotes())
 }
 
-/// Whether Bash expands what stands behind `>&` once to see whether it is a number, and what came of that once more.
+/// Returns whether Bash may expand the target of `>&` twice, the first time to test for a number.
 fn is_read_twice(redirect: &str) -> bool {
     redirect.split_once(">&").is_some_and(|(_, target)| target.contains(['$', '`']))
 }
 
-/// Whether words stand behind a file or a text, and are those of no command that is looked at.
+/// Returns whether words after a redirection belong to no command that is analyzed.
 fn loses_words(node: Node<'_>, above: &[Node<'_>]) -> bool {
     let mut cursor = node.walk();
     let closes = node.children(&mut cursor).any(|part| matches!(part.kind(), "<&-" | ">&-"));
@@ -151,8 +156,9 @@ fn loses_words(node: Node<'_>, above: &[Node<'_>]) -> bool {
     has_words && !is_owned
 }
 
-/// Whether only variables are set in a command up to here. The grammar takes the line after them for the rest of it; what they are set
-/// to then holds from there on.
+/// Returns whether a command consists only of assignments up to a position.
+///
+/// The grammar takes the next line for the rest of the command. A shell keeps the variables.
 fn is_after_settings(node: Node<'_>, at: usize) -> bool {
     let mut cursor = node.walk();
     let mut before = node.children(&mut cursor).take_while(|part| part.start_byte() < at);
@@ -160,12 +166,12 @@ fn is_after_settings(node: Node<'_>, at: usize) -> bool {
     node.kind() == "command" && is_name && before.all(|part| matches!(part.kind(), "variable_assignment" | "comment"))
 }
 
-/// Whether a line ends in a text that does not go on there.
+/// Returns whether a text contains the end of a line.
 fn ends_a_line(text: &str) -> bool {
     text.contains('\n') && text.replace("\\\n", "").contains('\n')
 }
 
-/// What stands between the parts of a node.
+/// Returns the ranges between the children of a node.
 fn gaps(node: Node<'_>) -> Vec<Range<usize>> {
     let (mut cursor, mut at, mut gaps) = (node.walk(), node.start_byte(), Vec::new());
     for part in node.children(&mut cursor) {
@@ -175,7 +181,8 @@ fn gaps(node: Node<'_>) -> Vec<Range<usize>> {
     gaps
 }
 
-/// Whether two words of a command stand side by side without a space: to a shell they are one, or none. `x=(a)ls`.
+/// Returns whether two words of a command are adjacent without a space, as in `x=(a)ls`. A shell
+/// joins them.
 fn is_glued(node: Node<'_>) -> bool {
     if !matches!(node.kind(), "command" | "declaration_command" | "unset_command" | "variable_assignments") {
         return false;
@@ -191,13 +198,15 @@ fn is_glued(node: Node<'_>) -> bool {
     false
 }
 
-/// Whether one line goes on in the middle of a word while another only seems to go on, in a comment or a text: without their breaks the
-/// first is read as it is meant, and the second is not.
+/// Returns whether some backslashes join lines within a word, while others only seem to join lines.
+///
+/// Without the line breaks, the first are parsed as intended, but the others are not.
 pub(super) fn goes_on_oddly(text: &str, tree: &Tree) -> bool {
     if !text.contains("\\\n") {
         return false;
     }
-    // Texts in which a shell keeps the break, and whether they are in single quotes, where it does no harm.
+    // The texts in which a shell keeps the line break, with a flag for harmless ones in single
+    // quotes.
     let mut kept: Vec<(Range<usize>, bool)> = Vec::new();
     each(tree, |node, _| match node.kind() {
         "comment" | "heredoc_content" => kept.push((node.byte_range(), false)),
@@ -220,7 +229,7 @@ pub(super) fn goes_on_oddly(text: &str, tree: &Tree) -> bool {
             Some(is_quoted) => keeps |= !is_quoted,
             None if is_escaped => keeps = true,
             None => {
-                // Between a sign and a word, neither is split.
+                // A break between an operator and a word splits neither of them.
                 let is_sign = |c: char| matches!(c, '&' | '|' | ';' | '(' | ')');
                 let is_letter = |c: char| !c.is_whitespace() && !is_sign(c);
                 let rest = text.get(at + 2..).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A file or directory that a rule speaks of, and whether words name it, or a directory above it.
+//! Matches words of a command against the path pattern of a rule.
 
 use std::path::Path;
 
@@ -6,24 +6,27 @@ use super::reach::from;
 use super::word::{self, Part, Sure, Word, meet, sum};
 use super::{base, goes};
 
-/// A file or directory that a rule speaks of.
+/// A pattern for a file or directory in a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place<'h> {
     pub(super) path: String,
-    /// What `~` stands for, in the place and in what may name it.
+    /// The directory that `~` means, both in the pattern and in the words.
     pub(super) home: &'h str,
 }
 
 impl<'h> Place<'h> {
-    /// A path, absolute or from the home directory, with all that lies under it; or a name, wherever it stands. `*` is any text.
+    /// Creates a pattern from a path or a name.
+    ///
+    /// A path is absolute or starts at the home directory, and includes everything under it. A name
+    /// matches in every directory. `*` matches any text.
     pub(crate) fn new(pattern: &str, home: &'h str) -> Self {
         let path = spelled_out(pattern.trim_end_matches('/'), home);
-        // A path from somewhere may be from anywhere.
+        // A relative path may start in any directory.
         let somewhere = path.contains('/') && !path.starts_with(['/', '~', '*']);
         Self { path: if somewhere { format!("*/{}", path.trim_start_matches("./")) } else { path }, home }
     }
 
-    /// A path that may name it, without `~`.
+    /// Expands `~` in a path.
     fn spelled_out(&self, path: &str) -> String {
         spelled_out(path, self.home)
     }
@@ -32,7 +35,7 @@ impl<'h> Place<'h> {
         !self.path.contains('/')
     }
 
-    /// Whether a text is a path to it.
+    /// Returns whether a text is a path to this place.
     pub(crate) fn is(&self, path: &str) -> Sure {
         self.is_spelled(&[Part::Text(path.to_owned())])
     }
@@ -41,21 +44,24 @@ impl<'h> Place<'h> {
         sum(word.spellings().iter().map(|spelling| self.is_spelled(spelling)))
     }
 
-    /// `of=path`, `--file=path`, `@path`, `host:path`, `path:/there` name it as well.
+    /// Compares a spelling, including paths in `of=path`, `--file=path`, `@path`, `host:path` and
+    /// `path:/there`.
     fn is_spelled(&self, spelling: &[Part]) -> Sure {
         let mut best = self.is_path(spelling);
         if let [Part::Text(text), rest @ ..] = spelling {
             if text.matches(['=', ':', '@', ',']).count() > 16 {
-                // It is not tried from each of them: it is enough that it stands between two, or may stand somewhere in the text.
+                // To limit the work, not every sign is tried as the start of a path. A path between
+                // two signs, or one that may be in the text, is enough.
                 let pieces = text.split(['=', ':', '@', ',']).filter(|piece| piece.contains(['/', '~']));
                 let named = pieces.map(|piece| self.is_known_path(piece)).max().unwrap_or(Sure::No);
                 let is_open = !rest.is_empty() || self.may_stand_in(text);
                 return best.max(named).max(if is_open { Sure::Maybe } else { Sure::No });
             }
-            // `-o.env` names it, too.
+            // `-o.env` names the path, too.
             if text.starts_with('-') && !text.starts_with("--") {
                 best = best.max(self.is_path(&begun_with(text.get(2..).unwrap_or_default(), rest)));
-                // `-uo.env`, too; but what is no path may be how a name ends.
+                // `-uo.env` names the path, too. Without a directory, the match may be the end of
+                // another name.
                 if let Some(path) = behind_letters(text) {
                     let named = self.is_path(&begun_with(path, rest));
                     best = best.max(if path.contains('/') { named } else { named.min(Sure::Maybe) });
@@ -64,7 +70,8 @@ impl<'h> Place<'h> {
             for (at, _) in text.match_indices(['=', ':', '@', ',']) {
                 best = best.max(self.is_path(&begun_with(text.get(at + 1..).unwrap_or_default(), rest)));
             }
-            // So do `-v path:/there` and `--mount=src=path,dst=/there`, where a sign follows; with a space behind that, it is prose.
+            // `-v path:/there` and `--mount=src=path,dst=/there` name the path before a sign. If a
+            // space follows the sign, the text is prose.
             let is_prose = |at: usize| text.get(at + 1..).is_some_and(|rest| rest.starts_with(char::is_whitespace));
             let signs = text.match_indices(['=', ':', ',']).map(|(at, _)| at).filter(|at| !is_prose(*at));
             let pieces = signs.filter_map(|at| text.get(..at)?.rsplit(['=', ':', '@', ',']).next());
@@ -81,7 +88,7 @@ impl<'h> Place<'h> {
             return self.is_known_path(text);
         }
         let spelling = &self.cleaned(spelling)[..];
-        // What goes up first and then down is named by the rest of it.
+        // A path that goes up and then down is compared by its remainder.
         let wanted = |pattern: &str| meet(spelling, &Word::wanted(pattern));
         let is_led = |text: &str| text.starts_with("/proc/") || (text.starts_with('/') && (wanted("/proc/*/*") || wanted("/dev/fd/*")));
         let is_odd = |text: &str| text.trim_start_matches("../").contains("/../") || is_led(text);
@@ -91,7 +98,8 @@ impl<'h> Place<'h> {
         if matches!(spelling.first(), Some(Part::Text(text)) if text.contains("/../")) && self.may_be_above(spelling) {
             return Sure::Maybe;
         }
-        // Something unknown may be anything; something with a beginning or an end may be what fits both.
+        // An unknown word may be any path. A partly known word may be every path that fits its
+        // parts.
         let here = if self.is_a_name() {
             let name = &self.path;
             [name.clone(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")].iter().any(|pattern| wanted(pattern))
@@ -102,7 +110,8 @@ impl<'h> Place<'h> {
                 let names = [name.to_owned(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")];
                 names.iter().any(|pattern| wanted(pattern))
             };
-            // A pattern of file names begins with how it ends; what is not known may go anywhere.
+            // A file pattern starts in the current directory, while an unknown part may contain any
+            // path.
             let from_here = || if spelling.contains(&Part::Any) { somewhere() } else { self.may_end_so(spelling) };
             wanted(&self.path) || wanted(&format!("{}/*", self.path)) || (relative && from_here())
         };
@@ -110,7 +119,7 @@ impl<'h> Place<'h> {
     }
 
     fn is_known_path(&self, text: &str) -> Sure {
-        // What goes up again may have gone through a link.
+        // A path with `/../` may have gone through a symbolic link.
         let odd = text.starts_with('~') && !text.starts_with("~/") && text != "~";
         let detour = text
             .rfind("/../")
@@ -127,7 +136,7 @@ impl<'h> Place<'h> {
     fn is_straight_path(&self, text: &str) -> Sure {
         let written = self.spelled_out(text);
         let path = normal(&written);
-        // Another way to the same files.
+        // `/proc` is another way to the same files.
         let path = match path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/root/")) {
             Some((_, rest)) => format!("/{rest}"),
             None if path.starts_with("/proc/") && ["/cwd", "/fd/", "/root"].iter().any(|part| path.contains(part)) => return Sure::Maybe,
@@ -143,7 +152,7 @@ impl<'h> Place<'h> {
             let under = like(&path, &self.path) || like(&path, &format!("{}/*", self.path));
             return if under { Sure::Yes } else { Sure::No };
         }
-        // From a directory that nobody knows here: it begins with how the place ends.
+        // From an unknown directory, the path starts like the end of the pattern.
         let given: Vec<&str> = parts.into_iter().skip_while(|part| *part == "..").filter(|part| !part.is_empty()).collect();
         let place: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
         let ends = |most: usize| {
@@ -153,56 +162,58 @@ impl<'h> Place<'h> {
         if (1..=place.len()).any(ends) { Sure::Yes } else { Sure::No }
     }
 
-    /// Whether a text of code has a path to it somewhere.
+    /// Returns whether a text of code contains a path to this place.
     pub(super) fn is_within(&self, word: &Word) -> Sure {
         sum(word.spellings().iter().map(|spelling| match spelling.as_slice() {
             [Part::Text(text)] => paths_of(text).map(|path| self.is(path)).max().unwrap_or(Sure::No),
-            // Names of files are no code.
+            // A pattern for file names is not code.
             _ if word.is_pattern() => Sure::No,
             _ => Sure::Maybe,
         }))
     }
 
-    /// Whether a text may have a path to it somewhere.
+    /// Returns whether a text may contain a path to this place.
     fn may_stand_in(&self, text: &str) -> bool {
-        // Other letters than those of paths, which `*` stands for as well, take it apart.
+        // `*` in the pattern also matches characters that separate paths in a text.
         let is_apart = |part: &str| part.trim_matches('*').contains('*') || paths_of(part).ne([part]);
         self.path.split('/').filter(|part| !part.is_empty()).any(is_apart) || paths_of(text).any(|path| self.is(path) != Sure::No)
     }
 
-    /// Whether a text has the path of a directory above it somewhere.
+    /// Returns whether a text contains the path of a directory above this place.
     pub(super) fn has_a_way_in(&self, word: &Word) -> bool {
         let mut paths = paths_of(word.text().unwrap_or_default()).filter(|path| path.contains(['/', '~']));
         paths.any(|path| self.lies_under(&Word::known(path)) != Sure::No)
     }
 
-    /// Whether it is a path, and a text has nothing in common with it but the last part.
+    /// Returns whether only the last part of a text is like that of this path.
     pub(crate) fn is_only_called(&self, text: &str) -> bool {
         self.is_only_called_like(&Word::known(text))
     }
 
-    /// Whether it is a path, and a word has nothing in common with it but the last part.
+    /// Returns whether only the last part of a word is like that of this path.
     pub(super) fn is_only_called_like(&self, word: &Word) -> bool {
         let path = word.text().map(|text| normal(&self.spelled_out(text)));
         let Some(path) = path.filter(|path| !path.starts_with('/')) else { return false };
         let parent = self.path.rsplit('/').nth(1).unwrap_or_default();
-        // It may stand behind a sign or a short option, too.
+        // The parent may follow a sign or a short option.
         let is_parent = |part: &str| part == parent || (part.starts_with('-') && part.get(2..) == Some(parent));
         !self.is_a_name() && !path.split(['/', '=', ':', '@', ',']).any(is_parent)
     }
 
-    /// Whether few other files are called like it: it has an ending, and stands in no hidden directory.
+    /// Returns whether few other files share the name: it has an extension, and the parent
+    /// directory is not hidden.
     pub(super) fn has_a_rare_name(&self) -> bool {
         let mut parts = self.path.rsplit('/');
         parts.next().is_some_and(|name| name.contains('.')) && parts.next().is_some_and(|parent| !parent.starts_with('.'))
     }
 
-    /// Whether it is a path, and a word is a pattern from wherever one is, and not from further up.
+    /// Returns whether a word is a pattern that is relative to the current directory and cannot
+    /// match this path.
     pub(super) fn is_elsewhere(&self, word: &Word) -> bool {
         let goes_up = |part: &Part| matches!(part, Part::Text(text) if text.split('/').any(|part| part == ".."));
         let from_here = |spelling: &word::Spelling| {
             let is_whole = matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
-            // Where nobody knows from where, that says nothing.
+            // If the start is unknown, `..` in the rest has no meaning.
             let again = !spelling.contains(&Part::Any) && spelling.iter().skip(1).any(goes_up);
             let up = spelling.first().is_some_and(goes_up) && self.may_end_so(spelling);
             !is_whole && !up && !again && !self.goes_on(spelling)
@@ -210,7 +221,9 @@ impl<'h> Place<'h> {
         !self.is_a_name() && word.spellings().iter().all(from_here)
     }
 
-    /// Whether a spelling of which nobody knows how it begins goes on as it does: through it, or with at least its last two parts.
+    /// Returns whether a spelling with an unknown beginning continues like this path.
+    ///
+    /// The rest goes through the path, or contains at least its last two parts.
     fn goes_on(&self, spelling: &[Part]) -> bool {
         let own: Vec<&str> = self.path.split('/').collect();
         let Some((last, above)) = own.split_last() else { return false };
@@ -221,7 +234,7 @@ impl<'h> Place<'h> {
             let through = given.split_last().is_some_and(|(_, above)| above.contains(last));
             through || given.windows(2).any(|pair| matches!(pair, [before, name] if name == last && Some(before) == above.last()))
         };
-        // What is not known stands in it.
+        // The unknown part is inside of this place.
         let goes_in =
             |pair: &[Part]| matches!(pair, [Part::Text(text), _] if text.ends_with('/') && base(text.trim_end_matches('/')) == *last);
         let begins_so =
@@ -229,7 +242,7 @@ impl<'h> Place<'h> {
         spelling.first() == Some(&Part::Any) && (spelling.iter().skip(1).any(one) || spelling.windows(2).any(goes_in) || begins_so())
     }
 
-    /// Whether it lies under a directory that a word names with its whole path.
+    /// Returns whether this path is under a directory that a word names with an absolute path.
     pub(super) fn lies_right_under(&self, word: &Word) -> Sure {
         let Some(text) = word.text() else { return Sure::No };
         let glued = text.get(2..).filter(|_| text.starts_with('-')).unwrap_or_default();
@@ -238,11 +251,11 @@ impl<'h> Place<'h> {
         named.map(|path| self.lies_under(&Word::known(path))).max().unwrap_or(Sure::No)
     }
 
-    /// Whether it lies somewhere under what a word names.
+    /// Returns whether this path is under a directory that a word names.
     pub(super) fn lies_under(&self, word: &Word) -> Sure {
         let parts: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
         let Some(text) = word.text() else {
-            // The directory that it is in, by a pattern.
+            // A pattern may match the directory that contains this path.
             let parent = parts.iter().rev().nth(1).copied().unwrap_or_default();
             let near = !parent.is_empty() && word.spellings().iter().any(|spelling| meet(&self.cleaned(spelling), &Word::wanted(parent)));
             let above = |spelling: &word::Spelling| match spelling.as_slice() {
@@ -255,44 +268,47 @@ impl<'h> Place<'h> {
         if goes::is_led(&self.spelled_out(text)) {
             return self.is_named_by(word).max(Sure::Maybe);
         }
-        // The home of somebody else, a directory of this moment, and what `git` takes for a whole repository.
+        // The home directory of another user, `~+`, and the pathspecs of `git` for a whole
+        // repository are not known.
         if self.spelled_out(text).starts_with('~') || [":/", ":(", ":!", ":^"].iter().any(|sign| text.starts_with(sign)) {
             return Sure::Maybe;
         }
         let path = normal(&self.spelled_out(text));
         match path.as_str() {
-            // Here may be anywhere.
+            // The current directory may be any directory.
             "" | "." | ".." | "*" => return Sure::Maybe,
             "/" => return Sure::Yes,
             path if path.starts_with('/') => return if self.is_below(path) { Sure::Yes } else { Sure::No },
             _ => {}
         }
-        // From a directory that nobody knows here: it ends like one of those above.
+        // From an unknown directory, the path ends like one of the directories above this one.
         let given: Vec<&str> = path.split('/').skip_while(|part| *part == "..").collect();
         if given.is_empty() {
             return Sure::Maybe;
         }
         let ends = |above: usize| parts.get(..parts.len().saturating_sub(above)).is_some_and(|above| above.ends_with(&given));
         match (1..parts.len()).find(|above| ends(*above)) {
-            // Many directories are called `bin`.
+            // A single name such as `bin` is common, so it proves less.
             Some(1) if given.len() > 1 || path.starts_with('.') => Sure::Yes,
             Some(_) => Sure::Maybe,
             None => Sure::No,
         }
     }
 
-    /// Whether it lies somewhere under what a word names that is changed, or under what is glued to an option in it.
+    /// Returns whether this path is under a directory that a changing command names, alone or glued
+    /// to an option.
     pub(super) fn lies_under_given(&self, word: &Word, stands: Option<&Word>) -> Sure {
         let is_here = |word: &Word| matches!(word.text(), Some("." | "./"));
         let under = |word: &Word| match word.text() {
-            // Nothing is no directory.
+            // An empty word names no directory.
             Some("") => Sure::No,
             _ => self.lies_under(&if is_here(word) { from(word, stands) } else { word.clone() }),
         };
         with_values(word).iter().map(under).max().unwrap_or(Sure::No)
     }
 
-    /// Whether a patch is about it: the first part of a path in one is mostly not meant.
+    /// Returns whether a patch changes this path. The first part of a path in a patch is usually a
+    /// prefix.
     pub(super) fn is_patched_by(&self, patch: &Word) -> Sure {
         let named = |line: &str| {
             let path = line.strip_prefix("+++ ").or_else(|| line.strip_prefix("--- "))?.split('\t').next()?;
@@ -301,7 +317,9 @@ impl<'h> Place<'h> {
         patch.text().unwrap_or_default().lines().filter_map(named).max().unwrap_or(Sure::No)
     }
 
-    /// Whether a spelling may be a directory above it: by its whole path, or, from a directory that nobody knows here, by how that ends.
+    /// Returns whether a spelling may be a directory above this path.
+    ///
+    /// An absolute spelling is compared with the whole path, and a relative one with its endings.
     fn may_be_above(&self, spelling: &[Part]) -> bool {
         let mut given = self.gone_up(spelling);
         if let Some(Part::Text(text)) = given.last_mut() {
@@ -319,7 +337,8 @@ impl<'h> Place<'h> {
         above.any(|above| if is_whole { above.starts_with('/') && may_be(above) } else { ends_so(above) })
     }
 
-    /// Whether a spelling, from a directory that nobody knows here, may begin with how it ends.
+    /// Returns whether a spelling, relative to an unknown directory, may start like an ending of
+    /// this path.
     pub(super) fn may_end_so(&self, spelling: &[Part]) -> bool {
         let given = self.gone_up(spelling);
         let may_be = |path: &str| meet(&given, &Word::wanted(path));
@@ -328,7 +347,7 @@ impl<'h> Place<'h> {
         goes_up || ends.any(|end| may_be(end) || may_be(&format!("{end}/*")))
     }
 
-    /// What a spelling names behind the `..` that it begins with, or behind somebody's home.
+    /// Returns a spelling without leading `..` or a leading home directory of another user.
     fn gone_up(&self, spelling: &[Part]) -> Vec<Part> {
         let mut given = self.cleaned(spelling);
         if let Some(Part::Text(text)) = given.first_mut() {
@@ -341,7 +360,8 @@ impl<'h> Place<'h> {
         given
     }
 
-    /// Whether it is a path that leads through a directory; `*` in it is any text, but no `/`.
+    /// Returns whether the path leads through a directory. `*` in the path matches any text without
+    /// `/`.
     pub(super) fn is_below(&self, directory: &str) -> bool {
         let mut place = self.path.split('/').filter(|part| !part.is_empty());
         let mut given = directory.split('/').filter(|part| !part.is_empty());
@@ -350,7 +370,7 @@ impl<'h> Place<'h> {
             && place.next().is_some()
     }
 
-    /// A spelling whose beginning is a path without detours.
+    /// Returns a spelling whose beginning has no `//`, `/./` and `./`.
     pub(super) fn cleaned(&self, spelling: &[Part]) -> Vec<Part> {
         match spelling {
             [Part::Text(text), rest @ ..] => {
@@ -365,18 +385,18 @@ impl<'h> Place<'h> {
     }
 }
 
-/// What may be paths in a text of code.
+/// Splits a text of code into parts that may be paths.
 pub(super) fn paths_of(text: &str) -> impl Iterator<Item = &str> {
     let is_path = |c: char| c.is_alphanumeric() || "_./~-*".contains(c);
     text.split(move |c: char| !is_path(c)).filter(|token| !token.is_empty())
 }
 
-/// A spelling that begins with a text.
+/// Returns a spelling that begins with a text.
 fn begun_with(text: &str, rest: &[Part]) -> Vec<Part> {
     std::iter::once(Part::Text(text.to_owned())).chain(rest.iter().cloned()).collect()
 }
 
-/// A word, and what is glued to an option in it. What is to be left out is left alone.
+/// Returns a word and the values that are glued to an option in it, except for exclusions.
 fn with_values(word: &Word) -> Vec<Word> {
     let text = word.text().filter(|text| text.starts_with('-') && !text.starts_with("--exclude")).unwrap_or_default();
     let value = if text.starts_with("--") { text.split_once('=').map(|(_, value)| value) } else { text.get(2..) };
@@ -384,19 +404,20 @@ fn with_values(word: &Word) -> Vec<Word> {
     std::iter::once(word.clone()).chain(values.map(Word::known)).collect()
 }
 
-/// What looks like a path behind several letters of one option: `.env` of `-uo.env`.
+/// Returns a possible path after several letters of one option: `.env` of `-uo.env`.
 fn behind_letters(text: &str) -> Option<&str> {
     let at = text.find(['.', '/', '~']).filter(|at| (3..=5).contains(at))?;
     let are_letters = |flags: &str| flags.bytes().all(|flag| flag.is_ascii_alphanumeric());
     text.get(at..).filter(|_| text.get(1..at).is_some_and(are_letters))
 }
 
-/// How a path ends, with at least two of its parts.
+/// Returns the endings of a path that have at least two parts.
 pub(super) fn long_ends(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').filter_map(move |(at, _)| path.get(at..)).filter(|end| end.matches('/').count() > 1)
 }
 
-/// The home directory of whoever runs this, without a slash at its end; `~` where there is none.
+/// Returns the home directory of the current user without a trailing slash, or `~` if it is
+/// unknown.
 pub(crate) fn home() -> String {
     match crate::home::home() {
         Some(home) => normal(&home.display().to_string()).trim_end_matches('/').to_owned(),
@@ -404,7 +425,7 @@ pub(crate) fn home() -> String {
     }
 }
 
-/// A path with `~`, which `$HOME` is read as, spelled out.
+/// Expands `~` in a path. `$HOME` is read as `~`.
 pub(super) fn spelled_out(path: &str, home: &str) -> String {
     match path.strip_prefix('~') {
         Some("") if home.is_empty() => "/".to_owned(),
@@ -413,7 +434,9 @@ pub(super) fn spelled_out(path: &str, home: &str) -> String {
     }
 }
 
-/// A path without `.`, `..` and doubled slashes. Links are nobody's business here: what they lead to has a name of its own.
+/// Removes `.`, `..` and doubled slashes from a path.
+///
+/// Symbolic links are not resolved, because their targets have names of their own.
 pub(crate) fn normal(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -430,13 +453,14 @@ pub(crate) fn normal(path: &str) -> String {
     if Path::new(path).is_absolute() { format!("/{joined}") } else { joined }
 }
 
-/// A file that is somebody's output, and not a file.
+/// Returns whether a path is an input or output device and not a file.
 pub(super) fn is_device(path: &str) -> bool {
     let path = normal(path);
     path == "-" || path.starts_with("/dev/") || path.starts_with("/proc/") || is_called_like_device(&path)
 }
 
-/// Whether a path that begins nobody knows where is called like one: `../../dev/stdin`, or `stdin` and `fd/0` behind a `cd`.
+/// Returns whether a relative path looks like a device: `../../dev/stdin`, or `stdin` and `fd/0`
+/// after a `cd`.
 fn is_called_like_device(path: &str) -> bool {
     let name = base(path);
     let above = path.rsplit_once('/').map(|(above, _)| base(above));

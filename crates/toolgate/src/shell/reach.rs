@@ -1,4 +1,6 @@
-//! Files that a command fills, clears or writes beyond those that its words name: what is unpacked, checked out or fetched.
+//! Determines files that a command writes or removes although its words do not name them.
+//!
+//! Such files are unpacked, checked out or downloaded.
 
 use super::acts::{names_no_files, repacks};
 use super::known::{PACKED, WRITERS};
@@ -11,7 +13,7 @@ pub(super) fn writer(program: &str) -> Option<&'static Shape> {
     WRITERS.iter().find(|shape| shape.programs.contains(&program))
 }
 
-/// What a program is given; nothing where it only may be one.
+/// Returns the words after the program, or none if the program is unlikely to run.
 pub(super) fn own_words(command: &Command) -> &[Word] {
     command.words.get(1..).filter(|_| !command.unlikely).unwrap_or_default()
 }
@@ -20,7 +22,7 @@ pub(super) fn here() -> Word {
     Word::known(".")
 }
 
-/// The directories that a command fills with files, or clears of files, that no word names.
+/// Returns the directories that a command fills with files, or clears of files that no word names.
 pub(super) fn fills(command: &Command) -> Vec<Word> {
     let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
     if program == "git" {
@@ -37,7 +39,7 @@ pub(super) fn fills(command: &Command) -> Vec<Word> {
     let does = match shape.when {
         When::Never => false,
         When::Always => !given.operands.is_empty(),
-        // What is not known may be what makes it do so.
+        // An unknown first word may contain one of the options.
         When::Flags(flags) => given.has(flags) || (shape.style == Style::Bundle && words.first().is_some_and(|word| word.text().is_none())),
         When::Verbs(verbs) => {
             let most = match program {
@@ -48,14 +50,14 @@ pub(super) fn fills(command: &Command) -> Vec<Word> {
             given.operands.iter().take(most).any(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb)))
         }
     };
-    // What `unzip` is told behind another `-`, it is told no more.
+    // A second dash revokes an option of `unzip`.
     let is_spared = given.is_sure_of(shape.spared) && (program != "unzip" || given.bare("") == 0);
     if !does || is_spared {
         return cleared(program, words);
     }
     let mut directories = given.values(shape.directories);
     let last = last(&given).filter(|_| shape.last);
-    // Where the last operand can be nothing but the directory.
+    // In these cases the last operand must be the directory.
     let told = last.as_ref().is_some_and(|to| match program {
         "cpio" => given.has(&["-p", "--pass-through"]) && !given.has(&["-i", "--extract"]),
         "pax" => given.has(&["-w"]),
@@ -75,7 +77,7 @@ pub(super) fn fills(command: &Command) -> Vec<Word> {
     directories
 }
 
-/// The directories in which something is unpacked under a name that stands in it, or under one without an ending of its own.
+/// Returns the directories of files that are unpacked under a stored name or without their suffix.
 fn renamed(words: &[Word]) -> Vec<Word> {
     let is_told = |text: &str| match text.strip_prefix("--") {
         Some(long) => {
@@ -95,7 +97,9 @@ fn renamed(words: &[Word]) -> Vec<Word> {
     words.iter().filter_map(directory).collect()
 }
 
-/// `find` without a directory looks in this one, and `cargo clean` takes away the one that it is told.
+/// Returns the directories that `find -delete` or `cargo clean` clears.
+///
+/// Without a directory, `find` starts in the current one.
 fn cleared(program: &str, words: &[Word]) -> Vec<Word> {
     if program == "cargo" && words.iter().any(|word| word.text() == Some("clean")) {
         return options::read(words, &Shape { long: &["target-dir"], ..BASE }).values(&["--target-dir"]);
@@ -104,14 +108,14 @@ fn cleared(program: &str, words: &[Word]) -> Vec<Word> {
     if deletes && starts(words).is_empty() { vec![here()] } else { Vec::new() }
 }
 
-/// Where `find` is told to begin.
+/// Returns the directories in which `find` starts.
 pub(super) fn starts(words: &[Word]) -> Vec<Word> {
     let is_way = |word: &&Word| matches!(word.text(), Some("-H" | "-L" | "-P"));
     let is_place = |word: &&Word| word.text().is_none_or(|text| !text.starts_with(['-', '(', '!']));
     words.iter().skip_while(is_way).take_while(is_place).cloned().collect()
 }
 
-/// The last operand, unless it is on another machine.
+/// Returns the last operand, unless it is on another machine.
 fn last(given: &Given) -> Option<Word> {
     let is_far = |word: &Word| match word.text() {
         Some(text) => text.split('/').next().is_some_and(|host| host.contains(':')),
@@ -120,7 +124,7 @@ fn last(given: &Given) -> Option<Word> {
     given.operands.last().filter(|word| !is_far(word)).cloned()
 }
 
-/// Directories that `git` fills or clears, behind its own options.
+/// Returns the directories that `git` fills or clears, given the words after its own options.
 fn checked_out(words: &[Word]) -> Vec<Word> {
     const GIT: Shape = Shape {
         short: "bcejo",
@@ -129,7 +133,7 @@ fn checked_out(words: &[Word]) -> Vec<Word> {
     };
     let Some((verb, rest)) = words.split_first() else { return Vec::new() };
     let given = options::read(rest, &GIT);
-    // A copy is called like what it is a copy of, unless it is given a name.
+    // A copy has the name of its source, unless another name is given.
     let copies = |operands: &[Word]| -> Vec<Word> {
         let named = operands.get(1..).unwrap_or_default().last().cloned();
         let called = operands.first().map(called).filter(|word| !word.is_unknown() && word.text() != Some(""));
@@ -150,7 +154,7 @@ fn checked_out(words: &[Word]) -> Vec<Word> {
     }
 }
 
-/// Patterns that `git` reads itself, in which `*` is any text; and a list of them, of which nothing is known.
+/// Returns the pathspecs of `git`, in which `*` matches any text; a file of pathspecs is unknown.
 pub(super) fn pathspecs(command: &Command) -> Vec<Word> {
     let words = command.words.get(1..).filter(|_| command.program() == Some("git")).unwrap_or_default();
     let one = |word: &Word| {
@@ -165,7 +169,7 @@ pub(super) fn pathspecs(command: &Command) -> Vec<Word> {
     words.iter().filter_map(one).collect()
 }
 
-/// Whether `git` changes only what is to be committed, and no file.
+/// Returns whether `git` only changes the index and no file.
 pub(super) fn only_stages(command: &Command) -> bool {
     let words = command.words.get(1..).filter(|_| command.program() == Some("git")).map(without_options).unwrap_or_default();
     let Some((_, rest)) = words.split_first().filter(|(verb, _)| verb.text() == Some("restore")) else { return false };
@@ -173,13 +177,15 @@ pub(super) fn only_stages(command: &Command) -> bool {
     rest.iter().all(|word| word.text().is_some()) && given.has(&["-S", "--staged"]) && !given.has(&["-W", "--worktree"])
 }
 
-/// What `cp` and its like put into what can only be a directory, where every file is called by its name: all of it, or nothing.
+/// Returns the files that `cp` or a similar program creates in a directory.
+///
+/// The result is empty unless the target must be a directory and all source names are known.
 pub(super) fn puts_here(command: &Command) -> Vec<Word> {
-    // These take no directories, and name none.
+    // These options take no directory.
     let is_plain = |flags: &str| flags.chars().all(|flag| "fimnpsuv".contains(flag));
     let texts: Option<Vec<&str>> = own_words(command).iter().map(Word::text).collect();
     let (Some("cp" | "mv" | "ln" | "install"), Some(texts)) = (command.program(), texts) else { return Vec::new() };
-    // Where there is none, `mv` makes one of what it moves.
+    // If the target does not exist, `mv` renames the source to it.
     let is_there =
         |to: &str| matches!(to, "." | "./" | ".." | "../" | "~" | "~/") || (to.ends_with('/') && command.program() != Some("mv"));
     let Some((to, rest)) = texts.split_last().filter(|(to, _)| is_there(to)) else { return Vec::new() };
@@ -192,7 +198,7 @@ pub(super) fn puts_here(command: &Command) -> Vec<Word> {
     names.iter().map(|name| Word::known(format!("{to}/{name}"))).collect()
 }
 
-/// What `ln` makes here where it is told of nothing but what that leads to: it is called the same.
+/// Returns the link that `ln` creates in the current directory if only its target is given.
 pub(super) fn links_here(command: &Command) -> Option<Word> {
     const LN: Shape = Shape { short: "St", long: &["suffix", "target-directory"], ..BASE };
     if command.program() != Some("ln") {
@@ -206,17 +212,17 @@ pub(super) fn links_here(command: &Command) -> Option<Word> {
     Some(to.text().map_or_else(|| called(to), |path| Word::known(format!("./{}", base(path.trim_end_matches('/'))))))
 }
 
-/// Whether a word is a module of Python that packs and unpacks.
+/// Returns whether a word is a Python module that packs and unpacks archives.
 pub(super) fn is_packing_module(word: &Word) -> bool {
     matches!(word.text(), Some("tarfile" | "zipfile" | "-mtarfile" | "-mzipfile"))
 }
 
-/// Whether a word is the module of Python that installs.
+/// Returns whether a word is the Python module `pip`.
 fn is_pip(word: &Word) -> bool {
     matches!(word.text(), Some("pip" | "-mpip"))
 }
 
-/// Directories that modules of Python unpack into.
+/// Returns the directories into which Python modules unpack files.
 pub(super) fn by_module(words: &[Word]) -> Vec<Word> {
     const MODULE: Shape = Shape { short: "e", long: &["extract"], ..BASE };
     if let Some(behind) = words.iter().position(is_pip).and_then(|at| words.get(at + 1..)) {
@@ -228,7 +234,7 @@ pub(super) fn by_module(words: &[Word]) -> Vec<Word> {
         return Vec::new();
     }
     let given = options::read(rest, &MODULE);
-    // The archive stands behind the option, or before the directory.
+    // The archive is the value of the option, or the operand before the directory.
     let named = !given.values(&["-e", "--e", "--extract"]).is_empty();
     let mut directories: Vec<Word> = given.operands.into_iter().skip(usize::from(!named)).collect();
     if directories.is_empty() {
@@ -237,7 +243,7 @@ pub(super) fn by_module(words: &[Word]) -> Vec<Word> {
     directories
 }
 
-/// The files that a command writes, where an option, an address or another file says what they are called.
+/// Returns the files that a command writes if an option, a URL or another file determines the name.
 pub(super) fn writes(command: &Command) -> Vec<Word> {
     let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
     if repacks(command) {
@@ -248,7 +254,7 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
         return rewritten(words);
     }
     let Some(shape) = writer(program) else {
-        // What `-o` is to these is no file.
+        // For these programs, the value of `-o` is not a file.
         let lists = is_search(program) || names_no_files(command) || ["ls", "ps", "zgrep", "zegrep", "zfgrep"].contains(&program);
         let verb = || without_options(words).first().and_then(Word::text);
         let short = program != "git" || matches!(verb(), Some("archive" | "format-patch"));
@@ -256,7 +262,7 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
     };
     let given = options::read(words, shape);
     let mut files = given.values(shape.files);
-    // What it is called in the directory that an option names.
+    // These names are relative to the directory that an option names.
     let (mut names, by_address) = match program {
         "curl" => (given.values(&["-o", "--output"]), given.has(&["-O", "--remote-name", "--remote-name-all"])),
         "aria2c" => (given.values(&["-o", "--out"]), !given.has(&["-o", "--out"])),
@@ -266,41 +272,41 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
     if by_address {
         names.extend(given.operands.iter().map(called).filter(|name| !name.is_unknown()));
     }
-    // `#1` is a part of the address, `%2e` a dot, and `{a,b}` and `[1-9]` are several names.
+    // `#1` is a part of the URL, `%2e` is a dot, and `{a,b}` and `[1-9]` stand for several names.
     let odd = |name: &Word| name.text().is_some_and(|text| text.contains(['#', '%', '{', '}', '[', ']']));
     let directory = given.values(shape.directories).pop();
     files.extend(names.iter().map(|name| if odd(name) { Word::unknown(false) } else { from(name, directory.as_ref()) }));
-    // What it is told to say at the end, it may write into files.
+    // `--write-out` may write to files.
     if program == "curl" {
         let said = given.values(&["-w", "--write-out"]);
         files.extend(said.iter().filter_map(Word::text).flat_map(|text| text.split("%output{").skip(1)).map(said_into));
     }
     match program {
-        // An archive that is made is a file like any other.
+        // A new archive is written like every other file.
         "tar" | "bsdtar" | "gtar" | "jar" if fills(command).is_empty() || packs(program, &given) => {
             files.extend(given.values(&["-f", "--file"]).into_iter().filter(|word| word.text().is_some()));
         }
-        // It reads these as patterns.
+        // `curl` expands these as patterns.
         "curl" if given.operands.iter().chain(&given.values(&["--url"])).any(is_several) => files.push(Word::unknown(false)),
         "curl" if given.values(UPLOADS).iter().filter_map(Word::text).any(|text| text.contains(['{', '['])) => {
             files.push(Word::unknown(false))
         }
         "scp" | "sftp" => files.extend(last(&given)),
         "uniq" | "xxd" => files.extend(given.operands.get(1).cloned()),
-        // What another program says is written there.
+        // These programs write the output of another program to the file.
         "script" | "logsave" => files.extend(given.operands.first().cloned()),
         _ => {}
     }
     files
 }
 
-/// The file in `%output{FILE}`, of which this stands behind the bracket.
+/// Returns the file of `%output{FILE}`, given the text after the brace.
 fn said_into(text: &str) -> Word {
     let (name, _) = text.split_once('}').unwrap_or((text, ""));
     Word::known(name.strip_prefix(">>").unwrap_or(name))
 }
 
-/// What a module of Python writes: `json.tool` its second file, and those that pack their archive.
+/// Returns the files that a Python module writes: output files and archives.
 fn rewritten(words: &[Word]) -> Vec<Word> {
     const PACKING: Shape = Shape { short: "c", long: &["create"], ..BASE };
     let behind = |is_it: &dyn Fn(&Word) -> bool| words.iter().position(is_it).and_then(|at| words.get(at + 1..));
@@ -309,7 +315,7 @@ fn rewritten(words: &[Word]) -> Vec<Word> {
     }
     if let Some(behind) = behind(&is_packing_module) {
         let given = options::read(behind, &PACKING);
-        // Cut short to one letter, it is no option that takes something.
+        // A long option that is cut to one letter takes no value.
         let cut = given.operands.first().filter(|_| given.has_just("--c")).cloned();
         return given.values(&["-c", "--create"]).into_iter().chain(cut).chain(outputs(words, true)).collect();
     }
@@ -321,16 +327,17 @@ fn rewritten(words: &[Word]) -> Vec<Word> {
     files
 }
 
-/// Whether an address is that of several files here.
+/// Returns whether a `file:` URL expands to several files.
 fn is_several(address: &Word) -> bool {
     let is_file = |text: &str| text.trim_start().get(..5).is_some_and(|begins| begins.eq_ignore_ascii_case("file:"));
     address.text().is_some_and(|text| is_file(text) && text.contains(['{', '[']))
 }
 
-/// Options by which `curl` sends a file.
+/// Options with which `curl` uploads a file.
 const UPLOADS: &[&str] = &["-T", "--upload-file"];
 
-/// Files that `curl` sends, taken out of their words as it does so: `-sTFILE`, `-F 'x=@"FILE";type=y'`.
+/// Returns the files that `curl` uploads, parsed as `curl` does: `-sTFILE`, `-F
+/// 'x=@"FILE";type=y'`.
 pub(super) fn sent(command: &Command) -> Vec<Word> {
     let Some(shape) = command.program().filter(|program| *program == "curl").and_then(writer) else { return Vec::new() };
     let given = options::read(own_words(command), shape);
@@ -342,7 +349,7 @@ pub(super) fn sent(command: &Command) -> Vec<Word> {
     files
 }
 
-/// What stands behind an option that mostly names what is written, where it is known; `-o` among them, or not.
+/// Returns the known values of options that usually name an output file, with or without `-o`.
 fn outputs(words: &[Word], short: bool) -> Vec<Word> {
     all_outputs(words, short).into_iter().filter(|value| value.text().is_some() || value.is_pattern()).collect()
 }
@@ -369,18 +376,18 @@ fn all_outputs(words: &[Word], short: bool) -> Vec<Word> {
     behind.chain(glued).collect()
 }
 
-/// What `git`, or a compiler, writes where only the running shell knows: both take texts of somebody else.
+/// Returns the output files of `git` or a compiler whose names only the running shell knows.
 pub(super) fn may_write(command: &Command) -> Vec<Word> {
     const COMPILERS: &[&str] = &["as", "c++", "cc", "clang", "clang++", "cpp", "g++", "gcc", "ld"];
     let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
-    // `x86_64-linux-gnu-gcc-13` is one of them.
+    // `x86_64-linux-gnu-gcc-13` is a compiler.
     let bare = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-').rsplit('-').next().unwrap_or_default();
     let compiles = COMPILERS.contains(&bare);
     let files = if compiles || program == "git" { all_outputs(words, compiles) } else { Vec::new() };
     files.into_iter().filter(|file| file.text().is_none() && !file.is_pattern()).collect()
 }
 
-/// What something is called that an address leads to.
+/// Returns the name of the file that a URL or path leads to.
 fn called(address: &Word) -> Word {
     if let Some(text) = address.text() {
         let path = text.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
@@ -397,7 +404,7 @@ fn called(address: &Word) -> Word {
     if is_told { name } else { Word::unknown(false) }
 }
 
-/// A word, as it is named from where the command stands.
+/// Returns a word as a path relative to the initial directory.
 pub(super) fn from(word: &Word, stands: Option<&Word>) -> Word {
     let Some(stands) = stands else { return word.clone() };
     match (stands.text(), word.text()) {
@@ -408,13 +415,13 @@ pub(super) fn from(word: &Word, stands: Option<&Word>) -> Word {
     }
 }
 
-/// Whether an archive is made or added to, whatever else its options seem to say.
+/// Returns whether an archive is created or extended, regardless of other options.
 pub(super) fn packs(program: &str, given: &Given) -> bool {
     (program.ends_with("tar") || program == "jar") && given.has(&["-c", "-r", "-u", "--append", "--create", "--update"])
 }
 
 impl Shell {
-    /// Whether it fills or clears a directory.
+    /// Returns whether the command fills or clears a directory.
     pub(crate) fn unpacks(&self) -> bool {
         self.commands.iter().any(|command| !fills(command).is_empty())
     }

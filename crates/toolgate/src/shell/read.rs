@@ -1,4 +1,4 @@
-//! From the text of a command to its programs and words.
+//! Parses the text of a command into programs and words.
 
 use std::collections::HashMap;
 
@@ -8,29 +8,29 @@ use super::inner::{self, Depth, is_powerful};
 use super::word::{Sure, Word};
 use super::{Command, Fed, Shell, base, later, normal, otherwise, sets};
 
-/// Longer commands are nobody's to read.
+/// Maximum length of a command in bytes.
 const LONGEST: usize = 32 << 10;
-/// What has more parts, neither.
+/// Maximum number of syntax nodes of a command.
 const LARGEST: usize = 6_000;
-/// What is nested more deeply, neither.
+/// Maximum nesting depth of the syntax tree.
 const DEEPEST: usize = 120;
 
-/// Reads a command that stands so deep in others.
+/// Analyzes a command that is nested in others at this depth.
 pub(super) fn read(text: &str, depth: Depth<'_>) -> Shell {
     if depth.is_too_deep() {
-        return Shell::opaque("commands stand in commands too deeply");
+        return Shell::opaque("commands are nested too deeply");
     }
     if text.len() > LONGEST {
-        return Shell::opaque("the command is too long to be read");
+        return Shell::opaque("the command is too long to analyze");
     }
-    // What a shell takes for a letter, others take for a space.
+    // Shells treat these characters as letters, while people and other programs see white space.
     let odd = |c: char| (c.is_whitespace() && !matches!(c, ' ' | '\t' | '\n')) || (c.is_control() && !matches!(c, '\t' | '\n'));
     let mut found = Shell::default();
     if text.contains(odd) {
-        found.opaque.push("it holds a character that shells and people read differently".to_owned());
+        found.opaque.push("it contains a character that shells and people read differently".to_owned());
     }
     found.add(parse(text, depth));
-    // A line that goes on: outside of comments, the shell never sees the break.
+    // Outside of comments, a shell removes a backslash with the line break after it.
     if text.contains("\\\n") {
         found.add(parse(&text.replace("\\\n", ""), depth));
     }
@@ -40,7 +40,7 @@ pub(super) fn read(text: &str, depth: Depth<'_>) -> Shell {
 fn parse(text: &str, depth: Depth<'_>) -> Shell {
     let unread = || Shell::opaque("the command cannot be parsed");
     if !depth.affords(text.len()) {
-        return Shell::opaque("there are too many commands in it");
+        return Shell::opaque("it contains too many commands");
     }
     let mut parser = Parser::new();
     if parser.set_language(&tree_sitter_bash::LANGUAGE.into()).is_err() {
@@ -48,14 +48,14 @@ fn parse(text: &str, depth: Depth<'_>) -> Shell {
     }
     let Some(tree) = parser.parse(text, None) else { return unread() };
     if tree.root_node().descendant_count() > LARGEST {
-        return Shell::opaque("the command is too large to be read");
+        return Shell::opaque("the command is too large to analyze");
     }
-    // What another shell is told may calculate as well.
+    // An argument of another shell may contain arithmetic as well.
     let calculates = text.contains("((") || text.contains("$[");
     let (variables, first_set) = (HashMap::new(), HashMap::new());
     let mut reader =
         Reader { text, variables, first_set, is_plain: true, calculates, takes_in: false, opens: false, found: Shell::default(), depth };
-    // Quotes are taken off where something is calculated or compared.
+    // A shell removes quotes again where it evaluates arithmetic or a comparison.
     let calculates =
         ["((", "-eq", "-ne", "-lt", "-gt", "-le", "-ge", " -v ", "let ", "declare -i", "typeset -i"].iter().any(|sign| text.contains(sign));
     let hides = text.contains("\\$(") || text.contains("\\`") || text.contains("[$(") || text.contains("[`");
@@ -66,17 +66,17 @@ fn parse(text: &str, depth: Depth<'_>) -> Shell {
         reader.found.opaque.push("the command cannot be parsed".to_owned());
     }
     if otherwise::goes_on_oddly(text, &tree) {
-        reader.doubt("a line goes on in the middle of a word, and another one only seems to");
+        reader.doubt("a backslash joins lines within a word, and another one does not join lines");
     }
     if !each(&tree, |node, above| reader.learn(node, above)) {
-        return Shell::opaque("the command is nested too deeply to be read");
+        return Shell::opaque("the command is nested too deeply to analyze");
     }
     each(&tree, |node, above| reader.visit(node, above));
     reader.look_at_what_is_written();
     reader.found
 }
 
-/// All nodes of a tree, each with those that it stands in; false where it is too deep.
+/// Visits all nodes of a tree with their ancestors, and returns false if the tree is too deep.
 pub(super) fn each<'t>(tree: &'t Tree, mut visit: impl FnMut(Node<'t>, &[Node<'t>])) -> bool {
     let mut cursor = tree.walk();
     let mut above: Vec<Node<'t>> = Vec::new();
@@ -101,23 +101,23 @@ pub(super) fn each<'t>(tree: &'t Tree, mut visit: impl FnMut(Node<'t>, &[Node<'t
 
 pub(super) struct Reader<'r> {
     pub(super) text: &'r str,
-    /// What variables are set to in this text.
+    /// The values of the variables that this text sets.
     pub(super) variables: HashMap<String, Vec<Word>>,
-    /// Variables are set where it is written, and nothing has another meaning than usual.
+    /// Whether variables are only set by plain assignments and every name has its usual meaning.
     pub(super) is_plain: bool,
-    /// Something is calculated somewhere, or a variable named by a text.
+    /// Whether the text evaluates arithmetic or takes the name of a variable from a text.
     pub(super) calculates: bool,
-    /// Whether texts become variables by something else than an assignment.
+    /// Whether texts become variables by other means than an assignment.
     pub(super) takes_in: bool,
-    /// Whether a bracket stays open in a text: what else there is may stand in it.
+    /// Whether a text leaves a bracket open, so that other texts may be inside of it.
     pub(super) opens: bool,
-    /// Where each is first set.
+    /// The position at which each variable is first set.
     pub(super) first_set: HashMap<String, usize>,
     pub(super) found: Shell,
     pub(super) depth: Depth<'r>,
 }
 
-/// Programs that set variables in ways of their own.
+/// Programs that set variables in their own way.
 const SETTERS: &[&str] = &[
     ".",
     "builtin",
@@ -142,7 +142,7 @@ const SETTERS: &[&str] = &[
 /// Variables that the shell sets itself.
 pub(super) const SELF_SET: &[&str] =
     &["FUNCNAME", "PIPESTATUS", "RANDOM", "SRANDOM", "REPLY", "DIRSTACK", "GROUPS", "OPTARG", "OPTIND", "LINENO", "SECONDS", "OLDPWD", "_"];
-/// Commands before which a variable that is set stays set.
+/// Commands that keep the variables that are set in front of them.
 const SPECIAL: &[&str] = &[
     ":", ".", "break", "continue", "eval", "exec", "exit", "export", "readonly", "return", "set", "shift", "source", "times", "trap",
     "unset",
@@ -151,7 +151,7 @@ const SPECIAL: &[&str] = &[
 impl<'r> Reader<'r> {
     pub(super) fn of(&self, node: Node<'_>) -> &'r str {
         let text = self.text.get(node.byte_range()).unwrap_or_default();
-        // In a text of several lines the grammar takes the spaces before one of these for its own.
+        // In a text of several lines, the grammar includes the spaces before such a node.
         let is_spaced = matches!(node.kind(), "arithmetic_expansion" | "command_substitution" | "expansion" | "simple_expansion");
         if is_spaced { text.trim_start() } else { text }
     }
@@ -160,7 +160,7 @@ impl<'r> Reader<'r> {
         self.found.opaque.push(why.into());
     }
 
-    /// Learns what variables may be.
+    /// Records the values that variables may have.
     fn learn(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         let parent = above.last().map(Node::kind).unwrap_or_default();
         self.calculates = self.calculates || self.calculates_at(node);
@@ -172,20 +172,22 @@ impl<'r> Reader<'r> {
                 let plain = name.is_some_and(|name| name.kind() == "variable_name") && !self.of(node).contains("+=");
                 let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
                 let name = name.map(|name| self.of(name).split('[').next().unwrap_or_default().to_owned()).unwrap_or_default();
-                // Before a command, it is set for the command alone, mostly; before one that comes to nothing it stays set.
+                // A setting in front of a command usually applies to that command alone. If the
+                // command expands to nothing, the setting remains.
                 if parent == "command" {
                     let command = above.last().and_then(|command| command.child_by_field_name("name"));
                     let is_told = command.is_some_and(|name| {
                         let is_text = self.word(name, 0).text().is_some_and(|text| !text.is_empty());
                         is_text && !self.of(name).contains(['$', '`'])
                     });
-                    // So it does where a line ends before the command, which the grammar takes for its own.
+                    // The setting also remains if the line ends before the command. The grammar
+                    // ignores that line break.
                     let gap = command.and_then(|name| self.text.get(node.end_byte()..name.start_byte())).unwrap_or_default();
                     let is_of_command = !gap.replace("\\\n", "").contains('\n');
                     self.is_plain &= is_told && is_of_command && !SPECIAL.contains(&command.map(|name| self.of(name)).unwrap_or_default());
                     return;
                 }
-                // What is set in a branch may not be set at all.
+                // An assignment in a branch may not run.
                 let outer = above.iter().rev().nth(1).map(Node::kind).unwrap_or_default();
                 let away = node.next_sibling().is_some_and(|next| next.kind() == "&");
                 let kept = outer == "program" && ["declaration_command", "variable_assignments"].contains(&parent);
@@ -208,12 +210,12 @@ impl<'r> Reader<'r> {
                 self.variables.entry(self.of(name).to_owned()).or_default().extend(values);
             }
             "function_definition" | "unset_command" => self.is_plain = false,
-            // `${x:=…}` sets it.
+            // `${x:=…}` sets the variable.
             "expansion" if self.of(node).contains('=') => self.is_plain = false,
             "declaration_command" => {
                 let mut cursor = node.walk();
                 let odd = |child: Node<'_>| !matches!(child.kind(), "variable_assignment" | "variable_name" | "file_redirect");
-                // `export NAME=value` is plain; everything cleverer is not.
+                // `export NAME=value` is plain; every other form is not.
                 self.is_plain &= self.of(node).starts_with("export") && !node.named_children(&mut cursor).any(odd);
             }
             "command" => {
@@ -221,7 +223,7 @@ impl<'r> Reader<'r> {
                 let name = name.as_ref().and_then(Word::text).unwrap_or("eval");
                 let mut cursor = node.walk();
                 let mut args = node.children_by_field_name("argument", &mut cursor).map(|word| self.word(word, 0));
-                // `set -A` is for other shells.
+                // `set -A` sets arrays in other shells.
                 let fills = match name {
                     "print" | "printf" => args.any(|word| word.is_like("-v*") != Sure::No),
                     "set" => args.any(|word| word.is_like("-A*").max(word.is_like("+A*")) == Sure::Yes),
@@ -248,7 +250,7 @@ impl<'r> Reader<'r> {
                 let words = words.into_iter().map(Word::known).collect();
                 self.found.commands.push(Command { words, ..Command::default() });
             }
-            // Wherever it stands, it names a file.
+            // A redirection names a file at every position.
             "file_redirect" => {
                 let mut cursor = node.walk();
                 let first = node.children_by_field_name("destination", &mut cursor).next();
@@ -273,19 +275,20 @@ impl<'r> Reader<'r> {
                 values.into_iter().for_each(|value| self.keep(value));
             }
             "comment" => self.comment(node),
-            "word" if self.is_looked_up(node, above) => self.doubt("some shells read a word as the path of a program"),
+            "word" if self.is_looked_up(node, above) => self.doubt("a word starts with `=`, which some shells expand to the path of a program"),
             "heredoc_redirect" => self.here_document(node),
             "heredoc_body" => self.body(node, above),
             "expansion" => self.expansion(node),
             "regex" | "extglob_pattern" if self.of(node).contains(['$', '`']) => {
-                self.doubt("a pattern holds what only the running shell knows")
+                self.doubt("a pattern contains an expansion that only the running shell knows")
             }
-            // Backticks take one level of escapes away before anybody reads; a `$` before them is none of theirs.
+            // Backticks remove one level of escapes before anything is parsed. A `$` before them is
+            // separate.
             "command_substitution" if self.of(node).trim_start_matches('$').starts_with('`') && self.of(node).contains('\\') => {
-                self.doubt("a substitution holds escapes of its own")
+                self.doubt("a command substitution contains escapes")
             }
             "raw_string" | "ansi_c_string" if self.of(node).contains("$(") || self.of(node).contains('`') => {
-                // Code in quotes that some commands take out of them.
+                // Some commands evaluate code that is quoted.
                 let evaluated = |node: &Node<'_>| match node.kind() {
                     "variable_assignment"
                     | "test_command"
@@ -308,7 +311,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// Whether `printf` sets no variable, and takes none of its words for a number, which some shells calculate.
+    /// Returns whether `printf` sets no variable and formats no number, which some shells evaluate.
     pub(super) fn only_prints(&self, command: Node<'_>) -> bool {
         let mut cursor = command.walk();
         let format = command.children_by_field_name("argument", &mut cursor).next().map(|word| self.word(word, 0));
@@ -325,7 +328,7 @@ impl<'r> Reader<'r> {
         if let Some(value) = node.child_by_field_name("value") {
             self.keep(value);
         }
-        // `IFS= read` cuts a line otherwise, and nothing else.
+        // `IFS= read` only changes how a line is split.
         let reads = above.last().is_some_and(|command| {
             command.kind() == "command" && command.child_by_field_name("name").is_some_and(|name| self.of(name) == "read")
         });
@@ -337,10 +340,10 @@ impl<'r> Reader<'r> {
         if is_powerful(name, value) && !(name == "IFS" && reads) {
             self.doubt(format!("`{name}` changes what commands do"));
         }
-        // What a program is handed with its variables, it may read or write: `GIT_TRACE=/x git status`.
+        // A program may read or write a path in its variables: `GIT_TRACE=/x git status`.
         let is_handed = above.last().is_some_and(|outer| matches!(outer.kind(), "command" | "declaration_command"));
         if is_handed && let Some(text) = value.filter(|_| name != "PATH") {
-            // Where it is a long list, each of its parts is looked at by itself.
+            // The parts of a long list are checked separately.
             let is_long = (16..256).contains(&text.matches(['=', ':', '@', ',']).count());
             let parts: Vec<&str> = if is_long { text.split([':', ',']).collect() } else { vec![text] };
             let parts = parts.into_iter().map(|part| Word::known(format!("{name}={part}")));
@@ -349,7 +352,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// Keeps in mind what a variable is set to, as far as there is room for it.
+    /// Records the value of a variable, up to a limit.
     fn keep(&mut self, value: Node<'_>) {
         const MOST: usize = 512;
         if self.found.kept.len() < MOST {
@@ -357,11 +360,11 @@ impl<'r> Reader<'r> {
             self.found.kept.extend(kept.into_iter().take(MOST));
         }
         if self.found.kept.len() >= MOST {
-            self.doubt("its variables hold too many words");
+            self.doubt("its variables have too many values");
         }
     }
 
-    /// What a variable is set to: as it is written, and as it is read.
+    /// Returns the values of a variable, as written and as expanded.
     fn kept(&self, value: Node<'_>) -> Vec<String> {
         let mut cursor = value.walk();
         let items: Vec<Node<'_>> = if value.kind() == "array" { value.named_children(&mut cursor).collect() } else { vec![value] };
@@ -370,16 +373,16 @@ impl<'r> Reader<'r> {
         std::iter::once(self.of(value).to_owned()).chain(texts).collect()
     }
 
-    /// What is no comment to a shell is none.
+    /// Doubts a comment of the grammar that a shell does not treat as a comment.
     fn comment(&mut self, node: Node<'_>) {
         let byte = |back: usize| node.start_byte().checked_sub(back).and_then(|at| self.text.as_bytes().get(at)).copied();
         let begins = byte(1).is_none_or(|before| b" \t\n;&|(".contains(&before)) && byte(2) != Some(b'\\');
         if !begins {
-            self.doubt("a part looks like a comment and is none");
+            self.doubt("a part looks like a comment but is not one");
         }
     }
 
-    /// `${…}` with something in it that nobody else reads.
+    /// Doubts `${…}` with contents that the grammar does not parse.
     fn expansion(&mut self, node: Node<'_>) {
         let text = self.of(node);
         let nested = |node: Node<'_>| {
@@ -387,7 +390,7 @@ impl<'r> Reader<'r> {
             node.children(&mut cursor).any(|child| child.kind() == "command_substitution")
         };
         if text.contains('`') || (text.contains("$(") && !nested(node)) || text.starts_with("${!") || text.contains("@P") {
-            self.doubt("an expansion holds what only the running shell knows");
+            self.doubt("an expansion contains code that only the running shell knows");
         }
         if sets::defaults(text) {
             self.doubt(sets::WHY);
@@ -395,7 +398,7 @@ impl<'r> Reader<'r> {
     }
 
     fn command(&mut self, node: Node<'_>, above: &[Node<'_>]) {
-        // Words may stand behind redirections, and redirections may hold words.
+        // Words may follow redirections, and redirections may contain words.
         let mut places = vec![node];
         let outer = above.last().copied().filter(|parent| parent.kind() == "redirected_statement");
         places.extend(outer);
@@ -421,7 +424,7 @@ impl<'r> Reader<'r> {
                     words.extend(place.children_by_field_name("argument", &mut cursor).map(|word| (word.start_byte(), word)))
                 }
                 "file_redirect" => {
-                    // `>&-` closes, and names no file.
+                    // `>&-` closes a descriptor and names no file.
                     let closes = self.of(*place).trim_start_matches(|c: char| c.is_ascii_digit()).get(1..3) == Some("&-");
                     let behind = place.children_by_field_name("destination", &mut cursor).skip(usize::from(!closes));
                     words.extend(behind.map(|word| (word.start_byte(), word)));
@@ -433,7 +436,7 @@ impl<'r> Reader<'r> {
         words.dedup_by_key(|(_, word)| word.id());
         let words: Vec<Word> = words.into_iter().flat_map(|(_, word)| self.words(word)).collect();
         if words.iter().filter_map(Word::text).map(str::len).sum::<usize>() > 2 * LONGEST {
-            self.doubt("the command is too long to be read");
+            self.doubt("the command is too long to analyze");
             return;
         }
         if sets::fills(&words) {
@@ -447,7 +450,7 @@ impl<'r> Reader<'r> {
         self.found.commands.push(command);
     }
 
-    /// The text that a command is given.
+    /// Returns the input that redirections give to a command.
     pub(super) fn fed(&self, places: &[Node<'_>]) -> Option<Fed> {
         let mut all = Vec::new();
         for place in places {
@@ -468,20 +471,20 @@ impl<'r> Reader<'r> {
         match all.len() {
             0 => None,
             1 => all.pop(),
-            // The last one counts, and which one is the last is for the shell to say.
+            // The last redirection counts, and the order is not known here.
             _ => Some(Fed::Unknown),
         }
     }
 }
 
-/// What a command reads that another writes, or that a group is given in which it stands.
+/// Returns the input that a command gets from a pipe or from the group that contains it.
 fn piped_into(node: Node<'_>, above: &[Node<'_>]) -> Option<Fed> {
     let mut inner = node;
     for outer in above.iter().rev() {
         if outer.kind() == "pipeline" && outer.named_child(0).is_some_and(|first| first.id() != inner.id()) {
             return Some(Fed::Piped);
         }
-        // A group is fed as a whole; of a single command it is known with what.
+        // The input of a group goes to all its commands. The input of a single command is known.
         let mut cursor = outer.walk();
         let feeds = |child: Node<'_>| matches!(child.kind(), "heredoc_redirect" | "herestring_redirect" | "file_redirect");
         if outer.kind() == "redirected_statement" && inner.kind() != "command" && outer.children(&mut cursor).any(feeds) {

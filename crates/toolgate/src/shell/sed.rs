@@ -1,14 +1,15 @@
-//! Texts for `sed` that do nothing but edit: everything else may run programs or write files.
+//! Recognizes `sed` scripts that only edit text, while other scripts may run programs or write
+//! files.
 
 use super::word::Word;
 
-/// Whether all its scripts are plain.
+/// Returns whether all scripts among the words only edit text.
 pub(super) fn is_plain(words: &[Word]) -> bool {
     let mut words = words.iter();
     let mut has_script = false;
     while let Some(word) = words.next() {
         let Some(text) = word.text() else {
-            // A file that nobody knows is a file.
+            // After the script, an unknown word is a file.
             if has_script {
                 continue;
             }
@@ -29,7 +30,7 @@ pub(super) fn is_plain(words: &[Word]) -> bool {
             _ => Some(text),
         };
         match script {
-            // Some take it for the ending of what is kept.
+            // BSD `sed` takes the empty word for the backup suffix.
             Some("") => {}
             Some(script) if is_plain_script(script) => has_script = true,
             _ => return false,
@@ -52,12 +53,12 @@ fn is_plain_script(script: &str) -> bool {
         rest = letters.as_str();
         match act {
             'p' | 'd' | 'q' | '=' | 'n' | 'N' | 'D' | 'P' | 'h' | 'H' | 'g' | 'G' | 'x' | '{' => {}
-            // A name, and where to go on.
+            // A label or a branch.
             ':' | 'b' | 't' | 'T' => {
                 let name = rest.trim_start_matches([' ', '\t']);
                 rest = name.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_');
             }
-            // Text, up to the end of the line.
+            // Text up to the end of the line.
             'a' | 'i' | 'c' => rest = rest.split_once('\n').map(|(_, rest)| rest).unwrap_or_default(),
             's' | 'y' => {
                 let Some(after) = substitution(rest) else { return false };
@@ -72,7 +73,7 @@ fn is_plain_script(script: &str) -> bool {
     }
 }
 
-/// What follows the lines that a command is for.
+/// Returns the text after the address of a command.
 fn address(text: &str) -> Option<&str> {
     let mut rest = text;
     loop {
@@ -87,20 +88,24 @@ fn address(text: &str) -> Option<&str> {
     }
 }
 
-/// What follows `/old/new/`.
+/// Returns the text after `/old/new/`.
 fn substitution(text: &str) -> Option<&str> {
     let mark = text.chars().next().filter(|mark| !mark.is_alphanumeric() && !mark.is_whitespace() && *mark != '\\')?;
     until(behind_pattern(text.get(mark.len_utf8()..)?, mark)?, mark)
 }
 
-/// What follows a pattern. Where the mark stands between brackets, some take it for its end, and some for a letter like any other.
+/// Returns the text after a pattern.
+///
+/// Between brackets, some versions treat the delimiter as the end and others as a plain character.
 fn behind_pattern(text: &str, mark: char) -> Option<&str> {
     let after = until(text, mark)?;
     let pattern = text.get(..text.len() - after.len() - mark.len_utf8())?;
     (!is_open(pattern, true) && !is_open(pattern, false)).then_some(after)
 }
 
-/// Whether brackets in a pattern are still open at its end; `\` between them is a letter, or not.
+/// Returns whether a bracket expression is open at the end of a pattern.
+///
+/// With `escapes`, `\` escapes the next character between brackets.
 fn is_open(pattern: &str, escapes: bool) -> bool {
     let mut letters = pattern.chars().peekable();
     while let Some(letter) = letters.next() {
@@ -137,7 +142,7 @@ fn is_open(pattern: &str, escapes: bool) -> bool {
     false
 }
 
-/// What follows the next mark that is not escaped.
+/// Returns the text after the next delimiter that is not escaped.
 fn until(text: &str, mark: char) -> Option<&str> {
     let mut escaped = false;
     for (at, letter) in text.char_indices() {

@@ -1,28 +1,29 @@
-//! Variables that change what commands do, however they are set.
+//! Detects variables that change what commands do, however they are set.
 
 use super::inner::is_powerful;
 use super::options::{beginning, name_and_value};
 use super::word::Word;
 
-/// Why a command is asked about that sets one.
+/// The reason that is reported if a command sets such a variable.
 pub(super) const WHY: &str = "a variable changes what commands do";
-/// Programs that fill variables from elsewhere.
+/// Programs that fill variables from other sources.
 const FILLING: &[&str] = &["getopts", "mapfile", "print", "printf", "read", "readarray"];
-/// Those that declare them. The grammar knows them, unless they are spelled otherwise: `\export`.
+/// Programs that declare variables. The grammar knows them, except in spellings such as `\export`.
 const DECLARING: &[&str] = &["declare", "export", "local", "readonly", "typeset"];
 
-/// Whether `export NAME=value` or its like sets one, as it is written.
+/// Returns whether the source text of `export NAME=value` or a similar command sets such a
+/// variable.
 pub(super) fn declares(words: &[&str]) -> bool {
     let Some((first, rest)) = words.split_first() else { return false };
     let one = |word: &str| {
         let (name, value) = name_and_value(word);
         let value = value.map(|value| value.trim_matches(['"', '\'']));
         let plain = name.replace(['"', '\'', '\\'], "");
-        // Which one is set only the running shell knows.
+        // Only the running shell knows the name.
         if value.is_some() && plain.contains(['$', '`']) {
             return true;
         }
-        // Where its name stands plainly, its value is looked at with it.
+        // If the name is plain, its value is checked with it.
         match plain == name {
             true => is_powerful(whole(name), value) && name != "PATH",
             false => is_powerful(whole(&plain), value.filter(|_| word.ends_with(['"', '\'']))),
@@ -31,20 +32,20 @@ pub(super) fn declares(words: &[&str]) -> bool {
     renames(first, rest.iter().copied()) || rest.iter().copied().any(one)
 }
 
-/// Whether it gives another name to a variable, by which that can be set: `declare -n`.
+/// Returns whether a command creates an alias that can set another variable: `declare -n`.
 fn renames<'w>(program: &str, mut words: impl Iterator<Item = &'w str>) -> bool {
     let is_flag = |word: &str| word.starts_with('-') && !word.starts_with("--") && word.contains('n');
     matches!(program, "declare" | "local" | "typeset") && words.any(is_flag)
 }
 
-/// Whether a command sets one, or may set any: from elsewhere, or as `export` does.
+/// Returns whether a command sets such a variable or may set any variable.
 pub(super) fn fills(words: &[Word]) -> bool {
     let Some((program, rest)) = words.split_first() else { return false };
     let texts = || rest.iter().filter_map(Word::text);
     let is_open = |word: &Word| word.text().is_none();
     match program.text() {
         Some("print" | "printf") => {
-            // Which one `-v` names, only the running shell knows.
+            // Only the running shell knows the name after `-v`.
             let behind = rest.windows(2).any(|pair| matches!(pair, [flag, name] if flag.text() == Some("-v") && is_open(name)));
             behind || texts().any(is_name) || rest.iter().any(|word| is_open(word) && beginning(word).0.starts_with("-v"))
         }
@@ -59,18 +60,18 @@ pub(super) fn fills(words: &[Word]) -> bool {
     }
 }
 
-/// Whether a word is the name of one, or has it glued to a flag: `-vHOME`.
+/// Returns whether a word is the name of such a variable, or ends with one: `-vHOME`.
 fn is_name(word: &str) -> bool {
     let glued = (2..=8).filter_map(|at| word.get(at..)).filter(|_| word.starts_with('-'));
     std::iter::once(word).chain(glued).any(|name| is_powerful(whole(name), None))
 }
 
-/// The variable of which this is a part: `BASH_CMDS[ls]`.
+/// Returns the name of the variable that an element belongs to: `BASH_CMDS[ls]`.
 fn whole(name: &str) -> &str {
     name.split('[').next().unwrap_or(name)
 }
 
-/// Whether `NAME=value` sets one, or one of which nobody knows the name.
+/// Returns whether `NAME=value` sets such a variable, or one with an unknown name.
 fn sets(word: &Word) -> bool {
     let (text, is_whole) = beginning(word);
     let (name, value) = name_and_value(text);
@@ -78,12 +79,12 @@ fn sets(word: &Word) -> bool {
     is_open || is_powerful(whole(name), value.filter(|_| is_whole))
 }
 
-/// Whether `for NAME in …` sets one.
+/// Returns whether `for NAME in …` sets such a variable.
 pub(super) fn loops(name: &str, values: &[Word]) -> bool {
     if values.is_empty() { is_powerful(name, None) } else { values.iter().any(|value| is_powerful(name, value.text())) }
 }
 
-/// Whether `${NAME:=value}` sets one.
+/// Returns whether `${NAME:=value}` sets such a variable.
 pub(super) fn defaults(text: &str) -> bool {
     let inside = text.strip_prefix("${").and_then(|text| text.strip_suffix('}')).unwrap_or_default();
     let Some((name, value)) = inside.split_once('=') else { return false };

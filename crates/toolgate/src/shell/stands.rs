@@ -1,4 +1,4 @@
-//! Where a command stands, if it is only run once another one has gone there.
+//! Determines the directory of a command that only runs after a successful `cd`.
 
 use tree_sitter::Node;
 
@@ -6,7 +6,7 @@ use super::read::Reader;
 use super::word::Word;
 use super::{base, inner};
 
-/// Where a statement leaves the shell.
+/// States how a statement changes the working directory of the shell.
 enum Went {
     To(Word),
     Nowhere,
@@ -14,9 +14,9 @@ enum Went {
 }
 
 impl Reader<'_> {
-    /// The directory of the `cd` before a command, where nothing but its success leads to the command: `cd x && tar …`.
+    /// Returns the directory of the `cd` whose success is required for a command: `cd x && tar …`.
     pub(super) fn stands(&self, node: Node<'_>, above: &[Node<'_>]) -> Option<Word> {
-        // A function may go anywhere.
+        // A function may change the directory.
         if !self.is_plain {
             return None;
         }
@@ -38,7 +38,7 @@ impl Reader<'_> {
         None
     }
 
-    /// Where a statement goes, if it succeeds.
+    /// Returns the change of directory by a statement that succeeds.
     fn goes(&self, node: Node<'_>) -> Went {
         match node.kind() {
             "command" => {
@@ -69,7 +69,7 @@ impl Reader<'_> {
                     _ => Went::Unknown,
                 }
             }
-            // Some shells run the last part of a pipe themselves.
+            // Some shells run the last part of a pipeline in the current process.
             "pipeline" if !["cd", "chdir", "pushd", "popd"].iter().any(|word| self.of(node).contains(word)) => Went::Nowhere,
             "subshell" | "test_command" | "variable_assignment" | "variable_assignments" => Went::Nowhere,
             _ => Went::Unknown,
@@ -77,7 +77,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a list goes on only after a success.
+/// Returns whether a list only continues after a success.
 fn needs_both(list: Node<'_>) -> bool {
     let mut cursor = list.walk();
     let mut parts = list.children(&mut cursor);

@@ -1,8 +1,8 @@
-//! Texts of words: quotes, escapes and braces spelled out.
+//! Removes quotes and escapes from the texts of words, and expands braces.
 
 use super::word::Word;
 
-/// The words of `a{b,c}d`, where they are few and plain.
+/// Expands `a{b,c}d` to words, if these are few and plain.
 pub(super) fn braces(text: &str) -> Option<Vec<String>> {
     if !has_braces(text) || !text.chars().all(|c| c.is_alphanumeric() || "_./,{}-*~:+@%=".contains(c)) || text.contains("..") {
         return None;
@@ -24,7 +24,7 @@ pub(super) fn braces(text: &str) -> Option<Vec<String>> {
         return None;
     }
     words.iter_mut().for_each(|word| word.push_str(rest));
-    // An empty one is none.
+    // A shell drops empty words.
     Some(words.into_iter().filter(|word| !word.is_empty()).collect())
 }
 
@@ -32,15 +32,15 @@ pub(super) fn has_braces(text: &str) -> bool {
     text.contains('{') && text.contains('}') && (text.contains(',') || text.contains(".."))
 }
 
-/// Where the first braces open that are not those of a variable.
+/// Returns the position of the first brace that does not belong to a variable.
 fn opening(text: &str) -> Option<usize> {
     text.match_indices('{').map(|(at, _)| at).find(|at| !text.get(..*at).is_some_and(|before| before.ends_with('$')))
 }
 
-/// A word without quotes.
+/// Parses a text without quotes as a word.
 pub(super) fn bare(text: &str) -> Word {
     if has_braces(text) {
-        // What stands before and behind them is known.
+        // The parts before and after the braces are known.
         let before = opening(text).and_then(|at| text.get(..at)).unwrap_or_default();
         let behind = text.rsplit_once('}').map_or("", |(_, behind)| behind);
         let plain = |part: &str| !has_braces(part) && !part.contains('{');
@@ -57,7 +57,7 @@ pub(super) fn bare(text: &str) -> Word {
                 pattern = true;
                 plain.push(letter);
             }
-            // What is no word is not known.
+            // A sign with a special meaning makes the word unknown.
             '$' | '`' | '"' | '\'' => return Word::unknown(true),
             _ => plain.push(letter),
         }
@@ -82,7 +82,7 @@ pub(super) fn in_quotes(text: &str) -> String {
     plain
 }
 
-/// `$'…'` with its escapes spelled out; `None` where one is not known.
+/// Decodes the escapes of `$'…'`, or returns `None` if one of them is unknown.
 pub(super) fn ansi(text: &str) -> Option<String> {
     let inside = text.strip_prefix("$'")?.strip_suffix('\'')?;
     let (mut plain, mut letters) = (String::new(), inside.chars().peekable());
@@ -125,6 +125,6 @@ pub(super) fn ansi(text: &str) -> Option<String> {
             _ => return None,
         });
     }
-    // A shell cuts its words there.
+    // A shell ends the word at a null character.
     (!plain.contains('\0')).then_some(plain)
 }

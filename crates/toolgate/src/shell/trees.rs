@@ -1,4 +1,6 @@
-//! Trees that a command reads as a whole: what is searched, packed or compared, with files that no word of it names.
+//! Detects directory trees that a command reads as a whole, with files that its words do not name.
+//!
+//! Examples are trees that are searched, packed or compared.
 
 use super::behind::runs_another;
 use super::goes::{ANYWHERE, MOST, is_detour, joined};
@@ -9,21 +11,22 @@ use super::reach::{by_module, fills, from, here, is_packing_module, own_words, p
 use super::word::{Part, Sure, Word, meet, sum};
 use super::{Command, Fed, Place, base, without_options};
 
-/// What is longer may be anything.
+/// Maximum length of a partly known word. A longer one may be any path.
 const LONGEST: usize = 4_096;
 
-/// Whether a word only says which files a search looks at, or is a pattern for what shows no more than names.
+/// Returns whether a word only selects files for a search, or is a pattern for a program that shows
+/// only names.
 pub(super) fn is_no_file(command: &Command, word: &Word) -> bool {
     const CHOOSING: &[&str] = &["--exclude=", "--exclude-dir="];
-    // One that is named by its own name is a file that is read.
+    // `--include` with a plain name names a file that is read.
     let is_pattern = word.text().is_none_or(|text| text.contains(['*', '?', '[']));
     let is_one = |text: &str| CHOOSING.iter().any(|option| text.starts_with(*option)) || (is_pattern && text.starts_with("--include="));
     let begins = |spelling: &Vec<Part>| matches!(spelling.first(), Some(Part::Text(text)) if is_one(text));
-    // What falls into several words may be more than a value.
+    // A word that may split can contain more than the option's value.
     let falls_apart = word.splits && word.text().is_none() && !word.is_pattern();
     let named = word.spellings().len() > 1 && word.spellings().iter().all(|spelling| matches!(spelling.as_slice(), [Part::Text(_)]));
     let chooses = command.program().is_some_and(is_search) && !falls_apart && !named && word.spellings().iter().all(begins);
-    // What is packed or copied leaves it out.
+    // These programs leave the excluded files out.
     let leaves_out = matches!(command.program(), Some("tar" | "bsdtar" | "gtar" | "rsync"))
         && word.text().is_some_and(|text| text.starts_with("--exclude="));
     chooses || leaves_out || (matches!(command.program(), Some("du" | "ls" | "stat")) && word.text().is_none() && word.is_pattern())
@@ -37,21 +40,23 @@ pub(super) fn is_search(program: &str) -> bool {
     searcher(program).is_some()
 }
 
-/// What a command reads as a whole.
+/// Describes the trees that a command reads as a whole.
 #[derive(Default)]
 struct Trees {
     roots: Vec<Word>,
-    /// Not all of what lies there is read, as far as can be told.
+    /// Only some of the files in the trees are read, as far as is known.
     some: bool,
-    /// Names of directories, and of files, that are left out.
+    /// Names of directories, and of files, that are excluded.
     without: (Vec<Word>, Vec<Word>),
 }
 
-/// The trees that a command reads as a whole. With `feeds`, what is found becomes words of another command.
+/// Returns the trees that a command reads as a whole.
+///
+/// With `feeds`, the files that are found become words of another command.
 fn trees(command: &Command, feeds: bool) -> Trees {
     let (Some(program), words) = (command.program().filter(|_| !command.unlikely), own_words(command)) else { return Trees::default() };
     if let Some(shape) = searcher(program) {
-        // Only a pipe, and a text that stands here, are sure to be read instead.
+        // Only a pipe, or text in the command, certainly replaces the search of a directory.
         return searched(program, options::read(words, shape), matches!(command.fed, Some(Fed::Piped | Fed::Text(_))));
     }
     match program {
@@ -61,7 +66,7 @@ fn trees(command: &Command, feeds: bool) -> Trees {
                 return Trees::default();
             }
             let directories = given.values(&["-C", "--directory", "--cd"]);
-            // A directory is for what stands behind it.
+            // The option sets the directory for the words after it.
             let goes = |(at, word): &(usize, &Word)| {
                 let short = |text: &str| (*at == 0 || text.starts_with('-')) && !text.starts_with("--") && text.contains('C');
                 word.text().is_some_and(|text| text.starts_with("--d") || text.starts_with("--cd") || short(text))
@@ -71,7 +76,8 @@ fn trees(command: &Command, feeds: bool) -> Trees {
                 let own = directories.is_empty() || before.contains(&word);
                 directories.iter().map(|to| from(word, Some(to))).chain(own.then(|| word.clone())).collect()
             };
-            // What `--exclude` leaves out hangs on where it stands, and on other options.
+            // The effect of `--exclude` depends on its position and on other options, so it is
+            // ignored.
             let added = given.values(&["--add-file"]);
             if directories.len() > 1 && directories.len() * (given.operands.len() + added.len()) > MOST * MOST {
                 return Trees { roots: vec![Word::known(ANYWHERE)], ..Trees::default() };
@@ -104,7 +110,7 @@ fn trees(command: &Command, feeds: bool) -> Trees {
     }
 }
 
-/// What `git` reads that is not its own.
+/// Returns the paths that `git` reads outside of its repository.
 fn compared(words: &[Word]) -> Vec<Word> {
     let Some((verb, rest)) = words.split_first() else { return Vec::new() };
     let given = options::read(rest, &BASE);
@@ -113,7 +119,7 @@ fn compared(words: &[Word]) -> Vec<Word> {
     match verb.text() {
         Some("grep") if is_told => given.operands.into_iter().chain([here()]).collect(),
         Some("diff") if is_told => given.operands,
-        // Of two files, one of which is not in the repository, it need not be told.
+        // `git diff` implies `--no-index` for two files if one is outside of the repository.
         Some("diff") if given.operands.len() > 1 => given.operands.into_iter().filter(is_outside).collect(),
         _ => Vec::new(),
     }
@@ -126,26 +132,28 @@ fn searched(program: &str, given: Given, is_fed: bool) -> Trees {
     }
     let deep = !["grep", "egrep", "fgrep"].contains(&program) || given.has(DEEP);
     let has_pattern = given.has(&["-e", "-f", "--file", "--regexp"]);
-    // Names alone are no secret.
+    // File names alone are not secret.
     if !deep || given.has_just("--files") || (given.operands.is_empty() && !has_pattern) {
         return Trees::default();
     }
     let without = if program.ends_with("grep") {
-        // Of one that is to be left out and looked at, who knows.
+        // With `--include` as well, it is not clear which of the two options applies.
         let files = if given.has(&["--include"]) { Vec::new() } else { given.values(&["--exclude"]) };
         (given.values(&["--exclude-dir"]), files)
     } else {
         (Vec::new(), Vec::new())
     };
     let mut roots: Vec<Word> = given.operands.into_iter().skip(usize::from(!has_pattern)).collect();
-    // `grep -r` looks in the directory, whatever it is fed.
+    // `grep -r` searches the directory even if it has input.
     if roots.is_empty() && (!is_fed || program != "rg") {
         roots.push(here());
     }
     Trees { roots, some: false, without }
 }
 
-/// Each of these has other options with a value: every operand may be what is searched, and the pattern another one.
+/// Returns the operands of a program whose options are not known exactly.
+///
+/// Every operand may be searched, because the pattern may be another word.
 fn searched_somehow(given: Given, is_fed: bool) -> Vec<Word> {
     let most = 1 + given.bare("ABCDGJKMNOWdefgmpt");
     let has_pattern = given.has(&["-e", "-f", "--file", "--match", "--regexp"]);
@@ -158,7 +166,7 @@ fn searched_somehow(given: Given, is_fed: bool) -> Vec<Word> {
 }
 
 impl Place<'_> {
-    /// Whether a command reads it with a whole tree, from one of these directories.
+    /// Returns whether a command reads this path as part of a tree, from one of these directories.
     pub(super) fn is_read_by(&self, command: &Command, wanders: &[String], feeds: bool, lenient: bool) -> Sure {
         let trees = trees(command, feeds);
         if trees.roots.is_empty() {
@@ -178,7 +186,7 @@ impl Place<'_> {
                     sure => sure,
                 };
                 let read = from.iter().map(read);
-                // Of many directories, who knows in which it is.
+                // With many directories, the one that the command runs in is not known.
                 if from.len() > 2 { sum(read) } else { read.max().unwrap_or(Sure::No) }
             }
             None if root.is_unknown() && lenient => Sure::No,
@@ -189,17 +197,17 @@ impl Place<'_> {
         if trees.some { sure.min(Sure::Maybe) } else { sure }
     }
 
-    /// Whether a word of which not all is known may be it, or a directory above it.
+    /// Returns whether a partly known word may be this path or a directory above it.
     fn may_lie_under(&self, from: &str, word: &Word) -> bool {
         let ends = self.path.match_indices('/').map(|(at, _)| at).chain([self.path.len()]);
         let above: Vec<&str> = ends.filter_map(|end| self.path.get(..end)).filter(|path| !path.is_empty()).collect();
         word.spellings().iter().any(|spelling| {
             let is_whole = matches!(self.cleaned(spelling).first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
-            // From somewhere that nobody knows it may be anything.
+            // From an unknown directory, the word may be any path.
             if spelling.iter().map(Part::len).sum::<usize>() > LONGEST || !(is_whole || from.starts_with('/')) {
                 return true;
             }
-            // How it begins nobody knows: it may go on as one of them ends.
+            // The unknown beginning may be such that the rest continues like one of these paths.
             if let [Part::Any, rest @ ..] = spelling.as_slice() {
                 let rest = self.cleaned(rest);
                 let is_last = |path: &str| matches!(rest.as_slice(), [Part::Text(text)] if text.trim_matches('/') == base(path));
@@ -214,7 +222,9 @@ impl Place<'_> {
         })
     }
 
-    /// Whether a search under a directory leaves it out: a directory on the way to it, or whatever is called like it.
+    /// Returns whether a search under a directory excludes this path.
+    ///
+    /// A pattern excludes a directory on the way to the path, or every path with that name.
     fn is_left_out(&self, directory: &str, (directories, files): &(Vec<Word>, Vec<Word>)) -> bool {
         let way = self.path.strip_prefix(directory).unwrap_or_default();
         let like = |names: &[Word], part: &str| {

@@ -1,14 +1,14 @@
-//! A word of a shell command, as far as it is known before the shell expands it.
+//! Defines words of a shell command, as far as they are known before the shell expands them.
 
 /// A part of a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Part {
     Text(String),
-    /// Any text at all: what only the running shell knows.
+    /// Any text, which only the running shell knows.
     Any,
-    /// A part of a file's name that a pattern stands for.
+    /// A part of a file name that a pattern matches.
     Name,
-    /// One letter of a file's name that is not hidden.
+    /// The first character of a file name, which is not a dot.
     First,
 }
 
@@ -18,18 +18,18 @@ impl Part {
     }
 }
 
-/// One spelling of a word.
+/// One possible form of a word, as a sequence of parts.
 pub(crate) type Spelling = Vec<Part>;
 
-/// A word: what it may come to.
+/// A word with all its possible forms.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Word {
     spellings: Vec<Spelling>,
-    /// It may come to several words, or to none.
+    /// Whether the word may expand to several words, or to none.
     pub(crate) splits: bool,
 }
 
-/// How sure something is.
+/// States whether something is true, possible or false.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Sure {
     No,
@@ -37,9 +37,9 @@ pub(crate) enum Sure {
     Yes,
 }
 
-/// What is longer may be anything.
+/// Maximum length of a spelling. A longer one counts as unknown.
 const LONGEST: usize = 16 << 10;
-/// So many spellings are looked at; what has more may be anything.
+/// Maximum number of spellings. A word with more counts as unknown.
 const MOST: usize = 16;
 
 impl Word {
@@ -47,12 +47,12 @@ impl Word {
         Self { spellings: vec![vec![Part::Text(text.into())]], splits: false }
     }
 
-    /// Only the running shell knows it.
+    /// Creates a word that only the running shell knows.
     pub(crate) fn unknown(splits: bool) -> Self {
         Self { spellings: vec![vec![Part::Any]], splits }
     }
 
-    /// A part of a file's name that only the running shell knows.
+    /// Creates an unknown part of a file name.
     pub(crate) fn name() -> Self {
         Self { spellings: vec![vec![Part::Name]], splits: false }
     }
@@ -61,7 +61,7 @@ impl Word {
         Self { spellings: vec![Vec::new()], splits: false }
     }
 
-    /// Text in which `*`, `?` and `[…]` stand for parts of file names, as a shell has it.
+    /// Parses a text in which `*`, `?` and `[…]` match parts of file names.
     pub(crate) fn pattern(text: &str) -> Self {
         let mut spelling = Vec::new();
         let mut letters = text.chars();
@@ -72,7 +72,7 @@ impl Word {
                 Some(_) => false,
             };
             match letter {
-                // What ends it, a shell knows better: up to the last one.
+                // Shells differ on the end of a bracket expression, so the last bracket is used.
                 '[' if letters.as_str().contains(']') => {
                     let rest = letters.as_str();
                     let end = rest.rfind(']').map_or(rest.len(), |at| at + 1);
@@ -88,7 +88,7 @@ impl Word {
                     continue;
                 }
             }
-            // `*secret` is `secret`, too; what begins with a dot is hidden from it.
+            // `*secret` also matches `secret`. A leading `*` does not match a hidden file.
             let may_be_bare = letter == '*' && !letters.as_str().is_empty() && !letters.as_str().starts_with(['.', '/']);
             if first && !may_be_bare {
                 push(&mut spelling, Part::First);
@@ -101,7 +101,7 @@ impl Word {
         Self { spellings: vec![spelling], splits: true }
     }
 
-    /// What a rule speaks of: `*` in it is any text.
+    /// Parses a rule's pattern, in which `*` matches any text.
     pub(crate) fn wanted(pattern: &str) -> Spelling {
         let mut spelling = Vec::new();
         for (n, piece) in pattern.split('*').enumerate() {
@@ -113,7 +113,7 @@ impl Word {
         spelling
     }
 
-    /// One of several.
+    /// Creates a word that is one of several words.
     pub(crate) fn one_of(words: &[Self]) -> Self {
         let spellings: Vec<Spelling> = words.iter().flat_map(|word| word.spellings.iter().cloned()).collect();
         match spellings.len() {
@@ -123,13 +123,13 @@ impl Word {
         }
     }
 
-    /// This word with another right after it.
+    /// Appends another word directly to this one.
     pub(crate) fn then(self, next: &Self) -> Self {
         let long = |word: &Self| word.spellings.iter().map(|spelling| spelling.iter().map(Part::len).sum::<usize>()).max().unwrap_or(0);
         if self.spellings.len() * next.spellings.len() > MOST || long(&self) + long(next) > LONGEST {
             return Self::unknown(self.splits || next.splits);
         }
-        // What stands in quotes is not taken apart with what does not.
+        // A shell splits only the unquoted part, which a single word cannot express.
         let fixed = |word: &Self| {
             let odd = |part: &Part| matches!(part, Part::Text(text) if text.contains([' ', '\t', '\n', '*', '?', '[']));
             !word.splits && word.spellings.iter().any(|spelling| spelling.iter().any(odd))
@@ -141,7 +141,7 @@ impl Word {
         for before in &self.spellings {
             for after in &next.spellings {
                 let mut spelling = before.clone();
-                // In the middle of a name a pattern may stand for nothing, and for a dot.
+                // In the middle of a name, a pattern may match nothing or a dot.
                 let begins = before.last().is_none_or(|last| matches!(last, Part::Text(text) if text.ends_with('/')));
                 let skipped = usize::from(!begins && after.first() == Some(&Part::First));
                 after.iter().skip(skipped).for_each(|part| push(&mut spelling, part.clone()));
@@ -151,7 +151,7 @@ impl Word {
         Self { spellings, splits: self.splits || next.splits }
     }
 
-    /// The words that it comes to without quotes, where its text is known.
+    /// Splits an unquoted word with a known text into the words that it expands to.
     pub(crate) fn split(self) -> Vec<Self> {
         match self.text().filter(|_| self.splits) {
             Some(text) => text
@@ -162,12 +162,12 @@ impl Word {
         }
     }
 
-    /// In double quotes, whatever it is, it is one word.
+    /// Turns the word into a single word, as double quotes do.
     pub(crate) fn quoted(self) -> Self {
         Self { splits: false, ..self }
     }
 
-    /// Its text, where there is but one.
+    /// Returns the text, if there is only one possibility.
     pub(crate) fn text(&self) -> Option<&str> {
         match self.spellings.as_slice() {
             [spelling] => match spelling.as_slice() {
@@ -179,7 +179,10 @@ impl Word {
         }
     }
 
-    /// The texts in it. Of a word of which not all is known, nobody knows where they begin.
+    /// Returns the known texts in the word.
+    ///
+    /// Leading slashes of a partly known word are removed, because the start of the path is not
+    /// known.
     pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
         let is_known = self.text().is_some();
         self.spellings.iter().flatten().filter_map(move |part| match part {
@@ -189,7 +192,7 @@ impl Word {
         })
     }
 
-    /// What follows on a text that it is known to begin with.
+    /// Returns the rest of the word after a known beginning.
     pub(crate) fn behind(&self, begins: &str) -> Option<Self> {
         let [spelling] = self.spellings.as_slice() else { return None };
         let (Part::Text(text), rest) = spelling.split_first()? else { return None };
@@ -203,7 +206,7 @@ impl Word {
         self.spellings.iter().any(|spelling| spelling.as_slice() == [Part::Any])
     }
 
-    /// Whether nothing is known of it but slashes between what is not: `$DIR/$FILE`.
+    /// Returns whether only slashes between unknown parts are known: `$DIR/$FILE`.
     pub(crate) fn is_unknown_path(&self) -> bool {
         let is_open = |part: &Part| match part {
             Part::Any => true,
@@ -213,12 +216,12 @@ impl Word {
         self.spellings.iter().all(|spelling| spelling.first() == Some(&Part::Any) && spelling.iter().all(is_open))
     }
 
-    /// How many letters must be compared, where some of it is known and not all.
+    /// Returns the number of characters to compare if the word is partly known.
     pub(crate) fn open_letters(&self) -> usize {
         if self.text().is_some() || self.is_unknown() { 0 } else { self.spellings.iter().flatten().map(Part::len).sum() }
     }
 
-    /// Whether it stands for names of files.
+    /// Returns whether the word only has unknown parts that match file names.
     pub(crate) fn is_pattern(&self) -> bool {
         self.spellings.iter().all(|spelling| spelling.iter().all(|part| *part != Part::Any))
     }
@@ -227,7 +230,7 @@ impl Word {
         &self.spellings
     }
 
-    /// Whether it is like a pattern.
+    /// Returns whether the word matches a rule's pattern.
     pub(crate) fn is_like(&self, pattern: &str) -> Sure {
         let wanted = Self::wanted(pattern);
         let one = |spelling: &Spelling| match (spelling.iter().all(|part| matches!(part, Part::Text(_))), meet(spelling, &wanted)) {
@@ -239,7 +242,7 @@ impl Word {
     }
 }
 
-/// What several possibilities come to: sure only where all are.
+/// Combines several possibilities. The result is only certain if all agree.
 pub(crate) fn sum(all: impl Iterator<Item = Sure>) -> Sure {
     let (mut least, mut most) = (Sure::Yes, Sure::No);
     for one in all {
@@ -257,17 +260,17 @@ fn push(spelling: &mut Spelling, part: Part) {
     }
 }
 
-/// A letter of a pattern.
+/// A character of a pattern.
 #[derive(Clone, Copy)]
 enum Letter {
     Is(char),
     First,
-    /// Any number of letters, `/` among them or not.
+    /// Any number of characters; `/` is included if the flag is set.
     Run(bool),
 }
 
 impl Letter {
-    /// Whether it can be a letter of another pattern that is one letter.
+    /// Returns whether this character may be the same as a single character of another pattern.
     fn can_be(self, other: Self) -> bool {
         match (self, other) {
             (Self::Is(a), Self::Is(b)) => a == b,
@@ -278,7 +281,7 @@ impl Letter {
     }
 }
 
-/// Whether two patterns have a text in common.
+/// Returns whether a text exists that matches both patterns.
 pub(crate) fn meet(a: &[Part], b: &[Part]) -> bool {
     let spell = |parts: &[Part]| -> Vec<Letter> {
         let letters = |part: &Part| match part {
@@ -291,7 +294,8 @@ pub(crate) fn meet(a: &[Part], b: &[Part]) -> bool {
     };
     let (a, b) = (spell(a), spell(b));
     let is_run = |letter: &Letter| matches!(letter, Letter::Run(_));
-    // Which beginnings of `b` go with what was read of `a`: one row at a time.
+    // `reached` states which prefixes of `b` match the part of `a` that was read, one row at a
+    // time.
     let mut reached: Vec<bool> = (0..=b.len()).map(|most| b.iter().take(most).all(is_run)).collect();
     for letter in &a {
         let mut next: Vec<bool> = Vec::with_capacity(b.len() + 1);
@@ -300,7 +304,7 @@ pub(crate) fn meet(a: &[Part], b: &[Part]) -> bool {
             let (here, back) = (came(&reached, Some(at)), at.checked_sub(1));
             let other = back.and_then(|back| b.get(back));
             let fits = match (letter, other) {
-                // A run takes nothing, or what stands there.
+                // A run matches nothing or the next character.
                 (Letter::Run(_), None) => here,
                 (Letter::Run(_), Some(other)) => here || (came(&next, back) && (is_run(other) || letter.can_be(*other))),
                 (_, None) => false,

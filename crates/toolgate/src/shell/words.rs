@@ -1,4 +1,4 @@
-//! Words of a command, as far as they are known before the shell expands them.
+//! Converts syntax nodes to words, as far as these are known before the shell expands them.
 
 use tree_sitter::Node;
 
@@ -8,7 +8,7 @@ use super::text::{ansi, bare, braces, has_braces, in_quotes};
 use super::word::Word;
 
 impl Reader<'_> {
-    /// A word, or the words that it comes to.
+    /// Returns the words that a node expands to.
     pub(super) fn words(&self, node: Node<'_>) -> Vec<Word> {
         match braces(self.of(node)) {
             Some(words) => words.iter().map(|word| bare(word)).collect(),
@@ -16,7 +16,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A word, as far as it is known.
+    /// Returns the word of a node, as far as it is known.
     pub(super) fn word(&self, node: Node<'_>, depth: usize) -> Word {
         if depth > 24 {
             return Word::unknown(true);
@@ -48,7 +48,7 @@ impl Reader<'_> {
                     Word::unknown(true)
                 }
             }
-            // A pipe has a name that nobody else has.
+            // The path of a pipe is unique.
             "process_substitution" => Word::known("/dev/fd/63"),
             "command_substitution" => self.substitution(node, depth).map_or_else(
                 || Word::unknown(true),
@@ -62,7 +62,9 @@ impl Reader<'_> {
         }
     }
 
-    /// `$(cat <<'EOF' …)` and `$(echo …)` say what they come to, where nobody has given those words another meaning.
+    /// Returns the output of `$(cat <<'EOF' …)`, `$(echo …)` and a few other plain commands.
+    ///
+    /// The result is `None` if the command may redefine these names.
     pub(super) fn substitution(&self, node: Node<'_>, depth: usize) -> Option<String> {
         if !self.is_plain {
             return None;
@@ -84,17 +86,17 @@ impl Reader<'_> {
         let text = match (name.text()?, texts.as_slice(), redirects.is_empty(), self.fed(&redirects)) {
             ("cat", [], false, Some(Fed::Text(text))) if redirects.len() == 1 => text.text()?.to_owned(),
             ("pwd", [], true, _) => ".".to_owned(),
-            // Some number.
+            // Any number will do.
             ("nproc", [], true, _) => "1".to_owned(),
             ("git", ["rev-parse", "--show-toplevel"], ..) => ".".to_owned(),
-            // Flags and escapes are another matter.
+            // Options and escapes change the output.
             ("echo", words, true, _) if !words.iter().any(|word| word.starts_with('-') || word.contains('\\')) => words.join(" "),
             _ => return None,
         };
         Some(text.trim_end_matches('\n').to_owned())
     }
 
-    /// `=name`, which `zsh` takes for the path of a program.
+    /// Returns whether a word has the form `=name`, which `zsh` expands to the path of a program.
     pub(super) fn is_looked_up(&self, node: Node<'_>, above: &[Node<'_>]) -> bool {
         let Some(name) = self.of(node).strip_prefix('=') else { return false };
         let is_part = above.last().is_some_and(|outer| outer.kind() == "concatenation");
@@ -105,14 +107,14 @@ impl Reader<'_> {
     }
 
     pub(super) fn variable(&self, name: &str, at: usize) -> Word {
-        // Before it is set it is something else, and some are never what they are set to.
+        // Before the first assignment the value differs, and the shell sets some variables itself.
         let early = self.first_set.get(name).is_some_and(|set| *set > at);
         if early || name.starts_with("BASH") || SELF_SET.contains(&name) {
             return Word::unknown(true);
         }
         let mut word = match (self.variables.get(name).filter(|_| self.is_plain), name) {
             (Some(words), _) => {
-                // Of several, one with spaces or with nothing in it may be any number of words.
+                // A value that is empty or contains spaces may expand to any number of words.
                 let odd = |word: &Word| word.text().is_none_or(|text| text.is_empty() || text.contains([' ', '\t', '\n', '*', '?', '[']));
                 if words.len() > 1 && words.iter().any(odd) && words.iter().any(|word| word.text().is_some()) {
                     return Word::unknown(true);
@@ -127,12 +129,12 @@ impl Reader<'_> {
         word
     }
 
-    /// Where a part begins, without the spaces that the grammar takes for its own.
+    /// Returns the start of a node without the spaces that the grammar includes.
     fn begins(&self, node: Node<'_>) -> usize {
         node.end_byte() - self.of(node).len()
     }
 
-    /// A string in double quotes: what stands between its parts is its text.
+    /// Returns the word of a string in double quotes. The text between its child nodes is literal.
     pub(super) fn string(&self, node: Node<'_>, depth: usize) -> Word {
         let inside = self.of(node);
         let Some(opening) = inside.find('"') else { return Word::unknown(false) };
@@ -153,7 +155,7 @@ impl Reader<'_> {
 
     pub(super) fn concatenation(&self, node: Node<'_>, depth: usize) -> Word {
         let text = self.of(node);
-        // `{a,b}` comes to several words; so may what stands between brackets, which the grammar takes to pieces.
+        // `{a,b}` expands to several words. So may text between brackets, which the grammar splits.
         let hidden = |at: usize| {
             let is_plain = |kind: &str| matches!(kind, "word" | "number" | "extglob_pattern" | "regex");
             let mut cursor = node.walk();
@@ -170,7 +172,7 @@ impl Reader<'_> {
         let mut cursor = node.walk();
         for child in node.named_children(&mut cursor) {
             if opens.is_some() && child.end_byte() > end {
-                // Up to there it is known, and so is what follows on the last that closes.
+                // The word is known up to the first bracket and after the last one.
                 let begins = bare(self.text.get(at..end).unwrap_or_default());
                 let behind = text.rfind(['}', ']']).and_then(|at| text.get(at + 1..)).unwrap_or_default();
                 return word.then(&begins).then(&Word::unknown(true)).then(&bare(behind));

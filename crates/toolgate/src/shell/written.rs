@@ -1,14 +1,14 @@
-//! What a command writes and then runs, nobody has judged.
+//! Detects commands that write a file and then execute it; the written code was not checked.
 
 use super::read::Reader;
 use super::word::{Sure, Word};
 use super::{Command, Fed, acts, base, composed, inner, normal, reach};
 
-/// So many pieces are compared; one of more may be anything.
+/// Maximum number of pieces that are compared. With more, every word may be a piece.
 const MOST_PIECES: usize = 16;
 
 impl Reader<'_> {
-    /// Files that a command writes under a name of its own.
+    /// Records the files that a command writes.
     pub(super) fn note_what_is_written(&mut self, command: &Command) {
         let writes = ["cp", "mv", "ln", "tee", "install", "curl", "wget", "dd", "sort", "split", "patch", "xxd"];
         let edits = acts::changes(command) && command.program() == Some("sed");
@@ -19,7 +19,8 @@ impl Reader<'_> {
                 self.found.written_paths.push(path);
             }
         }
-        // What is decoded or unpacked that was written here, too; and what stands in a patch.
+        // This includes decoded files, unpacked files that were written before, and targets of a
+        // patch.
         let is_packed = |word: &Word| word.text().is_some_and(|text| self.found.written.contains(base(&normal(text))));
         let is_told = match command.program() {
             Some("uniq") => true,
@@ -33,7 +34,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What is written and run at once, nobody has judged.
+    /// Doubts a command that runs a file which it has just written.
     pub(super) fn look_at_what_is_written(&mut self) {
         let written = &self.found.written;
         let pieces: Vec<Word> = self.found.commands.iter().flat_map(pieces).take(MOST_PIECES + 1).collect();
@@ -56,15 +57,15 @@ impl Reader<'_> {
                 || (for_make && matches!(base(program), "make" | "gmake"))
                 || (for_git && base(program) == "git")
         };
-        // `sed` and `find` read files, they do not run them.
+        // These programs read files but do not run them.
         let suspects = self.found.commands.iter().filter(|command| !matches!(command.program(), Some("sed" | "awk" | "gawk" | "find")));
         if suspects.clone().any(runs) {
-            self.doubt("it runs what it has only just written");
+            self.doubt("it runs a file that it has just written");
         }
     }
 }
 
-/// The files that a patch is about which stands in the command.
+/// Returns the files that a patch in the command changes.
 fn patched(command: &Command) -> impl Iterator<Item = &str> {
     let text = match &command.fed {
         Some(Fed::Text(text)) if acts::patches(command) => text.text(),
@@ -74,13 +75,13 @@ fn patched(command: &Command) -> impl Iterator<Item = &str> {
     files.filter_map(|file| file.split('\t').next()).map(str::trim_end)
 }
 
-/// What a file is cut into.
+/// Returns the files that `split` and `csplit` create.
 fn pieces(command: &Command) -> Vec<Word> {
     if !matches!(command.program(), Some("csplit" | "split")) {
         return Vec::new();
     }
     let mut found = composed::composed(command);
-    // Where nothing is said, they begin so.
+    // Without a prefix, the names start with `x`.
     if found.is_empty() {
         found.push(Word::known("x").then(&Word::name()));
     }

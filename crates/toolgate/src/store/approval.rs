@@ -1,4 +1,4 @@
-//! Calls that wait for a person.
+//! Defines approvals: calls that wait for the answer of a person.
 
 use std::sync::Arc;
 
@@ -10,61 +10,63 @@ use crate::call::SessionKey;
 use crate::json::Digest;
 use crate::policy::ApprovalFact;
 
-/// Where an approval stands.
+/// The state of an approval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ApprovalState {
-    /// Nobody has answered.
+    /// The approval has no answer yet.
     Waiting,
-    /// Somebody said yes.
+    /// A person approved the call.
     Approved,
-    /// Somebody said no.
+    /// A person denied the call.
     Denied,
-    /// The call was made.
+    /// The approved call was made.
     Used,
 }
 
-/// A call that waits for a person, or did.
+/// A request for the approval of one call, and its answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Approval {
-    /// Its name.
+    /// The id of the approval.
     pub id: String,
-    /// Whose call.
+    /// The session of the call.
     pub key: SessionKey,
-    /// Which tool.
+    /// The tool of the call.
     pub tool: Arc<str>,
-    /// The exact call.
+    /// The digest of the exact call.
     pub digest: Digest,
-    /// The arguments that will run. Not serialised with the rest: they may hold secrets, and a store must seal them.
+    /// The arguments that will run.
+    ///
+    /// They are not serialized, because they may contain secrets and a store must encrypt them.
     #[serde(skip)]
     pub arguments: Value,
-    /// The arguments as a person may see them.
+    /// The arguments with secrets redacted, for the approver.
     pub shown: Value,
-    /// The rules and hooks that asked: only their "ask" is answered.
+    /// The rules and hooks that asked; the answer counts only for them.
     pub asked_by: Vec<String>,
-    /// Who may answer: somebody who is in each of these lists.
+    /// Lists of people; an approver must be in each of them.
     #[serde(default)]
     pub approvers: Vec<Vec<String>>,
-    /// What the person reads.
+    /// The text that the approver reads.
     pub reason: String,
-    /// When it was asked.
+    /// The time of the request.
     pub asked_at: Timestamp,
-    /// Until when it can be answered and used.
+    /// The time until which the approval can be answered and used.
     pub expires: Timestamp,
-    /// Where it stands.
+    /// The state of the approval.
     pub state: ApprovalState,
-    /// Who answered.
+    /// The person who answered.
     pub answered_by: Option<String>,
 }
 
 impl Approval {
-    /// Whether a call may be made by it at a moment.
+    /// Returns whether the approval allows the call now.
     #[must_use]
     pub fn is_usable(&self, now: Timestamp) -> bool {
         self.state == ApprovalState::Approved && now <= self.expires
     }
 
-    /// What is written down of it with a decision.
+    /// Returns the fact that is recorded with a decision.
     #[must_use]
     pub fn fact(&self) -> ApprovalFact {
         ApprovalFact {
@@ -77,7 +79,7 @@ impl Approval {
         }
     }
 
-    /// Whether this person may answer.
+    /// Returns whether this person may answer.
     #[must_use]
     pub fn may_be_answered_by(&self, person: &str) -> bool {
         self.approvers.iter().all(|people| people.iter().any(|name| name == person))

@@ -1,4 +1,4 @@
-//! What a claim comes to, in figures and in words.
+//! Computes whether charges fit their limits, and the errors of failed claims.
 
 use rust_decimal::Decimal;
 
@@ -6,11 +6,13 @@ use super::{NotClaimed, Recalled};
 use crate::error::{Effects, ToolError};
 use crate::limits::{Charge, Over};
 
-/// What is used of each counter with the charges before it, or the first charge that does not fit. Charges of one call on
-/// the same counter add up. `fits` says what is used of a counter, if a charge fits.
+/// Returns the amount used of each counter, or the first charge that exceeds its limit.
+///
+/// Charges of one call on the same counter add up. `fits` returns the amount used of a counter if a
+/// charge fits.
 ///
 /// # Errors
-/// What `fits` says.
+/// Returns the errors of `fits`.
 pub fn room_for<E>(
     charges: &[Charge],
     mut fits: impl FnMut(&Charge) -> Result<Result<Decimal, Over>, E>,
@@ -30,16 +32,16 @@ pub fn room_for<E>(
     Ok(Ok(used))
 }
 
-/// What stood in the way of a call, said to the model.
+/// Returns the error for a call that repeats an earlier one.
 pub(crate) fn recalled_error(recalled: &Recalled) -> ToolError {
     use crate::code;
     match recalled {
         Recalled::Settled(_) => ToolError::of(
             code::DUPLICATE_CALL,
-            "this call was made before and took effect; its result is not kept any more, so do not repeat it",
+            "this call was made before and took effect; its result is no longer stored; do not repeat the call",
         )
         .with_effects(Effects::Done),
-        Recalled::InProgress => ToolError::of(code::IN_PROGRESS, "the same call is running; ask again for its result").retry_after_ms(1_000),
+        Recalled::InProgress => ToolError::of(code::IN_PROGRESS, "the same call is still running; repeat the call later to get its result").retry_after_ms(1_000),
         Recalled::Pending(call) => ToolError::of(
             code::PENDING_RECONCILIATION,
             format!("an earlier run of this call ({call}) may or may not have taken effect; do not repeat it, tell the user that a person must settle it"),
@@ -51,11 +53,11 @@ pub(crate) fn recalled_error(recalled: &Recalled) -> ToolError {
     }
 }
 
-/// What a charge that does not fit says: the limit's own error, with the figure and the wait.
+/// Adds the used amount and the waiting time to the error of a limit.
 pub(crate) fn over_error(mut error: ToolError, over: &Over) -> ToolError {
     if let Some(wait) = over.retry_after.filter(|wait| wait.is_positive()) {
         error.retry_after_ms = u64::try_from(wait.as_millis()).ok().map(|ms| ms + 1);
-        // The identical call may succeed once there is room again.
+        // The identical call may succeed when the window has moved on.
         error.retryable = true;
     }
     if over.used > Decimal::ZERO {

@@ -1,4 +1,4 @@
-//! Everything in memory, one lock, one transaction at a time.
+//! Implements [`Store`] in memory, with one lock around all data.
 
 mod inner;
 
@@ -28,15 +28,16 @@ use crate::progress::Progress;
 use crate::session::{Alter, State};
 use crate::values::Carriers;
 
-/// How many large outputs are kept, and how many rows unless said. Claims, limits and sessions are all kept.
+/// The number of large outputs that are stored, and the default number of rows. Claims, limits and
+/// sessions are never dropped.
 const OUTPUTS: usize = 256;
 const ROWS: usize = 10_000;
 
-/// A store that ends with the process: for tests, demonstrations and short-lived agents.
+/// A store that lives only as long as the process: for tests, demos and short-lived agents.
 pub struct MemoryStore {
     inner: Mutex<Inner>,
     keep: usize,
-    /// Says without a lock that nothing is paused.
+    /// Whether any kill switch is on, readable without the lock.
     any_paused: AtomicBool,
 }
 
@@ -50,7 +51,7 @@ impl Default for MemoryStore {
 struct Inner {
     paused: HashMap<Target, String>,
     sessions: HashMap<SessionKey, Session>,
-    /// Two windows over the same thing are two counters.
+    /// Counters by name and time window.
     counters: HashMap<(String, Option<SignedDuration>), Counter>,
     claims: HashMap<CallId, Claim>,
     open: Open,
@@ -60,7 +61,7 @@ struct Inner {
     outputs: HashMap<(SessionKey, String), Arc<str>>,
     output_order: VecDeque<(SessionKey, String)>,
     rows: VecDeque<Arc<Row>>,
-    /// How many there ever were.
+    /// The number of rows ever recorded.
     recorded: u64,
     carriers: Carriers,
 }
@@ -77,7 +78,7 @@ struct Claim {
     intent: Box<Intent>,
     charges: Vec<Charge>,
     used: Vec<Used>,
-    /// `None` while nobody knows.
+    /// The outcome; `None` while it is unknown.
     settled: Option<Outcome>,
     pending: bool,
 }
@@ -89,13 +90,13 @@ impl Claim {
 }
 
 impl MemoryStore {
-    /// An empty store that keeps the newest 10,000 rows of its ledger.
+    /// Creates an empty store that keeps the newest 10,000 rows of its ledger.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty store that keeps this many rows.
+    /// Creates an empty store that keeps this many rows.
     #[must_use]
     pub fn keeping(rows: usize) -> Self {
         Self { keep: rows, ..Self::default() }
@@ -103,12 +104,12 @@ impl MemoryStore {
 }
 
 impl MemoryStore {
-    /// How a call ended that left nothing else behind.
+    /// Records the end of a call that has no other effect on the store.
     pub(crate) fn note_end(&self, key: &SessionKey, ended: &crate::progress::Ended) {
         crate::lock(&self.inner).session(key).progress.ended(ended);
     }
 
-    /// What is known of a session whose beginning is not.
+    /// Sets the progress and the start of a session whose earlier rows are not available.
     pub(crate) fn seed(&self, key: &SessionKey, progress: Progress, opened: Timestamp) {
         let mut inner = crate::lock(&self.inner);
         let session = inner.session(key);
@@ -307,7 +308,7 @@ impl Store for MemoryStore {
             }
         }
         let oldest = inner.record(finish.row, self.keep);
-        // Nobody waits until it is taken apart.
+        // Drop the old row outside of the lock.
         drop(inner);
         drop(oldest);
         Ok(Ok(None))

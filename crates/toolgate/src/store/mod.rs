@@ -1,7 +1,7 @@
-//! Where sessions, claims, limits, approvals and the ledger live.
+//! Defines the storage of sessions, claims, limits, approvals and the ledger.
 //!
-//! A store is dumb on purpose: it loads, reserves and commits, each in one transaction, and decides
-//! nothing. Every backend behaves like [`MemoryStore`].
+//! A store only loads, reserves and commits, each in one transaction. The pipeline makes all
+//! decisions. Every backend behaves like [`MemoryStore`].
 
 mod approval;
 mod claim;
@@ -38,12 +38,12 @@ use crate::session::{Alter, Changes, Revoked, State};
 use crate::tool::Polling;
 use crate::values::Seen;
 
-/// The store could not do what was asked; nothing was changed.
+/// A store operation failed; nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct StoreError(pub String);
 
-/// What a kill switch stops.
+/// The target of a kill switch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
@@ -57,42 +57,42 @@ pub enum Target {
     Session(SessionKey),
 }
 
-/// What a call is recalled by: its key, or for a tool declared `once` its arguments.
+/// The key that finds an earlier call: the idempotency key, or the arguments of a `once` tool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RecallKey {
-    /// Who called.
+    /// The principal of the call.
     pub principal: Arc<str>,
-    /// As which agent.
+    /// The agent of the call.
     pub agent: Arc<str>,
-    /// Which tool.
+    /// The tool of the call.
     pub tool: Arc<str>,
-    /// The client's key, or the digest of the arguments.
+    /// The idempotency key of the client, or the digest of the arguments.
     pub key: String,
 }
 
 impl RecallKey {
-    /// Whether it is the client's, or of a tool declared `once`.
+    /// Returns whether the key comes from the client or from the arguments of a `once` tool.
     #[must_use]
     pub fn kind(&self) -> RecalledBy {
         if self.key.starts_with("once:") { RecalledBy::Once } else { RecalledBy::Key }
     }
 }
 
-/// What is known of an earlier call under the same key.
+/// The state of an earlier call with the same key.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Recalled {
-    /// It ran; this is what it came to, unless that was so long ago that only the fact is kept.
+    /// The call ran; its outcome is `None` if it is no longer stored.
     Settled(Option<Outcome>),
-    /// It is running.
+    /// The call is running.
     InProgress,
-    /// It may have run; nobody knows.
+    /// The outcome of the call is unknown.
     Pending(CallId),
-    /// It was made with other arguments.
+    /// The call had other arguments.
     KeyReused,
 }
 
 impl Recalled {
-    /// What is written down of it.
+    /// Returns the fact that the ledger records.
     #[must_use]
     pub const fn fact(&self) -> RecallFact {
         match self {
@@ -105,11 +105,11 @@ impl Recalled {
     }
 }
 
-/// A session held by a call. Dropping it lets the session go.
-#[expect(dead_code, reason = "held for its drop")]
+/// The lock of a session. Dropping the lock releases the session.
+#[expect(dead_code, reason = "dropping the value releases the lock")]
 pub struct Hold(Guard);
 
-#[expect(dead_code, reason = "held for its drop")]
+#[expect(dead_code, reason = "dropping the value releases the lock")]
 pub(crate) enum Guard {
     Alone(OwnedRwLockWriteGuard<()>),
     Together(OwnedRwLockReadGuard<()>),
@@ -117,7 +117,7 @@ pub(crate) enum Guard {
 }
 
 impl Hold {
-    /// Anything that lets the session go when it is dropped.
+    /// Creates a lock from any value that releases the session when it is dropped.
     #[must_use]
     pub fn new(guard: impl Any + Send + Sync) -> Self {
         Self(Guard::Other(Box::new(guard)))
@@ -134,138 +134,146 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// A validated call comes to its session.
+/// A request of a validated call to open its session.
 #[derive(Debug)]
 pub struct Enter<'a> {
     /// The session.
     pub key: &'a SessionKey,
-    /// The judged call.
+    /// The digest of the checked call.
     pub digest: Digest,
-    /// What it is recalled by.
+    /// The keys that find an earlier call.
     pub recall: &'a [RecallKey],
-    /// Whether it counts for progress.
+    /// Whether the call counts as a repetition.
     pub counts: bool,
-    /// How it may be polled.
+    /// How often the tool may be polled.
     pub polling: Option<&'a Polling>,
-    /// Holds the session first: alone or with other readers, waiting this long. `None` where it is held already.
+    /// Locks the session first: whether exclusively, and the timeout.
+    ///
+    /// `None` if the caller has locked the session already.
     pub hold: Option<(bool, Duration)>,
-    /// Now.
+    /// The current time.
     pub now: Timestamp,
 }
 
-/// What it finds there.
+/// A snapshot of a session, as a call opens it.
 #[derive(Debug)]
 pub struct Entered {
-    /// Version of the session.
+    /// The version of the session.
     pub version: u64,
-    /// When the session began.
+    /// The time when the session started.
     pub opened: Timestamp,
-    /// What it holds: a snapshot, with all its slices; with the rest where [`Store::snapshots_are_complete`].
+    /// The state with all its slices; complete if [`Store::snapshots_are_complete`].
     pub state: Arc<State>,
-    /// How many rows the ledger has.
+    /// The number of rows in the ledger.
     pub rows: u64,
-    /// An earlier call under the same key.
+    /// The earlier call with the same key.
     pub recalled: Option<Recalled>,
-    /// Which kind of key it was.
+    /// The kind of key that found the earlier call.
     pub recalled_by: Option<RecalledBy>,
-    /// How often the same call was made.
+    /// How often the same call was repeated.
     pub progress: Progress,
-    /// The session, held.
+    /// The lock of the session.
     pub hold: Option<Hold>,
 }
 
-/// A durable intent: written before the effect.
+/// The durable record of a claim, written before the tool runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Intent {
-    /// The call.
+    /// The id of the call.
     pub call: CallId,
-    /// Its session.
+    /// The session of the call.
     pub key: SessionKey,
-    /// Its tool.
+    /// The tool of the call.
     pub tool: Arc<str>,
-    /// The judged call.
+    /// The digest of the checked call.
     pub digest: Digest,
-    /// The call as it was asked for, before hooks: what a repetition is compared with.
+    /// The digest of the call before hooks, which a repetition is compared with.
     pub asked: Digest,
-    /// What it will be recalled by.
+    /// The keys under which later calls find this one.
     pub recall: Vec<RecallKey>,
-    /// Who works on it: a process, or a client's session.
+    /// The owner of the claim: a process, or the session of a client.
     pub owner: Arc<str>,
-    /// Until when; afterwards, without an end, it is pending.
+    /// The end of the lease; a claim that has not ended by then is pending.
     pub lease: Timestamp,
-    /// False for a read, which leaves nothing to reconcile.
+    /// Whether the call can have an effect; a read leaves nothing to reconcile.
     pub effect: bool,
-    /// What the ledger will say if nobody ever tells more, where the store outlives the process.
+    /// The row to record if the call is abandoned and the store outlives the process.
     #[serde(skip)]
     pub row: Option<Arc<Row>>,
-    /// The pass of a call that a client runs, under the client's name for it. It may hold secrets, and a store must seal it.
+    /// The state of a deferred call, with the client's id for it.
+    ///
+    /// The state may contain secrets, so a store must encrypt it.
     #[serde(skip)]
     pub pass: Option<(String, Vec<u8>)>,
-    /// What it writes to, if it happens or may have, by the keys of [`crate::values::Carrying`]: remembered at once where a client runs
-    /// it, else when it ends, or when nobody says how.
+    /// The files and entities that the call writes, as keys of [`crate::values::Carrying`].
+    ///
+    /// They are recorded if the call has or may have an effect: for a deferred call with the claim,
+    /// otherwise when the call ends or is abandoned.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub carriers: Vec<String>,
-    /// What it writes, to be remembered with the intent.
+    /// The provenance of the arguments, recorded with the claim.
     #[serde(skip)]
     pub seen: Option<Box<Seen>>,
-    /// What it takes away, if it happens or may have: at once where a client runs it, else when nobody says how it ended.
+    /// The evidence that the call revokes if it has or may have an effect.
+    ///
+    /// A deferred call revokes with the claim, any other call when it is abandoned.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub revokes: Vec<Revoked>,
 }
 
 impl Intent {
-    /// Whether a client runs it: when that is, and how it ends, nobody here sees.
+    /// Returns whether a client runs the tool; this process then sees neither start nor end.
     #[must_use]
     pub fn is_run_by_client(&self) -> bool {
         self.owner.starts_with("client:")
     }
 }
 
-/// A pass that was kept, taken out to settle its call: nobody else gets it.
+/// A deferred call, taken from the store to settle it; only one caller gets it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Taken {
-    /// The claim.
+    /// The claim of the call.
     pub intent: Intent,
-    /// The pass.
+    /// The stored state of the call.
     pub pass: Vec<u8>,
-    /// What was used of each counter before it.
+    /// The amount used of each counter before the call.
     pub used: Vec<Used>,
 }
 
-/// Why a claim failed. Nothing was reserved.
+/// The reason why a claim failed; nothing was reserved.
 #[derive(Debug, Clone, PartialEq)]
 pub enum NotClaimed {
-    /// A charge has no room.
+    /// A charge exceeds its limit.
     Over {
-        /// Which one.
+        /// The index of the charge.
         index: usize,
-        /// What is used of it.
+        /// The state of the limit.
         over: Over,
-        /// What is used of those before it, with what each of them takes.
+        /// The amounts used of the limits before this one, including the charges of the call.
         used: Vec<Decimal>,
     },
-    /// Somebody else was first, under a key of this kind.
+    /// Another call with the same key was first; the kind of key.
     Recalled(Recalled, RecalledBy),
-    /// The approval is gone: used, expired or taken back.
+    /// The approval was used, has expired or was withdrawn.
     ApprovalGone,
-    /// Somebody has pulled the kill switch meanwhile.
+    /// A kill switch was turned on in the meantime; its reason.
     Paused(Target, String),
 }
 
-/// How a claim ends: by what happened in the world, not by what the caller was told.
+/// How a claim ends, according to the real effect of the call and not to the reported outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Settle {
-    /// It happened: the charges stand.
+    /// The call took effect, and the charges are final.
     Done,
-    /// Nothing happened: the charges are released.
+    /// The call had no effect, and the charges are released.
     Released,
-    /// Nobody knows: the charges stay reserved until somebody settles it.
+    /// The effect is unknown, and the charges stay reserved until the claim is settled.
     Pending,
 }
 
 impl Settle {
-    /// How a claim ends after a call that left this behind.
+    /// Returns how a claim ends after a call with these effects.
     #[must_use]
     pub const fn by(effects: Effects) -> Self {
         match effects {
@@ -275,7 +283,7 @@ impl Settle {
         }
     }
 
-    /// How the claim of a read ends: whatever became of it, there is nothing to find out.
+    /// Returns how the claim of a read ends; a read is never pending.
     #[must_use]
     pub const fn of_read(self) -> Self {
         match self {
@@ -284,7 +292,7 @@ impl Settle {
         }
     }
 
-    /// What a charge comes to in the end: what was reserved, what was really spent, or nothing.
+    /// Returns the final amount of a charge: reserved, really spent, or zero.
     #[must_use]
     pub fn amount(self, charge: &Charge, spent: Option<Spend>) -> Decimal {
         match (self, charge.unit) {
@@ -297,13 +305,13 @@ impl Settle {
         }
     }
 
-    /// What a call comes to that turns out never to have happened.
+    /// Returns the outcome of a pending call that turned out to have no effect.
     #[must_use]
     pub fn never_happened() -> Outcome {
         ToolError::of(crate::code::CANCELLED, "it never happened").into()
     }
 
-    /// What it leaves behind.
+    /// Returns the effects of a call whose claim ended this way.
     #[must_use]
     pub const fn effects(self) -> Effects {
         match self {
@@ -314,78 +322,86 @@ impl Settle {
     }
 }
 
-/// The end of a call: everything in one transaction.
+/// The data that ends a call, written in one transaction.
 #[derive(Debug, Clone)]
 pub struct Finish {
     /// The row.
     pub row: Arc<Row>,
-    /// Version that the changes were made against.
+    /// The version of the session that the changes are based on.
     pub version: u64,
-    /// What changes, after a success.
+    /// The changes to the session after a success.
     pub changes: Option<Changes>,
-    /// Evidence that is taken away: after a failure too, if the act may have happened.
+    /// The revoked evidence, also after a failure if the call may have had an effect.
     pub revoked: Vec<Revoked>,
-    /// Values to remember, whatever happened: the model has read them.
+    /// The provenance of values, recorded for every outcome because the model has read them.
     pub seen: Option<Box<Seen>>,
-    /// What is appended to log slices, whatever happened.
+    /// The entries to append to log slices, for every outcome.
     pub logs: Vec<(Arc<str>, Value)>,
-    /// How the claim ends, where there is one.
+    /// How the claim ends, if there is one.
     pub settle: Settle,
-    /// What it came to, where it can be recalled. Not redacted beyond what the caller saw.
+    /// The outcome for repeated calls, redacted only as far as for the caller.
     pub outcome: Option<Outcome>,
-    /// What was really spent, where the tool said so; else what was reserved counts.
+    /// The amount really spent, if the tool reported one; otherwise the reserved amount counts.
     pub spent: Option<Spend>,
-    /// Large outputs to keep, by handle.
+    /// The large outputs to store, by handle.
     pub outputs: Vec<(String, Arc<str>)>,
-    /// How it ended, for the next call's progress.
+    /// How the call ended, for counting repetitions.
     pub ended: Option<Ended>,
-    /// Whether it must survive a power cut, and not only the end of the process: an effect, or the refusal of one.
+    /// Whether the write must survive a power failure: an effect, or the denial of one.
     pub durable: bool,
 }
 
-/// The session had changed in between. Nothing was written, not even the row: finish again without changes.
+/// The session changed in the meantime, and nothing was written, not even the row.
+///
+/// The caller commits again without changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conflict;
 
-/// A spooled row that a store can never take in.
+/// A spooled row that a store can never append.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unfit {
-    /// Its call.
+    /// The call of the row.
     pub call: CallId,
-    /// What stands in its way.
+    /// The reason.
     pub why: String,
 }
 
-/// A backend.
+/// A storage backend.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Whether the agent, principal, tool or session of a call is paused, and why.
+    /// Returns the kill switch that pauses the agent, principal, tool or session of a call, if any.
     async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError>;
-    /// Turns a kill switch on, with a reason, or off.
+    /// Turns a kill switch on with a reason, or off with `None`.
     async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError>;
 
-    /// Holds a session, alone or together with other readers; `None` if it stays held by others for this long.
+    /// Locks a session, exclusively or shared with other readers; `None` after the timeout.
     async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError>;
-    /// Holds the session, then recalls, counts and loads, in one transaction. Opens the session if it
-    /// is new; `None` if others hold it for too long, and then nothing is counted.
+    /// Locks the session, finds earlier calls, counts the repetition and loads the state.
+    ///
+    /// This is one transaction. A new session is created. The result is `None` if the lock timed
+    /// out, and then nothing is counted.
     async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError>;
-    /// What [`Store::enter`] would find, changing nothing.
+    /// Returns the result of [`Store::enter`] without any change.
     async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError>;
-    /// Whether anything at all may be paused: `false` saves a look.
+    /// Returns `false` if no kill switch is on, which saves a query.
     fn may_be_paused(&self) -> bool {
         true
     }
-    /// Whether the snapshot of a session holds all its evidence and marks, so that only counters must be loaded.
+    /// Returns whether a session snapshot contains all evidence and marks.
+    ///
+    /// If so, only counters must be loaded.
     fn snapshots_are_complete(&self) -> bool {
         false
     }
 
-    /// Loads what policies need into `facts`: evidence and marks at least as new as a snapshot, counters as they are.
+    /// Loads the requested facts: evidence and marks at least as new as the snapshot, and current
+    /// counters.
     async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError>;
-    /// For each of these charges: what is used, or that it does not fit.
+    /// Returns for each charge the used amount, or that the charge exceeds the limit.
     async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError>;
-    /// Claims: the intent is durable, every charge reserved and the approval used, or none of it. Says what was used
-    /// of each counter before.
+    /// Claims a call, and returns the amount used of each counter before.
+    ///
+    /// Atomically writes the intent, reserves every charge and uses the approval.
     async fn begin(
         &self,
         intent: Box<Intent>,
@@ -393,37 +409,41 @@ pub trait Store: Send + Sync + 'static {
         approval: Option<&str>,
         now: Timestamp,
     ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError>;
-    /// Ends a call: state, claim, charges and row in one transaction. Where the ledger outlives the process, there is a
-    /// receipt for the row.
+    /// Ends a call: commits state, claim, charges and row in one transaction.
+    ///
+    /// If the ledger outlives the process, returns a receipt for the row.
     async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError>;
 
-    /// Takes the newest pass for a tool that is kept under a client's name for a call, if that call is not settled.
+    /// Takes the newest unsettled deferred call of a tool, by the client's id for the call.
     async fn take_pass(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<Taken>, StoreError>;
-    /// A client's session is over: what it was admitted to and has not reported is pending from here on.
+    /// Closes a client's session: deferred calls without a report become pending.
     async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError>;
 
-    /// A session's version and slices as they stand; with the rest where [`Store::snapshots_are_complete`].
+    /// Returns a session's version and slices; the state is complete if
+    /// [`Store::snapshots_are_complete`].
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError>;
-    /// The whole of a session's state, however much that is.
+    /// Returns the whole state of a session, whatever its size.
     async fn session(&self, key: &SessionKey) -> Result<Option<Arc<State>>, StoreError>;
-    /// Changes a session from outside a call.
+    /// Changes a session outside of a call.
     async fn alter(&self, key: &SessionKey, alter: Alter) -> Result<(), StoreError>;
-    /// Adds to counters outside a call, as the loop does for the model's own tokens.
+    /// Adds to counters outside of a call, for example the tokens of the model itself.
     async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError>;
 
-    /// Keeps a request for approval.
+    /// Stores a request for approval.
     async fn ask(&self, approval: Approval) -> Result<(), StoreError>;
-    /// The newest approval for exactly this call.
+    /// Returns the newest approval for exactly this call.
     async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError>;
-    /// An approval by name.
+    /// Returns an approval by its id.
     async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError>;
-    /// Answers a waiting approval; false if it is not waiting any more, or is not this person's to answer.
+    /// Answers a waiting approval; false if it no longer waits or this person may not answer.
     async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError>;
 
-    /// Claims that nobody knows the end of.
+    /// Returns the claims with an unknown outcome.
     async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError>;
-    /// Settles such a claim, and writes a row that says who did; false if there is none of this name. `shown` is the
-    /// outcome as it may be written down.
+    /// Settles a pending claim and records a row that names the person; false if there is no such
+    /// claim.
+    ///
+    /// `shown` is the outcome with secrets redacted, for the ledger.
     async fn settle(
         &self,
         call: CallId,
@@ -434,16 +454,17 @@ pub trait Store: Send + Sync + 'static {
         now: Timestamp,
     ) -> Result<bool, StoreError>;
 
-    /// A stored output of this session.
+    /// Returns a stored output of this session.
     async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError>;
-    /// The rows of a session in order.
+    /// Returns the rows of a session in order.
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError>;
-    /// Whether the ledger says that a call succeeded.
+    /// Returns whether the ledger contains a success of this call.
     async fn has_succeeded(&self, call: CallId) -> Result<bool, StoreError>;
-    /// Takes in a row that was spooled while the store was away. A row it has already is left alone.
+    /// Appends a row that was spooled while the store was unavailable; ignores a known row.
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError>;
-    /// Takes in several, in their order: after an error perhaps some of them, which may be given again. Those that it can never
-    /// take in, however often they are given, it leaves out and names.
+    /// Appends several spooled rows in order, and returns the rows that can never be appended.
+    ///
+    /// After an error, some rows may be appended already. The caller may pass them again.
     async fn take_in_all(&self, rows: &[Arc<Row>]) -> Result<Vec<Unfit>, StoreError> {
         for row in rows {
             self.take_in(Arc::clone(row)).await?;
@@ -451,19 +472,20 @@ pub trait Store: Send + Sync + 'static {
         Ok(Vec::new())
     }
 
-    /// Gets to know an agent's definition, to keep it once, under its digest, with the rows that were decided by it.
+    /// Registers an agent's definition, which is stored once under its digest for the ledger.
     fn introduce(&self, config: Digest, definition: &Arc<str>) {
         let _ = (config, definition);
     }
-    /// The key that secrets leave their marks with, so that equal values can be matched after a restart.
+    /// Returns the key for the marks of redacted values, so that equal values match after a
+    /// restart.
     fn redaction_key(&self) -> Option<[u8; 32]> {
         None
     }
-    /// Where the store keeps what does not belong into it, where it outlives the process.
+    /// Returns the directory for files beside the store, if the store outlives the process.
     fn home(&self) -> Option<&Path> {
         None
     }
-    /// The name under which this process owns claims, where the store can tell whether the process is alive.
+    /// Returns the owner name of this process for claims, if the store can detect dead processes.
     fn owner(&self) -> Option<Arc<str>> {
         None
     }

@@ -1,4 +1,4 @@
-//! Which claims have not ended: found by their session and by their time, without looking through all.
+//! Indexes the claims that have not ended, by session and by end of lease.
 
 use std::collections::BTreeSet;
 
@@ -10,9 +10,9 @@ use crate::call::{CallId, SessionKey};
 
 #[derive(Default)]
 pub(super) struct Open {
-    /// What clients run or have a pass for, until it is settled.
+    /// Deferred calls by session, until they are settled.
     clients: HashMap<SessionKey, BTreeSet<CallId>>,
-    /// When the time is up of each that has no end.
+    /// Ends of leases of the claims that have not ended.
     leases: BTreeSet<(Timestamp, CallId)>,
 }
 
@@ -24,7 +24,7 @@ impl Open {
         }
     }
 
-    /// It has come to an end, be it that nobody knows which: then a client may still tell.
+    /// Removes an ended claim; if the end is pending, a client may still report the outcome.
     pub(super) fn end(&mut self, intent: &Intent, pending: bool) {
         self.leases.remove(&(intent.lease, intent.call));
         if !pending && let Some(calls) = self.clients.get_mut(&intent.key) {
@@ -35,7 +35,7 @@ impl Open {
         }
     }
 
-    /// Its time is up at another moment.
+    /// Changes the end of a lease.
     pub(super) fn renew(&mut self, intent: &mut Intent, lease: Timestamp) {
         if self.leases.remove(&(intent.lease, intent.call)) {
             self.leases.insert((lease, intent.call));
@@ -43,12 +43,12 @@ impl Open {
         intent.lease = lease;
     }
 
-    /// What clients have open in a session, the newest first.
+    /// Returns the deferred calls of a session, newest first.
     pub(super) fn of(&self, key: &SessionKey) -> Vec<CallId> {
         self.clients.get(key).map(|calls| calls.iter().rev().copied().collect()).unwrap_or_default()
     }
 
-    /// Those whose time is up.
+    /// Returns the claims whose lease has ended.
     pub(super) fn over(&self, now: Timestamp) -> Vec<CallId> {
         self.leases.range(..(now, CallId::from_bytes([0; 16]))).map(|(_, call)| *call).collect()
     }
@@ -82,13 +82,13 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_not_ended_is_found() {
+    fn only_open_claims_are_found() {
         let (mut open, mut all) = (Open::default(), [1, 2, 3].map(intent));
         all.iter().for_each(|intent| open.begin(intent));
         let key = all[0].key.clone();
         assert_eq!(open.of(&key), [all[2].call, all[1].call, all[0].call]);
         assert_eq!(open.over(at(20)), [all[0].call], "a lease holds until its last moment");
-        // Nobody knows how it ended, and its client may still say so.
+        // The outcome is pending, and the client may still report it.
         open.end(&all[0], true);
         assert_eq!((open.over(at(20)).len(), open.of(&key).len()), (0, 3));
         open.end(&all[0], false);

@@ -1,4 +1,4 @@
-//! Tools that are programs: started directly, in a sandbox, with arguments that no shell ever sees.
+//! Runs programs as tools: in a sandbox, without a shell.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,18 +22,26 @@ use crate::json::{self, Pointer};
 use crate::lead::NEVER_RAN;
 use crate::sandbox::Sandbox;
 
-/// What of the environment a program sees unless it is given more.
+/// Environment variables that a program inherits by default.
 const ENVIRONMENT: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TZ", "TMPDIR"];
 
-/// A program behind a tool. Its words may hold arguments of the call, as in `--order={/order_id}`; the arguments as JSON are on its
-/// standard input. What it prints is its result: JSON, or text.
+/// A program as a tool.
+///
+/// Its command-line arguments may contain arguments of the call, as in `--order={/order_id}`. Its
+/// standard input is the arguments as JSON. Its standard output is the result, as JSON or text.
 ///
 /// ```
 /// use serde_json::json;
 /// use toolgate::{CommandTool, Effect, Tool};
 /// let program = CommandTool::new("/usr/bin/lookup-order").arg("--id").arg("{/order_id}");
-/// let schema = json!({"type": "object", "properties": {"order_id": {"type": "string"}}, "required": ["order_id"]});
-/// let tool = Tool::with_handler("lookup_order", "Look up an order.", schema, std::sync::Arc::new(program)).effect(Effect::Read);
+/// let schema = json!({
+///     "type": "object",
+///     "properties": {"order_id": {"type": "string"}},
+///     "required": ["order_id"],
+/// });
+/// let program = std::sync::Arc::new(program);
+/// let tool = Tool::with_handler("lookup_order", "Look up an order.", schema, program)
+///     .effect(Effect::Read);
 /// ```
 #[derive(Clone)]
 pub struct CommandTool {
@@ -47,7 +55,7 @@ pub struct CommandTool {
     most: u64,
 }
 
-/// What is set for it may be secret.
+/// Hides the values of environment variables, which may be secret.
 impl std::fmt::Debug for CommandTool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let set: Vec<&String> = self.env.keys().collect();
@@ -56,7 +64,7 @@ impl std::fmt::Debug for CommandTool {
 }
 
 impl CommandTool {
-    /// A program. It is looked for where all programs are, unless it has a path.
+    /// Creates a tool for a program. A name without a path is searched in `PATH`.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self {
             program: program.into(),
@@ -70,28 +78,29 @@ impl CommandTool {
         }
     }
 
-    /// Adds a word. `{/path}` in it is the text of that argument.
+    /// Adds a command-line argument. `{/path}` is replaced by the text of that argument of the
+    /// call.
     #[must_use]
     pub fn arg(mut self, word: &str) -> Self {
         self.args.push(Template::new(word));
         self
     }
 
-    /// Sets a variable for it.
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, variable: &str, value: impl Into<OsString>) -> Self {
         self.env.insert(variable.to_owned(), value.into());
         self
     }
 
-    /// A value that nobody may see in what it says when it fails.
+    /// Removes a value from error messages.
     #[must_use]
     pub fn hide(mut self, value: impl Into<String>) -> Self {
         self.hidden.push(value.into());
         self
     }
 
-    /// Lets it see one more variable of the environment.
+    /// Inherits one more environment variable.
     #[must_use]
     pub fn inherit(mut self, variable: &str) -> Self {
         self.hidden.extend(std::env::var(variable));
@@ -99,22 +108,23 @@ impl CommandTool {
         self
     }
 
-    /// The room that it runs in.
+    /// Sets the sandbox.
     #[must_use]
     pub fn sandbox(mut self, sandbox: Sandbox) -> Self {
         self.sandbox = sandbox;
         self
     }
 
-    /// The program that leads into the room: one that calls [`crate::sandbox::enter_if_asked`], as `toolgate` does. This one, unless
-    /// said.
+    /// Sets the program that enters the sandbox. The default is the running program.
+    ///
+    /// The program must call [`crate::sandbox::enter_if_asked`], as `toolgate` does.
     #[must_use]
     pub fn launcher(mut self, launcher: impl Into<PathBuf>) -> Self {
         self.launcher = Some(launcher.into());
         self
     }
 
-    /// The arguments that its words name.
+    /// Iterates over the arguments of the call that the command line contains.
     pub(crate) fn named(&self) -> impl Iterator<Item = &Pointer> {
         self.args.iter().flat_map(Template::named)
     }
@@ -122,15 +132,15 @@ impl CommandTool {
     fn word(template: &Template, arguments: &Value) -> Result<OsString, Failure> {
         let refuse = |message: String| Failure::of(code::INVALID_ARGUMENTS, message).effects(Effects::None);
         let mut word = String::new();
-        for part in template.fill(arguments).map_err(|path| refuse(format!("`{path}` is needed")))? {
+        for part in template.fill(arguments).map_err(|path| refuse(format!("`{path}` is required")))? {
             match part {
                 Filled::Text(text) => word.push_str(text),
                 // A value must not become a flag.
                 Filled::Argument(path, text) if word.is_empty() && text.starts_with('-') => {
-                    return Err(refuse(format!("`{path}` may not begin with `-`")));
+                    return Err(refuse(format!("`{path}` must not begin with `-`")));
                 }
                 Filled::Argument(path, text) if text.contains('\0') => {
-                    return Err(refuse(format!("`{path}` holds a character that no program can be given")));
+                    return Err(refuse(format!("`{path}` must not contain a NUL character")));
                 }
                 Filled::Argument(_, text) => word.push_str(&text),
             }
@@ -147,18 +157,18 @@ impl Handler for CommandTool {
         let words = self.sandbox.words(self.program.clone().into(), words).map_err(|error| not_begun(error.to_string()))?;
         let launcher = match &self.launcher {
             Some(launcher) => launcher.clone(),
-            None => std::env::current_exe().map_err(|error| not_begun(format!("this program cannot be found: {error}")))?,
+            None => std::env::current_exe().map_err(|error| not_begun(format!("cannot find the running program: {error}")))?,
         };
         let mut command = tokio::process::Command::new(launcher);
         command.args(words);
         child::shut_off(&mut command, true, &self.inherit, &self.env);
         let mut program = command.spawn().map_err(|error| {
-            let message = format!("the program cannot be started: {error}");
-            // What else goes wrong may go wrong when it has begun.
+            let message = format!("cannot start the program: {error}");
+            // Other errors may occur after the program has started.
             let never = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::ArgumentListTooLong);
             if never { not_begun(message) } else { Failure::of(code::INTERNAL_FAULT, message).effects(Effects::Unknown) }
         })?;
-        // Whatever way this ends, also by being dropped, nothing of it is left.
+        // Kills the process group in every case, also if this future is dropped.
         let group = child::Group::of(&program, true);
         let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let said = async {
@@ -167,31 +177,31 @@ impl Handler for CommandTool {
             said
         };
         let ((), (out, err), status) = tokio::join!(child::feed(stdin, arguments.bytes()), said, group.wait(&mut program));
-        let status = status.map_err(|error| Failure::business("command_failed", format!("the program cannot be waited for: {error}")))?;
+        let status = status.map_err(|error| Failure::business("command_failed", format!("cannot wait for the program: {error}")))?;
         let said = crate::redact::without(&self.hidden, &String::from_utf8_lossy(&err.0));
         let said = crate::redact::head(said.trim(), 2_000);
         match status.code() {
             Some(0) => {}
             Some(code) => return Err(Failure::business("command_failed", format!("the program ended with exit code {code}: {said}"))),
             None if status.signal() == Some(NEVER_RAN.as_raw()) => return Err(not_begun(said)),
-            None => return Err(Failure::business("command_failed", format!("the program was ended by a signal ({status}): {said}"))),
+            None => return Err(Failure::business("command_failed", format!("a signal ended the program ({status}): {said}"))),
         }
         if out.1 {
             return Err(Failure::business("command_failed", format!("the program printed more than {} bytes", self.most)));
         }
-        // What is no JSON is text.
+        // Output that is not JSON is text.
         let text = || Value::String(String::from_utf8_lossy(&out.0).trim_end().to_owned());
         let value = json::parse(&out.0, &OUTPUT_BOUNDS).unwrap_or_else(|_| text());
         Ok(without_contract(&value).unwrap_or(value))
     }
 }
 
-/// What a stream says, and whether it says more than that.
+/// Reads at most `most` bytes, and reports whether there was more.
 async fn drain(stream: Option<impl AsyncRead + Unpin>, most: u64) -> (Vec<u8>, bool) {
     let mut out = Vec::new();
     let Some(mut stream) = stream else { return (out, false) };
     let _ = (&mut stream).take(most).read_to_end(&mut out).await;
-    // The rest is read and dropped, so that nobody waits for it to be.
+    // Read and discard the rest, so that the program does not block on a full pipe.
     let more = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.unwrap_or(0);
     (out, more > 0)
 }

@@ -1,4 +1,4 @@
-//! What a tool says when it cannot do its work, and how any other error is understood.
+//! Represents failures of tools, and classifies other errors as such.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -14,7 +14,7 @@ use crate::redact::head;
 use crate::resource::FileError;
 use crate::store::StoreError;
 
-/// A tool's failure. Any `std::error::Error` becomes one with `?`.
+/// A failure of a tool. `?` converts any `std::error::Error` into one.
 pub struct Failure(Box<Kind>);
 
 pub(crate) enum Kind {
@@ -27,43 +27,45 @@ impl Failure {
         Self(Box::new(Kind::Error { error, effects: None, status: None }))
     }
 
-    /// A failure of one of the four categories, with a code of the tool's own.
+    /// Creates a failure with a code of the tool.
     pub fn new(category: Category, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::from_error(ToolError::new(category, code, message))
     }
 
-    /// Try again later.
+    /// Creates a failure that may succeed later.
     pub fn transient(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(Category::Transient, code, message)
     }
 
-    /// The input is wrong.
+    /// Creates a failure of invalid input.
     pub fn validation(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(Category::Validation, code, message)
     }
 
-    /// Access is missing.
+    /// Creates a failure of missing access.
     pub fn permission(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(Category::Permission, code, message)
     }
 
-    /// A rule of the business forbids it.
+    /// Creates a failure of a business rule.
     pub fn business(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(Category::Business, code, message)
     }
 
-    /// One of toolgate's own codes.
+    /// Creates a failure with one of toolgate's own codes.
     pub(crate) fn of(name: &'static str, message: impl Into<String>) -> Self {
         Self::from_error(ToolError::of(name, message))
     }
 
-    /// A signal for the prompt layer: it passes through untouched, and the call changes nothing.
+    /// Creates a signal for the prompt layer. The signal passes unchanged, and the call changes
+    /// nothing.
     #[must_use]
     pub fn signal(signal: Signal) -> Self {
         Self(Box::new(Kind::Signal(signal)))
     }
 
-    /// An HTTP status of the service behind the tool, classified once and for all.
+    /// Classifies an HTTP status of the service behind the tool.
+    ///
     /// `said` is kept as untrusted text under `upstream`.
     #[must_use]
     pub fn http(status: u16, said: &str) -> Self {
@@ -73,7 +75,8 @@ impl Failure {
         Self(Box::new(Kind::Error { error, effects: None, status: Some(status) }))
     }
 
-    /// Keeps what the service behind the tool said, as untrusted text: capped, and without `toolgate/*`.
+    /// Keeps the answer of the service as untrusted text: limited in size, and without
+    /// `toolgate/*`.
     #[must_use]
     pub fn upstream(mut self, said: Value) -> Self {
         if let Kind::Error { error, .. } = self.0.as_mut() {
@@ -82,8 +85,10 @@ impl Failure {
         self
     }
 
-    /// Says what the tool left behind. Only the tool can know; without it, toolgate assumes the worst
-    /// that the tool's declared effect allows.
+    /// Declares the effects that remain.
+    ///
+    /// Only the tool can know them. By default, toolgate assumes the worst that the declared effect
+    /// of the tool allows.
     #[must_use]
     pub fn effects(mut self, left: Effects) -> Self {
         if let Kind::Error { effects, .. } = self.0.as_mut() {
@@ -92,7 +97,7 @@ impl Failure {
         self
     }
 
-    /// Takes back what was said of its effects: something may have happened before.
+    /// Clears the declared effects, because an earlier run may have had effects.
     #[must_use]
     pub fn effects_unsaid(mut self) -> Self {
         if let Kind::Error { effects, .. } = self.0.as_mut() {
@@ -101,7 +106,7 @@ impl Failure {
         self
     }
 
-    /// Says how long to wait before trying again.
+    /// Sets the delay before a retry.
     #[must_use]
     pub fn retry_after_ms(mut self, ms: u64) -> Self {
         if let Kind::Error { error, .. } = self.0.as_mut() {
@@ -119,7 +124,7 @@ impl Failure {
         self
     }
 
-    /// Says which argument is wrong.
+    /// Adds an invalid argument.
     #[must_use]
     pub fn field(mut self, path: impl Into<String>, expected: impl Into<String>, got: impl Into<String>) -> Self {
         if let Kind::Error { error, .. } = self.0.as_mut() {
@@ -142,7 +147,7 @@ impl Failure {
         }
     }
 
-    /// How long to wait, where it is said.
+    /// Returns the delay before a retry, if one is set.
     pub(crate) fn retry_after(&self) -> Option<std::time::Duration> {
         match self.0.as_ref() {
             Kind::Error { error, .. } => error.retry_after_ms.map(std::time::Duration::from_millis),
@@ -159,6 +164,16 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// Returns what the model may read of the failure.
+    pub(crate) fn text(&self) -> Value {
+        match self.0.as_ref() {
+            Kind::Error { error, .. } => serde_json::json!([error.message, error.upstream, error.errors]),
+            Kind::Signal(signal) => serde_json::json!([signal]),
+        }
+    }
+}
+
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_ref() {
@@ -168,8 +183,10 @@ impl fmt::Debug for Failure {
     }
 }
 
-/// Any error of a Rust program, understood by what it says of itself: `io::Error`, time-outs and tasks that
-/// panicked, anywhere in its chain of sources, by their kind, everything else as BUSINESS, not retryable.
+/// Classifies any Rust error as a failure.
+///
+/// `io::Error`, timeouts and panicked tasks are recognized anywhere in the chain of sources. All
+/// other errors are BUSINESS and not retryable.
 impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
         let message = chain(&error);
@@ -177,7 +194,7 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
         while let Some(cause) = source {
             if let Some(error) = cause.downcast_ref::<ToolError>() {
                 let mut error = error.clone();
-                // Whatever it was an answer to, this call has run.
+                // The error may come from a replayed call, but this call has run.
                 error.replayed = false;
                 return Self::from_error(error);
             }
@@ -185,17 +202,17 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
                 return Self::of(file.code(), message);
             }
             if cause.is::<StoreError>() {
-                // What a store says is for the operator.
-                tracing::error!(error = message, "a tool could not reach the store");
-                return Self::of(code::STORE_UNAVAILABLE, "the store is not available");
+                // Details of the store are for the operator, not for the model.
+                tracing::error!(error = message, "a tool cannot access the store");
+                return Self::of(code::STORE_UNAVAILABLE, "the store is unavailable");
             }
             if let Some(io) = cause.downcast_ref::<io::Error>() {
                 return Self::of(classify_io(io.kind()), message);
             }
             if cause.downcast_ref::<tokio::task::JoinError>().is_some_and(tokio::task::JoinError::is_panic) {
-                // What a panic says is for the operator.
+                // Details of a panic are for the operator, not for the model.
                 tracing::error!(panic = message, "a task of a tool panicked");
-                return Self::of(code::TOOL_PANICKED, "the tool has a fault and crashed; do not repeat the call, tell the user");
+                return Self::of(code::TOOL_PANICKED, "The tool has a bug and crashed. Do not repeat the call; tell the user.");
             }
             if cause.is::<tokio::time::error::Elapsed>() {
                 return Self::of(code::TIMEOUT, message);
@@ -206,7 +223,7 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
     }
 }
 
-/// The error and its causes on one line, each said once.
+/// Joins the error and its causes on one line, without repetitions.
 fn chain(error: &dyn StdError) -> String {
     let mut message = error.to_string();
     let mut source = error.source();
@@ -220,7 +237,7 @@ fn chain(error: &dyn StdError) -> String {
     message
 }
 
-/// The code for an HTTP status that is not a success.
+/// Returns the code for an HTTP status other than success.
 ///
 /// ```
 /// use toolgate::{classify_status, code};
@@ -240,9 +257,11 @@ pub const fn classify_status(status: u16) -> &'static str {
     }
 }
 
-/// What a service or program behind a tool gave, without what only toolgate says; `None` where there is nothing of that in it. What
-/// speaks like an error of the contract, in either dialect, goes under `upstream`, as [`Failure::upstream`] keeps it. Of any other
-/// object, members that begin with `toolgate/` are left out.
+/// Removes what only toolgate may write from a result; returns `None` if nothing was removed.
+///
+/// A result that looks like an error of toolgate, in either dialect, is moved under `upstream`, as
+/// [`Failure::upstream`] does. From any other object, members that begin with `toolgate/` are
+/// removed.
 ///
 /// ```
 /// use serde_json::json;
@@ -290,10 +309,12 @@ fn classify_io(kind: io::ErrorKind) -> &'static str {
     }
 }
 
-/// Words of an upstream, made harmless: capped, and stripped of fields that only toolgate may write. Which of the arguments were secret is not known
-/// here: where a text is cut, [`crate::redact::CUT`] says so, and what is left of a secret is taken out with the rest of it.
+/// Sanitizes text of an upstream: limits its size, and removes fields that only toolgate may write.
+///
+/// The secret arguments are not known here. A text that is cut contains [`crate::redact::CUT`], so
+/// that a partial secret is redacted together with it later.
 pub(crate) fn upstream(value: Value) -> Value {
-    /// Letters of one text, and of the whole where that is too large.
+    /// Maximum size of one text, and of the whole before it is reduced to one text.
     const TEXT: usize = 4_096;
     const WHOLE: usize = 16_384;
     fn tame(value: Value) -> Value {

@@ -1,4 +1,4 @@
-//! The code behind a tool.
+//! Defines the code that runs a tool.
 
 use std::marker::PhantomData;
 
@@ -13,17 +13,21 @@ use crate::code;
 use crate::context::Ctx;
 use crate::gate::Permit;
 
-/// The code behind a tool. It can only be run with a [`Permit`], and only the gate makes those.
+/// Runs a tool.
+///
+/// Running requires a [`Permit`], and only the gate creates permits.
 #[async_trait]
 pub trait Handler: Send + Sync {
-    /// Runs. The arguments are exactly those that were judged.
+    /// Runs the tool with exactly the arguments that were checked.
     ///
     /// # Errors
-    /// What went wrong, in the tool's own words.
+    /// The failure of the tool.
     async fn run(&self, permit: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure>;
 
-    /// Why it would refuse every call now, whatever the arguments: looked at before a person is asked, lest somebody approves what
-    /// cannot run. Nothing, unless said. A panic in here is a refusal, too: `tool_panicked`.
+    /// Returns a failure if the tool would currently refuse every call.
+    ///
+    /// The gate checks this before it asks a person, so that an approval is never useless. The
+    /// default is `None`. A panic counts as a refusal with the code `tool_panicked`.
     fn refuses(&self) -> Option<Failure> {
         None
     }
@@ -40,24 +44,24 @@ where
     Fut: Future<Output = Result<R, Failure>> + Send,
 {
     async fn run(&self, permit: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure> {
-        // What serde says of a value may hold the value.
-        let said = |e: serde_json::Error| if permit.has_secrets() { "they do not fit the type".to_owned() } else { e.to_string() };
+        // Messages of serde may contain the value.
+        let said = |e: serde_json::Error| if permit.has_secrets() { "they do not match the type".to_owned() } else { e.to_string() };
         let typed = A::deserialize(arguments.value()).map_err(|e| {
-            Failure::of(code::INVALID_ARGUMENTS, format!("the arguments cannot be read: {}", said(e))).effects(crate::Effects::None)
+            Failure::of(code::INVALID_ARGUMENTS, format!("cannot read the arguments: {}", said(e))).effects(crate::Effects::None)
         })?;
         let result = (self.0)(ctx, typed).await?;
-        // By then it has done its work: nobody need find out whether it did.
+        // The tool has already run, so its effects are known and need no reconciliation.
         serde_json::to_value(result)
-            .map_err(|e| Failure::of(code::INVALID_RESULT, format!("the result is no JSON: {e}")).effects(permit.effects_of_run()))
+            .map_err(|e| Failure::of(code::INVALID_RESULT, format!("the result cannot be represented as JSON: {e}")).effects(permit.effects_of_run()))
     }
 }
 
-/// What stands behind a tool that is only looked at.
+/// Handler of a tool that is declared but cannot run.
 pub(super) struct Nothing;
 
 impl Nothing {
     fn why() -> Failure {
-        let message = "nothing here runs this tool: its table in `toolgate.toml` has no `kind` (mcp, http, command, builtin or client)";
+        let message = "this tool cannot run: its table in `toolgate.toml` has no `kind` (mcp, http, command, builtin or client)";
         Failure::of(code::INTERNAL_FAULT, message).effects(crate::Effects::None)
     }
 }

@@ -1,4 +1,4 @@
-//! Tools: what they are called, what they take and give, what they do to the world, and how they run.
+//! Defines tools: names, schemas, effects and handlers.
 
 mod command;
 mod failure;
@@ -32,34 +32,34 @@ use crate::json::Pointer;
 use crate::limits::Spend;
 use crate::normalize::Rule;
 
-/// What a tool does to the world.
+/// The effect of a tool on the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
-    /// It changes nothing.
+    /// The tool changes nothing.
     Read,
-    /// It changes something that can be changed back.
+    /// The tool makes a change that can be reverted.
     Write,
-    /// It cannot be taken back. What is undeclared is this.
+    /// The tool makes a change that cannot be reverted. This is the default.
     #[default]
     Destructive,
 }
 
-/// A tool that is called again and again until something has happened.
+/// Settings of a tool that is called repeatedly until something has happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Polling {
-    /// Shortest time between two identical polls.
+    /// Minimum time between two identical polls.
     pub interval: Duration,
-    /// How often in a row the result may stay the same.
+    /// Maximum number of consecutive polls with the same result.
     pub max_unchanged: u32,
 }
 
-/// How a failed run is tried again, where that is safe.
+/// Settings of retries. A failed run is retried only if that is safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retry {
-    /// Most runs after the first.
+    /// Maximum number of retries.
     pub times: u32,
-    /// Wait before the second run; it doubles each time.
+    /// Delay before the first retry; it doubles each time.
     pub delay: Duration,
 }
 
@@ -69,31 +69,31 @@ impl Default for Retry {
     }
 }
 
-/// What happens to arguments that the schema does not know.
+/// Treatment of arguments that the schema does not declare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Extra {
-    /// The call is refused.
+    /// Refuse the call.
     #[default]
     Refuse,
-    /// They are taken out before the call is judged.
+    /// Remove them before the call is checked.
     Drop,
-    /// The schema says what it says.
+    /// Let the schema decide.
     Pass,
 }
 
-/// A worked call, shown to the model and checked against the schemas.
+/// An example call, shown to the model and checked against the schemas.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Example {
-    /// At most 200 characters.
+    /// Description of at most 200 characters.
     pub description: String,
-    /// Arguments.
+    /// The arguments.
     pub input: Value,
-    /// Result.
+    /// The result.
     pub output: Value,
 }
 
-/// A tool, as it is built up. An agent checks it when it is built itself.
+/// Declares a tool. An agent checks the declaration when it is built.
 ///
 /// ```
 /// use schemars::JsonSchema;
@@ -105,19 +105,20 @@ pub struct Example {
 /// #[derive(Serialize, JsonSchema)]
 /// struct Order { order_id: String, status: String }
 ///
-/// let lookup = Tool::typed("lookup_order", "Look up an order by its id.", |ctx: Ctx, args: Lookup| async move {
+/// let lookup = |ctx: Ctx, args: Lookup| async move {
 ///     ctx.say("found it");
 ///     Ok(Order { order_id: args.order_id, status: "shipped".into() })
-/// })
-/// .effect(Effect::Read)
-/// .entity("order_id", "/order_id");
+/// };
+/// let lookup = Tool::typed("lookup_order", "Look up an order by its id.", lookup)
+///     .effect(Effect::Read)
+///     .entity("order_id", "/order_id");
 /// assert_eq!(lookup.spec().name(), "lookup_order");
 /// ```
 #[derive(Clone)]
 pub struct Tool {
     spec: Spec,
     handler: Option<Arc<dyn Handler>>,
-    /// The program behind it, where there is one.
+    /// The program that runs the tool, if any.
     program: Option<CommandTool>,
 }
 
@@ -128,7 +129,7 @@ impl std::fmt::Debug for Tool {
 }
 
 impl Tool {
-    /// A tool from an async function of a serde type to a serde type. Both schemas are derived.
+    /// Creates a tool from an async function between serde types. Both schemas are derived.
     pub fn typed<A, R, F, Fut>(name: &str, description: &str, handler: F) -> Self
     where
         A: DeserializeOwned + JsonSchema + Send + Sync + 'static,
@@ -144,7 +145,7 @@ impl Tool {
         tool
     }
 
-    /// A tool from a JSON Schema and an async function over JSON.
+    /// Creates a tool from a JSON Schema and an async function on JSON.
     pub fn dynamic<F, Fut>(name: &str, description: &str, input: Value, handler: F) -> Self
     where
         F: Fn(Ctx, Value) -> Fut + Send + Sync + 'static,
@@ -155,14 +156,14 @@ impl Tool {
         tool
     }
 
-    /// A tool with a program behind it.
+    /// Creates a tool that runs a program.
     pub(crate) fn command(name: &str, description: &str, input: Value, program: CommandTool) -> Self {
         let mut tool = Self::with_handler(name, description, input, Arc::new(program.clone()));
         tool.program = Some(program);
         tool
     }
 
-    /// The same tool, with another way into the room of its program.
+    /// Sets the launcher of the tool's program.
     pub(crate) fn launched_by(self, launcher: &std::path::Path) -> Self {
         match self.program.clone() {
             Some(program) => {
@@ -173,14 +174,15 @@ impl Tool {
         }
     }
 
-    /// A tool with a [`Handler`] of its own making.
+    /// Creates a tool with its own [`Handler`].
     pub fn with_handler(name: &str, description: &str, input: Value, handler: Arc<dyn Handler>) -> Self {
         let mut tool = Self::bare(name, description, Some(handler));
         tool.spec.input = Some(input);
         tool
     }
 
-    /// A tool that the client runs itself: it is admitted and reported, never run here.
+    /// Creates a tool that the client runs. Toolgate admits and records its calls but never runs
+    /// it.
     #[must_use]
     pub fn external(name: &str, description: &str, input: Option<Value>) -> Self {
         let mut tool = Self::bare(name, description, None);
@@ -225,77 +227,79 @@ impl Tool {
         Self { spec, handler, program: None }
     }
 
-    /// What it does to the world. Undeclared, it is destructive.
+    /// Sets the effect. The default is [`Effect::Destructive`].
     #[must_use]
     pub const fn effect(mut self, effect: Effect) -> Self {
         self.spec.effect = effect;
         self
     }
 
-    /// A second run changes nothing more: it may be retried.
+    /// Declares that a second run changes nothing more, so a run may be retried.
     #[must_use]
     pub const fn idempotent(mut self) -> Self {
         self.spec.idempotent = true;
         self
     }
 
-    /// The same arguments are the same act: a repetition gets the recorded result.
+    /// Declares that equal arguments mean the same action, so a repeated call gets the recorded
+    /// result.
     #[must_use]
     pub const fn once(mut self) -> Self {
         self.spec.once = true;
         self
     }
 
-    /// It acts on nothing but the session and its resources, so a failure is always undone.
+    /// Declares that only the session and its resources change, so a failure is always rolled back.
     #[must_use]
     pub const fn local(mut self) -> Self {
         self.spec.local = true;
         self
     }
 
-    /// It has effects, and no policy need govern it. Said out loud, because silence is a build error.
+    /// Declares that no policy needs to govern the tool. Without this, an ungoverned tool with
+    /// effects is a build error.
     #[must_use]
     pub const fn open(mut self) -> Self {
         self.spec.open = true;
         self
     }
 
-    /// It is called again and again until something has happened.
+    /// Declares that the tool is called repeatedly until something has happened.
     #[must_use]
     pub const fn polling(mut self, interval: Duration, max_unchanged: u32) -> Self {
         self.spec.polling = Some(Polling { interval, max_unchanged });
         self
     }
 
-    /// How often it is retried, where that is safe.
+    /// Sets the retries. A failed run is retried only if that is safe.
     #[must_use]
     pub const fn retry(mut self, times: u32, delay: Duration) -> Self {
         self.spec.retry = Retry { times, delay };
         self
     }
 
-    /// How long a run may take, retries included: 30 s unless said.
+    /// Sets the timeout of a run, including retries. The default is 30 s.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.spec.timeout = timeout;
         self
     }
 
-    /// How often a run must call [`Ctx::beat`].
+    /// Sets how often a run must call [`Ctx::beat`].
     #[must_use]
     pub const fn heartbeat(mut self, every: Duration) -> Self {
         self.spec.heartbeat = Some(every);
         self
     }
 
-    /// What happens to unknown arguments.
+    /// Sets the treatment of undeclared arguments.
     #[must_use]
     pub const fn extra(mut self, extra: Extra) -> Self {
         self.spec.extra = extra;
         self
     }
 
-    /// Adds a worked call.
+    /// Adds an example call.
     #[must_use]
     pub fn example(mut self, description: &str, input: Value, output: Value) -> Self {
         self.spec.examples.push(Example { description: description.to_owned(), input, output });
@@ -309,121 +313,132 @@ impl Tool {
         self
     }
 
-    /// Marks a field of arguments or result as secret: never in an error, never in the ledger.
+    /// Marks a field of the arguments or the result as secret. Errors and the ledger never contain
+    /// it.
     #[must_use]
     pub fn secret(mut self, path: impl Into<Pointer>) -> Self {
         self.spec.secrets.push(path.into());
         self
     }
 
-    /// Says which entity a call is about: a name, and where its value stands in the arguments or the result.
+    /// Declares an entity: its name, and the path of its value in the arguments or the result.
     #[must_use]
     pub fn entity(mut self, name: &str, path: impl Into<Pointer>) -> Self {
         self.spec.entities.push((name.into(), path.into()));
         self
     }
 
-    /// Says which field of the result becomes evidence.
+    /// Declares a field of the result as evidence.
     #[must_use]
     pub fn proves(mut self, path: impl Into<Pointer>) -> Self {
         self.spec.proves.push(path.into());
         self
     }
 
-    /// A call takes away all that another tool has proved in this session, as a `logout` does, unless it provably did nothing.
+    /// Declares that a call revokes all evidence of another tool in this session, as a `logout`
+    /// does.
+    ///
+    /// A call that provably did nothing revokes nothing.
     #[must_use]
     pub fn revokes(mut self, tool: &str) -> Self {
         self.spec.revokes.push((tool.into(), None));
         self
     }
 
-    /// A call takes away what another tool has proved about the same entity, unless it provably did nothing.
+    /// Declares that a call revokes the evidence of another tool about the same entity.
+    ///
+    /// A call that provably did nothing revokes nothing.
     #[must_use]
     pub fn revokes_about(mut self, tool: &str, entity: &str) -> Self {
         self.spec.revokes.push((tool.into(), Some(entity.into())));
         self
     }
 
-    /// Its results hold what strangers wrote: a web page, a mail. Rules can keep values from them out of arguments; see
-    /// [`crate::policy::Flow`].
+    /// Declares that results contain text of strangers, such as web pages or mail.
+    ///
+    /// Rules can keep such values out of arguments; see [`crate::policy::Flow`].
     #[must_use]
     pub const fn untrusted(mut self) -> Self {
         self.spec.untrusted = true;
         self
     }
 
-    /// What it writes under this entity comes back in results about it, as with a note or a record. Written after
-    /// something untrusted was seen, it is untrusted when it is read back. Files are known without being declared.
+    /// Declares that the tool stores what it writes under this entity, as notes or records do.
+    ///
+    /// Text that is written after untrusted text was read is untrusted when it is read back. Files
+    /// need no declaration.
     #[must_use]
     pub fn keeps(mut self, entity: &str) -> Self {
         self.spec.keeps.push(entity.into());
         self
     }
 
-    /// Adds a rule that brings results into a stable shape.
+    /// Adds a rule that normalizes results.
     #[must_use]
     pub fn normalize(mut self, rule: Rule) -> Self {
         self.spec.normalize.push(rule);
         self
     }
 
-    /// The largest result that goes into the context, in bytes.
+    /// Sets the maximum size of a result in the context, in bytes.
     #[must_use]
     pub const fn max_output(mut self, bytes: usize) -> Self {
         self.spec.max_output = Some(bytes);
         self
     }
 
-    /// What a run is expected to cost: reserved before it, settled after it.
+    /// Sets the expected cost of a run. It is reserved before the run and settled afterwards.
     #[must_use]
     pub const fn cost(mut self, cost: Spend) -> Self {
         self.spec.cost = cost;
         self
     }
 
-    /// Says how it is found out whether a call took effect of which nobody knows; see [`crate::Toolgate::reconcile`].
+    /// Declares how to find out whether a call with unknown outcome took effect; see
+    /// [`crate::Toolgate::reconcile`].
     #[must_use]
     pub fn reconcile(mut self, reconcile: Reconcile) -> Self {
         self.spec.reconcile = Some(reconcile);
         self
     }
 
-    /// Only these principals see it; for others it does not exist.
+    /// Restricts the tool to these principals. For others it does not exist.
     #[must_use]
     pub fn visible_to<'a>(mut self, principals: impl IntoIterator<Item = &'a str>) -> Self {
         self.spec.visible_to = Some(principals.into_iter().map(str::to_owned).collect());
         self
     }
 
-    /// An HTTP status that means "nothing found", which is an answer and not an error.
+    /// Declares an HTTP status that means an empty result instead of an error.
     #[must_use]
     pub fn empty_on(mut self, status: u16) -> Self {
         self.spec.empty_statuses.insert(status);
         self
     }
 
-    /// Says where a shell command stands in the arguments: rules see what it would run, see
-    /// [`crate::policy::Condition::Runs`].
+    /// Declares the argument that contains a shell command.
+    ///
+    /// Rules see the programs that the command would run, see [`crate::policy::Condition::Runs`].
     #[must_use]
     pub fn shell(mut self, path: impl Into<Pointer>) -> Self {
         self.spec.shell = Some(path.into());
         self
     }
 
-    /// Lets agents replace the description.
+    /// Allows agents to replace the description.
     #[must_use]
     pub const fn accepts_overrides(mut self) -> Self {
         self.spec.accepts_overrides = true;
         self
     }
 
-    /// What is declared so far.
+    /// Returns the declaration so far.
     #[must_use]
     pub const fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Takes in what the schemas mark as secret, so that everybody knows who looks at the tool. Whether that can be told.
+    /// Adds the secrets that the schemas mark. Returns false if a schema is too unclear to tell.
     pub(crate) fn find_secrets(&mut self) -> bool {
         let schemas = [&self.spec.input, &self.spec.output].into_iter().flatten();
         let (marked, unclear): (Vec<_>, Vec<_>) = schemas.map(crate::schema::write_only).partition(Result::is_ok);
@@ -433,43 +448,43 @@ impl Tool {
         unclear.is_empty()
     }
 
-    /// The same tool, of whose arguments nothing is written down: what is secret among them nobody can tell.
+    /// Keeps all arguments out of the ledger, because the secret ones are unknown.
     pub(crate) const fn veiled(mut self) -> Self {
         self.spec.veiled = true;
         self
     }
 
-    /// A tool that is declared, and that something is to be put behind.
+    /// Creates a declared tool whose handler is set later.
     pub(crate) fn declared(name: &str, description: &str, input: Value) -> Self {
         Self::with_handler(name, description, input, Arc::new(Nothing))
     }
 
-    /// The same tool, run by the client.
+    /// Lets the client run the tool.
     pub(crate) fn run_by_client(self) -> Self {
-        // Nobody here can ask what became of it.
+        // Toolgate cannot reconcile calls that the client runs.
         Self { spec: Spec { external: true, reconcile: None, ..self.spec }, handler: None, program: None }
     }
 
-    /// The same tool with other code behind it.
+    /// Replaces the handler.
     pub(crate) fn handled_by(self, handler: Arc<dyn Handler>) -> Self {
-        // One that the client runs stays the client's.
+        // A tool that the client runs has no handler.
         if self.spec.external { self } else { Self { handler: Some(handler), ..self } }
     }
 
-    /// The same tool with other schemas.
+    /// Replaces the schemas.
     pub(crate) fn with_schemas(mut self, input: Value, output: Option<Value>) -> Self {
         self.spec.input = Some(input);
         self.spec.output = output;
         self
     }
 
-    /// The same tool with another description.
+    /// Replaces the description.
     pub(crate) fn description(mut self, description: &str) -> Self {
         description.clone_into(&mut self.spec.description);
         self
     }
 
-    /// A tool as it is declared, with nothing behind it.
+    /// Creates a declared tool that cannot run.
     pub(crate) fn without_handler(spec: Spec) -> Self {
         let handler: Option<Arc<dyn Handler>> = if spec.external { None } else { Some(Arc::new(Nothing)) };
         Self { spec, handler, program: None }

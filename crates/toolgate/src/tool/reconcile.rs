@@ -1,4 +1,4 @@
-//! How it is found out whether a call took effect of which nobody knows.
+//! Declares how to find out whether a call with unknown outcome took effect.
 
 use std::sync::Arc;
 
@@ -7,10 +7,11 @@ use serde_json::{Map, Value};
 
 use super::{Effect, Spec};
 use crate::json::Pointer;
-use crate::policy::Problem;
+use crate::policy::{DiagnosticKind, Problem};
 
-/// How it is found out whether a call took effect of which nobody knows: a read tool, and what its result means. What
-/// fits neither leaves the call to a person.
+/// A read-only tool, and the meaning of its results, that settle a call with unknown outcome.
+///
+/// If a result has neither meaning, a person decides.
 ///
 /// ```
 /// use toolgate::Reconcile;
@@ -28,7 +29,7 @@ pub struct Reconcile {
 }
 
 impl Reconcile {
-    /// Asks this tool.
+    /// Creates a declaration that uses this tool.
     pub fn with(tool: impl Into<Arc<str>>) -> Self {
         Self { tool: tool.into(), arguments: Vec::new(), happened: Vec::new(), never: Vec::new() }
     }
@@ -40,35 +41,39 @@ impl Reconcile {
         self
     }
 
-    /// It happened where this field of the result has this value, and all others that are named.
+    /// Declares that the call took effect if this field of the result has this value.
+    ///
+    /// If several fields are declared, all must match.
     #[must_use]
     pub fn happened_if(mut self, field: impl Into<Pointer>, is: impl Into<Value>) -> Self {
         self.happened.push((field.into(), is.into()));
         self
     }
 
-    /// It never happened where this field of the result has this value, and all others that are named.
+    /// Declares that the call did not take effect if this field of the result has this value.
+    ///
+    /// If several fields are declared, all must match.
     #[must_use]
     pub fn never_if(mut self, field: impl Into<Pointer>, is: impl Into<Value>) -> Self {
         self.never.push((field.into(), is.into()));
         self
     }
 
-    /// The arguments to ask with; the name of one that the call does not have.
+    /// Returns the arguments for the tool, or an error if the call lacks one.
     pub(crate) fn ask(&self, arguments: &Value) -> Result<Value, String> {
         let mut asked = Map::new();
         for (name, from) in &self.arguments {
             let value = from.get(arguments).ok_or_else(|| format!("the call has no `{from}` to ask `{}` about", self.tool))?;
-            // A mark is not what was asked for: nothing would be found by it, and that would prove nothing.
+            // A search for the redaction mark would find nothing, which must not count as proof.
             if crate::redact::is_redacted(value) {
-                return Err(format!("`{from}` of the call was redacted, so `{}` cannot be asked about it", self.tool));
+                return Err(format!("`{from}` of the call was redacted, so `{}` cannot search for it", self.tool));
             }
             asked.insert(name.clone(), value.clone());
         }
         Ok(Value::Object(asked))
     }
 
-    /// Whether it happened, as far as this result says.
+    /// Returns whether the call took effect, if the result is conclusive.
     pub(crate) fn says(&self, result: &Value) -> Option<bool> {
         let plain = |value: &Value| crate::json::plain(value.clone());
         let all = |wanted: &[(Pointer, Value)]| {
@@ -77,31 +82,35 @@ impl Reconcile {
         match (all(&self.happened), all(&self.never)) {
             (true, false) => Some(true),
             (false, true) => Some(false),
-            // Both, or neither: nobody knows.
+            // Both or neither match, so the result is inconclusive.
             _ => None,
         }
     }
 
-    /// What is wrong with it for this tool, among these.
+    /// Lists the problems of this declaration for a tool.
     pub(crate) fn problems(&self, of: &Spec, tools: &[&Spec]) -> Vec<Problem> {
-        let wrong =
-            |what: String| Problem::new(format!("`{}` is reconciled with `{}`: {what}", of.name(), crate::names::shown(&self.tool)));
+        let wrong = |what: String| {
+            let problem = Problem::new(format!("`{}` cannot be reconciled with `{}`: {what}", of.name(), crate::names::shown(&self.tool)));
+            problem.about(of.name()).of_kind(DiagnosticKind::InvalidReconcile)
+        };
         let mut problems = Vec::new();
         match tools.iter().find(|tool| tool.name() == &*self.tool) {
             None => problems.push(
-                wrong("which is no tool of this agent".to_owned())
+                wrong("it is not a tool of this agent".to_owned())
                     .of_unknown(&self.tool)
                     .did_you_mean(&self.tool, tools.iter().map(|tool| tool.name())),
             ),
-            Some(tool) if tool.effect != Effect::Read => problems.push(wrong("which is no read".to_owned())),
-            Some(tool) if tool.external => problems.push(wrong("which only the client can run".to_owned())),
+            Some(tool) if tool.effect != Effect::Read => problems.push(wrong("it does not only read".to_owned())),
+            Some(tool) if tool.external => problems.push(wrong("only the client can run it".to_owned())),
             Some(_) => {}
         }
         if self.happened.is_empty() {
-            problems.push(wrong("and no result of it means that the call happened".to_owned()).help("say `.happened_if(field, value)`"));
+            problems.push(wrong("no result means that the call took effect".to_owned()).help("add `.happened_if(field, value)`"));
         }
         let secret = self.arguments.iter().find(|(_, from)| crate::redact::is_secret(from, &of.secrets));
-        problems.extend(secret.map(|(_, from)| wrong(format!("`{from}` is secret, and is not kept to be asked about"))));
+        problems.extend(secret.map(|(_, from)| {
+            wrong(format!("`{from}` is secret and therefore not recorded")).of_kind(DiagnosticKind::SecretReconcileArgument)
+        }));
         problems
     }
 }

@@ -1,4 +1,4 @@
-//! What is declared of a tool.
+//! Defines the declaration of a tool.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::limits::Spend;
 use crate::normalize::Rule;
 use crate::policy::Problem;
 
-/// Everything about a tool but its handler.
+/// The declaration of a tool: everything except its handler.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Spec {
     pub(crate) name: Arc<str>,
@@ -45,100 +45,100 @@ pub struct Spec {
     pub(crate) cost: Spend,
     pub(crate) visible_to: Option<BTreeSet<String>>,
     pub(crate) empty_statuses: BTreeSet<u16>,
-    /// Where a shell command stands in the arguments.
+    /// Argument that contains a shell command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) shell: Option<Pointer>,
-    /// Nothing of its arguments is written down.
+    /// Whether all arguments are kept out of the ledger.
     #[serde(skip)]
     pub(crate) veiled: bool,
 }
 
 impl Spec {
-    /// Whether it says which read tells whether a call took effect.
+    /// Checks whether a read-only tool can settle calls with unknown outcome.
     #[must_use]
     pub const fn can_be_reconciled(&self) -> bool {
         self.reconcile.is_some()
     }
 
-    /// Name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Description for the model.
+    /// Returns the description for the model.
     #[must_use]
     pub fn description(&self) -> &str {
         &self.description
     }
 
-    /// JSON Schema of the arguments; a tool that the client runs itself may have none.
+    /// Returns the JSON Schema of the arguments. A tool that the client runs may have none.
     #[must_use]
     pub const fn input_schema(&self) -> Option<&Value> {
         self.input.as_ref()
     }
 
-    /// JSON Schema of the result.
+    /// Returns the JSON Schema of the result.
     #[must_use]
     pub const fn output_schema(&self) -> Option<&Value> {
         self.output.as_ref()
     }
 
-    /// Where a shell command stands in the arguments.
+    /// Returns the argument that contains a shell command.
     #[must_use]
     pub const fn shell_argument(&self) -> Option<&Pointer> {
         self.shell.as_ref()
     }
 
-    /// What it does to the world.
+    /// Returns the effect on the world.
     #[must_use]
     pub const fn effect(&self) -> Effect {
         self.effect
     }
 
-    /// Worked calls.
+    /// Returns the example calls.
     #[must_use]
     pub fn examples(&self) -> &[Example] {
         &self.examples
     }
 
-    /// What is wrong where evidence about an entity is wanted that the tool does not declare.
+    /// Reports that evidence about an entity is required but the tool does not declare the entity.
     pub(crate) fn lacks_entity(&self, field: &str, entity: &str) -> Option<Problem> {
         let declared = || self.entities.iter().map(|(name, _)| name);
         if declared().any(|name| **name == *entity) {
             return None;
         }
-        let message = format!("`{}` declares no entity `{}`, so nothing it proves can be compared", self.name, crate::names::shown(entity));
+        let message = format!("`{}` declares no entity `{}`, so its evidence cannot be compared", self.name, crate::names::shown(entity));
         Some(Problem::at(field, message).did_you_mean(entity, declared()))
     }
 
-    /// What is wrong where a field is wanted that the tool does not declare to prove.
+    /// Reports that a field is required as evidence but the tool does not declare it.
     pub(crate) fn lacks_proof(&self, field: &str, path: &Pointer) -> Option<Problem> {
         if self.proves.contains(path) {
             return None;
         }
-        let problem = Problem::at(field, format!("`{}` does not declare that it proves `{path}`", self.name));
+        let problem = Problem::at(field, format!("`{}` does not declare `{path}` as evidence", self.name));
         Some(problem.did_you_mean(&path.to_string(), self.proves.iter().map(ToString::to_string)))
     }
 
-    /// What is odd about asking for evidence of a tool that the client runs.
+    /// Warns if evidence of a tool that the client runs is required.
     pub(crate) fn run_by_client(&self, field: &str) -> Option<Problem> {
-        let message = || format!("`{}` is run by the client, and what a client reports does not count here", self.name);
-        self.external.then(|| Problem::at(field, message()).help("say `reported = true` to believe the client").warning())
+        let message = || format!("the client runs `{}`, and results that a client reports do not count here", self.name);
+        self.external.then(|| Problem::at(field, message()).help("set `reported = true` to trust the client").warning())
     }
 
-    /// Whether the client runs it.
+    /// Checks whether the client runs the tool.
     pub(crate) const fn handler_is_external(&self) -> bool {
         self.external
     }
 
-    /// Whether the client runs it, and reports what came of it.
+    /// Checks whether the client runs the tool and reports the result.
     #[must_use]
     pub const fn is_run_by_client(&self) -> bool {
         self.external
     }
 
-    /// True where a second run changes nothing more.
+    /// Checks whether a second run changes nothing more.
     #[must_use]
     pub const fn is_idempotent(&self) -> bool {
         self.idempotent

@@ -1,31 +1,31 @@
-//! Text with arguments of a call in it.
+//! Fills templates with arguments of a call.
 
 use serde_json::Value;
 
 use crate::json::Pointer;
 
-/// Text in which `{/path}` stands for an argument of the call.
+/// Text in which `{/path}` is replaced by an argument of the call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Template(Vec<Part>);
 
-/// A part of it: as it stands, or the text of an argument.
+/// A part of a template: literal text, or the path of an argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Part {
     Text(String),
     Argument(Pointer),
 }
 
-/// A part of a template, filled.
+/// A part of a filled template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Filled<'t> {
-    /// As it stands in the template.
+    /// Literal text of the template.
     Text(&'t str),
-    /// What the call says.
+    /// The text of an argument.
     Argument(&'t Pointer, String),
 }
 
 impl Template {
-    /// Reads it.
+    /// Parses a template.
     #[must_use]
     pub fn new(text: &str) -> Self {
         let mut parts = Vec::new();
@@ -42,12 +42,12 @@ impl Template {
         Self(parts)
     }
 
-    /// The arguments that it names.
+    /// Iterates over the arguments that the template contains.
     pub fn named(&self) -> impl Iterator<Item = &Pointer> {
         self.0.iter().filter_map(|part| if let Part::Argument(path) = part { Some(path) } else { None })
     }
 
-    /// The text in front of the first argument.
+    /// Returns the text before the first argument.
     #[must_use]
     pub fn head(&self) -> &str {
         match self.0.first() {
@@ -56,7 +56,7 @@ impl Template {
         }
     }
 
-    /// The argument, where the template is nothing else.
+    /// Returns the argument if the template consists of nothing else.
     #[must_use]
     pub fn whole(&self) -> Option<&Pointer> {
         match self.0.as_slice() {
@@ -65,10 +65,10 @@ impl Template {
         }
     }
 
-    /// Its parts, with what the call says in them.
+    /// Fills the template.
     ///
     /// # Errors
-    /// The path of an argument that is not there.
+    /// The path of a missing argument.
     pub fn fill<'t>(&'t self, arguments: &Value) -> Result<Vec<Filled<'t>>, &'t Pointer> {
         let one = |part: &'t Part| match part {
             Part::Text(text) => Ok(Filled::Text(text)),

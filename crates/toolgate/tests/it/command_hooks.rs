@@ -24,7 +24,7 @@ fn hanging() -> CommandHook {
 
 /// What goes wrong whenever a program is asked, and how it is said.
 fn faults() -> Vec<(&'static str, CommandHook, String)> {
-    let no_answer = |why: &str| format!("/bin/sh printed something that is no answer: {why}");
+    let no_answer = |why: &str| format!("/bin/sh printed an invalid answer: {why}");
     let said = str::to_owned;
     vec![
         ("it hangs", hanging(), said("/bin/sh gave no answer within 200ms and was stopped")),
@@ -42,10 +42,10 @@ fn faults() -> Vec<(&'static str, CommandHook, String)> {
             no_answer("the key `decision` is given twice (at byte 22)"),
         ),
         ("it prints no text", sh(r"printf '\377'"), no_answer("the document is not valid UTF-8 (at byte 0)")),
-        ("it prints a list", sh("echo '[]'"), no_answer("a JSON object is expected")),
-        ("it prints a word of another kind", sh(r#"echo '{"decision": true}'"#), no_answer("`decision` must be text")),
+        ("it prints a list", sh("echo '[]'"), no_answer("expected a JSON object")),
+        ("it prints a word of another kind", sh(r#"echo '{"decision": true}'"#), no_answer("`decision` must be a string")),
         // What it prints there may be what it was told in confidence.
-        ("it prints a number for a reason", sh(r#"echo '{"decision": "deny", "reason": 4711}'"#), no_answer("`reason` must be text")),
+        ("it prints a number for a reason", sh(r#"echo '{"decision": "deny", "reason": 4711}'"#), no_answer("`reason` must be a string")),
         (
             "it prints text for an object",
             sh(r#"echo '{"hookSpecificOutput": "sesame"}'"#),
@@ -54,7 +54,7 @@ fn faults() -> Vec<(&'static str, CommandHook, String)> {
         (
             "it prints a number within it",
             sh(r#"echo '{"hookSpecificOutput": {"permissionDecision": 4711}}'"#),
-            no_answer("`permissionDecision` must be text"),
+            no_answer("`permissionDecision` must be a string"),
         ),
         (
             "it prints a category that there is not",
@@ -64,7 +64,7 @@ fn faults() -> Vec<(&'static str, CommandHook, String)> {
         (
             "it prints arguments twice",
             sh(r#"echo '{"tool_input": {}, "updatedInput": {}}'"#),
-            no_answer("it says its arguments or its result twice"),
+            no_answer("arguments or result are present twice"),
         ),
         (
             "it prints a key that nobody may see, and that twice",
@@ -74,9 +74,9 @@ fn faults() -> Vec<(&'static str, CommandHook, String)> {
         (
             "it prints a misspelt word",
             sh(r#"echo '{"decison": "deny"}'"#),
-            no_answer("`decison` is no field of an answer; did you mean `decision`?"),
+            no_answer("unknown field `decison` in the answer; did you mean `decision`?"),
         ),
-        ("it prints another word", sh(r#"echo '{"verdict": "deny"}'"#), no_answer("it has no `decision`, `tool_input` or `tool_result`")),
+        ("it prints another word", sh(r#"echo '{"verdict": "deny"}'"#), no_answer("missing `decision`, `tool_input` or `tool_result`")),
         ("it prints a byte too much", sh("head -c 1048577 /dev/zero"), said("/bin/sh printed more than 1048576 bytes")),
         ("it complains a byte too much", sh("head -c 1048577 /dev/zero >&2"), said("/bin/sh printed more than 1048576 bytes")),
     ]
@@ -97,12 +97,12 @@ async fn a_program_that_does_not_do_its_work_before_the_tool_refuses_the_call() 
         (
             "it echoes the event, and misspells its decision",
             sh(r#"echo '{"tool_input": {"how": "ok"}, "decison": "deny"}'"#),
-            said("/bin/sh printed something that is no answer: `decison` is no field of an answer; did you mean `decision`?"),
+            said("/bin/sh printed an invalid answer: unknown field `decison` in the answer; did you mean `decision`?"),
         ),
         (
             "it spells its decision as others do",
             sh(r#"echo '{"tool_input": {"how": "ok"}, "hookSpecificOutput": {"permission_decision": "deny"}}'"#),
-            said("/bin/sh printed something that is no answer: `permission_decision` is no field of an answer; did you mean `permissionDecision`?"),
+            said("/bin/sh printed an invalid answer: unknown field `permission_decision` in the answer; did you mean `permissionDecision`?"),
         ),
         (
             "it decides what nobody may see",
@@ -123,11 +123,11 @@ async fn a_program_that_denies_is_quoted() {
     let cases = [
         // What it prints counts, whatever code it ends with.
         (r#"echo '{"decision": "deny", "reason": "not today"}'; exit 0"#, "hook_denied", "not today"),
-        (r#"echo '{"decision": "block"}'; exit 0"#, "hook_denied", "refused by the hook `script`"),
+        (r#"echo '{"decision": "block"}'; exit 0"#, "hook_denied", "denied by the hook `script`"),
         (r#"echo '{"decision": "deny", "reason": "rule 7", "code": "rule_7"}'"#, "rule_7", "rule 7"),
         ("echo 'over the cap' >&2; exit 2", "hook_denied", "over the cap"),
-        ("exit 2", "hook_denied", "refused by the hook `script`"),
-        ("echo junk; exit 2", "hook_denied", "refused by the hook `script`"),
+        ("exit 2", "hook_denied", "denied by the hook `script`"),
+        ("echo junk; exit 2", "hook_denied", "denied by the hook `script`"),
         (r#"echo '{"decision": "allow"}'; echo 'no' >&2; exit 2"#, "hook_denied", "no"),
         (r#"echo '{"decision": "allow", "reason": "as printed"}'; echo 'no' >&2; exit 2"#, "hook_denied", "as printed"),
         (r#"echo '{"tool_input": {"how": 7}}'"#, "hook_failed", rewrote),

@@ -69,7 +69,7 @@ async fn one_of_several_forms_that_a_member_tells_apart() {
             (json!({"number": 1}), "`t` requires `kind`, which is missing"),
             (json!({}), "`t` requires `kind` and `number`, or `kind` and `iban`"),
             // The schema knows it, in another form.
-            (json!({"kind": "card", "number": 1, "iban": "x"}), "`t` does not take `iban` together with the rest of what is given"),
+            (json!({"kind": "card", "number": 1, "iban": "x"}), "`t` does not accept `iban` together with the other members"),
             (json!({"kind": "card", "number": 1, "ibn": "x"}), "`t` has no `ibn`, did you mean `iban`?"),
         ];
         told(&schema, &cases).await;

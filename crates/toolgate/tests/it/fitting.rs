@@ -81,7 +81,7 @@ async fn what_does_not_fit_is_held_back_alone() {
             text(json!({"id": {"type": "string", "writeOnly": true}})),
             "is its secret",
         ),
-        ("no command", "policy = \"open\"\nshell = \"/command\"", String::new(), amount(), "and it has no such argument"),
+        ("no command", "policy = \"open\"\nshell = \"/command\"", String::new(), amount(), "but there is no such argument"),
         (
             "an example",
             "policy = \"open\"\nexamples = [{ description = \"one\", input = { cent = 1 } }]",
@@ -181,7 +181,7 @@ fn what_is_wrong_with_the_file_itself_keeps_it_from_loading() {
     let tools =
         || vec![remote("x", json!({"type": "object", "properties": {"a": {"type": "strin"}}})), remote("y", json!({"type": "object"}))];
     for (of_x, rules, why) in [
-        ("", "", "`x` has effects and no enforced policy governs it"),
+        ("", "", "`x` has effects, but no enforced policy governs it"),
         (
             "policy = \"open\"",
             "[[policy]]\nname = \"r\"\nrule = \"require\"\ntools = [\"y\"]\nany_of = [\"x\"]\nsame = { a = \"/a\" }\n",
@@ -218,15 +218,12 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
         // Nobody could.
         ("deny", "git_commit", false, true, Some("is no tool of this agent")),
         ("read", "gut_commit", false, true, Some("is no tool of this agent")),
-        // It is misspelt.
-        ("read", "git_statsu", false, true, Some("did you mean `git_status`?")),
-        ("read", "git_wpie", false, true, Some("did you mean `git_wipe`?")),
-        // Their prefix does not make them one.
+        // Likeness to a tool of the file decides nothing.
+        ("read", "git_statsu", false, true, None),
         ("read", "git_find", false, true, None),
         // The upstream has it by that name, and a table gives it another.
         ("open", "git_clean_all", true, true, Some("`git_clean_all` is no tool of this agent")),
         ("open", "git_clean_all", false, true, Some("`git_clean_all` is no tool of this agent")),
-        // Nearly that: it may be one of those that nobody has seen yet.
         ("open", "git_clean_al", false, true, None),
         ("open", "git_clean_al", true, true, None),
     ] {
@@ -241,14 +238,14 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
                 assert_eq!(unfit.iter().any(|one| one.name == tool), !is_there, "{case}: {unfit:?}");
                 let told = agents[0].warnings().iter().any(|warning| warning.message.contains(tool) && warning.place.is_some());
                 assert!(told || is_there, "{case}: {:?}", agents[0].warnings());
-                // Of a name that nobody has, nobody knows which tool is meant.
+                // The whole upstream is quarantined, the tool that a table declares too.
                 assert_eq!(
                     unfit.iter().any(|one| one.name == "git_commit"),
                     tool == "git_commit" || (seen && tool != "git_log"),
                     "{case}: {unfit:?}"
                 );
                 let held = |one: &Unfit| one.name == "wipe" && !one.awaited;
-                assert_eq!(unfit.iter().any(held), seen && tool == "git_clean_al", "{case}: {unfit:?}");
+                assert_eq!(unfit.iter().any(held), seen && tool != "git_log", "{case}: {unfit:?}");
             }
             (Err(error), Some(why)) => assert!(error.render(false).contains(why), "{case}: {}", error.render(false)),
             (fitted, _) => panic!("{case}: {fitted:?}"),
@@ -296,9 +293,8 @@ async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
         ("git_rebase", own, true, None),
         ("gut_*", own, false, None),
         ("git_push|own_tol", own, false, None),
-        // It may be misspelt.
-        ("git_statsu", own, false, None),
-        ("git_statsu*", own, false, None),
+        ("git_statsu", own, false, Some(true)),
+        ("git_statsu*", own, false, Some(true)),
         ("git_*psuh*", "", true, None),
         ("git_*psuh*", "", false, None),
         // That is wrong whoever is there.
@@ -325,7 +321,7 @@ async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
             }
             (Err(error), None) => {
                 let said = error.render(false);
-                assert!(said.contains("is meant for no tool") || said.contains("has the name of another"), "{case}: {said}");
+                assert!(said.contains("matches no tool") || said.contains("has the name of another"), "{case}: {said}");
             }
             (fitted, _) => panic!("{case}: {fitted:?}"),
         }
@@ -338,57 +334,45 @@ async fn a_rule_refuses_what_is_held_back_for_another_rule() {
     let upstream = |name: &str| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\nprefix = \"\"\n");
     let rule = |tool: &str| format!("[[policy]]\nname = \"no_{tool}\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
     let text = format!("{}{}{}{}", upstream("a"), upstream("b"), rule("pulll"), rule("pull"));
-    let offers = Offers { tools: BTreeMap::from([("a", vec![remote("pull", json!({"type": "object"}))])]), live: true };
+    let pull = vec![remote("pull", json!({"type": "object"}))];
+    let offers = Offers { tools: BTreeMap::from([("a", pull), ("b", Vec::new())]), live: true };
     let (agents, unfit) = Config::parse("toolgate.toml", &text).behind(&offers).fitted(None).unwrap();
     assert!(unfit.iter().any(|unfit| unfit.name == "pull"), "{unfit:?}");
     assert_eq!(code(agents, "pull", json!({})).await, "no_pull");
 }
 
-/// Whichever upstream a slip says that it is about, what it was meant for does not run without its rule.
 #[test]
-fn a_tool_that_is_nearly_called_as_a_rule_has_it_is_held_back_whosever_it_is() {
+fn rule_that_names_a_missing_tool_quarantines_its_whole_upstream() {
     let remotes = |names: &[&str]| names.iter().map(|name| remote(name, json!({"type": "object"}))).collect::<Vec<_>>();
-    let held = |prefixes: [&str; 2], seen: &[(&'static str, Vec<Remote>)], tool: &str| {
+    let quarantined = |prefixes: [&str; 2], seen: &[(&'static str, Vec<Remote>)], tool: &str| {
         let upstream =
             |name: &str, prefix: &str| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\nprefix = \"{prefix}\"\n");
+        let table = "[tools.wipe]\nkind = \"mcp\"\nupstream = \"b\"\ntool = \"clean_all\"\npolicy = \"open\"\n";
         let rule = format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
-        let text = format!("{}{}{rule}", upstream("a", prefixes[0]), upstream("b", prefixes[1]));
+        let text = format!("{}{}{table}{rule}", upstream("a", prefixes[0]), upstream("b", prefixes[1]));
         let offers = Offers { tools: seen.iter().cloned().collect(), live: true };
         let (_, unfit) = Config::parse("toolgate.toml", &text).behind(&offers).fitted(None).unwrap();
         let mut names: Vec<String> = unfit.into_iter().map(|unfit| unfit.name).filter(|name| name != tool).collect();
         names.sort();
         names
     };
-    let (a, b) = (("a", remotes(&["push", "pull"])), ("b", remotes(&["push", "merge"])));
+    let (a, b) = (("a", remotes(&["push", "pull"])), ("b", remotes(&["push", "merge", "clean_all"])));
+    let both = [a.clone(), b.clone()];
     let none: [&str; 0] = [];
-    // It says that it is of the one, and means the other.
-    assert_eq!(held(["git_", "gitlab_"], &[a.clone(), b.clone()], "git_lab_push"), ["git_pull", "git_push", "gitlab_push"]);
-    assert_eq!(held(["git_", ""], &[a.clone(), b.clone()], "gti_push"), ["git_push", "merge", "push"]);
-    // It may be of either.
-    assert_eq!(held(["", ""], &[("a", remotes(&["pull"])), ("b", remotes(&["merge"]))], "drop_tables"), ["merge", "pull"]);
-    // Nobody knows whose it is, as one of them was never seen.
-    assert_eq!(held(["", ""], std::slice::from_ref(&a), "pulll"), ["pull"]);
-    // Another upstream may have the same tool.
-    assert_eq!(held(["git_", "gitlab_"], std::slice::from_ref(&a), "gitlab_push"), none);
-    // Nor does it run under the name that a table gives it.
-    let text = |rule: &str| {
-        let upstream = |name: &str| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\n");
-        let table = "[tools.wipe]\nkind = \"mcp\"\nupstream = \"gitx\"\ntool = \"clean_all\"\npolicy = \"open\"\n";
-        let rule = format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{rule}\"]\nwhen = \"true\"\n");
-        format!("{}{}{table}{rule}", upstream("git"), upstream("gitx"))
-    };
-    for (rule, seen, is_held) in [
-        ("git_clean_al", ["git", "gitx"].as_slice(), true),
-        ("git_clean_al", &["gitx"], true),
-        ("git_clean_al", &["git"], false),
-        ("git_clean_all", &["gitx"], false),
+    for (prefixes, seen, tool, expected) in [
+        // The longest prefix decides, and another upstream goes on.
+        (["git_", "gitlab_"], both.as_slice(), "git_lab_push", ["git_pull", "git_push"].as_slice()),
+        (["git_", "gitlab_"], &both, "gitlab_clean_al", &["gitlab_merge", "gitlab_push", "wipe"]),
+        (["git_", ""], &both, "gti_push", &["merge", "push", "wipe"]),
+        // Either upstream could have it.
+        (["", ""], &[("a", remotes(&["pull"])), ("b", remotes(&["clean_all", "merge"]))], "drop_tables", &["merge", "pull", "wipe"]),
+        // An upstream that was never connected may have it. It keeps no other upstream from working.
+        (["", ""], std::slice::from_ref(&a), "pulll", &none),
+        (["git_", "gitlab_"], std::slice::from_ref(&a), "gitlab_push", &none),
     ] {
-        let tools = seen.iter().map(|name| (*name, remotes(&["clean_all"])));
-        let tools = tools.map(|(name, all)| (name, if name == "git" { remotes(&["push"]) } else { all })).collect();
-        let (_, unfit) = Config::parse("toolgate.toml", &text(rule)).behind(&Offers { tools, live: true }).fitted(None).unwrap();
-        assert_eq!(unfit.iter().any(|unfit| unfit.name == "wipe"), is_held, "{rule} {seen:?}: {unfit:?}");
+        assert_eq!(quarantined(prefixes, seen, tool), expected, "{prefixes:?} {tool}");
     }
-    // Two that have one name once they are mapped are there, and left out.
-    let twice = ("b", remotes(&["push", "Push", "merge"]));
-    assert_eq!(held(["git_", "gitlab_"], &[a, twice], "gitlab_push"), none);
+    // Two tools that are mapped to one name exist, and both are left out.
+    let twice = ("b", remotes(&["push", "Push", "merge", "clean_all"]));
+    assert_eq!(quarantined(["git_", "gitlab_"], &[a, twice], "gitlab_push"), none);
 }

@@ -23,7 +23,7 @@ fn rules_are_attached_where_they_have_something_to_say() {
     assert!(built("").is_ok());
     assert!(built("level = \"tool\"").is_ok());
     let wrong = built("section = \"other\"").unwrap_err().to_string();
-    assert!(wrong.contains("p.toml:6:11") && wrong.contains("which is not where the rule is attached"), "{wrong}");
+    assert!(wrong.contains("p.toml:6:11") && wrong.contains("which is outside of its scope"), "{wrong}");
     let tool_level = "[[policy]]\nname = \"s\"\nrule = \"sequence\"\nlevel = \"tool\"\nafter = { act = [\"proof\"] }\n";
     let (s, _) = session(
         Agent::builder("a")
@@ -302,7 +302,7 @@ fn what_only_a_client_says_is_told_where_its_word_does_not_count() {
             let agents = Config::parse("toolgate.toml", &text).agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
             let told: Vec<&str> = agents.iter().flat_map(|agent| agent.warnings()).map(|problem| problem.message.as_str()).collect();
             let expected: &[&str] =
-                if reported { &[] } else { &["`look` is run by the client, and what a client reports does not count here"] };
+                if reported { &[] } else { &["the client runs `look`, and results that a client reports do not count here"] };
             assert_eq!(told, expected, "{text}");
         }
     }
@@ -332,13 +332,13 @@ fn one_rule_in_the_users_file_and_the_projects_is_one_rule() {
     assert_eq!(agents.len(), 1);
     let said = of("project.toml", 4).under(of("own.toml", 3)).agents(None).unwrap_err().render(false);
     insta::assert_snapshot!(said, @r#"
-    error: two policies are called `few`
+    error: two policies have the name `few`
      --> project.toml:4:8
       |
     4 | name = "few"
       |        ^^^^^
       |
-      = help: own.toml has one of this name, which says something else; give this one another
+      = help: own.toml has a different rule of this name; rename one of them
     "#);
 }
 

@@ -134,20 +134,20 @@ fn what_is_wrong_with_an_agent_is_said_all_at_once() {
         .build()
         .unwrap_err();
     insta::assert_snapshot!(error, @"
-    agent `a` cannot be built:
-      - policy `typo`: it is attached to `twise`, which is no tool of this agent; did you mean `twice`?
-      - two policies are called `same`; one name, one rule
+    cannot build the agent `a`:
+      - policy `typo`: the rule is attached to `twise`, which is not a tool of this agent; did you mean `twice`?
+      - two policies have the name `same`; give each rule its own name
       - policy `circle`: it goes in a circle: a needs b needs a; take one of these requirements away
       - policy `circle`: `a` is no tool of this agent; there is `Bad Name`, `shown`, `twice`, `ungoverned`
       - policy `circle`: `b` is no tool of this agent; there is `Bad Name`, `shown`, `twice`, `ungoverned`
-      - `Bad Name` is no tool name: 1 to 64 of a-z, 0-9, `_` and `-`
-      - the description of `Bad Name` has 0 characters; 1 to 1,024 are allowed
-      - input schema of `Bad Name`: \"strange\" is no kind of value; there are array, boolean, integer, null, number, object, string (at `/type`)
-      - the example `wrong both ways` of `shown` has an input that does not fit: `shown` has no `m` (it takes `n`); an example is a call as it could be; mend its `input`, or take it out
-      - the example `wrong both ways` of `shown` has an output that does not fit: shown: the value must be a string; got 2; an example is a call as it could be; mend its `output`, or take it out
+      - `Bad Name` is not a valid tool name: use 1 to 64 of a-z, 0-9, `_` and `-`
+      - the description of `Bad Name` has 0 characters; allowed are 1 to 1,024
+      - input schema of `Bad Name`: \"strange\" is not a type; the types are array, boolean, integer, null, number, object, string (at `/type`)
+      - the example `wrong both ways` of `shown` has an invalid input: `shown` has no `m` (it takes `n`); an example must be a valid call; fix its `input`, or remove the example
+      - the example `wrong both ways` of `shown` has an invalid output: shown: the value must be a string; got 2; an example must be a valid call; fix its `output`, or remove the example
       - `twice` does not accept another description
-      - two tools are called `twice`
-      - a description is given for `gone`, which is no tool of this agent
+      - two tools have the name `twice`
+      - a description is set for `gone`, which is not a tool of this agent
     ");
 }
 
@@ -159,7 +159,7 @@ fn a_tool_with_effects_and_no_rule_is_refused_and_hearing_is_not_ruling() {
         })
     };
     let build = |tool: Tool| Agent::builder("a").tool(write()).tool(tool).policy(ReadBeforeWrite::default()).build();
-    assert!(build(plain("refund")).unwrap_err().to_string().contains("has effects and no enforced policy governs it"));
+    assert!(build(plain("refund")).unwrap_err().to_string().contains("has effects, but no enforced policy governs it"));
     assert!(build(plain("refund").effect(Effect::Read)).is_ok());
     assert!(build(plain("refund").open()).is_ok());
 }

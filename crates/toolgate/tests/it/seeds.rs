@@ -113,7 +113,7 @@ async fn failure_semantics() {
     let odd = world.session.call("halve", json!({"n": 3})).await;
     assert_eq!(
         odd.outcome.error().map(|e| (&*e.code, e.message.as_str())),
-        Some(("invalid_arguments", "the arguments cannot be read: an odd number"))
+        Some(("invalid_arguments", "cannot read the arguments: an odd number"))
     );
     // Anything else is a failed result too.
     assert_eq!(world.session.call("act", json!({"how": "io"})).await.outcome.error().map(|e| &*e.code), Some("upstream_unavailable"));

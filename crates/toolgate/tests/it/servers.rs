@@ -30,7 +30,7 @@ fn said(upstream: &Upstream) -> String {
 #[test]
 fn servers_are_read_as_clients_read_them() {
     let path = std::env::var("PATH").unwrap();
-    let missing = "the environment has no `NO_SUCH_ROOM`".to_owned();
+    let missing = "the environment variable `NO_SUCH_ROOM` is not set".to_owned();
     let cases: Vec<(Value, String)> = vec![
         (json!({"command": "uvx"}), "uvx [] [] None".to_owned()),
         (json!({"type": "stdio", "command": "uvx", "args": ["a"], "env": {"K": "v"}}), "uvx [\"a\"] [\"K=v\"] None".to_owned()),
@@ -98,18 +98,18 @@ fn some_servers_are_left_out_and_some_are_none() {
         assert_eq!(found(server.clone()), Ok(0), "{server}");
     }
     for (server, why) in [
-        (json!({}), "`one`: it has neither `command` nor `url`"),
-        (json!({"command": "${PATH"}), "`one`: a `${` is not closed"),
-        (json!({"command": "x", "cwd": "${PATH"}), "`one`: a `${` is not closed"),
-        (json!({"command": "x", "args": [1]}), "`one`: `args` holds what is no text"),
-        (json!({"command": "x", "args": "mcp-server-git --repository /x"}), "`one`: `args` is no list"),
-        (json!({"command": "x", "args": {"0": "a"}}), "`one`: `args` is no list"),
-        (json!({"command": "x", "env": {"K": true}}), "`one`: `env.K` is no text"),
-        (json!({"url": "https://x", "headers": []}), "`one`: `headers` is no object"),
+        (json!({}), "`one`: missing `command` or `url`"),
+        (json!({"command": "${PATH"}), "`one`: `${` is not closed"),
+        (json!({"command": "x", "cwd": "${PATH"}), "`one`: `${` is not closed"),
+        (json!({"command": "x", "args": [1]}), "`one`: `args` must contain only strings"),
+        (json!({"command": "x", "args": "mcp-server-git --repository /x"}), "`one`: `args` must be a list"),
+        (json!({"command": "x", "args": {"0": "a"}}), "`one`: `args` must be a list"),
+        (json!({"command": "x", "env": {"K": true}}), "`one`: `env.K` must be a string"),
+        (json!({"url": "https://x", "headers": []}), "`one`: `headers` must be an object"),
     ] {
         assert_eq!(found(server.clone()), Err(why.to_owned()), "{server}");
     }
-    assert_eq!(mcp_servers("{}").map(|found| found.len()), Err("it has no `mcpServers`".to_owned()));
+    assert_eq!(mcp_servers("{}").map(|found| found.len()), Err("missing `mcpServers`".to_owned()));
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn two_servers_that_would_have_one_name_are_an_error() {
         mcp_servers(&json!({"mcpServers": servers}).to_string()).map(|found| found.into_iter().map(|one| one.name).collect::<Vec<_>>())
     };
     let short = "a-server-with-a-rather-long-name";
-    let why = |name: &str| Err(format!("`{name}` cannot be told from another server by its name"));
+    let why = |name: &str| Err(format!("`{name}` has the same name as another server after mapping"));
     assert_eq!(of(&names, json!({})), why(names[1]));
     assert_eq!(of(&[names[0], short], json!({})), why(names[0]));
     assert_eq!(of(&["Git.Hub", "git_hub"], json!({})), why("Git.Hub"));
@@ -211,7 +211,7 @@ fn of_two_files_with_a_server_of_one_name_both_are_named_unless_they_mean_the_sa
     file("one", json!({"command": "mcp-git", "args": ["here"]}));
     file("two", json!({"command": "mcp-git", "args": ["there"]}));
     let [one, two] = ["one", "two"].map(|name| home.path().join(name).display().to_string());
-    let why = format!("{one} and {two} have a server `git` each, and they are not the same");
+    let why = format!("{one} and {two} both define a server `git`, but differently");
     assert_eq!(read(""), (vec![why], all.clone()));
     // What the file itself says of it counts.
     assert_eq!(read("[upstreams.git]\ncommand = \"another\"\n"), (Vec::new(), all));

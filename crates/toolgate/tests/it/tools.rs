@@ -261,15 +261,15 @@ struct Nothing {}
 #[tokio::test]
 async fn what_could_never_do_anything_is_told_when_the_agent_is_built() {
     let agent = || Agent::builder("a");
-    let no_arguments = "`ping` takes `null` for its arguments, so no model could call it";
+    let no_arguments = "the arguments of `ping` are `null`";
     let cases = [
         (agent().tool(Tool::typed("ping", "Pings.", |_: Ctx, _: ()| async { Ok(true) }).effect(Effect::Read)), no_arguments),
         (agent().tool(Tool::typed("ping", "Pings.", |_: Ctx, _: Unit| async { Ok(true) }).effect(Effect::Read)), no_arguments),
         (
             agent().limits(Limits { rate: Some(Rate { calls: 5, per: std::time::Duration::ZERO }), ..Limits::default() }),
-            "`per` is no time at all",
+            "`per` of a rate limit must be longer than zero",
         ),
-        (agent().resource(7_u32).resource("other").resource(8_u32), "two resources are of the type `u32`"),
+        (agent().resource(7_u32).resource("other").resource(8_u32), "two resources have the type `u32`"),
     ];
     for (builder, told) in cases {
         let error = builder.build().unwrap_err();

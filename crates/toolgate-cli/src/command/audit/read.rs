@@ -10,25 +10,11 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
-use toolgate::store::StoreError;
 use toolgate::{CallId, Decision, Gate, Outcome, Row};
 use toolgate_store::{Entry, Filter, Ledger, Times};
 
 use super::super::ledger::{BOLD, DIM, Table, Wanted, bar, clean, counted, indented, is_narrow, length, open, pretty, style, time, why};
 use super::Named;
-
-fn stored(error: io::Error) -> StoreError {
-    StoreError(error.to_string())
-}
-
-/// An error of the output that came back as one of the store is one of the output still.
-fn told(error: StoreError) -> io::Error {
-    match error.0.as_str() {
-        text if text.contains("Broken pipe") => io::ErrorKind::BrokenPipe.into(),
-        text if text.contains("No space left on device") => io::ErrorKind::StorageFull.into(),
-        _ => io::Error::other(error),
-    }
-}
 
 pub(super) fn query(wanted: &Wanted, limit: usize, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open(store)?;
@@ -234,9 +220,8 @@ pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) 
     // Nothing is left out: the rows are what somebody else will count.
     let filter = Filter { without_agent: None, ..wanted.filter() };
     let Some(path) = out else {
-        let mut file = BufWriter::new(io::stdout().lock());
-        ledger.query(&filter, |entry| write_entry(&mut file, &entry)).map_err(told)?;
-        return file.flush().map(|()| ExitCode::SUCCESS);
+        let (mut stdout, _) = write_rows(&ledger, &filter, io::stdout().lock(), &ProgressBar::hidden())?;
+        return stdout.flush().map(|()| ExitCode::SUCCESS);
     };
     // Whoever reads a pipe that was named, and goes, has not got all of it.
     let named = |e: io::Error| io::Error::other(format!("{}: {e}", path.display()));
@@ -274,22 +259,26 @@ fn is_straight(path: &Path) -> io::Result<bool> {
 
 /// Writes the rows that are wanted; gives back what they were written to, and how many there are.
 fn write_rows<W: Write>(ledger: &Ledger, filter: &Filter, file: W, bar: &ProgressBar) -> io::Result<(W, u64)> {
-    let (mut file, mut count) = (BufWriter::new(file), 0_u64);
+    let (mut file, mut count, mut failed) = (BufWriter::new(file), 0_u64, None);
     ledger
         .query(filter, |entry| {
             count += 1;
             bar.set_position(count);
-            write_entry(&mut file, &entry)
+            // An error of the output ends the query. It is returned below, with its kind.
+            failed = write_entry(&mut file, &entry).err();
+            Ok(failed.is_none())
         })
-        .map_err(told)?;
+        .map_err(io::Error::other)?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
     let file = file.into_inner().map_err(|error| error.into_error())?;
     Ok((file, count))
 }
 
-fn write_entry(file: &mut impl Write, entry: &Entry) -> Result<bool, StoreError> {
-    serde_json::to_writer(&mut *file, entry).map_err(|e| stored(e.into()))?;
-    file.write_all(b"\n").map_err(stored)?;
-    Ok(true)
+fn write_entry(file: &mut impl Write, entry: &Entry) -> io::Result<()> {
+    serde_json::to_writer(&mut *file, entry)?;
+    file.write_all(b"\n")
 }
 
 /// An export is written neither over what it is taken from, or where that may write, nor over a configuration.

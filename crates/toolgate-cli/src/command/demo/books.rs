@@ -1,14 +1,15 @@
-//! The desk's own books: what happened to customers and money, written down by the desk and not by the gate.
+//! Accounts of the demo desk: customers, orders and payments, recorded by the desk and not by the
+//! gate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use toolgate::Decimal;
 
-/// A refund that was paid out.
+/// A refund that was paid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Payment {
-    /// In which conversation.
+    /// Conversation in which the refund was paid.
     pub(super) session: String,
     pub(super) customer: String,
     pub(super) order: String,
@@ -16,21 +17,21 @@ pub(super) struct Payment {
     pub(super) at: i64,
 }
 
-/// Customers, orders, and everything that was done.
+/// The accounts of the desk.
 #[derive(Debug)]
 pub(super) struct Books {
-    /// Seconds since 1970.
+    /// Current time in seconds since 1970.
     pub(super) now: i64,
-    /// Order to customer.
+    /// Customer of each order.
     pub(super) orders: BTreeMap<&'static str, &'static str>,
     pub(super) active: BTreeSet<&'static str>,
-    /// Who was verified, in which conversation, and when.
+    /// Verified customers, each with conversation and time.
     pub(super) verified: Vec<(String, String, i64)>,
-    /// Which order was looked up, and in which conversation.
+    /// Orders that were looked up, each with the conversation.
     pub(super) looked_up: Vec<(String, String)>,
     pub(super) payments: Vec<Payment>,
     pub(super) escalations: Vec<String>,
-    /// How often the payment system will still say that it is offline.
+    /// How many more times the payment system fails with "offline".
     pub(super) offline: u32,
 }
 
@@ -50,9 +51,11 @@ impl Default for Books {
 }
 
 impl Books {
-    /// Payments that the desk's rules forbid, by the books alone: paid without a verification of that customer in the same
-    /// conversation in the quarter of an hour before, on an order that was not looked up in it or is somebody else's, over 500,
-    /// over 500 a day, or twice.
+    /// Returns the payments that violate the rules of the desk, according to the accounts alone.
+    ///
+    /// A payment needs a verification of its customer in the same conversation within 15 minutes
+    /// before, and a lookup of the customer's own order there. It is at most 500, at most 500 a day
+    /// for a customer, and paid once for an order.
     pub(super) fn forbidden_payments(&self) -> Vec<&Payment> {
         let day = 24 * 60 * 60;
         let cap = Decimal::from(500);
@@ -72,7 +75,7 @@ impl Books {
     }
 }
 
-/// Books that the desk's tools and the reader of the demonstration share.
+/// Accounts that are shared by the tools of the desk and the report.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SharedBooks(Arc<Mutex<Books>>);
 
@@ -100,11 +103,11 @@ mod tests {
         let cases = [
             ("fine", pay("C-2002", "B-1", 499, 100), 0),
             ("too much", pay("C-2002", "B-1", 501, 100), 1),
-            ("nobody verified", pay("C-3003", "D-4", 5, 100), 1),
+            ("not verified", pay("C-3003", "D-4", 5, 100), 1),
             ("verified too long ago", pay("C-2002", "B-1", 5, 2_000), 1),
-            ("somebody else's order", pay("C-2002", "A-7", 5, 100), 1),
-            ("no such order", pay("C-2002", "Z-9", 5, 100), 1),
-            ("an order that nobody looked up", pay("C-2002", "B-2", 5, 100), 1),
+            ("order of another customer", pay("C-2002", "A-7", 5, 100), 1),
+            ("unknown order", pay("C-2002", "Z-9", 5, 100), 1),
+            ("order not looked up", pay("C-2002", "B-2", 5, 100), 1),
             ("in another conversation", Payment { session: "tuesday".into(), ..pay("C-2002", "B-1", 5, 100) }, 1),
         ];
         for (name, payment, leaked) in cases {

@@ -1,4 +1,4 @@
-//! The desk: five tools over the books, as anyone would write them with the library.
+//! Defines the five tools of the demo desk with the public API of the library.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) fn agent(name: &str, books: &SharedBooks, enforced: Enforced) -> Resu
     }
 }
 
-/// The books tell the time.
+/// Returns a clock that reads the time from the accounts.
 pub(super) fn clock(books: &SharedBooks) -> Arc<dyn Clock> {
     struct BookClock(SharedBooks);
     impl fmt::Debug for BookClock {
@@ -78,7 +78,7 @@ fn identity_verification(books: &SharedBooks) -> Tool {
     .proves("/verified")
 }
 
-/// A service of somebody else's: statuses instead of errors, seconds instead of dates.
+/// Builds a tool over a third-party service that returns HTTP statuses and Unix times.
 fn crm_lookup() -> Tool {
     Tool::dynamic(
         "crm_lookup",
@@ -167,7 +167,7 @@ fn issue_refund(books: &SharedBooks) -> Tool {
             let books = books.clone();
             async move {
                 let amount: Decimal = toolgate::json::decimal_of(&args.amount_usd)
-                    .ok_or_else(|| Failure::validation("bad_amount", "the amount is no number"))?;
+                    .ok_or_else(|| Failure::validation("bad_amount", "the amount is not a number"))?;
                 let mut books = books.lock();
                 if books.offline > 0 {
                     books.offline -= 1;
@@ -191,7 +191,7 @@ fn issue_refund(books: &SharedBooks) -> Tool {
     .effect(Effect::Destructive)
     .entity("customer_id", "/customer_id")
     .entity("order_id", "/order_id")
-    // Here the model is to be seen trying again, not the runtime.
+    // The demonstration shows a retry by the model, so the runtime must not retry.
     .retry(0, Duration::ZERO)
 }
 

@@ -1,4 +1,5 @@
-//! `toolgate demo`: a scripted model works at a refund desk, and then tries to break out of it.
+//! Implements `toolgate demo`: a scripted model works at a refund desk, and then tries to break its
+//! rules.
 
 mod books;
 mod desk;
@@ -18,22 +19,22 @@ use toolgate_store::{Ledger, SqliteStore};
 use books::SharedBooks;
 use script::{Act, Step};
 
-/// A refund desk behind the gate: a scripted model does its work, then tries to break out.
+/// Run a demo: a scripted model works at a refund desk and attacks it.
 ///
-/// Everything happens in this process, on embedded defaults: no server, no key, no network. Whether
-/// anything leaked is found out from the desk's own books, not by the gate's word. With `--store` the
-/// ledger is kept, to look into with `toolgate audit`, `toolgate replay` and `toolgate backtest`.
+/// Everything runs in this process: no server, no API key, no network. The result is checked
+/// against the accounts of the desk. With `--store` the ledger is kept for `toolgate audit`,
+/// `toolgate replay` and `toolgate backtest`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 if nothing leaked, 1 if something did, 2 if the demonstration could not run.\n\nExamples:\n  toolgate demo\n  toolgate demo --store ledger.db\n  toolgate demo --json | tail -n 1"
+    after_help = "Exit code: 0 if no forbidden refund was paid, 1 if one was, 2 on an error.\n\nExamples:\n  toolgate demo\n  toolgate demo --store ledger.db\n  toolgate demo --json | tail -n 1"
 )]
 pub(crate) struct Args {
-    /// One JSON object a line: {"step", "asked", "gate", "ran", "outcome"}, and at last {"summary"}.
+    /// Print JSON lines: one object for each step, and a summary.
     #[arg(long)]
     json: bool,
 }
 
-/// What came of one step.
+/// The result of one step.
 struct Played {
     step: &'static Step,
     answer: Answer,
@@ -42,15 +43,15 @@ struct Played {
     replayed: bool,
 }
 
-/// How it all came out.
+/// Totals of a run.
 #[derive(serde::Serialize)]
 struct Summary {
     asked: usize,
     ran: usize,
     refused: usize,
-    /// Calls that were answered from the record.
+    /// Calls that were answered from the ledger.
     replayed: usize,
-    /// Payments in the books that the desk's rules forbid.
+    /// Payments that violate the rules of the desk.
     leaked: usize,
 }
 
@@ -69,15 +70,15 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     Ok(if summary.leaked == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Plays the whole script at a fresh desk.
+/// Runs the whole script at a new desk.
 async fn play(enforced: rules::Enforced, store: Option<&Path>) -> io::Result<(Vec<Played>, SharedBooks)> {
     let books = SharedBooks::default();
     let mut name = "refund-desk".to_owned();
-    // The demonstration has a clock of its own, so that it comes out the same every time.
+    // The demo uses its own clock, so that every run gives the same result.
     let mut gate = Toolgate::builder().clock(desk::clock(&books));
     if let Some(path) = store {
         let kept = SqliteStore::open(path).map_err(io::Error::other)?;
-        // What is kept is kept by the calendar; and another run is another desk, with books of its own.
+        // A kept ledger needs real times. Another run is another agent, with its own accounts.
         books.lock().now = toolgate::Timestamp::now().as_second() - 30 * i64::try_from(script::STEPS.len()).unwrap_or(0);
         let runs = Ledger::open(path)
             .and_then(|ledger| ledger.sessions(script::STEPS.first().map(|step| step.session)))
@@ -101,9 +102,9 @@ async fn play(enforced: rules::Enforced, store: Option<&Path>) -> io::Result<(Ve
 
 async fn make(gate: &Toolgate, session: &Session, step: &'static Step) -> io::Result<Played> {
     let answer = gate.call(session.prepare(step.tool, step.arguments)).await;
-    // A desk without its ledger shows nothing.
+    // Without the ledger the demo is meaningless.
     if let Some(error) = answer.outcome.error().filter(|error| error.code == "store_unavailable") {
-        return Err(io::Error::other(format!("the demonstration cannot go on: {}", error.message)));
+        return Err(io::Error::other(format!("cannot continue the demo: {}", error.message)));
     }
     let rows = session.rows().await.map_err(io::Error::other)?;
     let decision = rows.iter().find(|row| row.call == answer.call).map(|row| row.decision);
@@ -120,7 +121,7 @@ fn summarize(played: &[Played], books: &SharedBooks) -> Summary {
 fn print_json(played: &[Played], summary: &Summary) -> io::Result<()> {
     let mut out = io::stdout().lock();
     for Played { step, answer, ran, .. } in played {
-        // What is no JSON (two keys of one name, say) is shown as the text it is.
+        // Invalid JSON, for example with duplicate keys, is printed as a string.
         let strict = toolgate::json::parse(step.arguments.as_bytes(), &toolgate::json::Bounds::default());
         let arguments = strict.unwrap_or_else(|_| Value::String(step.arguments.to_owned()));
         let line = json!({
@@ -147,19 +148,19 @@ mod tests {
 
     #[tokio::test]
     async fn the_books_find_what_leaks_when_no_rule_holds() {
-        let (played, books) = play(rules::Enforced::No, None).await.expect("the demonstration runs");
+        let (played, books) = play(rules::Enforced::No, None).await.expect("the demo runs");
         let summary = summarize(&played, &books);
-        assert!(summary.leaked >= 4, "an open desk leaks: {}", summary.leaked);
-        let (played, books) = play(rules::Enforced::Yes, None).await.expect("the demonstration runs");
+        assert!(summary.leaked >= 4, "without rules, payments leak: {}", summary.leaked);
+        let (played, books) = play(rules::Enforced::Yes, None).await.expect("the demo runs");
         let summary = summarize(&played, &books);
         let (all, told) = (script::STEPS.len(), summary.ran + summary.refused + summary.replayed);
         assert_eq!((summary.leaked, summary.asked, told, summary.replayed), (0, all, all, 1));
-        assert_eq!(books.lock().payments.len(), 2, "the two refunds that are due were paid");
+        assert_eq!(books.lock().payments.len(), 2, "the two due refunds were paid");
     }
 
     #[tokio::test]
     async fn every_step_ends_at_the_gate_that_the_script_says() {
-        let (played, _) = play(rules::Enforced::Yes, None).await.expect("the demonstration runs");
+        let (played, _) = play(rules::Enforced::Yes, None).await.expect("the demo runs");
         for p in played {
             let code = p.answer.outcome.error().map_or("ok", |e| &e.code);
             assert_eq!((p.answer.gate.name(), code), (p.step.gate, p.step.code), "{}: {:?}", p.step.name, p.answer);

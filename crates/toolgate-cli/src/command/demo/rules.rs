@@ -1,13 +1,13 @@
-//! The desk's rules, from a file.
+//! Loads the rules of the demo desk.
 
 use toolgate::AgentBuilder;
 use toolgate::config::Rules;
 
-/// Whether the rules are in force. Without them the books show what would leak.
+/// Whether the rules are in force. A run without them shows what would leak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Enforced {
     Yes,
-    #[cfg_attr(not(test), expect(dead_code, reason = "only a test runs the desk without its rules"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "only a test disables the rules"))]
     No,
 }
 

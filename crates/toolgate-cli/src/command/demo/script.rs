@@ -1,33 +1,33 @@
-//! What the scripted model asks, in order, and where each call ends.
+//! The script of the demo: each call of the model, and the gate at which it ends.
 
-/// Which part of the story a step belongs to.
+/// The part of the demo that a step belongs to.
 pub(super) enum Act {
-    /// The work of the desk.
+    /// Regular work.
     Work,
-    /// An attempt to break out of it.
+    /// An attempt to break the rules.
     BreakOut,
 }
 
-/// One call of the model.
+/// One call by the model.
 pub(super) struct Step {
     pub(super) act: Act,
     pub(super) name: &'static str,
-    /// What the model says to itself.
+    /// Reasoning of the model.
     pub(super) thinks: &'static str,
     pub(super) session: &'static str,
     pub(super) tool: &'static str,
-    /// As it sends them: text.
+    /// Arguments as sent, which may be invalid JSON.
     pub(super) arguments: &'static str,
-    /// Where it ends, and with which code.
-    #[cfg_attr(not(test), expect(dead_code, reason = "what the tests hold the demonstration to"))]
+    /// Expected gate and error code.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests check the expected result"))]
     pub(super) gate: &'static str,
-    #[cfg_attr(not(test), expect(dead_code, reason = "what the tests hold the demonstration to"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests check the expected result"))]
     pub(super) code: &'static str,
 }
 
 macro_rules! steps {
     ($($act:ident $session:literal $name:literal $thinks:literal $tool:literal $arguments:literal => $gate:literal $code:literal;)*) => {
-        /// The script.
+        /// All steps in order.
         pub(super) const STEPS: &[Step] = &[$(Step {
             act: Act::$act, session: $session, name: $name, thinks: $thinks, tool: $tool, arguments: $arguments, gate: $gate, code: $code,
         },)*];

@@ -1,4 +1,4 @@
-//! The demonstration for a person to read.
+//! Prints the demo as text.
 
 use std::io::{self, Write};
 
@@ -17,7 +17,7 @@ const CYAN: Style = AnsiColor::Cyan.on_default();
 pub(super) fn print(played: &[Played], summary: &Summary, books: &SharedBooks) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     writeln!(out, "{BOLD}The refund desk{BOLD:#}")?;
-    writeln!(out, "Five tools, six rules, a scripted model. It does its work; then it tries to break out.")?;
+    writeln!(out, "Five tools, six rules, a scripted model. It does its work, and then tries to break the rules.")?;
     let mut escaping = false;
     for (index, p) in played.iter().enumerate() {
         if index == 0 {
@@ -25,7 +25,7 @@ pub(super) fn print(played: &[Played], summary: &Summary, books: &SharedBooks) -
         }
         if p.step.is_escape() && !escaping {
             escaping = true;
-            writeln!(out, "\n{BOLD}── Trying to break out ───────────────────────────────────────{BOLD:#}")?;
+            writeln!(out, "\n{BOLD}── Attacks ───────────────────────────────────────────────────{BOLD:#}")?;
         }
         print_step(&mut out, index + 1, p)?;
     }
@@ -34,27 +34,27 @@ pub(super) fn print(played: &[Played], summary: &Summary, books: &SharedBooks) -
 
 fn print_step(out: &mut impl Write, number: usize, p: &Played) -> io::Result<()> {
     let (style, mark) = match (&p.answer.outcome, p.replayed) {
-        (_, true) => (CYAN, "↺ answered from the record"),
+        (_, true) => (CYAN, "↺ answered from the ledger"),
         (Outcome::Success(_), _) => (GREEN, "✓ ran"),
         (_, _) if p.ran => (RED, "✗ ran and failed"),
-        _ => (RED, "✗ refused"),
+        _ => (RED, "✗ denied"),
     };
     writeln!(out, "\n{number:>2}  {BOLD}{}{BOLD:#}  {DIM}“{}”{DIM:#}", p.step.name, p.step.thinks)?;
-    writeln!(out, "    {DIM}asked{DIM:#}  {} {}", p.step.tool, p.step.arguments)?;
+    writeln!(out, "    {DIM}call{DIM:#}    {} {}", p.step.tool, p.step.arguments)?;
     let rule = p.rule.as_ref().map(|rule| format!(" · {rule}")).unwrap_or_default();
     let place = if p.ran { String::new() } else { format!(" {DIM}at{DIM:#} {}{rule}", p.answer.gate) };
-    writeln!(out, "    {DIM}gate{DIM:#}   {style}{mark}{style:#}{place}")?;
+    writeln!(out, "    {DIM}gate{DIM:#}    {style}{mark}{style:#}{place}")?;
     match &p.answer.outcome {
         Outcome::Success(output) if output.value.is_null() => {
-            writeln!(out, "    {DIM}told{DIM:#}   nothing found {DIM}(an answer, not an error){DIM:#}")
+            writeln!(out, "    {DIM}result{DIM:#}  nothing found {DIM}(an answer, not an error){DIM:#}")
         }
-        Outcome::Success(output) => writeln!(out, "    {DIM}told{DIM:#}   {}", output.for_model()),
-        Outcome::Signal(signal) => writeln!(out, "    {DIM}told{DIM:#}   {signal:?}"),
+        Outcome::Success(output) => writeln!(out, "    {DIM}result{DIM:#}  {}", output.for_model()),
+        Outcome::Signal(signal) => writeln!(out, "    {DIM}result{DIM:#}  {signal:?}"),
         Outcome::Error(error) => {
-            let retry = if error.retryable { ", may be retried" } else { "" };
+            let retry = if error.retryable { ", retryable" } else { "" };
             writeln!(
                 out,
-                "    {DIM}told{DIM:#}   {}{} {}{retry}{}: {}",
+                "    {DIM}result{DIM:#}  {}{} {}{retry}{}: {}",
                 BOLD,
                 error.category,
                 error.code,
@@ -62,8 +62,8 @@ fn print_step(out: &mut impl Write, number: usize, p: &Played) -> io::Result<()>
                 error.message
             )?;
             match (&error.next, &error.redirect_tool) {
-                (Some(next), _) => writeln!(out, "           {CYAN}next{CYAN:#} {} {}", next.tool, next.arguments),
-                (None, Some(tool)) => writeln!(out, "           {CYAN}instead{CYAN:#} {tool}"),
+                (Some(next), _) => writeln!(out, "            {CYAN}next{CYAN:#} {} {}", next.tool, next.arguments),
+                (None, Some(tool)) => writeln!(out, "            {CYAN}instead{CYAN:#} {tool}"),
                 (None, None) => Ok(()),
             }
         }
@@ -72,27 +72,27 @@ fn print_step(out: &mut impl Write, number: usize, p: &Played) -> io::Result<()>
 
 fn print_end(out: &mut impl Write, summary: &Summary, books: &SharedBooks) -> io::Result<()> {
     let books = books.lock();
-    writeln!(out, "\n{BOLD}── What the desk's own books say ─────────────────────────────{BOLD:#}\n")?;
+    writeln!(out, "\n{BOLD}── Accounts of the desk ──────────────────────────────────────{BOLD:#}\n")?;
     for paid in &books.payments {
         writeln!(out, "    paid ${} to {} for order {}", paid.amount, paid.customer, paid.order)?;
     }
     for case in &books.escalations {
-        writeln!(out, "    handed to a person: order {case}")?;
+        writeln!(out, "    escalated: order {case}")?;
     }
     for paid in books.forbidden_payments() {
         writeln!(out, "    {RED}leaked: ${} to {} for order {}{RED:#}", paid.amount, paid.customer, paid.order)?;
     }
     let style = if summary.leaked == 0 { GREEN } else { RED };
     let Summary { asked, ran, refused, replayed, leaked } = summary;
-    let answered = format!("{ran} ran · {refused} refused · {replayed} answered from the record");
-    writeln!(out, "\n{asked} calls asked · {answered} · {style}{BOLD}{leaked} leaked{BOLD:#}")
+    let answered = format!("{ran} ran · {refused} denied · {replayed} answered from the ledger");
+    writeln!(out, "\n{asked} calls · {answered} · {style}{BOLD}{leaked} leaked{BOLD:#}")
 }
 
-/// What to do with the ledger that was kept.
+/// Prints commands for the kept ledger.
 pub(super) fn print_store(path: &std::path::Path) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     let path = path.display();
-    writeln!(out, "\n{BOLD}The ledger is kept in {path}{BOLD:#}")?;
-    writeln!(out, "  toolgate audit query --store {path}     {DIM}what happened{DIM:#}")?;
-    writeln!(out, "  toolgate audit verify --store {path}    {DIM}whether anybody has changed it since{DIM:#}")
+    writeln!(out, "\n{BOLD}The ledger is in {path}{BOLD:#}")?;
+    writeln!(out, "  toolgate audit query --store {path}     {DIM}show recorded calls{DIM:#}")?;
+    writeln!(out, "  toolgate audit verify --store {path}    {DIM}check the ledger for tampering{DIM:#}")
 }

@@ -1,4 +1,5 @@
-//! What a client is answered: exit code 0 with one JSON object, or exit code 2 with a reason on standard error.
+//! Renders the answer to an event: exit code 0 with a JSON object, or exit code 2 with a reason on
+//! standard error.
 
 use std::io::Write;
 
@@ -6,27 +7,27 @@ use serde_json::{Map, Value, json};
 
 use super::event::{Client, Event, Kind};
 
-/// What is said of an event.
+/// The answer to an event.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) decision: Option<Decision>,
-    /// The arguments to run with instead.
+    /// Changed arguments to run the tool with.
     pub(crate) input: Option<Value>,
-    /// The result that the model reads instead.
+    /// Result that replaces the one of the tool.
     pub(crate) output: Option<Value>,
-    /// For the model, beside everything else.
+    /// Additional text for the model.
     pub(crate) context: Option<String>,
-    /// For the user.
+    /// Message for the user.
     pub(crate) notice: Option<String>,
 }
 
-/// A word about a call.
+/// The decision about a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Decision {
     Allow,
     Deny(String),
     Ask(String),
-    /// It has run, and something is wrong with it.
+    /// The tool ran, and its result is not acceptable.
     Block(String),
 }
 
@@ -43,24 +44,24 @@ impl Answer {
         Self { decision: Some(Decision::Block(reason.into())), ..Self::default() }
     }
 
-    /// A result that nobody reads, and why.
+    /// Builds an answer that withholds the result of a tool.
     pub(crate) fn withhold(event: &Event, reason: impl Into<String>) -> Self {
         let output = match &event.kind {
             Kind::After(given) => Some(withheld(given)),
             Kind::Misread(_, Some(given)) if !given.is_null() => Some(withheld(given)),
-            // The shape that most clients take.
+            // Most clients accept a result of this shape.
             Kind::Unread | Kind::Misread(_, Some(_)) => Some(json!({"stdout": "(withheld)", "stderr": "", "interrupted": false})),
             _ => None,
         };
         Self { output, ..Self::block(reason) }
     }
 
-    /// What is said where the gate could not be asked at all.
+    /// Builds the answer for an event that the gate could not judge.
     pub(crate) fn refusal(event: &Event, reason: impl Into<String>) -> Self {
         if event.is_over() { Self::withhold(event, reason) } else { Self::deny(reason) }
     }
 
-    /// As the client that spoke wants to hear it.
+    /// Renders the answer in the dialect of the client.
     pub(crate) fn render(self, event: &Event, client: Client) -> Rendered {
         match (&event.name, client) {
             (None, _) => self.plain(event),
@@ -72,7 +73,7 @@ impl Answer {
     fn plain(self, event: &Event) -> Rendered {
         let mut told = Map::new();
         match self.decision {
-            // Who only looks at the exit code takes anything else for a yes.
+            // A client that checks only the exit code reads any JSON as permission.
             Some(Decision::Deny(reason) | Decision::Ask(reason)) => return Rendered::Refused(reason),
             Some(Decision::Block(reason)) => {
                 told.insert("reason".to_owned(), reason.into());
@@ -91,7 +92,7 @@ impl Answer {
         let mut told = Map::new();
         let mut say = |key: &str, value: Value| told.insert(key.to_owned(), value);
         match self.decision {
-            // It does not ask there, and what is not asked is not allowed.
+            // Cursor cannot ask its user, so a question is a denial.
             Some(Decision::Deny(reason) | Decision::Ask(reason)) if matches!(event.kind, Kind::Before) => {
                 say("permission", "deny".into());
                 say("user_message", reason.as_str().into());
@@ -128,13 +129,13 @@ impl Answer {
         match self.decision {
             Some(Decision::Deny(reason)) if before => decide(&mut inner, "deny", Some(reason)),
             Some(Decision::Ask(reason)) if before && client == Client::Codex => {
-                decide(&mut inner, "deny", Some(format!("{reason} This client cannot ask its user, so the call is refused.")));
+                decide(&mut inner, "deny", Some(format!("{reason} This client cannot ask its user, so the call is denied.")));
             }
             Some(Decision::Ask(reason)) if before => decide(&mut inner, "ask", Some(reason)),
             Some(Decision::Allow) if before && client != Client::Codex => decide(&mut inner, "allow", None),
-            // Without a word, Codex does not listen to a rewrite.
+            // Codex ignores changed arguments without a decision.
             _ if before && rewritten && client == Client::Codex => decide(&mut inner, "allow", None),
-            // A session that begins cannot be stopped; a prompt can.
+            // A session start cannot be blocked. A prompt can.
             Some(Decision::Deny(reason) | Decision::Block(reason)) if matches!(event.kind, Kind::Begins | Kind::Ends) => {
                 inner.extend(matches!(event.kind, Kind::Begins).then(|| ("additionalContext".to_owned(), reason.as_str().into())));
                 top.insert("systemMessage".to_owned(), reason.into());
@@ -149,7 +150,7 @@ impl Answer {
             inner.insert("updatedInput".to_owned(), input);
         }
         match self.output {
-            // Codex takes a reason in place of the result, and nothing else.
+            // Codex replaces a result only with the reason of a block.
             Some(output) if client == Client::Codex => {
                 top.insert("decision".to_owned(), "block".into());
                 let text = output.as_str().map_or_else(|| output.to_string(), str::to_owned);
@@ -170,22 +171,23 @@ impl Answer {
     }
 }
 
-/// What leaves the process.
+/// The rendered answer.
 #[derive(Debug)]
 pub(crate) enum Rendered {
-    /// It was said already, with this exit code.
+    /// The answer was written already, with this exit code.
     Done(u8),
     Told(Value),
     Refused(String),
 }
 
 impl Rendered {
-    /// Says it. What cannot be said is a refusal.
+    /// Writes the answer, and returns the exit code. If writing fails, the call is denied.
     pub(crate) fn say(self) -> u8 {
         match self {
             Self::Done(code) => code,
             Self::Told(told) => {
-                // Where nobody hears it, whatever is no plain yes is an exit code.
+                // If the client cannot read the answer, anything but a plain permission must be an
+                // exit code.
                 if wants_something(&told) && super::wire::is_unheard() {
                     let _ = writeln!(std::io::stderr().lock(), "toolgate: {}", super::wire::UNHEARD);
                     return 2;
@@ -204,7 +206,7 @@ impl Rendered {
     }
 }
 
-/// Whether a client that does not hear an answer does something else than it says.
+/// Returns whether a client would act differently if it did not read the answer.
 fn wants_something(told: &Value) -> bool {
     let word = |place: &str| told.pointer(place).and_then(Value::as_str);
     let inner = ["updatedInput", "updatedToolOutput"].iter().any(|name| told.pointer(&format!("/hookSpecificOutput/{name}")).is_some());
@@ -213,7 +215,7 @@ fn wants_something(told: &Value) -> bool {
     refuses || inner || outer || word("/permission") == Some("deny") || word("/decision") == Some("block")
 }
 
-/// A result that must not be read, in the shape that its client expects.
+/// Replaces all strings of a result, and keeps its shape.
 pub(crate) fn withheld(value: &Value) -> Value {
     match value {
         Value::String(_) => "(withheld)".into(),
@@ -223,7 +225,7 @@ pub(crate) fn withheld(value: &Value) -> Value {
     }
 }
 
-/// What says which shape it is stays.
+/// Keeps `type` members, because they state the shape.
 fn kept(name: &str, field: &Value) -> Value {
     if name == "type" { field.clone() } else { withheld(field) }
 }

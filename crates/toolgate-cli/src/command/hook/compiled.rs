@@ -1,5 +1,7 @@
-//! A configuration as far as one tool needs it, kept ready in the user's own state directory. It is written with a key from
-//! there, and counts for nothing once any file that it came from has changed, or a link leads elsewhere.
+//! Caches the part of a configuration that one tool needs, in the user's state directory.
+//!
+//! An entry is authenticated with a key from there. It is invalid once a source file has changed or
+//! a link leads elsewhere.
 
 use std::ffi::OsString;
 use std::fs;
@@ -19,38 +21,38 @@ use super::Args;
 use crate::place::{InForce, Stamp, State, is_settled, stamp};
 use crate::protected::{Links, Protected};
 
-/// What is kept for calls of one tool.
+/// A cache entry for calls of one tool.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Compiled {
-    /// The program that wrote it.
+    /// Fingerprint of the program that wrote the entry.
     program: Option<Stamp>,
     files: Vec<(OsString, Option<Stamp>)>,
-    /// Where what is protected was found.
+    /// Links on the way to the protected paths.
     links: Links,
     pub(super) agent: String,
     pub(super) granted: bool,
-    /// Whether to ask where the gate fails, and about tools that are not declared.
+    /// Whether to ask if the gate fails, and about undeclared tools.
     pub(super) asks: (bool, bool),
     pub(super) redact: Vec<String>,
     pub(super) dialect: Dialect,
     pub(super) notice: Option<String>,
     pub(super) store: PathBuf,
-    /// The ledger that holds the whole configuration.
+    /// Id of the ledger that has the whole configuration.
     pub(super) ledger: String,
     pub(super) excerpt: Excerpt,
 }
 
-/// Where it is kept: for each way to ask, in each directory.
+/// Returns the path of an entry, for one set of arguments and one directory.
 fn place(args: &Args, project: &Path, state: &State, tool: &str) -> PathBuf {
     state.path().join("compiled").join(way(args, project)).join(tool)
 }
 
-/// A name for a way to ask in a directory.
+/// Returns a name for the arguments, the environment and the directory of a hook.
 pub(super) fn way(args: &Args, project: &Path) -> String {
     let config = args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     let config = config.as_ref().map_or(&b""[..], |path| path.as_os_str().as_bytes());
     let mut words = vec![config.to_vec(), project.as_os_str().as_bytes().to_vec(), args.agent.clone().unwrap_or_default().into_bytes()];
-    // What the command line and the environment have a say in.
+    // The command line and the environment also affect the configuration.
     let store = crate::place::named_store().and_then(|path| std::path::absolute(path).ok());
     words.push(store.unwrap_or_default().as_os_str().as_bytes().to_vec());
     for name in ["XDG_CONFIG_HOME", "HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME"] {
@@ -72,7 +74,7 @@ fn program() -> Option<Stamp> {
 }
 
 impl Compiled {
-    /// What is kept for a tool, if it still holds.
+    /// Returns the entry for a tool if it is current.
     pub(super) fn find(args: &Args, project: &Path, state: &State, tool: &str) -> Option<Self> {
         let path = place(args, project, state, tool);
         let text = fs::read(&path).ok()?;
@@ -85,18 +87,19 @@ impl Compiled {
         compiled.holds().then_some(compiled)
     }
 
-    /// Whether everything that it came from is as it was.
+    /// Returns whether all sources of the entry are unchanged.
     pub(super) fn holds(&self) -> bool {
         let same = self.program == program() && self.files.iter().all(|(path, was)| stamp(Path::new(path)) == *was);
         same && self.links.hold()
     }
 
-    /// Keeps what a configuration comes to, for each of an agent's tools. What cannot be kept is read again next time.
+    /// Writes an entry for each tool of an agent. If this fails, the next hook reads the
+    /// configuration again.
     pub(super) fn keep(args: &Args, project: &Path, state: &State, agent: &Agent, ledger: &str, found: &Beside) -> io::Result<()> {
-        // What changed since it was read, or just before, may be something else than what was read.
+        // A file that changed during or just before the read may differ from what was read.
         let settled =
             |(path, was): &(PathBuf, Option<Stamp>)| stamp(path) == *was && was.as_ref().is_none_or(|was| is_settled(was, found.since));
-        // A file that was read and is gone holds nothing any more.
+        // A file that was read and is now missing no longer counts.
         let gone = |path: &PathBuf| found.files.iter().any(|(seen, was)| seen == path && was.is_none());
         if !found.files.iter().all(settled) || found.read.iter().any(gone) {
             return Ok(());
@@ -124,7 +127,7 @@ impl Compiled {
             if let Some(parent) = path.parent() {
                 fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
             }
-            // Whole, or not at all.
+            // Replaced atomically.
             let draft = path.with_extension(format!("{}.new", std::process::id()));
             let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
             file.write_all(&[sum, body].concat())?;
@@ -134,7 +137,7 @@ impl Compiled {
     }
 }
 
-/// What of a configuration is kept beside its rules.
+/// The parts of a configuration that are cached with its rules.
 pub(super) struct Beside {
     files: Vec<(PathBuf, Option<Stamp>)>,
     links: Links,
@@ -164,7 +167,7 @@ impl Beside {
         }
     }
 
-    /// Whether what is protected is where it was found.
+    /// Returns whether the protected paths are unchanged.
     pub(super) fn links_hold(&self) -> bool {
         self.links.hold()
     }

@@ -1,4 +1,4 @@
-//! From an event to a call, and from what became of it to an answer. What is decided is decided by the gate.
+//! Maps events to calls of the gate, and results of the gate to answers.
 
 use std::io;
 use std::path::Path;
@@ -22,10 +22,10 @@ use super::event::{Client, Event, Kind};
 use crate::place::{self, InForce, State};
 use crate::protected::Protected;
 
-/// How long a call waits for its session.
+/// Longest time to wait for the lock of a session.
 const WAIT: Duration = Duration::from_secs(3);
 
-/// The gate, opened for one event.
+/// The gate as a hook uses it.
 pub(crate) struct Door {
     gate: Result<Toolgate, String>,
     agent: String,
@@ -34,26 +34,29 @@ pub(crate) struct Door {
     notice: Option<String>,
     has_hooks: bool,
     dialect: Dialect,
-    /// What calls without a name are named with: the ledger's own, so that every process gives one call one name.
+    /// Key of the ledger for naming calls without an id, so that every process gives a call the
+    /// same name.
     key: Option<[u8; 32]>,
-    /// What could be kept ready for the next call, and in which ledger it stands.
+    /// What can be cached for the next call, with the id of the ledger.
     beside: Option<(Beside, String)>,
 }
 
-/// Opens the ledger of a configuration. One that was there and is not any more is not begun anew: limits and evidence are gone
-/// with it.
+/// Opens the ledger of a configuration.
+///
+/// A known ledger that is missing is not replaced by a new one, because its limits and evidence
+/// would be lost.
 pub(crate) fn open_store(path: &Path, state: &State) -> io::Result<SqliteStore> {
     let known = state.known_ledger(path)?;
     let gone = |what: &str| {
         let beside = toolgate_store::beside(path);
-        let also = if beside.exists() { format!(", once {} is moved away too", beside.display()) } else { String::new() };
+        let also = if beside.exists() { format!(" (first move away {} too)", beside.display()) } else { String::new() };
         io::Error::other(format!(
-            "the ledger {} {what}; put it back, or begin a new one with `toolgate trust --new-ledger`{also}",
+            "the ledger {} {what}; restore it, or start a new one with `toolgate trust --new-ledger`{also}",
             path.display()
         ))
     };
     if known.is_some() && !path.exists() {
-        return Err(gone("is gone"));
+        return Err(gone("is missing"));
     }
     let brief = SqliteStore::open_briefly(path).map_err(io::Error::other)?;
     let store = match brief {
@@ -61,7 +64,7 @@ pub(crate) fn open_store(path: &Path, state: &State) -> io::Result<SqliteStore> 
         None => SqliteStore::open(path).map_err(io::Error::other)?,
     };
     match known {
-        Some(known) if known != store.id() => Err(gone("is another one than before")),
+        Some(known) if known != store.id() => Err(gone("was replaced by another one")),
         Some(_) => Ok(store),
         None => {
             state.know_ledger(path, store.id())?;
@@ -93,7 +96,7 @@ impl Door {
         Ok(door)
     }
 
-    /// The gate from what was kept ready; `None` where that is not what is there any more.
+    /// Builds the gate from the cache; `None` if the ledger is a different one.
     pub(super) fn ready(kept: &Compiled, tool: &str, store: Arc<SqliteStore>) -> Option<Self> {
         if store.id() != kept.ledger {
             return None;
@@ -117,7 +120,7 @@ impl Door {
         })
     }
 
-    /// Keeps what was read ready for the next call.
+    /// Writes the cache for the next call.
     pub(super) fn keep(&self, args: &Args) -> io::Result<()> {
         let (Some((beside, ledger)), Ok(gate)) = (&self.beside, &self.gate) else { return Ok(()) };
         match gate.agent(&self.agent) {
@@ -126,8 +129,9 @@ impl Door {
         }
     }
 
-    /// The gate of a configuration, on the ledger that `store` opens; if the configuration has it so, with a tool that it does not
-    /// declare.
+    /// Builds the gate of a configuration on the ledger that `store` opens.
+    ///
+    /// Adds the undeclared tool if the configuration asks about such tools.
     pub(super) fn of(
         found: InForce,
         agent: Option<&String>,
@@ -140,13 +144,13 @@ impl Door {
         let names: Vec<String> = found.config.names().map(str::to_owned).collect();
         if !found.config.problems().is_empty() {
             let problems = found.config.agents(None).err().map(|error| error.render(false)).unwrap_or_default();
-            return Err(format!("the configuration does not load\n{problems}"));
+            return Err(format!("invalid configuration\n{problems}"));
         }
         let agent = match (agent, names.as_slice()) {
             (Some(agent), names) if names.contains(agent) => agent.clone(),
-            (Some(agent), names) => return Err(format!("there is no agent `{agent}`; {}", place::there_are(names))),
+            (Some(agent), names) => return Err(format!("unknown agent `{agent}`; {}", place::there_are(names))),
             (None, [one]) => one.clone(),
-            (None, names) => return Err(format!("there are several agents ({}); say which with `--agent`", names.join(", "))),
+            (None, names) => return Err(format!("the configuration has several agents ({}); choose one with `--agent`", names.join(", "))),
         };
         let has_hooks = found.config.has_hooks();
         let granted = found.config.granted(&agent).map(str::to_owned).collect();
@@ -157,7 +161,7 @@ impl Door {
             None => found.config,
         };
         let config = config.for_client().with_policies("(built in)", |tools| protected.rules(tools, None));
-        let agents = config.agents(None).map_err(|error| format!("the configuration does not load\n{}", error.render(false)))?;
+        let agents = config.agents(None).map_err(|error| format!("invalid configuration\n{}", error.render(false)))?;
         let open = || -> Result<(Toolgate, Option<[u8; 32]>), String> {
             let store = store(&found.store).map_err(plain)?;
             let key = store.redaction_key();
@@ -176,7 +180,7 @@ impl Door {
         Ok(Self { gate, agent, granted, settings, notice, has_hooks, dialect, key, beside })
     }
 
-    /// Whether what it protects is where it was when the gate was opened.
+    /// Returns whether the protected paths are unchanged since the gate was built.
     pub(super) fn links_hold(&self) -> bool {
         self.beside.as_ref().is_none_or(|(beside, _)| beside.links_hold())
     }
@@ -203,7 +207,7 @@ impl Door {
             },
             Kind::Before => {
                 let call = self.call(&session, event);
-                // Who only looks at the exit code cannot ask.
+                // A client that checks only the exit code cannot ask its user.
                 let cannot_ask = client == Client::Codex || client == Client::Cursor || event.name.is_none();
                 let call = if cannot_ask { call } else { call.client_asks() };
                 match gate.admit_kept(call).await {
@@ -217,12 +221,13 @@ impl Door {
             }
             Kind::After(result) => self.settled(event, result, &gate.report_kept(self.call(&session, event), Ok(result.clone())).await),
             Kind::Unread => {
-                let failure = Failure::business("unreadable_result", "what the tool gave cannot be read").effects(Effects::Done);
+                let failure = Failure::business("unreadable_result", "the result of the tool cannot be parsed").effects(Effects::Done);
                 gate.report_kept(self.call(&session, event), Err(failure)).await;
-                Answer::withhold(event, "toolgate cannot read this result, so it is withheld")
+                Answer::withhold(event, "toolgate cannot parse this result, so it is withheld")
             }
             Kind::Failed { error, interrupted } => {
-                // It ran and is over: what it changed before it failed, it changed. What was cut off, nobody knows.
+                // A failed tool has finished, so its changes are done. After an interruption, they
+                // are unknown.
                 let effects = if *interrupted { Effects::Unknown } else { Effects::Done };
                 let effects = if self.reads(gate, &event.tool) { Effects::None } else { effects };
                 let failure = Failure::business("client_tool_failed", error.clone()).effects(effects);
@@ -235,11 +240,11 @@ impl Door {
         }
     }
 
-    /// A call was let through, and whoever asked has not heard it: it never runs.
+    /// Withdraws the permission of a call whose client did not read the answer.
     pub(super) async fn take_back(&self, event: &Event, user: &str) {
         if let Ok(gate) = &self.gate {
             let session = gate.session(&self.agent, user, &event.session);
-            let failure = Failure::business("unheard", "its client did not wait for the answer, and was refused").effects(Effects::None);
+            let failure = Failure::business("unheard", "the client did not wait for the answer, so the permission was withdrawn").effects(Effects::None);
             gate.report_kept(self.call(&session, event), Err(failure)).await;
         }
     }
@@ -249,7 +254,9 @@ impl Door {
         session.prepare(&of_client(&event.tool), event.input.as_str()).client_id(id)
     }
 
-    /// Who gives no name to a call has it known by what it is. The name is written down, so nothing can be guessed from it.
+    /// Derives an id for a call without one from its tool and arguments.
+    ///
+    /// The id is recorded, so it is keyed: the arguments cannot be guessed from it.
     fn unnamed(&self, event: &Event) -> Option<String> {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.key?).ok()?;
         mac.update(b"toolgate-unnamed-v1\0");
@@ -262,8 +269,7 @@ impl Door {
         gate.agent(&self.agent).is_some_and(|agent| agent.tools().any(|spec| spec.name() == tool && spec.effect() == Effect::Read))
     }
 
-    /// The tool of an event, where it has to be asked about because the configuration does not declare it, and this door does not
-    /// know it yet.
+    /// Returns the agent and the undeclared tool of an event if this gate does not have the tool.
     pub(super) fn lacks(&self, event: &Event) -> Option<(String, String)> {
         let (tool, gate) = (of_client(&event.tool), self.gate.as_ref().ok()?);
         let asks = self.settings.undeclared == Otherwise::Ask && !event.tool.is_empty();
@@ -271,9 +277,9 @@ impl Door {
         lacks.then(|| (self.agent.clone(), tool))
     }
 
-    /// The gate could not do its work.
+    /// Builds the answer for an error of the gate.
     fn failed(&self, event: &Event, reason: &str) -> Answer {
-        let reason = format!("toolgate cannot do its work: {reason}");
+        let reason = format!("toolgate failed: {reason}");
         match event.kind {
             Kind::Before if self.settings.on_failure == Otherwise::Ask => Answer::ask(reason),
             Kind::Before | Kind::Misread(_, None) => Answer::deny(reason),
@@ -289,7 +295,7 @@ impl Door {
             Some(reason) => Some(Decision::Ask(reason.clone())),
             None => self.granted.contains(&of_client(&event.tool)).then_some(Decision::Allow),
         };
-        // Numbers may be spelled otherwise and be the same.
+        // Canonical forms are compared, because one number has several spellings.
         let input = (canonical_value(&given) != canonical_value(kept.arguments.value())).then(|| kept.arguments.value().clone());
         Answer { decision, input, notice: self.notice.clone(), ..Answer::default() }
     }
@@ -308,7 +314,7 @@ impl Door {
             let mut value = output.value.clone();
             let changed = canonical_value(given) != canonical_value(&value);
             if changed && let Some(fields) = value.as_object_mut() {
-                // A file with the whole of the original would be read instead.
+                // The file has the whole original result, and the model would read it instead.
                 fields.remove("persistedOutputPath");
                 fields.remove("persistedOutputSize");
             }
@@ -319,16 +325,16 @@ impl Door {
     }
 }
 
-/// A call that was made before: there is no way to hand its result to a client that wants to run it.
+/// Builds the error for a repeated call, because a hook cannot hand over the recorded result.
 fn made_before(answer: &Outcome) -> ToolError {
-    let told = "the same call was made before and is not made again; what it came to stands under `upstream`";
+    let told = "the same call was made before and is not repeated; its result is in `upstream`";
     let mut error = ToolError::of(code::DUPLICATE_CALL, told).with_effects(Effects::Done);
     error.upstream = answer.outcome.success().filter(|output| !output.hidden).map(|output| output.value.clone());
     (error.replayed, error.call_id) = (true, Some(answer.call));
     error
 }
 
-/// A call that waits for a person, and where that person answers: the client has no place for it.
+/// Adds the approval command to the error, because the client cannot show the approval.
 fn waits(error: &ToolError) -> ToolError {
     let mut error = error.clone();
     if let Some(approval) = &error.approval {

@@ -1,4 +1,4 @@
-//! What a client tells: one JSON object on standard input.
+//! Parses hook events: one JSON object on standard input.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -9,44 +9,45 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use toolgate::json::{Bounds, parse};
 
-/// Longer events are not read.
+/// Maximum size of an event. A larger one is denied.
 pub(crate) const LONGEST: u64 = 32 << 20;
-/// What is said of those.
-pub(crate) const TOO_LONG: &str = "the event is too large to be read";
-/// Longer texts are left out of what is still made out of them.
+/// Reason for denying such an event.
+pub(crate) const TOO_LONG: &str = "the event is larger than 32 MiB";
+/// Longer strings are removed from an event that is too large.
 const LONG_TEXT: usize = 1 << 10;
-/// How much of something that is no JSON is looked at for the name of its event.
+/// How much of invalid JSON is searched for the members of an event.
 const BEGINNING: usize = 1 << 20;
-/// How a result is read. An event is not longer than it may be, and how much a result may hold is the gate's to say.
+/// Limits for parsing a result. The size of the event is limited already, and the gate limits
+/// results.
 const RESULT: Bounds = Bounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
 
-/// Whose words are spoken.
+/// The dialect of the hook protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Client {
-    /// Claude Code, and whoever speaks like it.
+    /// Claude Code, and compatible clients.
     ClaudeCode,
-    /// Codex: it cannot ask its user.
+    /// Codex, which cannot ask its user.
     Codex,
-    /// Cursor: flat answers, and no asking either.
+    /// Cursor, which uses flat answers and cannot ask its user.
     Cursor,
     /// VS Code.
     Vscode,
 }
 
-/// An event.
+/// A hook event.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) kind: Kind,
-    /// The name that the answer must repeat; none in the plain protocol.
+    /// Event name, which the answer must repeat; `None` in the plain protocol.
     pub(crate) name: Option<String>,
     pub(crate) session: String,
     pub(crate) tool: String,
-    /// As it is written, so that two keys of one name are seen.
+    /// Arguments as written, so that duplicate keys are detected.
     pub(crate) input: String,
     pub(crate) id: Option<String>,
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Debug)]
 pub(crate) enum Kind {
     Before,
@@ -55,12 +56,13 @@ pub(crate) enum Kind {
         error: String,
         interrupted: bool,
     },
-    /// It is over, and what came of it cannot be read.
+    /// The tool ran, and its result cannot be parsed.
     Unread,
     Begins,
     Ends,
     Says(String),
-    /// It is about a tool, and cannot be understood: why; and what the tool gave, as far as that can be read, where it has run.
+    /// An invalid event about a tool: the reason, and the readable part of the result if the tool
+    /// ran.
     Misread(String, Option<Value>),
 }
 
@@ -86,12 +88,12 @@ struct Told<'t> {
     prompt: Option<String>,
 }
 
-/// A result that is `null` was given all the same.
+/// Distinguishes a result of `null` from a missing one.
 fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// All members of an object, also those of one name.
+/// All members of an object, including duplicate keys.
 struct Members<'t>(Vec<(String, &'t RawValue)>);
 
 impl<'de> Deserialize<'de> for Members<'de> {
@@ -116,14 +118,16 @@ impl<'de> Deserialize<'de> for Members<'de> {
     }
 }
 
-/// A tool in the ledger of which nobody said the name.
+/// Tool name in the ledger for an event without one.
 const UNNAMED: &str = "unnamed";
-/// As the gateway has it where no session can be told.
+/// Session name in the ledger for an event without one, as in the gateway.
 const TURNED_AWAY: &str = "(turned away)";
 
 impl Event {
-    /// An event that cannot be read, where it says of which tool it is, or is known to be of one: of two names, the first. It is a
-    /// call all the same, and is refused by the gate, which writes it down.
+    /// Builds an event from an invalid one if it is about a tool, with the first of duplicate
+    /// members.
+    ///
+    /// The gate denies this call and records it.
     fn misread(text: &str, about_a_tool: bool, why: String) -> Result<Self, String> {
         let text = text.trim_start_matches('\u{feff}');
         let Ok(Members(members)) = serde_json::from_str::<Members<'_>>(text) else { return Self::glimpsed(text.as_bytes(), why) };
@@ -136,7 +140,8 @@ impl Event {
         let Some(tool) = first("tool_name").or_else(|| about_a_tool.then(|| UNNAMED.to_owned())) else { return Err(why) };
         let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { TURNED_AWAY };
         let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| nobodys.to_owned());
-        // Whoever sent it hears the exit code. After a tool that would keep nothing back: where it has one name, the answer repeats it.
+        // A denial is an exit code. After a tool, that would not withhold the result, so an
+        // unambiguous event name is repeated in the answer.
         let is_one = members.iter().filter(|(key, _)| key == "hook_event_name").count() == 1;
         let name = first("hook_event_name").filter(|name| is_one && is_after(name));
         let given = || members.iter().find(|(key, _)| key == "tool_response" || key == "tool_result");
@@ -144,8 +149,9 @@ impl Event {
         Ok(Self { kind: Kind::Misread(why, result), name, session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
     }
 
-    /// What can be made out of an event that is no JSON, or not to its end, where it comes after a tool: an exit code would show what the
-    /// tool gave.
+    /// Recovers an event after a tool from invalid or incomplete JSON.
+    ///
+    /// Answering with an exit code would show the result to the model.
     pub(crate) fn glimpsed(text: &[u8], why: String) -> Result<Self, String> {
         let members = glimpse(text);
         let first = |name: &str| members.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.clone());
@@ -160,8 +166,9 @@ impl Event {
         Ok(Self { kind, name: Some(name), session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
     }
 
-    /// An event of which more has come than is read. It goes by without what makes it long, so that it is seen what it is about, and in
-    /// which shape a result has to be withheld.
+    /// Reads an event that exceeds the limit, without its long strings.
+    ///
+    /// The shape of the event is enough to withhold the result in the form that the client expects.
     pub(crate) fn too_long(begun: &[u8], rest: &mut dyn Read) -> Result<Self, String> {
         let (mut short, mut piece, mut all) = (Shortened::default(), vec![0_u8; 64 << 10], begun.chain(rest));
         while short.text.len() as u64 <= LONGEST {
@@ -175,7 +182,7 @@ impl Event {
         Self::misread(&String::from_utf8_lossy(&short.text), false, TOO_LONG.to_owned())
     }
 
-    /// Reads an event as it came.
+    /// Parses the bytes of an event.
     pub(crate) fn heard(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() as u64 > LONGEST {
             return Self::too_long(bytes, &mut io::empty());
@@ -186,24 +193,24 @@ impl Event {
         }
     }
 
-    /// Whether the tool has run, and what it gave is shown unless something is said.
+    /// Returns whether the tool has run, so that its result is shown unless it is withheld.
     pub(crate) const fn is_over(&self) -> bool {
         matches!(self.kind, Kind::After(_) | Kind::Unread | Kind::Misread(_, Some(_)))
     }
 
-    /// Reads an event.
+    /// Parses the text of an event.
     fn read(text: &str) -> Result<Self, String> {
         let text = text.trim_start_matches('\u{feff}');
-        // A list would be taken for the fields in their order.
+        // serde accepts an array as the fields in their order.
         if text.trim_start().starts_with('[') {
-            return Err(no_event(&"it is a list, not a JSON object"));
+            return Err(no_event(&"a list, not a JSON object"));
         }
         let told: Told<'_> = match serde_json::from_str(text) {
             Ok(told) => told,
             Err(error) => return Self::misread(text, false, no_event(&error)),
         };
         let name = told.hook_event_name;
-        // Strictly: what has two keys of one name says something else to whoever reads it otherwise.
+        // Strict: other parsers read a different one of two duplicate keys.
         let result = |raw: Option<&RawValue>| match raw.map(|raw| parse(raw.get().as_bytes(), &RESULT)) {
             None => Kind::After(Value::Null),
             Some(read) => read.map_or(Kind::Unread, Kind::After),
@@ -220,46 +227,46 @@ impl Event {
             Some("SessionStart" | "sessionStart") => Kind::Begins,
             Some("SessionEnd" | "sessionEnd") => Kind::Ends,
             Some("UserPromptSubmit") => Kind::Says(told.prompt.unwrap_or_default()),
-            Some(other) => return Err(format!("there is nothing to say to the event `{}`", other.escape_debug())),
-            // The plain protocol: what has a result is over.
+            Some(other) => return Err(format!("unsupported event `{}`", other.escape_debug())),
+            // In the plain protocol, an event with a result comes after the tool.
             None if told.tool_result.is_some() => result(told.tool_result),
             None => Kind::Before,
         };
         let about_a_tool = matches!(kind, Kind::Before | Kind::After(_) | Kind::Unread | Kind::Failed { .. });
         let tool = match told.tool_name {
             Some(tool) if !tool.is_empty() => tool,
-            _ if about_a_tool => return Self::misread(text, true, "the event names no tool: `tool_name` is missing".to_owned()),
+            _ if about_a_tool => return Self::misread(text, true, "`tool_name` is required".to_owned()),
             _ => String::new(),
         };
         let input = told.tool_input.map_or("{}", RawValue::get);
-        // Some clients write the arguments as text that is JSON.
+        // Some clients send the arguments as a string of JSON.
         let input = match serde_json::from_str::<String>(input) {
             Ok(text) => text,
             Err(_) => input.to_owned(),
         };
         let session = told.session_id.or(told.conversation_id).filter(|id| !id.is_empty());
         if session.is_none() && name.is_some() {
-            return Self::misread(text, about_a_tool, "the event names no session: `session_id` is missing".to_owned());
+            return Self::misread(text, about_a_tool, "`session_id` is required".to_owned());
         }
-        // An empty name would be that of every call.
+        // An empty id would be the same for every call.
         let id = told.tool_use_id.filter(|id| !id.is_empty());
         Ok(Self { kind, name, session: session.unwrap_or_else(|| "plain".to_owned()), tool, input, id })
     }
 }
 
 fn no_event(error: &dyn fmt::Display) -> String {
-    format!("standard input is no hook event: {error}")
+    format!("standard input is not a hook event: {error}")
 }
 
 fn is_after(name: &str) -> bool {
     matches!(name, "PostToolUse" | "postToolUse")
 }
 
-/// An event without its long texts. Its shape stays.
+/// An event without its long strings, and with its shape unchanged.
 #[derive(Default)]
 struct Shortened {
     text: Vec<u8>,
-    /// Where the text began that has not ended yet.
+    /// Start of the string that has not ended yet.
     began: Option<usize>,
     is_escaped: bool,
     is_left_out: bool,
@@ -269,7 +276,7 @@ impl Shortened {
     fn add(&mut self, mut bytes: &[u8]) {
         while let Some((byte, rest)) = bytes.split_first() {
             self.push(*byte);
-            // What is left out goes by at once.
+            // Skip the rest of a removed string at once.
             let left_out =
                 if self.is_left_out && !self.is_escaped { rest.iter().position(|byte| matches!(byte, b'"' | b'\\')) } else { Some(0) };
             bytes = left_out.and_then(|at| rest.get(at..)).unwrap_or_default();
@@ -297,7 +304,7 @@ impl Shortened {
     }
 }
 
-/// The members of an object that are texts, as far as the beginning of something says that is no JSON as a whole.
+/// Returns the string members of the outer object in the first part of invalid JSON.
 fn glimpse(text: &[u8]) -> Vec<(String, String)> {
     let (mut members, mut depth, mut key, mut is_value) = (Vec::new(), 0_usize, None, false);
     let (mut began, mut is_escaped) = (None, false);
@@ -331,7 +338,7 @@ fn glimpse(text: &[u8]) -> Vec<(String, String)> {
     members
 }
 
-/// JSON inside of a text, or the text.
+/// Parses JSON inside a string, else returns the string.
 fn nested(text: &str) -> Kind {
     match parse(text.as_bytes(), &RESULT) {
         Ok(value) => Kind::After(value),

@@ -1,4 +1,5 @@
-//! Errors that are nobody's answer go to standard error: a row that could be kept nowhere is told there, and not lost without a word.
+//! Minimal `tracing` subscriber that prints errors to standard error, for example a ledger row that
+//! could be neither stored nor spooled.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -7,7 +8,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Hears errors, and nothing else.
+/// Prints events of level ERROR, and ignores everything else.
 pub(super) struct Loud;
 
 impl Subscriber for Loud {

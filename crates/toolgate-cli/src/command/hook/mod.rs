@@ -1,4 +1,4 @@
-//! `toolgate hook`: the door for clients that run their tools themselves.
+//! Implements `toolgate hook`: decides about the calls of clients that run their tools themselves.
 
 mod answer;
 mod compiled;
@@ -27,57 +27,60 @@ use stay::Asked;
 
 use crate::place;
 
-/// A client that waits longer may let the call through.
+/// Time to answer an event. A client may stop waiting after this and allow the call.
 const DEADLINE: Duration = Duration::from_millis(4_500);
-/// So much is said without anybody having to read it.
+/// Largest answer that always fits into an empty pipe, so writing it cannot block.
 const SHORT: usize = 4 << 10;
-/// How long it may take to say that there is no answer.
+/// Time to write the answer that says that the deadline was exceeded.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// Answer one hook event of a coding agent: may this tool be used, and what came of it.
+/// Answer one hook event of a coding agent.
 ///
-/// The event is one JSON object on standard input: PreToolUse, PostToolUse, PostToolUseFailure, UserPromptSubmit, SessionStart or
-/// SessionEnd; or the plain protocol, {"tool_name", "tool_input"} and after the tool also "tool_result". Whatever happens, the
-/// answer is exit code 0 with a JSON object, or exit code 2 with a reason on standard error. What goes wrong is a refusal.
+/// Reads one JSON object from standard input: PreToolUse, PostToolUse, PostToolUseFailure,
+/// UserPromptSubmit, SessionStart or SessionEnd. The plain protocol is {"tool_name", "tool_input"},
+/// and after the tool also "tool_result".
+///
+/// Writes a JSON object with exit code 0, or a reason to standard error with exit code 2. An error
+/// is a denial.
 #[derive(clap::Args, Clone)]
 #[command(
-    after_help = "Exit code: 0 with a JSON answer, or 2: refused.\n\nExamples:\n  toolgate init --for claude-code          register it with a client\n  echo '{\"tool_name\": \"bash\", \"tool_input\": {\"command\": \"ls\"}}' | toolgate hook"
+    after_help = "Exit code: 0 with a JSON answer, or 2: denied.\n\nExamples:\n  toolgate init --for claude-code          register the hook with a client\n  echo '{\"tool_name\": \"bash\", \"tool_input\": {\"command\": \"ls\"}}' | toolgate hook"
 )]
 pub(crate) struct Args {
-    /// The configuration. Without it: the user's own, and that of the project where it is trusted.
+    /// Configuration [default: the user's own, and that of a trusted project].
     #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     pub(crate) config: Option<PathBuf>,
-    /// Who asks.
+    /// Client that sends the event.
     #[arg(long, value_enum, default_value = "claude-code")]
     pub(crate) client: Client,
-    /// As which agent, where the configuration has several.
+    /// Agent to act as, if the configuration has several.
     #[arg(long)]
     pub(crate) agent: Option<String>,
-    /// The ledger; a flag of every verb of `toolgate`.
+    /// SQLite file of the ledger, from the global flag of `toolgate`.
     #[arg(skip)]
     pub(crate) store: Option<PathBuf>,
-    /// Ask the service that listens here, which may run as another user.
+    /// Ask the service at this socket, which may run as another user.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Be that service; `--config` says for what, `--socket` where.
+    /// Run as the service for `--config`, at `--socket`.
     #[arg(long, requires = "socket", requires = "config")]
     pub(crate) serve: bool,
-    /// Stay, and answer the hooks of open sessions; a hook that hears of a new session starts it so.
+    /// Run as the resident process for open sessions; started by a hook.
     #[arg(long, hide = true, conflicts_with = "socket")]
     pub(crate) stay: bool,
-    /// The session that it stays for first.
+    /// First session of the resident process.
     #[arg(long, hide = true, requires = "stay")]
     pub(crate) session: Option<String>,
 }
 
 impl Args {
-    /// Reads the command line where it is a plain one: `hook` and its flags, each with its value.
+    /// Parses a simple command line: `hook` and flags with values.
     pub(crate) fn quickly(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
         words.next().filter(|verb| verb == "hook")?;
         Self::of_flags(words)
     }
 
-    /// Reads flags, each with its value.
+    /// Parses flags with values.
     pub(crate) fn of_flags(words: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut words = words.map(|word| word.into_string().ok());
         let config = std::env::var_os("TOOLGATE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -109,32 +112,32 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         return stay::run(args);
     }
     signals::outlive_limits();
-    // Hooks are not handed what was left open here.
+    // Programs that run as hooks must not inherit open files of the caller.
     let _ = toolgate::sandbox::close_inherited();
     let _ = tracing::subscriber::set_global_default(loud::Loud);
     if let Some(path) = &args.store {
         place::name_store(path);
     }
-    // Whatever happens, it is a refusal: any other exit code is none to some clients.
+    // A panic must be a denial: some clients treat any other exit code as permission.
     let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hear(args)));
-    let failed = || Rendered::Refused("toolgate failed while it handled this event, so the call is refused".to_owned()).say();
+    let failed = || Rendered::Refused("toolgate failed while handling this event, so the call is denied".to_owned()).say();
     ExitCode::from(heard.unwrap_or_else(|_| failed()))
 }
 
-/// Hears one event, and answers it; gives back the exit code.
+/// Reads one event, answers it, and returns the exit code.
 fn hear(args: &Args) -> u8 {
     let late = Late { until: Instant::now() + DEADLINE, said: Arc::default() };
-    // Whoever sits there does not know that they are waited for.
+    // A user at a terminal needs to know that input is expected.
     if std::io::stdin().is_terminal() {
-        let _ = writeln!(std::io::stderr(), "toolgate: waiting for an event of a client, one JSON object; see `toolgate hook --help`");
+        let _ = writeln!(std::io::stderr(), "toolgate: waiting for one JSON event on standard input; see `toolgate hook --help`");
     }
     let mut bytes = Vec::new();
     let read = late.read(&mut bytes);
     let is_long = bytes.len() as u64 > LONGEST;
     let event = match read {
-        Err(error) => Event::glimpsed(&bytes, format!("standard input cannot be read: {error}")),
+        Err(error) => Event::glimpsed(&bytes, format!("cannot read standard input: {error}")),
         Ok(()) if is_long => {
-            // Nobody knows when it ends.
+            // The rest of the event may take any time, so the deadline is prepared first.
             if let Ok(begun) = Event::glimpsed(&bytes, TOO_LONG.to_owned()) {
                 late.forestall(&begun, args.client);
             }
@@ -161,13 +164,14 @@ fn hear(args: &Args) -> u8 {
     let is_nobody_there = matches!(asked, Asked::Nobody);
     if let Asked::Told(told) = asked {
         let told = match told {
-            // Without an answer there is no permission, and no result.
+            // Without an answer of the service, the call is denied or the result is withheld.
             Rendered::Refused(reason) => Answer::refusal(&event, reason).render(&event, args.client),
-            // The service has the beginning of it, and so not the shape of the result.
+            // The service has only the beginning of the event, and does not know the shape of the
+            // result.
             Rendered::Told(_) if is_long => Answer::refusal(&event, TOO_LONG).render(&event, args.client),
             told => told,
         };
-        // Who does not read what is long is not waited for.
+        // Writing a long answer may block, so the deadline must be watched.
         if matches!(&told, Rendered::Told(told) if told.to_string().len() > SHORT)
             && let Err(refused) = late.watch()
         {
@@ -180,11 +184,11 @@ fn hear(args: &Args) -> u8 {
     }
     let (answer, door) = answer(args, &event);
     let code = late.say(answer.render(&event, args.client));
-    // Where nobody can stay, the next hook does all by itself as well.
+    // If no resident process can be started, the next hook also works alone.
     if is_nobody_there && matches!(event.kind, Kind::Begins) && door.is_some() {
         let _ = stay::begin(args, &event.session);
     }
-    // The client has its answer; the next one comes sooner.
+    // The client has its answer. The cache makes the next one faster.
     if let Some(door) = door.filter(|_| matches!(event.kind, Kind::Before)) {
         let _ = door.keep(args);
     }
@@ -203,12 +207,12 @@ fn ask(args: &Args, socket: &Path, event: &[u8]) -> Rendered {
     }
 }
 
-/// A client, as it is called on the command line.
+/// Returns the command-line name of a client.
 fn named(client: Client) -> String {
     clap::ValueEnum::to_possible_value(&client).map(|client| client.get_name().to_owned()).unwrap_or_default()
 }
 
-/// What was heard from another process.
+/// Converts the response of another process.
 fn rendered((code, told): (u8, String), socket: &Path) -> Rendered {
     match code {
         0 => serde_json::from_str(&told).map_or_else(|error| Rendered::Refused(wire::silent(socket, &error.into())), Rendered::Told),
@@ -216,27 +220,27 @@ fn rendered((code, told): (u8, String), socket: &Path) -> Rendered {
     }
 }
 
-/// What is said of an event, whatever happens.
+/// Decides about an event in this process.
 fn answer(args: &Args, event: &Event) -> (Answer, Option<Door>) {
     let door = match Door::open(args, event) {
         Ok(door) => door,
-        Err(reason) => return (Answer::refusal(event, format!("toolgate refuses every call: {reason}")), None),
+        Err(reason) => return (Answer::refusal(event, format!("toolgate denies every call: {reason}")), None),
     };
-    // Only who starts programs needs all of it.
+    // Only hooks that start programs need the I/O driver.
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let builder = if door.has_hooks() { builder.enable_all() } else { builder.enable_time() };
     let runtime = match builder.build() {
         Ok(runtime) => runtime,
-        Err(error) => return (Answer::refusal(event, format!("toolgate could not begin: {error}")), None),
+        Err(error) => return (Answer::refusal(event, format!("toolgate cannot start: {error}")), None),
     };
     let answer = runtime.block_on(door.answer(event, args.client, &place::user()));
     (answer, Some(door))
 }
 
-/// Nobody waits for longer than a client does: what takes too long is refused.
+/// Denies the call when the client's own hook timeout is about to expire.
 struct Late {
     until: Instant,
-    /// What is said when time is up; and from the moment that something was said, that it was.
+    /// Answer to give when the deadline expires, or the exit code after an answer was written.
     said: Arc<Mutex<Option<Rendered>>>,
 }
 
@@ -245,7 +249,7 @@ impl Late {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// Reads standard input to its end, or until it is too long, or time is up.
+    /// Reads standard input until its end, the size limit, or the deadline.
     fn read(&self, bytes: &mut Vec<u8>) -> io::Result<()> {
         let input = std::io::stdin();
         let mut piece = [0; 16 << 10];
@@ -253,7 +257,7 @@ impl Late {
             let wait = Timespec::try_from(self.left()).map_err(io::Error::other)?;
             let mut wanted = [PollFd::new(&input, PollFlags::IN)];
             let read = match rustix::event::poll(&mut wanted, Some(&wait)) {
-                Ok(0) => return Err(io::Error::new(io::ErrorKind::TimedOut, "the event did not come in time")),
+                Ok(0) => return Err(io::Error::new(io::ErrorKind::TimedOut, "the event did not arrive in time")),
                 Ok(_) => rustix::io::read(&input, &mut piece),
                 Err(error) => Err(error),
             };
@@ -267,15 +271,15 @@ impl Late {
         Ok(())
     }
 
-    /// What a tool gave is not shown by somebody being slow.
+    /// Prepares an answer that withholds the result if the deadline expires.
     fn forestall(&self, event: &Event, client: Client) {
         if event.is_over() {
-            let late = Answer::withhold(event, "toolgate could not look at this result in time, so it is withheld");
+            let late = Answer::withhold(event, "toolgate could not check this result in time, so it is withheld");
             *lock(&self.said) = Some(late.render(event, client));
         }
     }
 
-    /// Says it, unless time is up: one answer, and from here on its exit code.
+    /// Writes the answer, unless the deadline has expired.
     fn say(&self, rendered: Rendered) -> u8 {
         let mut said = lock(&self.said);
         let code = rendered.say();
@@ -283,18 +287,19 @@ impl Late {
         code
     }
 
-    /// Has somebody say so when time is up. Without that, somebody who does not answer would be waited for.
+    /// Starts a thread that denies the call when the deadline expires.
     fn watch(&self) -> Result<(), Rendered> {
         let said = Arc::clone(&self.said);
         let watched = wire::later(self.left(), move || {
-            // Whoever speaks may speak to somebody who does not read: then the exit code says it.
+            // Writing may block if the client does not read. Then only the exit code denies the
+            // call.
             let _ = wire::later(GRACE, || std::process::exit(2));
-            let refused = || Rendered::Refused("no answer could be found in time, so the call is refused".to_owned());
-            // Whoever speaks holds it: nobody speaks twice, or into the other's words.
+            let refused = || Rendered::Refused("no decision was reached in time, so the call is denied".to_owned());
+            // The lock is held while writing, so that only one answer is written.
             let mut said = lock(&said);
             let code = said.take().unwrap_or_else(refused).say();
             std::process::exit(i32::from(code));
         });
-        watched.map_err(|error| Rendered::Refused(format!("toolgate could not begin, so the call is refused: {error}")))
+        watched.map_err(|error| Rendered::Refused(format!("toolgate cannot start, so the call is denied: {error}")))
     }
 }

@@ -1,4 +1,5 @@
-//! The same door in a process of its own, perhaps of another user: what the agent's user cannot touch.
+//! Runs the hook service, which may belong to another user, so that the agent's user cannot change
+//! its files.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,13 +21,13 @@ use super::{Args, LONGEST, lock};
 use crate::place::{self, InForce, Stamp, State, stamp};
 use crate::say::say;
 
-/// Most doors for tools that no file declares.
+/// Maximum number of cached gates for undeclared tools.
 const MOST_UNDECLARED: usize = 256;
 
-/// What the service has open.
+/// State of the hook service.
 struct Service {
     config: PathBuf,
-    /// As which agent, where nobody says.
+    /// Agent for requests that name none.
     agent: Option<String>,
     state: State,
     path: PathBuf,
@@ -34,18 +35,18 @@ struct Service {
     now: Mutex<InUse>,
 }
 
-/// The doors of one reading of the files.
+/// The gates of one version of the configuration.
 struct InUse {
     doors: HashMap<String, Arc<Door>>,
-    /// For tools that no file declares, by agent and tool.
+    /// Gates for undeclared tools, by agent and tool.
     undeclared: HashMap<(String, String), Arc<Door>>,
-    /// What was read: whatever the files say meanwhile, it is in force.
+    /// The configuration in force, even if the files have changed since.
     found: Arc<InForce>,
-    /// The files as they were when they were read.
+    /// Fingerprints of the files at the time of the read.
     files: Vec<(PathBuf, Option<Stamp>)>,
 }
 
-/// What is asked.
+/// A request to the service.
 pub(super) struct Question {
     pub(super) client: Client,
     agent: Option<String>,
@@ -56,11 +57,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     lasting(serve(args))
 }
 
-/// A process that is there for more than one event.
+/// Runs the work of a long-running process to its end.
 pub(super) fn lasting(work: impl Future<Output = io::Result<()>>) -> ExitCode {
     super::signals::outlive_limits();
     let _ = toolgate::sandbox::close_inherited();
-    // On one thread nobody waits for another to be woken; what takes time is the disk.
+    // On one thread, no task waits for another thread to wake. Most time is spent on the disk.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime.and_then(|runtime| runtime.block_on(work)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -72,10 +73,10 @@ pub(super) fn lasting(work: impl Future<Output = io::Result<()>>) -> ExitCode {
 }
 
 async fn serve(args: &Args) -> io::Result<()> {
-    let (Some(config), Some(socket)) = (&args.config, &args.socket) else { return Err(io::Error::other("say `--config` and `--socket`")) };
+    let (Some(config), Some(socket)) = (&args.config, &args.socket) else { return Err(io::Error::other("`--config` and `--socket` are required")) };
     let state = State::open()?;
     let found = InForce::find(Some(config), &place::project()?, &state)?;
-    // The one that opens the ledger for longer sweeps it.
+    // The checked open is short. `SqliteStore::open` also cleans up the ledger.
     drop(super::open_store(&found.store, &state)?);
     let (path, store) = (found.store.clone(), Arc::new(SqliteStore::open(&found.store).map_err(io::Error::other)?));
     let now = Mutex::new(InUse::of(found, &path, &state, &store).map_err(io::Error::other)?);
@@ -84,14 +85,15 @@ async fn serve(args: &Args) -> io::Result<()> {
     let kept = move || lock(&kept.now).found.retention();
     tokio::spawn(crate::retention::keep(Arc::clone(&service.store), kept, say));
     let listener = listen(socket)?;
-    say(&format!("toolgate answers hooks at {}, by {}", socket.display(), config.display()));
+    say(&format!("toolgate answers hooks at {}, with {}", socket.display(), config.display()));
     let seats = Arc::new(tokio::sync::Semaphore::new(64));
     let (mut hang_up, mut stop) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
     loop {
         tokio::select! {
             accepted = listener.accept() => {
                 let Ok((stream, _)) = accepted else {
-                    // Too many at once: they are heard when others have gone.
+                    // The process has too many open files. Waiting clients are accepted after
+                    // others have left.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 };
@@ -102,8 +104,8 @@ async fn serve(args: &Args) -> io::Result<()> {
                 });
             }
             _ = hang_up.recv() => match service.read() {
-                Ok(()) => say(&format!("{} was read again", service.config.display())),
-                Err(why) => say(&format!("error: {} stays in force as it was: {why}", service.config.display())),
+                Ok(()) => say(&format!("reloaded {}", service.config.display())),
+                Err(why) => say(&format!("error: cannot reload {}, so the previous version stays in force: {why}", service.config.display())),
             },
             _ = stop.recv() => break,
             _ = tokio::signal::ctrl_c() => break,
@@ -112,15 +114,17 @@ async fn serve(args: &Args) -> io::Result<()> {
     std::fs::remove_file(socket)
 }
 
-/// Listens where nobody listens. Whoever may reach the socket may ask; what they may do, the configuration says.
+/// Binds the socket, unless another service uses it.
+///
+/// Every user who can reach the socket may send requests. The configuration decides about them.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
-            return Err(io::Error::other(format!("{} is there, and is no socket", path.display())));
+            return Err(io::Error::other(format!("{} exists and is not a socket", path.display())));
         }
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            return Err(io::Error::other(format!("a service listens at {} already", path.display())));
+            return Err(io::Error::other(format!("another service listens at {}", path.display())));
         }
         std::fs::remove_file(path).map_err(named)?;
     }
@@ -130,11 +134,11 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 impl InUse {
-    /// What was read, with a door for each agent.
+    /// Builds a gate for each agent of a configuration.
     fn of(found: InForce, path: &Path, state: &State, store: &Arc<SqliteStore>) -> Result<Self, String> {
-        found.config.sound().map_err(|error| format!("it does not load\n{}", error.render(false)))?;
+        found.config.sound().map_err(|error| format!("invalid configuration\n{}", error.render(false)))?;
         if found.store != path {
-            return Err(format!("it names another store, {}; start the service again", found.store.display()));
+            return Err(format!("`store` changed to {}; restart the service", found.store.display()));
         }
         let mut doors = HashMap::new();
         for name in found.config.names().map(str::to_owned) {
@@ -146,9 +150,11 @@ impl InUse {
 }
 
 impl Service {
-    /// Reads the configuration. What is in use stays in use for calls that are under way, and for all where it does not load.
+    /// Reads the configuration again. Calls in progress keep the previous one, and so do all calls
+    /// if it does not load.
     fn read(&self) -> Result<(), String> {
-        // As they are before: what changes while it is read is read again.
+        // Fingerprints are taken before the read, so that a change during the read triggers another
+        // one.
         let mut before = lock(&self.now).files.clone();
         for (file, was) in &mut before {
             *was = stamp(file);
@@ -164,14 +170,15 @@ impl Service {
                 Ok(())
             }
             Err(why) => {
-                // What was read before protects what it names where that is now.
+                // Rebuild the previous configuration, so that it protects the current targets of
+                // links.
                 let found = InForce::clone(&lock(&self.now).found);
                 let again = InUse::of(found, &self.path, &self.state, &self.store);
                 let mut now = lock(&self.now);
                 if let Ok(again) = again {
                     *now = again;
                 }
-                // Said once for each change.
+                // Report the error once for each change.
                 place::watch_too(&mut before, looked_at);
                 now.files = before;
                 Err(why)
@@ -184,7 +191,7 @@ impl Service {
         InForce::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())
     }
 
-    /// The door for an event.
+    /// Returns the gate for an event.
     fn door(&self, agent: Option<&String>, event: &Event) -> Result<Arc<Door>, String> {
         let door = self.current(agent)?;
         let Some(lacks) = door.lacks(event) else { return Ok(door) };
@@ -198,7 +205,7 @@ impl Service {
         let door = Door::of(InForce::clone(&found), Some(&lacks.0), Some(&lacks.1), &self.state, |_| Ok(Arc::clone(&self.store)))?;
         let door = Arc::new(door);
         let mut now = lock(&self.now);
-        // What was read meanwhile has doors of its own.
+        // Do not cache the gate if the configuration was replaced meanwhile.
         if Arc::ptr_eq(&now.found, &found) {
             if now.undeclared.len() >= MOST_UNDECLARED {
                 now.undeclared.clear();
@@ -208,22 +215,23 @@ impl Service {
         Ok(door)
     }
 
-    /// The door for an agent, of the files as they are now; as they were, where they do not load any more.
+    /// Returns the gate for an agent from the current files, or from the previous ones if they do
+    /// not load.
     fn current(&self, agent: Option<&String>) -> Result<Arc<Door>, String> {
         let changed = {
             let now = lock(&self.now);
-            // All doors protect the same.
+            // All gates protect the same paths, so one is enough.
             let moved = now.doors.values().next().is_some_and(|door| !door.links_hold());
             moved || now.files.iter().any(|(file, was)| stamp(file) != *was)
         };
         if changed && let Err(why) = self.read() {
-            say(&format!("error: {} stays in force as it was: {why}", self.config.display()));
+            say(&format!("error: cannot reload {}, so the previous version stays in force: {why}", self.config.display()));
         }
         let now = lock(&self.now);
         let only = || now.doors.values().next().filter(|_| now.doors.len() == 1);
         let door = match agent.or(self.agent.as_ref()) {
-            Some(agent) => now.doors.get(agent).ok_or_else(|| format!("there is no agent `{agent}`")),
-            None => only().ok_or_else(|| "there are several agents; say which with `--agent`".to_owned()),
+            Some(agent) => now.doors.get(agent).ok_or_else(|| format!("unknown agent `{agent}`")),
+            None => only().ok_or_else(|| "the configuration has several agents; choose one with `--agent`".to_owned()),
         };
         door.map(Arc::clone)
     }
@@ -231,12 +239,12 @@ impl Service {
     async fn hear(&self, mut stream: UnixStream) {
         let asked = match question(&mut stream).await {
             Ok((question, user)) => Event::heard(&question.event).map(|event| (question, user, event)),
-            Err(error) => Err(format!("the service could not read what was asked: {error}")),
+            Err(error) => Err(format!("the service cannot read the request: {error}")),
         };
         let refused = match asked {
             Ok((question, user, event)) => match self.door(question.agent.as_ref(), &event) {
                 Ok(door) => return decide(&door, &event, question.client, &place::name_of(user), &mut stream).await,
-                Err(reason) => Answer::refusal(&event, format!("toolgate refuses every call: {reason}")).render(&event, question.client),
+                Err(reason) => Answer::refusal(&event, format!("toolgate denies every call: {reason}")).render(&event, question.client),
             },
             Err(reason) => Rendered::Refused(reason),
         };
@@ -244,7 +252,9 @@ impl Service {
     }
 }
 
-/// Decides about an event, and says so. Whoever does not wait for the answer has no permission: what it was let through with is taken back.
+/// Decides about an event, and sends the answer.
+///
+/// If the client has left, the permission is withdrawn, because the call will not run.
 pub(super) async fn decide(door: &Door, event: &Event, client: Client, user: &str, stream: &mut UnixStream) {
     let answer = door.answer(event, client, user).await;
     let lets_through = matches!(event.kind, Kind::Before) && !matches!(answer.decision, Some(Decision::Deny(_)));
@@ -253,21 +263,21 @@ pub(super) async fn decide(door: &Door, event: &Event, client: Client, user: &st
     }
 }
 
-/// What is asked, and by whom: the kernel says so.
+/// Reads a request, and returns it with the user id of the peer from the kernel.
 pub(super) async fn question(stream: &mut UnixStream) -> io::Result<(Question, u32)> {
     let user = stream.peer_cred()?.uid();
     let mut asked = Vec::with_capacity(16 << 10);
-    // There is room for an event that is too long, and the lines before it.
+    // The limit leaves room for the header lines and for detecting an event that is too large.
     tokio::time::timeout(Duration::from_secs(4), stream.take(LONGEST + (64 << 10)).read_to_end(&mut asked)).await??;
     let mut lines = asked.splitn(3, |byte| *byte == b'\n');
-    let mut line = || lines.next().ok_or_else(|| io::Error::other("it is no question"));
+    let mut line = || lines.next().ok_or_else(|| io::Error::other("incomplete request"));
     let (client, agent, event) = (line()?, line()?, line()?);
     let word = |line| std::str::from_utf8(line).map_err(io::Error::other);
     let (client, agent) = (clap::ValueEnum::from_str(word(client)?, false).map_err(io::Error::other)?, word(agent)?);
     Ok((Question { client, agent: (!agent.is_empty()).then(|| agent.to_owned()), event: event.to_vec() }, user))
 }
 
-/// An answer as a hook hears it.
+/// Serializes an answer for the hook.
 fn said(rendered: Rendered) -> String {
     match rendered {
         Rendered::Told(told) => format!("0{told}\n"),

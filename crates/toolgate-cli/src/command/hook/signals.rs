@@ -1,12 +1,15 @@
-//! A limit of the process is an error, and not its end: most clients take a program that was ended by a signal for one that has nothing
-//! to say.
+//! Turns process limits into errors.
+//!
+//! Most clients treat a hook that was killed by a signal as a hook without an objection.
 
 use nix::sys::signal::{SigSet, Signal};
 
-/// Whoever may not write so much hears so from what is written to, and goes on; so does whoever has taken its time of the processor.
-/// It holds for this thread, and for all that it starts from here on.
+/// Blocks `SIGXFSZ` and `SIGXCPU`, so that exceeding a limit is an I/O error and does not kill the
+/// process.
+///
+/// This applies to the current thread and to all threads that it starts later.
 pub(crate) fn outlive_limits() {
     let of_limits: SigSet = [Signal::SIGXFSZ, Signal::SIGXCPU].into_iter().collect();
-    // Where it cannot be had, all is as it was.
+    // If blocking fails, the default behaviour remains.
     let _ = of_limits.thread_block();
 }

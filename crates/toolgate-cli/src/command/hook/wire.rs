@@ -1,5 +1,7 @@
-//! What a hook and its service say to each other: two lines and the event; an exit code and the text. The client needs little
-//! beside this file, because it is started at every step of an agent.
+//! Implements the protocol between a hook and its service.
+//!
+//! A request is two lines and the event. A response is an exit code and the text. The client part
+//! has few dependencies, because an agent starts it at every step.
 
 use std::io::{Error, Read, Result, Write};
 use std::net::Shutdown;
@@ -9,13 +11,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long an answer is waited for.
+/// Longest time to wait for an answer of the service.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// What is answered in place of an exit code where a hook is to do all by itself.
+/// Response code that tells the hook to decide by itself.
 pub(crate) const ALONE: u8 = 1;
 
-/// Asks the service: the exit code, and what is to be said.
+/// Asks the service, and returns the exit code and the text to print.
 pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Result<(u8, String)> {
     match exchange(UnixStream::connect(socket)?, client, agent, event, PATIENCE)? {
         (ALONE, _) => Err(no_answer()),
@@ -24,23 +26,23 @@ pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Res
 }
 
 fn no_answer() -> Error {
-    Error::other("it said something else than an answer")
+    Error::other("invalid response")
 }
 
-/// Asks whoever listens at the other end.
+/// Sends an event over a connection, and reads the response.
 pub(crate) fn exchange(mut stream: UnixStream, client: &str, agent: &str, event: &[u8], patience: Duration) -> Result<(u8, String)> {
     let until = Instant::now() + patience.min(PATIENCE);
-    // None at all would be without end.
+    // A timeout of zero would mean no timeout.
     let left = || Some(until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
     stream.set_write_timeout(left())?;
-    // In one piece: each wakes the service.
+    // One write, because each write wakes the service.
     stream.write_all(&[format!("{client}\n{agent}\n").as_bytes(), event].concat())?;
     stream.shutdown(Shutdown::Write)?;
     stream.set_read_timeout(left())?;
     let mut reply = String::new();
     stream.read_to_string(&mut reply)?;
     match reply.split_at_checked(1) {
-        // Half an answer is none: a client would take it for "no objection".
+        // An incomplete response is an error: a client would read it as "no objection".
         Some(("0", told)) if told.starts_with('{') && told.ends_with("}\n") => Ok((0, told.to_owned())),
         Some(("2", reason)) => Ok((2, reason.to_owned())),
         Some(("1", "")) => Ok((ALONE, String::new())),
@@ -48,7 +50,7 @@ pub(crate) fn exchange(mut stream: UnixStream, client: &str, agent: &str, event:
     }
 }
 
-/// Does something later, whatever happens meanwhile.
+/// Runs a function after a delay, on a thread of its own.
 pub(crate) fn later(time: Duration, what: impl FnOnce() + Send + 'static) -> Result<()> {
     let wait = move || {
         std::thread::sleep(time);
@@ -57,7 +59,10 @@ pub(crate) fn later(time: Duration, what: impl FnOnce() + Send + 'static) -> Res
     std::thread::Builder::new().stack_size(64 << 10).spawn(wait).map(drop)
 }
 
-/// Whether standard output leads nowhere: so it is where it was closed before the program began. Where that cannot be told, nobody hears.
+/// Returns whether standard output is discarded: it is `/dev/null`, or was closed before the
+/// program started.
+///
+/// If this cannot be determined, the answer counts as discarded.
 pub(crate) fn is_unheard() -> bool {
     let told = std::io::stdout().as_fd().try_clone_to_owned().and_then(|told| std::fs::File::from(told).metadata());
     let (Ok(told), Ok(nowhere)) = (told, std::fs::metadata("/dev/null")) else { return true };
@@ -65,10 +70,10 @@ pub(crate) fn is_unheard() -> bool {
     is_device || (told.dev(), told.ino()) == (nowhere.dev(), nowhere.ino())
 }
 
-/// What is said where an answer was not heard.
-pub(crate) const UNHEARD: &str = "standard output is closed, so the call is refused";
+/// Message for an answer that the client cannot read.
+pub(crate) const UNHEARD: &str = "standard output is closed, so the call is denied";
 
-/// Why there is no answer.
+/// Formats the error for a service that does not answer.
 pub(crate) fn silent(socket: &Path, error: &Error) -> String {
     let start = "start it with `toolgate hook --serve --config FILE --socket PATH`";
     format!("the service at {} does not answer: {error}; {start}", socket.display())

@@ -1,4 +1,5 @@
-//! What a client needs of a configuration that is there already: found, added at its end between two marks, and taken out again.
+//! Adds the tools of a client to an existing configuration, between two marker lines, and removes
+//! them.
 
 use std::path::Path;
 
@@ -8,24 +9,26 @@ use toolgate::json::Digest;
 use super::template_of;
 use crate::client::Client;
 
-/// The tools of a client, as its template declares them.
+/// Returns the tools that the template of a client declares.
 pub(in crate::command) fn tools(client: Client) -> impl Iterator<Item = &'static str> {
     template_of(client).lines().filter_map(|line| line.strip_prefix("[tools.")?.strip_suffix(']'))
 }
 
-/// What a configuration lacks of a client's tools.
+/// The tools of a client that a configuration does not declare.
 pub(super) enum Lack {
     Nothing,
-    /// The client cannot run a command: here is the whole text, with its tools.
+    /// The shell tool is missing. Contains the whole configuration with the tools added.
     Added(String),
-    /// The same, and a person has to add this: what stands there leaves no place for it.
+    /// The shell tool is missing, and the user must add this text: the configuration cannot be
+    /// extended automatically.
     Unfit(String),
-    /// It declares how the client runs commands, and leaves out others, on purpose perhaps: this would declare them.
+    /// The shell tool is declared, and others are not, perhaps intentionally. Contains their
+    /// declarations.
     Others(String),
 }
 
 impl Lack {
-    /// Looks at a configuration, beside which the user's own may hold.
+    /// Determines what a configuration lacks, together with the user's own.
     pub(super) fn of(client: Client, path: &Path, text: &str, own: Option<&Config>) -> Self {
         let config = parse(path, text);
         let declares = |tool: &str| config.declares(tool) || own.is_some_and(|own| own.declares(tool));
@@ -33,7 +36,8 @@ impl Lack {
         if new.is_empty() {
             return Self::Nothing;
         }
-        // Where no client has worked so far, nobody has said how one is answered; and names of rules may be taken.
+        // A configuration without any client's tools has no `[client]` table. Rule names may be
+        // taken.
         let unasked = Client::HOOKED.iter().all(|client| !declares(client.shell_tool()));
         let ending = format!("_{}", client.name().replace('-', "_"));
         let ways = [(unasked, ""), (unasked, ending.as_str()), (false, ""), (false, ending.as_str())];
@@ -48,32 +52,36 @@ impl Lack {
     }
 }
 
-/// A configuration without what was added for a client; `None` where nothing was. Where that stays, for other clients perhaps, why.
+/// Returns a configuration without what was added for a client; `None` if nothing was added.
+///
+/// # Errors
+///
+/// The reason why the added part must stay, for example because another client needs it.
 pub(super) fn without(client: Client, path: &Path, text: &str, own: Option<&Config>, others: &[Client]) -> Result<Option<String>, String> {
     let begins = beginning(client);
     let found = text.strip_prefix(&begins).map(|rest| ("", rest)).or_else(|| text.split_once(&format!("\n{begins}")));
     let Some((before, rest)) = found else { return Ok(None) };
-    let changed = || "it was changed since; take out yourself what is not wanted any more".to_owned();
+    let changed = || "it was changed since; remove it by hand".to_owned();
     let (head, rest) = rest.split_once('\n').ok_or_else(changed)?;
     let (body, after) = rest.split_once(&end(client)).ok_or_else(changed)?;
     if format!("{begins}{head}\n") != begin(client, body) {
         return Err(changed());
     }
-    // What says nothing of its own table is said of the one before it, and would be of another.
+    // A key without a table header belongs to the table before it, and would move to another table.
     let next = after.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
     if next.is_some_and(|line| !line.starts_with('[')) {
         return Err(changed());
     }
-    // What had no line break at its end has none again.
+    // Restore a missing final line break.
     let gap = if before.is_empty() || before.ends_with('\n') || after.is_empty() { "" } else { "\n" };
     let left = format!("{before}{gap}{after}");
     let (now, then) = (parse(path, text), parse(path, &left));
     let needs = |other: &&Client| now.declares(other.shell_tool()) && !then.declares(other.shell_tool());
     if let Some(other) = others.iter().find(needs) {
-        return Err(format!("{} needs it, too", other.name()));
+        return Err(format!("{} needs it too", other.name()));
     }
     if !loads(path, &left, own) {
-        return Err("the rest does not load without it".to_owned());
+        return Err("the rest is not valid without it".to_owned());
     }
     Ok(Some(left))
 }
@@ -82,7 +90,7 @@ fn parse(path: &Path, text: &str) -> Config {
     Config::parse(&path.display().to_string(), text)
 }
 
-/// Whether a hook could work with a configuration: it loads, and has one agent.
+/// Returns whether a hook can use a configuration: it is valid and has one agent.
 fn loads(path: &Path, text: &str, own: Option<&Config>) -> bool {
     let config = parse(path, text);
     let single = config.names().count() == 1;
@@ -93,31 +101,32 @@ fn loads(path: &Path, text: &str, own: Option<&Config>) -> bool {
     single && config.for_client().agents(None).is_ok()
 }
 
-/// How the line begins that stands before what was added for a client.
+/// Returns the start of the marker line before the added part.
 fn beginning(client: Client) -> String {
     format!("# Added by `toolgate init --for {}` (", client.name())
 }
 
-/// The line that stands before it: it tells whether somebody has changed what follows.
+/// Returns the marker line before the added part. Its digest shows whether the part was changed.
 fn begin(client: Client, body: &str) -> String {
     let digest: String = Digest::of(body.as_bytes()).to_string().chars().take(16).collect();
     format!("{}{digest}). As it is, `toolgate eject` takes it out again.\n", beginning(client))
 }
 
-/// The line that stands after it.
+/// Returns the marker line after the added part.
 fn end(client: Client) -> String {
     format!("# Up to here it was added by `toolgate init --for {}`.\n", client.name())
 }
 
-/// A configuration with something at its end.
+/// Appends a part with its marker lines to a configuration.
 fn with(client: Client, text: &str, body: &str) -> String {
-    // An empty line before it says that the line before that one was ended.
+    // An empty line shows that the line before it had a line break.
     let gap = if text.is_empty() { "" } else { "\n" };
     format!("{text}{gap}{}{body}{}", begin(client, body), end(client))
 }
 
-/// What a template says of some of its tools: their tables, and the rules about them. Names of rules have an ending, perhaps; how a
-/// client is answered is said where that is wanted.
+/// Returns the tables and rules of some tools from a template, with a suffix for rule names.
+///
+/// Includes the `[client]` table if `answers` is true.
 fn needed(client: Client, new: &[&str], answers: bool, ending: &str) -> String {
     let part = |part: &str| match part.lines().find(|line| line.starts_with('['))? {
         "[client]" => answers.then(|| part.to_owned()),
@@ -128,7 +137,7 @@ fn needed(client: Client, new: &[&str], answers: bool, ending: &str) -> String {
     parts.join("\n\n") + "\n"
 }
 
-/// A rule of a template, for some of the tools that it is about: what others have declared is theirs to judge.
+/// Restricts a rule of a template to some tools. Declared tools are judged by the user's own rules.
 fn rule(part: &str, new: &[&str], ending: &str) -> Option<String> {
     let tools = part.lines().find(|line| line.starts_with("tools = "))?.split('"').skip(1).step_by(2);
     let tools: Vec<String> = tools.filter(|tool| new.contains(tool)).map(|tool| format!("\"{tool}\"")).collect();

@@ -94,7 +94,7 @@ fn a_project_that_nobody_has_accepted_keeps_nobody_waiting() {
         holds(&format!("a{n}"), &named);
         // Whoever looks at it hears what is wrong with it.
         let (code, _, said) = project.run(&["check", "--config", "toolgate.toml", "{\"tool\": \"bash\"}"], "");
-        assert!(code == 2 && said.contains("it is no plain file"), "{named}: {said}");
+        assert!(code == 2 && said.contains("not a regular file"), "{named}: {said}");
         // The same where it was accepted as it was before.
         project.write("project/toolgate.toml", CONFIG);
         assert_eq!(project.run(&["trust"], "").0, 0);

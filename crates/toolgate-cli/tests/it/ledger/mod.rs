@@ -145,7 +145,7 @@ fn a_ledger_holds_until_somebody_changes_it() {
     assert_eq!(kept.json(&["audit", "verify"])[0]["flaw"]["seq"], 7);
     std::fs::write(kept.path(), "something else altogether").unwrap();
     let (code, stdout, _) = kept.run(&["audit", "verify"]);
-    assert!(code == 1 && stdout.contains("the ledger does not hold"), "{stdout}");
+    assert!(code == 1 && stdout.contains("the ledger is not intact"), "{stdout}");
 }
 
 #[test]
@@ -261,10 +261,10 @@ fn a_receipt_is_given_and_checked() {
     std::fs::write(file, &receipt).unwrap();
     kept.sql().execute("UPDATE ledger SET body = replace(body, '120', '121') WHERE call = (SELECT call FROM ledger WHERE tool = 'issue_refund' AND decision = 'succeeded' LIMIT 1)", []).unwrap();
     let (code, stdout, _) = kept.run(&["audit", "receipt", file]);
-    assert!(code == 1 && stdout.contains("the ledger does not hold"), "{stdout}");
+    assert!(code == 1 && stdout.contains("the ledger is not intact"), "{stdout}");
     let (code, stdout, stderr) = kept.run(&["audit", "show", call, "--receipt"]);
     assert!(
-        code == 2 && stdout.is_empty() && stderr.contains("it is not what was written"),
+        code == 2 && stdout.is_empty() && stderr.contains("the row was changed"),
         "nothing is signed for a changed row: {stdout}{stderr}"
     );
 }
@@ -276,11 +276,11 @@ fn what_belongs_to_others_is_not_touched() {
     rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE mine (x); INSERT INTO mine VALUES (1)").unwrap();
     let before = std::fs::read(&path).unwrap();
     let (code, _, stderr) = toolgate(&["demo", "--store", path.to_str().unwrap()]);
-    assert!(code == 2 && stderr.contains("a database of something else"), "{stderr}");
+    assert!(code == 2 && stderr.contains("a database of another program"), "{stderr}");
     assert_eq!(std::fs::read(&path).unwrap(), before);
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "and nothing is left beside it");
     let (code, _, stderr) = toolgate(&["demo", "--store", directory.path().to_str().unwrap()]);
-    assert!(code == 2 && stderr.contains("it is a directory"), "{stderr}");
+    assert!(code == 2 && stderr.contains("is a directory"), "{stderr}");
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn a_pipe_is_not_waited_for() {
     pipe(&place);
     for verb in [&["audit", "query"][..], &["audit", "verify"], &["audit", "key"], &["audit", "settle"], &["demo"]] {
         let (code, _, stderr) = toolgate(&[verb, &["--store", place.to_str().unwrap()]].concat());
-        assert!(code == 2 && stderr.contains("it is no plain file"), "{verb:?}: {stderr}");
+        assert!(code == 2 && stderr.contains("not a regular file"), "{verb:?}: {stderr}");
     }
     // What is no key hides none.
     pipe(&state.join("keys/sign-0000000000000000.key"));
@@ -305,11 +305,11 @@ fn a_pipe_is_not_waited_for() {
     pipe(&state.join("mark.json"));
     for verb in [["audit", "verify"], ["audit", "prune"]] {
         let (code, _, stderr) = kept.run(&verb);
-        assert!(code == 2 && stderr.contains("`mark.json` beside it is no plain file"), "{verb:?}: {stderr}");
+        assert!(code == 2 && stderr.contains("`mark.json` of the ledger is not a regular file"), "{verb:?}: {stderr}");
     }
     pipe(&state.join("keys/redact.key"));
     let (code, _, stderr) = kept.run(&["audit", "prune"]);
-    assert!(code == 2 && stderr.contains("redact.key: this is no plain file"), "{stderr}");
+    assert!(code == 2 && stderr.contains("redact.key: not a regular file"), "{stderr}");
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn more_is_told_or_nothing_but_what_went_wrong() {
     let serve = ["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"];
     let away = Project::with("store = \"l.db\"\n[upstreams.gone]\ncommand = \"/nowhere/program\"\n");
     let said = served(&away, &[&["-q"][..], &serve].concat());
-    assert!(said.contains("an upstream is away"), "what is wrong is told all the same: {said}");
+    assert!(said.contains("upstream is down"), "what is wrong is told all the same: {said}");
     let said = served(&away, &serve);
     assert!(said.contains("  ✗ gone: away\n") && said.matches("cannot be started").count() == 1, "a reason is given once: {said}");
     let said = [&[][..], &["-q"], &["-v"]].map(|flags| served(&project, &[flags, &serve].concat()));
@@ -138,7 +138,7 @@ fn more_is_told_or_nothing_but_what_went_wrong() {
     toolgate serves at http://127.0.0.1:PORT/mcp
       agent default: 2 tools
       ✓ in: 2 tools
-     INFO an upstream is there upstream="in"
+     INFO upstream is up upstream="in"
      INFO toolgate serves on standard streams upstream="in"
     "#);
     insta::assert_snapshot!(told(&project, "-q serve --config none.toml; -q -v demo"), @"

@@ -175,24 +175,24 @@ reason = "Leave it as it is."
 fn a_schema_that_is_misspelt_is_found() {
     let project = Project::new();
     for (schema, wanted) in [
-        ("{ propertes = { a = {} } }", Some("has `propertes`, which is no keyword of JSON Schema (did you mean `properties`?)")),
-        ("{ require = [] }", Some("has `require`, which is no keyword of JSON Schema (did you mean `required`?)")),
-        ("{ zzz = 1 }", Some("has `zzz`, which is no keyword of JSON Schema (take it out, or let its name begin with `x-`)")),
+        ("{ propertes = { a = {} } }", Some("has `propertes`, which is not a JSON Schema keyword (did you mean `properties`?)")),
+        ("{ require = [] }", Some("has `require`, which is not a JSON Schema keyword (did you mean `required`?)")),
+        ("{ zzz = 1 }", Some("has `zzz`, which is not a JSON Schema keyword (remove it, or prefix its name with `x-`)")),
         (
             "{ properties = { a = { typ = \"string\" } } }",
-            Some("has `typ` in `/properties/a`, which is no keyword of JSON Schema (did you mean `type`?)"),
+            Some("has `typ` in `/properties/a`, which is not a JSON Schema keyword (did you mean `type`?)"),
         ),
         (
             "{ properties = { a = { items = { maximun = 1 } } } }",
-            Some("has `maximun` in `/properties/a/items`, which is no keyword of JSON Schema (did you mean `maximum`?)"),
+            Some("has `maximun` in `/properties/a/items`, which is not a JSON Schema keyword (did you mean `maximum`?)"),
         ),
         (
             "{ anyOf = [{ minimun = 1 }] }",
-            Some("has `minimun` in `/anyOf/0`, which is no keyword of JSON Schema (did you mean `minimum`?)"),
+            Some("has `minimun` in `/anyOf/0`, which is not a JSON Schema keyword (did you mean `minimum`?)"),
         ),
         (
             "{ properties = { customer_id = {} }, required = [\"custmer_id\"] }",
-            Some("requires `custmer_id`, which is none of its properties (did you mean `customer_id`?)"),
+            Some("requires `custmer_id`, which is not declared in its properties (did you mean `customer_id`?)"),
         ),
         ("{ properties = { typ = {}, require = {} }, required = [\"typ\"] }", None),
         ("{ required = [\"a\"] }", None),
@@ -224,8 +224,8 @@ fn a_secret_that_is_misspelt_is_found() {
     let input = "input = { type = \"object\", properties = { password = { type = \"string\" }, of = { type = \"array\", items = { type = \"object\", properties = { pin = {} } } } } }";
     let closed = "output = { type = \"object\", properties = { token = { type = \"string\" } }, additionalProperties = false }";
     let open = "output = { type = \"object\", properties = { token = { type = \"string\" } } }";
-    let neither = |path: &str| format!("`look` neither takes nor gives a `{path}`: nothing is kept secret by it");
-    let not_taken = |path: &str| format!("`look` does not take a `{path}`: unless the result has one, nothing is kept secret by it");
+    let neither = |path: &str| format!("`look` neither accepts nor returns a `{path}`: the entry hides nothing");
+    let not_taken = |path: &str| format!("`look` does not take a `{path}`: unless the result contains it, the entry hides nothing");
     let none = Vec::<String>::new();
     for (secrets, more, wanted) in [
         ("[\"/password\", \"/of/*/pin\", \"token\"]", format!("{input}\n{closed}"), none.clone()),
@@ -239,14 +239,14 @@ fn a_secret_that_is_misspelt_is_found() {
         (
             "\"/zzz\"",
             format!("{input}\n{closed}"),
-            vec![format!("warning 4:11 {} (name what stands in the arguments or in the result, or take it out) -", neither("/zzz"))],
+            vec![format!("warning 4:11 {} (name a field of the arguments or of the result, or remove it) -", neither("/zzz"))],
         ),
         // What it gives, nobody knows.
         ("\"/pasword\"", input.to_owned(), vec![format!("note 4:11 {} (did you mean `password`?) -", not_taken("/pasword"))]),
         (
             "\"/zzz\"",
             format!("{input}\n{open}"),
-            vec![format!("note 4:11 {} (if it stands in the result, declare it in `output`) -", not_taken("/zzz"))],
+            vec![format!("note 4:11 {} (if the result contains it, declare it in `output`) -", not_taken("/zzz"))],
         ),
         ("\"/token\"", format!("{input}\n{open}"), none.clone()),
         // What it takes, neither.
@@ -303,7 +303,7 @@ fn a_gateway_that_anybody_could_reach_is_found_before_it_is_served() {
         let said = project.said(&["lint"], "");
         let wanted = match is_found {
             true => format!(
-                "exit 1\nerror: {listen} can be reached from elsewhere, and nobody needs a token [open_listener]\n --> toolgate.toml:5:10\n"
+                "exit 1\nerror: {listen} is reachable from other machines, and no token is required [open_listener]\n --> toolgate.toml:5:10\n"
             ),
             false => "exit 0\nnothing found\n".to_owned(),
         };
@@ -331,7 +331,7 @@ fn an_agent_that_lets_nothing_through_is_found() {
         let said = project.said(&["lint"], "");
         let wanted = place.map_or_else(
             || "exit 0\nnothing found\n".to_owned(),
-            |place| format!("exit 0\nwarning: every call of the agent `default` is refused [dead_rule]\n --> toolgate.toml:{place}\n"),
+            |place| format!("exit 0\nwarning: the agent `default` refuses every call [dead_rule]\n --> toolgate.toml:{place}\n"),
         );
         assert!(said.starts_with(&wanted), "{head}: {said}");
     }
@@ -371,11 +371,11 @@ where = [{ argument = "/ordr/amount", above = 5 }]
     let pay = "[tools.pay]\ninput = { type = \"object\", properties = { amount = { type = \"number\" } } }\n";
     let rule = "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"pay\"]\n";
     for (wrong, help) in [
-        (format!("{pay}policy = \"deny\"\n"), "there is only `open`"),
+        (format!("{pay}policy = \"deny\"\n"), "the only value is `open`"),
         (format!("{pay}policy = \"opn\"\n"), "did you mean `open`?"),
         (format!("{pay}effect = \"reads\"\n"), "did you mean `read`?"),
         (format!("{pay}\"effect\" = \"reads\"\n"), "did you mean `read`?"),
-        (format!("{pay}{}", rule.replace("\"deny\"", "\"allow\"")), "there are `require`, `deny`, "),
+        (format!("{pay}{}", rule.replace("\"deny\"", "\"allow\"")), "expected one of `require`, `deny`, "),
         (format!("{pay}{}any_off = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")), "did you mean `any_of`?"),
         (format!("{pay}{}all_of = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")), "did you mean `any_of`?"),
         (format!("{pay}{rule}when = \"amount > 10\"\n"), "arguments are written `input.amount`; there are `input`"),

@@ -1,4 +1,4 @@
-//! What was said while nobody listened.
+//! Buffers events that no client was connected to receive.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -12,20 +12,20 @@ use tokio::time::Instant;
 
 use crate::gateway::lock;
 
-/// How long an answer waits for its client.
+/// How long an answer is kept.
 const WAITS: Duration = Duration::from_secs(5 * 60);
-/// How many of the last things that were said wait, the answer among them.
+/// Maximum number of events in a buffer, with the answer.
 const WORDS: usize = 64;
-/// How many answers of one session wait.
+/// Maximum number of buffers of a session that contain an answer.
 const ANSWERS: usize = 64;
-/// How many bytes all of them have as text. Over it, the session that has most of them loses its oldest.
+/// Maximum size of all buffers. Above it, the session with the most bytes loses its oldest buffer.
 const BYTES: usize = 256 << 20;
 
 pub(super) fn is_answer(event: &ServerSseMessage) -> bool {
     matches!(event.message.as_deref(), Some(JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_)))
 }
 
-/// What was said while nobody listened, by session and request.
+/// Buffers of events, by session and request.
 #[derive(Clone, Default)]
 pub(super) struct Tapes(Arc<Mutex<All>>);
 
@@ -33,19 +33,20 @@ pub(super) struct Tapes(Arc<Mutex<All>>);
 struct All {
     sessions: HashMap<SessionId, HashMap<String, Tape>>,
     bytes: usize,
-    /// How many tapes there ever were.
+    /// Number of buffers that were ever created.
     count: u64,
     swept: Option<Instant>,
 }
 
 struct Tape {
-    /// Tells it from another of the same request.
+    /// Distinguishes it from another buffer of the same request.
     number: u64,
     events: VecDeque<(ServerSseMessage, usize)>,
     bytes: usize,
-    /// How many are at it. Whoever came back before it was noticed that they had gone has a stream of their own, in which the rest is said.
+    /// Number of streams that write. A client that resumes before its disconnect is noticed adds
+    /// one.
     writers: usize,
-    /// Since when nothing more will be said.
+    /// Time of the answer.
     over: Option<Instant>,
     changed: Arc<Notify>,
 }
@@ -55,7 +56,7 @@ impl All {
         self.sessions.get_mut(session)?.get_mut(request).filter(|tape| tape.number == number)
     }
 
-    /// The tape of a request; `None` where the answer is on one.
+    /// Opens the buffer of a request; `None` if it already has the answer.
     fn begin(&mut self, session: &SessionId, request: &str) -> Option<u64> {
         self.sweep();
         if let Some(tape) = self.sessions.get_mut(session).and_then(|tapes| tapes.get_mut(request)) {
@@ -68,16 +69,16 @@ impl All {
         Some(self.count)
     }
 
-    /// Puts something onto a tape; false where it is gone.
+    /// Adds an event to a buffer; false if the buffer does not exist any more.
     fn add(&mut self, session: &SessionId, request: &str, number: u64, event: ServerSseMessage, bytes: usize) -> bool {
         let Some(tape) = self.tape(session, request, number) else { return false };
-        // Behind the answer nothing comes, and nothing twice.
+        // Events after the answer, and duplicates, are ignored.
         let known = |(known, _): &(ServerSseMessage, usize)| known.event_id.is_some() && known.event_id == event.event_id;
         if tape.over.is_some() || tape.events.iter().any(known) {
             return true;
         }
         tape.events.push_back((event, bytes));
-        // The answer comes last, and stays.
+        // The answer is the last event, so it is never dropped here.
         let gone = if tape.events.len() > WORDS { tape.events.pop_front().map_or(0, |(_, bytes)| bytes) } else { 0 };
         tape.bytes = tape.bytes + bytes - gone;
         tape.changed.notify_waiters();
@@ -91,7 +92,7 @@ impl All {
         true
     }
 
-    /// Nothing more comes. Without an answer there is nothing to come back for.
+    /// Removes a writer of a buffer. A buffer that ends without an answer is dropped.
     fn end(&mut self, session: &SessionId, request: &str, number: u64) {
         let Some(tape) = self.tape(session, request, number) else { return };
         tape.writers -= 1;
@@ -104,7 +105,7 @@ impl All {
         if !answered {
             return self.drop_tape(session, request);
         }
-        // Those that are not over are as many as calls are under way.
+        // The number of running calls limits the number of unfinished buffers.
         let over = self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| tape.over.is_some()).count();
         if over > ANSWERS {
             self.drop_oldest(session, |tape| tape.over.is_some());
@@ -122,16 +123,16 @@ impl All {
         }
     }
 
-    /// Drops the tape of a session that was begun first.
+    /// Drops the oldest of the matching buffers of a session.
     fn drop_oldest(&mut self, session: &SessionId, which: impl Fn(&Tape) -> bool) {
         let tapes = self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| which(tape));
         if let Some(request) = tapes.min_by_key(|(_, tape)| tape.number).map(|(request, _)| request.clone()) {
-            tracing::warn!("an answer that nobody came back for makes room for others");
+            tracing::warn!("dropped a buffered answer that its client did not fetch, to make room for others");
             self.drop_tape(session, &request);
         }
     }
 
-    /// Now and then, what has waited for long enough goes.
+    /// Removes expired buffers, at intervals.
     fn sweep(&mut self) {
         if self.swept.is_some_and(|at| at.elapsed() < WAITS / 10) {
             return;
@@ -148,7 +149,7 @@ impl All {
     }
 }
 
-/// How much there is to keep of something.
+/// Returns the size of an event as text.
 fn bytes(event: &ServerSseMessage) -> usize {
     event.message.as_ref().and_then(|message| serde_json::to_vec(message).ok()).map_or(0, |text| text.len())
 }
@@ -167,7 +168,7 @@ impl Tapes {
         lock(&self.0).end(session, request, number);
     }
 
-    /// Keeps an answer that was said: perhaps nobody heard it.
+    /// Buffers an answer that was sent, because the client may not have received it.
     pub(super) fn keep(&self, session: &SessionId, request: &str, answer: ServerSseMessage) {
         let bytes = bytes(&answer);
         let mut all = lock(&self.0);
@@ -184,7 +185,9 @@ impl Tapes {
         }
     }
 
-    /// What was taped of a request after something, and what is still to come; `None` where nothing was.
+    /// Returns the buffered events of a request after `last`, and those that follow.
+    ///
+    /// `None` if there is no buffer.
     pub(super) fn replay(&self, session: &SessionId, request: &str, last: String) -> Option<impl Stream<Item = ServerSseMessage> + use<>> {
         let number = lock(&self.0).sessions.get(session)?.get(request)?.number;
         let (tapes, session, request) = (self.clone(), session.clone(), request.to_owned());
@@ -195,7 +198,7 @@ impl Tapes {
                     let changed = {
                         let mut all = lock(&tapes.0);
                         let tape = all.tape(&session, &request, number)?;
-                        // Whoever does not know any of it knows what came before.
+                        // If `last` is not in the buffer, it is older than all of it.
                         let known = tape.events.iter().rposition(|(event, _)| event.event_id.as_deref() == Some(&*last));
                         if let Some((event, _)) = tape.events.get(known.map_or(0, |at| at + 1)) {
                             return Some((event.clone(), event.event_id.clone().unwrap_or(last)));
@@ -203,7 +206,7 @@ impl Tapes {
                         if tape.over.is_some() {
                             return None;
                         }
-                        // Before the lock is let go: what is said from here on is not missed.
+                        // Registered under the lock, so that no event is missed.
                         Arc::clone(&tape.changed).notified_owned()
                     };
                     changed.await;
@@ -245,7 +248,7 @@ mod tests {
         tapes.keep(&other, "0", answer("1"));
         assert_eq!((replayed(&tapes, &session, "0").await, replayed(&tapes, &session, "1").await), (0, 1));
         assert_eq!(replayed(&tapes, &other, "0").await, 1);
-        // Only what is over has to make room.
+        // Only finished buffers count for the limit.
         let numbers: Vec<u64> = (0..2 * ANSWERS).filter_map(|n| tapes.begin(&other, &format!("open {n}"))).collect();
         assert!(tapes.add(&other, "open 0", numbers[0], answer("1")));
         tokio::time::advance(WAITS).await;
@@ -268,10 +271,10 @@ mod tests {
         tapes.end(&session, "7", number);
         let heard: Vec<_> = tapes.replay(&session, "7", "0/7".to_owned()).unwrap().collect().await;
         assert_eq!((heard.len(), heard.last().is_some_and(is_answer)), (WORDS, true));
-        // Whoever knows some of it hears the rest.
+        // A client that has some of the events receives the rest.
         let heard: Vec<_> = tapes.replay(&session, "7", format!("{}/7", 2 * WORDS)).unwrap().collect().await;
         assert_eq!(heard.len(), 1);
-        // Whoever notices late that somebody has gone takes nothing away from those who came back since.
+        // A disconnect that is noticed late does not affect a client that has resumed since.
         assert_eq!(tapes.begin(&session, "7"), None);
         let (early, late) = (tapes.begin(&session, "9").unwrap(), tapes.begin(&session, "9").unwrap());
         tapes.end(&session, "9", late);
@@ -279,7 +282,7 @@ mod tests {
         tapes.end(&session, "9", early);
         assert!(tapes.add(&session, "9", early, ServerSseMessage::priming("0/9", Duration::ZERO)));
         assert_eq!(replayed(&tapes, &session, "9").await, 1);
-        // What ends without an answer is nothing to come back for.
+        // A stream that ends without an answer cannot be resumed.
         let number = tapes.begin(&session, "8").unwrap();
         tapes.end(&session, "8", number);
         assert!(tapes.replay(&session, "8", "0/8".to_owned()).is_none());

@@ -1,4 +1,4 @@
-//! What goes wrong between here and an upstream, as the gate is told.
+//! Classifies transport and protocol errors of an upstream as `Failure`s.
 
 use rmcp::model::ErrorCode;
 use rmcp::transport::streamable_http_client::StreamableHttpError;
@@ -13,37 +13,40 @@ use crate::upstream::link::{Fault, Standing, is_modern};
 use crate::upstream::plain::unsent;
 use crate::upstream::straight::Broken;
 
-/// After how many milliseconds one that is connected to anew is there, if all goes well.
+/// The retry delay after a connection is replaced, in milliseconds. Reconnecting usually takes
+/// less.
 const ANEW: u64 = 500;
-/// After how many one has been looked at. It is longer than anybody waits here: what was turned away is left to whoever asked for it.
+/// The retry delay while the revision of an upstream is checked, in milliseconds.
+///
+/// The delay exceeds what toolgate waits by itself, so the caller has to retry.
 const LOOKED_AT: u64 = 1_500;
 
 impl RemoteTool {
-    /// What went wrong on the straight way.
+    /// Classifies an error of the fast path.
     pub(super) fn broken(&self, broken: Broken, standing: &Standing) -> Failure {
         let (name, link, generation) = (&self.link.upstream.name, &self.link, standing.generation);
-        let tell = |why: &str| tracing::warn!(upstream = name, why = link.upstream.without_secrets(why), "a call did not get through");
+        let tell = |why: &str| tracing::warn!(upstream = name, why = link.upstream.without_secrets(why), "upstream call failed");
         let unheard = |why: &str| {
             link.failed(generation, Fault::Broken);
             tell(why);
-            Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached"))
+            Failure::transient("upstream_unavailable", format!("cannot reach the upstream `{name}`"))
         };
         match broken {
             Broken::Refused(error) => {
                 link.answered();
                 self.protocol_error(&error)
             }
-            // A request that was refused at the door, or that found nobody, was not carried out.
+            // A request that was rejected or could not connect was not executed.
             Broken::Nobody(why) => unheard(&why).effects(Effects::None),
             Broken::Status(401, _) if self.link.may_renew() => self.renewed(generation),
-            // One whose call it turns away does not keep all others from it.
+            // A rejected call does not count against the upstream: other calls may succeed.
             Broken::Status(status, wait) => {
-                tell(&format!("it answers with HTTP {status}"));
+                tell(&format!("the server answered HTTP {status}"));
                 self.turned_away(status, wait, standing)
             }
             Broken::Failing(status, wait) => {
                 link.failed(generation, Fault::Broken);
-                tell(&format!("it answers with HTTP {status}"));
+                tell(&format!("the server answered HTTP {status}"));
                 self.failing(status, wait)
             }
             Broken::Unclear(why) => unheard(&why),
@@ -55,11 +58,13 @@ impl RemoteTool {
         }
     }
 
-    /// A request that was refused at the door, by a status alone: it was not carried out, and is not repeated before its time.
+    /// Handles a request that was rejected by its HTTP status.
+    ///
+    /// The request was not executed, and is not retried before `wait` is over.
     fn turned_away(&self, status: u16, wait: Option<u64>, standing: &Standing) -> Failure {
         if is_strange(status) && is_modern(&standing.peer) && self.link.may_be_another(standing.generation) {
             let message = format!(
-                "the upstream `{}` does not understand requests of its revision any more; it is looked at anew",
+                "the upstream `{}` no longer accepts requests of its protocol revision; it is being checked",
                 self.link.upstream.name
             );
             return Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(LOOKED_AT);
@@ -71,7 +76,9 @@ impl RemoteTool {
         }
     }
 
-    /// Something answers there, and does not say whether the request was carried out. It is not repeated before its time either.
+    /// Handles a status that does not say whether the request was executed.
+    ///
+    /// The request is not retried before `wait` is over.
     fn failing(&self, status: u16, wait: Option<u64>) -> Failure {
         let message = format!("the upstream `{}` answered with status {status}", self.link.upstream.name);
         let failure = Failure::transient("upstream_unavailable", message);
@@ -81,27 +88,27 @@ impl RemoteTool {
         }
     }
 
-    /// It is connected to anew, with a new token.
+    /// Reconnects with a new access token.
     fn renewed(&self, generation: u64) -> Failure {
         self.link.lost(generation);
-        let message = format!("the upstream `{}` does not take its token any more; another one is fetched", self.link.upstream.name);
+        let message = format!("the upstream `{}` rejected its access token; a new one is being fetched", self.link.upstream.name);
         Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ANEW)
     }
 
-    /// It has answered, and nobody has read that to its end.
+    /// Handles a response that exceeds the size limit. The upstream did respond.
     fn too_long(&self) -> Failure {
         self.link.answered();
         let name = &self.link.upstream.name;
-        Failure::business("invalid_result", format!("the answer of the upstream `{name}` is longer than {LONGEST} bytes"))
+        Failure::business("invalid_result", format!("the response of the upstream `{name}` exceeds {LONGEST} bytes"))
     }
 
     fn unread(&self, why: &str) -> Failure {
         let name = &self.link.upstream.name;
-        tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(why), "an upstream answered something else");
-        Failure::business("upstream_rejected", format!("the upstream `{name}` answered something that cannot be understood"))
+        tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(why), "upstream sent an invalid response");
+        Failure::business("upstream_rejected", format!("the upstream `{name}` sent a response that is not valid MCP"))
     }
 
-    /// What went wrong between here and there.
+    /// Classifies an error of rmcp.
     pub(super) fn understand(&self, error: ServiceError, sent: bool, standing: &Standing) -> Failure {
         let (name, generation) = (&self.link.upstream.name, standing.generation);
         let effects = |failure: Failure| if sent { failure } else { failure.effects(Effects::None) };
@@ -120,10 +127,10 @@ impl RemoteTool {
                     self.link.answered();
                     return self.unread(&unsent(&why));
                 }
-                tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&unsent(&why)), "a call did not get through");
+                tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&unsent(&why)), "upstream call failed");
                 match trouble {
                     Trouble::Lost => self.link.lost(generation),
-                    // One whose call it turns away does not keep all others from it.
+                    // A rejected call does not count against the upstream: other calls may succeed.
                     Trouble::Status(..) => {}
                     _ => self.link.failed(generation, Fault::Broken),
                 }
@@ -131,25 +138,25 @@ impl RemoteTool {
                     Trouble::Status(status, wait) => self.turned_away(status, wait, standing),
                     Trouble::Failing(status, wait) => self.failing(status, wait),
                     Trouble::Lost => {
-                        Failure::transient("upstream_unavailable", format!("the upstream `{name}` does not know its session any more"))
+                        Failure::transient("upstream_unavailable", format!("the upstream `{name}` no longer knows its session"))
                             .retry_after_ms(ANEW)
                     }
-                    _ => Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached")),
+                    _ => Failure::transient("upstream_unavailable", format!("cannot reach the upstream `{name}`")),
                 };
-                // A request that was refused at the door, or that found nobody, was not carried out.
+                // A request that was rejected or could not connect was not executed.
                 if matches!(trouble, Trouble::Unclear | Trouble::Failing(..)) { failure } else { failure.effects(Effects::None) }
             }
             ServiceError::TransportClosed => {
-                // Each answer over HTTP comes by itself, and breaks off by itself.
+                // Over HTTP every response has its own stream, so only this call failed.
                 if !self.link.has_one_stream() {
                     self.link.failed(generation, Fault::Broken);
                 }
-                let message = format!("the upstream `{name}` hung up in the middle of the call");
+                let message = format!("the upstream `{name}` closed the connection during the call");
                 effects(Failure::transient("upstream_unavailable", message).retry_after_ms(ANEW))
             }
             ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => {
                 self.link.failed(generation, Fault::Late);
-                effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` did not answer")))
+                effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` did not respond in time")))
             }
             other => {
                 self.link.answered();
@@ -162,15 +169,15 @@ impl RemoteTool {
         let name = &self.link.upstream.name;
         let said = json!({"code": error.code.0, "message": error.message, "data": error.data});
         let message = |what: &str| format!("the upstream `{name}` {what}");
-        // It has answered, so it is over; what it did before, it did.
+        // The upstream responded, so the call is over and its effects are done.
         let failure = match error.code {
-            ErrorCode::INVALID_PARAMS => Failure::validation("upstream_invalid", message("could not make sense of the request")),
+            ErrorCode::INVALID_PARAMS => Failure::validation("upstream_invalid", message("rejected the request parameters")),
             ErrorCode::METHOD_NOT_FOUND => Failure::validation("upstream_invalid", message("does not know this tool")),
             ErrorCode::INVALID_REQUEST | ErrorCode::PARSE_ERROR => {
-                Failure::validation("upstream_invalid", message("could not read the request"))
+                Failure::validation("upstream_invalid", message("could not parse the request"))
             }
             ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY => {
-                Failure::business("tool_failed", message("needs something that the client has not said it can do"))
+                Failure::business("tool_failed", message("needs a capability that the client does not declare"))
             }
             _ => Failure::business("tool_failed", message("reported a failure")),
         };
@@ -178,7 +185,7 @@ impl RemoteTool {
         failure.upstream(self.link.upstream.said_without_secrets(said))
     }
 
-    /// What its words mean, where somebody has said so.
+    /// Classifies an error text by the configured patterns.
     pub(super) fn by_pattern(&self, said: &str) -> Option<Failure> {
         let pattern = self.link.upstream.errors.iter().find(|pattern| pattern.matches.is_match(said))?;
         let message = format!("the upstream `{}` reported a failure", self.link.upstream.name);
@@ -186,31 +193,32 @@ impl RemoteTool {
     }
 }
 
-/// Whether an upstream of 2026-07-28 may turn a request away so because it is of an earlier revision by now.
+/// Returns whether a status can mean that the upstream no longer supports revision 2026-07-28.
 pub(in crate::upstream) const fn is_strange(status: u16) -> bool {
     matches!(status, 400 | 404 | 405 | 406)
 }
 
-/// Why a request did not get through.
+/// Why a request failed in the transport.
 #[derive(Clone, Copy)]
 pub(in crate::upstream) enum Trouble {
-    /// Its session is not known there any more.
+    /// The server no longer knows the session.
     Lost,
-    /// Nobody was there.
+    /// The connection could not be opened.
     Nobody,
-    /// It was turned away, and is to wait for so many milliseconds, where that is said.
+    /// The server rejected the request with a status, and a retry delay in milliseconds if given.
     Status(u16, Option<u64>),
-    /// It has answered, and nobody understands it.
+    /// The response is not valid.
     Unread,
-    /// It has answered with a status that does not say whether it was heard, and is to wait as long, where that is said.
+    /// The status does not say whether the request was executed. The second field is the retry
+    /// delay.
     Failing(u16, Option<u64>),
-    /// It may have been heard.
+    /// The request may have been executed.
     Unclear,
 }
 
 impl Trouble {
     pub(in crate::upstream) fn of(error: &(dyn std::error::Error + 'static)) -> Self {
-        // Refused at the door, or not.
+        // A 4xx status other than 408 means that the request was rejected.
         let by_status = |status: u16, wait: Option<u64>| match status {
             400..500 if status != 408 => Self::Status(status, wait),
             _ => Self::Failing(status, wait),
@@ -228,7 +236,7 @@ impl Trouble {
                 _ => {}
             }
             match error.downcast_ref::<SseError>() {
-                // Where it wants its posts is the address of a session.
+                // In this transport, the URL for posts identifies the session.
                 Some(SseError::Status(404, _)) => return Self::Lost,
                 Some(SseError::Status(status, wait)) => return by_status(*status, *wait),
                 Some(SseError::Nobody(_)) => return Self::Nobody,

@@ -1,4 +1,4 @@
-//! How an upstream is greeted, in the words of which era, and for how long its answer is waited for.
+//! Performs the handshake with an upstream, and chooses the protocol era and the timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,11 +8,11 @@ use super::Link;
 use crate::client::Ears;
 use crate::upstream::connect::{Connection, Greeting, connect};
 
-/// How long an upstream may take to say hello.
+/// The timeout of one handshake.
 const HELLO: Duration = Duration::from_secs(30);
 
 impl Link {
-    /// Connects to it, or says why that cannot be.
+    /// Connects to the upstream, trying the protocol eras in turn.
     pub(super) async fn greet(self: &Arc<Self>) -> Result<Connection, String> {
         let own = Arc::downgrade(self);
         let hear: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |line: String| {
@@ -20,21 +20,22 @@ impl Link {
                 link.hear(line);
             }
         });
-        // Who has said nothing at all the last time, or ended after it, may not survive a question from the other era.
+        // A server that stayed silent or exited last time may not survive a request of the other
+        // era.
         let mut greeting = if self.mute.swap(false, Ordering::Relaxed) { Greeting::Older } else { Greeting::Either };
         loop {
             let ears = Ears::new(Arc::downgrade(self));
             let connecting = connect(&self.upstream, ears, self.launcher.as_deref(), greeting, Arc::clone(&hear));
             let connected = tokio::select! {
                 connected = tokio::time::timeout(HELLO, connecting) => connected,
-                () = self.stop.cancelled() => return Err("toolgate ends it".to_owned()),
+                () = self.stop.cancelled() => return Err("toolgate is stopping".to_owned()),
             };
             match connected {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(refused)) => greeting = greeting.after(&refused).ok_or(refused.why)?,
                 Err(_) => {
                     self.mute.store(greeting == Greeting::Either, Ordering::Relaxed);
-                    return Err(format!("it did not say hello within {HELLO:?}"));
+                    return Err(format!("the handshake did not finish within {HELLO:?}"));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What an upstream offers: asked for, held against what was accepted, and held back where it is odd.
+//! Lists the tools, prompts and resources of an upstream, and quarantines changed tools.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,15 +15,15 @@ use crate::upstream::handler::{Trouble, is_strange};
 use crate::upstream::listen::pages;
 use crate::upstream::shadows::Names;
 
-/// Why it is not known what an upstream offers.
+/// Why listing failed.
 pub(super) enum Unlisted {
-    /// It has answered with an error, so it is there.
+    /// The upstream responded with an error, so the connection works.
     Refused(String),
-    /// No answer was heard.
+    /// The upstream did not respond.
     Unheard(String),
-    /// Who was asked is not there any more, or not for us; or it offers more than anybody keeps.
+    /// The connection is unusable, or the lists exceed the limits.
     Over(String),
-    /// One of this revision does not know what every one of it knows.
+    /// The upstream rejects a request that its protocol revision requires.
     Strange(String),
 }
 
@@ -35,7 +35,7 @@ impl Unlisted {
 }
 
 impl Link {
-    /// Asks what it offers.
+    /// Lists tools, prompts and resources, and publishes the changes.
     pub(super) async fn list(&self, peer: &Peer<RoleClient>) -> Result<(), Unlisted> {
         let limit = Duration::from_secs(30);
         let asked = tokio::time::timeout(limit, async {
@@ -63,7 +63,7 @@ impl Link {
             let instructions = info.as_ref().and_then(|info| info.instructions.clone());
             Ok::<_, Unlisted>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
         });
-        let (tools, offer) = asked.await.map_err(|_| Unlisted::Unheard(format!("not within {limit:?}")))??;
+        let (tools, offer) = asked.await.map_err(|_| Unlisted::Unheard(format!("no response within {limit:?}")))??;
         let held = self.pins.note(&tools).map_err(Unlisted::Over)?;
         let offer = Arc::new(Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer });
         let before = std::mem::replace(&mut *lock(&self.offer), Arc::clone(&offer));
@@ -81,10 +81,10 @@ impl Link {
         match error {
             ServiceError::TransportClosed => Unlisted::Over(why),
             ServiceError::TransportSend(cause) => match Trouble::of(cause) {
-                // It is connected to anew.
+                // The supervisor reconnects.
                 Trouble::Lost => Unlisted::Over(why),
                 Trouble::Status(401, _) if self.may_renew() => Unlisted::Over(why),
-                // Whoever it is now, it does not know what every one of its revision knows.
+                // Some server responds, but not one of this protocol revision.
                 Trouble::Status(status, _) if modern && is_strange(status) => Unlisted::Strange(why),
                 _ => Unlisted::Unheard(why),
             },
@@ -93,10 +93,13 @@ impl Link {
         }
     }
 
-    /// Asks what it offers. One that answers with an error is there, unless that is all that it ever says, and what was known of it holds
-    /// until it is asked again. One that answers calls meanwhile may have no time for questions, nor has one that does one thing after the
-    /// other and is at a call; and one answer may be lost among what a talkative one says. One that answers nothing, asked twice, is ill; so
-    /// is one at calls that has said nothing at all for longer than any of them may take, whoever gave up on it.
+    /// Lists what the upstream offers, and returns an error if the upstream must be restarted.
+    ///
+    /// An error response proves that the upstream is running, so the known lists stay valid.
+    /// Repeated error responses mean a restart. If calls are answered meanwhile, or calls are still
+    /// in progress, a missing response may only be late. A busy upstream that stays silent for
+    /// longer than any of its calls may take is restarted, even if the callers gave up. An idle
+    /// upstream that misses two requests is restarted.
     pub(super) async fn list_or_work(&self, peer: &Peer<RoleClient>, ill: &str) -> Result<(), String> {
         let before = self.answers.load(Ordering::Relaxed);
         let mut unheard = String::new();
@@ -112,7 +115,7 @@ impl Link {
                         return Err(format!("{ill}: {why}"));
                     }
                     let why = self.upstream.without_secrets(&why);
-                    tracing::warn!(upstream = self.upstream.name, why, "an upstream does not say what it offers");
+                    tracing::warn!(upstream = self.upstream.name, why, "cannot list an upstream");
                     return Ok(());
                 }
                 Err(Unlisted::Over(why)) => return Err(format!("{ill}: {why}")),
@@ -122,7 +125,7 @@ impl Link {
             };
             let waits = behind_calls && !self.doubted.load(Ordering::Relaxed) && !self.silence.is_too_long();
             if waits || self.answers.load(Ordering::Relaxed) != before {
-                // That something has changed is still to be seen.
+                // The announced change was not read yet.
                 if self.told.load(Ordering::Relaxed) {
                     self.relist.notify_one();
                 }
@@ -132,32 +135,32 @@ impl Link {
         Err(format!("{ill}: {unheard}"))
     }
 
-    /// What it tells soon; else what is known.
+    /// Returns a list if it arrives soon, else the known list.
     async fn shortly<T: Clone>(&self, listed: impl Future<Output = Result<(Vec<T>, bool), ServiceError>>, known: &[T]) -> Vec<T> {
         let (listed, whole) = match tokio::time::timeout(Duration::from_secs(8), listed).await {
             Ok(Ok(listed)) => listed,
-            // Whoever claims to have prompts and resources and does not, has none.
+            // Some servers declare prompts and resources without having them.
             Ok(Err(ServiceError::McpError(error))) if error.code == ErrorCode::METHOD_NOT_FOUND => return Vec::new(),
-            // That there are none any more, it has not said.
+            // A failed request does not mean that the list is empty.
             _ => return known.to_vec(),
         };
         if !whole {
             tracing::warn!(
                 upstream = self.upstream.name,
                 kept = listed.len(),
-                "a list of an upstream has no end; the rest of it is left out"
+                "a list of an upstream exceeds the limits; the rest is dropped"
             );
         }
         listed
     }
 
-    /// It says that its lists have changed.
+    /// Handles the notification that a list has changed.
     pub(crate) fn lists_changed(&self) {
         self.told.store(true, Ordering::Relaxed);
         self.relist.notify_one();
     }
 
-    /// Somebody may have accepted what was held back, made room for what could not be written down, or put there what it lacked.
+    /// Re-reads the pins and missing references, which a person may have fixed meanwhile.
     pub(in crate::upstream) fn look_again(&self) {
         self.pins.note_again();
         Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
@@ -166,20 +169,20 @@ impl Link {
         }
     }
 
-    /// Its tools as they were accepted; `None` where it was never seen.
+    /// Returns the accepted tools; `None` if the upstream never connected.
     pub(in crate::upstream) fn remotes(&self) -> Option<Vec<Remote>> {
         let tools = self.pins.accepted().or_else(|| matches!(self.status(), Status::Up { .. }).then(Vec::new))?;
         Some(tools.into_iter().map(remote).collect())
     }
 
-    /// Holds back tools whose words speak of another upstream's tool that was there before them, or came with them.
+    /// Quarantines tools that mention an older or simultaneous tool of another upstream.
     pub(in crate::upstream) fn hold_shadows(&self, names: &Names<'_>) {
         self.pins.hold_shadows(&self.upstream, names);
         Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
     }
 }
 
-/// A tool as rules see it.
+/// Converts a tool to the form that rules use.
 pub(in crate::upstream) fn remote(tool: Tool) -> Remote {
     Remote {
         name: tool.name.to_string(),
@@ -189,7 +192,8 @@ pub(in crate::upstream) fn remote(tool: Tool) -> Remote {
     }
 }
 
-/// All of a list of tools. Of half of one nobody knows what is missing.
+/// Returns the tools of a complete list. A truncated list is an error, because a missing tool would
+/// look removed.
 fn listed<T>((listed, whole): (Vec<T>, bool)) -> Result<Vec<T>, Unlisted> {
-    if whole { Ok(listed) } else { Err(Unlisted::Over("its list of tools has no end".to_owned())) }
+    if whole { Ok(listed) } else { Err(Unlisted::Over("the list of tools exceeds the limits".to_owned())) }
 }

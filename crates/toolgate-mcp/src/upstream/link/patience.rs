@@ -1,4 +1,4 @@
-//! How long an upstream is waited for: before it is started again, while it is busy, and where it fails again and again.
+//! Timing rules for an upstream: reconnect backoff, circuit breaker, health checks, rate limits.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,45 +11,48 @@ use toolgate::config::Reach;
 use super::{Link, PULSE};
 use crate::gateway::lock;
 
-/// So many failures in a row, and it is left alone for a while.
+/// After this many consecutive failures the circuit breaker opens.
 const PATIENCE: u32 = 5;
 const REST: Duration = Duration::from_secs(5);
-/// What was under way at the same time breaks off within this time.
+/// Failures within this time have the same cause as the first one.
 const AT_ONCE: Duration = Duration::from_secs(1);
-/// So often in such a while it may say of lists that are as before that they have changed.
+/// The rate limit for announced list changes that changed nothing.
 const CLAIMS: u32 = 10;
 const WHILE: Duration = Duration::from_secs(60);
-/// How soon one that means what it turns away is asked again what it offers: it may be another by then.
+/// The minimum interval between listings that check the protocol revision.
 const MEANT: Duration = Duration::from_secs(5);
-/// So often in a row it may not know what every one of its revision knows, while it is at calls.
+/// The upstream may reject this many listings in a row while calls are in progress.
 const STRANGE: u32 = 3;
-/// The shortest and the longest wait before it is started again.
+/// The shortest and the longest reconnect backoff.
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
-/// So often in a row it is not asked what it offers, because calls are under way.
+/// While calls are in progress, this many health checks in a row are skipped.
 const PASSED_OVER: u32 = 2;
-/// So often in a row it may refuse to say what it offers, while nothing else that it is asked comes to anything.
+/// This many error responses to listings in a row mean a restart, if no other request succeeds.
 const REFUSALS: u32 = 3;
 
-/// How long it is waited before it is started again, after so many tries in vain.
+/// Returns the backoff after a number of failed attempts.
 pub(super) fn wait(tries: u32) -> Duration {
     WAITS.0.saturating_mul(1 << tries.min(10)).min(WAITS.1)
 }
 
-/// Whether it is asked now what it offers. One with calls under way has no time for questions; but one that always has some would never
-/// be looked at.
+/// Returns whether a health check is due.
+///
+/// A busy upstream is checked less often, but not never.
 pub(super) fn is_due(passed_over: &mut u32, busy: bool) -> bool {
     let due = !busy || *passed_over >= PASSED_OVER;
     *passed_over = if due { 0 } else { *passed_over + 1 };
     due
 }
 
-/// Whether one that has refused so often in a row to say what it offers is started again. Not in the middle of a call, unless all before
-/// that have failed: the next time it is asked, that is over.
+/// Returns whether an upstream that keeps refusing listings is restarted.
+///
+/// A busy upstream is restarted only if all its calls failed before.
 const fn is_lost(refusals: u32, busy: bool, doubted: bool) -> bool {
     refusals >= REFUSALS && (doubted || !busy)
 }
 
-/// When an upstream was last heard, and the longest time that anything had that it was asked since it is there.
+/// The time of the last message from an upstream, and the longest timeout of any request on this
+/// connection.
 pub(super) struct Silence(Mutex<(Instant, Duration)>);
 
 impl Silence {
@@ -70,19 +73,19 @@ impl Silence {
         own.1 = own.1.max(time);
     }
 
-    /// Whether it has lasted longer than anything may take, and than it lasts between two questions while nothing is under way.
+    /// Returns whether the silence exceeds the longest timeout plus one health check interval.
     pub(super) fn is_too_long(&self) -> bool {
         let (last, longest) = *lock(&self.0);
         last.elapsed() > longest.saturating_add(PULSE)
     }
 }
 
-/// How often in a while an upstream has said of lists that were as before that they have changed.
+/// Counts announced list changes that changed nothing, within one window.
 #[derive(Default)]
 pub(super) struct Claims(Mutex<Option<(Instant, u32)>>);
 
 impl Claims {
-    /// Whether its clients are told so, too: not without end.
+    /// Returns whether clients are notified too, within the rate limit.
     pub(super) fn may_pass(&self) -> bool {
         let mut own = lock(&self.0);
         let (since, times) = own.filter(|(since, _)| since.elapsed() < WHILE).unwrap_or((Instant::now(), 0));
@@ -91,40 +94,40 @@ impl Claims {
     }
 }
 
-/// An upstream has turned a request away as one of its revision does not.
+/// Records that an upstream rejected a request in a way that its protocol revision rules out.
 pub(super) struct Doubt {
     since: Instant,
-    /// It has answered since when it was asked what it offers, in the words of its revision: it means what it turns away.
+    /// A listing in the same revision succeeded since, so the rejection was meant.
     told: bool,
 }
 
-/// How an upstream has failed.
+/// How a request to an upstream failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum Fault {
-    /// It has said nothing within its time.
+    /// No response within the timeout.
     Late,
-    /// Nobody was there, or the answer broke off.
+    /// The connection could not be opened, or it broke.
     Broken,
 }
 
-/// How often in a row an upstream has failed, and what has come of that.
+/// The circuit breaker of an upstream.
 #[derive(Default)]
 pub(super) struct Breaker {
     failures: AtomicU32,
-    /// It was late in one of these.
+    /// One of the failures was a timeout.
     late: AtomicBool,
-    /// It was taken back because it has said what it offers, and has answered nothing else since.
+    /// The breaker closed early after a listing, and no call succeeded since.
     forgiven: AtomicBool,
     rest: Mutex<Rest>,
 }
 
-/// Whether it is left alone.
+/// When the breaker is open.
 #[derive(Default)]
 struct Rest {
     until: Option<Instant>,
-    /// Or until it says what it offers, where that is sooner.
+    /// A successful listing closes the breaker early.
     hopeful: bool,
-    /// When it was taken back for that.
+    /// When the breaker last closed early.
     forgiven: Option<Instant>,
 }
 
@@ -135,13 +138,15 @@ impl Breaker {
         self.forgiven.store(false, Ordering::Relaxed);
     }
 
-    /// It is there again, and nothing is held against it.
+    /// Resets everything after a successful connection.
     fn trust(&self) {
         self.answered();
         *lock(&self.rest) = Rest::default();
     }
 
-    /// It has said what it offers. Who was cut off is there; who was late may be so again, however quickly it says that.
+    /// Closes the breaker early after a successful listing.
+    ///
+    /// After disconnects a listing proves recovery. After timeouts it does not.
     fn told_all(&self) {
         let mut rest = lock(&self.rest);
         if rest.hopeful && rest.until.take().is_some() && !self.forgiven.swap(true, Ordering::Relaxed) {
@@ -149,8 +154,9 @@ impl Breaker {
         }
     }
 
-    /// Whether that is once too often, so that it is left alone. Who goes on to answer no call is not taken back again for saying what it
-    /// offers.
+    /// Counts a failure, and returns whether the breaker opens.
+    ///
+    /// If calls keep failing, a listing does not close the breaker early a second time.
     fn failed(&self, fault: Fault) -> bool {
         if fault == Fault::Late {
             self.late.store(true, Ordering::Relaxed);
@@ -166,7 +172,7 @@ impl Breaker {
         true
     }
 
-    /// For how long it is left alone, at most, and whether it may be for less.
+    /// Returns for how long the breaker stays open, and whether it may close early.
     fn rests(&self) -> Option<(Duration, bool)> {
         let rest = lock(&self.rest);
         let left = rest.until?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
@@ -175,21 +181,22 @@ impl Breaker {
 }
 
 impl Link {
-    /// It has said something, whatever it was.
+    /// Records that a message arrived.
     pub(crate) fn heard(&self) {
         self.silence.end();
     }
 
-    /// Whether it is at calls.
+    /// Returns whether calls are in progress.
     pub(super) fn is_busy(&self) -> bool {
         self.seats.available_permits() < self.upstream.concurrency
     }
 
-    /// Waits until no call is under way, and ends it.
+    /// Stops the upstream once no call is in progress, or after `patience`.
     pub(crate) async fn end_when_idle(&self, patience: Duration) {
         let all = u32::try_from(self.upstream.concurrency).unwrap_or(u32::MAX);
         let idle = async {
-            // Looked for, and not queued for: whose client answers goes on, and needs a seat for that while others are still at it.
+            // Poll instead of queueing: a suspended call needs a slot to continue, and a queued
+            // request for all slots would block it.
             loop {
                 if let Ok(seats) = self.seats.try_acquire_many(all)
                     && self.parked.is_empty()
@@ -199,18 +206,20 @@ impl Link {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        // Held until it has ended: nothing is begun there any more.
+        // Hold all slots until the upstream has stopped, so that no call starts.
         let _all = tokio::time::timeout(patience, idle).await;
         self.end().await;
     }
 
-    /// It is asked something that may take so long.
+    /// Records that a request may take this long.
     pub(in crate::upstream) fn may_take(&self, time: Duration) {
         self.silence.may_last(time);
     }
 
-    /// Whether it is to be left alone for now; since when, for how long at most, and whether it may be for less. Where nobody is there,
-    /// that is what there is to say.
+    /// Returns since when the breaker is open, for how long at most, and whether it may close
+    /// early.
+    ///
+    /// Returns `None` if the upstream is not connected: then that is the error to report.
     pub(in crate::upstream) fn rests(&self) -> Option<(Timestamp, Duration, bool)> {
         let (left, hopeful) = self.breaker.rests()?;
         self.standing()?;
@@ -218,7 +227,7 @@ impl Link {
         Some((now.checked_sub(REST.saturating_sub(left)).unwrap_or(now), left, hopeful))
     }
 
-    /// It has answered, whatever it said.
+    /// Records a response of any kind.
     pub(in crate::upstream) fn answered(&self) {
         self.heard();
         self.answers.fetch_add(1, Ordering::Relaxed);
@@ -226,13 +235,13 @@ impl Link {
         self.doubted.store(false, Ordering::Relaxed);
     }
 
-    /// It has done what it was asked.
+    /// Records a successful response.
     pub(in crate::upstream) fn served(&self) {
         self.refusals.store(0, Ordering::Relaxed);
         self.answered();
     }
 
-    /// It has said what it offers.
+    /// Records a successful listing.
     pub(super) fn told_all(&self) {
         self.refusals.store(0, Ordering::Relaxed);
         self.doubted.store(false, Ordering::Relaxed);
@@ -240,8 +249,10 @@ impl Link {
         self.believe();
     }
 
-    /// It does not know what every one of its revision knows. Whether it is connected to anew: what is under way is not cut off because
-    /// something between here and there knows nobody for a moment.
+    /// Records that a listing was rejected as by another revision. Returns whether to reconnect.
+    ///
+    /// While calls are in progress, one rejection is not enough: a proxy in between may have
+    /// failed.
     pub(super) fn is_estranged(&self) -> bool {
         let times = self.strange.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         !self.is_busy() || times >= STRANGE
@@ -254,15 +265,16 @@ impl Link {
         }
     }
 
-    /// It has answered with an error when it was asked what it offers. Whether it is started again: behind some that answer everything so
-    /// there is nobody any more.
+    /// Records that a listing was refused. Returns whether to restart the upstream.
+    ///
+    /// A server that answers everything with errors may have lost its backend.
     pub(super) fn refused(&self) -> bool {
         self.believe();
         let refusals = self.refusals.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         is_lost(refusals, self.is_busy(), self.doubted.swap(false, Ordering::Relaxed))
     }
 
-    /// It is there again, and nothing is held against it.
+    /// Resets everything after a successful connection.
     pub(super) fn trust(&self) {
         self.told_all();
         self.breaker.trust();
@@ -270,19 +282,21 @@ impl Link {
         self.silence.begin(self.upstream.timeout);
     }
 
-    /// Whether all that it says comes over one stream: that this is over is seen by whoever watches it, once for all calls.
+    /// Returns whether all responses share one stream. The supervisor notices its end, once for all
+    /// calls.
     pub(in crate::upstream) fn has_one_stream(&self) -> bool {
         match &self.upstream.reach {
             Reach::Command { .. } => true,
-            // Where that was found out only, the others do: they are forgiven when it is back.
+            // A detected SSE transport counts as separate streams. The failures are reset on
+            // reconnect.
             Reach::Url { sse, .. } => *sse == Some(true),
         }
     }
 
-    /// Whether one that has turned a request away, and not with an answer to it, may be of an earlier revision by now, as after it was
-    /// started anew. It is asked what it offers: that tells.
+    /// Returns whether a rejected request can mean that the upstream now has an older revision, for
+    /// example after a restart. Starts a listing to find out.
     pub(in crate::upstream) fn may_be_another(&self, generation: u64) -> bool {
-        // It is connected to anew already.
+        // The supervisor is already reconnecting.
         if self.standing().is_none_or(|standing| standing.generation != generation) {
             return true;
         }
@@ -295,16 +309,17 @@ impl Link {
         !doubt.told
     }
 
-    /// It has not answered over this connection. After some of these it is left alone for a while, and asked whether it is there at all.
+    /// Records a failed request. If the breaker opens, a listing probes the upstream.
     pub(in crate::upstream) fn failed(&self, generation: u64, fault: Fault) {
-        // Who is there by now has not failed; and where nobody is, it is connected to anew without that.
+        // Ignore failures of an earlier connection. Without a connection, the supervisor reconnects
+        // anyway.
         if self.standing().is_none_or(|standing| standing.generation != generation) {
             return;
         }
         if self.breaker.failed(fault) {
             self.doubted.store(true, Ordering::Relaxed);
-            tracing::warn!(upstream = self.upstream.name, "an upstream is left alone for a while");
-            // Whether it is there at all, its list tells.
+            tracing::warn!(upstream = self.upstream.name, "circuit breaker opened");
+            // The listing shows whether the upstream responds.
             self.relist.notify_one();
         }
     }
@@ -338,10 +353,10 @@ mod tests {
         assert!(!silence.is_too_long());
         tokio::time::advance(second).await;
         assert!(silence.is_too_long());
-        // A word is enough.
+        // One message is enough.
         silence.end();
         assert!(!silence.is_too_long());
-        // What may take longer is waited for, and nothing less for it.
+        // A longer timeout extends the limit, and a shorter one does not reduce it.
         silence.may_last(second * 600);
         silence.may_last(second);
         tokio::time::advance(second * 600 + PULSE).await;
@@ -361,23 +376,23 @@ mod tests {
         assert_eq!(breaker.rests(), Some((REST, true)));
         breaker.told_all();
         assert_eq!(breaker.rests(), None);
-        // More of what was cut off with these.
+        // Failures with the same cause.
         fail(Fault::Broken);
         breaker.told_all();
         assert_eq!(breaker.rests(), None);
-        // It says so again, and answers nothing.
+        // The listing succeeds again, but no call does.
         tokio::time::advance(AT_ONCE).await;
         fail(Fault::Broken);
         breaker.told_all();
         assert_eq!(breaker.rests(), Some((REST, false)));
         tokio::time::advance(REST).await;
         assert_eq!(breaker.rests(), None);
-        // One answer is enough to be believed.
+        // One response restores the early close.
         breaker.answered();
         fail(Fault::Broken);
         breaker.told_all();
         assert_eq!(breaker.rests(), None);
-        // One that was late among those that broke off.
+        // One timeout among the disconnects.
         breaker.answered();
         breaker.failed(Fault::Late);
         fail(Fault::Broken);

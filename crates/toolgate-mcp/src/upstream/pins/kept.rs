@@ -1,4 +1,4 @@
-//! The file that pins are kept in. Several processes may read and write it.
+//! Reads and writes the pin file, which several processes may share.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
@@ -14,19 +14,19 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use super::{Known, Pins};
 use crate::gateway::lock;
 
-/// How a file was: when it was written, how long it was, and which one it was.
+/// Identifies a version of a file: modification time, length and inode.
 pub(super) type Stamp = (SystemTime, u64, u64);
 
-/// Whether it is one's turn to change the file; nothing where there is none.
+/// The result of locking the file; `None` if there is no file.
 pub(super) type Taken = io::Result<Option<Turn>>;
 
-/// How long whoever writes the file is waited for: it may have been stopped in the middle of it.
+/// How long to wait for the lock: the process that holds it may be suspended.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// No two drafts have one name.
+/// Makes the names of temporary files unique.
 static DRAFTS: AtomicU64 = AtomicU64::new(0);
 
-/// The turn to change the file, of one instance at a time. It ends with the process at the latest.
+/// An exclusive lock on the pin file. The kernel releases it when the process ends.
 pub(super) struct Turn(File);
 
 impl Turn {
@@ -39,7 +39,7 @@ impl Turn {
         };
         match outcome {
             Ok(()) => Ok(Self(file)),
-            Err(Errno::WOULDBLOCK) => Err(io::Error::other(format!("another process has been writing to it for {PATIENCE:?}"))),
+            Err(Errno::WOULDBLOCK) => Err(io::Error::other(format!("locked by another process for more than {PATIENCE:?}"))),
             Err(error) => Err(error.into()),
         }
     }
@@ -56,7 +56,7 @@ fn patiently(taken: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// Waits while everybody else goes on.
+/// Blocks without blocking the other tasks of the runtime.
 fn aside<T>(wait: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(wait),
@@ -64,7 +64,8 @@ fn aside<T>(wait: impl FnOnce() -> T) -> T {
     }
 }
 
-/// A process that is being started has a copy of what is open for a moment: to close it here is not enough.
+/// Unlocks explicitly. Closing is not enough: a child between fork and exec still has a copy of the
+/// descriptor.
 impl Drop for Turn {
     fn drop(&mut self) {
         let _ = flock(&self.0, FlockOperation::Unlock);
@@ -81,28 +82,29 @@ impl Pins {
         io::Error::new(error.kind(), format!("{file}: {error}"))
     }
 
-    /// Reads the file, where somebody else has written it since.
+    /// Reads the file again if another process has written it.
     pub(super) fn read(&self) -> io::Result<()> {
         let Some(path) = &self.file else { return Ok(()) };
         let now = std::fs::metadata(path).ok().as_ref().and_then(stamp);
-        // Always in this order: what is known, then how the file was.
+        // Lock order: `known`, then `stamp`.
         let mut known = lock(&self.known);
         let mut before = lock(&self.stamp);
         if now.is_none() || *before == now {
             return Ok(());
         }
         let text = std::fs::read(path).map_err(|error| self.named(&error))?;
-        let spoiled = |error| self.named(&io::Error::other(format!("it is spoiled ({error}); remove it to see all tools anew")));
+        let spoiled = |error| self.named(&io::Error::other(format!("invalid pin file ({error}); remove it to pin all tools again")));
         let read: Known = serde_json::from_slice(&text).map_err(spoiled)?;
-        // What the own upstream has offered is in no file.
+        // The definitions of the own upstream are not in the file.
         let own = std::mem::take(&mut known.own);
         *known = Known { own, ..read };
         *before = now;
         Ok(())
     }
 
-    /// Waits for one's turn to change the file, and reads it where somebody else had it before. What is known must not be held then: calls do
-    /// not wait for other processes.
+    /// Locks the file for a change, and reads it again if another process has written it.
+    ///
+    /// Do not hold `known` while waiting: calls must not wait for other processes.
     pub(super) fn enter(&self) -> Taken {
         let Some(path) = &self.file else { return Ok(None) };
         let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
@@ -111,15 +113,15 @@ impl Pins {
         Ok(Some(turn))
     }
 
-    /// Writes it down; else says why that cannot be done.
+    /// Writes the pins, and returns the reason if that fails.
     pub(super) fn keep(&self, known: &Known, turn: Taken) -> Result<(), String> {
         self.write(known, turn).map_err(|error| {
-            tracing::error!(%error, "what tools look like cannot be written down");
+            tracing::error!(%error, "cannot write the pin file");
             error.to_string()
         })
     }
 
-    /// Writes it down, and lets the next one write. Where it is written down already, nobody has to have had a turn.
+    /// Writes the pins and releases the lock. If the file is already up to date, no lock is needed.
     pub(super) fn write(&self, known: &Known, turn: Taken) -> io::Result<()> {
         let Some(path) = &self.file else { return Ok(()) };
         let text = serde_json::to_vec_pretty(known)?;
@@ -135,7 +137,7 @@ impl Pins {
             std::fs::rename(&draft, path)?;
             file.metadata()
         })();
-        // It is tried again and again: what was begun each time would fill the disk.
+        // Writing is retried often, so remove the temporary file or the disk would fill up.
         let written = written.inspect_err(|_| drop(std::fs::remove_file(&draft))).map_err(|error| self.named(&error))?;
         *lock(&self.stamp) = stamp(&written);
         Ok(())

@@ -1,4 +1,4 @@
-//! What is held back, and by whom.
+//! Tests which tools are quarantined, in one process and with several.
 
 use serde_json::json;
 
@@ -12,18 +12,18 @@ fn tool(name: &str, description: &str) -> Tool {
     serde_json::from_value(json!({"name": name, "description": description, "inputSchema": {"type": "object"}})).unwrap()
 }
 
-/// The words of a tool that is held back: as it was accepted, and as it looks now.
+/// Returns the descriptions of quarantined tools: accepted, and current.
 fn told(pins: &Pins) -> Vec<(String, String)> {
     let words = |tool: &Value| tool["description"].as_str().unwrap_or_default().to_owned();
     pins.changes().iter().map(|change| (change.before.as_ref().map(words).unwrap_or_default(), words(&change.now))).collect()
 }
 
-/// What a person finds who looks, without asking the upstream.
+/// Returns the quarantined tools as stored, without asking the upstream.
 fn found(place: &Path) -> Vec<(String, String)> {
     told(&Pins::open(Some(place), &upstream()).unwrap())
 }
 
-/// A person looks, and accepts what is there.
+/// Shows the quarantined tools and accepts them.
 fn accept(place: &Path) {
     let pins = Pins::open(Some(place), &upstream()).unwrap();
     pins.show().unwrap();
@@ -44,7 +44,7 @@ fn each_instance_goes_by_what_its_own_upstream_offers() {
     let accepted = one.digest_of("look");
     other.note(&new).unwrap();
     for _ in 0..2 {
-        // Each has read what the other has written.
+        // Each process has read what the other one wrote.
         for pins in [&one, &other] {
             pins.note_again();
             assert_eq!(pins.digest_of("look"), accepted);
@@ -56,7 +56,7 @@ fn each_instance_goes_by_what_its_own_upstream_offers() {
         assert!(!other.holds("look", accepted));
         other.note(&new).unwrap();
     }
-    // Somebody accepts the other version: now it is the first that is held back.
+    // After the other version is accepted, the first one is quarantined.
     accept(home.path());
     for pins in [&one, &other] {
         assert_eq!(pins.digest_of("look"), Some(digest(&new[0])));
@@ -66,7 +66,7 @@ fn each_instance_goes_by_what_its_own_upstream_offers() {
     one.note(&old).unwrap();
     other.note(&new).unwrap();
     assert_eq!((told(&one), found(home.path())), (pair("Looks further.", "Looks."), pair("Looks further.", "Looks.")));
-    // Once it is of that version as well, nothing is.
+    // If both upstreams have that version, nothing is quarantined.
     one.note(&new).unwrap();
     assert!(one.holds("look", one.digest_of("look")) && found(home.path()).is_empty());
 }
@@ -79,12 +79,12 @@ fn what_was_found_before_is_over_unless_somebody_finds_it_still() {
     let before = open();
     before.note(&old).unwrap();
     before.note(&new).unwrap();
-    // Its upstream was set back while it was not there.
+    // The upstream went back to the old version while the process was stopped.
     let after = open();
     assert_eq!(found(home.path()).len(), 1);
     after.note(&old).unwrap();
     assert!(found(home.path()).is_empty() && after.holds("look", after.digest_of("look")));
-    // Whoever is there beside it, and still has the other one, says so as soon as it reads that.
+    // A second process that still sees the new version reports it when it reads the file again.
     assert!(!before.holds("look", before.digest_of("look")));
     before.note_again();
     assert_eq!(found(home.path()).len(), 1);
@@ -100,7 +100,7 @@ fn what_is_held_back_stays_so_where_it_is_not_said_any_more() {
     let before = open();
     before.note(&[tool("look", "Looks."), tool("find", "Finds.")]).unwrap();
     before.note(&[tool("look", "Looks further."), tool("find", "Finds.")]).unwrap();
-    // Whoever comes after it hears of neither.
+    // The next process lists neither tool.
     let after = open();
     for _ in 0..2 {
         assert!(!after.holds("look", after.digest_of("look")));
@@ -112,7 +112,8 @@ fn what_is_held_back_stays_so_where_it_is_not_said_any_more() {
     assert!(after.holds("look", after.digest_of("look")));
 }
 
-/// A person could else never accept what was shown: it would be the other one by then.
+/// Otherwise a person could never accept what was shown: the stored definition would have changed
+/// by then.
 #[test]
 fn two_that_find_different_things_do_not_take_turns() {
     let home = tempfile::tempdir().unwrap();
@@ -149,7 +150,7 @@ fn two_by_one_name_are_held_back_in_either_order() {
         }
         pins.note(std::slice::from_ref(&one)).unwrap();
         assert!(pins.holds("look", accepted) && told(&pins).is_empty());
-        // Also where it has offered nothing else before.
+        // The same without an earlier definition.
         let pins = Pins::open(None, &upstream()).unwrap();
         pins.note(&list).unwrap();
         assert_eq!((pins.digest_of("look"), told(&pins).len()), (None, 1));
@@ -167,7 +168,7 @@ fn what_several_write_at_once_is_all_there() {
                 for number in 0..8 {
                     pins.note(&[tool(&format!("look_{thread}_{number}"), "Looks.")]).unwrap();
                 }
-                // A slow disk may have kept it waiting for too long.
+                // On a slow disk the lock may have timed out.
                 pins.note_again();
             });
         }
@@ -175,7 +176,7 @@ fn what_several_write_at_once_is_all_there() {
     assert_eq!(Pins::open(Some(home.path()), &upstream()).unwrap().accepted().unwrap().len(), 24);
 }
 
-/// It may have been stopped in the middle of it.
+/// A process that holds the lock may be suspended.
 #[test]
 fn whoever_writes_for_ever_keeps_nobody_waiting_and_lifts_nothing() {
     let home = tempfile::tempdir().unwrap();
@@ -188,14 +189,14 @@ fn whoever_writes_for_ever_keeps_nobody_waiting_and_lifts_nothing() {
     assert!(!pins.holds("look", accepted) && pins.digest_of("find").is_none());
     assert!(pins.changes().iter().any(|change| change.tool == "find" && matches!(&change.why[..], [Suspicion::Unwritten { .. }])));
     assert!(found(home.path()).is_empty());
-    // Its end lets go of it, and nobody has to take anything away.
+    // The kernel releases the lock when the process ends.
     drop(stopped);
     pins.note_again();
     assert!(pins.digest_of("find").is_some());
     assert_eq!(found(home.path()), pair("Looks.", "Looks further."));
 }
 
-/// Else anything could stand in its place after the next start.
+/// Otherwise a changed definition would count as new after the next start.
 #[test]
 fn what_is_new_is_accepted_once_it_is_written_down() {
     let home = tempfile::tempdir().unwrap();
@@ -204,7 +205,7 @@ fn what_is_new_is_accepted_once_it_is_written_down() {
     let names = |pins: &Pins| pins.accepted().unwrap_or_default().iter().map(|tool| tool.name.to_string()).collect::<Vec<_>>();
     let pins = Pins::open(Some(&place), &upstream).unwrap();
     pins.note(&[tool("old", "Is there.")]).unwrap();
-    // No directory can be made where there is a file.
+    // A directory cannot be created where a file exists.
     let aside = home.path().join("aside");
     std::fs::rename(&place, &aside).unwrap();
     std::fs::write(&place, "").unwrap();
@@ -217,7 +218,7 @@ fn what_is_new_is_accepted_once_it_is_written_down() {
         assert!(tool == "new" && matches!(&why[..], [Suspicion::Unwritten { why }] if why.contains("a.json")), "{why:?}");
         assert!(!pins.holds("new", pins.digest_of("new")) && pins.holds("old", pins.digest_of("old")));
     }
-    // What has changed is held back for that.
+    // A changed tool is quarantined even if nothing can be stored.
     pins.note(&[tool("old", "Is another one."), tool("new", "Has come.")]).unwrap();
     assert!(!pins.holds("old", pins.digest_of("old")));
     pins.note(&offered).unwrap();
@@ -225,7 +226,7 @@ fn what_is_new_is_accepted_once_it_is_written_down() {
     std::fs::rename(&aside, &place).unwrap();
     pins.note_again();
     assert!(pins.changes().is_empty());
-    // As it is for whoever opens them next.
+    // The same holds for the next process.
     for pins in [pins, Pins::open(Some(&place), &upstream).unwrap()] {
         assert_eq!(names(&pins), ["new", "old"]);
         pins.note(&[tool("new", "Is another one.")]).unwrap();
@@ -234,7 +235,7 @@ fn what_is_new_is_accepted_once_it_is_written_down() {
     }
 }
 
-/// Whatever a model or a client goes by.
+/// Covers every part that a model or a client depends on.
 #[test]
 fn each_part_of_a_tool_that_is_another_alone_is_held_back() {
     let first = json!({
@@ -277,7 +278,7 @@ fn each_part_of_a_tool_that_is_another_alone_is_held_back() {
         let changes = pins.changes();
         let [Change { before, now, .. }] = &changes[..] else { panic!("{part}: {other}") };
         assert_eq!((before.as_ref(), now), (Some(&first), &second), "{part}");
-        // Neither is called, and what is offered is what was accepted.
+        // Neither definition is callable, and the accepted one stays in the list.
         assert!(!pins.holds("look", accepted) && !pins.holds("look", Some(digest(&tool(&second)))), "{part}: {other}");
         assert_eq!(pins.accepted(), Some(vec![tool(&first)]), "{part}: {other}");
         pins.note(&[tool(&first)]).unwrap();

@@ -107,7 +107,7 @@ async fn an_upstream_of_the_old_transport_is_called_and_found_again() {
     .await;
     // What is for one server is not posted to another.
     match gate.gateway.health().remove(1).status {
-        Status::Down { why, .. } => assert_eq!(why, "it wants its posts at another server"),
+        Status::Down { why, .. } => assert_eq!(why, "the `endpoint` event names another origin"),
         status => panic!("{status:?}"),
     }
     let client = gate.client();
@@ -233,6 +233,6 @@ async fn who_takes_no_post_is_asked_for_its_events_unless_the_transport_is_named
     let health = gate.gateway.health();
     let statuses: Vec<(&str, &Status)> = health.iter().map(|one| (one.name.as_str(), &one.status)).collect();
     let [("http", Status::Down { why, .. }), ("old", Status::Up { .. })] = &statuses[..] else { panic!("{statuses:?}") };
-    assert!(why.starts_with("it answers with HTTP 405: ") && why.contains("transport = \"sse\""), "{why}");
+    assert!(why.contains("HTTP 405") && why.contains("transport = \"sse\""), "{why}");
     gate.end().await;
 }

@@ -194,12 +194,12 @@ fn a_rotation_that_is_undone_is_found() {
         let sql = rusqlite::Connection::open(copy.path()).unwrap();
         sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [key]).unwrap();
         let found = flaw(&copy);
-        assert!(found.starts_with(&format!("it would be signed with {key}, and {third} is in force")), "{found}");
+        assert!(found.starts_with(&format!("the next signature would use {key}, but {third} is current")), "{found}");
         // Nor is it hidden by what is signed with it then, and by putting back which key it was.
         look(&copy, 3);
         sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [&*third]).unwrap();
         let found = flaw(&copy);
-        assert!(found.contains(&format!("is signed with {key}, and {third} was in force")), "{found}");
+        assert!(found.contains(&format!("is signed with {key}, but {third} was current")), "{found}");
     }
 }
 
@@ -373,10 +373,10 @@ fn wrong_reconciliations_do_not_load() {
     };
     let build = |reconcile| toolgate::Agent::builder("desk").tool(tool(reconcile)).build().unwrap_err().to_string();
     let error = build(Reconcile::with("fnd").argument("card", "/card"));
-    for part in ["no tool of this agent", "no result of it means that the call happened", "`/card` is secret"] {
+    for part in ["not a tool of this agent", "no result means that the call took effect", "`/card` is secret"] {
         assert!(error.contains(part), "{error}");
     }
-    assert!(build(Reconcile::with("pay").happened_if("/a", 1)).contains("which is no read"));
+    assert!(build(Reconcile::with("pay").happened_if("/a", 1)).contains("it does not only read"));
 }
 
 #[test]

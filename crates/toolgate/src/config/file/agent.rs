@@ -1,4 +1,4 @@
-//! Reading one agent.
+//! Reads one agent of a configuration.
 
 use super::{Declared, Entry, Reader, rate};
 use crate::config::CANARY;
@@ -11,16 +11,16 @@ use crate::limits::{Budget, Limits};
 use crate::policy::{Place, Problem};
 use crate::tool::Tool;
 
-/// Built-in tools that need files.
+/// Built-in tools that need a file system.
 const FOR_FILES: [&str; 3] = ["read_file", "write_file", "list_files"];
 
 impl Reader<'_> {
     pub(super) fn agent(&self, name: String, table: &Table<'_>) -> Declared {
         if name == CANARY {
             let problem =
-                Problem::new(format!("`{CANARY}` is toolgate's own agent, with which a gateway finds out whether its gate holds"));
-            // At the top a key says it, and elsewhere the table itself.
-            table.wrong("name", problem.help("call yours otherwise"));
+                Problem::new(format!("`{CANARY}` is reserved for the self-test of the gateway"));
+            // At the top level the `name` key is at fault, elsewhere the table itself.
+            table.wrong("name", problem.help("choose another name"));
         }
         let principals: Option<Vec<String>> = table.names("principals").map(|names| names.into_iter().map(str::to_owned).collect());
         let max_output = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok());
@@ -31,13 +31,13 @@ impl Reader<'_> {
         }
         let files = table.text("files").filter(|path| {
             if path.trim().is_empty() {
-                let problem = Problem::new("`files` is empty, and names a directory");
+                let problem = Problem::new("`files` is empty; it must name a directory");
                 table.wrong("files", problem.help("like `files = \"workspace\"`, relative to this file"));
             }
             !path.trim().is_empty()
         });
         let files = files.map(|path| (self.beside.join(path), table.place_of("files")));
-        // At the top, `upstreams` are the servers themselves.
+        // At the top level, `upstreams` declares the servers themselves.
         let upstreams: Option<Vec<String>> = match table.is_table("upstreams") {
             true => None,
             false => table.names("upstreams").map(|names| names.into_iter().map(str::to_owned).collect()),
@@ -50,16 +50,17 @@ impl Reader<'_> {
                 let Some(inner) = declared.table(&name) else { continue };
                 let place = self.file.place(inner.span());
                 if !crate::names::is_tool_name(&name) {
-                    // A client's own tools are told apart by all of their letters.
+                    // Tools of clients keep all of their letters, because clients tell them apart
+                    // by these.
                     let mapped = match inner.text("kind") == Some("client") {
                         true => Some(crate::names::of_client(&name)).filter(|name| !name.is_empty()),
                         false => crate::names::map_foreign([name.as_str()]).names.into_keys().next(),
                     };
                     let problem =
-                        Problem::new(format!("`{}` is no name for a tool: 1 to 64 of a-z, 0-9, `_` and `-`", crate::names::shown(&name)));
+                        Problem::new(format!("`{}` is not a valid tool name: use 1 to 64 of a-z, 0-9, `_` and `-`", crate::names::shown(&name)));
                     let help = mapped.map_or_else(
-                        || "use other letters".to_owned(),
-                        |mapped| format!("write `{mapped}`; what a client calls otherwise is mapped onto it"),
+                        || "use other characters".to_owned(),
+                        |mapped| format!("write `{mapped}`; names that clients use are mapped onto it"),
                     );
                     inner.wrong("", problem.help(help));
                     inner.silence();
@@ -70,15 +71,15 @@ impl Reader<'_> {
                 }
                 let on_files = inner.text("kind") == Some("builtin") && FOR_FILES.contains(&name.as_str());
                 if files.is_none() && on_files {
-                    let problem = Problem::new(format!("`{name}` is about files, and its agent has none"));
-                    inner.wrong("kind", problem.help("say which directory: `files = \"workspace\"`, beside `[tools]`"));
+                    let problem = Problem::new(format!("`{name}` works on files, but its agent has no `files`"));
+                    inner.wrong("kind", problem.help("set a directory: `files = \"workspace\"`, next to `[tools]`"));
                 }
                 match read_tool(&name, &inner, self) {
                     Some((tool, behind)) => {
                         let (section, secrets) = (inner.text("section").map(str::to_owned), self.secrets(&inner, &tool));
                         tools.push(Entry { tool, place, section, behind, secrets, on_files });
                     }
-                    // What could not be read is told; the rest of it was not looked at.
+                    // The problem is reported already, and the remaining keys were not read.
                     None => inner.silence(),
                 }
                 inner.finish("a tool");
@@ -119,7 +120,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The secrets of a tool that was read, each with its place.
+    /// Returns the secrets of a tool with their positions.
     fn secrets(&self, table: &Table<'_>, tool: &Tool) -> Vec<(Pointer, Place)> {
         let parts = table.own_parts();
         let place = |index: usize| parts.get(&format!("secrets.{index}")).or_else(|| parts.get("secrets")).cloned();
@@ -128,7 +129,7 @@ impl Reader<'_> {
     }
 }
 
-/// The limits, and where one of them is none at all.
+/// Reads the limits, and collects those of 0 calls.
 fn read_limits(table: &Table<'_>) -> (Limits, Vec<Place>) {
     let budget = |key: &str| {
         let budget = table.table(key).map(|inner| {
@@ -147,8 +148,8 @@ fn read_limits(table: &Table<'_>) -> (Limits, Vec<Place>) {
     if principal.wall.take().is_some()
         && let Some(inner) = table.table("principal")
     {
-        let problem = Problem::new("a principal has no beginning that its time could be counted from");
-        inner.wrong("wall", problem.help("write `wall` under `session`, or a `limit` with `within`"));
+        let problem = Problem::new("`wall` cannot limit a principal, because a principal has no start time");
+        inner.wrong("wall", problem.help("set `wall` under `session`, or use a `limit` rule with `within`"));
     }
     let rate = rate(table);
     table.finish("limits");

@@ -1,27 +1,27 @@
-//! Agents out of what a file says.
+//! Builds agents from a configuration.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::fit::{Fitting, Sources};
+use super::fit::{Sources, UpstreamMatcher};
 use super::{Config, Declared, Entry};
 use crate::config::{Unfit, Written};
-use crate::policy::{Mode, Place, Problem, Severity};
+use crate::policy::{DiagnosticKind, Mode, Place, Problem, Severity};
 use crate::registry::{Agent, Section};
 use crate::resource::{FileSystem, Sight};
 use crate::tool::Handler;
 
-/// What is wrong with a configuration, all at once.
+/// All problems of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the configuration does not load:{}", .problems.iter().map(|p| format!("\n  - {p}")).collect::<String>())]
+#[error("cannot load the configuration:{}", .problems.iter().map(|p| format!("\n  - {p}")).collect::<String>())]
 pub struct ConfigError {
-    /// What is wrong.
+    /// The problems.
     pub problems: Vec<Problem>,
 }
 
 impl ConfigError {
-    /// The problems as a person reads them, with the lines they stand in.
+    /// Renders the problems with the lines of the file.
     #[must_use]
     pub fn render(&self, colours: bool) -> String {
         crate::config::render(&self.problems, colours)
@@ -29,8 +29,10 @@ impl ConfigError {
 }
 
 impl Config {
-    /// With the program that leads command tools into their rooms, and into hooks: one that calls [`crate::sandbox::enter_if_asked`], as
-    /// `toolgate` does. Unless said, the running program leads into rooms, and nothing into hooks.
+    /// Sets the program that starts command tools in their sandboxes, and hooks.
+    ///
+    /// The program must call [`crate::sandbox::enter_if_asked`], as `toolgate` does. By default,
+    /// the running program starts sandboxes, and hooks start directly.
     #[must_use]
     pub fn launcher(mut self, program: impl Into<PathBuf>) -> Self {
         let program = program.into();
@@ -42,28 +44,33 @@ impl Config {
         self
     }
 
-    /// Builds all agents. With a script, that is behind every tool that the client does not run, to try a configuration
-    /// without running anything; without it, built-in tools run, and the rest can only be declared so far.
+    /// Builds all agents.
+    ///
+    /// With `script`, that handler replaces every tool that toolgate would run, so a configuration
+    /// can be tried without side effects. Without it, built-in tools run and all other tools are
+    /// only declared.
     ///
     /// # Errors
-    /// Everything that is wrong, all at once.
+    /// All problems of the configuration.
     pub fn agents(self, script: Option<&Arc<dyn Handler>>) -> Result<Vec<Agent>, ConfigError> {
         self.fitted(script).map(|(agents, _)| agents)
     }
 
-    /// The same, and the tools of upstreams that are not called. Where tools really run, what an upstream says of a tool is no reason not
-    /// to build an agent: what does not fit is held back, and the rest is built.
+    /// Builds all agents and returns the tools of upstreams that cannot be called.
+    ///
+    /// If tools really run, an unsuitable upstream tool does not prevent an agent from being built:
+    /// the tool is quarantined, and everything else is built.
     ///
     /// # Errors
-    /// Everything that is wrong with the file itself, all at once.
+    /// All problems of the file itself.
     pub fn fitted(self, script: Option<&Arc<dyn Handler>>) -> Result<(Vec<Agent>, Vec<Unfit>), ConfigError> {
         let (mut problems, mut built, mut unfit) = (self.problems, Vec::new(), self.offered.unfit.clone());
         let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
-        let (upstreams, exposed, offered) = (&self.upstreams, &self.exposed, &self.offered);
-        let sources = Sources { upstreams, exposed, offered, whole: &self.whole, single: self.agents.len() == 1 };
+        let (upstreams, offered) = (&self.upstreams, &self.offered);
+        let sources = Sources { upstreams, offered, whole: &self.whole, single: self.agents.len() == 1 };
         for declared in self.agents {
             let fitted = match whole && !self.upstreams.is_empty() {
-                true => Fitting::new(declared, &sources).build(script),
+                true => UpstreamMatcher::new(declared, &sources).build(script),
                 false => declared.build(script, &BTreeSet::new(), whole).map(|agent| (agent, Vec::new())),
             };
             match fitted {
@@ -83,8 +90,11 @@ impl Config {
 }
 
 impl Declared {
-    /// Builds it. The script is behind every tool but those that are refused. Unless the whole file could be read, what governs what is
-    /// anybody's guess.
+    /// Builds the agent.
+    ///
+    /// `script` replaces every tool that is not in `refused`. If the file was not read completely
+    /// (`whole`), tools without a rule are not reported, because the missing rule may be in the
+    /// unread part.
     pub(super) fn build(self, script: Option<&Arc<dyn Handler>>, refused: &BTreeSet<String>, whole: bool) -> Result<Agent, Vec<Problem>> {
         let mut problems = without_files(&self);
         let places: Vec<(String, Place)> =
@@ -97,8 +107,8 @@ impl Declared {
             builder = builder.max_output(bytes);
         }
         builder = builder.dialect(self.dialect.unwrap_or_default());
-        // What is not open can be looked at, unless it is not there at all. What a client calls by the same path is another file: a
-        // rule that looks at files has nothing to look at there, and refuses.
+        // A directory that is not open is still readable for rules, if it exists. In a client, the
+        // same path may mean another file, so rules about files get no file system there and deny.
         let root = self.files.as_ref().filter(|_| !self.for_client).map(|(root, _)| root);
         let seen = || Some(Arc::new(Sight::of(root?).ok()?) as Arc<dyn FileSystem>);
         if let Some(files) = self.opened.clone().or_else(seen) {
@@ -121,7 +131,7 @@ impl Declared {
             Ok(agent) if problems.is_empty() => return Ok(agent),
             Ok(_) => {}
             Err(error) => {
-                let known = error.problems.into_iter().filter(|problem| whole || problem.field != UNGOVERNED);
+                let known = error.problems.into_iter().filter(|problem| whole || problem.kind != DiagnosticKind::Ungoverned);
                 problems.extend(known.map(|problem| placed(problem, &places)));
             }
         }
@@ -129,8 +139,11 @@ impl Declared {
     }
 }
 
-/// Rules that look at files where there are none, or at others than a tool works on: what they govern would always be refused, or let
-/// through because of what stands elsewhere. Where a client runs all tools, such rules refuse.
+/// Finds rules about files that cannot work.
+///
+/// Without a file system such a rule always denies. On a tool that works on other files, the rule
+/// would decide by unrelated contents. If a client runs all tools, such rules deny, and that is
+/// intended.
 fn without_files(declared: &Declared) -> Vec<Problem> {
     if declared.files.is_some() && declared.for_client {
         return Vec::new();
@@ -144,11 +157,11 @@ fn without_files(declared: &Declared) -> Vec<Problem> {
         let name = declared.tools.iter().find(looks)?.tool.spec().name();
         let (message, help) = match declared.files {
             None => (
-                format!("`{name}` can never be called: the rule looks at files, and there is no file system to ask here"),
-                "say which directory it is about: `files = \"workspace\"`; for tools of clients, `require` the tool that reads, with the `same` path",
+                format!("`{name}` can never be called: the rule checks files, and the agent has no file system"),
+                "set a directory: `files = \"workspace\"`; for tools of clients, `require` the tool that reads, with the `same` path",
             ),
             Some(_) => (
-                format!("the rule looks at the agent's files, and `{name}` works on others: it is not built in"),
+                format!("the rule checks the agent's files, but `{name}` is not built in and works on other files"),
                 "`require` the tool that reads, with the `same` path",
             ),
         };
@@ -158,29 +171,32 @@ fn without_files(declared: &Declared) -> Vec<Problem> {
     declared.rules.written().filter_map(told).collect()
 }
 
-/// A problem that speaks of a tool stands where the tool is declared.
+/// Returns the problem with the place of the tool or hook that it is about, and with help.
 fn placed(problem: Problem, places: &[(String, Place)]) -> Problem {
     if problem.place.is_some() {
         return problem;
     }
-    // Of several that it names, it is about the first.
-    let named = places.iter().filter_map(|(name, place)| Some((problem.message.find(&format!("`{name}`"))?, place)));
-    let place = named.min_by_key(|(at, _)| *at).map(|(_, place)| place.clone());
-    let help = [
-        ("schema of", "a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`"),
-        ("declares no such entity", "say where it stands: `entities = { name = \"/path\" }`"),
-        ("is meant for no tool", "name tools of this agent in `tools`, or take the hook out"),
-        ("takes away", "name a tool of this agent in `revokes`, or take it out"),
-        ("is secret, and is not kept", "fill `arguments` of `reconcile` with what is no secret"),
-        ("is reconciled with", "name a tool of this agent in `reconcile` that only reads, and that toolgate runs"),
-    ];
-    let known = help.iter().find(|(words, _)| problem.message.contains(words) && problem.help.is_none());
-    let problem = known.map_or_else(|| problem.clone(), |(_, help)| problem.clone().help(*help));
-    match problem.field.as_str() {
-        UNGOVERNED => Problem { place, ..problem.help("write a rule for it, or say `effect = \"read\"` or `policy = \"open\"`") },
-        _ => Problem { place, ..problem },
-    }
+    let named = places.iter().find(|(name, _)| problem.subject.as_deref() == Some(name));
+    let place = named.map(|(_, place)| place.clone());
+    let help = match problem.kind {
+        DiagnosticKind::Other => None,
+        DiagnosticKind::Ungoverned => {
+            // In a file, the setters that the library names are keys.
+            let help = "write a rule for it, or set `effect = \"read\"` or `policy = \"open\"`";
+            return Problem { place, ..problem.help(help) };
+        }
+        DiagnosticKind::InvalidSchema => Some(
+            "a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`",
+        ),
+        DiagnosticKind::UndeclaredEntity => Some("declare its path: `entities = { name = \"/path\" }`"),
+        DiagnosticKind::UnusedHook => Some("name tools of this agent in `tools`, or remove the hook"),
+        DiagnosticKind::RevokesUnknownTool => Some("name a tool of this agent in `revokes`, or remove it"),
+        DiagnosticKind::SecretReconcileArgument => Some("fill `arguments` of `reconcile` with values that are not secret"),
+        DiagnosticKind::InvalidReconcile => Some("name a tool of this agent in `reconcile` that only reads and that toolgate runs"),
+    };
+    let problem = match help {
+        Some(help) => problem.or_help(help),
+        None => problem,
+    };
+    Problem { place, ..problem }
 }
-
-/// The part of a rule that would have to say something else, where a tool is governed by none.
-const UNGOVERNED: &str = "mode";

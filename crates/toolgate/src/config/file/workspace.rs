@@ -1,4 +1,4 @@
-//! The files of agents, and what they must be kept away from.
+//! Opens the directories of agents and lists the files that a configuration depends on.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use crate::config::Reach;
 use crate::policy::Problem;
 use crate::resource::FileSystem;
 
-/// Files that a configuration speaks of without including them.
+/// Files that a configuration references without including them.
 #[derive(Default)]
 pub(in crate::config) struct Referenced {
-    /// Those that values are taken from.
+    /// Files that contain values.
     pub(in crate::config) values: Vec<PathBuf>,
-    /// Those among the words of programs.
+    /// Files among the arguments of programs.
     pub(in crate::config) words: Vec<PathBuf>,
 }
 
-/// The files that a configuration goes by.
+/// All files that a configuration depends on.
 #[derive(Clone, Default)]
 pub(super) struct GoesBy {
     all: Vec<PathBuf>,
-    /// Those of them that values are taken from.
+    /// The subset that contains values.
     values: Vec<PathBuf>,
 }
 
@@ -33,13 +33,15 @@ impl GoesBy {
 }
 
 impl Config {
-    /// The directories whose files agents have.
+    /// Iterates over the directories that agents work on.
     pub fn workspaces(&self) -> impl Iterator<Item = &Path> {
         self.agents.iter().filter_map(|declared| declared.files.as_ref().map(|(root, _)| root.as_path()))
     }
 
-    /// With these directories open for the tools of agents. Why one cannot be is told where it is named. One that is not opened is only
-    /// looked at, where a rule wants to know what is there.
+    /// Opens the directories for the tools of agents.
+    ///
+    /// A directory that cannot be opened is reported at its `files` key. If `open` returns `None`,
+    /// rules can still read the directory.
     #[must_use]
     pub fn with_workspaces(mut self, open: impl Fn(&Path) -> std::io::Result<Option<Arc<dyn FileSystem>>>) -> Self {
         for declared in &mut self.agents {
@@ -47,8 +49,8 @@ impl Config {
             match open(root) {
                 Ok(files) => declared.opened = files,
                 Err(error) => {
-                    let problem = Problem::new(format!("the files of {} cannot be used: {error}", root.display()));
-                    let problem = problem.help("`files` names a directory of their own for tools, relative to this file");
+                    let problem = Problem::new(format!("cannot use the directory {}: {error}", root.display()));
+                    let problem = problem.help("`files` names a directory of its own for the tools, relative to this file");
                     self.problems.push(Problem { place: Some(place.clone()), ..problem });
                 }
             }
@@ -56,13 +58,17 @@ impl Config {
         self
     }
 
-    /// The files that it goes by: itself, what it includes and takes values from, keys of the gateway, programs.
+    /// Iterates over all files that the configuration depends on.
+    ///
+    /// These are the file itself, included files, files with values, keys of the gateway and
+    /// programs.
     pub fn goes_by(&self) -> impl Iterator<Item = PathBuf> {
         self.goes_by.all.iter().cloned()
     }
 
-    /// The files that values are taken from, those of references and the keys for tokens: they change without a change to what was
-    /// accepted, and are to be read again then.
+    /// Lists the files that contain values: references and the keys for tokens.
+    ///
+    /// They may change after the configuration was accepted and must then be read again.
     #[must_use]
     pub fn taken_from(&self) -> &[PathBuf] {
         &self.goes_by.values

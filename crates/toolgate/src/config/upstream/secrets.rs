@@ -1,4 +1,4 @@
-//! What an upstream is given that nobody else may read.
+//! Removes the secrets of an upstream from texts.
 
 use std::path::Path;
 
@@ -9,35 +9,39 @@ use crate::config::reference::{Reference, and_behind_scheme};
 use crate::values::percent;
 
 impl Upstream {
-    /// Takes note of a token that was fetched for it: that is a secret like those that stand in the configuration.
+    /// Records a fetched token as a secret of this upstream.
     pub fn was_given(&self, token: &str) {
         self.tokens.add(token);
     }
 
-    /// A text without the secrets that it is given.
+    /// Removes the secrets of this upstream from a text.
     #[must_use]
     pub fn without_secrets(&self, text: &str) -> String {
         crate::redact::without(self.secrets(), text)
     }
 
-    /// How much of a text that goes on can be told by itself: what stands behind may be the beginning of a secret.
+    /// Returns the length of the prefix of a growing text that cannot contain the start of a
+    /// secret.
     #[must_use]
     pub fn before_secret(&self, text: &str) -> usize {
         crate::redact::before_beginning(&self.secrets(), text)
     }
 
-    /// What it says without the secrets that it is given, member names too.
+    /// Removes the secrets of this upstream from a value, including member names.
     #[must_use]
     pub fn said_without_secrets(&self, said: Value) -> Value {
-        // A path that is there is no secret, nor is a plain word: whoever reads of a failure has to know them.
+        // Paths that exist and plain words are not secret, and diagnosing a failure needs them.
         let is_there = |value: &String| Path::new(value).is_absolute() && Path::new(value).exists();
         let (mut secrets, plain) = (self.secrets(), self.plain_words());
         secrets.retain(|value| !is_there(value) && !plain.contains(value));
         crate::redact::cleaned(said, &secrets, |secrets, text| crate::redact::without(secrets, text))
     }
 
-    /// What stands elsewhere of what it is given, and all that it is set: many write their keys down as they are. Each as a whole, and
-    /// line by line; and what was taken of it before it changed, which may still be in use.
+    /// Lists referenced values and all configured values, because many files contain keys
+    /// literally.
+    ///
+    /// Each value counts as a whole and line by line. Earlier values of files count too, because a
+    /// running call may still use them.
     fn secrets(&self) -> Vec<String> {
         let set: Vec<&Reference> = match &self.reach {
             Reach::Command { env, .. } => env.iter().map(|(_, value)| value).collect(),
@@ -55,14 +59,16 @@ impl Upstream {
         crate::redact::and_lines(known.chain(values.filter(|value| value.len() >= 8)).collect())
     }
 
-    /// Who is named in its address, and what is asked for with it: many are told to write their key there.
+    /// Lists the user, password and query values of the URL, where many services expect a key.
     fn in_address(&self) -> Vec<String> {
         let Reach::Url { url, .. } = &self.reach else { return Vec::new() };
         url.values().iter().flat_map(|address| of_address(address)).collect()
     }
 
-    /// Words of small letters that it is set, as in `NODE_ENV = "production"`, unless their name speaks of a secret, or they stand
-    /// elsewhere.
+    /// Lists lower-case words in the settings that are not secret, such as `NODE_ENV =
+    /// "production"`.
+    ///
+    /// A word is secret if its key suggests a secret or if it comes from a reference.
     fn plain_words(&self) -> Vec<String> {
         const SECRET: &[&str] = &["auth", "cookie", "cred", "key", "pass", "pwd", "secret", "token"];
         let (Reach::Command { env: named, .. } | Reach::Url { headers: named, .. }) = &self.reach;
@@ -84,7 +90,7 @@ impl Upstream {
     }
 }
 
-/// Name, password and the values of the query in an address: as they are written, and as they are meant.
+/// Splits user, password and query values out of a URL, as written and percent-decoded.
 fn of_address(address: &str) -> Vec<String> {
     let address = address.split('#').next().unwrap_or_default();
     let (place, query) = address.split_once('?').unwrap_or((address, ""));

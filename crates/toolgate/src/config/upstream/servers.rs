@@ -1,30 +1,33 @@
-//! MCP servers of files as clients have them.
+//! Reads MCP servers from configuration files of clients.
 
 use std::path::{Path, PathBuf};
 
 use super::{Credentials, LONGEST, Reach, Undeclared, Upstream};
 use crate::config::reference::Reference;
 
-/// The servers of a file in the form that clients use: `{"mcpServers": {"name": {"command", "args", "env"} or {"url", "headers"}}}`.
-/// `${NAME}` and `${env:NAME}` in it stand for what the environment has. Their tools are offered, and a person is asked before each call.
+/// Reads the servers of a client's configuration file.
+///
+/// The format is `{"mcpServers": {"name": {"command", "args", "env"} or {"url", "headers"}}}`.
+/// `${NAME}` and `${env:NAME}` are replaced by environment variables. The tools of these servers
+/// are offered, and a person is asked before each call.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The text is not valid. The message says why.
 ///
 /// ```
 /// let text = r#"{"mcpServers": {"git": {"command": "uvx", "args": ["mcp-server-git"]}}}"#;
 /// assert_eq!(toolgate::config::mcp_servers(text).unwrap()[0].name, "git");
 /// ```
 pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
-    // Some programs begin a file with a mark, and some clients take comments in it.
+    // Some programs write a byte order mark, and some clients allow comments.
     let text = text.trim_start_matches('\u{feff}');
     let parsed: Result<serde_json::Value, _> = jsonc_parser::parse_to_serde_value(text, &jsonc_parser::ParseOptions::default());
-    let document = parsed.map_err(|error| format!("it is no JSON: {error}"))?;
-    // Behind toolgate stands what stood there before it; VS Code says `servers`.
+    let document = parsed.map_err(|error| format!("not valid JSON: {error}"))?;
+    // `toolgate init` moves the servers of a client under its own key; VS Code uses `servers`.
     let servers = [BEHIND_TOOLGATE, "mcpServers", "servers"].into_iter().find_map(|key| document.get(key));
-    let servers = servers.and_then(serde_json::Value::as_object).ok_or("it has no `mcpServers`")?;
+    let servers = servers.and_then(serde_json::Value::as_object).ok_or("missing `mcpServers`")?;
     let mapped = crate::names::map_foreign(servers.keys().map(String::as_str));
-    let clash = |name: &str| format!("`{}` cannot be told from another server by its name", crate::names::shown(name));
+    let clash = |name: &str| format!("`{}` has the same name as another server after mapping", crate::names::shown(name));
     if let Some(name) = mapped.held_back.iter().next() {
         return Err(clash(name));
     }
@@ -36,7 +39,7 @@ pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
             continue;
         }
         let legal: String = legal.chars().take(LONGEST).collect();
-        // What is cut off may be all that tells it from another.
+        // Shortened names may be equal.
         if found.iter().any(|known| known.name == legal) {
             return Err(clash(name));
         }
@@ -47,7 +50,7 @@ pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
     Ok(found)
 }
 
-/// Whether it is toolgate itself, which does not stand behind itself.
+/// Checks whether a server is toolgate itself, which must not be its own upstream.
 fn is_toolgate(server: &serde_json::Value) -> bool {
     let command = server.get("command").and_then(serde_json::Value::as_str);
     let named = |program: &str| Path::new(program).file_name().is_some_and(|name| name == "toolgate");
@@ -55,34 +58,34 @@ fn is_toolgate(server: &serde_json::Value) -> bool {
     command.is_some_and(named) || found.is_some_and(|program| named(&program))
 }
 
-/// Where a client's file keeps the servers that toolgate stands before.
+/// Key under which a client's file keeps the servers that toolgate proxies.
 pub const BEHIND_TOOLGATE: &str = "mcpServersBehindToolgate";
 
-/// How a server is reached, and where its program and its directory were said to be.
+/// Reads the transport of a server, and the program and directory as written.
 fn server_of(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), String> {
     let text = |key: &str| server.get(key).and_then(serde_json::Value::as_str);
-    // Some clients write null for what is not there, and take numbers.
+    // Some clients write `null` for absent keys, and accept numbers.
     let given = |key: &str| server.get(key).filter(|value| !value.is_null());
     let pairs = |key: &str| -> Result<Vec<(String, Reference)>, String> {
         let Some(found) = given(key) else { return Ok(Vec::new()) };
-        let found = found.as_object().ok_or_else(|| format!("`{key}` is no object"))?;
+        let found = found.as_object().ok_or_else(|| format!("`{key}` must be an object"))?;
         let one = |(name, value): (&String, &serde_json::Value)| {
             let value = match value {
                 serde_json::Value::String(text) => Reference::of_client(text)?,
                 serde_json::Value::Number(number) => Reference::of_client(&number.to_string())?,
-                _ => return Err(format!("`{key}.{name}` is no text")),
+                _ => return Err(format!("`{key}.{name}` must be a string")),
             };
             Ok((name.clone(), value))
         };
         found.iter().filter(|(_, value)| !value.is_null()).map(one).collect()
     };
     if let Some(command) = text("command") {
-        let args = given("args").map(|args| args.as_array().ok_or("`args` is no list")).transpose()?.cloned().unwrap_or_default();
+        let args = given("args").map(|args| args.as_array().ok_or("`args` must be a list")).transpose()?.cloned().unwrap_or_default();
         let word = |word: &serde_json::Value| {
-            word.as_str().ok_or_else(|| "`args` holds what is no text".to_owned()).and_then(Reference::of_client)
+            word.as_str().ok_or_else(|| "`args` must contain only strings".to_owned()).and_then(Reference::of_client)
         };
         let args: Vec<Reference> = args.iter().map(word).collect::<Result<_, _>>()?;
-        // The environment does not change. What it lacks keeps this one away, as with all else, and no other.
+        // An unset variable keeps only this upstream offline, as in every other place.
         let mut places = Vec::new();
         let mut place = |written: &str| -> Result<PathBuf, String> {
             let reference = Reference::of_client(written)?;
@@ -94,7 +97,7 @@ fn server_of(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), Stri
         let directory = text("cwd").map(place).transpose()?;
         return Ok((Reach::Command { program, args, env: pairs("env")?, inherit: Vec::new(), directory }, places));
     }
-    let url = text("url").or_else(|| text("serverUrl")).or_else(|| text("httpUrl")).ok_or("it has neither `command` nor `url`")?;
+    let url = text("url").or_else(|| text("serverUrl")).or_else(|| text("httpUrl")).ok_or("missing `command` or `url`")?;
     let sse = text("type").or_else(|| text("transport")).map(|transport| transport == "sse");
     let url = Reference::of_client(url)?;
     Ok((Reach::Url { url, headers: pairs("headers")?, credentials: Credentials::None, sse }, Vec::new()))

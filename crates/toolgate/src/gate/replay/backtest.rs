@@ -1,4 +1,4 @@
-//! What if: recorded traffic against another configuration.
+//! Replays recorded traffic against another configuration.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,67 +24,72 @@ use crate::registry::Agent;
 use crate::store::{ApprovalState, Settle};
 use crate::tool::{Effect, Failure};
 
-/// A decision that would be another one.
+/// A decision that changes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Change {
-    /// Where it stands in the ledger.
+    /// The sequence number of the row in the ledger.
     pub seq: u64,
     /// The call.
     pub call: CallId,
-    /// When it came in.
+    /// When the call arrived.
     pub at: Timestamp,
-    /// Whose.
+    /// The session of the call.
     #[serde(flatten)]
     pub key: SessionKey,
     /// The tool.
     pub tool: Arc<str>,
-    /// What was decided.
+    /// The recorded decision.
     pub was: Ruling,
-    /// What would be.
+    /// The decision under the other configuration.
     pub now: Compared,
-    /// An earlier call of the session would have gone otherwise, so what came after it might not have come at all.
+    /// Whether an earlier call of the session would change, so this call might not have been made
+    /// at all.
     pub counterfactual: bool,
 }
 
-/// Where a row stands in the ledger, and when its call came.
+/// Position of a row in the ledger, and of its call in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Its number.
+    /// The sequence number of the row.
     pub seq: u64,
-    /// The number that the ledger had come to when the call came to its session.
+    /// The last sequence number in the ledger when the call arrived.
     pub after: Option<u64>,
-    /// The call: names sort by time.
+    /// The id of the call. Ids sort by time.
     pub call: CallId,
 }
 
-/// Plays recorded calls against another configuration, in the order in which they came, by the clock they came by. What a
-/// tool gave then, it gives again; it is never run.
+/// Replays recorded calls against another configuration, in their original order and with their
+/// original times.
 ///
-/// Each call is played twice: under the configuration it was decided by, and under the other one. Where the first does not
-/// come to what is recorded, something that is not recorded had a say, and the call is undecidable.
+/// Tools never run: each call gets its recorded result again.
+///
+/// Each call is replayed under the recorded configuration and under the other one. If the first
+/// replay differs from the record, the decision depended on unrecorded data, and the call is
+/// undecidable.
 pub struct Backtest {
     then: Play,
     now: Play,
     agents: Box<Agents>,
-    /// Configurations that cannot be played, and why.
+    /// Configurations that cannot be replayed, and the reason.
     unknown: HashMap<Digest, String>,
     counterfactual: HashSet<SessionKey>,
-    /// Whose calls of which tool would have gone otherwise, or may have: what repeats one of them cannot be answered from it.
+    /// Principals and tools with a call that would change, or may change. A call that recalls one
+    /// of them is undecidable.
     otherwise: HashMap<(SessionKey, Arc<str>), &'static str>,
 }
 
-/// For a configuration, the agent as it was recorded and as it is to be tried.
+/// Returns the recorded agent and the agent under test for a configuration.
 type Agents = dyn FnMut(Digest) -> Result<(Agent, Agent), String>;
 
-/// One of the two.
+/// The replay under one of the two configurations.
 struct Play {
     stage: Arc<Stage>,
     by_config: HashMap<Digest, Theatre>,
-    /// Calls that were let through and have not ended yet.
+    /// Admitted calls that have not ended.
     open: HashMap<CallId, (Open, Digest)>,
 }
 
-/// When a recorded call begins or ends. Sorted, they are the order in which things happened.
+/// Start or end of a recorded call. The sorted moments are the order of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Moment {
     Ends(u64),
@@ -92,8 +97,8 @@ enum Moment {
 }
 
 impl Backtest {
-    /// Plays against other agents: `agents` gives, for the digest of a configuration, the agent as it was recorded and as
-    /// it is to be tried, or says why it cannot.
+    /// Starts a backtest. For the digest of a configuration, `agents` returns the recorded agent
+    /// and the agent under test, or an error.
     pub fn new(agents: impl FnMut(Digest) -> Result<(Agent, Agent), String> + 'static) -> Self {
         let play = || Play { stage: Arc::new(Stage::played()), by_config: HashMap::new(), open: HashMap::new() };
         Self {
@@ -106,11 +111,11 @@ impl Backtest {
         }
     }
 
-    /// Plays rows. `fetch` brings the row at a place; `judge` hears of each decision from the place `from` on, and what is
-    /// before it only warms up.
+    /// Replays rows. `fetch` returns the row at a position. `judge` receives each decision from
+    /// position `from` on; earlier rows only build up state.
     ///
     /// # Errors
-    /// What `fetch` or `judge` says.
+    /// The error of `fetch` or `judge`.
     pub async fn play<E>(
         &mut self,
         rows: &[Place],
@@ -118,7 +123,7 @@ impl Backtest {
         mut fetch: impl FnMut(u64) -> Result<Row, E>,
         mut judge: impl FnMut(&Row, Change) -> Result<(), E>,
     ) -> Result<(), E> {
-        // A call saw what had ended when it began, and nothing else.
+        // A call sees only what had ended when it started.
         let mut moments: Vec<(u64, Moment)> = Vec::with_capacity(2 * rows.len());
         for Place { seq, after, call } in rows {
             let before = seq.saturating_sub(1);
@@ -152,7 +157,7 @@ impl Backtest {
     async fn begin(&mut self, seq: u64, row: &Row) -> Change {
         let was = Ruling::of(row);
         let counterfactual = self.counterfactual.contains(&row.key);
-        // What its door had against a call is said before any configuration is asked.
+        // A rejection by the entry point does not depend on the configuration.
         let now = if row.facts.turned_away.is_some() {
             Compared::Same
         } else {
@@ -163,16 +168,16 @@ impl Backtest {
         };
         let runs = |ruling: &Ruling| *ruling == Ruling::Admitted;
         match &now {
-            // Refused by another rule is refused all the same.
+            // A rejection by another rule is still a rejection.
             Compared::Differs(ruling) if runs(ruling) != runs(&was) => {
                 self.counterfactual.insert(row.key.clone());
-                let why = "an earlier call that it may repeat would have been decided otherwise";
+                let why = "the decision about an earlier call that it may repeat would change";
                 self.otherwise.insert((anybody(&row.key), Arc::clone(&row.tool)), why);
             }
-            // It went as it went, and what came of it is missing from here on.
+            // The call keeps its recorded decision, but its effects are missing from here on.
             Compared::Undecidable(_) if runs(&was) => {
                 self.counterfactual.insert(row.key.clone());
-                let why = "an earlier call that it may repeat cannot be decided";
+                let why = "the decision about an earlier call that it may repeat is unknown";
                 self.otherwise.entry((anybody(&row.key), Arc::clone(&row.tool))).or_insert(why);
             }
             _ => {}
@@ -211,7 +216,7 @@ impl Backtest {
         match (then, now) {
             (Err(why), _) | (_, Err(why)) => Compared::Undecidable(why),
             (Ok(then), _) if !was.is_same(&then) => {
-                Compared::Undecidable(format!("played as it was, it comes out as {then}: something that is not recorded had a say"))
+                Compared::Undecidable(format!("the replay with the recorded configuration gives `{then}`, so the decision depended on data that is not recorded"))
             }
             (_, Ok(now)) if was.is_same(&now) => Compared::Same,
             (_, Ok(now)) => Compared::Differs(now),
@@ -219,15 +224,16 @@ impl Backtest {
     }
 }
 
-/// Where a refusal hung on the moment, that it did. What a person has refused hangs first on whether anybody asks, and that is for the
-/// rules to say.
+/// Explains that a rejection depended on circumstances, if it did.
+///
+/// For a call that a person denied, the rules first decide whether a person is asked at all.
 fn by_the_moment(was: &Ruling, row: &Row) -> Option<String> {
     let asked = matches!(was, Ruling::Refused { gate: Gate::Approval, .. }) && row.digest.is_some();
     let denied = row.facts.approval.as_ref().is_some_and(|approval| approval.state == ApprovalState::Denied);
     circumstance(was, row).filter(|_| !(asked && denied))
 }
 
-/// Keys are known to all sessions of a principal with an agent.
+/// Returns the key without its session: idempotency keys are shared by all sessions of a principal.
 fn anybody(key: &SessionKey) -> SessionKey {
     SessionKey { session: "".into(), ..key.clone() }
 }
@@ -240,8 +246,8 @@ impl Play {
     }
 
     async fn begin(&mut self, row: &Row, was: &Ruling) -> Result<Ruling, String> {
-        let Some(theatre) = self.by_config.get(&row.config) else { return Err("its configuration is not known".to_owned()) };
-        // Who changes something has the session to itself: what begins meanwhile is of the same plan.
+        let Some(theatre) = self.by_config.get(&row.config) else { return Err("the configuration is unknown".to_owned()) };
+        // A call with effects locks its session, so an open one belongs to the same batch.
         let before = self.open.values().map(|(open, _)| open).filter(|(passed, trail)| {
             let spec = &passed.permit.tool().spec;
             trail.key == row.key && !trail.apart && !spec.external && spec.effect != Effect::Read
@@ -252,7 +258,7 @@ impl Play {
             Judged::Unknown(why, open) => (Err(why), open),
         };
         let Some((passed, trail)) = open else {
-            // It was refused: how that ended counts for the next one's progress.
+            // A rejected call still counts as progress or repetition for the next one.
             if let (Ok(Ruling::Refused { .. }), Some(asked)) = (&ruling, self.stage.asked()) {
                 self.stage.ended(row, &Ended { digest: asked, ..ended_of(row) });
             }
@@ -260,13 +266,14 @@ impl Play {
         };
         let moment = by_the_moment(was, row).is_some();
         if ruling.is_err() || moment {
-            // What did not run then leaves nothing behind; what did, and cannot be decided, is settled by what it left.
+            // A call that did not run leaves nothing behind. A call that ran and is undecidable is
+            // settled with its recorded effects.
             let effects = if *was == Ruling::Admitted && !moment { row.effects } else { Effects::None };
-            let failure = Failure::business("not_played", "it is not played").effects(effects);
+            let failure = Failure::business("not_played", "the call is not replayed").effects(effects);
             let _ = theatre.gate.settle(passed, Ran::ended(Err(failure), Txn::default()), trail).await;
             return ruling;
         }
-        // What did not run then is taken to have happened, and a tool that is `once` would know it again.
+        // A call that did not run is assumed to succeed, and a `once` tool would recall it.
         if *was != Ruling::Admitted
             && let Some(permit) = passed.permit.to_run()
         {
@@ -277,8 +284,10 @@ impl Play {
         ruling
     }
 
-    /// What was let through comes to what it came to then; what did not run then is taken to have happened, and to have
-    /// proved nothing. What somebody found out later is found out now.
+    /// Ends an admitted call with its recorded result.
+    ///
+    /// A call that did not run is assumed to succeed without evidence. A later settlement is
+    /// applied at its recorded time.
     async fn end(&mut self, row: &Row) {
         if let Some(settled) = &row.settles {
             self.stage.settle(settled.call, Settle::by(row.effects), row).await;
@@ -293,7 +302,7 @@ impl Play {
         let mut txn = Txn { spent: row.spent, ..Txn::default() };
         let mut empty = false;
         let result = match &row.outcome {
-            // Only the beginning of a large result is kept: it is not taken for the whole.
+            // Only the beginning of a large result is recorded, so it is not used as the result.
             Outcome::Success(output) if ran => {
                 txn.message.clone_from(&output.message);
                 txn.hidden = output.hidden;
@@ -308,7 +317,7 @@ impl Play {
                 })
             }
             Outcome::Signal(signal) if ran => Err(Failure::signal(signal.clone())),
-            _ => Err(Failure::business("not_run_then", "it did not run then").effects(Effects::Done)),
+            _ => Err(Failure::business("not_run_then", "the recorded call did not run").effects(Effects::Done)),
         };
         trail.facts.watch = Watch::default();
         theatre.clock.set(row.ended());
@@ -316,7 +325,7 @@ impl Play {
     }
 }
 
-/// How a call ended, as far as the next one's progress hangs on it.
+/// Returns the end of a call for the repetition check of the next one.
 fn ended_of(row: &Row) -> Ended {
     let retry_from = row.outcome.error().filter(|error| error.retryable).map(|error| {
         let wait = jiff::SignedDuration::from_millis(i64::try_from(error.retry_after_ms.unwrap_or(0)).unwrap_or(i64::MAX));

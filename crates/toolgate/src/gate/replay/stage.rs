@@ -1,4 +1,4 @@
-//! A store that knows what was recorded: each answer is the one that was given then.
+//! Implements a store that answers from recorded rows.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -25,31 +25,33 @@ use crate::store::{
     Taken, Target,
 };
 
-/// Where recorded calls are judged again.
+/// Store for replays. Each answer is the recorded one.
 pub(super) struct Stage {
     now: Mutex<Option<(Arc<Row>, Watch)>>,
-    /// Counters, evidence and progress as they would be by now; without it they are what was recorded.
+    /// Counters, evidence and progress under the replayed decisions. `None` uses the recorded
+    /// values.
     memory: Option<MemoryStore>,
-    /// The call as it was counted last.
+    /// Digest under which the current call was counted.
     asked: Mutex<Option<Digest>>,
-    /// Sessions that have been entered.
+    /// Sessions that the replay has opened.
     entered: Mutex<HashSet<SessionKey>>,
-    /// What calls of tools that are `once` are known by: those that came to a good end, and those that are taken to have happened.
+    /// Keys of `once` calls that succeeded or are assumed to have succeeded.
     remembered: Mutex<HashSet<RecallKey>>,
 }
 
 impl Stage {
-    /// Every answer is the one that was given then.
+    /// Creates a store that answers only from the recorded row.
     pub(super) fn on_facts() -> Self {
         Self { now: Mutex::default(), memory: None, asked: Mutex::default(), entered: Mutex::default(), remembered: Mutex::default() }
     }
 
-    /// Counters, evidence and progress follow from what is played; the rest is what was recorded.
+    /// Creates a store that computes counters, evidence and progress from the replayed calls. All
+    /// other answers are recorded ones.
     pub(super) fn played() -> Self {
         Self { memory: Some(MemoryStore::keeping(0)), ..Self::on_facts() }
     }
 
-    /// The session as it stands without some evidence; nothing where none is taken away.
+    /// Returns the session without the revoked evidence, or `None` if nothing is revoked.
     pub(super) async fn without(&self, key: &SessionKey, taken: Vec<Revoked>) -> Option<State> {
         let memory = self.memory.as_ref().filter(|_| !taken.is_empty())?;
         let (_, state) = memory.snapshot(key).await.ok()?;
@@ -58,38 +60,38 @@ impl Stage {
         Some(state)
     }
 
-    /// The call that was counted last, if the one that is judged was.
+    /// Returns the digest under which the current call was counted, if it was.
     pub(super) fn asked(&self) -> Option<Digest> {
         *crate::lock(&self.asked)
     }
 
-    /// How a call ended that left nothing behind.
+    /// Records the end of a call without effects.
     pub(super) fn ended(&self, row: &Row, ended: &Ended) {
         if let Some(memory) = &self.memory {
             memory.note_end(&row.key, ended);
         }
     }
 
-    /// A call that did not run then, and is taken to have happened.
+    /// Remembers a call that did not run and is assumed to have succeeded.
     pub(super) fn remember(&self, keys: Vec<RecallKey>) {
         crate::lock(&self.remembered).extend(keys.into_iter().filter(|key| key.kind() == RecalledBy::Once));
     }
 
-    /// Somebody found out what had become of a call.
+    /// Settles a call whose outcome was found out later.
     pub(super) async fn settle(&self, call: CallId, settle: Settle, row: &Row) {
         if let Some(memory) = &self.memory {
             let _ = memory.settle(call, settle, row.outcome.clone(), row.outcome.clone(), "", row.at).await;
         }
     }
 
-    /// The call that is judged.
+    /// Sets the row of the current call.
     pub(super) fn set(&self, row: &Row, watch: &Watch) {
         *crate::lock(&self.now) = Some((Arc::new(row.clone()), watch.clone()));
         *crate::lock(&self.asked) = None;
     }
 
     fn row(&self) -> Result<(Arc<Row>, Watch), StoreError> {
-        crate::lock(&self.now).clone().ok_or_else(|| StoreError("nothing is being looked at".to_owned()))
+        crate::lock(&self.now).clone().ok_or_else(|| StoreError("no row is being replayed".to_owned()))
     }
 
     fn approval_now(&self, digest: Digest) -> Result<Option<Approval>, StoreError> {
@@ -103,7 +105,7 @@ impl Stage {
             shown: Value::Null,
             asked_by: fact.asked_by.clone(),
             approvers: Vec::new(),
-            reason: "a person was asked".to_owned(),
+            reason: "recorded request for approval".to_owned(),
             asked_at: row.at,
             expires: fact.expires,
             state: fact.state,
@@ -139,12 +141,12 @@ impl Store for Stage {
             RecallFact::KeyReused => Recalled::KeyReused,
         });
         if let Some(memory) = &self.memory {
-            // What a tool remembers, or does not any more, nobody can tell from a row that was decided otherwise. A key is the
-            // client's, and is known under any rules.
+            // If the `once` setting of the tool has changed, the row cannot tell the result of the
+            // recall. A client's key is recalled under any configuration.
             if recalled.is_some() && enter.recall.is_empty() {
                 watch.unknown(|| match row.facts.recalled_by {
-                    Some(_) => "it was answered from the record then, and its tool is not `once` any more".to_owned(),
-                    None => "it was answered from the record then, and its row does not say by what it was known".to_owned(),
+                    Some(_) => "the recorded call was replayed, and its tool is not `once` any more".to_owned(),
+                    None => "the recorded call was replayed, and its row does not say by which key".to_owned(),
                 });
             }
             for key in enter.recall.iter().filter(|key| key.kind() == RecalledBy::Once) {
@@ -154,12 +156,12 @@ impl Store for Stage {
                     remembered.insert(key.clone());
                 }
                 if again && recalled.is_none() {
-                    watch.unknown(|| "the same call would have been made before, and its tool is `once`".to_owned());
+                    watch.unknown(|| "the same call would already have succeeded, and its tool is `once`".to_owned());
                 }
             }
             let named = row.facts.approval.as_ref().is_some_and(|approval| approval.named);
             let counts = enter.counts && !named && !matches!(recalled, Some(Recalled::Settled(_)));
-            // What came before the rows that are played is known from the first of them.
+            // The first replayed row of a session records the state before it.
             if crate::lock(&self.entered).insert(enter.key.clone())
                 && let (Some(progress), Some(opened)) = (row.facts.progress, row.facts.opened)
             {
@@ -170,7 +172,7 @@ impl Store for Stage {
             return Ok(entered.map(|entered| Box::new(Entered { recalled, recalled_by: row.facts.recalled_by, ..*entered })));
         }
         if row.facts.progress.is_none() {
-            watch.unknown(|| format!("it was stopped at {} then, and nothing is recorded of what comes after", row.gate));
+            watch.unknown(|| format!("the recorded call ended at gate {}, and nothing is recorded about later gates", row.gate));
         }
         Ok(Some(Box::new(Entered {
             version: 0,
@@ -184,7 +186,7 @@ impl Store for Stage {
         })))
     }
     async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
-        self.enter(enter).await?.ok_or_else(|| StoreError("the session is held".to_owned()))
+        self.enter(enter).await?.ok_or_else(|| StoreError("the session is locked".to_owned()))
     }
 
     async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError> {
@@ -199,29 +201,29 @@ impl Store for Stage {
                 for wanted in &needs.evidence {
                     let found = then.evidence.iter().find(|(known, _)| known == wanted);
                     if found.is_none() {
-                        watch.unknown(|| format!("evidence of `{}` was not asked for then", wanted.tool));
+                        watch.unknown(|| format!("evidence of `{}` is needed, but not recorded", wanted.tool));
                     }
                     facts.evidence.push((wanted.clone(), found.and_then(|(_, proof)| proof.clone())));
                 }
                 for (counter, window) in &needs.counters {
                     let found = then.counters.iter().find(|(known, w, _)| known == counter && w == window);
                     if found.is_none() {
-                        watch.unknown(|| "a counter is asked for that was not read then".to_owned());
+                        watch.unknown(|| "a counter is needed, but not recorded".to_owned());
                     }
                     facts.counters.push((counter.clone(), *window, found.map_or(Decimal::ZERO, |(.., used)| *used)));
                 }
             }
         }
-        // Nothing but the record knows what files were like, and where the user's words stood.
+        // Only the record contains past files and the provenance of past values.
         for mark in &needs.marks {
             if !then.marks.contains_key(mark) {
-                watch.unknown(|| "what a rule remembers is asked for that was not asked for then".to_owned());
+                watch.unknown(|| "a policy mark is needed, but not recorded".to_owned());
             }
             facts.marks.insert(mark.clone(), then.marks.get(mark).cloned().flatten());
         }
         for (place, _) in &needs.origins {
             if !then.origins.contains_key(place) {
-                watch.unknown(|| format!("where the value at `{place}` came from was not asked for then"));
+                watch.unknown(|| format!("the provenance of the value at `{place}` is needed, but not recorded"));
             }
             facts.origins.insert(place.clone(), then.origins.get(place).cloned().unwrap_or_default());
         }
@@ -235,10 +237,10 @@ impl Store for Stage {
         }
         let one = |charge: &Charge| {
             let own = charge.counter.starts_with("budget\u{1f}") || charge.counter.starts_with("rate\u{1f}");
-            // Limits of rules are read at the claim, and by whoever explains.
+            // Limits of rules are read at the claim and by `explain`.
             let used = if own { find(&row.facts.budget, charge) } else { find(&row.facts.claimed, charge) };
             if used.is_none() && own {
-                watch.unknown(|| "a budget is asked for that was not read then".to_owned());
+                watch.unknown(|| "a budget is needed, but not recorded".to_owned());
             }
             let used = used.unwrap_or_default();
             if charge.fits_on(used) { Ok(used) } else { Err(Over { used, retry_after: None }) }
@@ -268,20 +270,20 @@ impl Store for Stage {
             }
         }
         if let Some(memory) = &self.memory {
-            // Nobody waits for it: it is settled when the record says so.
+            // The claim never expires, because the record says when it is settled.
             let intent = Intent { recall: Vec::new(), lease: Timestamp::MAX, ..*intent };
             return memory.begin(Box::new(intent), charges, None, now).await;
         }
         let mut all = Vec::with_capacity(charges.len());
         for (index, charge) in charges.iter().enumerate() {
-            // The same counter may be charged twice: each charge has its place.
+            // A call may charge the same counter twice. The charges are recorded in order.
             let known = row.facts.claimed.get(index..).unwrap_or_default();
             let used = find(known.get(..1).unwrap_or_default(), charge).or_else(|| find(&row.facts.claimed, charge));
             if used.is_none() && charge.cap != Decimal::MAX {
-                watch.unknown(|| "a limit is asked for that was not read then".to_owned());
+                watch.unknown(|| "a limit is needed, but not recorded".to_owned());
             }
             let used = used.unwrap_or_default();
-            // What the charges before it take is in what was used.
+            // The recorded usage includes the earlier charges of this call.
             if !charge.fits_on(used) {
                 return Ok(Err(NotClaimed::Over { index, over: Over { used, retry_after: None }, used: all }));
             }
@@ -346,7 +348,7 @@ impl Store for Stage {
     }
 }
 
-/// A hook that says what it said then.
+/// A hook that repeats its recorded decision.
 struct Said {
     name: String,
     stage: Arc<Stage>,
@@ -366,13 +368,13 @@ impl Hook for Said {
                 let error = row.outcome.error();
                 let code = error.map(|error| error.code.to_string());
                 let category = error.map(|error| error.category);
-                HookDecision::Deny(Denial { code, category, ..Denial::because("as it did then") })
+                HookDecision::Deny(Denial { code, category, ..Denial::because("recorded denial") })
             }
-            Some("ask") => HookDecision::Ask("as it did then".to_owned()),
+            Some("ask") => HookDecision::Ask("recorded request for approval".to_owned()),
             Some(_) if !decided => HookDecision::Allow,
-            _ if decided => return Err(HookFault("as it did then".to_owned())),
+            _ if decided => return Err(HookFault("recorded failure".to_owned())),
             _ => {
-                watch.unknown(|| format!("the hook `{}` was not asked then", self.name));
+                watch.unknown(|| format!("the decision of the hook `{}` is not recorded", self.name));
                 HookDecision::Allow
             }
         };
@@ -380,7 +382,7 @@ impl Hook for Said {
     }
 }
 
-/// Files as they were.
+/// File system that answers with the recorded file facts.
 struct Then(Arc<Stage>);
 
 impl FileSystem for Then {
@@ -390,7 +392,7 @@ impl FileSystem for Then {
         match row.facts.files.iter().find(known) {
             Some((_, fact)) => fact.clone(),
             None => {
-                watch.unknown(|| format!("what the file `{}` was like is not recorded", crate::names::shown(path)));
+                watch.unknown(|| format!("the state of the file `{}` is not recorded", crate::names::shown(path)));
                 FileFact::Absent
             }
         }
@@ -401,7 +403,7 @@ impl FileSystem for Then {
 }
 
 impl Agent {
-    /// The same agent with nothing behind its tools: results are taken as they were recorded, hooks say what they said.
+    /// Returns the agent for a replay: results and hook decisions come from the record.
     pub(super) fn on_stage(&self, stage: &Arc<Stage>) -> Self {
         let mut resources = Resources::default();
         if self.resources.files().is_some() {

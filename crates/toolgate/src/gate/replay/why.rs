@@ -1,4 +1,4 @@
-//! Why a recorded call was decided as it was.
+//! Explains the decision about a recorded call.
 
 use super::{Replay, Ruling};
 use crate::error::ToolError;
@@ -8,8 +8,11 @@ use crate::ledger::{Gate, Row};
 use crate::store::ApprovalState;
 
 impl Replay {
-    /// Why a recorded call was let through or not. Gates say what they said then; rules are asked again, on the facts that the call
-    /// was decided on, so what they say here is as sure as [`Replay::decide`] says that the whole is. `None` of a row that is no call.
+    /// Explains why a recorded call was allowed or rejected.
+    ///
+    /// Gates show their recorded results. Rules are evaluated again with the recorded facts, so
+    /// their results are as reliable as [`Replay::decide`] reports. Returns `None` for a row that
+    /// is not a call.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,19 +41,20 @@ impl Replay {
     }
 }
 
-/// What was recorded is what happened, whatever would come of it now.
+/// Replaces the predicted results with the recorded ones.
 fn as_recorded(again: Explanation, row: &Row) -> Explanation {
     let was = Ruling::of(row);
     let error = row.outcome.error();
     let refusal = error.filter(|_| matches!(was, Ruling::Refused { .. }));
     let is_asked = refusal.is_some_and(|error| error.approval.is_some());
-    // The gate that it did not get past.
+    // The gate that ended the call.
     let stop = match &was {
         Ruling::Admitted => None,
         Ruling::Replayed => Some(Gate::Recall),
         Ruling::Refused { gate, .. } => Some(*gate),
     };
-    // A later gate may have refused it before it came that far: its session was held, or it named an approval that was none.
+    // A later gate may have rejected the call early: its session was locked, or its approval was
+    // unknown.
     let skipped = match (row.facts.progress, row.digest) {
         _ if refusal.is_none() => None,
         (None, None) => Some(Gate::Validate),
@@ -69,7 +73,7 @@ fn as_recorded(again: Explanation, row: &Row) -> Explanation {
     });
     let gates = gates.collect();
     let mut rules = again.rules;
-    // Who was not asked then has said nothing.
+    // A rule that was not evaluated has no result.
     if refusal.is_some() && (skipped.is_some() || stop.is_some_and(|stop| stop < Gate::Policy)) {
         for note in rules.iter_mut().filter(|note| note.level.is_some()) {
             (note.said, note.why) = (Said::NotReached, None);
@@ -85,17 +89,17 @@ fn as_recorded(again: Explanation, row: &Row) -> Explanation {
     Explanation { tool: row.tool.to_string(), arguments: (*row.arguments).clone(), gates, rules, would }
 }
 
-/// What became, at a gate behind the claim, of a call that was let through.
+/// Returns the result of a gate after the claim for an admitted call.
 fn ended(gate: Gate, row: &Row, error: Option<&ToolError>) -> (Said, Option<String>) {
     match error {
         Some(error) if gate == row.gate => (Said::Failed, Some(error.message.clone())),
-        // What failed is settled and recorded, and not shaped.
+        // A failed call is settled and recorded, but its result is not shaped.
         Some(_) if gate > row.gate && gate < Gate::Settle => (Said::NotReached, None),
         _ => (Said::Pass, None),
     }
 }
 
-/// What is worth knowing of a gate that a call has passed.
+/// Returns details about a gate that the call has passed.
 fn passed(note: &GateNote, row: &Row) -> Option<String> {
     match note.gate {
         Gate::Hooks => {
@@ -108,7 +112,7 @@ fn passed(note: &GateNote, row: &Row) -> Option<String> {
         }
         Gate::Approval => {
             let fact = row.facts.approval.as_ref().filter(|fact| fact.state == ApprovalState::Approved)?;
-            // Whom it was left to may have answered, or not.
+            // The client's user may not have answered, so do not say "approved".
             fact.answered_by.as_ref().map(|by| if by.starts_with(LEFT_TO) { by.clone() } else { format!("approved by {by}") })
         }
         _ => note.why.clone().filter(|_| note.said == Said::Pass),

@@ -1,5 +1,7 @@
-//! Evaluation. What cannot be compared, added or multiplied exactly is a fault, and a fault is a denial. Only a division
-//! is rounded, at 28 digits.
+//! Evaluates compiled expressions.
+//!
+//! A value that cannot be compared, added or multiplied exactly is a fault, and a fault is a
+//! denial. Only division rounds, at 28 digits.
 
 use std::cell::Cell;
 
@@ -12,7 +14,7 @@ use crate::policy::flow::each_value;
 use crate::policy::{Ask, Fault};
 use crate::session::Evidence;
 
-/// Most steps of one evaluation: macros walk lists that a model has written.
+/// Maximum number of steps of one evaluation, because macros iterate over lists from the model.
 const MAX_STEPS: usize = 100_000;
 
 pub(super) struct Evaluation<'a> {
@@ -42,7 +44,7 @@ impl<'a> Evaluation<'a> {
             Kind::Result(path) => Val::of(self.proved(path)?)?,
             Kind::Name(name) => self.name(*name),
             Kind::Local(slot) => {
-                let local = locals.get(*slot).ok_or_else(|| Fault::new("a local name is gone"))?;
+                let local = locals.get(*slot).ok_or_else(|| Fault::new("a local variable is not defined"))?;
                 self.charge(local.length())?;
                 local.clone()
             }
@@ -86,7 +88,7 @@ impl<'a> Evaluation<'a> {
                 let (a, b) = (self.eval(a, locals)?, self.eval(b, locals)?);
                 let are_null = matches!((&a, &b), (Val::Null, Val::Null));
                 Val::Bool(match op {
-                    // Whatever it is, it can be asked whether it is null.
+                    // Any value can be compared with a literal null.
                     Compare::Equal if asks_for_null => are_null,
                     Compare::NotEqual if asks_for_null => !are_null,
                     Compare::Equal => self.equals(&a, &b)?,
@@ -118,14 +120,14 @@ impl<'a> Evaluation<'a> {
             }
             Kind::CameFrom(path, source) => Val::Bool(self.came_from(path, source)?),
             Kind::Used(name) => {
-                let limit = self.expression.limit(name).ok_or_else(|| Fault(format!("there is no limit `{name}`")))?;
+                let limit = self.expression.limit(name).ok_or_else(|| Fault(format!("unknown limit `{name}`")))?;
                 Val::Number(self.ask.counter(&limit.counter(&self.ask)?, limit.window())?)
             }
             Kind::Each(each) => self.walk(each, locals)?,
         })
     }
 
-    /// Steps are counted by what they cost: looking through a list is as many as it has items.
+    /// Adds steps to the budget; reading a list costs one step for each item.
     fn charge(&self, steps: usize) -> Result<(), Fault> {
         self.steps.set(self.steps.get().saturating_add(steps));
         if self.steps.get() > MAX_STEPS { Err(Fault::new("the expression takes too many steps on these arguments")) } else { Ok(()) }
@@ -136,8 +138,10 @@ impl<'a> Evaluation<'a> {
         of.items()
     }
 
-    /// Whether two values are the same. Lists of another length are not looked into. What a tool takes another kind of value for,
-    /// nobody knows (`["admin"]` for `"admin"`, `"3"` for 3), so two kinds are a fault.
+    /// Returns whether two values are equal; lists of different length are not compared further.
+    ///
+    /// A tool may convert another type (`["admin"]` to `"admin"`, `"3"` to 3), so comparing two
+    /// types is a fault.
     fn equals(&self, a: &Val<'a>, b: &Val<'a>) -> Result<bool, Fault> {
         self.charge(1)?;
         Ok(match (a, b) {
@@ -181,12 +185,12 @@ impl<'a> Evaluation<'a> {
     }
 
     fn argument(&self, path: &Pointer) -> Result<&'a Value, Fault> {
-        self.ask.argument(path).ok_or_else(|| Fault(format!("there is no `{path}`, and the rule hangs on it")))
+        self.ask.argument(path).ok_or_else(|| Fault(format!("`{path}` is missing, and the rule depends on it")))
     }
 
-    /// A proved field, or something inside one.
+    /// Returns a proved field or a value inside one.
     fn proved(&self, path: &Pointer) -> Result<&'a Value, Fault> {
-        let gone = || Fault(format!("the evidence holds no `{path}`"));
+        let gone = || Fault(format!("the evidence has no `{path}`"));
         let fields = self.proof.and_then(|proof| proof.fields.as_object()).ok_or_else(gone)?;
         proved_in(fields.keys().map(String::as_str), path)
             .and_then(|(field, rest)| fields.get(field).and_then(|value| rest.get(value)))
@@ -215,7 +219,7 @@ impl<'a> Evaluation<'a> {
         })
     }
 
-    /// What is absent, or null where the other is not, is not the same as anything.
+    /// Returns whether two values are equal; an absent value equals nothing, null only null.
     fn same(&self, nodes: &'a [Node], locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
         let [a, b] = nodes else { return Err(Fault::new("`same` compares two values")) };
         for node in [a, b] {
@@ -233,7 +237,8 @@ impl<'a> Evaluation<'a> {
     fn is_in(&self, a: &'a Node, list: &'a Node, locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
         let asks_for_null = matches!(a.kind, Kind::Null);
         let a = self.eval(a, locals)?;
-        // A literal list need not be built to be looked through. It may hold several kinds, of which `a` must be one.
+        // A literal list is searched without building it. It may contain several types, and the
+        // type of `a` must be one of them.
         if let Kind::List(nodes) = &list.kind {
             let (mut is_alike, mut fault) = (false, None);
             for node in nodes {
@@ -252,7 +257,7 @@ impl<'a> Evaluation<'a> {
         if let (Val::Text(key), Val::Json(Value::Object(map))) = (&a, &list) {
             return Ok(map.contains_key(&**key));
         }
-        // Any other list is what somebody sent: an item of another kind may be meant as well.
+        // Any other list comes from a call: an item of another type may mean the same value.
         let mut fault = None;
         for item in self.items(&list)? {
             match (&a, &item) {
@@ -266,10 +271,10 @@ impl<'a> Evaluation<'a> {
         fault.map_or(Ok(false), Err)
     }
 
-    /// Of many values one from an untrusted source is enough, and all must be from a trusted one.
+    /// Checks provenance: one untrusted value is enough for `untrusted`, all must come from a tool.
     fn came_from(&self, path: &Pointer, source: &str) -> Result<bool, Fault> {
         if self.ask.argument(path).is_none() {
-            return Err(Fault(format!("there is no `{path}`, and the rule hangs on it")));
+            return Err(Fault(format!("`{path}` is missing, and the rule depends on it")));
         }
         let (mut any, mut all, mut fault, mut count) = (false, true, None, 0);
         let all_of_it = path.reach(self.ask.arguments.value()).iter().map(|(_, value)| weight(value)).sum();
@@ -285,8 +290,8 @@ impl<'a> Evaluation<'a> {
         match fault {
             Some(fault) => Err(fault),
             None if source == "untrusted" => Ok(any),
-            // Of nothing nobody can say where it comes from.
-            None if count == 0 => Err(Fault(format!("there is no value at `{path}`, and the rule hangs on it"))),
+            // Without a value, there is no provenance.
+            None if count == 0 => Err(Fault(format!("there is no value at `{path}`, and the rule depends on it"))),
             None => Ok(all),
         }
     }
@@ -300,7 +305,7 @@ impl<'a> Evaluation<'a> {
         let walked = (|| {
             for item in items {
                 locals.push(item);
-                // What `map` and `filter` come to is a list that grows: it is added to, not copied.
+                // `map` and `filter` build a list: append to it instead of copying it each time.
                 if let Some((condition, element)) = pushes(&each.step, depth) {
                     let taken = condition.map_or(Ok(true), |condition| self.eval(condition, locals)?.bool())?;
                     let element = if taken { Some(self.eval(element, locals)?) } else { None };
@@ -325,7 +330,7 @@ impl<'a> Evaluation<'a> {
     }
 }
 
-/// The `x` of `list + [x]`, for the list in this slot.
+/// Returns the `x` of `list + [x]`, for the list in this slot.
 fn pushed_element(node: &Node, slot: usize) -> Option<&Node> {
     let Kind::Arithmetic(Arithmetic::Add, pair) = &node.kind else { return None };
     match &**pair {
@@ -337,7 +342,8 @@ fn pushed_element(node: &Node, slot: usize) -> Option<&Node> {
     }
 }
 
-/// What a step adds to the list in this slot, and on which condition, if that is all it does.
+/// Returns the element that a step appends to the list in this slot, and the condition, if the
+/// step does nothing else.
 fn pushes(step: &Node, slot: usize) -> Option<(Option<&Node>, &Node)> {
     let is_slot = |node: &Node| matches!(node.kind, Kind::Local(of) if of == slot);
     match &step.kind {

@@ -1,4 +1,6 @@
-//! From CEL's tree to ours: names are resolved, patterns compiled, and what is not understood is refused.
+//! Compiles the syntax tree of the `cel` crate to our nodes.
+//!
+//! Names are resolved, patterns are compiled, and unsupported syntax is an error.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,12 +13,12 @@ use super::{Arithmetic, Compare, Each, Function, Kind, MAX_DEPTH, MAX_LENGTH, MA
 use crate::json::Pointer;
 use crate::policy::{Condition, Problem};
 
-/// Enough for an expression at all its bounds, several times over.
+/// Stack size of the parser thread, several times what an expression at all limits needs.
 const STACK: usize = 64 << 20;
 
 const VARIABLES: [&str; 7] = ["input", "result", "session", "principal", "agent", "tool", "now"];
 
-/// Functions, how many arguments each takes, the first being what it is called on where it is called on something.
+/// Functions and their number of arguments, including the receiver of a method call.
 const FUNCTIONS: [(&str, Function, Range<usize>); 17] = [
     ("decimal", Function::Decimal, 1..2),
     ("duration", Function::Duration, 1..2),
@@ -39,7 +41,7 @@ const FUNCTIONS: [(&str, Function, Range<usize>); 17] = [
 
 pub(super) fn compile(source: &str) -> Result<Node, Vec<Problem>> {
     bounds(source).map_err(|problem| vec![problem])?;
-    // The parser needs much stack for each level, and who calls may have little.
+    // The parser needs much stack for each level, and the caller may have little.
     std::thread::scope(|scope| {
         let parsing = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || parse(source));
         let parsed = parsing.ok().and_then(|thread| thread.join().ok());
@@ -54,11 +56,11 @@ fn parse(source: &str) -> Result<Node, Vec<Problem>> {
     lowering.node(&tree).map_err(|problem| vec![problem])
 }
 
-/// The parser recurses: what is too long or too deep never reaches it.
+/// Rejects expressions that are too long or too deep, because the parser recurses.
 fn bounds(source: &str) -> Result<(), Problem> {
     if source.len() > MAX_LENGTH {
-        return Err(Problem::new(format!("the expression has {} bytes; {MAX_LENGTH} are allowed", source.len()))
-            .help("say part of it in a rule of its own"));
+        return Err(Problem::new(format!("the expression has {} bytes, the maximum is {MAX_LENGTH}", source.len()))
+            .help("move a part of it to another rule"));
     }
     if source.trim().is_empty() {
         return Err(Problem::new("the expression is empty").help("write a condition, or leave `when` out"));
@@ -67,7 +69,7 @@ fn bounds(source: &str) -> Result<(), Problem> {
     let (mut before, mut escaped) = (b' ', false);
     for (at, byte) in source.bytes().enumerate() {
         match (quote, byte) {
-            // What is quoted is no operator.
+            // Quoted text contains no operators.
             (Some(_), _) if escaped => escaped = false,
             (Some(_), b'\\') => escaped = true,
             (Some(open), _) if byte == open => quote = None,
@@ -75,7 +77,7 @@ fn bounds(source: &str) -> Result<(), Problem> {
             (None, b'"' | b'\'') => quote = Some(byte),
             (None, b'(' | b'[' | b'{' | b'?') => depth += 1,
             (None, b')' | b']' | b'}') => depth = depth.saturating_sub(1),
-            // Each makes the tree one deeper, at worst; of `&&` and `>=` one half counts.
+            // Each operator adds at most one level. `&&` and `>=` count once.
             (None, b'.' | b'+' | b'*' | b'/' | b'%' | b'<' | b'>' | b'-' | b'!') => operators += 1,
             (None, b'&' | b'|' | b'=') if before == byte => operators += 1,
             _ => {}
@@ -85,12 +87,12 @@ fn bounds(source: &str) -> Result<(), Problem> {
         if depth > MAX_DEPTH || signs > MAX_DEPTH {
             return Err(Problem::new(format!("the expression is nested more than {MAX_DEPTH} deep"))
                 .within(at..at + 1)
-                .help("say part of it in a rule of its own"));
+                .help("move a part of it to another rule"));
         }
         if operators > MAX_OPERATORS {
             return Err(Problem::new(format!("the expression has more than {MAX_OPERATORS} operators"))
                 .within(at..at + 1)
-                .help("say part of it in a rule of its own"));
+                .help("move a part of it to another rule"));
         }
     }
     Ok(())
@@ -103,16 +105,16 @@ fn unparsable(source: &str, error: &cel::ParseError) -> Problem {
     let at = start + rest.char_indices().nth(column.saturating_sub(1)).map_or(rest.len(), |(at, _)| at);
     let at = at.min(source.len().saturating_sub(1));
     let end = source.get(at..).and_then(|rest| rest.chars().next()).map_or(at + 1, |c| at + c.len_utf8());
-    // The parser speaks of tokens that it would have liked better; the first sentence is enough.
+    // The parser lists the tokens that it expected. The first sentence is enough.
     let said = error.msg.lines().next().unwrap_or_default();
     let said = said.split(" expecting ").next().unwrap_or(said).trim_start_matches("Syntax error: ");
-    Problem::new(format!("this is no CEL: {said}")).within(at..end).help("like `input.amount > 500 && input.currency == \"EUR\"`")
+    Problem::new(format!("not valid CEL: {said}")).within(at..end).help("like `input.amount > 500 && input.currency == \"EUR\"`")
 }
 
 struct Lowering<'s> {
     source: &'s str,
     info: SourceInfo,
-    /// Names of locals, innermost last.
+    /// Names of local variables, innermost last.
     locals: Vec<String>,
     depth: usize,
 }
@@ -122,7 +124,7 @@ impl Lowering<'_> {
         self.depth += 1;
         if self.depth > MAX_OPERATORS + 2 * MAX_DEPTH {
             return Err(
-                Problem::new(format!("the expression is nested more than {MAX_DEPTH} deep")).help("say part of it in a rule of its own")
+                Problem::new(format!("the expression is nested more than {MAX_DEPTH} deep")).help("move a part of it to another rule")
             );
         }
         let kind = self.kind(tree);
@@ -132,7 +134,7 @@ impl Lowering<'_> {
         Ok(Node { kind, span })
     }
 
-    /// All of what a part says: from its first to its last byte.
+    /// Returns the byte range of a subexpression.
     fn span(&self, tree: &Tree) -> Range<usize> {
         let (mut start, mut end) = (usize::MAX, 0);
         walk(tree, &mut |id| {
@@ -141,12 +143,12 @@ impl Lowering<'_> {
                 end = end.max(byte(self.source, to as usize));
             }
         });
-        // A call begins with its name.
+        // The parser reports the parenthesis of a call: include the name before it.
         if self.source.as_bytes().get(start) == Some(&b'(') {
             let before = self.source.get(..start).unwrap_or_default();
             start = before.rfind(|c: char| !c.is_alphanumeric() && c != '_').map_or(0, |at| at + 1);
         }
-        // The parser tells where a token begins: the name or literal that begins there belongs to it.
+        // The parser reports the start of the last token: include the whole name or literal.
         let rest = self.source.get(end..).unwrap_or_default();
         let word = rest.find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '.' | '"' | '\'')).unwrap_or(rest.len());
         let least = rest.chars().next().map_or(1, char::len_utf8);
@@ -166,7 +168,7 @@ impl Lowering<'_> {
             Expr::List(list) => Kind::List(list.elements.iter().map(|e| self.node(e)).collect::<Result<_, _>>()?),
             Expr::Comprehension(each) => self.comprehension(each)?,
             Expr::Map(_) | Expr::Struct(_) | Expr::Unspecified => {
-                return Err(self.at(tree, "maps and messages cannot be written in a rule").help("compare field by field"));
+                return Err(self.at(tree, "map and message literals are not supported").help("compare field by field"));
             }
         })
     }
@@ -178,19 +180,19 @@ impl Lowering<'_> {
             LiteralValue::Int(value) => Kind::Number((*value.inner()).into()),
             LiteralValue::UInt(value) => Kind::Number((*value.inner()).into()),
             LiteralValue::String(value) => Kind::Text(value.inner().into()),
-            // What was written, not the double that is nearest to it.
+            // Read the digits in the source, not the nearest double.
             LiteralValue::Double(value) => {
-                // A minus before a literal belongs to it, and the place that the parser tells begins after it.
+                // A minus before a literal belongs to the literal, but not to the reported range.
                 let written = self.source.get(self.span(tree)).unwrap_or_default();
                 let sign = if value.inner().is_sign_negative() && !written.starts_with('-') { "-" } else { "" };
                 let exact = crate::json::canonical_number(&format!("{sign}{written}"))
                     .ok()
                     .and_then(|number| crate::json::decimal_of(&serde_json::Value::Number(number)))
                     .filter(|exact| exact.to_string().parse() == Ok(*value.inner()));
-                // The double would be another number than the one that was written.
-                Kind::Number(exact.ok_or_else(|| self.at(tree, "this number cannot be kept exactly").help("use fewer digits"))?)
+                // Reject a literal whose double differs from the written number.
+                Kind::Number(exact.ok_or_else(|| self.at(tree, "this number cannot be represented exactly").help("use fewer digits"))?)
             }
-            LiteralValue::Bytes(_) => return Err(self.at(tree, "bytes cannot be compared with anything here")),
+            LiteralValue::Bytes(_) => return Err(self.at(tree, "byte literals are not supported")),
         })
     }
 
@@ -207,12 +209,12 @@ impl Lowering<'_> {
             "tool" => Kind::Name(Name::Tool),
             "now" => Kind::Name(Name::Now),
             _ => {
-                let problem = self.at(tree, format!("there is no variable `{}`", crate::names::shown(name)));
+                let problem = self.at(tree, format!("unknown variable `{}`", crate::names::shown(name)));
                 let guess = VARIABLES.into_iter().find(|known| crate::suggest::is_nearly(known, name));
-                let arguments = format!("arguments are written `input.{}`", crate::names::shown(name));
+                let arguments = format!("write an argument as `input.{}`", crate::names::shown(name));
                 let help = match guess {
                     Some(guess) => format!("did you mean `{guess}`? If not, {arguments}"),
-                    None => format!("{arguments}; there are {}", VARIABLES.map(|v| format!("`{v}`")).join(", ")),
+                    None => format!("{arguments}; the variables are {}", VARIABLES.map(|v| format!("`{v}`")).join(", ")),
                 };
                 return Err(problem.help(help));
             }
@@ -229,7 +231,7 @@ impl Lowering<'_> {
     fn pair(&mut self, call: &CallExpr) -> Result<Box<[Node; 2]>, Problem> {
         match call.args.as_slice() {
             [a, b] => Ok(Box::new([self.node(a)?, self.node(b)?])),
-            _ => Err(Problem::new("an operator lacks an operand")),
+            _ => Err(Problem::new("an operator has too few operands")),
         }
     }
 
@@ -240,7 +242,8 @@ impl Lowering<'_> {
             (op::LOGICAL_AND, _) => Ok(Kind::And(self.operands(tree, op::LOGICAL_AND)?)),
             (op::LOGICAL_OR, _) => Ok(Kind::Or(self.operands(tree, op::LOGICAL_OR)?)),
             (op::LOGICAL_NOT, [a]) => Ok(Kind::Not(Box::new(self.node(a)?))),
-            // Made by `all`: a fault is no reason to stop, it is found again in the step.
+            // Generated by `all`. A fault in the condition occurs again in the step, so no special
+            // treatment is needed.
             (op::NOT_STRICTLY_FALSE, [a]) => Ok(self.node(a)?.kind),
             (op::NEGATE, [a]) => Ok(Kind::Negate(Box::new(self.node(a)?))),
             (op::CONDITIONAL, [c, a, b]) => Ok(Kind::If(Box::new([self.node(c)?, self.node(a)?, self.node(b)?]))),
@@ -267,7 +270,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// `a && b && c` is one node, however the parser has balanced it.
+    /// Collects the operands of `a && b && c` into one node, however the parser has nested them.
     fn operands(&mut self, tree: &Tree, operator: &str) -> Result<Vec<Node>, Problem> {
         match &tree.expr {
             Expr::Call(call) if call.func_name == operator => {
@@ -287,25 +290,25 @@ impl Lowering<'_> {
             ("matches", [text, pattern]) => {
                 let Kind::Text(source) = self.node(pattern)?.kind else {
                     return Err(self
-                        .at(pattern, "a pattern must be written out")
-                        .help("a pattern from an argument would be the model's own"));
+                        .at(pattern, "a pattern must be a literal")
+                        .help("the model could choose a pattern that comes from an argument"));
                 };
                 let compiled = Condition::matches(&source).map_err(|e| {
                     let why = e.to_string();
                     let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-                    self.at(pattern, format!("`{}` is no regular expression: {why}", crate::names::shown(&source)))
-                        .help("in the syntax of the `regex` crate")
+                    self.at(pattern, format!("`{}` is not a valid regular expression: {why}", crate::names::shown(&source)))
+                        .help("use the syntax of the Rust `regex` crate")
                 })?;
-                let Condition::Matches(regex) = compiled else { return Err(self.at(pattern, "this is no pattern")) };
+                let Condition::Matches(regex) = compiled else { return Err(self.at(pattern, "the pattern is not valid")) };
                 Ok(Kind::Matches(Box::new(self.node(text)?), regex))
             }
             ("came_from", [value, source]) => {
                 let (value_node, source_node) = (self.node(value)?, self.node(source)?);
                 let Kind::Input(path) = value_node.kind else {
-                    return Err(self.at(value, "only arguments have an origin").help("write `came_from(input.name, \"tool\")`"));
+                    return Err(self.at(value, "only arguments have a provenance").help("write `came_from(input.name, \"tool\")`"));
                 };
                 let Kind::Text(of) = source_node.kind else {
-                    return Err(self.at(source, "the source must be written out").help("a tool's name, \"user\" or \"untrusted\""));
+                    return Err(self.at(source, "the source must be a literal").help("use the name of a tool, \"user\" or \"untrusted\""));
                 };
                 Ok(Kind::CameFrom(path, of))
             }
@@ -314,18 +317,18 @@ impl Lowering<'_> {
                 let known = FUNCTIONS.iter().find(|(known, ..)| *known == name);
                 let Some((_, function, counts)) = known else {
                     let names = FUNCTIONS.iter().map(|(name, ..)| *name).chain(["matches", "came_from"]);
-                    return Err(self.at(tree, format!("there is no function `{}`", crate::names::shown(name))).did_you_mean(name, names));
+                    return Err(self.at(tree, format!("unknown function `{}`", crate::names::shown(name))).did_you_mean(name, names));
                 };
                 if !counts.contains(&given.len()) {
-                    return Err(self.at(tree, format!("`{name}` takes {} argument(s), and is given {}", counts.start, given.len())));
+                    return Err(self.at(tree, format!("`{name}` takes {} argument(s), but got {}", counts.start, given.len())));
                 }
                 let nodes = given.iter().map(|tree| self.node(tree)).collect::<Result<Vec<_>, _>>()?;
                 if let (Function::Glob, Some(pattern), false) =
                     (function, given.get(1), matches!(nodes.get(1), Some(Node { kind: Kind::Text(_), .. })))
                 {
                     return Err(self
-                        .at(pattern, "a pattern must be written out")
-                        .help("`glob(text, \"pattern\")`; a pattern from an argument would be the model's own"));
+                        .at(pattern, "a pattern must be a literal")
+                        .help("`glob(text, \"pattern\")`; the model could choose a pattern that comes from an argument"));
                 }
                 if let (Function::SumOf, [Node { kind: Kind::Text(limit), .. }]) = (function, nodes.as_slice()) {
                     return Ok(Kind::Used(Arc::clone(limit)));
@@ -337,7 +340,7 @@ impl Lowering<'_> {
 
     fn comprehension(&mut self, each: &ComprehensionExpr) -> Result<Kind, Problem> {
         if each.iter_var2.is_some() {
-            return Err(self.at(&each.iter_range, "a macro with two variables is not understood").help("use one variable"));
+            return Err(self.at(&each.iter_range, "macros with two variables are not supported").help("use one variable"));
         }
         let range = self.node(&each.iter_range)?;
         let init = self.node(&each.accu_init)?;
@@ -352,7 +355,7 @@ impl Lowering<'_> {
     }
 }
 
-/// `a.name`, where `a` may be the arguments themselves.
+/// Compiles `a.name`, where `a` may be the arguments themselves.
 fn step(operand: Node, name: &str) -> Kind {
     let deeper = |path: &Pointer| {
         let mut path = path.clone();
@@ -360,7 +363,7 @@ fn step(operand: Node, name: &str) -> Kind {
         path
     };
     match &operand.kind {
-        // In a path a star means every item.
+        // In a path, `*` would mean every item.
         _ if name == "*" => Kind::Field(Box::new(operand), name.to_owned()),
         Kind::Input(path) => Kind::Input(deeper(path)),
         Kind::Result(path) => Kind::Result(deeper(path)),
@@ -368,7 +371,9 @@ fn step(operand: Node, name: &str) -> Kind {
     }
 }
 
-/// The parser counts bytes, and tells the last one of a token: here, where the character begins that it belongs to.
+/// Returns the start of the character at a byte offset.
+///
+/// The parser counts bytes and reports the last byte of a token.
 fn byte(source: &str, at: usize) -> usize {
     let at = at.min(source.len());
     (0..=at).rev().find(|at| source.is_char_boundary(*at)).unwrap_or(0)
@@ -415,7 +420,7 @@ mod tests {
             assert_eq!(number(literal), Ok(exact.unwrap().to_string()), "{literal}");
         }
         for literal in ["0.1234567890123456789012345678901", "1e30", "1e-40"] {
-            assert_eq!(number(literal), Err("this number cannot be kept exactly".to_owned()), "{literal}");
+            assert_eq!(number(literal), Err("this number cannot be represented exactly".to_owned()), "{literal}");
         }
     }
 }

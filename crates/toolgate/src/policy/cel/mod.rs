@@ -1,9 +1,12 @@
-//! `when`: conditions in CEL, with exact numbers.
+//! Compiles, checks and evaluates `when`: conditions in CEL, with exact numbers.
 //!
-//! The language is CEL as the `cel` crate parses it. It is evaluated here and not there, because there numbers are
-//! doubles and machine integers, a money column is not, and because every reference is checked against the schemas
-//! of the tools before the first call. Two things are stricter than in CEL: all numbers are exact decimals of one
-//! type, and a fault on the left of `&&` or `||` is a fault of the whole, so that nothing passes by being absent.
+//! The `cel` crate parses the expression. The evaluation is our own for two reasons: `cel` computes
+//! with doubles and machine integers, and here every reference is checked against the schemas of
+//! the tools before the first call. The semantics are stricter than those of CEL in two points:
+//!
+//! * All numbers are exact decimals of one type.
+//! * A fault on the left of `&&` or `||` is a fault of the whole expression, so that a call does
+//!   not pass because an argument is absent.
 
 mod eval;
 mod lower;
@@ -26,14 +29,14 @@ use crate::json::Pointer;
 use crate::session::Evidence;
 use crate::tool::Spec;
 
-/// Longest expression, in bytes.
+/// Maximum length of an expression, in bytes.
 pub const MAX_LENGTH: usize = 2_000;
-/// Most operators and dots.
+/// Maximum number of operators and dots in an expression.
 pub const MAX_OPERATORS: usize = 200;
-/// Deepest nesting.
+/// Maximum nesting depth of an expression.
 pub const MAX_DEPTH: usize = 32;
 
-/// A condition, compiled.
+/// A compiled condition.
 ///
 /// ```
 /// use toolgate::policy::Deny;
@@ -42,17 +45,17 @@ pub const MAX_DEPTH: usize = 32;
 #[derive(Debug, Clone)]
 pub struct Expression {
     source: Arc<str>,
-    /// Why it cannot be evaluated, where it cannot.
+    /// The compiled expression, or the problems that prevent its evaluation.
     compiled: Result<Arc<Node>, Vec<Problem>>,
     /// The limits that `sum_of` names.
     limits: Vec<Limit>,
 }
 
-/// An expression, ready to be evaluated.
+/// A node of a compiled expression.
 #[derive(Debug, Clone)]
 struct Node {
     kind: Kind,
-    /// Bytes of the source.
+    /// The byte range in the source.
     span: Range<usize>,
 }
 
@@ -81,12 +84,12 @@ enum Kind {
     Call(Function, Vec<Node>),
     Matches(Box<Node>, Regex),
     CameFrom(Pointer, Arc<str>),
-    /// What a limit has used.
+    /// The used amount of a limit.
     Used(Arc<str>),
     Each(Box<Each>),
 }
 
-/// What CEL's macros come to.
+/// A loop over a list, to which the macros of CEL compile.
 #[derive(Debug, Clone)]
 struct Each {
     range: Node,
@@ -140,7 +143,7 @@ enum Function {
     Part(Part),
 }
 
-/// A part of a moment.
+/// A component of a timestamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Year,
@@ -152,19 +155,29 @@ enum Part {
 }
 
 impl Expression {
-    /// Compiles an expression. What is wrong with it is said by [`super::Policy::problems`] of the rule that holds it.
+    /// Compiles an expression.
+    ///
+    /// [`super::Policy::problems`] of the rule reports errors in the expression.
     #[must_use]
     pub fn new(source: &str) -> Self {
         Self { source: source.into(), compiled: lower::compile(source).map(Arc::new), limits: Vec::new() }
     }
 
-    /// The text of it.
+    /// Returns the source text.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Lets `sum_of("name")` read a limit. One that reads none carries none: there may be many.
+    /// Returns what the definition of a rule says of this expression.
+    pub(super) fn definition_parts(&self) -> serde_json::Value {
+        let limits: serde_json::Value = self.limits.iter().map(Limit::definition_parts).collect();
+        serde_json::json!({ "source": self.source, "limits": limits })
+    }
+
+    /// Lets `sum_of("name")` read a limit.
+    ///
+    /// An expression without `sum_of` stores no limits, because there may be many.
     pub(super) fn reads(&mut self, limit: &Limit) {
         let mut asks = false;
         self.each(&mut |node| asks |= matches!(node.kind, Kind::Used(_)));
@@ -173,7 +186,7 @@ impl Expression {
         }
     }
 
-    /// What is wrong with it for the tools that its rule governs, in an agent with these tools.
+    /// Returns the problems of the expression for the governed tools, in an agent with these tools.
     pub(super) fn problems(&self, field: &str, governed: &[&Spec], tools: &[&Spec], evidence: Option<&[&Spec]>) -> Vec<Problem> {
         let placed = |problem: Problem| Problem { field: field.to_owned(), ..problem };
         let root = match &self.compiled {
@@ -197,7 +210,7 @@ impl Expression {
                 }
             }
         }
-        // For some of the tools it may well be out of the question.
+        // An expression that is never true for only some of the tools is not an error.
         if never.len() == governed.len() {
             problems.extend(never.into_iter().next().map(placed));
         } else if problems.is_empty() {
@@ -208,7 +221,7 @@ impl Expression {
         problems
     }
 
-    /// The sources whose values it asks about, if it does.
+    /// Returns the sources in `came_from`, or `None` if the expression does not use provenance.
     pub(super) fn sources(&self) -> Option<Vec<&str>> {
         let mut found: Option<Vec<&str>> = None;
         self.each(&mut |node| {
@@ -222,7 +235,7 @@ impl Expression {
     pub(super) fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
         self.each(&mut |node| match &node.kind {
             Kind::CameFrom(path, _) => {
-                // Where there are too many, the evaluation says so.
+                // If there are too many values, the evaluation reports the fault.
                 let _ = each_value(ask, path, &mut |place, leaf, _| needs.origins.push((place.to_owned(), leaf.clone())));
             }
             Kind::Used(name) => {
@@ -230,7 +243,7 @@ impl Expression {
                 crate::policy::Policy::needs(limit, ask, needs);
                 match limit.counter(ask) {
                     Ok(counter) => needs.counters.push((counter, limit.window())),
-                    // Whose counter it is may hang on evidence that is not there yet.
+                    // The owner of the counter may depend on evidence that is not loaded yet.
                     Err(_) => needs.again = true,
                 }
             }
@@ -242,9 +255,9 @@ impl Expression {
         self.limits.iter().find(|limit| limit.is_called(name))
     }
 
-    /// Whether it holds. `proof` is what `result` speaks of.
+    /// Evaluates the condition; `proof` is the evidence that `result` refers to.
     pub(super) fn holds(&self, ask: &Ask<'_>, proof: Option<&Evidence>) -> Result<bool, Fault> {
-        let root = self.compiled.as_ref().map_err(|_| Fault::new("its expression does not compile"))?;
+        let root = self.compiled.as_ref().map_err(|_| Fault::new("the expression does not compile"))?;
         let held = eval::Evaluation::new(ask, proof, self).holds(root);
         if !ask.is_traced() {
             return held;

@@ -1,4 +1,4 @@
-//! Values, and what can be done with them.
+//! Defines the values of expressions and the operations on them.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -67,13 +67,13 @@ impl<'a> Val<'a> {
         match self {
             Self::List(items) => Ok(items.clone()),
             Self::Json(Value::Array(items)) => items.iter().map(Self::of).collect(),
-            // As in CEL, going through an object is going through its keys.
+            // As in CEL, iterating over an object iterates over its keys.
             Self::Json(Value::Object(map)) => Ok(map.keys().map(|key| Self::Text(key.as_str().into())).collect()),
             other => Err(unfit("a list", other)),
         }
     }
 
-    /// How many items it has.
+    /// Returns the number of items.
     pub(super) const fn count(&self) -> usize {
         match self {
             Self::List(items) => items.len(),
@@ -82,10 +82,10 @@ impl<'a> Val<'a> {
         }
     }
 
-    /// How much there is to look through.
+    /// Returns the cost of reading the value, in steps.
     pub(super) fn length(&self) -> usize {
         match self {
-            // A copy of it copies what was made on the way.
+            // Cloning a list clones its items, too.
             Self::List(items) => items.iter().map(|item| 1 + item.length()).sum(),
             Self::Json(Value::Array(items)) => items.len(),
             Self::Json(Value::Object(map)) => map.len(),
@@ -96,14 +96,14 @@ impl<'a> Val<'a> {
 }
 
 pub(super) fn unfit(wanted: &str, got: &Val<'_>) -> Fault {
-    Fault(format!("{wanted} is wanted, and there is {}", got.kind()))
+    Fault(format!("expected {wanted}, found {}", got.kind()))
 }
 
 pub(super) fn unlike(a: &Val<'_>, b: &Val<'_>) -> Fault {
     Fault(format!("{} cannot be compared with {}", a.kind(), b.kind()))
 }
 
-/// The declared field that a path lies in, and the rest of the path.
+/// Returns the declared field that contains a path, and the rest of the path.
 pub(super) fn proved_in<'f>(fields: impl Iterator<Item = &'f str>, path: &Pointer) -> Option<(&'f str, Pointer)> {
     let inside = |field: &'f str| {
         let declared = Pointer::from(field);
@@ -113,7 +113,7 @@ pub(super) fn proved_in<'f>(fields: impl Iterator<Item = &'f str>, path: &Pointe
     fields.filter_map(inside).min_by_key(|(_, rest)| rest.parts().len())
 }
 
-/// How much there is in a value, all in all.
+/// Returns the cost of reading a whole value, in steps.
 pub(super) fn weight(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(weight).sum::<usize>(),
@@ -124,14 +124,14 @@ pub(super) fn weight(value: &Value) -> usize {
 }
 
 pub(super) fn too_large() -> Fault {
-    Fault::new("the figures are too large or too fine to be kept exactly")
+    Fault::new("the numbers are too large or too precise for exact arithmetic")
 }
 
 pub(super) fn field<'a>(of: &Val<'a>, name: &str) -> Result<Val<'a>, Fault> {
     match of {
-        // The name may be a value of the arguments, and what a fault says is shown.
+        // The name may come from the arguments, so the visible fault must not contain it.
         Val::Json(Value::Object(map)) => {
-            map.get(name).map_or_else(|| Err(Fault::new("an object lacks a member that the rule hangs on")), Val::of)
+            map.get(name).map_or_else(|| Err(Fault::new("an object lacks a member that the rule depends on")), Val::of)
         }
         other => Err(unfit("an object", other)),
     }
@@ -141,8 +141,8 @@ pub(super) fn index_of<'a>(of: &Val<'a>, index: &Val<'a>) -> Result<Val<'a>, Fau
     match (of, index) {
         (Val::Json(Value::Object(_)), Val::Text(name)) => field(of, name),
         (_, Val::Number(number)) => {
-            let at = usize::try_from(*number).ok().filter(|_| number.is_integer()).ok_or_else(|| Fault::new("there is no such index"))?;
-            of.items()?.into_iter().nth(at).ok_or_else(|| Fault::new("a list lacks an item that the rule hangs on"))
+            let at = usize::try_from(*number).ok().filter(|_| number.is_integer()).ok_or_else(|| Fault::new("a list index is not a whole number of at least 0"))?;
+            of.items()?.into_iter().nth(at).ok_or_else(|| Fault::new("a list lacks an item that the rule depends on"))
         }
         (_, other) => Err(unfit("an index", other)),
     }
@@ -170,9 +170,9 @@ pub(super) fn arithmetic<'a>(op: Arithmetic, a: Val<'a>, b: Val<'a>) -> Result<V
         (Add, Val::Number(a), Val::Number(b)) => Val::Number(add(a, b)?),
         (Subtract, Val::Number(a), Val::Number(b)) => Val::Number(add(a, -b)?),
         (Multiply, Val::Number(a), Val::Number(b)) => Val::Number(product(a, b).ok_or_else(too_large)?),
-        (Divide, Val::Number(a), Val::Number(b)) => Val::Number(a.checked_div(b).ok_or_else(|| Fault::new("nothing is divided by zero"))?),
+        (Divide, Val::Number(a), Val::Number(b)) => Val::Number(a.checked_div(b).ok_or_else(|| Fault::new("division by zero"))?),
         (Remainder, Val::Number(a), Val::Number(b)) => {
-            Val::Number(a.checked_rem(b).ok_or_else(|| Fault::new("nothing is divided by zero"))?)
+            Val::Number(a.checked_rem(b).ok_or_else(|| Fault::new("division by zero"))?)
         }
         (Add, Val::Text(a), Val::Text(b)) => Val::Text(format!("{a}{b}").into()),
         (Add, Val::List(mut a), Val::List(b)) => {
@@ -186,11 +186,11 @@ pub(super) fn arithmetic<'a>(op: Arithmetic, a: Val<'a>, b: Val<'a>) -> Result<V
         (Subtract, Val::Time(a), Val::Time(b)) => Val::Span(a.duration_since(b)),
         (Add, Val::Span(a), Val::Span(b)) => Val::Span(a.checked_add(b).ok_or_else(too_large)?),
         (Subtract, Val::Span(a), Val::Span(b)) => Val::Span(a.checked_sub(b).ok_or_else(too_large)?),
-        (_, a, b) => return Err(Fault(format!("there is no arithmetic of {} with {}", a.kind(), b.kind()))),
+        (_, a, b) => return Err(Fault(format!("cannot calculate with {} and {}", a.kind(), b.kind()))),
     })
 }
 
-/// Exact, or a fault.
+/// Adds two numbers exactly, or returns a fault.
 pub(super) fn add(a: Decimal, b: Decimal) -> Result<Decimal, Fault> {
     let sum = a.checked_add(b).ok_or_else(too_large)?;
     if sum.checked_sub(a) == Some(b) { Ok(sum) } else { Err(too_large()) }
@@ -209,7 +209,7 @@ pub(super) fn apply<'a>(function: Function, values: &[Val<'a>]) -> Result<Val<'a
         Function::Duration => Val::Span(duration(first.text()?)?),
         Function::Timestamp => match first {
             Val::Time(time) => Val::Time(*time),
-            other => Val::Time(other.text()?.parse().map_err(|_| Fault::new("this is no RFC 3339 time"))?),
+            other => Val::Time(other.text()?.parse().map_err(|_| Fault::new("the text is not an RFC 3339 time"))?),
         },
         Function::Glob => Val::Bool(crate::names::glob(second()?.text()?, first.text()?)),
         Function::SumOf => {
@@ -233,7 +233,7 @@ pub(super) fn apply<'a>(function: Function, values: &[Val<'a>]) -> Result<Val<'a
         Function::Part(part) => {
             let Val::Time(time) = first else { return Err(unfit("a time", first)) };
             let zone = match values.get(1) {
-                Some(name) => TimeZone::get(name.text()?).map_err(|_| Fault::new("this is no time zone"))?,
+                Some(name) => TimeZone::get(name.text()?).map_err(|_| Fault::new("the text is not a time zone"))?,
                 None => TimeZone::UTC,
             };
             let zoned = time.to_zoned(zone);
@@ -253,9 +253,9 @@ pub(super) fn apply<'a>(function: Function, values: &[Val<'a>]) -> Result<Val<'a
 
 pub(super) fn decimal(text: &str) -> Result<Decimal, Fault> {
     let number = crate::json::canonical_number(text.trim()).ok().map(Value::Number);
-    number.as_ref().and_then(decimal_of).ok_or_else(|| Fault::new("this is no number that can be kept exactly"))
+    number.as_ref().and_then(decimal_of).ok_or_else(|| Fault::new("the text is not a number that can be represented exactly"))
 }
 
 pub(super) fn duration(text: &str) -> Result<SignedDuration, Fault> {
-    crate::clock::duration(text).ok_or_else(|| Fault::new(format!("this is no length of time; {}", crate::clock::LENGTHS)))
+    crate::clock::duration(text).ok_or_else(|| Fault::new(format!("the text is not a duration; {}", crate::clock::LENGTHS)))
 }

@@ -1,4 +1,4 @@
-//! What a value can be, as far as a schema tells.
+//! Derives from a schema which values an expression can have.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,19 @@ use crate::tool::Extra;
 
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::policy) enum Ty {
-    /// Nothing is known.
+    /// Any value.
     Any,
     Null,
-    /// Whether it is known which.
+    /// A boolean, and its value if known.
     Bool(Option<bool>),
-    /// Within these bounds.
+    /// A number between these bounds.
     Number(Option<Decimal>, Option<Decimal>),
-    /// One of these, where that is known.
+    /// A text, and the possible texts if known.
     Text(Option<Vec<String>>),
     Time,
     Span,
     List(Box<Ty>),
-    /// With these members; whether there may be others.
+    /// An object with these members, and whether other members are possible.
     Object(BTreeMap<String, Ty>, bool),
 }
 
@@ -50,7 +50,7 @@ impl Ty {
     pub(super) fn join(self, other: Self) -> Self {
         match (self, other) {
             (a, b) if a == b => a,
-            // What may be null is what it is when it is not, but nothing is known of which.
+            // A nullable type becomes its non-null type without bounds or known values.
             (Self::Null, Self::Text(_)) | (Self::Text(_), Self::Null) => Self::Text(None),
             (Self::Null, Self::Number(..)) | (Self::Number(..), Self::Null) => Self::Number(None, None),
             (Self::Null, Self::Bool(_)) | (Self::Bool(_), Self::Null) => Self::Bool(None),
@@ -68,10 +68,10 @@ impl Ty {
     }
 }
 
-/// How many parts of a schema are looked at for one reference.
+/// The maximum number of subschemas that are read for one reference.
 const MAX_PARTS: usize = 500;
 
-/// What a schema lets a value be.
+/// Returns the type that a schema describes.
 pub(in crate::policy) fn of_schema(schema: &Value, root: &Value, extra: Extra) -> Ty {
     Looking { root, extra, left: MAX_PARTS }.ty(schema)
 }
@@ -119,7 +119,7 @@ impl<'s> Looking<'s> {
             ),
             "string" => Ty::Text(None),
             "array" => Ty::List(Box::new(match map.get("items") {
-                // The first items may be something else.
+                // With `prefixItems`, the first items may have other types.
                 Some(items) if !map.contains_key("prefixItems") => self.ty(items),
                 _ => Ty::Any,
             })),
@@ -129,7 +129,7 @@ impl<'s> Looking<'s> {
                     || map.get("additionalProperties").map_or(self.extra == Extra::Pass, |more| *more != Value::Bool(false));
                 let members = properties.iter().map(|(name, schema)| (name.clone(), self.ty(schema)));
                 let members: BTreeMap<String, Ty> = members.collect();
-                // What was not looked at any more may hold anything.
+                // If the budget is exhausted, unread subschemas may allow other members.
                 Ty::Object(members, open || self.left == 0)
             }
             _ => Ty::Any,
@@ -149,7 +149,7 @@ fn of_value(value: &Value) -> Ty {
 
 pub(super) type Bounds = (Option<Decimal>, Option<Decimal>);
 
-/// What is known of a comparison of numbers within bounds.
+/// Returns the result of comparing two bounded numbers, if the bounds decide the result.
 pub(super) fn numbers(op: Compare, (al, ah): Bounds, (bl, bh): Bounds) -> Option<bool> {
     let below = |high: Option<Decimal>, low: Option<Decimal>| high.zip(low).is_some_and(|(high, low)| high < low);
     let at_most = |high: Option<Decimal>, low: Option<Decimal>| high.zip(low).is_some_and(|(high, low)| high <= low);

@@ -1,4 +1,4 @@
-//! What an expression can be, seen from the schemas of the tools: found out before the first call.
+//! Type-checks expressions against the schemas of the tools, before the first call.
 
 use std::ops::Range;
 
@@ -14,17 +14,17 @@ use crate::schema::{At, at};
 use crate::tool::{Extra, Spec};
 use crate::values::USER;
 
-/// A comparison that a schema rules out, and what the schema allows.
+/// A comparison that a schema rules out, and the values that the schema allows.
 pub(super) type Never = (Range<usize>, String);
 
-/// What is found out about an expression for one tool.
+/// The result of checking an expression for one tool.
 #[derive(Default)]
 pub(super) struct Checked {
-    /// What is wrong with it.
+    /// The problems of the expression.
     pub(super) wrong: Vec<Problem>,
-    /// That it can never be true, which is wrong if it holds for all tools.
+    /// The problem that the expression can never be true; an error if this holds for all tools.
     pub(super) never: Option<Problem>,
-    /// Comparisons of arguments in it that can never be true.
+    /// Comparisons of arguments that can never be true.
     pub(super) vain: Vec<Never>,
 }
 
@@ -40,12 +40,12 @@ pub(super) fn check(root: &Node, tool: &Spec, rule: &Context<'_>) -> Checked {
     let impossible = match ty {
         Ty::Any | Ty::Bool(None | Some(true)) => None,
         Ty::Bool(Some(false)) => {
-            let help = || (root.span.clone(), "a rule that never speaks is no rule".to_owned());
+            let help = || (root.span.clone(), "remove the rule, or change the expression".to_owned());
             let (span, help) = first().unwrap_or_else(help);
             Some(Problem::new("this can never be true").within(span).help(help))
         }
         other => {
-            let problem = Problem::new(format!("a condition is true or false, and this is {}", other.kind()));
+            let problem = Problem::new(format!("a condition must be true or false, but this is {}", other.kind()));
             wrong.push(problem.within(root.span.clone()).help("compare it with something"));
             None
         }
@@ -71,11 +71,11 @@ fn speaks_of_arguments(node: &Node) -> bool {
     found
 }
 
-/// What an expression may speak of.
+/// The names that an expression can refer to.
 pub(super) struct Context<'s> {
     /// All tools of the agent.
     pub(super) tools: &'s [&'s Spec],
-    /// The tools whose evidence is `result`, where there is one.
+    /// The tools whose evidence is `result`, if `result` is available.
     pub(super) evidence: Option<&'s [&'s Spec]>,
     /// The limits that can be read.
     pub(super) limits: &'s [Limit],
@@ -129,7 +129,7 @@ impl Checking<'_> {
             Kind::Negate(of) => match self.ty(of, locals) {
                 Ty::Number(low, high) => Ty::Number(high.map(|n| -n), low.map(|n| -n)),
                 ty @ (Ty::Any | Ty::Span) => ty,
-                other => self.wrong(node, Problem::new(format!("{} has no opposite", other.kind()))),
+                other => self.wrong(node, Problem::new(format!("{} cannot be negated", other.kind()))),
             },
             Kind::And(nodes) => Ty::Bool(self.logic(nodes, locals, false)),
             Kind::Or(nodes) => Ty::Bool(self.logic(nodes, locals, true)),
@@ -166,16 +166,16 @@ impl Checking<'_> {
             }
             Kind::Used(name) => {
                 if !self.rule.limits.iter().any(|limit| limit.is_called(name)) {
-                    let problem = Problem::new(format!("there is no limit `{}`", crate::names::shown(name)));
+                    let problem = Problem::new(format!("unknown limit `{}`", crate::names::shown(name)));
                     let names: Vec<&str> = self.rule.limits.iter().map(crate::policy::Policy::name).collect();
-                    let problem = problem.help("`sum_of` reads a `limit` rule by its name").did_you_mean(name, names.iter());
+                    let problem = problem.help("`sum_of` takes the name of a `limit` rule").did_you_mean(name, names.iter());
                     return self.wrong(node, problem);
                 }
                 let lacking = self.rule.limits.iter().filter(|limit| limit.is_called(name)).find_map(|limit| limit.lacks(self.tool));
                 if let Some(path) = lacking {
                     let message =
-                        format!("the limit `{}` hangs on `{path}`, which `{}` does not take", crate::names::shown(name), self.tool.name());
-                    return self.wrong(node, Problem::new(message).help("read it in a rule for the tools of the limit"));
+                        format!("the limit `{}` depends on `{path}`, which `{}` does not accept", crate::names::shown(name), self.tool.name());
+                    return self.wrong(node, Problem::new(message).help("use it in a rule for the tools of the limit"));
                 }
                 Ty::Number(Some(Decimal::ZERO), None)
             }
@@ -195,7 +195,7 @@ impl Checking<'_> {
     fn result(&mut self, node: &Node, path: &Pointer) -> Ty {
         let Some(sources) = self.rule.evidence else {
             return self
-                .wrong(node, Problem::new("there is no `result` here").help("what a tool has proved is asked for in a `require` rule"));
+                .wrong(node, Problem::new("`result` is not available here").help("use `result` in a `require` rule"));
         };
         let mut joined: Option<Ty> = None;
         for source in sources {
@@ -218,7 +218,7 @@ impl Checking<'_> {
         joined.unwrap_or(Ty::Any)
     }
 
-    /// A source that is no source would never have said anything.
+    /// Reports a source that does not exist or that is untrusted.
     fn source(&mut self, node: &Node, source: &str) {
         if source == USER || source == "untrusted" {
             return;
@@ -226,13 +226,13 @@ impl Checking<'_> {
         let tools = || self.rule.tools.iter().map(|tool| tool.name());
         match self.rule.tools.iter().find(|tool| tool.name() == source) {
             None => {
-                let problem = Problem::new(format!("`{}` is no source", crate::names::shown(source)))
-                    .help("a tool's name, \"user\" or \"untrusted\"");
+                let problem = Problem::new(format!("`{}` is not a source", crate::names::shown(source)))
+                    .help("use the name of a tool, \"user\" or \"untrusted\"");
                 let problem = problem.did_you_mean(source, tools().chain([USER, "untrusted"]));
                 self.wrong(node, problem);
             }
             Some(tool) if tool.untrusted => {
-                let problem = Problem::new(format!("`{source}` is untrusted, and vouches for nothing")).help("ask for \"untrusted\"");
+                let problem = Problem::new(format!("`{source}` is untrusted, so it cannot be a source")).help("use \"untrusted\"");
                 self.wrong(node, problem);
             }
             Some(_) => {}
@@ -247,7 +247,7 @@ impl Checking<'_> {
                 None if open => Ty::Any,
                 None => self.wrong(
                     node,
-                    Problem::new(format!("there is no member `{}`", crate::names::shown(name))).did_you_mean(name, members.keys()),
+                    Problem::new(format!("unknown member `{}`", crate::names::shown(name))).did_you_mean(name, members.keys()),
                 ),
             },
             other => self.wrong(node, Problem::new(format!("{} has no `{}`", other.kind(), crate::names::shown(name)))),
@@ -259,7 +259,7 @@ impl Checking<'_> {
         if ty.is_like(wanted) {
             ty
         } else {
-            self.wrong(node, Problem::new(format!("{} is wanted here, and this is {}", wanted.kind(), ty.kind())))
+            self.wrong(node, Problem::new(format!("expected {}, found {}", wanted.kind(), ty.kind())))
         }
     }
 
@@ -270,7 +270,7 @@ impl Checking<'_> {
         }
     }
 
-    /// `short` is what ends it: false for "and", true for "or".
+    /// Checks `&&` or `||`; `short` is the operand that decides the result: false or true.
     fn logic(&mut self, nodes: &[Node], locals: &mut Vec<Ty>, short: bool) -> Option<bool> {
         let known: Vec<Option<bool>> = nodes.iter().map(|node| self.bool(node, locals)).collect();
         if known.contains(&Some(short)) {
@@ -300,7 +300,7 @@ impl Checking<'_> {
         if known == Some(false) {
             let help = allowed(a)
                 .or_else(|| allowed(b))
-                .map_or_else(|| "both sides are always the same".to_owned(), |allowed| format!("the schema lets it be {allowed}"));
+                .map_or_else(|| "the result is always the same".to_owned(), |allowed| format!("allowed by the schema: {allowed}"));
             self.never.push((node.span.clone(), help));
         }
         Ty::Bool(known)
@@ -309,7 +309,7 @@ impl Checking<'_> {
     fn is_in(&mut self, node: &Node, item: &Ty, list: &Ty) -> Ty {
         match list {
             Ty::List(of) if !item.is_like(of) && !matches!(**of, Ty::Null) => {
-                self.wrong(node, Problem::new(format!("{} is in no list of {}", item.kind(), of.kind())))
+                self.wrong(node, Problem::new(format!("cannot look for {} in a list that contains {}", item.kind(), of.kind())))
             }
             Ty::List(of) => match (item, &**of) {
                 (Ty::Text(Some(a)), Ty::Text(Some(b))) if !a.iter().any(|a| b.contains(a)) => self.is_in_vain(node, item, of),
@@ -319,15 +319,15 @@ impl Checking<'_> {
                 _ => Ty::Bool(None),
             },
             Ty::Any | Ty::Object(..) => Ty::Bool(None),
-            other => self.wrong(node, Problem::new(format!("nothing is in {}", other.kind()))),
+            other => self.wrong(node, Problem::new(format!("cannot look for a value in {}", other.kind()))),
         }
     }
 
-    /// Nothing that it can be is in such a list.
+    /// Records that a value is never in a list.
     fn is_in_vain(&mut self, node: &Node, item: &Ty, of: &Ty) -> Ty {
         let help = allowed(item)
             .or_else(|| allowed(of))
-            .map_or_else(|| "it is never among these".to_owned(), |allowed| format!("the schema lets it be {allowed}"));
+            .map_or_else(|| "the value is never in this list".to_owned(), |allowed| format!("allowed by the schema: {allowed}"));
         self.never.push((node.span.clone(), help));
         Ty::Bool(Some(false))
     }
@@ -341,7 +341,7 @@ impl Checking<'_> {
             (Add, Ty::Time, Ty::Span) | (Add, Ty::Span, Ty::Time) | (Subtract, Ty::Time, Ty::Span) => Ty::Time,
             (Subtract, Ty::Time, Ty::Time) | (Add | Subtract, Ty::Span, Ty::Span) => Ty::Span,
             (_, Ty::Any, _) | (_, _, Ty::Any) => Ty::Any,
-            (_, a, b) => self.wrong(node, Problem::new(format!("there is no arithmetic of {} with {}", a.kind(), b.kind()))),
+            (_, a, b) => self.wrong(node, Problem::new(format!("cannot calculate with {} and {}", a.kind(), b.kind()))),
         }
     }
 
@@ -351,13 +351,13 @@ impl Checking<'_> {
             if let Some(Node { kind: Kind::Text(text), span }) = nodes.first()
                 && !parse(text)
             {
-                let problem = Problem::new(format!("`{}` is no {}", crate::names::shown(text), wants.0)).within(span.clone());
+                let problem = Problem::new(format!("`{}` is not a valid {}", crate::names::shown(text), wants.0)).within(span.clone());
                 self.problems.push(problem.help(format!("like `{}`", wants.1)));
             }
         };
         match function {
             Function::Decimal => literal(&|t| decimal(t).is_ok(), ("number", "12.50")),
-            Function::Duration => literal(&|t| duration(t).is_ok(), ("length of time", "90d`, `1h` or `30s")),
+            Function::Duration => literal(&|t| duration(t).is_ok(), ("duration", "90d`, `1h` or `30s")),
             Function::Timestamp => literal(&|t| t.parse::<jiff::Timestamp>().is_ok(), ("RFC 3339 time", "2026-01-31T12:00:00Z")),
             _ => {}
         }
@@ -367,7 +367,7 @@ impl Checking<'_> {
                 match ty {
                     Ty::Number(..) => ty,
                     Ty::Any | Ty::Text(_) => Ty::Number(None, None),
-                    other => self.wrong(node, Problem::new(format!("{} is no number", other.kind()))),
+                    other => self.wrong(node, Problem::new(format!("{} is not a number", other.kind()))),
                 }
             }
             Function::Same => {
@@ -382,7 +382,7 @@ impl Checking<'_> {
                 let Some(of) = nodes.first() else { return Ty::Any };
                 match self.wants(of, &Ty::List(Box::new(Ty::Any)), locals) {
                     Ty::List(item) if !item.is_like(&Ty::Number(None, None)) => {
-                        self.wrong(of, Problem::new(format!("only numbers add up, and these are {}", item.kind())))
+                        self.wrong(of, Problem::new(format!("`sum_of` needs numbers, but each item is {}", item.kind())))
                     }
                     _ => Ty::Number(None, None),
                 }
@@ -400,7 +400,7 @@ impl Checking<'_> {
                     if let Some(Node { kind: Kind::Text(name), span }) = zone.first()
                         && jiff::tz::TimeZone::get(name).is_err()
                     {
-                        let problem = Problem::new(format!("`{}` is no time zone", crate::names::shown(name))).within(span.clone());
+                        let problem = Problem::new(format!("`{}` is not a time zone", crate::names::shown(name))).within(span.clone());
                         self.problems.push(problem.help("like `Europe/Berlin`"));
                     }
                 }
@@ -438,10 +438,10 @@ impl Checking<'_> {
             Ty::List(item) => *item,
             Ty::Object(..) => Ty::Text(None),
             Ty::Any => Ty::Any,
-            other => return self.wrong(&each.range, Problem::new(format!("{} cannot be gone through", other.kind()))),
+            other => return self.wrong(&each.range, Problem::new(format!("cannot iterate over {}", other.kind()))),
         };
         let init = match self.ty(&each.init, locals) {
-            // It starts with a literal and changes.
+            // The accumulator starts with a literal and changes, so drop the known value.
             Ty::Bool(_) => Ty::Bool(None),
             Ty::Number(..) => Ty::Number(None, None),
             other => other,
@@ -466,7 +466,7 @@ impl Checking<'_> {
     }
 }
 
-/// What a value can be, in words, where a schema says more than its kind.
+/// Describes the values that a type allows, if a schema restricts them.
 fn allowed(ty: &Ty) -> Option<String> {
     match ty {
         Ty::Number(Some(low), Some(high)) if low == high => None,

@@ -1,4 +1,4 @@
-//! What is in memory, behind the lock.
+//! Implements the operations of the memory store under its lock.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl Inner {
 
     fn recall(&self, key: &RecallKey, digest: Digest, now: Timestamp) -> Option<Recalled> {
         let (first, call) = self.recalls.get(key)?;
-        // A tool declared `once` is recalled by its arguments, as they were asked for or as hooks left them.
+        // A call of a `once` tool is found by its arguments, as requested or as changed by hooks.
         if *first != digest && key.kind() == RecalledBy::Key {
             return Some(Recalled::KeyReused);
         }
@@ -54,20 +54,20 @@ impl Inner {
         Some(match &claim.settled {
             Some(outcome) => Recalled::Settled(Some(outcome.clone())),
             None if claim.is_pending(now) => Recalled::Pending(*call),
-            // A read that never ended left nothing behind.
+            // An abandoned read had no effect.
             None if now > claim.intent.lease => return None,
             None => Recalled::InProgress,
         })
     }
 
-    /// What is used of a counter, if a charge fits. Looking makes no counter.
+    /// Returns the amount used of a counter if a charge fits; never creates a counter.
     pub(super) fn fits(&mut self, charge: &Charge, now: Timestamp) -> Result<Decimal, Over> {
         let mut fresh = Counter::default();
         let counter = self.counters.get_mut(&(charge.counter.clone(), charge.window)).unwrap_or(&mut fresh);
         counter.fits(now, charge).map(|()| counter.used(now, charge.window))
     }
 
-    /// Takes in what a call has brought.
+    /// Records the provenance of the values of a call.
     pub(super) fn see(&mut self, key: &SessionKey, seen: values::Seen) {
         let mut carriers = std::mem::take(&mut self.carriers);
         let state = Arc::make_mut(&mut self.session(key).state);
@@ -76,13 +76,13 @@ impl Inner {
         self.carriers = carriers;
     }
 
-    /// Remembers what a call has written to, or may have.
+    /// Records the files and entities that a call has, or may have, written.
     pub(super) fn carry(&mut self, key: &SessionKey, keys: &[String]) {
         let tainted = self.sessions.get(key).is_some_and(|session| session.state.values.flags().tainted);
         values::carry(keys, tainted, &mut self.carriers);
     }
 
-    /// Takes away what a call that may have happened takes away: evidence that may not hold any more does not hold.
+    /// Revokes the evidence of a call that may have had an effect.
     pub(super) fn revoke_for(&mut self, call: CallId) {
         let Some(claim) = self.claims.get(&call).filter(|claim| claim.settled.is_none() && claim.intent.effect) else { return };
         let (key, revokes) = (claim.intent.key.clone(), claim.intent.revokes.clone());
@@ -91,7 +91,9 @@ impl Inner {
         }
     }
 
-    /// Claims whose time is up are pending from here on, and may have taken evidence away. What a client only read is let go.
+    /// Makes claims with an ended lease pending, which revokes their evidence.
+    ///
+    /// A deferred read is released.
     pub(super) fn sweep(&mut self, now: Timestamp) {
         let swept = |claim: &Claim| claim.intent.effect || claim.intent.is_run_by_client();
         for call in self.open.over(now) {
@@ -111,7 +113,7 @@ impl Inner {
         outcome: Option<Outcome>,
         now: Timestamp,
     ) -> bool {
-        // What somebody has settled stays settled.
+        // A settled claim never changes.
         let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
         let effect = claim.intent.effect;
         let settle = if effect { settle } else { settle.of_read() };
@@ -119,7 +121,7 @@ impl Inner {
         self.open.end(&claim.intent, settle == Settle::Pending);
         let wrote = std::mem::take(&mut claim.intent.carriers);
         let carries = (settle != Settle::Released && !wrote.is_empty()).then(|| claim.intent.key.clone());
-        // What is spent is spent, whatever is known of the rest.
+        // A reported amount is final, even if the effect is unknown.
         let (known, reserved): (Vec<Charge>, Vec<Charge>) = std::mem::take(&mut claim.charges)
             .into_iter()
             .partition(|c| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));
@@ -137,13 +139,13 @@ impl Inner {
             return true;
         }
         let Some(claim) = self.claims.get_mut(&call) else { return true };
-        // What had no effect may run again; what nobody can recall need not be kept.
+        // A call without effect may run again. An outcome without keys is never requested again.
         match outcome.filter(|_| settle == Settle::Done && !claim.intent.recall.is_empty()) {
             Some(outcome) => claim.settled = Some(outcome),
             None => {
                 if let Some(claim) = self.claims.remove(&call) {
                     for key in &claim.intent.recall {
-                        // Unless somebody else has come under the same key since.
+                        // Another call may have used the same key since.
                         if self.recalls.get(key).is_some_and(|(_, by)| *by == call) {
                             self.recalls.remove(key);
                         }
@@ -154,7 +156,7 @@ impl Inner {
         true
     }
 
-    /// Gives back the row that makes room for it.
+    /// Records a row, and returns the oldest row if it was dropped.
     pub(super) fn record(&mut self, row: Arc<Row>, keep: usize) -> Option<Arc<Row>> {
         let oldest = if self.rows.len() >= keep { self.rows.pop_front() } else { None };
         self.rows.push_back(row);

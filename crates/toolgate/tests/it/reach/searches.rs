@@ -222,5 +222,5 @@ fn where_a_search_begins_is_a_whole_path() {
     let text = "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ touches = [\"/x\"], from = \"here\" }]\n";
     let rules = toolgate::config::Rules::parse("rules.toml", text);
     let problems: Vec<String> = rules.problems().iter().map(ToString::to_string).collect();
-    assert!(problems.iter().any(|problem| problem.contains("`from` is the whole path of a directory")), "{problems:?}");
+    assert!(problems.iter().any(|problem| problem.contains("`from` must be the absolute path of a directory")), "{problems:?}");
 }
