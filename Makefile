@@ -36,7 +36,7 @@ test-run: ## Check the output of `make run`
 	rm -rf target/desk-away && mkdir target/desk-away # the agent starts nothing if the desk is unavailable
 	sed -e 's|target/debug/refund-desk|target/desk-away/nobody|; s|target/refund-desk/|target/desk-away/|; s|"policy.toml"|"../../examples/refund-desk/policy.toml"|' examples/refund-desk/toolgate.toml > target/desk-away/toolgate.toml
 	! TOOLGATE_STATE=target/desk-away/state target/debug/refund-agent target/debug/toolgate target/desk-away/toolgate.toml --once > target/desk-away/run.log 2>&1
-	grep 'the upstream `desk` is away: nothing was begun' target/desk-away/run.log
+	grep 'the upstream `desk` is down; no work was started' target/desk-away/run.log
 
 test-clients: deps ## Test third-party clients, if they can be installed
 	$(PROGRAMS)

@@ -1,4 +1,6 @@
-//! Plays a script of calls against a gate and compares what happens with what the script expects. A line is
+//! Runs a script of calls against a gate, and compares the results with the script.
+//!
+//! A line has one of these forms:
 //!
 //! ```text
 //! ok          alice/s1  lookup_order {"order_id": "A-7"}
@@ -8,42 +10,42 @@
 //! > approve lead
 //! ```
 //!
-//! where the first word is `ok` or the code of the refusal, and `approve` answers the last request for approval.
+//! The first word is `ok` or the code of the denial. `approve` answers the last approval request.
 
 use std::sync::Arc;
 
 use toolgate::{Agent, BuildError, ManualClock, SignedDuration, Timestamp, Toolgate};
 
-/// What the scripts take for now.
+/// The start time of the scripts.
 const NOW: &str = "2026-03-02T09:00:00Z";
 
-/// A gate with this agent, and the clock that its script turns.
+/// Builds a gate with this agent, and the clock that the script controls.
 pub(crate) fn gate(agent: Agent) -> Result<(Toolgate, Arc<ManualClock>), Box<dyn std::error::Error>> {
     let clock = Arc::new(ManualClock::at(NOW.parse::<Timestamp>()?));
     Ok((Toolgate::builder().agent(agent).clock(clock.clone()).build()?, clock))
 }
 
-/// Plays a script for somebody to read.
-#[cfg_attr(test, expect(dead_code, reason = "a test plays it for itself"))]
+/// Runs a script and prints it.
+#[cfg_attr(test, expect(dead_code, reason = "tests run the script themselves"))]
 pub(crate) async fn show(agent: Result<Agent, BuildError>, script: &str) -> Result<(), Box<dyn std::error::Error>> {
     let agent = agent.map_err(|error| error.render(false))?;
     let name = agent.name().to_owned();
     let (gate, clock) = gate(agent)?;
     let tally = play(&gate, &name, &clock, script, |line| println!("{line}")).await;
-    println!("\n{} calls let through, {} refused", tally.allowed, tally.refused);
+    println!("\n{} calls allowed, {} refused", tally.allowed, tally.refused);
     if tally.wrong.is_empty() { Ok(()) } else { Err(tally.wrong.join("\n").into()) }
 }
 
-/// What a script came to.
+/// The result of a script.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) allowed: usize,
     pub(crate) refused: usize,
-    /// Lines that went otherwise than they say.
+    /// Lines whose result differs from the expected one.
     pub(crate) wrong: Vec<String>,
 }
 
-/// Plays it, telling each line and what came of it.
+/// Runs a script, and reports each line and its result to `tell`.
 pub(crate) async fn play(gate: &Toolgate, agent: &str, clock: &Arc<ManualClock>, script: &str, mut tell: impl FnMut(&str)) -> Tally {
     let mut tally = Tally::default();
     let mut approval: Option<String> = None;
@@ -71,7 +73,7 @@ pub(crate) async fn play(gate: &Toolgate, agent: &str, clock: &Arc<ManualClock>,
                         wrong(format!("answered: {answered:?}"));
                     }
                 }
-                _ => wrong("there is no such directive".to_owned()),
+                _ => wrong("unknown directive".to_owned()),
             }
             tell(&format!("  > {directive}"));
             continue;
@@ -104,7 +106,7 @@ pub(crate) async fn play(gate: &Toolgate, agent: &str, clock: &Arc<ManualClock>,
             told.clone().unwrap_or_default()
         ));
         if came != expected {
-            tally.wrong.push(format!("line {number}: {line}\n  came to {came}{}", told.unwrap_or_default()));
+            tally.wrong.push(format!("line {number}: {line}\n  the result was {came}{}", told.unwrap_or_default()));
         }
     }
     tally

@@ -1,6 +1,8 @@
 """Runs the tests of the runtime again, on an SQLite store.
 
-Uses the build of `cargo test --workspace`. Building the crate alone would rebuild it with other features."""
+Uses the build of `cargo test --workspace`. Building the crate alone would rebuild it with other
+features.
+"""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Checks one run of the refund desk: the answers to the agent, the ledger, and the payments of the desk.
+"""Checks one run of the refund desk: the answers to the agent, the ledger, and the payments of the
+desk.
 
     python3 tests/refund_desk.py TOOLGATE LOG LEDGER DESK
 

@@ -1,6 +1,6 @@
-//! Plays `calls.txt` against the rules of `policy.toml`, and shows what the model would be told.
+//! Runs `calls.txt` against the rules of `policy.toml`, and prints what the model would receive.
 
-#![expect(clippy::indexing_slicing, reason = "a member that a JSON object lacks is null")]
+#![expect(clippy::indexing_slicing, reason = "indexing a missing JSON member returns null")]
 
 #[path = "../play.rs"]
 mod play;

@@ -1,4 +1,4 @@
-//! The tools of a deployment pipeline. What they would do is made up; what they answer is not always good news.
+//! Defines the tools of a deployment pipeline, with made-up results.
 
 use serde_json::{Value, json};
 use toolgate::config::Rules;
@@ -18,7 +18,7 @@ fn tests(name: &str) -> Tool {
     .proves("/failed")
 }
 
-/// The pipeline with its rules.
+/// Builds the agent with its rules.
 pub(crate) fn agent() -> Result<Agent, BuildError> {
     let environment = json!({"enum": ["staging", "production"]});
     Agent::builder("pipeline")
@@ -38,11 +38,11 @@ pub(crate) fn agent() -> Result<Agent, BuildError> {
         ))
         .tool(Tool::dynamic(
             "roll_back",
-            "Go back to the version before.",
+            "Roll back to the previous version.",
             json!({"type": "object", "required": ["environment"], "properties": {"environment": environment, "reason": {"type": "string"}}}),
             |_, _| async { Ok(json!({"live": "before"})) },
         ))
-        .tool(Tool::dynamic("page_on_call", "Wake somebody up.", json!({"type": "object", "properties": {"why": {"type": "string"}}}), |_, _| async {
+        .tool(Tool::dynamic("page_on_call", "Page the on-call engineer.", json!({"type": "object", "properties": {"why": {"type": "string"}}}), |_, _| async {
             Ok(json!({"paged": true}))
         }))
         .rules(Rules::parse("deployment/policy.toml", include_str!("policy.toml")))

@@ -1,10 +1,10 @@
-//! The tools of an agent that edits files, on a file system in memory.
+//! Defines the tools of an agent that edits files in an in-memory file system.
 
 use serde_json::{Value, json};
 use toolgate::config::Rules;
 use toolgate::{Agent, BuildError, Ctx, Effect, MemoryFs, Tool};
 
-/// The editor with its rules.
+/// Builds the agent with its rules.
 pub(crate) fn agent() -> Result<Agent, BuildError> {
     let fetch = Tool::dynamic(
         "fetch_page",

@@ -1,7 +1,9 @@
-//! A scripted agent that works through the gateway as any MCP client does. It looks whether all is well there, and does its work; then it
-//! tries to break out.
+//! A scripted agent that works through the gateway like any MCP client.
 //!
-//! `refund-agent TOOLGATE CONFIG [--once]` starts the gateway, works, and leaves the gateway running for you.
+//! It checks the gateway's health, does its work, and then tries to break the rules.
+//!
+//! `refund-agent TOOLGATE CONFIG [--once]` starts the gateway, works, and leaves the gateway
+//! running for you.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -23,10 +25,10 @@ const DIM: Style = Style::new().dimmed();
 const GREEN: Style = AnsiColor::Green.on_default();
 const RED: Style = AnsiColor::Red.on_default();
 
-/// How long the gateway may take to say how it is.
+/// The timeout for the status pages of the gateway.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the agent thinks, and what it asks for.
+/// Returns the thoughts and calls of the agent.
 fn script() -> Vec<(&'static str, &'static str, Value)> {
     let refund = |order: &str, customer: &str, amount: &str| -> Value {
         let amount: Value = amount.parse().map_or(Value::Null, Value::Number);
@@ -50,18 +52,18 @@ fn script() -> Vec<(&'static str, &'static str, Value)> {
     ]
 }
 
-/// The gateway, for as long as this lives.
+/// The gateway process, stopped on drop.
 struct Gateway(Child);
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        // It is asked, not killed: what is under way ends.
+        // Send `SIGTERM`, so that calls in progress can finish.
         let _ = Command::new("kill").arg(self.0.id().to_string()).status();
         let _ = self.0.wait();
     }
 }
 
-/// Whoever wants it to end: at the keyboard, by name, or by closing the terminal.
+/// The signals that stop the agent: Ctrl-C, `kill`, and closing the terminal.
 struct Asked([Signal; 3]);
 
 impl Asked {
@@ -89,7 +91,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if once {
         command.args(["--listen", "127.0.0.1:0"]);
     }
-    // Whichever way it is asked to end, and however early, nothing of it is left.
+    // Listen for signals before starting the gateway, so that the gateway never outlives the agent.
     let mut asked = Asked::new()?;
     let mut gateway = Gateway(command.spawn()?);
     tokio::select! {
@@ -102,12 +104,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Works through the gateway, and says how others come to it.
+/// Runs the script, and prints how to connect other clients.
 async fn show(gateway: &mut Gateway, program: &str) -> Result<(), Box<dyn Error>> {
     let mut ready = String::new();
-    let said = ChildStdout::from_std(gateway.0.stdout.take().ok_or("the gateway says nothing")?)?;
+    let said = ChildStdout::from_std(gateway.0.stdout.take().ok_or("the gateway has no standard output")?)?;
     BufReader::new(said).read_line(&mut ready).await?;
-    // It may be coloured, where somebody wants that of everything.
+    // The line contains colors if they are forced.
     let (_, place) = ready.split_once("http://").ok_or("the gateway did not start")?;
     let place: String = place.chars().take_while(|c| !c.is_whitespace() && !c.is_control()).collect();
     let (url, address) = (format!("http://{place}"), place.split('/').next().unwrap_or_default().to_owned());
@@ -123,30 +125,30 @@ async fn show(gateway: &mut Gateway, program: &str) -> Result<(), Box<dyn Error>
     Ok(())
 }
 
-/// Whether the gateway is well, and whatever stands behind it: asked before the work, so that none is begun that cannot be done.
+/// Checks that the gateway and its upstreams are healthy before any work starts.
 fn look(address: &str) -> Result<(), String> {
-    let ask = |path: &str| page(address, path).map_err(|error| format!("the gateway does not say how it is: {error}"));
+    let ask = |path: &str| page(address, path).map_err(|error| format!("cannot read the status of the gateway: {error}"));
     let (ready, why) = ask("/readyz")?;
     if !ready {
         return Err(format!("the gateway is not ready: {}", why.trim()));
     }
     let (told, numbers) = ask("/metrics")?;
     if !told {
-        return Err(format!("the gateway does not say how its upstreams are: {}", numbers.trim()));
+        return Err(format!("cannot read the metrics of the gateway: {}", numbers.trim()));
     }
     let of = |name: &'static str| {
         numbers.lines().filter_map(move |line| line.strip_prefix(name)?.strip_prefix("{upstream=\"")?.split_once("\"} "))
     };
     if let Some((upstream, _)) = of("toolgate_upstream_up").find(|(_, up)| *up != "1") {
-        return Err(format!("the upstream `{upstream}` is away: nothing was begun"));
+        return Err(format!("the upstream `{upstream}` is down; no work was started"));
     }
     if let Some((upstream, _)) = of("toolgate_upstream_held_tools").find(|(_, held)| *held != "0") {
-        return Err(format!("tools of the upstream `{upstream}` are held back (`toolgate upstream diff`): nothing was begun"));
+        return Err(format!("tools of the upstream `{upstream}` are quarantined (see `toolgate upstream diff`); no work was started"));
     }
     Ok(())
 }
 
-/// What a page of the gateway says, and whether with status 200.
+/// Reads a page of the gateway, and returns whether its status is 200.
 fn page(address: &str, path: &str) -> io::Result<(bool, String)> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -178,7 +180,7 @@ async fn work(url: &str) -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    writeln!(out, "\n{BOLD}{ran} calls ran, {refused} were refused.{BOLD:#} Each has its row in the ledger.")?;
+    writeln!(out, "\n{BOLD}{ran} calls ran, {refused} were refused.{BOLD:#} The ledger has a row for each.")?;
     client.cancel().await?;
     Ok(())
 }

@@ -1,7 +1,8 @@
-//! The desk as an MCP server over a SQLite database of customers and orders. It knows no rules and does what it is told: whoever
-//! may tell it is decided before it.
+//! MCP server of the refund desk, over a SQLite database of customers and orders.
 //!
-//! `refund-desk PATH` speaks over its standard streams.
+//! It enforces no rules; the gateway decides before it.
+//!
+//! `refund-desk PATH` serves standard streams.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,13 +41,13 @@ fn tools() -> Vec<Tool> {
     vec![
         tool(
             "verify_customer",
-            "Verify that a customer exists and is active.\nUse it before anything that moves money.\nA customer whom nobody knows is not active, which is an answer.\nNothing must come first.",
+            "Verify that a customer exists and is active.\nUse it before anything that moves money.\nAn unknown customer counts as not active; that is a valid result.\nIt has no prerequisites.",
             json!({"customer_id": text()}),
             &["customer_id"],
         ),
         tool(
             "lookup_order",
-            "Look up an order: whose it is, and what was paid.\nUse it before a refund.\nAn order that nobody knows is not found, which is an answer.\nNothing must come first.",
+            "Look up an order: its customer and the amount paid.\nUse it before a refund.\nAn unknown order is not found; that is a valid result.\nIt has no prerequisites.",
             json!({"order_id": text()}),
             &["order_id"],
         ),
@@ -58,13 +59,13 @@ fn tools() -> Vec<Tool> {
         ),
         tool(
             "escalate_to_human",
-            "Hand a request over to a person.\nUse it when a rule stands in the way and the customer insists.\nIt makes a ticket and moves no money.\nNothing must come first.",
+            "Hand a request over to a person.\nUse it when a rule prevents the request and the customer insists.\nIt creates a ticket and moves no money.\nIt has no prerequisites.",
             json!({"order_id": text(), "why": text()}),
             &["order_id"],
         ),
         tool(
             "end_case",
-            "End the case.\nUse it when the customer has what they came for.\nThe customer must be verified anew after it.\nNothing must come first.",
+            "End the case.\nUse it when the customer's request is done.\nAfterwards the customer must be verified again.\nIt has no prerequisites.",
             json!({}),
             &[],
         ),
@@ -107,7 +108,7 @@ impl Desk {
                 json!({"ticket": format!("T-{}", books.last_insert_rowid())})
             }
             "end_case" => json!({"ended": true}),
-            other => return Err(format!("there is no tool {other}").into()),
+            other => return Err(format!("unknown tool `{other}`").into()),
         })
     }
 }
@@ -133,7 +134,7 @@ impl ServerHandler for Desk {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let path = std::env::args_os().nth(1).ok_or("say where the database is: refund-desk PATH")?;
+    let path = std::env::args_os().nth(1).ok_or("usage: refund-desk PATH")?;
     if let Some(parent) = std::path::Path::new(&path).parent() {
         std::fs::create_dir_all(parent)?;
     }

@@ -1,10 +1,10 @@
-//! The tools of a refund desk, over a few made-up orders.
+//! Defines the tools of a refund desk, with sample orders.
 
 use serde_json::{Value, json};
 use toolgate::config::Rules;
 use toolgate::{Agent, BuildError, Effect, Tool};
 
-/// Order, customer, what was paid.
+/// Order, customer, amount paid.
 const ORDERS: [(&str, &str, &str); 7] = [
     ("A-1", "C-1", "120.00"),
     ("A-2", "C-1", "80.50"),
@@ -19,7 +19,7 @@ fn text(name: &str) -> Value {
     json!({"type": "object", "properties": {name: {"type": "string"}}, "required": [name]})
 }
 
-/// The desk with its rules.
+/// Builds the agent with its rules.
 pub(crate) fn agent() -> Result<Agent, BuildError> {
     Agent::builder("refund-desk")
         .tool(
@@ -63,7 +63,7 @@ pub(crate) fn agent() -> Result<Agent, BuildError> {
         .tool(
             Tool::dynamic(
                 "end_case",
-                "End the case: the customer must be verified anew.",
+                "End the case; the customer must be verified again.",
                 json!({"type": "object", "properties": {}}),
                 |_, _| async { Ok(json!({"ended": true})) },
             )

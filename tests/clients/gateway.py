@@ -1,14 +1,16 @@
-"""Clients and servers that other people wrote, with the gateway between them, over HTTP and over standard streams.
+"""Tests third-party clients and servers with the gateway between them, over HTTP and standard
+streams.
 
     python3 tests/clients/gateway.py --toolgate target/debug/toolgate
 
-Six servers stand behind one configuration, one of them also over streamable HTTP and over the transport before that.
-Each client makes the same calls: some succeed, some are refused by the gateway, some by the server. It must read the
-same in each, and each must speak the revision that it is known for. Afterwards the ledger must be whole, with a row for every call and no other, and no process may be left.
+One configuration has six servers. One of them is also reached over streamable HTTP and over the
+earlier SSE transport. Each client makes the same calls: some succeed, the gate denies some, and the
+server rejects some. All clients must read the same results, and each must use its known revision.
+Afterwards the ledger must be valid and have one row for each call, and no process may be left.
 
-Clients and servers are installed from npm and PyPI into target/clients. Where that cannot be done it says SKIPPED and
-why, and ends with 0; with TOOLGATE_REQUIRE_CLIENTS=1 it is tried three times, and is a failure then. It ends with 1
-if anything was not as it should be.
+Clients and servers are installed from npm and PyPI into target/clients. If that fails, the script
+prints SKIPPED with the reason and exits with 0. With TOOLGATE_REQUIRE_CLIENTS=1 it tries three
+times, and fails. It exits with 1 if anything is wrong.
 """
 
 import argparse
@@ -41,8 +43,8 @@ PIP = ["mcp==2.3.0", "fastmcp==4.1.2", "mcp-server-git==2026.10.19", "mcp-server
 EARLIER_PIP = ["mcp==1.30.0", "mcp-server-sqlite==2025.4.25"]
 CLIENT_SECONDS, COMMAND_SECONDS, READY_SECONDS, GONE_SECONDS = 90, 20, 60, 20
 
-REASON = "What is secret stays where it is; ask its owner."
-# Streams end after a second, and clients that know to come back do.
+REASON = "Do not read secret files; ask the owner."
+# Streams end after a second. Clients that support it reconnect.
 CONFIG = """
 store = {store}
 
@@ -107,27 +109,30 @@ where = [{{ argument = "/path", glob = "*secret*" }}]
 category = "PERMISSION"
 reason = {reason}
 """
-STDIO = "stdio"  # stands for conversations that nobody names
+STDIO = "stdio"  # placeholder for sessions without a name
 OFFERED = {"everything": 16, "streamed": 16, "evented": 16, "files": 1, "git": 12, "time": 3, "sqlite": 6, "strict": 1}
 
 
-# ---- the calls -----------------------------------------------------------------------------------------------------
+# ---- the calls ----------------------------------------------------------------------------------
 
 
 class Call(NamedTuple):
-    """A call, and what must come of it."""
+    """A call, and its expected result."""
 
     title: str
     tool: str
     arguments: dict
-    says: str  # in what the model reads
-    refused: tuple = None  # its category and code
+    says: str  # text that the model must read
+    refused: tuple = None  # category and code of the error
     decision: str = "succeeded"  # in the ledger
-    again: bool = False  # whether it may be made again
+    again: bool = False  # whether the call may be retried
 
 
 def calls(world, table, streams):
-    """The calls that each client makes, with a table of its own in the database, and one that is longer than a stream where there are any."""
+    """Returns the calls of a client, with its own database table.
+
+    With streams, one call outlasts a stream.
+    """
     read, files, repository = "files_read_text_file", world.files, {"repo_path": str(world.repository)}
     unknown, invalid = ("VALIDATION", "unknown_tool"), ("VALIDATION", "invalid_arguments")
     denied, failed = ("PERMISSION", "no_secrets"), ("BUSINESS", "tool_failed")
@@ -147,17 +152,17 @@ def calls(world, table, streams):
         Call("sqlite: create", "sqlite_create_table", {"query": f"CREATE TABLE {table} (word TEXT)"}, "created"),
         Call("sqlite: insert", "sqlite_write_query", {"query": f"INSERT INTO {table} VALUES ('{table} was here')"}, "affected_rows"),
         Call("sqlite: read", "sqlite_read_query", {"query": f"SELECT word FROM {table}"}, f"{table} was here"),
-        # It says so in a success.
+        # The server reports this error in a successful result.
         Call("sqlite: refused by the server", "sqlite_read_query", {"query": f"DROP TABLE {table}"}, "Error: ", failed, "failed"),
         Call("strict: an error of the protocol", "strict_look", {"word": table}, "rejected the request parameters", unread, "failed"),
         Call("time: declared, and not there", "time_gone", {}, "was not there", away, "failed", again=True),
-        Call("a tool that nobody has", "nobody_has_this", {}, "no tool `nobody_has_this`", unknown, "refused"),
+        Call("an unknown tool", "nobody_has_this", {}, "no tool `nobody_has_this`", unknown, "refused"),
         Call("wrong arguments", "everything_get-sum", {"a": 1}, "requires `b`", invalid, "refused"),
     ]
 
 
 class NotYet(NamedTuple):
-    """Something that does not hold yet: for which clients and calls, what is seen of it, and why."""
+    """A known failure: the clients and calls, the observed problem as a pattern, and the reason."""
 
     clients: set
     calls: set
@@ -169,60 +174,61 @@ NOT_YET = []
 
 
 def wrong(call, result, described):
-    """What is wrong with what a client was told, or nothing."""
+    """Returns the problem with a result, or None."""
     if "thrown" in result:
-        return f"the client says: {result['thrown']}"
+        return f"the client raised: {result['thrown']}"
     text, structured = result["text"], result["structured"]
     if call.says not in text:
-        return f"it does not say {call.says!r}: {text}"
+        return f"the text lacks {call.says!r}: {text}"
     if call.refused is None:
-        return f"it is an error: {text}" if result["isError"] else None
+        return f"unexpected error: {text}" if result["isError"] else None
     if result["isError"] is not True:
-        return f"it is no error: {text}"
+        return f"not an error: {text}"
     if structured is None and described:
-        # What is structured must be as its tool describes it, which an error is not. Then the text says it all.
+        # Structured content must match the output schema of the tool, which an error does not. Then
+        # the text has the error.
         with contextlib.suppress(ValueError):
             structured = json.loads(text.splitlines()[-1])
     if structured is None:
-        return "it has no structured content"
+        return "no structured content"
     category, code = call.refused
     wanted = {"isError": True, "errorCategory": category, "code": code, "isRetryable": call.again}
     seen = {name: structured.get(name) for name in wanted}
-    return None if seen == wanted else f"the error is {seen}, and should be {wanted}"
+    return None if seen == wanted else f"the error is {seen}, expected {wanted}"
 
 
-# ---- the clients ---------------------------------------------------------------------------------------------------
+# ---- the clients ---------------------------------------------------------------------------------
 
 class Seen(NamedTuple):
-    """What a client saw."""
+    """Observations of a client."""
 
-    speaks: str  # the revision, if it says so
-    tools: dict  # by name, whether its results are described
+    speaks: str  # the revision, if the client reports it
+    tools: dict  # by name, whether the tool has an output schema
     results: list
 
 
 class Client(NamedTuple):
-    """A client, and how it is asked to make calls."""
+    """A client, and the function that runs it."""
 
     name: str
     run: object  # (world, work) -> Seen
-    speaks: str  # the revision, where it says so
+    speaks: str  # the expected revision, if the client reports it
     mode: str = None
 
 
 def script(program):
-    """A client that is a script of ours around somebody's library."""
+    """Returns a function that runs a script around a third-party library."""
 
     def run(world, work):
         code, out, err = finish([*program(world), json.dumps(work)], CLIENT_SECONDS, cwd=world.scratch, env=world.environment)
-        expect(code == 0 and out.strip(), f"it ended with {code}: {short(err or out)}")
+        expect(code == 0 and out.strip(), f"the client exited with {code}: {short(err or out)}")
         return Seen(**json.loads(out.splitlines()[-1]))
 
     return run
 
 
 def inspect(world, work):
-    """The inspector makes one call each time it is started, and then asks what there is first."""
+    """Runs the inspector once for each call. It lists the tools before each call."""
     if "url" in work:
         target = [work["url"]]
     else:
@@ -259,11 +265,11 @@ CLIENTS = [
 ]
 
 
-# ---- the world -----------------------------------------------------------------------------------------------------
+# ---- the world -----------------------------------------------------------------------------------
 
 
 class World(Place):
-    """Six servers, a configuration for all of them, and the clients."""
+    """Six servers, one configuration, and the clients."""
 
     def __init__(self, scratch, toolgate, node, modules, python, earlier_python):
         super().__init__(scratch, toolgate)
@@ -273,7 +279,7 @@ class World(Place):
         self.ports = {transport: free_port() for transport in ("streamableHttp", "sse")}
         self.files, self.repository, self.outside = scratch / "files", scratch / "repository", scratch / "outside.txt"
         self.store, self.config, self.made = scratch / "ledger.db", scratch / "toolgate.toml", Counter()
-        # The inspector starts itself anew with the `node` that is found first.
+        # The inspector restarts itself with the first `node` in the path.
         self.environment["PATH"] = f"{node.parent}:{self.environment['PATH']}"
         (scratch / "node_modules").symlink_to(modules)
         self.files.mkdir()
@@ -312,7 +318,7 @@ class World(Place):
         return path
 
     def serve_over_http(self):
-        """One of the servers over each of the transports that it has beside standard streams."""
+        """Starts one of the servers over each of its HTTP transports."""
         servers = []
         for transport, port in self.ports.items():
             environment = {**self.environment, "PORT": str(port)}
@@ -321,7 +327,7 @@ class World(Place):
             end = time.monotonic() + READY_SECONDS
             while not answers(port):
                 waiting = server.process.poll() is None and time.monotonic() < end
-                expect(waiting, f"{transport} did not begin to serve: {short(server.out.read_text() + server.err.read_text())}")
+                expect(waiting, f"{transport} did not start to serve: {short(server.out.read_text() + server.err.read_text())}")
                 time.sleep(0.05)
         return servers
 
@@ -330,27 +336,27 @@ class World(Place):
         return self.start(command, r"toolgate serves at (http://\S+)", READY_SECONDS + COMMAND_SECONDS)
 
     def play(self, client, work, session, table, some=None):
-        """Let a client make its calls; what it saw, and what is wrong with what it was told of each."""
+        """Runs a client, and returns its observations and the problem of each call."""
         made = [call for call in calls(self, table, "url" in work) if some is None or call.title in some]
         work = {**work, "mode": client.mode, "calls": [(call.tool, call.arguments) for call in made]}
-        # What was asked is in the ledger, whatever the client made of it.
+        # The ledger has every call, even if the client fails.
         self.made.update((session, call.tool, call.decision) for call in made)
         seen = client.run(self, work)
         offered = Counter(name.split("_")[0] for name in seen.tools)
-        expect(seen.speaks == client.speaks, f"it speaks {seen.speaks}, and should speak {client.speaks}")
-        expect(offered == OFFERED, f"offered is {dict(offered)}, and should be {OFFERED}")
+        expect(seen.speaks == client.speaks, f"the revision is {seen.speaks}, expected {client.speaks}")
+        expect(offered == OFFERED, f"the offered tools are {dict(offered)}, expected {OFFERED}")
         expect(len(seen.results) == len(made), f"{len(seen.results)} results for {len(made)} calls")
         found = [(call, wrong(call, result, seen.tools.get(call.tool))) for call, result in zip(made, seen.results)]
         return seen, found
 
 
 def told(report, client, over, seen, found):
-    """A row of the table: what came of one client's calls."""
+    """Prints the row of one client."""
     problems, notes, good = [], [], 0
     for call, problem in found:
         known = next((one for one in NOT_YET if client in one.clients and call.title in one.calls), None)
         if known and problem is None:
-            problems.append(f"{call.title}: this holds now, and can be taken out of NOT_YET")
+            problems.append(f"{call.title}: succeeds now; remove it from NOT_YET")
         elif known and re.search(known.seen, problem):
             notes.append(f"{call.title}: {known.why}")
         elif problem is not None:
@@ -378,9 +384,10 @@ def everything(world, report):
     standing = {group(number) for number in world.left()}
     stdio = [str(world.toolgate), "serve", "--stdio", "--config", str(world.config), "--patience", f"{READY_SECONDS}s"]
     for number, client in enumerate(CLIENTS):
-        # Each has a conversation of its own. The inspector takes no address that ends otherwise.
+        # Each client has its own session. The inspector accepts only addresses that end with
+        # `/mcp`.
         session = "mcp" if client is INSPECTOR else f"client-{number}"
-        # And it starts everything anew for each call.
+        # The inspector starts all servers again for each call.
         some = {"everything: echo", "files: read", "wrong arguments"} if client is INSPECTOR else None
         ways = [
             ("HTTP", session, {"url": f"{gateway.address}/default/{session}"}, None),
@@ -401,11 +408,14 @@ def everything(world, report):
         server.stop()
     left = gone(world, set())
     report.row(f"{'after SIGTERM':34}exit code {code}, {len(left)} processes left", [*left, *([f"exit code {code}"] if code else [])])
-    expect(not world.new.exists(), "a tool that is not declared has run")
+    expect(not world.new.exists(), "an undeclared tool ran")
 
 
 def gone(world, standing):
-    """What is left beside what may stand, after a while. Whatever a server starts is in its group."""
+    """Waits until only allowed processes are left, and returns the others.
+
+    A server's children are in its group.
+    """
     end = time.monotonic() + GONE_SECONDS
     while True:
         left = {number: command for number, command in world.left().items() if group(number) not in standing}
@@ -422,7 +432,7 @@ def group(number):
 
 
 def ledger(world, report):
-    """It is whole, and there is a row for every call."""
+    """Checks that the ledger is valid and has one row for each call."""
     rows, names = world.rows(world.store, "--agent", "default"), {session for session, _, _ in world.made}
     seen = Counter((row["session"] if row["session"] in names else STDIO, row["tool"], row["decision"]) for row in rows)
     problems = [
@@ -444,7 +454,7 @@ def install_python(name, packages, made):
 
 
 def install_all():
-    """A Node.js, the modules for it, and two Pythons, each with its packages."""
+    """Installs Node.js, its modules, and two Python environments."""
     node, inspector = install_node(), "@modelcontextprotocol/inspector/cli/build/cli.js"
     modules = install_npm(named("npm", NPM), inspector, *NPM).parents[len(Path(inspector).parts) - 1]
     python = install_python("python", PIP, "mcp-server-time")
@@ -460,15 +470,15 @@ def main():
     parser.add_argument("--toolgate", required=True, type=Path, help="the program to test")
     toolgate = parser.parse_args().toolgate.resolve()
     if not toolgate.is_file():
-        sys.exit(f"{toolgate} is not there; build it first")
+        sys.exit(f"{toolgate} does not exist; build it first")
     limit(TRIES * 5 * INSTALL_SECONDS)
     try:
         if not shutil.which("git"):
             raise Skipped("git is missing")
         installed = install_all()
     except Skipped as reason:
-        return skip("clients and servers of other people", reason)
-    head = f"{'client':26}{'over':8}{'revision':12}{'calls':>6}{'as they should be':>19}"
+        return skip("third-party clients and servers", reason)
+    head = f"{'client':26}{'over':8}{'revision':12}{'calls':>6}{'as expected':>19}"
     run_all(head, [everything], lambda scratch: World(scratch, toolgate, *installed))
 
 

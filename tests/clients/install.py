@@ -2,7 +2,8 @@
 
     python3 tests/clients/install.py
 
-A test waits for an installation in progress, and retries a failed one. The test reports the final result.
+A test waits for an installation in progress, and retries a failed one. The test reports the final
+result.
 """
 
 import sys

@@ -1,16 +1,16 @@
 """A scripted model that replaces a paid Messages API in tests of real clients.
 
-It listens on 127.0.0.1 and answers `POST /v1/messages` from a list of turns: as server-sent events if the
-client asks for a stream, else as JSON. The model does not interpret anything. Turn n is the answer to a
-conversation with n earlier tool requests. It keeps every request, so a test can see what a model would have
-read.
+It listens on 127.0.0.1 and answers `POST /v1/messages` from a list of turns: as server-sent events
+if the client asks for a stream, else as JSON. The model does not interpret anything. Turn n is the
+answer to a conversation with n earlier tool requests. It keeps every request, so a test can see
+what a model would have read.
 
     with Model([Tool("Bash", {"command": "true"}), "done"]) as model:
         run_client(base_url=model.url)
         model.results()
 
-By hand: `python3 model.py '[{"name": "Bash", "input": {"command": "true"}}, "done"]'` prints its address, then
-each request as a line of JSON.
+By hand: `python3 model.py '[{"name": "Bash", "input": {"command": "true"}}, "done"]'` prints its
+address, then each request as a line of JSON.
 """
 
 import json
@@ -21,7 +21,10 @@ from typing import NamedTuple
 
 
 class Tool(NamedTuple):
-    """A tool call. A turn is one of these, a list of them (made at once), or a string: the final text."""
+    """A tool call.
+
+    A turn is one of these, a list of them (made at once), or a string: the final text.
+    """
 
     name: str
     input: dict
@@ -44,7 +47,10 @@ class Request(NamedTuple):
 
 
 class Model:
-    """The server. Use it as a context manager. `url` is its address, and `requests` has all requests."""
+    """The server.
+
+    Use it as a context manager. `url` is its address, and `requests` has all requests.
+    """
 
     def __init__(self, turns):
         self.turns = list(turns)
@@ -100,7 +106,7 @@ class Model:
         ]
 
     def heard(self):
-        """Returns all text besides tool results: the prompt, reminders, and text that hooks added."""
+        """Returns all text besides tool results: prompt, reminders, and text from hooks."""
         return "\n".join(block.get("text", "") for block in _blocks(self.conversation(), None, "text"))
 
 

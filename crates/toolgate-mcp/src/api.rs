@@ -12,7 +12,7 @@ use crate::calls::{LONGEST_KEY, is_long, names_others};
 use crate::gateway::Running;
 use crate::identity::{self, Caller};
 use crate::lines::bounds;
-use crate::misread::{self, Glimpse};
+use crate::misread;
 use crate::raw::{self, Raw};
 
 /// Body of a `check` or `report` request.
@@ -61,7 +61,9 @@ pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: 
     if !matches!(verb, "check" | "report") {
         return Err((StatusCode::NOT_FOUND, json!({"error": "unknown path; use /v1/calls/check or /v1/calls/report"})));
     }
-    let taken = Asked::read(text, running).and_then(|(asked, raw)| asked.take(raw, running, verb, caller, parts));
+    let (asked, raw) = Asked::read(text, running).map_err(|no| no.response(None))?;
+    let named = asked.named();
+    let taken = asked.take(raw, running, verb, caller, parts);
     // Only a check must repeat the approved arguments. If a report has other arguments, the
     // difference is recorded.
     let taken = match taken {
@@ -80,7 +82,7 @@ pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: 
             let answer = running.gate.report_kept(call, result).await;
             Ok(json!({"callId": answer.call.to_string(), "outcome": answer.outcome.to_json(), "receipt": answer.receipt()}))
         }
-        Err(no) => Err(no.noted(running, caller, text).await),
+        Err(no) => Err(no.record(running, caller, named).await),
     }
 }
 
@@ -101,24 +103,36 @@ impl No {
         Self { status, why, misread: false }
     }
 
-    /// Builds the error response. If the body names a tool, the rejected call is recorded.
-    async fn noted(mut self, running: &Running, caller: &Caller, text: &[u8]) -> Refused {
-        self.why = misread::brief(&self.why);
-        let answer = match Glimpse::of_body(text) {
-            None => None,
-            Some(seen) => {
-                let key = identity::turned_away(running, caller, seen.agent.as_deref());
-                let call = seen.call(key);
-                Some(running.gate.call(if self.misread { call.misread(&self.why) } else { call.turned_away(&self.why) }).await)
-            }
-        };
-        let mut told = misread::contract(&self.why, answer.as_ref());
+    /// Records the rejected call, and builds the error response.
+    async fn record(self, running: &Running, caller: &Caller, named: NamedCall) -> Refused {
+        let key = identity::turned_away(running, caller, named.agent.as_deref());
+        let call = Call::new(key, named.tool, json!({})).client_id(named.id);
+        let why = misread::brief(&self.why);
+        let call = if self.misread { call.misread(why) } else { call.turned_away(why) };
+        let answer = running.gate.call(call).await;
+        self.response(Some(&answer))
+    }
+
+    /// Builds the error response.
+    fn response(self, answer: Option<&Answer>) -> Refused {
+        let why = misread::brief(&self.why);
+        let mut told = misread::contract(&why, answer);
         if let Some(fields) = told.as_object_mut() {
-            fields.insert("error".to_owned(), self.why.into());
+            fields.insert("error".to_owned(), why.into());
         }
         (self.status, told)
     }
 }
+
+/// What a readable body names, for the row of a rejected call.
+struct NamedCall {
+    id: String,
+    tool: String,
+    agent: Option<String>,
+}
+
+/// Maximum length of a name in the row of a rejected call.
+const MAX_RECORDED_NAME_CHARS: usize = 200;
 
 /// Fields of a request body, for error messages.
 const KEYS: &str =
@@ -181,6 +195,11 @@ impl Asked {
         // The message of serde would quote the value, which may be a secret.
         let asked = serde_json::from_value(value).map_err(|_| unread("a field has an invalid value".to_owned()))?;
         Ok((asked, raw))
+    }
+
+    fn named(&self) -> NamedCall {
+        let short = |name: &str| name.chars().take(MAX_RECORDED_NAME_CHARS).collect();
+        NamedCall { id: short(&self.id), tool: short(&self.tool), agent: self.agent.as_deref().map(short) }
     }
 
     fn take(self, raw: Option<Raw>, running: &Running, verb: &str, caller: &Caller, parts: &Parts) -> Result<Taken, No> {

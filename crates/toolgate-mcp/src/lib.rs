@@ -32,7 +32,6 @@
 mod api;
 mod asking;
 mod auth;
-mod batch;
 mod bounded;
 mod calls;
 mod canary;
@@ -48,7 +47,6 @@ mod lines;
 mod metrics;
 mod misread;
 mod parked;
-mod patient;
 mod raw;
 mod render;
 mod resources;

@@ -1,16 +1,11 @@
 //! Serves a client on standard streams: one message a line, checked before it is parsed.
 
-use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rmcp::model::{
-    ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorCode, GetExtensions, JsonRpcMessage, ProtocolVersion, RequestId,
-    ServerJsonRpcMessage, ServerResult,
-};
+use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorCode, JsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::transport::Transport;
 use rmcp::{RoleServer, ServiceExt};
 use serde_json::Value;
@@ -24,18 +19,15 @@ use toolgate::json::Bounds;
 use crate::door::Door;
 use crate::gateway::Gateway;
 use crate::identity::{Caller, Fixed, Proof};
-use crate::misread::{self, Glimpse};
-use crate::raw::{self, Message, Read};
+use crate::misread;
+use crate::raw::{self, Message};
 use crate::resources;
-use crate::seat::Open;
 
 /// Returns the limits of a message: larger than for arguments, because it contains more.
 pub(crate) const fn bounds(bytes: usize) -> Bounds {
     Bounds { bytes, depth: 96, nodes: 400_000 }
 }
 
-/// Maximum number of unanswered calls that are tracked.
-const MOST_CALLS: usize = 10_000;
 /// Maximum number of unsent rejections before reading stops.
 const MOST_REFUSALS: usize = 256;
 /// Delay before the end of the input is reported. A subscription that has just started would miss
@@ -51,34 +43,21 @@ struct Lines<R, W> {
     /// Whether the line is too long. Such a line is read to its end and dropped.
     over: bool,
     most: usize,
-    /// Messages that came together, and are still to be heard.
-    together: VecDeque<Message>,
-    /// Whether they may: only 2025-03-26 knows that.
-    batches: Arc<AtomicBool>,
-    /// Unanswered calls. The library may reject one before the handler sees it.
-    calls: HashMap<RequestId, Glimpse>,
-    /// Requests that somebody still works for, also where nobody waits for them any more.
-    open: Open,
-    /// Tasks that record and send rejections.
+    /// Tasks that send rejections.
     refusals: TaskTracker,
     /// Limits the number of rejections in progress.
     room: Arc<Semaphore>,
     /// Cancelled when the client disconnects, and the time of that.
     gone: CancellationToken,
     ended: Option<Instant>,
-    /// Records the rows of rejected calls.
     gateway: Gateway,
-    fixed: Fixed,
 }
 
-/// A line that cannot be parsed: its request ID, the error, and the call that it may ask for.
+/// A line that is not a valid request: its request ID and the error.
 struct Unread {
     id: Value,
     code: ErrorCode,
     why: String,
-    call: Option<Glimpse>,
-    /// The messages of a batch that is refused as such.
-    batch: Vec<Message>,
 }
 
 impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<R, W> {
@@ -109,58 +88,31 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
     }
 
     /// Parses the next line that is not empty; `None` at the end of the input.
-    async fn line(&mut self) -> Option<Result<Read, Unread>> {
+    async fn line(&mut self) -> Option<Result<Message, Unread>> {
         loop {
             let line = match self.next().await? {
                 Ok(line) => Bytes::from(line),
                 Err(why) => {
-                    return Some(Err(Unread {
-                        id: Value::Null,
-                        code: ErrorCode::INVALID_REQUEST,
-                        why: why.to_owned(),
-                        call: None,
-                        batch: Vec::new(),
-                    }));
+                    return Some(Err(Unread { id: Value::Null, code: ErrorCode::INVALID_REQUEST, why: why.to_owned() }));
                 }
             };
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let unread = |why| {
-                let call = Glimpse::of_message(&line);
-                Unread { id: raw::id(&line), code: ErrorCode::PARSE_ERROR, why, call, batch: Vec::new() }
-            };
+            let unread = |error: raw::ReadError| Unread { id: raw::id(&line), code: error.code(), why: error.message().to_owned() };
             return Some(raw::read(line.clone(), &bounds(self.most)).map_err(unread));
-        }
-    }
-
-    /// Returns the call that the library rejected before the handler saw it, and the reason.
-    fn refused(&mut self, item: &ServerJsonRpcMessage) -> Option<(Glimpse, String)> {
-        match item {
-            JsonRpcMessage::Response(answer) => {
-                self.calls.remove(&answer.id);
-                None
-            }
-            JsonRpcMessage::Error(answer) => {
-                let (call, error) = (self.calls.remove(answer.id.as_ref()?)?, &answer.error);
-                // The handler records its own rejections. An internal error is not a fault of the
-                // request.
-                let is_noted = error.data.as_ref().is_some_and(|data| data.get("callId").is_some());
-                (!is_noted && error.code != ErrorCode::INTERNAL_ERROR).then(|| (call, error.message.to_string()))
-            }
-            _ => None,
         }
     }
 
     /// Rejects a line in a separate task, because reading may be interrupted.
     fn refuse(&self, unread: Unread) {
-        let (output, gateway, fixed) = (Arc::clone(&self.output), self.gateway.clone(), self.fixed.clone());
-        let Unread { id, code, why, call, batch } = unread;
+        let output = Arc::clone(&self.output);
+        let Unread { id, code, why } = unread;
+        self.gateway.0.metrics.turned_away();
+        tracing::debug!(code = code.0, "line rejected");
         let place = Arc::clone(&self.room).try_acquire_owned();
         self.refusals.spawn(async move {
-            crate::batch::lost(&gateway, &fixed.caller, fixed.agent.as_deref(), crate::batch::calls(batch), crate::batch::MOST, &why).await;
-            let said = misread::refusal(&gateway, &fixed.caller, fixed.agent.as_deref(), call, id, code, &why).await;
-            drop(write(&output, said.to_string().into_bytes()).await);
+            drop(write(&output, misread::rejection(code, id, &why).to_string().into_bytes()).await);
             drop(place);
         });
     }
@@ -181,79 +133,30 @@ where
     type Error = io::Error;
 
     fn send(&mut self, item: ServerJsonRpcMessage) -> impl Future<Output = io::Result<()>> + Send + 'static {
-        if let JsonRpcMessage::Response(answer) = &item
-            && let ServerResult::InitializeResult(agreed) = &answer.result
-        {
-            self.batches.store(agreed.protocol_version == ProtocolVersion::V_2025_03_26, Ordering::Relaxed);
-        }
         let output = Arc::clone(&self.output);
-        let refused = self.refused(&item).map(|(call, why)| (call, why, self.gateway.clone(), self.fixed.clone()));
-        async move {
-            if let Some((call, why, gateway, fixed)) = refused {
-                misread::note(&gateway, &fixed.caller, fixed.agent.as_deref(), call, &why).await;
-            }
-            write(&output, serde_json::to_vec(&item)?).await
-        }
+        async move { write(&output, serde_json::to_vec(&item)?).await }
     }
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
         loop {
             // Reading stops while the client does not read its rejections.
             drop(self.room.acquire().await);
-            let read = match self.together.pop_front() {
-                Some(message) => Read::One(message),
-                None => match self.line().await {
-                    None => {
-                        self.gone.cancel();
-                        let ended = *self.ended.get_or_insert_with(Instant::now);
-                        tokio::time::sleep(SETTLED.saturating_sub(ended.elapsed())).await;
-                        return None;
-                    }
-                    Some(Ok(read)) => read,
-                    Some(Err(unread)) => {
-                        self.refuse(unread);
-                        continue;
-                    }
-                },
-            };
-            let Message { text, value, raw } = match read {
-                Read::One(message) => message,
-                Read::Several(messages) => {
-                    let fault = match self.batches.load(Ordering::Relaxed) {
-                        true => crate::batch::fault(&messages),
-                        false => Some("only 2025-03-26 knows batches; send one message a line".to_owned()),
-                    };
-                    match fault {
-                        None => self.together.extend(messages),
-                        Some(why) => {
-                            self.refuse(Unread { id: Value::Null, code: ErrorCode::INVALID_REQUEST, why, call: None, batch: messages });
-                        }
-                    }
+            let Message { text, value, raw } = match self.line().await {
+                None => {
+                    self.gone.cancel();
+                    let ended = *self.ended.get_or_insert_with(Instant::now);
+                    tokio::time::sleep(SETTLED.saturating_sub(ended.elapsed())).await;
+                    return None;
+                }
+                Some(Ok(message)) => message,
+                Some(Err(unread)) => {
+                    self.refuse(unread);
                     continue;
                 }
             };
             match serde_json::from_slice::<ClientJsonRpcMessage>(&text) {
                 Ok(mut message) => {
-                    // A cancelled request gets no answer.
-                    if let JsonRpcMessage::Notification(said) = &message
-                        && let ClientNotification::CancelledNotification(cancelled) = &said.notification
-                        && let Some(id) = &cancelled.params.request_id
-                    {
-                        self.calls.remove(id);
-                    }
                     if let JsonRpcMessage::Request(request) = &mut message {
-                        // Of two with one name, one would be told what the other came to.
-                        let begun = self.open.begin(Some(""), [&value]).filter(|_| !self.calls.contains_key(&request.id));
-                        let Some(unanswered) = begun else {
-                            let (id, call) = (value.get("id").cloned().unwrap_or_default(), Glimpse::of_value(&value));
-                            let why = "another request has the same `id`, and is not answered yet".to_owned();
-                            self.refuse(Unread { id, code: ErrorCode::INVALID_REQUEST, why, call, batch: Vec::new() });
-                            continue;
-                        };
-                        request.request.extensions_mut().insert(unanswered);
-                        if let Some(call) = Glimpse::of_value(&value).filter(|_| self.calls.len() < MOST_CALLS) {
-                            self.calls.insert(request.id.clone(), call);
-                        }
                         match (&mut request.request, raw) {
                             (ClientRequest::CallToolRequest(call), Some(raw)) => drop(call.extensions.insert(raw)),
                             (ClientRequest::SubscriptionsListenRequest(listen), _) => resources::trim(&mut listen.params.notifications),
@@ -266,8 +169,8 @@ where
                     // An invalid notification gets no answer.
                     if value.get("id").is_some() || value.get("method").is_none() {
                         let id = value.get("id").cloned().unwrap_or_default();
-                        let (why, call) = ("not a valid message of the protocol".to_owned(), Glimpse::of_value(&value));
-                        self.refuse(Unread { id, code: ErrorCode::INVALID_REQUEST, why, call, batch: Vec::new() });
+                        let why = "not a valid message of the protocol".to_owned();
+                        self.refuse(Unread { id, code: ErrorCode::INVALID_REQUEST, why });
                     }
                 }
             }
@@ -312,16 +215,11 @@ impl Gateway {
             line: Vec::new(),
             over: false,
             most,
-            together: VecDeque::new(),
-            batches: Arc::default(),
-            calls: HashMap::new(),
-            open: Open::default(),
             refusals: TaskTracker::new(),
             room: Arc::new(Semaphore::new(MOST_REFUSALS)),
             gone: door.gone.clone(),
             ended: None,
             gateway: self.clone(),
-            fixed,
         };
         let service = tokio::select! {
             served = door.serve(lines) => match served {

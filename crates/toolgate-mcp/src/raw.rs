@@ -2,16 +2,12 @@
 //!
 //! A call with invalid arguments is still a call: the argument gate rejects it and records a row.
 
-use std::fmt;
-
 use bytes::Bytes;
-use serde::de::{Error as _, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use rmcp::model::ErrorCode;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use toolgate::json::{Bounds, parse};
-
-use crate::batch::MOST;
 
 /// Maximum size of IDs and metadata of a message: bytes of text, and number of values.
 const TEXT: usize = 64 << 10;
@@ -22,61 +18,60 @@ const VALUES: usize = 2_000;
 pub(crate) struct Raw(pub(crate) Bytes);
 
 /// A parsed message: its text, its value, and the invalid arguments that were removed from both.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Message {
     pub(crate) text: Bytes,
     pub(crate) value: Value,
     pub(crate) raw: Option<Raw>,
 }
 
-/// What a client sends at once.
-pub(crate) enum Read {
-    One(Message),
-    Several(Vec<Message>),
+/// Why a message cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ReadError {
+    /// The text is not strict JSON, or exceeds a limit.
+    Invalid(String),
+    /// The message is an array. Only revision 2025-03-26 had JSON-RPC batches.
+    Batch,
+}
+
+impl ReadError {
+    /// Returns the JSON-RPC error code.
+    pub(crate) const fn code(&self) -> ErrorCode {
+        match self {
+            Self::Invalid(_) => ErrorCode::PARSE_ERROR,
+            Self::Batch => ErrorCode::INVALID_REQUEST,
+        }
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        match self {
+            Self::Invalid(why) => why,
+            Self::Batch => "JSON-RPC batches are not supported; send each message in a request of its own",
+        }
+    }
 }
 
 /// Parses a message strictly. If only its arguments are invalid, they are separated.
 ///
 /// # Errors
 /// The reason why the message is invalid.
-pub(crate) fn read(text: Bytes, bounds: &Bounds) -> Result<Read, String> {
+pub(crate) fn read(text: Bytes, bounds: &Bounds) -> Result<Message, ReadError> {
     let parsed = parse(&text, bounds);
-    let odd = match &parsed {
-        Ok(Value::Array(messages)) => messages.iter().any(has_odd_arguments),
+    let is_odd = match &parsed {
+        Ok(Value::Array(_)) => return Err(ReadError::Batch),
         Ok(message) => has_odd_arguments(message),
         Err(_) => true,
     };
-    if odd && let Some(read) = without_odd_arguments(&text, bounds) {
-        return Ok(read);
+    if is_odd
+        && let Some((rest, raw)) = parted(&text)
+        && let Ok(value) = parse(&rest, bounds)
+    {
+        return Ok(Message { text: rest.into(), value, raw: Some(raw) });
     }
     match parsed {
-        Ok(Value::Array(messages)) => {
-            Ok(Read::Several(messages.into_iter().map(|value| Message { text: value.to_string().into(), value, raw: None }).collect()))
-        }
-        Ok(value) => Ok(Read::One(Message { text, value, raw: None })),
-        Err(error) => Err(error.message),
+        Ok(value) => Ok(Message { text, value, raw: None }),
+        Err(error) => Err(ReadError::Invalid(error.message)),
     }
-}
-
-/// Parses a message without its invalid arguments; `None` if something else is invalid.
-fn without_odd_arguments(text: &[u8], bounds: &Bounds) -> Option<Read> {
-    let call = |text: &[u8]| {
-        let (rest, raw) = parted(text)?;
-        let value = parse(&rest, bounds).ok()?;
-        Some(Message { text: rest.into(), value, raw: Some(raw) })
-    };
-    if let Some(message) = call(text) {
-        return Some(Read::One(message));
-    }
-    let Few(several): Few<'_> = serde_json::from_slice(text).ok()?;
-    let one = |text: &&RawValue| {
-        let text = text.get().as_bytes();
-        match parse(text, bounds).ok().filter(|value| !has_odd_arguments(value)) {
-            Some(value) => Some(Message { text: Bytes::copy_from_slice(text), value, raw: None }),
-            None => call(text),
-        }
-    };
-    several.iter().map(one).collect::<Option<_>>().map(Read::Several)
 }
 
 /// Returns an error if IDs and metadata of a message are too large.
@@ -101,34 +96,6 @@ fn room_beside((text, values): (usize, usize), value: &Value) -> Option<(usize, 
         Value::Object(all) => {
             all.iter().try_fold((text, values), |(text, values), (name, value)| room_beside((text.checked_sub(name.len())?, values), value))
         }
-    }
-}
-
-/// No more messages than a batch may hold.
-struct Few<'de>(Vec<&'de RawValue>);
-
-impl<'de> Deserialize<'de> for Few<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Each;
-        impl<'de> Visitor<'de> for Each {
-            type Value = Vec<&'de RawValue>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "1 to {MOST} messages")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Self::Value, A::Error> {
-                let mut few = Vec::new();
-                while let Some(message) = all.next_element()? {
-                    if few.len() == MOST {
-                        return Err(A::Error::custom("too many messages"));
-                    }
-                    few.push(message);
-                }
-                Ok(few)
-            }
-        }
-        deserializer.deserialize_seq(Each).map(Self)
     }
 }
 
@@ -222,24 +189,14 @@ mod tests {
         ] {
             assert!(parted(text.as_bytes()).is_none(), "{text}");
         }
-        let too_many = format!("[{}1, 1e400]", "1,".repeat(64));
-        for (text, many) in [
-            (
-                r#"[{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"t","arguments":{"x":1,"x":2}}},{"jsonrpc":"2.0","method":"n"}]"#,
-                Some((2, 1)),
-            ),
-            (r#"[{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"t","arguments":[]}}, 7]"#, Some((2, 1))),
-            (r#"[{"jsonrpc":"2.0","id":7,"id":8,"method":"tools/call","params":{"name":"t","arguments":{}}}]"#, None),
-            ("[{]", None),
-            (too_many.as_str(), None),
+        let bounds = Bounds { bytes: 1 << 20, depth: 96, nodes: 400_000 };
+        for (text, error) in [
+            (r#"[{"jsonrpc":"2.0","method":"n"}]"#, ReadError::Batch),
+            ("[]", ReadError::Batch),
         ] {
-            let read = read(Bytes::copy_from_slice(text.as_bytes()), &Bounds { bytes: 1 << 20, depth: 96, nodes: 400_000 });
-            let seen = read.ok().map(|read| match read {
-                Read::One(_) => (0, 0),
-                Read::Several(all) => (all.len(), all.iter().filter(|one| one.raw.is_some()).count()),
-            });
-            assert_eq!(seen, many, "{text}");
+            assert_eq!(read(Bytes::from_static(text.as_bytes()), &bounds).err(), Some(error), "{text}");
         }
+        assert!(matches!(read(Bytes::from_static(b"[{]"), &bounds), Err(ReadError::Invalid(_))));
         let (rest, raw) = without_arguments(br#"{"tool": "t", "arguments" : {"x":1,"x":2} , "id": "a"}"#).unwrap();
         assert_eq!((&*rest, &*raw.0), (&br#"{"tool": "t", "arguments" : {} , "id": "a"}"#[..], &br#"{"x":1,"x":2}"#[..]));
         assert_eq!((id(br#"{"id":7,"x":{"a":1,"a":2}}"#), id(br#"{"id":"#), id(b"[]")), (7.into(), Value::Null, Value::Null));

@@ -1,6 +1,6 @@
 //! Limits concurrent requests, and the bytes of requests that are arriving.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,16 +10,12 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
 use hyper::body::{Body, Frame, SizeHint};
-use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::batch::asks;
 use crate::gateway::lock;
 
 /// Maximum bytes of requests that are still arriving, in total.
 const ARRIVING: usize = 512 << 20;
-/// How much of an event says what it is.
-const HEAD: usize = 1 << 10;
 
 /// Counts the bytes of an arriving request. It has no permit yet, and must not exhaust memory.
 pub(crate) struct Held<'h>(&'h AtomicUsize, usize);
@@ -98,67 +94,6 @@ impl Drop for Seat {
     }
 }
 
-/// Requests in sessions of older clients that are not answered yet, each by its session and its name there.
-#[derive(Clone, Default)]
-pub(crate) struct Open(Arc<Mutex<HashSet<(String, String)>>>);
-
-impl Open {
-    /// Counts requests as not answered for as long as what is given back, or a copy of it, is kept; `None` where one of their names is
-    /// taken. Whose requests are in no session stand for themselves.
-    pub(crate) fn begin<'v>(&self, session: Option<&str>, messages: impl IntoIterator<Item = &'v Value>) -> Option<Unanswered> {
-        let unanswered = Unanswered(Arc::new(Names { open: self.clone(), taken: Mutex::default() }));
-        let Some(session) = session else { return Some(unanswered) };
-        for id in messages.into_iter().filter(|message| asks(message)).filter_map(|message| message.get("id")) {
-            let name = (session.to_owned(), id.to_string());
-            if !lock(&self.0).insert(name.clone()) {
-                return None;
-            }
-            lock(&unanswered.0.taken).push(name);
-        }
-        Some(unanswered)
-    }
-}
-
-/// Requests that are not answered yet. Whoever works for them keeps a copy: their client may have hung up long before they are over.
-#[derive(Clone)]
-pub(crate) struct Unanswered(Arc<Names>);
-
-/// The names of requests, taken until this is dropped.
-struct Names {
-    open: Open,
-    taken: Mutex<Vec<(String, String)>>,
-}
-
-impl Unanswered {
-    /// Whether this is what one waits for. Who hears it may use the name again before the stream has ended.
-    fn is_answered_by(&self, said: &[u8]) -> bool {
-        let head = said.get(..HEAD).unwrap_or(said);
-        let first = |word: &[u8]| head.windows(word.len()).position(|part| part == word);
-        // What is told on the way to it has a method before everything else.
-        let told = first(b"\"method\":").unwrap_or(head.len());
-        let answers = [first(b"\"result\":"), first(b"\"error\":")].into_iter().flatten().any(|at| at < told);
-        answers && lock(&self.0.taken).len() == 1
-    }
-}
-
-impl Names {
-    fn release(&self) {
-        let names = std::mem::take(&mut *lock(&self.taken));
-        if !names.is_empty() {
-            let mut open = lock(&self.open.0);
-            for name in &names {
-                open.remove(name);
-            }
-        }
-    }
-}
-
-impl Drop for Names {
-    fn drop(&mut self) {
-        self.release();
-    }
-}
-
 /// Keeps a session alive: each running request and each listener has a copy.
 #[derive(Clone, Default)]
 pub(crate) struct Hold(Arc<()>);
@@ -174,7 +109,6 @@ impl Hold {
 pub(crate) struct Seated {
     pub(crate) body: BoxBody<Bytes, Infallible>,
     pub(crate) _seat: Arc<Seat>,
-    pub(crate) unanswered: Option<Unanswered>,
     pub(crate) _hold: Option<Hold>,
 }
 
@@ -183,14 +117,7 @@ impl Body for Seated {
     type Error = Infallible;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(context);
-        if let Poll::Ready(Some(Ok(frame))) = &polled
-            && let Some(said) = frame.data_ref()
-            && let Some(unanswered) = self.unanswered.take_if(|unanswered| unanswered.is_answered_by(said))
-        {
-            unanswered.0.release();
-        }
-        polled
+        Pin::new(&mut self.body).poll_frame(context)
     }
 
     fn is_end_stream(&self) -> bool {

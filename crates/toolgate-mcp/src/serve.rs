@@ -18,21 +18,18 @@ use opentelemetry::trace::FutureExt as _;
 use rmcp::model::ErrorCode;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
 
-use crate::batch::{self, Batch};
 use crate::door::{AGENT, Door};
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Asked, Caller};
 use crate::lines::bounds;
-use crate::misread::Glimpse;
-use crate::raw::{self, Message, Read};
-use crate::seat::{Held, Open, Seated, Seats};
+use crate::misread;
+use crate::raw::{self, Message};
+use crate::seat::{Held, Seated, Seats};
 use crate::straight::Straight;
 
 mod listen;
 mod pages;
-mod refused;
 mod resource;
 mod returning;
 mod sessions;
@@ -43,7 +40,7 @@ use sessions::opens_session;
 
 /// Timeout for receiving a request, and for the TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Messages for exceeded limits, which are also recorded in the ledger.
+/// Messages for exceeded limits.
 const HASTY: &str = "rate limit exceeded";
 const CROWDED: &str = "too many concurrent requests";
 
@@ -62,10 +59,6 @@ pub(crate) struct Http {
     beside: Seats,
     /// Permits for streams that only listen, each as long as its stream.
     listening: Seats,
-    /// Limits the rejections that are recorded at the same time, which have no permit.
-    turns: Semaphore,
-    waiting: Arc<Semaphore>,
-    open: Open,
     /// Bytes of requests that are still arriving.
     arriving: AtomicUsize,
     rates: Mutex<Rates>,
@@ -89,21 +82,23 @@ impl Http {
         let (seats, beside) = (Seats::new(settings.concurrency), Seats::new(settings.concurrency));
         let listening = Seats::new(crate::files::connections(listen::CONNECTIONS));
         let door = Door::new(gateway.clone(), None);
-        let (turns, waiting) = (Semaphore::new(refused::TURNS), Arc::new(Semaphore::new(refused::WAITING)));
         let arriving = AtomicUsize::new(0);
-        let (open, rates) = (Open::default(), Mutex::default());
-        Self { gateway, door, mcp, sessions, seats, beside, listening, turns, waiting, open, arriving, rates }
+        let rates = Mutex::default();
+        Self { gateway, door, mcp, sessions, seats, beside, listening, arriving, rates }
     }
 
     async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
         let page = self.page(request.headers());
         let mut answer = match self.route(request).await {
             Ok(answer) => answer,
-            Err(refused) => {
-                self.gateway.0.metrics.turned_away();
-                *refused
-            }
+            Err(refused) => *refused,
         };
+        // Rejected requests leave no ledger row: only calls do.
+        let status = answer.status();
+        if status.is_client_error() || status == StatusCode::SERVICE_UNAVAILABLE {
+            self.gateway.0.metrics.turned_away();
+            tracing::debug!(status = status.as_u16(), "request rejected");
+        }
         if let Some(page) = page {
             pages::show(&mut answer, page);
         }
@@ -135,7 +130,7 @@ impl Http {
             return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "the gateway is shutting down", Some(5)));
         }
         let caller = self.let_in(&running, &parts, &words).await?;
-        self.hold_rate(&running, &caller, 1)?;
+        self.hold_rate(&running, &caller)?;
         // A request takes no permit while its body arrives, which may take long.
         let is_shared = !running.keys.is_open();
         let full = || refusal(StatusCode::SERVICE_UNAVAILABLE, CROWDED, Some(1));
@@ -145,80 +140,31 @@ impl Http {
             ["mcp", _, _, _, ..] => Err(refusal(StatusCode::NOT_FOUND, "unknown path; use /mcp/{agent}/{session}", None)),
             ["mcp", rest @ ..] => {
                 let Some(asked) = Asked::of(rest) else {
-                    let text = self.collect(&running, &parts, body).await?;
-                    let why = "the percent-encoding of the URL path is not valid UTF-8";
-                    return Err(self.unread(&caller, Some(""), text, ErrorCode::INVALID_REQUEST, why).await);
+                    return Err(refusal(StatusCode::BAD_REQUEST, "the percent-encoding of the URL path is not valid UTF-8", None));
                 };
                 let hold = self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
                 // The library compares this header with the body only from this revision on.
                 let listens = parts.method == Method::GET
                     || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
                 let text = self.collect(&running, &parts, body).await?;
-                let read = match parts.method == Method::POST {
-                    true => raw::read(text.clone(), &bounds(running.settings.max_request)),
-                    false => Ok(Read::One(Message::default())),
+                let mut message = match parts.method == Method::POST {
+                    true => raw::read(text.clone(), &bounds(running.settings.max_request))
+                        .map_err(|error| rejected(error.code(), raw::id(&text), error.message()))?,
+                    false => Message::default(),
                 };
-                let (mut message, batch) = match read {
-                    Ok(Read::One(message)) => {
-                        if let Some(why) = raw::overlong(&message.value) {
-                            return Err(self.unread(&caller, asked.agent.as_deref(), text, ErrorCode::INVALID_REQUEST, &why).await);
-                        }
-                        (message, None)
-                    }
-                    Ok(Read::Several(messages)) => match Batch::of(&parts, messages) {
-                        Ok(batch) => (Message::default(), Some(batch)),
-                        Err((messages, why)) => {
-                            self.lost(&running, &caller, asked.agent.as_deref(), messages, &why).await;
-                            return Err(Box::new(batch::refused(&why)));
-                        }
-                    },
-                    Err(why) => {
-                        return Err(self.unread(&caller, asked.agent.as_deref(), text, ErrorCode::PARSE_ERROR, &why).await);
-                    }
-                };
+                if let Some(why) = raw::overlong(&message.value) {
+                    return Err(rejected(ErrorCode::INVALID_REQUEST, Value::Null, &why));
+                }
                 drop(text);
-                let many = batch.as_ref().map_or(1, Batch::len);
-                let room = running.settings.rate.map_or(u64::MAX, |rate| u64::from(rate.calls)).min(self.seats.most(is_shared) as u64);
-                if u64::from(many) > room {
-                    let why = format!("no more than {room} messages are taken at once");
-                    let messages = batch.map(Batch::into_messages).unwrap_or_default();
-                    self.lost(&running, &caller, asked.agent.as_deref(), messages, &why).await;
-                    return Err(refusal(StatusCode::BAD_REQUEST, &why, None));
-                }
-                // The library would answer the first of two where the second is waited for, and the second nowhere.
-                let session = parts.headers.get("mcp-session-id").and_then(|id| id.to_str().ok());
-                let unanswered = match &batch {
-                    Some(batch) => self.open.begin(session, batch.values()),
-                    None => self.open.begin(session, [&message.value]),
-                };
-                let Some(unanswered) = unanswered else {
-                    return Err(self.confused(&running, &caller, asked.agent.as_deref(), message, batch).await);
-                };
-                let said = |message, batch: Option<Batch>| batch.map_or_else(|| vec![message], Batch::into_messages);
-                if let Err(refused) = self.hold_rate(&running, &caller, many - 1) {
-                    self.lost(&running, &caller, asked.agent.as_deref(), said(message, batch), HASTY).await;
-                    return Err(refused);
-                }
-                // Who only answers, takes back or leaves has others: those who are at it need that to come to an end. So has who listens or
-                // comes back, which may be for days.
-                let asking = match &batch {
-                    Some(batch) => batch.values().filter(|message| batch::asks(message)).count(),
-                    None => usize::from(batch::asks(&message.value)),
-                };
-                let taken = match asking {
+                // Messages that are not requests have their own permits, because running requests
+                // need them to finish. So do streams that only listen, which may last for days.
+                let asks = message.value.get("method").is_some() && message.value.get("id").is_some();
+                let taken = match asks {
                     _ if listens => self.listening.take(&caller.principal, 1, is_shared).ok_or_else(full),
-                    0 => self.beside.take(&caller.principal, 1, is_shared).ok_or_else(full),
-                    asking => seats(u32::try_from(asking).unwrap_or(many)),
+                    false => self.beside.take(&caller.principal, 1, is_shared).ok_or_else(full),
+                    true => seats(1),
                 };
-                let seat = match taken {
-                    Ok(seat) => Arc::new(seat),
-                    Err(refused) => {
-                        // All of them have counted as requests.
-                        let calls = batch::calls(said(message, batch));
-                        self.set_down(&caller, asked.agent.as_deref(), calls, batch::MOST, CROWDED).await;
-                        return Err(refused);
-                    }
-                };
+                let seat = Arc::new(taken?);
                 if let Some(raw) = message.raw.take() {
                     parts.extensions.insert(raw);
                     parts.headers.remove(CONTENT_LENGTH);
@@ -230,48 +176,30 @@ impl Http {
                 parts.extensions.insert(asked.clone());
                 // The running request holds its permit and its session, even if its client
                 // disconnects.
-                parts.extensions.insert(unanswered.clone());
-                if asking > 0 {
+                if asks {
                     parts.extensions.insert(Arc::clone(&seat));
                 }
                 if let Some(hold) = &hold {
                     parts.extensions.insert(hold.clone());
-                }
-                let unanswered = Some(unanswered);
-                if let Some(batch) = batch {
-                    return Ok(batch
-                        .answer(self, &parts, &caller, asked.agent.as_deref())
-                        .await
-                        .map(|body| Seated { body, _seat: seat, unanswered, _hold: hold }.boxed()));
                 }
                 let answer = match Straight::of(&running, &parts, &mut message.value) {
                     Some(call) => call.answer(self, parts).await,
                     None => {
                         let opens = opens_session(&parts.headers, &message.value);
                         let request = Request::from_parts(parts, Full::new(message.text));
-                        let answer = match opens {
+                        match opens {
                             true => self.open_session(&running, request, &caller, asked.agent.as_deref()).await?,
                             false => self.handle(request, &caller, asked.agent.as_deref()).await,
-                        };
-                        self.noted(answer, &caller, asked.agent.as_deref(), &message.value).await
+                        }
                     }
                 };
                 // The response body holds the permit until it is sent.
-                Ok(answer.map(|body| Seated { body, _seat: seat, unanswered, _hold: hold }.boxed()))
+                Ok(answer.map(|body| Seated { body, _seat: seat, _hold: hold }.boxed()))
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let counted = self.gateway.count();
                 let text = self.collect(&running, &parts, body).await?;
-                let seat = match seats(1) {
-                    Ok(seat) => seat,
-                    Err(refused) => {
-                        let call = Glimpse::of_body(&text).filter(|_| matches!(*verb, "check" | "report"));
-                        let agent = call.as_ref().and_then(|call| call.agent.clone());
-                        drop(text);
-                        self.set_down(&caller, agent.as_deref(), (call.into_iter().collect(), 0), 1, CROWDED).await;
-                        return Err(refused);
-                    }
-                };
+                let seat = seats(1)?;
                 let (verb, context) = ((*verb).to_owned(), crate::trace::of_headers(&parts));
                 // Hooks may take long. The task continues and holds its permit if the client
                 // disconnects.
@@ -340,8 +268,8 @@ impl Http {
         Ok(answer)
     }
 
-    /// Counts requests against the rate limit of a caller: all of them, or none.
-    fn hold_rate(&self, running: &Running, caller: &Caller, many: u32) -> Result<(), Box<Answer>> {
+    /// Counts a request against the rate limit of a caller.
+    fn hold_rate(&self, running: &Running, caller: &Caller) -> Result<(), Box<Answer>> {
         let Some(rate) = running.settings.rate else { return Ok(()) };
         let mut rates = lock(&self.rates);
         let now = Instant::now();
@@ -349,23 +277,12 @@ impl Http {
             rates.retain(|_, asked| asked.back().is_some_and(|last| now.duration_since(*last) < rate.per));
         }
         let asked = recent(&mut rates, &caller.principal, rate.per, now);
-        if asked.len() + many as usize > rate.calls as usize {
+        if asked.len() >= rate.calls as usize {
             let wait = asked.front().map_or(rate.per, |first| rate.per.saturating_sub(now.duration_since(*first)));
             return Err(refusal(StatusCode::TOO_MANY_REQUESTS, HASTY, Some(wait.as_secs() + 1)));
         }
-        asked.extend((0..many).map(|_| now));
+        asked.push_back(now);
         Ok(())
-    }
-
-    /// As many more requests of a caller as there is room for, and no more than these: how many that is.
-    fn take_rate(&self, running: &Running, caller: &Caller, most: usize) -> usize {
-        let Some(rate) = running.settings.rate else { return most };
-        let mut rates = lock(&self.rates);
-        let now = Instant::now();
-        let asked = recent(&mut rates, &caller.principal, rate.per, now);
-        let taken = most.min((rate.calls as usize).saturating_sub(asked.len()));
-        asked.extend((0..taken).map(|_| now));
-        taken
     }
 
     /// Passes a request to the library, with the agent for its `get_tool`.
@@ -441,6 +358,11 @@ pub(crate) fn json_answer(status: StatusCode, said: &Value) -> Answer {
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
     answer
+}
+
+/// Builds the response to a message that is not a valid request.
+fn rejected(code: ErrorCode, id: Value, why: &str) -> Box<Answer> {
+    Box::new(json_answer(StatusCode::BAD_REQUEST, &misread::rejection(code, id, why)))
 }
 
 fn refusal(status: StatusCode, why: &str, retry: Option<u64>) -> Box<Answer> {

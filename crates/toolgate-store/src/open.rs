@@ -69,7 +69,7 @@ fn is_blank(path: &Path) -> Done<bool> {
 /// Opening a pipe would block. A missing file is reported by the caller.
 fn is_plain(path: &Path) -> Done<()> {
     match std::fs::metadata(path) {
-        Ok(there) if there.is_dir() => Err(Fault::Said("the path is a directory; name a file".to_owned())),
+        Ok(there) if there.is_dir() => Err(Fault::Said("is a directory; name a file".to_owned())),
         Ok(there) if !there.is_file() => Err(Fault::Said("not a regular file".to_owned())),
         _ => Ok(()),
     }

@@ -120,7 +120,9 @@ impl From<Vec<u8>> for Arguments {
 /// ```
 /// use toolgate::{Call, SessionKey};
 /// let key = SessionKey::new("support", "alice", "conversation-1");
-/// let call = Call::new(key, "lookup_order", r#"{"order_id": "A-7"}"#).turn(3).idempotency_key("req-81");
+/// let call = Call::new(key, "lookup_order", r#"{"order_id": "A-7"}"#)
+///     .turn(3)
+///     .idempotency_key("req-81");
 /// assert_eq!(call.tool, "lookup_order");
 /// ```
 #[derive(Debug, Clone)]

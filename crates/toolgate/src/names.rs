@@ -65,8 +65,10 @@ pub(crate) fn mapped_letters(name: &str) -> impl Iterator<Item = char> {
 ///
 /// ```
 /// use toolgate::names::of_client;
-/// assert_eq!((of_client("Bash"), of_client("mcp__git__Log")), ("bash".to_owned(), "mcp__git__log".to_owned()));
-/// assert!(of_client("READ.ALL").starts_with("read_all_") && of_client("READ.ALL") != of_client("read all"));
+/// assert_eq!(of_client("Bash"), "bash");
+/// assert_eq!(of_client("mcp__git__Log"), "mcp__git__log");
+/// assert!(of_client("READ.ALL").starts_with("read_all_"));
+/// assert_ne!(of_client("READ.ALL"), of_client("read all"));
 /// ```
 #[must_use]
 pub fn of_client(name: &str) -> String {

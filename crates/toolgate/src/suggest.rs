@@ -45,7 +45,8 @@ pub fn ratio(name: &str, word: &str) -> f64 {
 /// Reports whether a word is an obvious misspelling of a name.
 ///
 /// ```
-/// assert!(toolgate::suggest::is_nearly("effect", "efect") && !toolgate::suggest::is_nearly("any_of", "all_of"));
+/// assert!(toolgate::suggest::is_nearly("effect", "efect"));
+/// assert!(!toolgate::suggest::is_nearly("any_of", "all_of"));
 /// ```
 #[must_use]
 pub fn is_nearly(name: &str, word: &str) -> bool {

@@ -1,4 +1,4 @@
-//! `toolgate approvals`: calls that wait for a person.
+//! Implements `toolgate approvals`: lists and answers approvals.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -11,10 +11,10 @@ use toolgate_store::SqliteStore;
 
 use super::ledger::{BOLD, DIM, GREEN, Part, RED, clean, named, only, open, time};
 
-/// Calls that wait for a person: list them, approve or deny one.
+/// List calls that need approval, and approve or deny one.
 #[derive(clap::Args)]
 #[command(
-    after_help = "An approval is for one call, exactly as it was shown; the agent makes the call again to use it.\n\nExamples:\n  toolgate approvals list --store ledger.db\n  toolgate approvals approve apr_01a1… --store ledger.db\n  toolgate approvals deny apr_01a1… --store ledger.db"
+    after_help = "An approval covers one call, exactly as shown. The agent repeats the call to use it.\n\nExamples:\n  toolgate approvals list --store ledger.db\n  toolgate approvals approve apr_01a1… --store ledger.db\n  toolgate approvals deny apr_01a1… --store ledger.db"
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -23,26 +23,26 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Verb {
-    /// What waits.
+    /// List waiting approvals.
     #[command(after_help = "Examples:\n  toolgate approvals list --json")]
     List {
-        /// One JSON object a line.
+        /// Print one JSON object per line.
         #[arg(long)]
         json: bool,
     },
-    /// Say yes to one call.
+    /// Approve one call.
     #[command(after_help = "Examples:\n  toolgate approvals approve apr_01a1…")]
     Approve(Answer),
-    /// Say no to one call.
+    /// Deny one call.
     #[command(after_help = "Examples:\n  toolgate approvals deny apr_01a1…")]
     Deny(Answer),
 }
 
 #[derive(clap::Args)]
 struct Answer {
-    /// Which, as `list` shows it; the last 6 digits will do.
+    /// Approval id, or at least 6 digits at its beginning or end.
     id: String,
-    /// In whose name; yours unless said.
+    /// Name of the approver [default: your user name].
     #[arg(long = "as", value_name = "NAME")]
     name: Option<String>,
 }
@@ -55,8 +55,10 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     }
 }
 
-/// What waits under an id, or under a part of it that fits no other approval of the ledger: not one that was answered either, lest
-/// whoever means that one answers another.
+/// Finds a waiting approval by its id or a part of it.
+///
+/// The part must match no other approval in the ledger, answered ones included. Otherwise an
+/// attempt to answer an old approval again could answer another one.
 fn find(store: Option<&Path>, said: &str) -> io::Result<Approval> {
     let ledger = open(store)?;
     let mut known = ledger.approvals().map_err(io::Error::other)?;
@@ -64,17 +66,17 @@ fn find(store: Option<&Path>, said: &str) -> io::Result<Approval> {
         (true, _) => known.retain(|id| id == said),
         (false, Some(part)) => known.retain(|id| part.fits(digits(id))),
         (false, None) => {
-            let why = "is no id, nor at least 6 digits of one, at its beginning or its end";
-            return Err(io::Error::other(format!("`{}` {why}; `toolgate approvals list` lists what waits", clean(said))));
+            let why = "is not an approval id, nor at least 6 digits at its beginning or end";
+            return Err(io::Error::other(format!("`{}` {why}; list waiting approvals with `toolgate approvals list`", clean(said))));
         }
     }
     let id = only(known, "approvals")?;
     let mut waiting = ledger.waiting(Timestamp::now()).map_err(io::Error::other)?.into_iter();
-    let missing = || io::Error::other(format!("`{}` does not wait; `toolgate approvals list` lists what does", clean(said)));
+    let missing = || io::Error::other(format!("`{}` is not waiting; list waiting approvals with `toolgate approvals list`", clean(said)));
     waiting.find(|approval| Some(&approval.id) == id.as_ref()).ok_or_else(missing)
 }
 
-/// An id without how all of them begin.
+/// Returns an id without its prefix.
 fn digits(id: &str) -> &str {
     id.strip_prefix("apr_").unwrap_or(id)
 }
@@ -91,14 +93,14 @@ fn list(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
         writeln!(out, "  {}", clean(&approval.reason))?;
         let by = approval.asked_by.join(", ");
         let who: Vec<String> = approval.approvers.iter().map(|people| people.join(" or ")).collect();
-        let who = if who.is_empty() { "anybody".to_owned() } else { who.join(", and ") };
+        let who = if who.is_empty() { "anyone".to_owned() } else { who.join(", and ") };
         let (session, until) = (clean(&approval.key.session), time(approval.expires));
         writeln!(out, "  {DIM}asked by {}; to be answered by {} until {until}; session {session}{DIM:#}", clean(&by), clean(&who))?;
         let caller = format!("{} as {}", approval.key.principal, approval.key.agent);
-        writeln!(out, "  {DIM}for {}; say `toolgate approvals approve {}`, or `deny`{DIM:#}", clean(&caller), approval.id)?;
+        writeln!(out, "  {DIM}for {}; run `toolgate approvals approve {}`, or `deny`{DIM:#}", clean(&caller), approval.id)?;
     }
     if waiting.is_empty() && !as_json {
-        writeln!(out, "nothing waits in {}", named(store)?.display())?;
+        writeln!(out, "no approvals are waiting in {}", named(store)?.display())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -107,12 +109,12 @@ fn say(store: Option<&Path>, answer: &Answer, yes: bool) -> io::Result<ExitCode>
     let name = answer.name.clone().unwrap_or_else(crate::place::user);
     let approval = find(store, &answer.id)?;
     if !approval.may_be_answered_by(&name) {
-        return Err(io::Error::other(format!("`{}` may not answer this one; `--as` says in whose name", clean(&name))));
+        return Err(io::Error::other(format!("`{}` may not answer this approval; pass the name of an approver with `--as`", clean(&name))));
     }
     let opened = SqliteStore::open(named(store)?).map_err(io::Error::other)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if !runtime.block_on(opened.answer(&approval.id, yes, &name, Timestamp::now())).map_err(io::Error::other)? {
-        return Err(io::Error::other("somebody else was first, or its time is up"));
+        return Err(io::Error::other("the approval was answered meanwhile, or has expired"));
     }
     let mut out = anstream::stdout().lock();
     let (style, word) = if yes { (GREEN, "approved") } else { (RED, "denied") };

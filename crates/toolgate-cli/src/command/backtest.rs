@@ -1,4 +1,4 @@
-//! `toolgate backtest`: recorded traffic against other rules.
+//! Implements `toolgate backtest`: decides recorded calls by a changed configuration.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
@@ -14,29 +14,29 @@ use toolgate_store::{Entry, Filter, Ledger};
 
 use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, bar, clean, counted, last_moment, moment, named, open, time};
 
-/// Run recorded traffic of a period against a changed configuration, and list every decision that would change.
+/// Test a changed configuration on recorded calls, and list changed decisions.
 ///
-/// Calls are played in the order in which they came, by the clock they came by, after a warm-up with what came before, as
-/// far as a rule looks back. Results are taken as they were recorded; no tool is run. After the first effect that would
-/// have gone otherwise, what follows in a session might not have come at all, and is marked as counterfactual.
+/// Calls run in their recorded order, by their recorded clock. A warm-up runs earlier calls, as
+/// far back as a rule looks. Results are the recorded ones; no tool runs. After the first changed
+/// effect in a session, later calls might not have come at all: they are marked as counterfactual.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 if no decision would change, 1 if one would, 2 if it could not be done.\n\nExamples:\n  toolgate backtest --store ledger.db --config policy.toml\n  toolgate backtest --store ledger.db --config policy.toml --since 30d --json"
+    after_help = "Exit code: 0 if no decision would change, 1 if one would, 2 on an error.\n\nExamples:\n  toolgate backtest --store ledger.db --config policy.toml\n  toolgate backtest --store ledger.db --config policy.toml --since 30d --json"
 )]
 pub(crate) struct Args {
-    /// The configuration to try; or policy files, on the tools and limits as they were.
+    /// Configuration to test, or policy files for the recorded tools and limits.
     #[arg(long, value_name = "FILE", required = true)]
     config: Vec<PathBuf>,
-    /// The agent, where the ledger has several.
+    /// Agent, if the ledger has several.
     #[arg(long)]
     agent: Option<String>,
-    /// From when on: a time, or how long ago.
+    /// Start of the period: a time, or how long ago.
     #[arg(long, value_name = "TIME", value_parser = moment)]
     since: Option<Timestamp>,
-    /// Until when: a time, or how long ago; a day counts to its end.
+    /// End of the period: a time, or how long ago; a day counts to its end.
     #[arg(long, value_name = "TIME", value_parser = last_moment)]
     until: Option<Timestamp>,
-    /// One JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
@@ -72,15 +72,15 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
             writeln!(out, "{YELLOW}{} undecidable{YELLOW:#}: {}", counted(*count, "call"), clean(why))?;
         }
         let style = if tally.changed == 0 { GREEN } else { RED };
-        let mut parts = vec![format!("{} would be decided the same", tally.same), format!("{style}{} otherwise{style:#}", tally.changed)];
+        let mut parts = vec![format!("{} would be decided the same", tally.same), format!("{style}{} differently{style:#}", tally.changed)];
         if tally.counterfactual > 0 {
-            parts.push(format!("{} of these after another effect than was", tally.counterfactual));
+            parts.push(format!("{} of these counterfactual", tally.counterfactual));
         }
         if tally.undecidable > 0 {
             parts.push(format!("{} undecidable", tally.undecidable));
         }
         if tally.circumstance > 0 {
-            parts.push(format!("{} decided by the moment (a switch, a lock, a time-out), and taken as they were", tally.circumstance));
+            parts.push(format!("{} not decided again (a pause, a lock or a timeout decided)", tally.circumstance));
         }
         let gap = if tally.changed > 0 { "\n" } else { "" };
         writeln!(out, "{gap}{BOLD}{}{BOLD:#}: {}", counted(tally.calls, "call"), parts.join(", "))?;
@@ -97,7 +97,7 @@ fn agent_name(ledger: &Ledger, wanted: Option<&str>, files: &[PathBuf]) -> io::R
     names.dedup();
     names.retain(|name| name != toolgate_mcp::CANARY);
     if names.len() > 1 {
-        // What somebody called an agent that was not there is none.
+        // Calls of unknown agents have rows, too. Keep only agents with a configuration.
         let mut real = Vec::new();
         for name in names {
             let configs = ledger.configs(&name, None, None).map_err(io::Error::other)?;
@@ -105,7 +105,7 @@ fn agent_name(ledger: &Ledger, wanted: Option<&str>, files: &[PathBuf]) -> io::R
         }
         names = real;
     }
-    // A whole configuration of one agent is tried on the calls of that one.
+    // A complete configuration with one agent selects this agent.
     if let [file] = files
         && let config = Config::parse(&file.display().to_string(), &read(file)?)
         && config.has_tools()
@@ -117,27 +117,29 @@ fn agent_name(ledger: &Ledger, wanted: Option<&str>, files: &[PathBuf]) -> io::R
     match names.as_slice() {
         [one] => Ok(one.clone()),
         [] => Err(io::Error::other("the ledger is empty")),
-        several => Err(io::Error::other(format!("the ledger has several agents; say which one with `--agent`: {}", several.join(", ")))),
+        several => Err(io::Error::other(format!("the ledger has several agents; choose one with `--agent`: {}", several.join(", ")))),
     }
 }
 
-/// What is to be tried.
+/// The configuration to test.
 enum New {
-    /// Policy files, and what they include.
+    /// Policy files and the files they include.
     Rules(Vec<(String, String)>),
     /// An agent with its tools and limits.
     Agent(Box<Whole>),
 }
 
-/// An agent of a whole configuration.
+/// An agent of a complete configuration.
 struct Whole {
-    /// The file, where it has people asked about tools that it does not declare.
+    /// The configuration, if it asks for approval of undeclared tools.
     asks: Option<Config>,
     definition: Definition,
 }
 
 impl Whole {
-    /// The agent as it is for the tools of a recorded one. Where a client runs them, those that the file does not declare are asked about.
+    /// Builds the agent for the tools of a recorded agent.
+    ///
+    /// If the client runs the tools, undeclared ones need approval.
     fn with_tools_of(&self, recorded: &Definition) -> Result<Definition, Unplayable> {
         let by_client = recorded.tools().all(Spec::is_run_by_client);
         let Some(config) = self.asks.as_ref().filter(|_| by_client) else { return Ok(self.definition.clone()) };
@@ -165,20 +167,20 @@ impl New {
             if !config.is_only_rules() {
                 let refused = match (config.has_tools(), files.len()) {
                     (true, 1) => None,
-                    (true, _) => Some("declares tools; try it alone, or policy files together"),
-                    (false, _) => Some("has more than rules, and no tools; try a whole configuration, or rules alone"),
+                    (true, _) => Some("declares tools; pass it alone, or only policy files"),
+                    (false, _) => Some("has more than rules, but no tools; pass a complete configuration, or only rules"),
                 };
                 if let Some(why) = refused {
                     return Err(io::Error::other(format!("{} {why}", file.display())));
                 }
                 let asks = (config.client.undeclared == Otherwise::Ask).then(|| config.clone());
-                // Also those that upstreams were seen to offer.
+                // Include the known tools of upstreams.
                 let config = crate::place::with_known(config, file)?;
                 let agents = config.agents(None).map_err(|error| wrong(error.render(colours)))?;
                 let names: Vec<&str> = agents.iter().map(Agent::name).collect();
                 let agent = agents.iter().find(|agent| agent.name() == name).ok_or_else(|| {
                     io::Error::other(format!(
-                        "{} has no agent `{name}`, whose calls these are; it has {}",
+                        "{} has no agent `{name}`, which made the recorded calls; it has {}",
                         file.display(),
                         names.join(", ")
                     ))
@@ -206,7 +208,7 @@ fn read(file: &Path) -> io::Result<String> {
     std::fs::read_to_string(file).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
 }
 
-/// An agent as it was recorded, and as it is to be tried.
+/// Builds an agent as recorded, and with the new configuration.
 fn agents(ledger: &Ledger, config: Digest, new: &New) -> Result<(Agent, Agent), Unplayable> {
     let text = ledger.definition(config).ok().flatten().ok_or(Unplayable::Unknown)?;
     let definition = Definition::parse(&text).map_err(|_| Unplayable::Unknown)?;
@@ -215,7 +217,7 @@ fn agents(ledger: &Ledger, config: Digest, new: &New) -> Result<(Agent, Agent), 
     Ok((then, now))
 }
 
-/// How far back the calls before a period count, by the rules of its time and by those that are tried; `None` is without end.
+/// Returns how far back the recorded and the new rules look; `None` means to the first row.
 fn looks_back(ledger: &Ledger, name: &str, new: &New, args: &Args) -> io::Result<Option<SignedDuration>> {
     let mut longest = SignedDuration::ZERO;
     for config in ledger.configs(name, args.since, args.until).map_err(io::Error::other)? {
@@ -228,14 +230,15 @@ fn looks_back(ledger: &Ledger, name: &str, new: &New, args: &Args) -> io::Result
     Ok(Some(longest))
 }
 
-/// Why a configuration cannot be played.
+/// Why a configuration cannot be tested.
 enum Unplayable {
     Unknown,
     Rules(String),
 }
 
 async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -> io::Result<Tally> {
-    // Rules that do not load on the newest configuration are a mistake, and not a result. What was turned away had none.
+    // If the rules do not load with the newest recorded configuration, report an error instead of
+    // undecidable calls. Rows of rejected calls have no configuration.
     let newest = Filter { agent: Some(name.to_owned()), newest_first: true, ..Filter::default() };
     let mut config = None;
     let look = |entry: Entry| {
@@ -254,23 +257,23 @@ async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -
     let rows = ledger.index(name, warm, args.until).map_err(io::Error::other)?;
     let first = Filter { agent: Some(name.to_owned()), since: args.since, until: args.until, most: Some(1), ..Filter::default() };
     let Some(first) = ledger.find(&first).map_err(io::Error::other)?.first().map(|entry| entry.seq) else {
-        return Err(io::Error::other("no calls are recorded in this period; look at `--since` and `--until`"));
+        return Err(io::Error::other("no calls in this period; check `--since` and `--until`"));
     };
     let own = Ledger::open(path).map_err(io::Error::other)?;
     let mut backtest = Backtest::new(move |config| match agents(&own, config, &new) {
         Ok(both) => Ok(both),
-        Err(Unplayable::Unknown) => Err("its configuration cannot be read".to_owned()),
-        Err(Unplayable::Rules(_)) => Err("the new rules do not load on the tools of its time".to_owned()),
+        Err(Unplayable::Unknown) => Err("cannot read the recorded configuration".to_owned()),
+        Err(Unplayable::Rules(_)) => Err("the new rules do not load with the recorded tools".to_owned()),
     });
     let bar = bar(2 * rows.len() as u64, "backtesting");
     let (mut tally, mut out) = (Tally::default(), Unheard(anstream::stdout().lock()));
     let fetch = |seq| {
         bar.inc(1);
-        ledger.row(seq).map_err(io::Error::other)?.ok_or_else(|| io::Error::other(format!("row {seq} is gone")))
+        ledger.row(seq).map_err(io::Error::other)?.ok_or_else(|| io::Error::other(format!("row {seq} is missing")))
     };
     backtest
         .play(&rows, first, fetch, |row, change| {
-            // Of a period, only what came in it.
+            // Calls before the period are warm-up.
             if row.at < from {
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-//! `toolgate check`: calls against a configuration, without running anything and without touching live state.
+//! Implements `toolgate check`: decides calls by a configuration, without running a tool.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -18,34 +18,35 @@ use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, clean, counted};
 use crate::place::{self, InForce, State};
 use crate::protected::Protected;
 
-/// Try calls against a configuration: what would become of each, and why. No tool runs, and nothing live is touched.
+/// Decide calls by a configuration, without running a tool.
 ///
-/// Calls are given as words, in files, or on standard input, one JSON object a line: {"tool", "arguments", "session"?, "principal"?,
-/// "agent"?, "result"?}. They are one history: limits and repetition count from one to the next. A `result` is taken as what the tool
-/// returned, so that evidence builds up; a call without one is taken to have happened and to have proved nothing.
+/// Pass calls as arguments, in files or on standard input, one JSON object per line: {"tool",
+/// "arguments", "session"?, "principal"?, "agent"?, "result"?}. The calls are one history: limits
+/// and repetitions count across them. A `result` counts as the tool's result, so it can produce
+/// evidence. A call without one counts as done, without evidence. No live state changes.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 if every line was a call, whatever became of it, or all tests passed; 1 if a test failed; 2 if the configuration does not load, a line is no call, or there is no call or test at all.\n\nExamples:\n  toolgate check '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}'\n  toolgate check --config toolgate.toml --explain calls.jsonl\n  toolgate check --config toolgate.toml --json < calls.jsonl\n  toolgate check --config toolgate.toml --tests tests.toml"
+    after_help = "Exit code: 0 if every line is a call, allowed or not, or all tests pass; 1 if a test fails; 2 if the configuration does not load, a line is not a call, or there are no calls and no tests.\n\nExamples:\n  toolgate check '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}'\n  toolgate check --config toolgate.toml --explain calls.jsonl\n  toolgate check --config toolgate.toml --json < calls.jsonl\n  toolgate check --config toolgate.toml --tests tests.toml"
 )]
 pub(crate) struct Args {
-    /// Calls, each a JSON object, or files of calls; standard input unless said.
+    /// Calls as JSON objects, or files with calls [default: standard input].
     #[arg(value_name = "CALL|FILE", conflicts_with = "tests")]
     calls: Vec<String>,
-    /// The configuration alone; without it, all that a call meets here.
+    /// Configuration file [default: what is in force here].
     #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     config: Option<PathBuf>,
-    /// One JSON object a line: {"decision", "gate", "rule", "error"}.
+    /// Print one JSON object per line: {"decision", "gate", "rule", "error"}.
     #[arg(long)]
     json: bool,
-    /// Every gate and every rule, with the values that decide.
+    /// Print every gate and every rule, with the values that decide.
     #[arg(long)]
     explain: bool,
-    /// Run the tests of a file instead: given these calls, what becomes of this one? Again for several files.
+    /// Run the tests in a file instead of calls (repeatable).
     #[arg(long, value_name = "FILE", conflicts_with = "explain")]
     tests: Vec<PathBuf>,
 }
 
-/// One call to try.
+/// A call to decide.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Tried {
@@ -62,12 +63,12 @@ struct Tried {
     result: Option<Value>,
 }
 
-/// A result that is `null` was given all the same.
+/// Deserializes a given result. `null` is a result, too.
 fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
-/// Gives what the line says that the tool gave.
+/// Tool handler that returns the `result` of the line.
 #[derive(Default)]
 struct Script(Mutex<Option<Value>>);
 
@@ -79,52 +80,52 @@ impl Handler for Script {
     }
 }
 
-/// Nobody said what came of it: it happened, and proved nothing.
+/// Returns the failure for a call without `result`: the call is done, and produces no evidence.
 fn unsaid() -> Failure {
-    Failure::business(UNSAID, "the line says no result").effects(Effects::Done)
+    Failure::business(UNSAID, "the line has no `result`").effects(Effects::Done)
 }
 
 const UNSAID: &str = "no_result_given";
 
-/// The agents of a configuration, with a script behind them and nothing that came before.
+/// The agents of a configuration, with scripted results and an empty history.
 pub(super) struct Desk {
     gate: Toolgate,
     script: Arc<Script>,
     names: Vec<String>,
-    /// Agents and tools that their clients run.
+    /// Agents and their tools that clients run.
     external: Vec<(String, String)>,
-    /// Rules that could decide.
+    /// Enforced rules.
     rules: Vec<String>,
-    /// What would be in force here, where that is asked.
+    /// The configuration in force here, if no file was given.
     in_force: Option<Arc<(InForce, State)>>,
 }
 
 impl Desk {
-    /// A configuration by itself.
+    /// Opens a configuration file by itself.
     fn open(config: Option<&PathBuf>) -> io::Result<Self> {
         let path = place::here(config)?;
         Self::of(place::with_known(Config::load(&path)?, &path)?)
     }
 
-    /// The configuration that is given; else all that a call meets here.
+    /// Opens the given configuration, or what is in force here.
     pub(super) fn open_here(config: Option<&PathBuf>) -> io::Result<Self> {
         if config.is_some() {
             return Self::open(config);
         }
-        // Without a home there is nothing of the user's own, and no state.
+        // Without a home directory, there is no user configuration and no state.
         let Ok(state) = State::unopened() else { return Self::open(None) };
         let found = InForce::tried(&state)?;
         Self::with_built_in(Arc::new((found, state)), None)
     }
 
-    /// With the rules that are built in, and perhaps a tool of an agent that no file declares.
+    /// Opens the configuration in force with the built-in rules and the given undeclared tool.
     fn with_built_in(in_force: Arc<(InForce, State)>, undeclared: Option<(&str, &str)>) -> io::Result<Self> {
         let (found, state) = &*in_force;
-        // What does not load is told as it stands.
+        // Report a configuration that does not load without changing it.
         if found.config.sound().is_err() {
             return Self::of(found.config.clone());
         }
-        // Who tries it may stand further down in the project than its agent.
+        // The user may be in a subdirectory of the project.
         let here = place::project()?;
         let project = place::of_project(&here).and_then(|file| Some(file.parent()?.to_owned())).unwrap_or(here);
         let protected = Protected::of(found, state, &project);
@@ -132,7 +133,7 @@ impl Desk {
             Some((agent, tool)) => found.config.clone().with_undeclared(agent, &[tool]),
             None => found.config.clone(),
         };
-        // As the door would have it that the tools are behind: a hook, or the gateway.
+        // Use the built-in rules of the entry point for these tools: a hook, or the gateway.
         let config = config.with_policies("(built in)", |tools| {
             let is_served = tools.iter().any(|tool| !tool.is_run_by_client());
             protected.rules(tools, is_served.then_some(project.as_path()))
@@ -141,7 +142,7 @@ impl Desk {
         Ok(Self { in_force: Some(in_force), ..desk })
     }
 
-    /// The desk for a tool that no file declares, where a person is asked about such.
+    /// Returns a desk with an undeclared tool, if the configuration asks about such tools.
     fn for_undeclared(&self, agent: &str, tool: &str) -> io::Result<Option<Self>> {
         let lacks = !tool.is_empty() && self.gate.agent(agent).is_some_and(|agent| agent.tools().all(|spec| spec.name() != tool));
         match &self.in_force {
@@ -170,12 +171,12 @@ impl Desk {
         Ok(Self { gate, script, names, external, rules, in_force: None })
     }
 
-    /// The agent that a call is for.
+    /// Returns the agent of a call.
     fn agent(&self, wanted: Option<&String>) -> Result<String, String> {
         match (wanted, self.names.as_slice()) {
             (Some(agent), _) => Ok(agent.clone()),
             (None, [one]) => Ok(one.clone()),
-            (None, several) => Err(format!("the configuration has several agents; say which `agent`: {}", several.join(", "))),
+            (None, several) => Err(format!("the configuration has several agents; set `agent` to one of {}", several.join(", "))),
         }
     }
 
@@ -200,12 +201,12 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
         }
     }
     if is_empty {
-        return Err(io::Error::other("no call is given, so nothing was checked; one is like {\"tool\": \"…\", \"arguments\": {…}}"));
+        return Err(io::Error::other("no calls given, so nothing was checked; a call is like {\"tool\": \"…\", \"arguments\": {…}}"));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tries a call that stands somewhere, and says what becomes of it; also why, where that is wanted.
+/// Decides a call and prints the decision, with an explanation if `explains` is true.
 pub(super) fn tell(
     out: &mut impl Write,
     desk: &Desk,
@@ -236,7 +237,7 @@ pub(super) fn tell(
     }
 }
 
-/// Gates and rules, under what they came to.
+/// Prints the results of gates and rules.
 pub(super) fn steps(out: &mut impl Write, why: &Explanation) -> io::Result<()> {
     let mut text = String::new();
     for line in why.steps().lines() {
@@ -247,7 +248,7 @@ pub(super) fn steps(out: &mut impl Write, why: &Explanation) -> io::Result<()> {
     writeln!(out, "{DIM}{text}{DIM:#}")
 }
 
-/// The calls that are given, and where each stands.
+/// Returns the given calls with their positions.
 fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> + '_> {
     fn numbered<'l>(
         lines: impl Iterator<Item = io::Result<String>> + 'l,
@@ -256,14 +257,14 @@ fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> +
         Box::new(lines.enumerate().map(move |(number, line)| -> io::Result<(String, String)> {
             let place = format!("{of}line {}", number + 1);
             let line = line.map_err(|error| io::Error::new(error.kind(), format!("{place}: {error}")))?;
-            // Some programs begin a file with a mark.
+            // Some programs begin a file with a byte order mark.
             Ok((place, if number == 0 { line.trim_start_matches('\u{feff}').to_owned() } else { line }))
         }))
     }
     if args.calls.is_empty() {
-        // Whoever sits there does not know that they are waited for.
+        // Otherwise the user does not see that the command waits for input.
         if io::stdin().is_terminal() {
-            crate::note("type calls, one a line, like {\"tool\": \"…\", \"arguments\": {…}}; Ctrl-D ends them");
+            crate::note("type one call per line, like {\"tool\": \"…\", \"arguments\": {…}}; end with Ctrl-D");
         }
         return numbered(io::stdin().lock().lines(), String::new());
     }
@@ -273,20 +274,20 @@ fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> +
         }
         match std::fs::File::open(given) {
             Ok(file) if !Path::new(given).is_dir() => numbered(io::BufReader::new(file).lines(), format!("{given}, ")),
-            Ok(_) => Box::new(std::iter::once(Err(io::Error::other(format!("{given}: it is a directory; name a file"))))),
+            Ok(_) => Box::new(std::iter::once(Err(io::Error::other(format!("{given}: is a directory; name a file"))))),
             Err(error) => Box::new(std::iter::once(Err(io::Error::new(error.kind(), format!("{given}: {error}"))))),
         }
     };
     Box::new(args.calls.iter().flat_map(one))
 }
 
-/// A line as it is written: arguments stay the text they are, so that two keys of one name are seen.
+/// Parses a line. Arguments stay text, so that the pipeline detects duplicate keys.
 fn read(line: &str) -> Result<Tried, String> {
     let mut tried: Tried = serde_json::from_str(line).map_err(|e| {
-        let how = if e.is_eof() { "write one object a line, like" } else { "like" };
-        format!("this is no call: {e}; {how} {{\"tool\": \"…\", \"arguments\": {{…}}}}")
+        let how = if e.is_eof() { "write one object per line, like" } else { "like" };
+        format!("not a call: {e}; {how} {{\"tool\": \"…\", \"arguments\": {{…}}}}")
     })?;
-    // As a client may call it.
+    // The name may be a client's name for the tool.
     if !toolgate::names::is_tool_name(&tried.tool) {
         tried.tool = toolgate::names::of_client(&tried.tool);
     }
@@ -319,7 +320,7 @@ async fn decide(gate: &Toolgate, script: &Script, agent: &str, tried: &Tried, by
     session.call(&tried.tool, tried.arguments()).await
 }
 
-/// What was decided: whatever came after the tool had been let through is no decision.
+/// The decision about a call. An error after the tool was allowed does not count.
 #[derive(serde::Serialize)]
 struct Verdict<'a> {
     decision: &'static str,
@@ -350,14 +351,14 @@ fn show(out: &mut impl Write, tried: &Tried, answer: &Answer, verdict: &Verdict<
     if let Some(error) = answer.outcome.error().filter(|_| word != "allow") {
         told(out, error)?;
     }
-    // A result that does not fit is worth a word: in earnest it would be withheld.
+    // Report a result that does not match the schema: in a real call it would be withheld.
     if let Some(error) = answer.outcome.error().filter(|error| word == "allow" && error.code != UNSAID) {
         writeln!(out, "      {YELLOW}its result{YELLOW:#} {}: {}", error.code, clean(&error.message))?;
     }
     Ok(())
 }
 
-/// What is wrong, and what to do next.
+/// Prints an error and the next step.
 pub(super) fn told(out: &mut impl Write, error: &ToolError) -> io::Result<()> {
     writeln!(out, "      {} {}: {}", error.category, error.code, clean(&error.message))?;
     match &error.next {
@@ -366,7 +367,7 @@ pub(super) fn told(out: &mut impl Write, error: &ToolError) -> io::Result<()> {
     }
 }
 
-/// What a test came to.
+/// Returns why a test failed.
 fn failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
     let told = verdict(answer);
     let (decision, rule, code) = (told.decision, told.rule, told.error.map(|error| &*error.code));
@@ -382,26 +383,26 @@ fn failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
     };
     let wanted = format!("{}{}", expect.decision, by(expect.rule.as_deref(), expect.code.as_deref()));
     if differs {
-        return Some(format!("expected {wanted}, and it is {}{}", decision, by(rule, code)));
+        return Some(format!("expected {wanted}, but got {}{}", decision, by(rule, code)));
     }
-    // A call that is misspelt is refused whatever the rules say.
+    // An invalid call is refused in any case, so the test would not test the rules.
     let error = told.error.filter(|_| told.gate <= Gate::Validate && expect.code.is_none())?;
     Some(format!(
-        "it is refused before any rule is asked: {}: {}; if that is meant, say `code = \"{}\"`",
+        "the call is refused before any rule: {}: {}; if this is intended, add `code = \"{}\"`",
         error.code,
         error.message.trim_end_matches('.'),
         error.code
     ))
 }
 
-/// What is wrong with a call that was to come first.
+/// Returns why a `given` call did not end as the test says.
 fn given_otherwise(number: usize, call: &TestCall, answer: &Answer) -> Option<String> {
     let error = answer.outcome.error();
     let why = error.map(|error| format!("{}: {}", error.code, error.message.trim_end_matches('.'))).unwrap_or_default();
     match (verdict(answer).decision == "allow", call.refused) {
-        (true, true) => Some(format!("call {number} of `given` is let through, and says `refused = true`")),
-        (false, false) => Some(format!("call {number} of `given` is refused: {why}; if that is meant, say `refused = true` there")),
-        // Such a result proves nothing, in earnest neither.
+        (true, true) => Some(format!("call {number} of `given` is allowed, but has `refused = true`")),
+        (false, false) => Some(format!("call {number} of `given` is refused: {why}; if this is intended, add `refused = true` to the call")),
+        // A real call with this result would produce no evidence either.
         (true, false) if call.result.is_some() && error.is_some() => {
             Some(format!("the result of call {number} of `given` does not count: {why}"))
         }
@@ -422,7 +423,7 @@ impl From<&TestCall> for Tried {
     }
 }
 
-/// Each test begins anew: nothing that another did counts.
+/// Runs the tests. Each starts with an empty history.
 fn run_tests(args: &Args) -> io::Result<ExitCode> {
     let colours = io::stdout().is_terminal();
     let (mut passed, mut failed, mut spoke) = (0_u64, 0_u64, BTreeSet::new());
@@ -433,7 +434,7 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
         let text = std::fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
         let tests = read_tests(&path.display().to_string(), &text).map_err(|error| {
             io::Error::other(format!(
-                "the tests cannot be read
+                "cannot read the tests
 
 {}",
                 error.render(io::stderr().is_terminal())
@@ -448,7 +449,7 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
                 let answer = runtime.block_on(desk.decide(&agent, &Tried::from(call)));
                 let told = verdict(&answer);
                 spoke.extend(told.rule.map(str::to_owned));
-                // A test that stands on something else than it says would hold for the wrong reason.
+                // If a `given` call ends differently, the test would pass for the wrong reason.
                 if number < test.given.len() {
                     broken = broken.or_else(|| given_otherwise(number + 1, call, &answer));
                 }
@@ -468,7 +469,7 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
         }
     }
     if passed + failed == 0 {
-        return Err(io::Error::other("there is no test in it, so nothing was checked; one begins with `[[test]]`"));
+        return Err(io::Error::other("the files contain no tests, so nothing was checked; a test begins with `[[test]]`"));
     }
     let silent: Vec<&String> = rules.difference(&spoke).collect();
     if args.json {
@@ -483,7 +484,7 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
             counted(rules.len() as u64, "rule")
         )?;
         if !silent.is_empty() {
-            writeln!(out, "{YELLOW}never heard{YELLOW:#}: {}", silent.iter().map(|rule| clean(rule)).collect::<Vec<_>>().join(", "))?;
+            writeln!(out, "{YELLOW}never decided{YELLOW:#}: {}", silent.iter().map(|rule| clean(rule)).collect::<Vec<_>>().join(", "))?;
         }
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -1,4 +1,4 @@
-//! `toolgate doctor`: is the gate really on?
+//! Implements `toolgate doctor`: checks that toolgate works in the current directory.
 
 mod clients;
 
@@ -20,17 +20,19 @@ use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, clean, counted};
 use super::serve::{Served, pins};
 use crate::place::{self, InForce, State};
 
-/// Look whether the gate is really on: the configuration loads, the ledger takes rows, the hooks are registered and are this
-/// program, and a call that must be refused is refused.
+/// Check that the gate is on.
+///
+/// Checks that the configuration loads, the ledger is writable, clients start this program as their
+/// hook or server, and a call that must be refused is refused.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 if all is well, 1 if something is not.\n\nExamples:\n  toolgate doctor\n  toolgate doctor --json\n  toolgate doctor --config toolgate.toml"
+    after_help = "Exit code: 0 if there is no problem, 1 if there is one.\n\nExamples:\n  toolgate doctor\n  toolgate doctor --json\n  toolgate doctor --config toolgate.toml"
 )]
 pub(crate) struct Args {
-    /// The configuration. Without it: what is in force here.
+    /// Configuration file [default: what is in force here].
     #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     config: Option<PathBuf>,
-    /// One JSON object: {"ok", "findings": [{"check", "state", "says"}]}.
+    /// Print one JSON object: {"ok", "findings": [{"check", "state", "says"}]}.
     #[arg(long)]
     json: bool,
 }
@@ -39,7 +41,7 @@ pub(crate) struct Args {
 #[serde(rename_all = "snake_case")]
 enum Health {
     Well,
-    /// Worth a look.
+    /// No problem, but worth attention.
     Note,
     Ill,
 }
@@ -51,7 +53,7 @@ struct Finding {
     says: String,
 }
 
-/// What was looked at.
+/// Results of the checks.
 #[derive(Default)]
 struct Findings(Vec<Finding>);
 
@@ -62,7 +64,7 @@ impl Findings {
 }
 
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
-    // Hooks are not handed what was left open here.
+    // Hooks must not inherit open files of this process.
     let _ = toolgate::sandbox::close_inherited();
     let mut found = Findings::default();
     examine(args, &mut found)?;
@@ -83,7 +85,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
                 writeln!(out, "                 {DIM}{}{DIM:#}", clean(line))?;
             }
         }
-        let verdict = if ok { "the gate is on" } else { "the gate is not what it should be" };
+        let verdict = if ok { "the gate is on" } else { "the gate has problems" };
         writeln!(out, "\n{BOLD}{verdict}{BOLD:#}")?;
     }
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -98,15 +100,16 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
             return Ok(());
         }
     };
-    found.say("state", Health::Well, format!("{} is yours alone", state.path().display()));
+    found.say("state", Health::Well, format!("{} is private", state.path().display()));
     let own = std::env::current_exe()?;
     let mut declared: Vec<String> = Vec::new();
-    // Where rows cannot be written, no call is decided: that is said once, and nothing is tried.
+    // If rows cannot be written, every call is denied. Report this once, and skip the canary.
     let (mut serves, mut records) = (false, true);
     match InForce::find(args.config.as_deref(), &project, &state) {
         Err(error) => found.say("configuration", Health::Ill, error.to_string()),
         Ok(in_force) => {
-            // What upstreams start is no part of it, though a change to it is looked at.
+            // Programs of upstreams are not part of the configuration, though changes to them are
+            // detected.
             let is_program =
                 |file: &Path| {
                     in_force.config.upstreams.iter().any(
@@ -125,7 +128,7 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
             }
             let names: Vec<String> = in_force.config.names().map(str::to_owned).collect();
             match in_force.config.for_client().agents(None) {
-                Err(error) => found.say("configuration", Health::Ill, format!("it does not load\n{}", error.render(false))),
+                Err(error) => found.say("configuration", Health::Ill, format!("the configuration does not load\n{}", error.render(false))),
                 Ok(agents) => {
                     let rules: usize = agents.iter().map(|agent| agent.enforced_rules().count()).sum();
                     found.say(
@@ -145,14 +148,14 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
         }
     }
     match toolgate::sandbox::try_out(&own) {
-        Ok(None) => found.say("sandbox", Health::Well, "command tools run in a room of their own"),
+        Ok(None) => found.say("sandbox", Health::Well, "command tools run in a sandbox"),
         Ok(Some(gap)) => found.say("sandbox", Health::Note, gap),
-        Err(why) => found.say("sandbox", Health::Note, format!("command tools cannot be run here: {why}")),
+        Err(why) => found.say("sandbox", Health::Note, format!("command tools cannot run here: {why}")),
     }
     clients(&project, &state, &declared, (serves, records), &own, found)
 }
 
-/// The ledger takes rows, and nobody else can read it. Says whether it takes them.
+/// Checks that the ledger is writable and private. Returns true if it is writable.
 fn ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, found: &mut Findings) -> bool {
     match super::hook::open_store(store, state) {
         Err(error) => {
@@ -165,7 +168,7 @@ fn ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, f
                 .map_err(|error| error.to_string())
                 .and_then(|runtime| runtime.block_on(opened.try_out()).map_err(|error| error.to_string()))
             {
-                found.say("ledger", Health::Ill, format!("it cannot be written: {why}"));
+                found.say("ledger", Health::Ill, format!("cannot write to the ledger: {why}"));
                 return false;
             }
             drop(opened);
@@ -179,7 +182,7 @@ fn ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, f
                 .collect();
             let them = if loose.len() == 1 { "it" } else { "them" };
             match loose.first() {
-                Some(_) => found.say("ledger", Health::Ill, format!("others may read {}; run `chmod go-rwx` on {them}", loose.join(", "))),
+                Some(_) => found.say("ledger", Health::Ill, format!("other users can read {}; run `chmod go-rwx` on {them}", loose.join(", "))),
                 None => {
                     let kept = crate::retention::told(store, kept).map(|told| format!("\n{told}")).unwrap_or_default();
                     found.say("ledger", Health::Well, format!("{}{kept}", store.display()));
@@ -191,23 +194,23 @@ fn ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, f
     }
 }
 
-/// Limits and evidence hang on the clock.
+/// Checks the clock, on which limits and evidence depend.
 fn clock(store: &Path, found: &mut Findings) {
     let now = jiff::Timestamp::now();
     let newest = toolgate_store::Ledger::open(store).ok().and_then(|ledger| ledger.row(ledger.last().ok()?).ok()?).map(|row| row.at);
     match newest {
         Some(last) if last.duration_since(now) > jiff::SignedDuration::from_mins(5) => {
-            found.say("clock", Health::Ill, format!("it is {now}, and the ledger has a row of {last}: the clock went backwards"));
+            found.say("clock", Health::Ill, format!("the clock went backwards: it is {now}, but the ledger has a row of {last}"));
         }
-        _ if now.as_second() < 1_767_225_600 => found.say("clock", Health::Ill, format!("it says {now}, which cannot be")),
+        _ if now.as_second() < 1_767_225_600 => found.say("clock", Health::Ill, format!("the clock is wrong: it is at {now}")),
         _ => found.say("clock", Health::Well, now.strftime("%Y-%m-%d %H:%M:%SZ").to_string()),
     }
 }
 
-/// A call that must be refused: through the program that clients start, as they start it.
+/// Makes a call that must be refused, with the hook program as clients start it.
 fn canary(args: &Args, agents: &[String], own: &Path, asked: Option<&(String, Value)>, found: &mut Findings) {
     let Some((tool, input)) = asked else {
-        found.say("canary", Health::Note, "no tool is declared that could be asked for a file, so nothing can be tried");
+        found.say("canary", Health::Note, "no declared tool can be asked for a file, so the canary cannot run");
         return;
     };
     let mut command = Command::new(own);
@@ -222,7 +225,9 @@ fn canary(args: &Args, agents: &[String], own: &Path, asked: Option<&(String, Va
     }
 }
 
-/// A tool that can be asked for toolgate's own state, and how: one that takes anything, or a text and nothing else.
+/// Finds a tool that can be asked for toolgate's own state, and the arguments for it.
+///
+/// The tool must accept any arguments, or a single free text.
 fn asked_for<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> Option<(String, Value)> {
     let key = state.join("key").display().to_string();
     let asks = |tool: &Spec| {
@@ -236,7 +241,7 @@ fn asked_for<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> Option<
         let value = if tool.shell_argument().is_some() { format!("cat {key}") } else { key.clone() };
         Some(json!({name.as_str(): value}))
     };
-    // One that is declared with a digest has another name where it is called.
+    // Skip names with a digest: the client calls such a tool by another name.
     let tools = tools.filter(|tool| toolgate::names::of_client(tool.name()) == tool.name());
     let mut all: Vec<(String, Value, bool)> =
         tools.filter_map(|tool| Some((tool.name().to_owned(), asks(tool)?, tool.input_schema().is_some()))).collect();
@@ -244,8 +249,9 @@ fn asked_for<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> Option<
     all.into_iter().next().map(|(tool, input, _)| (tool, input))
 }
 
-/// Whether a hook, started so, refuses a call for toolgate's own state: by the rule that protects it, and not because something
-/// else is wrong. Says how long that took, or what it did instead.
+/// Checks that a hook refuses a call for toolgate's own state by the rule `own_state`.
+///
+/// A refusal for another reason does not count. Returns the duration, or what the hook did instead.
 fn refuses(mut command: Command, event: &str, tool: &str, input: &Value) -> Result<Duration, String> {
     let session = format!("toolgate-doctor-{}", jiff::Timestamp::now().as_millisecond());
     let event = json!({"hook_event_name": event, "session_id": session, "tool_use_id": "canary", "tool_name": tool, "tool_input": input});
@@ -253,13 +259,13 @@ fn refuses(mut command: Command, event: &str, tool: &str, input: &Value) -> Resu
     let mut run = || -> io::Result<std::process::Output> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // Who does not listen may answer all the same.
+            // A hook that does not read its input may still answer.
             let _ = stdin.write_all(event.to_string().as_bytes());
         }
         while child.try_wait()?.is_none() {
             if begun.elapsed() > Duration::from_secs(10) {
                 child.kill()?;
-                return Err(io::Error::other("it did not answer in ten seconds"));
+                return Err(io::Error::other("no answer within 10 seconds"));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -275,20 +281,20 @@ fn refuses(mut command: Command, event: &str, tool: &str, input: &Value) -> Resu
     let read: Value = serde_json::from_str(&answer).unwrap_or_default();
     let told = |name: &str| read.pointer(&format!("/hookSpecificOutput/{name}")).and_then(Value::as_str);
     let why = told("permissionDecisionReason").unwrap_or(if answer.trim().is_empty() { said.trim() } else { answer.trim() });
-    let why: String = why.lines().next().unwrap_or("not a word").chars().take(300).collect();
+    let why: String = why.lines().next().unwrap_or("no output").chars().take(300).collect();
     if output.status.code() == Some(2) || (output.status.success() && answer.contains("\"deny\"")) {
         return Err(format!("a call that must be refused was refused, but not by the rule that protects toolgate: {why}"));
     }
     Err(format!("a call that must be refused got {}: {why}", told("permissionDecision").unwrap_or("no decision")))
 }
 
-/// The gateway as it would be: its upstreams answer, and a call that must be refused is refused.
+/// Starts the gateway, and checks that its upstreams answer and that it refuses the canary.
 fn gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
     let served = Served::new(args.config.clone(), None)?;
     let program = std::env::current_exe()?;
     let in_force = served.find()?;
     let starting = Starting { pins: Some(pins(&State::open()?, &in_force)), launcher: Some(program.clone()) };
-    // In memory: a look leaves no rows.
+    // In memory, so that the check leaves no rows.
     let options = Options {
         built_in: None,
         store: std::sync::Arc::new(toolgate::MemoryStore::default()),
@@ -313,17 +319,17 @@ fn gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
                         Status::Up { .. } => {
                             let held = counted(one.held.len() as u64, "tool");
                             let (health, why) = match (one.unwritten(), one.unfit().count()) {
-                                (Some(why), _) => (Health::Ill, format!(": what new ones look like cannot be written down: {why}")),
-                                (None, 0) => (Health::Note, "; look with `toolgate upstream diff`".to_owned()),
+                                (Some(why), _) => (Health::Ill, format!(": new definitions cannot be stored: {why}")),
+                                (None, 0) => (Health::Note, "; review with `toolgate upstream diff`".to_owned()),
                                 (None, unfit) => {
                                     let whys = one.unfit().map(|(tool, why)| format!("\n{tool} does not fit the configuration: {why}"));
-                                    let rest = if unfit < one.held.len() { "; look with `toolgate upstream diff`" } else { "" };
+                                    let rest = if unfit < one.held.len() { "; review with `toolgate upstream diff`" } else { "" };
                                     (Health::Note, format!("{rest}{}", whys.collect::<String>()))
                                 }
                             };
-                            found.say("upstream", health, format!("{}: {held} held back{why}", one.name));
+                            found.say("upstream", health, format!("{}: {held} quarantined{why}", one.name));
                         }
-                        Status::Starting => found.say("upstream", Health::Ill, format!("{}: it does not answer", one.name)),
+                        Status::Starting => found.say("upstream", Health::Ill, format!("{}: no answer", one.name)),
                         Status::Down { why, .. } => found.say("upstream", Health::Ill, format!("{}: {why}", one.name)),
                     }
                 }

@@ -1,4 +1,4 @@
-//! `toolgate explain`: why a call was let through or not, or would be.
+//! Implements `toolgate explain`: explains why a call was or would be allowed or denied.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -15,33 +15,35 @@ use super::check::{self, Desk};
 use super::ledger::{BOLD, DIM, RED, YELLOW, clean, open, style, time};
 use super::replay::replay_of;
 
-/// Say why a call was let through or not: every gate and every rule, with the values that decide.
+/// Explain why a call was or would be allowed or denied.
 ///
-/// A call that was made is named by its id: it is looked up in the ledger, and rules are asked again on the facts that it was decided
-/// on, by the configuration of its time. A call that was not made is a JSON object, as for `toolgate check`: it is judged by the
-/// configuration as it is now, after those that stand before it. No tool runs, and nothing live is touched.
+/// Prints every gate and every rule, with the values that decide.
+///
+/// A recorded call is given by its id. It is decided again on its recorded facts, by its recorded
+/// configuration. Any other call is a JSON object, as for `toolgate check`. It is decided by the
+/// current configuration, after the calls before it. No tool runs, and no live state changes.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 if it can be explained, whatever became of it; 2 if it cannot.\n\nExamples:\n  toolgate explain 01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8\n  toolgate explain c27a3fb5b2c8 --store ledger.db --json\n  toolgate explain '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}'"
+    after_help = "Exit code: 0 if every call can be explained; 2 if one cannot.\n\nExamples:\n  toolgate explain 01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8\n  toolgate explain c27a3fb5b2c8 --store ledger.db --json\n  toolgate explain '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}'"
 )]
 pub(crate) struct Args {
-    /// Calls: each by its id, of which the last 6 digits will do, or as a JSON object.
+    /// Call ids (6 digits at the beginning or end suffice) or JSON objects.
     #[arg(value_name = "CALL", required = true)]
     calls: Vec<Asked>,
-    /// The configuration alone, for calls not made; without it, all that a call meets here.
+    /// Configuration for JSON calls [default: what is in force here].
     #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     config: Option<PathBuf>,
-    /// One JSON object a call.
+    /// Print one JSON object per call.
     #[arg(long)]
     json: bool,
 }
 
-/// What is to be explained.
+/// A call to explain.
 #[derive(Debug, Clone)]
 enum Asked {
-    /// A call that was made.
+    /// A recorded call.
     Made(Named),
-    /// One that might be, as JSON.
+    /// A hypothetical call as JSON.
     Tried(String),
 }
 
@@ -52,12 +54,12 @@ impl FromStr for Asked {
         if text.trim_start().starts_with('{') {
             return Ok(Self::Tried(text.to_owned()));
         }
-        text.parse::<Named>().map(Self::Made).map_err(|why: String| format!("{why}; one that was not made is a JSON object"))
+        text.parse::<Named>().map(Self::Made).map_err(|why: String| format!("{why}; or a JSON object for a call that was not made"))
     }
 }
 
 impl Args {
-    /// Whether it needs no ledger, so that none is looked for.
+    /// Returns true if the command needs no ledger.
     pub(crate) fn is_offline(&self) -> bool {
         self.calls.iter().all(|call| matches!(call, Asked::Tried(_)))
     }
@@ -65,7 +67,7 @@ impl Args {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // Each is opened where somebody asks for it.
+    // Open the ledger and the configuration only if a call needs them.
     let ledger = if args.is_offline() { None } else { Some(open(store)?) };
     let tries = args.calls.iter().any(|call| matches!(call, Asked::Tried(_)));
     let desk = if tries { Some(Desk::open_here(args.config.as_ref())?) } else { None };
@@ -81,13 +83,13 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A call of the ledger.
+/// Explains a recorded call.
 fn made(out: &mut impl Write, ledger: &Ledger, runtime: &Runtime, call: &Named, json: bool) -> io::Result<()> {
     let row = row_of(call, ledger)?;
-    let unexplained = |why: String| io::Error::other(format!("{} cannot be explained: {why}", row.call));
+    let unexplained = |why: String| io::Error::other(format!("cannot explain {}: {why}", row.call));
     let replay = replay_of(ledger, row.config)?.map_err(unexplained)?;
     let (now, why) = runtime.block_on(async { (replay.decide(&row).await, replay.explain(&row).await) });
-    let why = why.ok_or_else(|| unexplained("it asked for nothing; `toolgate audit show` says what it tells of".to_owned()))?;
+    let why = why.ok_or_else(|| unexplained("the row is not a call; show it with `toolgate audit show`".to_owned()))?;
     if json {
         let was = Ruling::of(&row);
         let told = json!({
@@ -113,8 +115,8 @@ fn made(out: &mut impl Write, ledger: &Ledger, runtime: &Runtime, call: &Named, 
     )?;
     match now {
         Compared::Same => {}
-        Compared::Differs(now) => writeln!(out, "      {RED}decided again it is {}{RED:#}", clean(&now.to_string()))?,
-        Compared::Undecidable(why) => writeln!(out, "      {YELLOW}not all is known that it hung on{YELLOW:#}: {}", clean(&why))?,
+        Compared::Differs(now) => writeln!(out, "      {RED}decided again: {}{RED:#}", clean(&now.to_string()))?,
+        Compared::Undecidable(why) => writeln!(out, "      {YELLOW}undecidable now{YELLOW:#}: {}", clean(&why))?,
         Compared::Circumstance(why) => writeln!(out, "      {DIM}{}{DIM:#}", clean(&why))?,
     }
     check::steps(out, &why)

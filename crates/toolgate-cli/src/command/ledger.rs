@@ -1,4 +1,4 @@
-//! What the verbs about a ledger have in common.
+//! Provides what the ledger commands share: filters, time parsing, tables and text output.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -19,19 +19,19 @@ pub(crate) const RED: Style = AnsiColor::Red.on_default();
 pub(crate) const CYAN: Style = AnsiColor::Cyan.on_default();
 pub(crate) const YELLOW: Style = AnsiColor::Yellow.on_default();
 
-/// The ledger that was named.
+/// Returns the path of the ledger, or an error if none is given.
 pub(crate) fn named(store: Option<&Path>) -> io::Result<&Path> {
-    store.ok_or_else(|| io::Error::other("no ledger is named; say which one with `--store PATH`, or with `store` in toolgate.toml"))
+    store.ok_or_else(|| io::Error::other("no ledger given; pass `--store PATH`, or set `store` in toolgate.toml"))
 }
 
 pub(crate) fn open(store: Option<&Path>) -> io::Result<Ledger> {
     Ledger::open(named(store)?).map_err(io::Error::other)
 }
 
-/// A part of a name in hexadecimal digits: at least 6 of them, from its beginning or up to its end.
+/// At least 6 hexadecimal digits at the beginning or the end of an id.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
-    /// As it was said.
+    /// The part as given.
     pub(crate) said: String,
     digits: String,
 }
@@ -44,24 +44,25 @@ impl Part {
         right.then(|| Self { said: said.to_owned(), digits })
     }
 
-    /// Whether a name begins or ends so.
+    /// Returns true if an id begins or ends with these digits.
     pub(crate) fn fits(&self, name: &str) -> bool {
         let digits = name.replace('-', "");
         digits.starts_with(&self.digits) || digits.ends_with(&self.digits)
     }
 }
 
-/// The one that a part of a name fits; `None` where there is none. Of several, nobody chooses but the user.
+/// Returns the only match, or `None`. Several matches are an error, so that the user chooses.
 pub(crate) fn only<T: ToString>(mut found: Vec<T>, what: &str) -> io::Result<Option<T>> {
     if found.len() > 1 {
         let names: Vec<String> = found.iter().take(5).map(ToString::to_string).collect();
         let more = if found.len() > names.len() { ", …" } else { "" };
-        return Err(io::Error::other(format!("several {what} are named so: {}{more}", names.join(", "))));
+        return Err(io::Error::other(format!("several {what} match: {}{more}", names.join(", "))));
     }
     Ok(found.pop())
 }
 
-/// The output of a verb that changes things: that nobody reads it any more is no reason to stop half way.
+/// Output of a command that changes files. Ignores write errors, so that the command does not stop
+/// half way.
 pub(crate) struct Unstopped<W>(pub(crate) W);
 
 impl<W: Write> Write for Unstopped<W> {
@@ -76,7 +77,7 @@ impl<W: Write> Write for Unstopped<W> {
     }
 }
 
-/// The output of a verb whose exit code is what it found: it finds the same where nobody reads on.
+/// Output of a command whose exit code is its result. Ignores a broken pipe.
 pub(crate) struct Unheard<W>(pub(crate) W);
 
 impl<W: Write> Write for Unheard<W> {
@@ -97,40 +98,42 @@ fn heard(written: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Which rows are wanted.
+/// Row filters of the command line.
 #[derive(clap::Args, Clone)]
 pub(crate) struct Wanted {
-    /// Not before: a time (2026-11-15T09:00:00Z, 2026-11-15, today, yesterday) or how long ago (2h, 7d, 3w).
+    /// Filter by start: a time (2026-11-15, today) or how long ago (2h, 7d).
+    ///
+    /// A time is like 2026-11-15T09:00:00Z, 2026-11-15, today or yesterday.
     #[arg(long, value_name = "TIME", value_parser = moment)]
     since: Option<Timestamp>,
-    /// Not after: a time, or how long ago; a day counts to its end.
+    /// Filter by end: a time or how long ago; a day counts to its end.
     #[arg(long, value_name = "TIME", value_parser = last_moment)]
     until: Option<Timestamp>,
-    /// Of this tool.
+    /// Filter by tool.
     #[arg(long)]
     tool: Option<String>,
-    /// Of this agent.
+    /// Filter by agent.
     #[arg(long)]
     agent: Option<String>,
-    /// Also toolgate's own: the canary that a gateway has refused every minute.
+    /// Include rows of the canary, a self-test of the gateway.
     #[arg(long)]
     all: bool,
-    /// Of this principal.
+    /// Filter by principal.
     #[arg(long)]
     principal: Option<String>,
-    /// Of this session.
+    /// Filter by session.
     #[arg(long)]
     session: Option<String>,
-    /// That ended so: succeeded, failed, refused, replayed, signalled, settled.
+    /// Filter by decision: succeeded, failed, refused, replayed, signalled, settled.
     #[arg(long, value_parser = decision)]
     decision: Option<Decision>,
-    /// With this error code.
+    /// Filter by error code.
     #[arg(long)]
     code: Option<String>,
-    /// That this rule or hook decided.
+    /// Filter by the rule or hook that decided.
     #[arg(long)]
     rule: Option<String>,
-    /// About this entity, such as customer_id=C-1001. One that was redacted is found, too.
+    /// Filter by entity, such as customer_id=C-1001. Finds redacted values, too.
     #[arg(long, value_name = "NAME=VALUE", value_parser = entity)]
     entity: Option<(String, Value)>,
 }
@@ -153,20 +156,20 @@ impl Wanted {
         }
     }
 
-    /// Where nothing fits, perhaps something is called otherwise.
+    /// Returns the message for no matching rows. Lists the known entities if the name is unknown.
     pub(crate) fn nothing(&self, ledger: &Ledger) -> String {
-        let nothing = "nothing is recorded that fits".to_owned();
+        let nothing = "no matching rows".to_owned();
         let Some((name, _)) = &self.entity else { return nothing };
         match ledger.entity_names() {
             Ok(names) if !names.is_empty() && !names.contains(name) => {
-                format!("{nothing}; no row is about a `{}`, but about {}", clean(name), clean(&names.join(", ")))
+                format!("{nothing}; no row has the entity `{}`, known entities: {}", clean(name), clean(&names.join(", ")))
             }
             _ => nothing,
         }
     }
 }
 
-/// A day, as it is said.
+/// Parses a day: a date, `today` or `yesterday`.
 fn day(text: &str) -> Option<Date> {
     let today = || Timestamp::now().to_zoned(TimeZone::UTC).date();
     match text {
@@ -180,7 +183,7 @@ fn begins(day: Date) -> Option<Timestamp> {
     day.to_zoned(TimeZone::UTC).ok().map(|at| at.timestamp())
 }
 
-/// The last moment that is meant: of a day, the last of it.
+/// Parses a time. A day means its last nanosecond.
 pub(crate) fn last_moment(text: &str) -> Result<Timestamp, String> {
     let next = day(text).and_then(|day| begins(day.tomorrow().ok()?));
     match next.and_then(|next| next.checked_sub(toolgate::SignedDuration::from_nanos(1)).ok()) {
@@ -197,35 +200,36 @@ pub(crate) fn moment(text: &str) -> Result<Timestamp, String> {
         return Ok(at);
     }
     let ago = toolgate::clock::duration(text)
-        .ok_or("a time is like 2026-11-15T09:00:00Z, 2026-11-15, today or yesterday; a length of time like 90s, 15m, 2h, 7d or 3w")?;
-    // Longer ago than there was time is from the beginning.
+        .ok_or("not a time: use 2026-11-15T09:00:00Z, 2026-11-15, today, yesterday, or a duration like 90s, 15m, 2h, 7d or 3w")?;
+    // A duration that is too long means from the beginning.
     Ok(Timestamp::now().checked_sub(ago).unwrap_or(Timestamp::MIN))
 }
 
 pub(crate) fn duration(text: &str) -> Result<toolgate::SignedDuration, String> {
-    toolgate::clock::duration(text).ok_or_else(|| "a length of time is like 90s, 15m, 2h, 7d or 3w".to_owned())
+    toolgate::clock::duration(text).ok_or_else(|| "not a duration: use a form like 90s, 15m, 2h, 7d or 3w".to_owned())
 }
 
-/// A whole number.
+/// Parses a whole number.
 pub(crate) fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| "a whole number is wanted, like 20".to_owned())
+    text.parse().map_err(|_| "expected a whole number, like 20".to_owned())
 }
 
 fn decision(text: &str) -> Result<Decision, String> {
     let names = || Decision::ALL.map(Decision::name).join(", ");
-    Decision::ALL.into_iter().find(|decision| decision.name() == text).ok_or_else(|| format!("there are {}", names()))
+    Decision::ALL.into_iter().find(|decision| decision.name() == text).ok_or_else(|| format!("expected one of {}", names()))
 }
 
 fn entity(text: &str) -> Result<(String, Value), String> {
-    let (name, value) = text.split_once('=').ok_or("an entity is like customer_id=C-1001")?;
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE, like customer_id=C-1001")?;
     Ok((name.to_owned(), Value::String(value.to_owned())))
 }
 
-/// A table without lines. What is as wide as its content stays so; of the rest, each cell is cut to what there is room for,
-/// and where there is none, the column is left out.
+/// A table without lines.
+///
+/// Columns in `cut` are shortened to fit the terminal, and dropped if there is no space at all.
 pub(crate) struct Table {
     head: Vec<String>,
-    /// Which columns may be cut, and to how few letters; those that come first are cut last.
+    /// Columns that may be cut, with their least width. The last entry is cut first.
     cut: Vec<(usize, usize)>,
     rows: Vec<Vec<(String, Style)>>,
 }
@@ -289,7 +293,7 @@ impl Table {
     }
 }
 
-/// Whether there is no room for long lines.
+/// Returns true if standard output is a narrow terminal.
 pub(crate) fn is_narrow() -> bool {
     io::stdout().is_terminal() && terminal_width() < 160
 }
@@ -299,12 +303,13 @@ fn terminal_width() -> usize {
     size.ok().filter(|columns| *columns > 0).unwrap_or(80)
 }
 
-/// Text of others as a person may read it: nothing in it moves the cursor or begins a line.
+/// Replaces control and format characters in untrusted text, so that the text cannot change the
+/// terminal.
 pub(crate) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() || is_format(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// JSON of others as a person may read it. What a terminal would not show as it stands is written with the escapes of JSON.
+/// Formats untrusted JSON for people. Control and format characters are written as JSON escapes.
 pub(crate) fn pretty(value: &impl Serialize) -> io::Result<String> {
     let text = serde_json::to_string_pretty(value)?;
     let mut shown = String::with_capacity(text.len());
@@ -320,7 +325,7 @@ pub(crate) fn pretty(value: &impl Serialize) -> io::Result<String> {
     Ok(shown)
 }
 
-/// Letters that turn the direction of a line, end it, or hide in it.
+/// Returns true for characters that change the text direction, break lines or are invisible.
 fn is_format(c: char) -> bool {
     matches!(
         c,
@@ -336,7 +341,7 @@ fn is_format(c: char) -> bool {
     )
 }
 
-/// The decision in a word, in the colour that it has everywhere.
+/// Returns the colour of a decision.
 pub(crate) const fn style(decision: Decision) -> Style {
     match decision {
         Decision::Succeeded => GREEN,
@@ -346,7 +351,7 @@ pub(crate) const fn style(decision: Decision) -> Style {
     }
 }
 
-/// Why: the code, and the rule that said so.
+/// Formats why a call was decided: the code and the rule, or the settlement.
 pub(crate) fn why(row: &Row) -> String {
     let code = row.code().unwrap_or_default();
     clean(&match (&row.rule, &row.settles) {
@@ -356,21 +361,21 @@ pub(crate) fn why(row: &Row) -> String {
     })
 }
 
-/// What was found out about a call.
+/// Returns the text for the outcome of a settled call.
 pub(crate) fn settlement(row: &Row) -> &'static str {
     match row.effects {
         toolgate::Effects::Done => "it happened",
         toolgate::Effects::None | toolgate::Effects::RolledBack => "it never happened",
-        toolgate::Effects::Unknown => "nobody knows",
+        toolgate::Effects::Unknown => "unknown",
     }
 }
 
-/// A time as a person reads it: to the second, in UTC.
+/// Formats a time in UTC, to the second.
 pub(crate) fn time(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
-/// A length of time as a person reads it.
+/// Formats a duration with a unit.
 pub(crate) fn length(nanos: u64) -> String {
     match nanos {
         0..1_000 => format!("{nanos} ns"),
@@ -380,7 +385,7 @@ pub(crate) fn length(nanos: u64) -> String {
     }
 }
 
-/// A bar on a terminal; nothing elsewhere, nor where nobody wants to hear.
+/// Creates a progress bar, which is hidden with `--quiet` and without a terminal.
 pub(crate) fn bar(length: u64, what: &'static str) -> ProgressBar {
     if crate::is_quiet() {
         return ProgressBar::hidden();
@@ -390,12 +395,12 @@ pub(crate) fn bar(length: u64, what: &'static str) -> ProgressBar {
     ProgressBar::new(length).with_style(style).with_message(what)
 }
 
-/// So many of something.
+/// Formats a count with its noun in singular or plural.
 pub(crate) fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Two spaces before each line.
+/// Indents each line by two spaces.
 pub(crate) fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
 }
@@ -409,7 +414,7 @@ mod tests {
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
         assert_eq!(moment("2026-10-31"), Ok(at("2026-10-31T00:00:00Z")));
         assert_eq!(last_moment("2026-10-31"), Ok(at("2026-10-31T23:59:59.999999999Z")));
-        // A time is a time.
+        // An exact time is not extended to the end of its day.
         assert_eq!(last_moment("2026-10-31T09:00:00Z"), Ok(at("2026-10-31T09:00:00Z")));
         assert_eq!(last_moment("9999-12-31").is_ok(), moment("9999-12-31").is_ok());
         assert!(last_moment("2026-02-30").is_err() && last_moment("tomorrow").is_err());

@@ -1,4 +1,4 @@
-//! `toolgate lint`: what a configuration could say better.
+//! Implements `toolgate lint`: finds mistakes and unclear text in a configuration.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,21 +15,22 @@ use toolgate_store::Ledger;
 use super::ledger::{BOLD, GREEN, Unheard, clean, counted};
 use crate::place;
 
-/// Look for what a configuration could say better: for the model that reads its descriptions, and for whoever relies on its rules.
+/// Find mistakes in a configuration, and descriptions that a model may misread.
 ///
-/// A finding is left on purpose with an entry in the configuration: lint = [{ allow = "CODE", of = "NAME", reason = "…" }].
+/// To allow a finding, add an entry to the configuration:
+/// lint = [{ allow = "CODE", of = "NAME", reason = "…" }].
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 if nothing is wrong (warnings are not wrong), 1 if something is, 2 if it cannot be looked at.\n\nExamples:\n  toolgate lint\n  toolgate lint --fix                      mend what can be mended\n  toolgate lint --store ledger.db          also which tools are hardly used\n  toolgate lint --format github            as annotations of a pull request"
+    after_help = "Exit code: 0 without errors (warnings are allowed), 1 with errors, 2 if the configuration cannot be read.\n\nExamples:\n  toolgate lint\n  toolgate lint --fix                      fix misspelt names\n  toolgate lint --store ledger.db          also find tools that are rarely used\n  toolgate lint --format github            as annotations of a pull request"
 )]
 pub(crate) struct Args {
-    /// The configuration; that of the project here unless said.
+    /// Configuration file [default: that of the project here].
     #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     config: Option<PathBuf>,
-    /// Mend what can be mended without thinking: misspelt names.
+    /// Fix misspelt names.
     #[arg(long)]
     fix: bool,
-    /// How findings are told.
+    /// Output format.
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
 }
@@ -51,7 +52,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let path = crate::place::here(args.config.as_ref())?;
     let mut found = look(&path, store)?;
     if args.fix {
-        // Mending one thing may show another.
+        // One fix may reveal another problem.
         for _ in 0..16 {
             let now = mend(&found)?;
             if now.is_empty() {
@@ -72,13 +73,13 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Everything that is found.
+/// Returns all findings of a configuration.
 fn look(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
     let usage = store.map(usage).transpose()?;
     let config = place::with_known(Config::load(path)?, path)?;
     let left = |code: &str, of: Option<&String>| config.is_left(code, of.map_or("", String::as_str));
     let mut found = config.lint(usage.as_ref());
-    // What has a code of its own is told under it; the rest keeps the file from loading, or a rule from speaking.
+    // A problem with its own lint code keeps that code. Any other problem is `load` or `dead_rule`.
     let told = |problem: Problem, otherwise: &'static str| {
         let code = problem.lint.unwrap_or(otherwise);
         if code != "load" && left(code, problem.rule.as_ref()) { None } else { Some(Finding::of(code, problem)) }
@@ -95,7 +96,7 @@ fn look(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
     Ok(found)
 }
 
-/// In how many sessions each tool was used.
+/// Counts the sessions in which each tool was used.
 fn usage(store: &Path) -> io::Result<Usage> {
     let ledger = Ledger::open(store).map_err(io::Error::other)?;
     let mut usage = Usage::default();
@@ -108,10 +109,10 @@ fn usage(store: &Path) -> io::Result<Usage> {
     Ok(usage)
 }
 
-/// What is written instead of what, and on which line that stands.
+/// A fix: the span to replace, its replacement and its line number.
 type Fix<'f> = (Range<usize>, &'f str, usize);
 
-/// Writes what would mend things into their files; says what was written where.
+/// Applies the fixes of all findings to their files. Returns a description of each fix.
 fn mend(found: &[Finding]) -> io::Result<Vec<String>> {
     let mut files: BTreeMap<String, Vec<Fix<'_>>> = BTreeMap::new();
     for finding in found {
@@ -123,7 +124,7 @@ fn mend(found: &[Finding]) -> io::Result<Vec<String>> {
     for (path, mut fixes) in files {
         let mut text = fs::read_to_string(&path)?;
         let mut told = Vec::new();
-        // From behind, so that what comes before stays where it is.
+        // Apply the last fix first, so that earlier spans stay valid.
         fixes.sort_by_key(|(span, ..)| std::cmp::Reverse(span.start));
         fixes.dedup_by(|a, b| a.0.start == b.0.start);
         for (span, new, line) in fixes {
@@ -140,7 +141,7 @@ fn mend(found: &[Finding]) -> io::Result<Vec<String>> {
 
 fn text(out: &mut impl Write, found: &[Finding], mended: &[String]) -> io::Result<()> {
     if !mended.is_empty() {
-        writeln!(out, "{GREEN}mended{GREEN:#} {}", counted(mended.len() as u64, "thing"))?;
+        writeln!(out, "{GREEN}fixed{GREEN:#} {}", counted(mended.len() as u64, "problem"))?;
         for one in mended {
             writeln!(out, "  {}", clean(one))?;
         }
@@ -153,18 +154,18 @@ fn text(out: &mut impl Write, found: &[Finding], mended: &[String]) -> io::Resul
         writeln!(out, "{rendered}\n")?;
     }
     if found.is_empty() {
-        return writeln!(out, "nothing found");
+        return writeln!(out, "no findings");
     }
     let errors = found.iter().filter(|finding| finding.problem.severity == Severity::Error).count() as u64;
     let notes = found.iter().filter(|finding| finding.problem.severity == Severity::Note).count() as u64;
     let warnings = found.len() as u64 - errors - notes;
     let noted = if notes > 0 { format!(", {}", counted(notes, "note")) } else { String::new() };
     let mendable = found.iter().filter(|finding| finding.fix.is_some()).count();
-    let hint = if mendable > 0 { "; `--fix` mends some" } else { "" };
+    let hint = if mendable > 0 { "; `--fix` fixes some" } else { "" };
     writeln!(out, "{BOLD}{}, {}{noted}{BOLD:#}{hint}", counted(errors, "error"), counted(warnings, "warning"))
 }
 
-/// Line and column of a byte, counted from one.
+/// Returns the line and column of a byte, counted from 1.
 fn position(place: &Place, at: usize) -> (usize, usize) {
     let before = place.text.get(..at).unwrap_or(&place.text);
     let line = before.matches('\n').count() + 1;
@@ -201,12 +202,12 @@ fn annotation(finding: &Finding) -> String {
         format!("file={},line={line},col={column},", escape(&place.file).replace(':', "%3A").replace(',', "%2C"))
     });
     let help = problem.help.as_ref().map(|help| format!("\n{help}")).unwrap_or_default();
-    // GitHub has a word of its own for the least of them.
+    // GitHub calls a note `notice`.
     let level = if problem.severity == Severity::Note { "notice" } else { level(problem.severity) };
     format!("::{level} {place}title={}::{}", finding.code, escape(&format!("{}{help}", problem.message)))
 }
 
-/// A file as an address: from here down where it is below, else as a whole.
+/// Converts a path to a URI: relative to the current directory if possible, else absolute.
 fn address(file: &str) -> String {
     let whole = std::path::absolute(file).unwrap_or_else(|_| PathBuf::from(file));
     let leads_up = whole.components().any(|part| part == Component::ParentDir);

@@ -1,4 +1,4 @@
-//! One file a verb.
+//! Implements the commands, one module for each.
 
 pub(crate) mod approvals;
 pub(crate) mod audit;

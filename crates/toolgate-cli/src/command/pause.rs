@@ -1,4 +1,4 @@
-//! `toolgate pause` and `toolgate resume`: the kill switch.
+//! Implements `toolgate pause` and `toolgate resume`, the kill switch.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -11,7 +11,9 @@ use toolgate_store::SqliteStore;
 
 use super::ledger::{clean, named, open};
 
-/// Stop an agent, a tool, a principal or a session at once, wherever this ledger is used.
+/// Pause an agent, a tool, a principal or a session at once.
+///
+/// A pause applies to every process that uses this ledger. Without a target, list all pauses.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  toolgate pause --tool issue_refund --because \"the bank is down\"\n  toolgate pause --agent support --because \"incident 7\" --store ledger.db"
@@ -19,12 +21,12 @@ use super::ledger::{clean, named, open};
 pub(crate) struct PauseArgs {
     #[command(flatten)]
     target: What,
-    /// Why: the model and the ledger are told.
+    /// Reason, which the model and the ledger see.
     #[arg(long, value_name = "REASON", requires = "What")]
     because: Option<String>,
 }
 
-/// Let an agent, a tool, a principal or a session go on.
+/// Resume a paused agent, tool, principal or session.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  toolgate resume --tool issue_refund --store ledger.db")]
 pub(crate) struct ResumeArgs {
@@ -35,7 +37,7 @@ pub(crate) struct ResumeArgs {
 #[derive(clap::Args)]
 #[group(id = "What", multiple = true)]
 struct What {
-    /// An agent. With `--principal` and `--session`, the agent of that session.
+    /// An agent; with `--principal` and `--session`, the agent of that session.
     #[arg(long)]
     agent: Option<String>,
     /// A tool, in every agent.
@@ -44,7 +46,7 @@ struct What {
     /// A principal.
     #[arg(long)]
     principal: Option<String>,
-    /// One session; say its agent and principal, too.
+    /// One session; requires `--agent` and `--principal`.
     #[arg(long, requires = "agent", requires = "principal")]
     session: Option<String>,
 }
@@ -63,9 +65,9 @@ impl What {
             (_, Some(agent), None, None) => Target::Agent(agent.as_str().into()),
             (_, None, Some(principal), None) => Target::Principal(principal.as_str().into()),
             (_, Some(_), Some(_), None) => {
-                return Err(io::Error::other("of which session? Say it with `--session`, or leave out one of `--agent` and `--principal`"));
+                return Err(io::Error::other("missing `--session`: add it, or leave out `--agent` or `--principal`"));
             }
-            _ => return Err(io::Error::other("say what: `--agent`, `--tool`, `--principal`, or `--session` with its agent and principal")),
+            _ => return Err(io::Error::other("missing target: pass `--agent`, `--tool`, `--principal`, or `--session` with its agent and principal")),
         })
     }
 }
@@ -84,12 +86,12 @@ pub(crate) fn pause(args: &PauseArgs, store: Option<&Path>) -> io::Result<ExitCo
         return Ok(ExitCode::SUCCESS);
     }
     let reason = args.because.clone().filter(|why| !why.trim().is_empty());
-    let reason = reason.ok_or_else(|| io::Error::other("say why, with `--because`: the model and the ledger are told"))?;
+    let reason = reason.ok_or_else(|| io::Error::other("missing `--because REASON`: the model and the ledger see the reason"))?;
     let target = args.target.target()?;
     let is_known = ledger.knows(&target).map_err(io::Error::other)?;
     set(&target, Some(reason), store)?;
     if !is_known {
-        crate::note(&format!("note: this ledger has never heard of {}; it is paused all the same", clean(&called(&target))));
+        crate::note(&format!("note: {} does not occur in this ledger yet; it is paused anyway", clean(&called(&target))));
     }
     let ledger = named(store)?;
     match args.target.tool.as_deref().filter(|tool| own_name(tool) != **tool) {
@@ -102,7 +104,7 @@ pub(crate) fn pause(args: &PauseArgs, store: Option<&Path>) -> io::Result<ExitCo
 pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<ExitCode> {
     let (mut target, paused) = (args.target.target()?, open(store)?.paused().map_err(io::Error::other)?);
     let is_paused = |target: &Target| paused.iter().any(|(paused, _)| paused == target);
-    // One that was paused by the name as it was given is let go by it.
+    // The tool may have been paused by the given name instead of the toolgate name.
     if let Some(given) = args.target.tool.as_deref().map(|tool| Target::Tool(tool.into()))
         && !is_paused(&target)
         && is_paused(&given)
@@ -110,19 +112,19 @@ pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<Exit
         target = given;
     }
     if !is_paused(&target) {
-        return Err(io::Error::other(format!("{} is not paused; `toolgate pause` lists what is", clean(&called(&target)))));
+        return Err(io::Error::other(format!("{} is not paused; list paused targets with `toolgate pause`", clean(&called(&target)))));
     }
     set(&target, None, store)?;
-    writeln!(io::stdout().lock(), "{} goes on in {}", clean(&called(&target)), named(store)?.display())?;
+    writeln!(io::stdout().lock(), "{} is resumed in {}", clean(&called(&target)), named(store)?.display())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The name that a tool has here. What cannot be one is a client's name for it, as in an event of a hook.
+/// Returns the toolgate name of a tool. An invalid name is the client's name, as in a hook event.
 fn own_name(tool: &str) -> String {
     if is_tool_name(tool) { tool.to_owned() } else { of_client(tool) }
 }
 
-/// A target as a person calls it.
+/// Formats a target for people.
 fn called(target: &Target) -> String {
     match target {
         Target::Agent(name) => format!("the agent `{name}`"),

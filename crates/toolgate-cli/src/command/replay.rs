@@ -1,4 +1,4 @@
-//! `toolgate replay`: a recorded session, decided again.
+//! Implements `toolgate replay`: decides a recorded session again.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -14,26 +14,26 @@ use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, clean, counted, numb
 
 /// Decide a recorded session again, call by call, without running any tool.
 ///
-/// Each call is judged by the configuration it was judged by, on the facts it was judged on: the clock, counters, evidence,
-/// files, hook answers and approvals that its row holds. What hangs on something that was redacted is undecidable, never
-/// the same.
+/// Each call is decided by its recorded configuration and on its recorded facts: the clock,
+/// counters, evidence, files, hook answers and approvals. A decision that depends on a redacted
+/// value is undecidable.
 #[derive(clap::Args)]
 #[command(
     after_help = "Exit code: 0 if no decision differs, 1 if one does, 2 if it could not be done.\n\nExamples:\n  toolgate replay conversation-1 --store ledger.db\n  toolgate replay conversation-1 --store ledger.db --until 12 --json"
 )]
 pub(crate) struct Args {
-    /// The session.
+    /// Name of the session.
     session: String,
-    /// Its agent, where sessions of several agents have this name.
+    /// Agent of the session, if several agents have one of this name.
     #[arg(long)]
     agent: Option<String>,
-    /// Its principal, where several principals have a session of this name.
+    /// Principal of the session, if several principals have one of this name.
     #[arg(long)]
     principal: Option<String>,
-    /// Only up to this turn of the model; where turns are not told, up to this call of the session.
+    /// Stop after this turn of the model, or after this call if no turns are known.
     #[arg(long, value_name = "TURN", value_parser = number::<u64>)]
     until: Option<u64>,
-    /// One JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
@@ -47,8 +47,8 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
         let found: Vec<String> =
             keys.iter().map(|key| format!("--agent {} --principal {}", clean(&key.agent), clean(&key.principal))).collect();
         let message = match found.is_empty() {
-            true => format!("the ledger has no session `{}`; `toolgate audit query` shows which it has", args.session),
-            false => format!("several sessions are called `{}`; say which one:\n  {}", args.session, found.join("\n  ")),
+            true => format!("the ledger has no session `{}`; list sessions with `toolgate audit query`", args.session),
+            false => format!("several sessions are called `{}`; choose one:\n  {}", args.session, found.join("\n  ")),
         };
         return Err(io::Error::other(message));
     };
@@ -81,7 +81,7 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
     let mut by_config: HashMap<Digest, Result<Replay, String>> = HashMap::new();
     let (mut same, mut differ, mut unknown, mut moment) = (0, 0, 0, 0);
     let mut out = Unheard(anstream::stdout().lock());
-    // A row that tells no turn is of the turn before it.
+    // A row without a turn belongs to the turn before it.
     let (tells_turns, mut at) = (entries.iter().any(|entry| entry.row.turn.is_some()), 0);
     for entry in entries {
         let row = &entry.row;
@@ -121,7 +121,7 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
             Compared::Same => (GREEN, "=", String::new()),
             Compared::Differs(now) => (RED, "≠", format!("\n      {RED}now {}{RED:#}", clean(&now.to_string()))),
             Compared::Undecidable(why) => (YELLOW, "?", format!(" {DIM}undecidable: {}{DIM:#}", clean(why))),
-            Compared::Circumstance(why) => (DIM, "·", format!(" {DIM}taken as it is: {}{DIM:#}", clean(why))),
+            Compared::Circumstance(why) => (DIM, "·", format!(" {DIM}not decided again: {}{DIM:#}", clean(why))),
         };
         let turn = if tells_turns { row.turn.map_or_else(String::new, |turn| turn.to_string()) } else { entry.n.to_string() };
         let about = super::audit::about(row);
@@ -138,15 +138,15 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
         writeln!(out, "{}", json!({ "summary": { "same": same, "differ": differ, "undecidable": unknown, "circumstance": moment } }))?;
     } else {
         let style = if differ == 0 { GREEN } else { RED };
-        writeln!(out, "\n{style}{same} the same, {differ} differ{style:#}, {unknown} undecidable, {moment} taken as they are")?;
+        writeln!(out, "\n{style}{same} the same, {differ} differ{style:#}, {unknown} undecidable, {moment} not decided again")?;
     }
     Ok(differ > 0)
 }
 
-/// The agent that a row was decided by, as it was.
+/// Rebuilds the agent that decided a row.
 pub(super) fn replay_of(ledger: &Ledger, config: Digest) -> io::Result<Result<Replay, String>> {
     if config == Digest::default() {
-        // Nobody knew the agent; nobody knows it now.
+        // The agent was unknown when the row was written.
         return Replay::new([]).map(Ok);
     }
     let Some(text) = ledger.definition(config).map_err(io::Error::other)? else {
@@ -155,6 +155,6 @@ pub(super) fn replay_of(ledger: &Ledger, config: Digest) -> io::Result<Result<Re
     let built = Definition::parse(&text).map_err(|e| e.to_string()).and_then(|definition| definition.build().map_err(|e| e.to_string()));
     match built {
         Ok(agent) => Replay::new([agent]).map(Ok),
-        Err(why) => Ok(Err(format!("the configuration {config} cannot be read by this version: {why}"))),
+        Err(why) => Ok(Err(format!("this version cannot read the configuration {config}: {why}"))),
     }
 }

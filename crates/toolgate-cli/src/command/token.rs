@@ -1,4 +1,4 @@
-//! `toolgate token`: a token for a client of the gateway.
+//! Implements `toolgate token`: creates a token for a client of the gateway.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -9,28 +9,30 @@ use toolgate::json::{Digest, hex};
 
 use super::ledger::{BOLD, DIM};
 
-/// Make a token for a client of the gateway. It is shown once; what is kept of it is its digest.
+/// Create a token for a client of the gateway.
+///
+/// The token is printed once. The configuration contains only its digest.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate token ci                           a token for who is called ci here\n  toolgate token ci --agents support,billing  and may act as these two"
+    after_help = "Examples:\n  toolgate token ci                           a token for the principal ci\n  toolgate token ci --agents support,billing  only for these agents"
 )]
 pub(crate) struct Args {
-    /// Who comes with it.
+    /// Principal that the token authenticates.
     principal: String,
-    /// As which agents; all unless said.
+    /// Agents this token may use [default: all].
     #[arg(long, value_delimiter = ',', value_name = "AGENT")]
     agents: Option<Vec<String>>,
-    /// One JSON object: {"token", "principal", "sha256", "agents"}.
+    /// Print one JSON object: {"token", "principal", "sha256", "agents"}.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     if args.principal.trim().is_empty() {
-        return Err(io::Error::other("say who comes with it, as in `toolgate token ci`"));
+        return Err(io::Error::other("the principal is empty; name one, as in `toolgate token ci`"));
     }
     if args.principal == CANARY_PRINCIPAL {
-        return Err(io::Error::other(format!("nobody is called `{CANARY_PRINCIPAL}` but who tries for a gateway whether it holds")));
+        return Err(io::Error::other(format!("principal name `{CANARY_PRINCIPAL}` is reserved for the self-test")));
     }
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).map_err(io::Error::other)?;
@@ -44,7 +46,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     writeln!(out, "{BOLD}{token}{BOLD:#}")?;
     writeln!(
         out,
-        "{DIM}it is not shown again; its client sends it as the header `Authorization: Bearer TOKEN`. This goes into toolgate.toml:{DIM:#}\n"
+        "{DIM}the token is not shown again; the client sends it as `Authorization: Bearer TOKEN`. Add this to toolgate.toml:{DIM:#}\n"
     )?;
     writeln!(out, "[[gateway.tokens]]\nprincipal = {}\nsha256 = \"{digest}\"", json!(args.principal))?;
     if let Some(agents) = &args.agents {

@@ -1,4 +1,4 @@
-//! `toolgate upstream`: what MCP servers offer, and whether it is still what somebody looked at.
+//! Implements `toolgate upstream`: lists the tools of MCP servers, shows changes and accepts them.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -14,17 +14,16 @@ use super::serve::{Served, pins};
 use crate::place::{self, State};
 use crate::say::say;
 
-/// Look at the MCP servers behind the gateway: whether they answer, what they offer, and what has changed since somebody
-/// looked at it.
+/// List the MCP servers behind the gateway, and review changes of their tools.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate upstream list                 ask all of them what they offer\n  toolgate upstream diff                 what is held back, and why\n  toolgate upstream accept git commit    it is fine as it was shown"
+    after_help = "Examples:\n  toolgate upstream list                 list the tools of all upstreams\n  toolgate upstream diff                 show quarantined tools\n  toolgate upstream accept git commit    accept a tool as shown"
 )]
 pub(crate) struct Args {
-    /// The configuration. Without it: what is in force here.
+    /// Configuration file [default: what is in force here].
     #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG", global = true)]
     config: Option<PathBuf>,
-    /// One JSON document.
+    /// Print one JSON document.
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
@@ -33,24 +32,25 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Verb {
-    /// Start them, ask what they offer, and end them.
+    /// Start all upstreams, list their tools, and stop them.
     #[command(after_help = "Examples:\n  toolgate upstream list\n  toolgate upstream list --json")]
     List,
-    /// Show tools that are held back, as of when the upstreams were last asked: they have changed, or there is something odd about
-    /// them. Exit code 1 if there are any.
+    /// Show quarantined tools, as of when the upstreams were last asked.
+    ///
+    /// A tool is quarantined if it has changed or looks suspicious. Exit code 1 if there are any.
     #[command(after_help = "Examples:\n  toolgate upstream diff\n  toolgate upstream diff git")]
     Diff {
-        /// Only of this one.
+        /// Show only this upstream.
         upstream: Option<String>,
     },
     /// Accept tools as `diff` last showed them.
     #[command(
-        after_help = "Examples:\n  toolgate upstream accept git           all that is held back of it\n  toolgate upstream accept git commit    one tool"
+        after_help = "Examples:\n  toolgate upstream accept git           all its quarantined tools\n  toolgate upstream accept git commit    one tool"
     )]
     Accept {
-        /// Of which upstream.
+        /// Name of the upstream.
         upstream: String,
-        /// Which tool, by the name that `diff` shows; all that are held back unless said.
+        /// Tool name as `diff` shows it [default: all quarantined tools].
         tool: Option<String>,
     },
 }
@@ -85,7 +85,7 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
             .collect();
         let connected = config.behind(&upstreams);
         let exposed = connected.exposed().to_vec();
-        // What is wrong with the file itself is told by others.
+        // `check` and `lint` report problems of the configuration itself.
         let unfit = connected.fitted(None).map(|(_, unfit)| unfit).unwrap_or_default();
         let health = upstreams.health_with(&unfit);
         upstreams.end().await;
@@ -119,9 +119,9 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
                 Status::Down { why, .. } => writeln!(out, "{RED}✗{RED:#} {BOLD}{}{BOLD:#} {}", one.name, clean(why))?,
             }
             let undeclared = match undeclared.iter().find(|(name, _)| *name == one.name).map(|(_, how)| how) {
-                Some(Undeclared::Ask) => "undeclared: asked about",
-                Some(Undeclared::Open) => "undeclared: let through",
-                _ => "undeclared: taken for a read",
+                Some(Undeclared::Ask) => "undeclared: ask",
+                Some(Undeclared::Open) => "undeclared: allow",
+                _ => "undeclared: treated as a read",
             };
             let mut table = Table::new(&["  tool", "offered as", "agent", "effect"]).cutting(1, 12);
             for tool in offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools) {
@@ -142,10 +142,10 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
             if offers.iter().any(|(own, tools)| *own == one.name && !tools.is_empty()) {
                 table.print(&mut out)?;
             } else {
-                writeln!(out, "  {DIM}no tool of it was ever seen{DIM:#}")?;
+                writeln!(out, "  {DIM}no tools known{DIM:#}")?;
             }
             for change in &one.held {
-                writeln!(out, "  {RED}held back{RED:#} {}: {}", clean(&change.tool), why(change))?;
+                writeln!(out, "  {RED}quarantined{RED:#} {}: {}", clean(&change.tool), why(change))?;
             }
             if hides(&one.name) {
                 let hidden = offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools);
@@ -161,7 +161,7 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
             writeln!(out)?;
         }
         if health.is_empty() {
-            writeln!(out, "the configuration names no upstream; add one with `[upstreams.NAME]`")?;
+            writeln!(out, "the configuration has no upstreams; add one with `[upstreams.NAME]`")?;
         }
     }
     let all_up = health.iter().all(|one| matches!(one.status, Status::Up { .. }));
@@ -170,13 +170,13 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
 
 fn why(change: &Change) -> String {
     if change.why.is_empty() {
-        return "it is not what it was when it was accepted".to_owned();
+        return "the definition changed since it was accepted".to_owned();
     }
     let one = |suspicion: &Suspicion| match suspicion {
-        Suspicion::Invisible { part } => format!("letters that nobody sees in its {part}"),
-        Suspicion::Instruction { part, words } => format!("words meant for the model in its {part}: “{}”", clean(words)),
-        Suspicion::Shadow { tool } => format!("it speaks of `{}`, a tool of another upstream", clean(tool)),
-        Suspicion::Unwritten { why } => format!("it is new, and what it looks like cannot be written down: {}", clean(why)),
+        Suspicion::Invisible { part } => format!("invisible characters in its {part}"),
+        Suspicion::Instruction { part, words } => format!("instructions to the model in its {part}: “{}”", clean(words)),
+        Suspicion::Shadow { tool } => format!("it mentions `{}`, a tool of another upstream", clean(tool)),
+        Suspicion::Unwritten { why } => format!("it is new, and its definition cannot be stored: {}", clean(why)),
         Suspicion::Unfit { why } => format!("it does not fit the configuration: {}", clean(why)),
     };
     change.why.iter().map(one).collect::<Vec<_>>().join("; ")
@@ -201,11 +201,12 @@ fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io
         match Pins::open(Some(pins), one) {
             Ok(pins) => all.push((one, pins)),
             Err(error) if is_wanted(one) => return Err(error),
-            // Of the others the names alone are needed.
-            Err(error) => say(&format!("warning: whether a tool speaks of one of `{}` is not known: {error}", one.name)),
+            // Only the tool names of other upstreams are needed.
+            Err(error) => say(&format!("warning: cannot check whether a tool mentions one of `{}`: {error}", one.name)),
         }
     }
-    // What has changed since they were started may speak of the tools of others, and whoever accepts it has to know.
+    // A changed definition may mention tools of other upstreams. The user must see this before
+    // accepting the tool.
     toolgate_mcp::look_for_shadows(config, &all, wanted);
     let mut changes = Vec::new();
     for (_, pins) in all.iter().filter(|(one, _)| is_wanted(one)) {
@@ -215,7 +216,7 @@ fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io
     if as_json {
         writeln!(out, "{}", json!(changes))?;
     } else if changes.is_empty() {
-        writeln!(out, "nothing is held back, as of when they were last asked; `toolgate upstream list` asks them")?;
+        writeln!(out, "no tool is quarantined as of the last check; check again with `toolgate upstream list`")?;
     } else {
         for change in &changes {
             writeln!(out, "{BOLD}{} {}{BOLD:#}: {}", change.upstream, clean(&change.tool), why(change))?;
@@ -232,7 +233,7 @@ fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io
                 }
             }
         }
-        writeln!(out, "\naccept what is fine with {BOLD}toolgate upstream accept UPSTREAM TOOL{BOLD:#}")?;
+        writeln!(out, "\naccept a tool with {BOLD}toolgate upstream accept UPSTREAM TOOL{BOLD:#}")?;
     }
     Ok(if changes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -247,21 +248,21 @@ fn accept(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>, as_j
         done.extend(accepted.tools);
         unseen.extend(accepted.unseen);
     }
-    // An upstream may have changed its mind while somebody was looking.
+    // The upstream may have changed a tool after `diff` showed it.
     if !unseen.is_empty() {
         return Err(io::Error::other(format!(
-            "{}: nobody was shown what it looks like now{}; look with `toolgate upstream diff`, then accept it",
+            "{}: the current definition was not shown yet{}; run `toolgate upstream diff`, then accept it",
             clean(&unseen.join(", ")),
             if done.is_empty() { String::new() } else { format!(" (accepted: {})", clean(&done.join(", "))) }
         )));
     }
-    // By the name that the upstream has for it.
+    // The user may have passed the exposed name instead of the upstream's name.
     if let Some(tool) = tool
         && done.is_empty()
         && !held.is_empty()
     {
         return Err(io::Error::other(format!(
-            "`{}` is not held back; of `{upstream}`, these are: {}",
+            "`{}` is not quarantined; of `{upstream}`, these are: {}",
             clean(tool),
             clean(&held.join(", "))
         )));
@@ -269,14 +270,14 @@ fn accept(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>, as_j
     if let Some(tool) = tool.filter(|tool| names.iter().all(|name| name != tool)) {
         let says = match toolgate::suggest::closest(tool, names.iter().map(String::as_str)) {
             Some(meant) => format!("did you mean `{}`?", clean(meant)),
-            None => "`toolgate upstream list` says what it offers".to_owned(),
+            None => "list its tools with `toolgate upstream list`".to_owned(),
         };
         return Err(io::Error::other(format!("`{upstream}` has no tool `{}`; {says}", clean(tool))));
     }
     let mut out = anstream::stdout().lock();
     match (as_json, done.is_empty()) {
         (true, _) => writeln!(out, "{}", json!({"upstream": upstream, "accepted": done}))?,
-        (false, true) => writeln!(out, "nothing of that is held back")?,
+        (false, true) => writeln!(out, "no matching tool is quarantined")?,
         (false, false) => writeln!(out, "{GREEN}accepted{GREEN:#} {}: {}", counted(done.len() as u64, "tool"), clean(&done.join(", ")))?,
     }
     Ok(ExitCode::SUCCESS)

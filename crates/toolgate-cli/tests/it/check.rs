@@ -148,7 +148,7 @@ fn why_is_told_on_request() {
     let large = r#"{"tool": "issue_refund", "arguments": {"customer_id": "C-1", "amount": 450}}"#;
     let verify = CALLS.lines().nth(2).unwrap();
     let (_, stdout, _) = check(CONFIG, "", &["--explain", verify, large]);
-    assert_eq!(stdout.matches("the rule `big` wants a person to decide").count(), 1, "{stdout}");
+    assert_eq!(stdout.matches("the rule `big` requires approval").count(), 1, "{stdout}");
 }
 
 #[test]
@@ -190,8 +190,8 @@ fn a_call_that_was_not_made_is_explained_as_it_would_be() {
     let lines: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.iter().map(|line| &line["explanation"]["would"]).collect::<Vec<_>>(), ["run", "run"]);
     let wrong: [(&[&str], &str); 4] = [
-        (&["{\"tol\": 1}"], "call 1: this is no call"),
-        (&["nonsense"], "one that was not made is a JSON object"),
+        (&["{\"tol\": 1}"], "call 1: not a call"),
+        (&["nonsense"], "or a JSON object for a call that was not made"),
         (&[], "<CALL>..."),
         (&["--config", "nowhere.toml", "{\"tool\": \"calc\"}"], "nowhere.toml"),
     ];
@@ -222,7 +222,7 @@ fn the_example_of_the_specification_loads() {
 #[test]
 fn what_is_no_call_is_told_with_its_line() {
     for (calls, why) in [
-        ("{\"tool\": \"calc\"}\nnonsense", "line 2: this is no call"),
+        ("{\"tool\": \"calc\"}\nnonsense", "line 2: not a call"),
         ("{\"tol\": \"calc\"}", "unknown field `tol`"),
         ("{\"arguments\": {}}", "missing field `tool`"),
     ] {
@@ -360,8 +360,8 @@ fn a_test_that_is_misspelt_does_not_pass() {
     let verify = "given = [{ tool = \"verify_customer\", arguments = { customer_id = \"C-1\" }, result = { active = false } }]";
     let test = format!("[[test]]\nname = \"t\"\n{verify}\n{refund}\nexpect = \"deny\"\n");
     for (from, to, why) in [
-        ("issue_refund", "issue_refnd", Some("test `t`: it is refused before any rule is asked: unknown_tool: ")),
-        ("amount = 20", "amuont = 20", Some("if that is meant, say `code = \"invalid_arguments\"`")),
+        ("issue_refund", "issue_refnd", Some("test `t`: the call is refused before any rule: unknown_tool:")),
+        ("amount = 20", "amuont = 20", Some("if this is intended, add `code = \"invalid_arguments\"`")),
         ("active = false", "actve = false", Some("test `t`: the result of call 1 of `given` does not count: invalid_result: ")),
         ("\"C-1\" }, result = { active = false }", "7 }", Some("test `t`: call 1 of `given` is refused: invalid_arguments: ")),
         ("expect = \"deny\"", "expect = \"deny\"\nrule = \"verified\"", None),
@@ -389,7 +389,7 @@ fn a_configuration_names_the_ledger() {
     assert!(!directory.path().join("kept/ledger.db").exists(), "the demonstration is kept only where that is asked for");
     assert_eq!(run(&["demo", "--store", "kept/ledger.db"]).0, 0);
     let (code, said) = run(&["audit", "verify"]);
-    assert!(code == 0 && said.contains("the ledger holds"), "{said}");
+    assert!(code == 0 && said.contains("the ledger is intact"), "{said}");
     // The rules of a configuration can be tried as well as those of a policy file.
     let rules = include_str!("../../src/command/demo/policy.toml");
     std::fs::write(directory.path().join("new.toml"), format!("store = \"x\"\n{}", rules.replace("above = 500", "above = 100"))).unwrap();
@@ -410,12 +410,12 @@ fn a_kill_switch_is_pulled_and_let_go() {
     let (_, stdout, _) = crate::toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
     assert_eq!(stdout.lines().count(), 3, "{stdout}");
     let (code, stdout, _) = crate::toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
-    assert_eq!((code, stdout.as_str()), (0, &*format!("the tool `crm_lookup` goes on in {store}\n")));
+    assert_eq!((code, stdout.as_str()), (0, &*format!("the tool `crm_lookup` is resumed in {store}\n")));
     crate::toolgate(&["demo", "--store", store]);
     let (_, stdout, _) = crate::toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
     assert_eq!(stdout.lines().count(), 3);
     let (code, stdout, stderr) = crate::toolgate(&["pause", "--tool", "crm_lokup", "--because", "x", "--store", store]);
-    assert!(code == 0 && stderr.contains("never heard of the tool `crm_lokup`"), "{stdout}{stderr}");
+    assert!(code == 0 && stderr.contains("the tool `crm_lokup` does not occur in this ledger"), "{stdout}{stderr}");
     let (_, stdout, _) = crate::toolgate(&["pause", "--store", store]);
     assert_eq!(stdout, "the tool `crm_lokup`: x\n");
     let (code, _, stderr) = crate::toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
@@ -438,11 +438,11 @@ fn a_tool_is_paused_by_the_name_that_its_client_has_for_it() {
     assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "the tool `Read` is paused as `read` in ledger.db\n", ""));
     assert_eq!(asked("t2"), "deny");
     let (code, stdout, stderr) = project.run(&["resume", "--tool", "Read", "--store", "ledger.db"], "");
-    assert_eq!((code, stdout.as_str()), (0, "the tool `read` goes on in ledger.db\n"), "{stderr}");
+    assert_eq!((code, stdout.as_str()), (0, "the tool `read` is resumed in ledger.db\n"), "{stderr}");
     assert_eq!(asked("t3"), "allow");
     // What could be taken for another tool has a name of its own.
     let (code, stdout, stderr) = project.run(&["pause", "--tool", "READ.ALL", "--because", "x", "--store", "ledger.db"], "");
     assert!(code == 0 && stdout.contains("is paused as `read_all_4c4a413de6c5e658`"), "{stdout}{stderr}");
-    assert!(stderr.contains("never heard of the tool `read_all_4c4a413de6c5e658`"), "{stderr}");
+    assert!(stderr.contains("the tool `read_all_4c4a413de6c5e658` does not occur in this ledger"), "{stderr}");
     assert_eq!(asked("t4"), "allow");
 }

@@ -27,10 +27,10 @@ effect = "read"
 input = { type = "object", properties = { query = { type = "string" }, directory = { type = "string" } } }
 "#;
 
-const STATE: &str = "toolgate's own state is not for agents.";
-const UNDER: &str = "toolgate's own state lies under what this would read";
-const FILES: &str = "What decides about an agent";
-const UNTOLD: &str = "It cannot be told what this call does: which files it writes or takes away is only known when it runs.";
+const STATE: &str = "Agents must not access toolgate's own state.";
+const UNDER: &str = "This would read toolgate's own state";
+const FILES: &str = "Agents must not change";
+const UNTOLD: &str = "Toolgate cannot determine what this call does: the files that it writes or removes are known only when it runs.";
 
 fn each(project: &Project, cases: Vec<(&str, Value, &str, &str)>) {
     for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
@@ -120,7 +120,7 @@ fn a_search_above_the_state_is_refused_and_says_what_to_do() {
     ];
     each(&project, cases);
     let answer = project.before("last", "Grep", json!({"pattern": "y", "path": "~"}));
-    assert!(decision(&answer).1.contains("Search a directory that does not hold it."), "{answer}");
+    assert!(decision(&answer).1.contains("Search a directory that does not contain it."), "{answer}");
     // Where the ledger stands in the project, that is above it.
     let project = Project::with(&format!("store = \"ledger.db\"\n{CONFIG}"));
     let cases = vec![

@@ -66,7 +66,7 @@ fn an_export_is_written_to_what_stands_there_and_replaces_no_pipe_or_link() {
         said.0 == 2 && said.2.contains(&pipe.display().to_string().rsplit('/').next().unwrap().to_owned())
     };
     assert!((0..20).any(|_| cut_off()));
-    for (out, why) in [(".", ".: it is a directory"), ("toolgate.toml", "toolgate.toml is a configuration")] {
+    for (out, why) in [(".", ".: is a directory"), ("toolgate.toml", "toolgate.toml is a configuration")] {
         let (code, _, stderr) = export(out);
         assert!(code == 2 && stderr.contains(why), "{stderr}");
     }
@@ -86,15 +86,15 @@ fn what_is_said_wrong_is_told_in_its_own_words() {
     $ man file [2]
     error: file: File exists (os error 17)
     $ audit query --since tomorrow [2]
-    error: invalid value 'tomorrow' for '--since <TIME>': a time is like MOMENT, 2026-11-15, today or yesterday; a length of time like 90s, 15m, 2h, 7d or 3w
+    error: invalid value 'tomorrow' for '--since <TIME>': not a time: use MOMENT, 2026-11-15, today, yesterday, or a duration like 90s, 15m, 2h, 7d or 3w
     For more information, try '--help'.
     $ audit query --since 999999999d --tool nothing [0]
-    nothing is recorded that fits
+    no matching rows
     $ audit prune --older-than MOMENT [2]
-    error: invalid value 'MOMENT' for '--older-than <TIME>': a length of time is like 90s, 15m, 2h, 7d or 3w
+    error: invalid value 'MOMENT' for '--older-than <TIME>': not a duration: use a form like 90s, 15m, 2h, 7d or 3w
     For more information, try '--help'.
     $ pause --agent a --principal p --because x [2]
-    error: of which session? Say it with `--session`, or leave out one of `--agent` and `--principal`
+    error: missing `--session`: add it, or leave out `--agent` or `--principal`
     ");
     for args in [&["pause", "--agent", "a", "--because", " "][..], &["token", ""], &["-q", "pause", "--agent", "a", "--because", "x"]] {
         let (code, _, stderr) = project.run(args, "");
@@ -113,22 +113,22 @@ fn a_word_in_the_wrong_place_is_told_the_right_one() {
     insta::assert_snapshot!(said, @"
     $ query [2]
     error: unrecognized subcommand 'query'
-      tip: you may mean `toolgate audit query`
+      tip: did you mean `toolgate audit query`?
     Usage: toolgate [OPTIONS] <COMMAND>
     For more information, try '--help'.
     $ list [2]
     error: unrecognized subcommand 'list'
-      tip: you may mean `toolgate approvals list` or `toolgate upstream list`
+      tip: did you mean `toolgate approvals list` or `toolgate upstream list`?
     Usage: toolgate [OPTIONS] <COMMAND>
     For more information, try '--help'.
     $ init claude-code [2]
     error: unexpected argument 'claude-code' found
-      tip: you may mean `--for claude-code`
+      tip: did you mean `--for claude-code`?
     Usage: toolgate init [OPTIONS]
     For more information, try '--help'.
     $ lint sarif [2]
     error: unexpected argument 'sarif' found
-      tip: you may mean `--format sarif`
+      tip: did you mean `--format sarif`?
     Usage: toolgate lint [OPTIONS]
     For more information, try '--help'.
     $ doctor codex [2]
@@ -147,9 +147,9 @@ fn every_program_says_its_version_and_every_number_what_is_wanted() {
     }
     let wrong: [(&[&str], &str); 4] = [
         (&["serve", "--listen", "7381"], "an address and a port are wanted, like 127.0.0.1:7381"),
-        (&["audit", "query", "-n", "abc"], "a whole number is wanted"),
-        (&["audit", "tail", "-n", "1.5"], "a whole number is wanted"),
-        (&["replay", "monday", "--until", "x"], "a whole number is wanted"),
+        (&["audit", "query", "-n", "abc"], "expected a whole number"),
+        (&["audit", "tail", "-n", "1.5"], "expected a whole number"),
+        (&["replay", "monday", "--until", "x"], "expected a whole number"),
     ];
     for (args, why) in wrong {
         let (code, _, stderr) = project.run(args, "");
@@ -166,16 +166,16 @@ fn a_file_that_is_something_else_is_named() {
     std::fs::write(project.path("project/wide.jsonl"), b"\xff\xfe{\0\n\0").unwrap();
     let key = "a".repeat(64);
     let wrong: [(&[&str], &str); 10] = [
-        (&["audit", "query", "--store", "."], "it is a directory; name a file"),
-        (&["audit", "verify", "--store", "."], "it is a directory; name a file"),
-        (&["pause", "--store", "."], "it is a directory; name a file"),
-        (&["audit", "query", "--store", "some.toml"], "it is no ledger of toolgate"),
-        (&["demo", "--store", "some.toml"], "it is no ledger of toolgate"),
+        (&["audit", "query", "--store", "."], "is a directory; name a file"),
+        (&["audit", "verify", "--store", "."], "is a directory; name a file"),
+        (&["pause", "--store", "."], "is a directory; name a file"),
+        (&["audit", "query", "--store", "some.toml"], "not a toolgate ledger"),
+        (&["demo", "--store", "some.toml"], "not a toolgate ledger"),
         (&["demo", "--store", "nowhere/ledger.db"], "check that the directory exists and is writable"),
-        (&["audit", "receipt", "empty.json", "--key", &key], "empty.json: this is no JSON"),
-        (&["check", "."], ".: it is a directory; name a file"),
+        (&["audit", "receipt", "empty.json", "--key", &key], "empty.json: not valid JSON"),
+        (&["check", "."], ".: is a directory; name a file"),
         (&["check", "wide.jsonl"], "wide.jsonl, line 1: "),
-        (&["check", "pretty.jsonl"], "one object a line"),
+        (&["check", "pretty.jsonl"], "one object per line"),
     ];
     for (args, why) in wrong {
         let (code, _, stderr) = project.run(args, "");
@@ -192,7 +192,7 @@ fn a_list_is_no_event() {
     {
         let (code, _, stderr) = project.run(&["hook", "--config", "toolgate.toml"], event);
         assert_eq!(code, 2, "{event}");
-        assert!(stderr.contains("it is a list, not a JSON object"), "{event}: {stderr}");
+        assert!(stderr.contains("a list, not a JSON object"), "{event}: {stderr}");
     }
 }
 
@@ -258,7 +258,7 @@ fn hooks_behind_a_link_are_taken_out_and_the_link_stays() {
         let said = project.said(&["eject"], "");
         assert!(said.contains(&format!("changed HOME/project/{file}")), "{client}: {said}");
         assert!(link.is_symlink() && !project.read("dotfiles/settings.json").contains("toolgate"), "{client}");
-        assert!(project.said(&["eject"], "").contains("toolgate is in none of these settings"), "{client}");
+        assert!(project.said(&["eject"], "").contains("no settings with toolgate found"), "{client}");
     }
 }
 
@@ -319,7 +319,7 @@ fn a_test_stands_on_what_it_says() {
     let (code, said) = test("arguments = { ident = \"C\" }, refused = true", "deny");
     assert_eq!(code, 0, "{said}");
     let (code, said) = test("arguments = { id = \"C\" }, result = {}, refused = true", "allow");
-    assert!(code == 1 && said.contains("is let through"), "{said}");
+    assert!(code == 1 && said.contains("is allowed"), "{said}");
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn a_call_is_found_by_a_part_of_its_name_and_a_day_by_its_name() {
     }
     // A name begins with its time: six letters last for hours, eight for a minute, which may end between two calls.
     for (part, why) in [
-        (call.get(..6).unwrap(), "several calls are named so"),
+        (call.get(..6).unwrap(), "several calls match"),
         ("000000000000", "has no call `000000000000`"),
         ("abc", "at least 6"),
         ("nothing", "at least 6"),
@@ -349,7 +349,7 @@ fn a_call_is_found_by_a_part_of_its_name_and_a_day_by_its_name() {
         assert_eq!(code, wanted, "{kept}: {stderr}");
     }
     let (_, said, _) = project.run(&["audit", "query", "--entity", "customer=C-1001", "--store", "ledger.db"], "");
-    assert!(said.contains("no row is about a `customer`, but about customer_id, order_id"), "{said}");
+    assert!(said.contains("no row has the entity `customer`, known entities: customer_id, order_id"), "{said}");
 }
 
 #[test]
@@ -365,7 +365,7 @@ fn a_receipt_is_checked_without_any_ledger() {
     std::fs::remove_file(project.path("project/ledger.db")).unwrap();
     assert_eq!(project.run(&["demo", "--store", "ledger.db"], "").0, 0);
     let (code, stdout, stderr) = project.run(&["audit", "receipt", "../elsewhere/receipt.json", "--key", &key], "");
-    assert!(code == 0 && stdout.contains("the receipt holds"), "{stdout}{stderr}");
+    assert!(code == 0 && stdout.contains("the receipt is valid"), "{stdout}{stderr}");
 }
 
 #[test]

@@ -50,12 +50,12 @@ fn what_counts_only_at_the_start_is_said_to() {
     let log = std::fs::File::create(project.path("log")).unwrap();
     let _served = Served::begin(command(&project).stderr(log));
     let said = || std::fs::read_to_string(project.path("log")).unwrap();
-    let told = "read only at the start of `toolgate serve`: ";
+    let told = "changed settings need a restart of `toolgate serve`: ";
     project.write("project/toolgate.toml", &config("other.db", "\"a.example\""));
-    until("it is told", || said().contains(&format!("{told}`store`, `hosts`; start it again")));
+    until("it is told", || said().contains(&format!("{told}`store`, `hosts`")));
     // As it was at the start, nothing is missing.
     project.write("project/toolgate.toml", &config("ledger.db", ""));
-    until("it was read again", || said().matches("the configuration was read again").count() == 2);
+    until("it was read again", || said().matches("reloaded the configuration").count() == 2);
     assert_eq!(said().matches(told).count(), 1, "{}", said());
 }
 

@@ -167,8 +167,8 @@ fn a_collector_that_is_away_is_told_and_stops_nothing() {
     let (code, stdout, stderr) = project.run(&SERVE, &said(&[call(2, "in_calc", json!({"expression": "1 + 1"}))]));
     assert!(code == 0 && stdout.contains("{\"result\":2}"), "{stdout}{stderr}");
     for (what, path) in [("spans", "traces"), ("metrics", "metrics")] {
-        let told: Vec<&str> = stderr.lines().filter(|line| line.contains(&format!("{what} cannot"))).collect();
-        let expected = format!(" WARN {what} cannot be sent to http://127.0.0.1:1/v1/{path}; they are dropped, calls go on");
+        let told: Vec<&str> = stderr.lines().filter(|line| line.contains(&format!("cannot send {what}"))).collect();
+        let expected = format!(" WARN cannot send {what} to http://127.0.0.1:1/v1/{path}; they are dropped and calls continue");
         assert_eq!(told, [expected], "{stderr}");
     }
 }
@@ -179,7 +179,7 @@ fn an_address_that_is_none_is_told_without_its_password() {
     let named = project(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{address}\"\n")).run(&SERVE, "");
     let by_variable = project("undeclared = \"read\"\n").run_with(&[("OTEL_EXPORTER_OTLP_ENDPOINT", address)], &SERVE, "");
     for (code, _, stderr) in [named, by_variable] {
-        assert!(code != 0 && stderr.contains("spans cannot be sent") && stderr.contains("http://127.0.0.1:1"), "{stderr}");
+        assert!(code != 0 && stderr.contains("cannot send spans") && stderr.contains("http://127.0.0.1:1"), "{stderr}");
         assert!(!stderr.contains("ame@") && !stderr.contains("ann:"), "{stderr}");
     }
 }

@@ -49,7 +49,7 @@ fn what_is_there_is_read_before_it_is_written() {
     let notes = || std::fs::read_to_string(project.path("project/workspace/notes.txt")).unwrap();
     let overwrite = |text: &str| json!({"path": "notes.txt", "content": text});
     let (code_of_lint, said, stderr) = project.run(&["lint", "--config", "toolgate.toml"], "");
-    assert!(code_of_lint == 0 && said.contains("nothing found"), "{said}{stderr}");
+    assert!(code_of_lint == 0 && said.contains("no findings"), "{said}{stderr}");
     // `check` says beforehand what will become of it, and does nothing.
     let asked = json!({"tool": "write_file", "arguments": overwrite("two")}).to_string();
     let (_, said, stderr) = project.run(&["check", "--config", "toolgate.toml", "--json"], &asked);
@@ -128,15 +128,15 @@ fn files_of_a_client_are_others() {
 #[test]
 fn a_directory_with_what_toolgate_goes_by_is_none_for_tools() {
     for (files, why) in [
-        (".", "decides about agents"),
-        ("ledger.db.state/files", "toolgate's own"),
+        (".", "controls toolgate"),
+        ("ledger.db.state/files", "belongs to toolgate"),
         ("nowhere", "No such file"),
         // It takes a key from there, the ledger is there by way of a link, and so would settings of a client be.
-        ("keys", "decides about agents"),
-        ("ledgers", "decides about agents"),
-        (".claude", "decides about agents"),
-        ("scripts", "decides about agents"),
-        ("link", "decides about agents"),
+        ("keys", "controls toolgate"),
+        ("ledgers", "controls toolgate"),
+        (".claude", "controls toolgate"),
+        ("scripts", "controls toolgate"),
+        ("link", "controls toolgate"),
     ] {
         let project = project();
         project.write("project/keys/key", "hunter2");

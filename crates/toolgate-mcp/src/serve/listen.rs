@@ -13,6 +13,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rmcp::transport::streamable_http_server::session::SessionManager as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig as TlsConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -22,7 +23,6 @@ use super::sessions::SESSION_LIFE;
 use super::{Http, PATIENCE};
 use crate::gateway::{Gateway, LAST, lock};
 use crate::inplace::InPlace;
-use crate::patient::Patient;
 
 /// Write timeout: how long a client may read nothing of its response.
 const UNREAD: Duration = Duration::from_secs(60);
@@ -137,7 +137,10 @@ async fn connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>
         let http = Arc::clone(&http);
         async move { Ok::<_, Infallible>(http.answer(request).await) }
     });
-    let stream = Patient::new(stream, UNREAD);
+    // A client that stops reading would occupy one of the limited connections.
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(UNREAD));
+    let stream = Box::pin(stream);
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(64 << 10);
     match tls {

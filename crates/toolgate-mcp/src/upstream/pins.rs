@@ -28,8 +28,8 @@ struct Known {
     tools: BTreeMap<String, Pin>,
     /// The last definition that this process received from its own upstream, by tool name.
     ///
-    /// Calls depend on this map. `Pin::seen` can come from another process, whose upstream may have
-    /// another version.
+    /// Calls depend on this map. The differing definition in a pin can come from another process,
+    /// whose upstream may have another version.
     #[serde(skip)]
     own: HashMap<String, Offered>,
 }
@@ -55,7 +55,7 @@ impl Offered {
 struct Pin {
     /// The accepted definition; `None` if the tool was never accepted.
     accepted: Option<Tool>,
-    /// The digest of `accepted`, computed on first use.
+    /// The digest of the accepted definition, computed on first use.
     #[serde(skip)]
     known_digest: std::sync::OnceLock<Option<Digest>>,
     /// The differing definition that a process saw last.
@@ -217,7 +217,7 @@ pub struct Change {
 pub struct Accepted {
     /// The accepted tools.
     pub tools: Vec<String>,
-    /// Tools whose current definition was not shown yet: see [`Pins::show`].
+    /// Tools whose current definition was not shown to a person, so they are not accepted.
     pub unseen: Vec<String>,
 }
 

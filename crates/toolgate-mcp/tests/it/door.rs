@@ -73,7 +73,7 @@ async fn two_names_for_a_conversation_are_refused() {
     let call = |session: &str| json!({"name": "echo", "arguments": {"text": "x"}, "_meta": {"toolgate/session": session}});
     assert!(client.ask("tools/call", call("one")).await.1.get("result").is_some());
     let (_, refused) = client.ask("tools/call", call("two")).await;
-    assert!(refused["result"]["structuredContent"]["message"].as_str().unwrap().contains("two conversations"), "{refused}");
+    assert!(refused["result"]["structuredContent"]["message"].as_str().unwrap().contains("two sessions"), "{refused}");
     let mut at = gate.client().in_session("one");
     at.url = format!("{}/default/two", at.url);
     assert_eq!(at.code("echo", json!({"text": "x"})).await, "forbidden");

@@ -182,6 +182,6 @@ async fn a_rule_over_a_tool_that_is_held_back_or_not_offered_keeps_nobody_else_a
     assert!(unfit(&gate, "git").is_empty());
     // A name that no upstream could have is the file's own.
     let error = gate.reload(&over(&git, &other, "gut_commit", "open")).await.unwrap_err().to_string();
-    assert!(error.contains("`gut_commit` is no tool of this agent") && error.contains("toolgate.toml:"), "{error}");
+    assert!(error.contains("`gut_commit` is not a tool of this agent") && error.contains("toolgate.toml:"), "{error}");
     gate.end().await;
 }

@@ -4,7 +4,6 @@
 
 mod asked;
 mod back;
-mod batch;
 mod beside;
 mod between;
 mod bombs;

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::support::Gate;
 
 #[tokio::test(flavor = "multi_thread")]
-#[should_panic(expected = "`calc` was let through, now refused at policy by `short`")]
+#[should_panic(expected = "`calc` was admitted, now refused at policy by `short`")]
 async fn a_call_that_would_be_decided_otherwise_is_noticed_when_its_test_ends() {
     let gate = Gate::open(
         "[tools.calc]\nkind = \"builtin\"\n\

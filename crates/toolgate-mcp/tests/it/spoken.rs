@@ -130,8 +130,8 @@ async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
         (json!({"id": "2", "session": "s", "tool": "mine", "error": secret}), "`error` must be"),
         (json!({"id": "2", "session": "s", "tool": "mine", "error": {"message": "no", "effects": secret}}), "`error` must be"),
         (json!({"id": "2", "session": "s", "tool": "mine", "turn": secret}), "`turn` must be a whole number"),
-        (json!({"id": "2", "session": "s", "tool": "mine", (long.as_str()): 1}), "nobody knows `kkk"),
-        (json!({"id": "2", "session": "s", "tool": "mine", "argument": {}}), "nobody knows `argument`; there are `id`, `tool`, "),
+        (json!({"id": "2", "session": "s", "tool": "mine", (long.as_str()): 1}), "unknown field `kkk"),
+        (json!({"id": "2", "session": "s", "tool": "mine", "argument": {}}), "unknown field `argument`; known fields: `id`, `tool`, "),
     ] {
         let (status, said) = decide("report", &body.to_string()).await;
         let words = said["error"].as_str().unwrap_or_default();
@@ -357,7 +357,7 @@ async fn nobody_asks_in_the_name_of_toolgate() {
     assert_eq!(told["result"]["structuredContent"], json!({"told": {"toolgate_approval": yes}}), "{told}");
     for (method, params) in [("prompts/get", json!({"name": "ask"})), ("resources/read", json!({"uri": "a://b"}))] {
         let (_, answer) = client.ask(method, params).await;
-        assert!(answer["error"]["message"].as_str().unwrap_or_default().contains("in the name of toolgate"), "{method}: {answer}");
+        assert!(answer["error"]["message"].as_str().unwrap_or_default().contains("reserved for toolgate"), "{method}: {answer}");
     }
     for (method, name) in [("prompts/list", "prompts"), ("resources/list", "resources"), ("resources/templates/list", "resourceTemplates")]
     {

@@ -257,7 +257,7 @@ fn a_clock_that_is_set_back_changes_neither_the_order_of_rows_nor_their_chain() 
 }
 
 #[test]
-#[should_panic(expected = "row 2: `pay` was let through, now refused at policy by `cap`")]
+#[should_panic(expected = "row 2: `pay` was admitted, now refused at policy by `cap`")]
 fn a_call_that_would_be_decided_otherwise_is_noticed_when_its_test_ends() {
     let desk = Desk::new();
     runtime().block_on(async {

@@ -1,4 +1,4 @@
-//! `calc`: exact decimal arithmetic. It parses; it never evaluates anything as code.
+//! Implements `calc`: exact decimal arithmetic with its own parser, without executing code.
 
 use rust_decimal::Decimal;
 use schemars::JsonSchema;
@@ -10,7 +10,7 @@ use crate::context::Ctx;
 use crate::json::number_from_decimal;
 use crate::tool::{Effect, Failure, Tool};
 
-/// Deepest nesting of an expression.
+/// Maximum nesting depth of an expression.
 const DEPTH: usize = 64;
 
 #[derive(Deserialize, JsonSchema)]
@@ -27,7 +27,7 @@ struct Result_ {
     result: Value,
 }
 
-/// Calculates with exact decimals.
+/// Creates the tool `calc`, which calculates with exact decimals.
 #[must_use]
 pub fn calc() -> Tool {
     Tool::typed(
@@ -45,11 +45,11 @@ pub fn calc() -> Tool {
     .example("A price with tax", json!({"expression": "19.99 * 1.19"}), json!({"result": 23.7881}))
 }
 
-/// A number on the way to the result.
+/// An intermediate result.
 #[derive(Clone, Copy)]
 struct Number {
     value: Decimal,
-    /// A division on the way did not end, so it is rounded, and so is what follows from it.
+    /// Whether an earlier division was rounded, which makes all later results inexact.
     rounded: bool,
 }
 
@@ -58,7 +58,7 @@ impl Number {
         Self { value, rounded: false }
     }
 
-    /// What two of them come to: exactly, unless one is rounded already.
+    /// Combines two numbers: exactly, or rounded if one of them is rounded already.
     fn with(
         self,
         other: Self,
@@ -84,7 +84,7 @@ impl Number {
         let value = self.value.checked_div(other.value)?;
         let exact = multiplied(value, other.value) == Some(self.value.normalize());
         let rounded = self.rounded || other.rounded || !exact;
-        // One that ends, and has more digits than there is room for, is not rounded.
+        // A finite quotient with too many digits is an error, not rounded.
         (exact || self.rounded || other.rounded || !ends(self.value, other.value)).then_some(Self { value, rounded })
     }
 
@@ -105,13 +105,13 @@ impl Number {
         };
         match base {
             Some(base) if exponent >= 0 || !base.rounded => power(base),
-            // Rounded once, and not with every step.
+            // Invert the result, so that rounding happens once and not with every step.
             _ => Self::exact(Decimal::ONE).over(self.to_the(exponent.checked_neg()?)?),
         }
     }
 }
 
-/// Whether a division ends: what is left of the divisor has no factors but 2 and 5.
+/// Returns whether a quotient is finite: the reduced divisor has only the factors 2 and 5.
 fn ends(left: Decimal, right: Decimal) -> bool {
     let (mut a, mut b) = (left.normalize().mantissa().abs(), right.normalize().mantissa().abs());
     let whole = b;
@@ -127,7 +127,7 @@ fn ends(left: Decimal, right: Decimal) -> bool {
     rest == 1
 }
 
-/// The value of an expression, or what is wrong with it and where.
+/// Evaluates an expression, or describes the error and its position.
 fn evaluate(expression: &str) -> Result<Decimal, String> {
     let mut parser = Parser { rest: expression, depth: 0 };
     let value = parser.sum()?.value;
@@ -263,26 +263,26 @@ impl Parser<'_> {
     }
 }
 
-/// The sum, unless it has more digits than there is room for: nothing of it is rounded away.
+/// Adds two numbers; returns `None` if the exact sum has too many digits.
 fn added(left: Decimal, right: Decimal) -> Option<Decimal> {
     let (left, right) = (left.normalize(), right.normalize());
     let sum = left.checked_add(right)?;
-    // What is rounded away is missing when it is taken apart again.
+    // If the sum was rounded, subtracting one operand does not give the other.
     (sum.checked_sub(left) == Some(right) && sum.checked_sub(right) == Some(left)).then_some(sum)
 }
 
-/// The product, unless it has more digits than there is room for.
+/// Multiplies two numbers; returns `None` if the exact product has too many digits.
 fn multiplied(left: Decimal, right: Decimal) -> Option<Decimal> {
     let (left, right) = (left.normalize(), right.normalize());
     let product = left.checked_mul(right)?;
-    // Behind the point there is room for as many digits as both have together, or for fewer, where the last of them are zeros.
+    // The product needs the decimal places of both factors, except for trailing zeros.
     let missing = (left.scale() + right.scale()).saturating_sub(product.scale());
     let times = |factor: i128| times_in(left.mantissa(), factor) + times_in(right.mantissa(), factor);
     let exact = left.is_zero() || right.is_zero() || times(2).min(times(5)) >= missing;
     exact.then_some(product)
 }
 
-/// How often a number is divisible by another.
+/// Returns how often a number is divisible by a factor.
 fn times_in(mut number: i128, factor: i128) -> u32 {
     let mut times = 0;
     while number != 0 && number % factor == 0 {
@@ -344,7 +344,7 @@ mod tests {
             "é",
             "1..2",
             "２",
-            // Nothing is rounded away unseen.
+            // Inexact results are errors.
             "0.00000000000000000001 * 0.00000000000000000001",
             "9999999999999999999999999999 + 0.05",
             "9999999999999999999999999999 - 0.05",

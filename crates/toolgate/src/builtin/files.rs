@@ -1,4 +1,4 @@
-//! `read_file`, `write_file`, `list_files` on the agent's file system.
+//! Implements `read_file`, `write_file` and `list_files` on the agent's file system.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -48,16 +48,16 @@ struct Listed {
     more: bool,
 }
 
-/// Most names that `list_files` gives.
+/// Maximum number of names that `list_files` returns.
 const MOST: usize = 1_000;
 
-/// All three.
+/// Creates the three file tools.
 #[must_use]
 pub fn files() -> [Tool; 3] {
     [read_file(), write_file(), list_files()]
 }
 
-/// Reads a text file.
+/// Creates the tool `read_file`, which reads a text file.
 #[must_use]
 pub fn read_file() -> Tool {
     Tool::typed(
@@ -76,7 +76,9 @@ pub fn read_file() -> Tool {
     .effect(Effect::Read)
 }
 
-/// Writes a text file. Govern it, for example with [`ReadBeforeWrite`](crate::policy::ReadBeforeWrite).
+/// Creates the tool `write_file`, which writes a text file.
+///
+/// Add a policy for this tool, for example [`ReadBeforeWrite`](crate::policy::ReadBeforeWrite).
 #[must_use]
 pub fn write_file() -> Tool {
     Tool::typed(
@@ -86,7 +88,7 @@ pub fn write_file() -> Tool {
          Edge cases: missing directories are made; paths outside the workspace are refused.\n\
          On a file that exists, run read_file first.",
         |ctx: Ctx, args: Write| async move {
-            // A refusal by the file system comes before the first byte.
+            // The file system refuses a write before it changes the file.
             ctx.files()?.write(&args.path, args.content.as_bytes()).map_err(|e| Failure::from(e).effects(Effects::RolledBack))?;
             Ok(Written { bytes: args.content.len() })
         },
@@ -96,7 +98,7 @@ pub fn write_file() -> Tool {
     .local()
 }
 
-/// Lists files.
+/// Creates the tool `list_files`, which lists files.
 #[must_use]
 pub fn list_files() -> Tool {
     Tool::typed(

@@ -1,4 +1,4 @@
-//! Tools that come along.
+//! Defines the built-in tools.
 
 mod calc;
 mod files;

@@ -1,4 +1,4 @@
-//! `read_output`: the rest of a result that was too large.
+//! Implements `read_output`, which reads the rest of a truncated result.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use crate::code;
 use crate::context::Ctx;
 use crate::tool::{Effect, Failure, Tool};
 
-/// Most bytes of one page.
+/// Maximum size of a page, in bytes.
 const PAGE: usize = 16 << 10;
 
 #[derive(Deserialize, JsonSchema)]
@@ -33,7 +33,7 @@ struct Page {
     bytes: usize,
 }
 
-/// Pages through results that were too large for the context.
+/// Creates the tool `read_output`, which pages through results that were too large for the context.
 #[must_use]
 pub fn read_output() -> Tool {
     Tool::typed(
@@ -63,7 +63,7 @@ pub fn read_output() -> Tool {
     .max_output(usize::MAX)
 }
 
-/// The nearest place at or before an offset where a character begins.
+/// Returns the nearest character boundary at or before an offset.
 fn boundary(text: &str, offset: usize) -> usize {
     let mut at = offset.min(text.len());
     while !text.is_char_boundary(at) {

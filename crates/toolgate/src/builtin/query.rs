@@ -1,4 +1,4 @@
-//! `json_query`: one value out of a JSON document.
+//! Implements `json_query`, which reads one value from a JSON document.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ struct Found {
     value: Value,
 }
 
-/// Reads one value out of JSON text.
+/// Creates the tool `json_query`, which reads one value from JSON text.
 #[must_use]
 pub fn json_query() -> Tool {
     Tool::typed(
@@ -69,12 +69,12 @@ fn dead_end(at: &Value, part: &str) -> String {
             let guess = crate::suggest::closest(&part, map.keys().map(String::as_str));
             let names: Vec<&str> = map.keys().take(20).map(String::as_str).collect();
             format!(
-                "there is no `{part}` here{}; there is {}",
+                "there is no `{part}` here{}; known names: {}",
                 guess.map(|g| format!(", did you mean `{g}`?")).unwrap_or_default(),
                 names.join(", ")
             )
         }
-        Value::Array(items) => format!("`{part}` is no index of an array of {} items", items.len()),
+        Value::Array(items) => format!("`{part}` is not an index of an array with {} items", items.len()),
         other => format!("`{part}` cannot be looked up in a {}", crate::json::kind_of(other)),
     }
 }

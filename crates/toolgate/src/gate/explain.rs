@@ -116,13 +116,20 @@ impl Toolgate {
     /// Reads the session and changes nothing: writes no row, counts no call and runs no hook.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use toolgate::policy::{Condition, Deny};
     /// use toolgate::{Agent, Toolgate, builtin};
-    /// let no_secrets = Deny::new("no_secrets", ["write_file"]).when("/path", Condition::Glob("*.env".into()));
-    /// let agent = Agent::builder("a").files(toolgate::MemoryFs::default()).tools(builtin::files()).policy(no_secrets).build()?;
+    /// let no_secrets = Deny::new("no_secrets", ["write_file"])
+    ///     .when("/path", Condition::Glob("*.env".into()));
+    /// let agent = Agent::builder("a")
+    ///     .files(toolgate::MemoryFs::default())
+    ///     .tools(builtin::files())
+    ///     .policy(no_secrets)
+    ///     .build()?;
     /// let session = Toolgate::builder().agent(agent).build()?.session("a", "alice", "s");
-    /// let why = session.explain("write_file", serde_json::json!({"path": "prod.env", "content": ""})).await;
+    /// let arguments = serde_json::json!({"path": "prod.env", "content": ""});
+    /// let why = session.explain("write_file", arguments).await;
     /// assert!(why.to_string().contains("/path like `*.env`"), "{why}");
     /// # Ok(()) }
     /// ```

@@ -62,7 +62,8 @@ use trail::Trail;
 /// Cheap to clone.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use serde_json::json;
 /// use toolgate::{Agent, Toolgate, builtin};
 ///

@@ -392,7 +392,8 @@ fn wanted(rule: &dyn Policy, ask: &Ask<'_>) -> Vec<Vec<String>> {
 /// Calling such a tool would fail with `unknown_tool`.
 fn discreet(mut error: ToolError, rule: &dyn Policy, ask: &Ask<'_>, agent: &Agent) -> ToolError {
     let is_seen = |tool: &String| agent.tools.get(tool.as_str()).is_none_or(|tool| tool.is_visible_to(&ask.key.principal));
-    // The names are masked like secrets are: wherever they occur as words, however the message is worded.
+    // The names are masked like secrets are: wherever they occur as words, however the message is
+    // worded.
     let is_name_character = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let names = |message: &str, tool: &str| message.split(|c| !is_name_character(c)).any(|word| word == tool);
     let mut groups = wanted(rule, ask);

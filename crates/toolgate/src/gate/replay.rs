@@ -101,14 +101,22 @@ pub enum Compared {
 /// Repeats the decisions about recorded calls, each with the facts of the original decision.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use toolgate::policy::{Condition, Deny};
 /// use toolgate::{Agent, Compared, Effect, Replay, Tool, Toolgate};
 ///
 /// let agent = |cap: i64| {
-///     let schema = serde_json::json!({"type": "object", "properties": {"amount": {"type": "number"}}});
-///     let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(serde_json::json!({"paid": true})) }).effect(Effect::Write);
-///     Agent::builder("desk").tool(pay).policy(Deny::new("cap", ["pay"]).when("/amount", Condition::Above(cap.into()))).build()
+///     let schema = serde_json::json!({
+///         "type": "object",
+///         "properties": {"amount": {"type": "number"}},
+///     });
+///     let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async {
+///         Ok(serde_json::json!({"paid": true}))
+///     });
+///     let pay = pay.effect(Effect::Write);
+///     let cap = Deny::new("cap", ["pay"]).when("/amount", Condition::Above(cap.into()));
+///     Agent::builder("desk").tool(pay).policy(cap).build()
 /// };
 /// let session = Toolgate::builder().agent(agent(500)?).build()?.session("desk", "alice", "s");
 /// session.call("pay", serde_json::json!({"amount": 300})).await;

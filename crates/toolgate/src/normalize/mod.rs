@@ -1,7 +1,7 @@
-//! Declared rules that bring the results of a tool into one stable shape.
+//! Normalizes the results of a tool to a stable shape, by declared rules.
 //!
-//! A path is a JSON pointer with `*` for every item. What is absent or `null` is left alone; what is
-//! there and cannot be understood fails the call, because a guess would be worse.
+//! A path is a JSON pointer with `*` for every item. Absent and `null` values are left unchanged.
+//! Any other value that a rule cannot convert fails the call, because a guess would be worse.
 
 mod timestamp;
 
@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use crate::json::{Pointer, decimal_of, number_from_decimal, product};
 use crate::names::shown;
 
-/// How text is cased.
+/// A letter case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Case {
@@ -28,7 +28,7 @@ pub enum Case {
     Snake,
 }
 
-/// One step of normalisation.
+/// One step of normalization.
 ///
 /// ```
 /// use serde_json::json;
@@ -47,74 +47,76 @@ pub enum Case {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Rule {
-    /// Seconds, milliseconds, microseconds, nanoseconds or a common date string, to RFC 3339 in UTC.
+    /// Converts a Unix time or a common date string to RFC 3339 in UTC.
     Timestamp {
-        /// Where.
+        /// The path of the value.
         path: Pointer,
-        /// What a number counts since 1970. Without it that is told by how large it is: below 10^11 seconds, then milliseconds, and so
-        /// on; milliseconds of before March 1973 need it.
+        /// The unit of a number since 1970.
+        ///
+        /// Without it, the size decides: below 10^11 seconds, then milliseconds, and so on.
+        /// Milliseconds before March 1973 need a unit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         unit: Option<TimeUnit>,
     },
-    /// Codes to names.
+    /// Replaces codes by names.
     Codes {
-        /// Where.
+        /// The path of the value.
         path: Pointer,
-        /// Code to name.
+        /// The name of each code.
         names: BTreeMap<String, String>,
-        /// Name of every other code; without it another code fails.
+        /// The name of every other code; without it, another code is an error.
         #[serde(default)]
         other: Option<String>,
     },
-    /// Another name in the same object.
+    /// Renames a member of an object.
     Rename {
-        /// Where.
+        /// The path of the member.
         path: Pointer,
         /// The new name.
         to: String,
     },
-    /// The first of these that is there and not `null`, under one name; the others go.
+    /// Keeps the first of some members that is not `null`, under one name, and removes the others.
     FirstOf {
-        /// In which objects.
+        /// The path of the objects.
         #[serde(default)]
         within: Pointer,
-        /// Names, best first.
+        /// The names, preferred first.
         names: Vec<String>,
-        /// The name it gets.
+        /// The new name.
         to: String,
     },
-    /// `1`, `"yes"`, `"true"`, `"on"` and their opposites to booleans.
+    /// Converts `1`, `"yes"`, `"true"`, `"on"` and their opposites to booleans.
     Bool {
-        /// Where.
+        /// The path of the value.
         path: Pointer,
     },
-    /// Text in one case.
+    /// Converts text to a letter case.
     Case {
-        /// Where.
+        /// The path of the value.
         path: Pointer,
-        /// Which.
+        /// The letter case.
         to: Case,
     },
-    /// A number (or a number in a string) times a factor, exactly: units, minor currency.
+    /// Multiplies a number (or a number in a string) exactly, for example to convert cents.
     Scale {
-        /// Where.
+        /// The path of the value.
         path: Pointer,
         /// The factor.
         by: Decimal,
     },
-    /// A value where there is none.
+    /// Sets an absent or `null` value.
     Default {
-        /// Where; the objects that hold it must be there.
+        /// The path of the value; the objects that contain it must exist.
         path: Pointer,
         /// The value.
         value: Value,
     },
-    /// Only these members stay.
+    /// Removes all other members.
     Keep {
-        /// In which objects.
+        /// The path of the objects.
         #[serde(default)]
         within: Pointer,
-        /// Which.
+        /// The names of the members to keep.
         names: Vec<String>,
     },
 }
@@ -175,7 +177,7 @@ impl Rule {
             Self::Timestamp { path, unit } => each(path, value, |old| timestamp::to_rfc3339(old, *unit).map(Value::String)),
             Self::Codes { path, names, other } => each(path, value, |old| {
                 let name = code_text(old).and_then(|code| names.get(&code).or(other.as_ref()));
-                name.cloned().map(Value::String).ok_or("is no known code")
+                name.cloned().map(Value::String).ok_or("is not a known code")
             }),
             Self::Rename { path, to } => rename(path, to, value),
             Self::FirstOf { within, names, to } => in_objects(within, value, |map| {
@@ -190,7 +192,7 @@ impl Rule {
             }),
             Self::Bool { path } => each(path, value, |old| to_bool(old).map(Value::Bool)),
             Self::Case { path, to } => each(path, value, |old| {
-                let text = old.as_str().ok_or("is no text")?;
+                let text = old.as_str().ok_or("is not text")?;
                 Ok(Value::String(match to {
                     Case::Upper => text.to_uppercase(),
                     Case::Lower => text.to_lowercase(),
@@ -198,9 +200,9 @@ impl Rule {
                 }))
             }),
             Self::Scale { path, by } => each(path, value, |old| {
-                let number = to_decimal(old).ok_or("is no number")?;
-                // Zeros at the end say nothing.
-                product(number.normalize(), *by).map(number_from_decimal).ok_or("is too large or too fine to be kept exactly")
+                let number = to_decimal(old).ok_or("is not a number")?;
+                // Drop trailing zeros, which would count as digits of the product.
+                product(number.normalize(), *by).map(number_from_decimal).ok_or("is too large or too precise for exact arithmetic")
             }),
             Self::Default { path, value: default } => match path.split_last() {
                 Some((within, name)) => in_objects(&within, value, |map| {
@@ -219,36 +221,36 @@ impl Rule {
         }
     }
 
-    /// What it lacks to say anything.
+    /// Describes what the rule lacks to have an effect.
     pub(crate) fn lacks(&self) -> Option<String> {
         let is_open = |path: &Pointer| path.parts().last().is_some_and(|part| part == "*");
         match self {
             Self::Default { path, .. } | Self::Rename { path, .. } if is_open(path) => {
                 Some(format!("names no member: `{path}` ends in `*`"))
             }
-            Self::Codes { names, other: None, .. } if names.is_empty() => Some("has no `names`, so every code would fail".to_owned()),
+            Self::Codes { names, other: None, .. } if names.is_empty() => Some("has no `names`, so every code is an error".to_owned()),
             Self::FirstOf { names, .. } | Self::Keep { names, .. } if names.is_empty() => Some("has no `names`".to_owned()),
             _ => None,
         }
     }
 }
 
-/// A value that a rule could not understand.
+/// A value that a rule cannot convert.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{value}` at `{path}` {why}")]
 pub struct NotNormal {
-    /// Where.
+    /// The path of the value.
     pub path: String,
-    /// What.
+    /// The value.
     pub value: String,
-    /// Why.
+    /// The reason.
     pub why: &'static str,
 }
 
 /// Applies rules in order.
 ///
 /// # Errors
-/// The first value that cannot be understood.
+/// Returns the first value that a rule cannot convert.
 pub fn apply(rules: &[Rule], value: &mut Value) -> Result<(), NotNormal> {
     rules.iter().try_for_each(|rule| rule.apply(value))
 }
@@ -298,11 +300,11 @@ fn to_decimal(value: &Value) -> Option<Decimal> {
 }
 
 fn to_bool(value: &Value) -> Result<bool, &'static str> {
-    let text = code_text(value).ok_or("is no truth value")?;
+    let text = code_text(value).ok_or("is not a boolean")?;
     match text.trim().to_ascii_lowercase().as_str() {
         "true" | "yes" | "y" | "on" | "1" | "t" | "enabled" | "active" => Ok(true),
         "false" | "no" | "n" | "off" | "0" | "f" | "disabled" | "inactive" => Ok(false),
-        _ => Err("is no truth value"),
+        _ => Err("is not a boolean"),
     }
 }
 
@@ -337,28 +339,28 @@ mod tests {
         let cases = [
             (Rule::bool("/a"), json!({"a": "YES"}), Ok(json!({"a": true}))),
             (Rule::bool("/a"), json!({"a": 0}), Ok(json!({"a": false}))),
-            (Rule::bool("/a"), json!({"a": "maybe"}), Err("is no truth value")),
+            (Rule::bool("/a"), json!({"a": "maybe"}), Err("is not a boolean")),
             (Rule::bool("/a"), json!({"a": null}), Ok(json!({"a": null}))),
             (Rule::bool("/a"), json!({}), Ok(json!({}))),
             (Rule::case("/a", Case::Upper), json!({"a": "paid"}), Ok(json!({"a": "PAID"}))),
             (Rule::case("/a", Case::Snake), json!({"a": "OrderPaid twice-Now"}), Ok(json!({"a": "order_paid_twice_now"}))),
-            (Rule::case("/a", Case::Lower), json!({"a": 1}), Err("is no text")),
+            (Rule::case("/a", Case::Lower), json!({"a": 1}), Err("is not text")),
             (
                 Rule::scale("/items/*/cents", Decimal::new(1, 2)),
                 json!({"items": [{"cents": 1999}, {"cents": "50"}]}),
                 Ok(json!({"items": [{"cents": 19.99}, {"cents": 0.5}]})),
             ),
             (Rule::scale("/a", Decimal::new(1, 3)), json!({"a": "1.500"}), Ok(json!({"a": 0.0015}))),
-            (Rule::scale("/a", Decimal::ONE), json!({"a": "x"}), Err("is no number")),
+            (Rule::scale("/a", Decimal::ONE), json!({"a": "x"}), Err("is not a number")),
             (
                 Rule::scale("/a", Decimal::new(1, 2)),
                 json!({"a": "0.1234567890123456789012345678"}),
-                Err("is too large or too fine to be kept exactly"),
+                Err("is too large or too precise for exact arithmetic"),
             ),
             (
                 Rule::scale("/a", 100.into()),
                 json!({"a": "79228162514264337593543950335"}),
-                Err("is too large or too fine to be kept exactly"),
+                Err("is too large or too precise for exact arithmetic"),
             ),
             (Rule::scale("/a", Decimal::new(1, 2)), json!({"a": "1.5000000000000000000000000000"}), Ok(json!({"a": 0.015}))),
             (Rule::first_of("", ["id", "order_id"], "order_id"), json!({"order_id": "B", "id": null}), Ok(json!({"order_id": "B"}))),
@@ -371,7 +373,7 @@ mod tests {
             (Rule::default_value("/items/*/n", json!(1)), json!({"items": [{}, {"n": 5}]}), Ok(json!({"items": [{"n": 1}, {"n": 5}]}))),
             (Rule::keep("", ["a"]), json!({"a": 1, "b": 2}), Ok(json!({"a": 1}))),
             (Rule::codes("/s", [("2", "PAID")]), json!({"s": 2}), Ok(json!({"s": "PAID"}))),
-            (Rule::codes("/s", [("2", "PAID")]), json!({"s": 3}), Err("is no known code")),
+            (Rule::codes("/s", [("2", "PAID")]), json!({"s": 3}), Err("is not a known code")),
             (Rule::rename("/items/*/a", "b"), json!({"items": [{"a": 1}, {}]}), Ok(json!({"items": [{"b": 1}, {}]}))),
         ];
         for (rule, mut value, expected) in cases {

@@ -1,4 +1,4 @@
-//! Any common way of writing a moment, to RFC 3339 in UTC.
+//! Converts common spellings of a time to RFC 3339 in UTC.
 
 use jiff::civil::{Date, DateTime};
 use jiff::tz::TimeZone;
@@ -8,13 +8,13 @@ use serde_json::Value;
 
 use crate::json::decimal_of;
 
-/// Up to here a number is seconds (year 5138); then milliseconds, microseconds, nanoseconds.
+/// Numbers below this are seconds (until year 5138), then milliseconds, microseconds, nanoseconds.
 const SECONDS: i128 = 100_000_000_000;
 
-/// An earlier year was written with two digits, and of which century nobody can tell.
+/// Earliest accepted year: an earlier one was written with two digits, so its century is unknown.
 const FIRST_YEAR: i16 = 1_000;
 
-/// What a number counts.
+/// The unit of a Unix time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TimeUnit {
     /// Seconds.
@@ -37,7 +37,7 @@ pub(super) fn to_rfc3339(value: &Value, unit: Option<TimeUnit>) -> Result<String
         Value::String(text) => from_text(text.trim(), unit),
         _ => None,
     };
-    moment.map(|m| m.to_string()).ok_or("is no moment in time")
+    moment.map(|m| m.to_string()).ok_or("is not a time")
 }
 
 fn from_number(value: &Value, unit: Option<TimeUnit>) -> Option<Timestamp> {
@@ -65,7 +65,7 @@ fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
     let day = |format: &str, text: &str| Date::strptime(format, text).ok().filter(|day| day.year() >= FIRST_YEAR);
     let moment = |format: &str, text: &str| DateTime::strptime(format, text).ok().filter(|moment| moment.year() >= FIRST_YEAR);
     let digits = text.bytes().all(|b| b.is_ascii_digit());
-    // A few digits are a year or a day for whoever wrote them, unless it is said that they are not.
+    // Without a unit, a few digits are a year or a date, not a Unix time.
     if digits && unit.is_none() && text.len() < 9 {
         return day("%Y%m%d", text).filter(|_| text.len() == 8).and_then(|day| utc(day.at(0, 0, 0, 0)));
     }
@@ -85,11 +85,11 @@ fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
         .ok()
         .or_else(|| text.parse::<Zoned>().ok().map(|z| z.timestamp()))
         .or_else(|| jiff::fmt::rfc2822::parse(text).ok().map(|z| z.timestamp()));
-    // A zone that nobody knows says that it is not UTC.
+    // A text with an unknown time zone is not in UTC.
     if told.is_some() || text.contains('[') {
         return told;
     }
-    // Without an offset, UTC is meant: a result must not hang on where it is read.
+    // Without an offset, assume UTC: the result must not depend on the local time zone.
     text.parse::<DateTime>()
         .ok()
         .and_then(utc)
@@ -98,7 +98,7 @@ fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
         .or_else(|| DATE_FORMATS.iter().find_map(|format| day(format, text)).and_then(|d| utc(d.at(0, 0, 0, 0))))
 }
 
-/// Day and month are never guessed: `03/04/2026` is not read at all.
+/// Accepted formats; an ambiguous order of day and month, as in `03/04/2026`, is an error.
 const FORMATS: &[&str] = &[
     "%Y/%m/%d %H:%M:%S",
     "%Y/%m/%d %H:%M",
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(read(json!("14.11.2023"), None), "2023-11-14T00:00:00Z");
         assert_eq!(read(json!("1700000000.5"), None), "2023-11-14T22:13:20.5Z");
         assert_eq!(read(json!("2023-11-14T22:13:20[Europe/Berlin]"), None), "2023-11-14T21:13:20Z");
-        // Where it is said what a number counts, nothing is guessed.
+        // With a unit, the size of a number does not matter.
         assert_eq!(read(json!(86_400_000), Some(TimeUnit::Millis)), "1970-01-02T00:00:00Z");
         assert_eq!(read(json!("86400"), Some(TimeUnit::Seconds)), "1970-01-02T00:00:00Z");
         assert_eq!(read(json!(1_700_000_000), Some(TimeUnit::Nanos)), "1970-01-01T00:00:01.7Z");
@@ -158,7 +158,7 @@ mod tests {
         {
             assert!(to_rfc3339(&value, None).is_err(), "{value}");
         }
-        // A year of two digits, half a date, and a zone that nobody knows.
+        // A year of two digits, an incomplete date, and an unknown time zone.
         for text in [
             "03/04/26",
             "14.11.23 10:00",

@@ -167,7 +167,7 @@ impl Condition {
                         };
                         told(sure, &shell, why)
                     } else {
-                        // In a text that is not a command, only `/proc/` and `..` make a path uncertain.
+                        // In other texts, only `/proc/` and `..` make a path uncertain.
                         let led = |path: &str| (path.starts_with("/proc/") || path.contains("/../")) && !path.contains(char::is_whitespace);
                         let named = |place: &Place<'_>, path: &str| match place.is(path) {
                             Sure::Maybe if !led(path) => Sure::No,

@@ -89,7 +89,7 @@ impl Deny {
 
     refusal_setters!();
 
-    /// Checks the conditions; returns the offending argument of each, or `None` if one does not hold.
+    /// Returns the offending argument of each condition, or `None` if a condition does not hold.
     pub(super) fn against(&self, ask: &Ask<'_>) -> Result<Option<Against>, Fault> {
         let (mut errors, mut doubt, mut fault) = (Vec::new(), None, None);
         let mut all = true;

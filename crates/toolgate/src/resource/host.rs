@@ -1,9 +1,9 @@
-//! Files of the host below one directory that no path, link or race escapes, with an undo journal.
+//! Implements a file system on one directory of the host, with an undo journal.
 //!
-//! Every access goes through a handle of the directory (`cap-std`), so the kernel resolves each part
-//! of a path below it. A change is written to the journal, synced, and only then made; it is undone
-//! from the journal, also by the next process if this one dies. What somebody else has changed
-//! meanwhile is never overwritten: it is left alone, and said to be.
+//! No path, link or race leads outside of the directory: every access uses a handle of the
+//! directory (`cap-std`), so the kernel resolves each part of a path below it. A change is first
+//! written to the journal and synced. If this process dies, the next one undoes its changes. A file
+//! that another process has changed in the meantime is never overwritten, but reported.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,7 +21,7 @@ use crate::call::CallId;
 use crate::json::Digest;
 use crate::policy::FileFact;
 
-/// Largest file that is read or written.
+/// Maximum size of a file that is read or written, in bytes.
 const MOST: u64 = 16 << 20;
 
 /// A directory of the host.
@@ -31,23 +31,23 @@ pub struct HostFs(Arc<Inner>);
 struct Inner {
     root: Dir,
     journal: PathBuf,
-    /// Held as long as the journal is ours.
+    /// Lock of the journal, held for the lifetime of the file system.
     _lock: fs::File,
     writing: Mutex<HashMap<String, CallId>>,
 }
 
-/// One undo entry: this header as a line of JSON, then what was there, then what is written.
+/// The header of an undo entry: a line of JSON, followed by the old and the new content.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Undo {
     call: CallId,
     path: String,
-    /// Bytes that were there; `None` where there was no file.
+    /// Size of the old content; `None` if there was no file.
     old: Option<usize>,
-    /// Bytes that are written; `None` where the file is removed.
+    /// Size of the new content; `None` if the file is removed.
     new: Option<usize>,
-    /// Directories made for it, outermost first.
+    /// Directories created for the file, outermost first.
     made: Vec<String>,
-    /// Who might do what with it, where the file is removed; not known of what an earlier version has removed.
+    /// Permissions of a removed file; absent in entries of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mode: Option<u32>,
 }
@@ -57,7 +57,7 @@ struct Entry {
     undo: Undo,
     old: Vec<u8>,
     new: Vec<u8>,
-    /// Where the journal keeps it.
+    /// The path of the entry in the journal.
     file: PathBuf,
 }
 
@@ -70,10 +70,10 @@ impl Entry {
         (new.len() == undo.new.unwrap_or(0)).then(|| Self { old: old.to_vec(), new: new.to_vec(), undo, file })
     }
 
-    /// Written aside, synced, and put in its place whole: an entry is there or it is not.
+    /// Writes the entry atomically: to a temporary file that is synced and renamed.
     fn write(&self, journal: &Path) -> io::Result<()> {
         let aside = self.file.with_extension("tmp");
-        // It holds what the file holds: nobody else's business.
+        // The entry contains the content of the file, so only the owner may read it.
         let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
         file.write_all(&serde_json::to_vec(&self.undo)?)?;
         file.write_all(b"\n")?;
@@ -86,21 +86,24 @@ impl Entry {
 }
 
 impl HostFs {
-    /// Opens a directory, with a journal outside it, and undoes what a process that died had begun.
-    /// `committed` says of a call whether it was recorded as a success: those are kept.
+    /// Opens a directory with a journal outside of it, and undoes unfinished changes of a dead
+    /// process.
+    ///
+    /// `committed` returns whether a call was recorded as a success; the changes of such a call are
+    /// kept.
     ///
     /// # Errors
-    /// The directory or journal cannot be opened, another process has the journal, it lies inside the
-    /// directory, nobody can say whether a call was recorded, or (once) somebody else has changed a file
-    /// that should have been undone.
+    /// Returns an error if the directory or the journal cannot be opened, if another process has
+    /// locked the journal, if the journal is inside the directory, or if `committed` fails. Returns
+    /// an error once if another process has changed a file that should be undone.
     pub fn open(root: impl AsRef<Path>, journal: impl AsRef<Path>, committed: impl Fn(CallId) -> io::Result<bool>) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(journal.as_ref())?;
         let (root, journal) = (root.as_ref().canonicalize()?, journal.as_ref().canonicalize()?);
         if journal.starts_with(&root) {
-            return Err(io::Error::other(format!("the journal {} must lie outside {}", journal.display(), root.display())));
+            return Err(io::Error::other(format!("the journal {} must be outside of {}", journal.display(), root.display())));
         }
         let lock = fs::File::create(journal.join("lock"))?;
-        lock.try_lock().map_err(|e| io::Error::other(format!("another process has the journal {}: {e}", journal.display())))?;
+        lock.try_lock().map_err(|e| io::Error::other(format!("another process has locked the journal {}: {e}", journal.display())))?;
         let root = Dir::open_ambient_dir(&root, ambient_authority())?;
         let this = Self(Arc::new(Inner { root, journal, _lock: lock, writing: Mutex::default() }));
         this.recover(committed)?;
@@ -111,11 +114,11 @@ impl HostFs {
         let mut files: Vec<PathBuf> = fs::read_dir(&self.0.journal)?.filter_map(|e| e.ok().map(|e| e.path())).collect();
         files.sort();
         let mut first_error = None;
-        // Newest first, so that the oldest content of a file is what stays.
+        // Undo the newest entry first, so that the oldest content of a file remains.
         for file in files.into_iter().rev() {
             match file.extension().and_then(|e| e.to_str()) {
                 Some("undo") => {}
-                // Never put in its place: the change it was for was never made.
+                // The entry was not complete, so its change was never made.
                 Some("tmp") => {
                     fs::remove_file(&file)?;
                     continue;
@@ -124,7 +127,7 @@ impl HostFs {
             }
             let Some(entry) = Entry::parse(&fs::read(&file)?, file.clone()) else {
                 fs::rename(&file, file.with_extension("conflict"))?;
-                first_error.get_or_insert_with(|| io::Error::other(format!("{}: the undo entry cannot be read", file.display())));
+                first_error.get_or_insert_with(|| io::Error::other(format!("cannot read the undo entry {}", file.display())));
                 continue;
             };
             if committed(entry.undo.call)? {
@@ -133,7 +136,7 @@ impl HostFs {
                 first_error.get_or_insert_with(|| io::Error::other(format!("{}: {e}", file.display())));
             }
         }
-        // Said once: the next start finds it as `.conflict`, for a person to look at.
+        // Reported once: the entry is now a `.conflict` file for a person to inspect.
         first_error.map_or(Ok(()), Err)
     }
 }
@@ -141,7 +144,7 @@ impl HostFs {
 fn io_error(path: &str, error: &io::Error) -> FileError {
     match error.kind() {
         io::ErrorKind::NotFound => FileError::Missing(path.to_owned()),
-        // What cap-std says of a path or link that leads outside.
+        // The error of cap-std for a path or link that leads outside.
         io::ErrorKind::PermissionDenied if error.raw_os_error().is_none() => FileError::Escapes(path.to_owned()),
         _ if error.raw_os_error() == Some(rustix::io::Errno::XDEV.raw_os_error()) => FileError::Escapes(path.to_owned()),
         io::ErrorKind::IsADirectory => FileError::NotAFile(path.to_owned()),
@@ -149,7 +152,7 @@ fn io_error(path: &str, error: &io::Error) -> FileError {
     }
 }
 
-/// Opens a regular file. Never waits, as opening a pipe would.
+/// Opens a regular file without blocking, as opening a pipe would.
 fn open_in(root: &Dir, path: &str, write: bool) -> Result<File, FileError> {
     let mut options = OpenOptions::new();
     options.read(true).write(write).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
@@ -161,7 +164,7 @@ fn open_in(root: &Dir, path: &str, write: bool) -> Result<File, FileError> {
     Ok(file)
 }
 
-/// What is at a path below a directory.
+/// Returns the state of a file below a directory.
 pub(super) fn fact_in(root: &Dir, path: &str) -> FileFact {
     match open_in(root, path, false).and_then(|mut file| read_all(&mut file, path)) {
         Ok(content) => FileFact::Present(Digest::of(&content)),
@@ -175,27 +178,29 @@ impl Inner {
         open_in(&self.root, path, write)
     }
 
-    /// Leaves what is there alone, and the entry beside it.
+    /// Leaves the file unchanged and marks the entry as a conflict.
     fn conflict(&self, entry: &Entry) -> Result<(), FileError> {
         let path = entry.undo.path.clone();
         match fs::rename(&entry.file, entry.file.with_extension("conflict")) {
-            Ok(()) => Err(FileError::Io(path, "could not be undone: somebody else has changed it".to_owned())),
-            Err(e) => Err(FileError::Io(path, format!("could not be undone: {e}"))),
+            Ok(()) => Err(FileError::Io(path, "cannot undo the change: another process has changed the file".to_owned())),
+            Err(e) => Err(FileError::Io(path, format!("cannot undo the change: {e}"))),
         }
     }
 
-    /// Undoes a change and forgets its entry. What is neither the old content nor the new, nor the beginning of
-    /// one of them, is somebody else's: it stays, and the entry stays beside it as `.conflict`.
+    /// Undoes a change and deletes its entry.
+    ///
+    /// If the content is neither the old nor the new one, nor a prefix of one of them, another
+    /// process has changed the file. Then the file stays, and the entry is kept as `.conflict`.
     fn undo(&self, entry: &Entry) -> Result<(), FileError> {
         let undo = &entry.undo;
-        let fail = |e: io::Error| FileError::Io(undo.path.clone(), format!("could not be undone: {e}"));
+        let fail = |e: io::Error| FileError::Io(undo.path.clone(), format!("cannot undo the change: {e}"));
         let there = match self.open(&undo.path, true) {
             Ok(mut file) => match read_all(&mut file, &undo.path) {
                 Ok(content) => Some((content, file)),
                 Err(_) => return self.conflict(entry),
             },
             Err(FileError::Missing(_)) => None,
-            // Something else stands there by now.
+            // The path is no longer a regular file.
             Err(_) => return self.conflict(entry),
         };
         let ours = match &there {
@@ -212,7 +217,7 @@ impl Inner {
                 let mut file = match there {
                     Some((_, file)) => file,
                     None => {
-                        // Nobody else's until it is as it was.
+                        // Restrict access until content and permissions are restored.
                         let mode = if undo.mode.is_some() { 0o600 } else { 0o666 };
                         self.root.open_with(&undo.path, OpenOptions::new().write(true).create_new(true).mode(mode)).map_err(fail)?
                     }
@@ -226,7 +231,7 @@ impl Inner {
             (false, None) => {}
         }
         for made in undo.made.iter().rev() {
-            // A directory that others use by now stays.
+            // Removing a directory that is not empty fails, so directories in use stay.
             let _ = self.root.remove_dir(made);
         }
         fs::remove_file(&entry.file).map_err(fail)
@@ -264,7 +269,7 @@ struct Txn {
     fs: Arc<Inner>,
     call: CallId,
     expects: Vec<Expect>,
-    /// What to undo, oldest first.
+    /// The undo entries, oldest first.
     undo: Vec<Entry>,
 }
 
@@ -280,7 +285,7 @@ impl Txn {
         }
     }
 
-    /// Holds the path, and the file itself where there is one: a second name for it is the same file.
+    /// Locks the path, and the inode of an existing file, because a hard link is a second path.
     fn claim(&self, path: &str, file: Option<&File>) -> Result<(), FileError> {
         self.hold(path.to_owned(), path)?;
         if let Some(file) = file {
@@ -294,7 +299,7 @@ impl Txn {
         !self.undo.iter().any(|entry| entry.undo.path == path)
     }
 
-    /// The journal knows what was there before anything changes.
+    /// Writes an undo entry before the change.
     fn journal(
         &mut self,
         path: &str,
@@ -306,17 +311,17 @@ impl Txn {
         let undo = Undo { call: self.call, path: path.to_owned(), old: old.as_ref().map(Vec::len), new: new.map(<[u8]>::len), made, mode };
         let file = self.fs.journal.join(format!("{}.{:06}.undo", self.call, self.undo.len()));
         let entry = Entry { undo, old: old.unwrap_or_default(), new: new.unwrap_or_default().to_vec(), file };
-        entry.write(&self.fs.journal).map_err(|e| FileError::Io(path.to_owned(), format!("the undo journal cannot be written: {e}")))?;
+        entry.write(&self.fs.journal).map_err(|e| FileError::Io(path.to_owned(), format!("cannot write the undo journal: {e}")))?;
         self.undo.push(entry);
         Ok(())
     }
 
-    /// The change of the last entry failed: it is undone at once, so that the file is as it was.
+    /// Undoes the failed change of the last entry at once.
     fn take_back<T>(&mut self, error: FileError) -> Result<T, FileError> {
         if let Some(entry) = self.undo.pop()
             && let Err(again) = self.fs.undo(&entry)
         {
-            tracing::error!(call = %self.call, error = %again, "a failed change could not be taken back");
+            tracing::error!(call = %self.call, error = %again, "cannot undo a failed change");
             self.undo.push(entry);
         }
         Err(error)
@@ -359,7 +364,7 @@ impl FileTxn for Txn {
                 if self.is_first(&path) {
                     Expect::check(&self.expects, &path, Some(Digest::of(&old)))?;
                 }
-                // Written through the handle that was compared: no swap of the path in between matters.
+                // Write through the checked handle, so that replacing the path has no effect.
                 self.journal(&path, Some(old), Some(content), Vec::new(), None)?;
                 overwrite(&mut file, content).or_else(|e| self.take_back(io_error(&path, &e)))
             }
@@ -372,7 +377,7 @@ impl FileTxn for Txn {
                 self.journal(&path, None, Some(content), made, None)?;
                 match self.fs.root.open_with(&path, OpenOptions::new().write(true).create_new(true)) {
                     Ok(mut file) => overwrite(&mut file, content).or_else(|e| self.take_back(io_error(&path, &e))),
-                    // Somebody was faster: what is there is theirs, and there is nothing to undo.
+                    // Another process created the file first, so there is nothing to undo.
                     Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                         if let Some(entry) = self.undo.pop() {
                             let _ = fs::remove_file(&entry.file);
@@ -410,23 +415,23 @@ impl FileTxn for Txn {
             let shown = if dir.is_empty() { "." } else { dir.as_str() };
             let entries = match self.fs.root.read_dir(shown) {
                 Ok(entries) => entries,
-                // Closed to us, or gone since it was seen: the others are there all the same.
+                // Skip a directory that is not readable or was removed in the meantime.
                 Err(e) if dir != start && matches!(e.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound) => continue,
                 Err(e) => return Err(io_error(shown, &e)),
             };
             for entry in entries {
                 let entry = entry.map_err(|e| io_error(shown, &e))?;
-                // What is no text no path can name.
+                // A path argument cannot contain a name that is not UTF-8.
                 let Ok(name) = entry.file_name().into_string() else { continue };
                 let path = if dir.is_empty() { name } else { format!("{dir}/{name}") };
-                // Links are not followed: a directory is listed once, under its own name.
+                // Do not follow links, so that each directory is listed once.
                 match entry.file_type() {
                     Ok(kind) if kind.is_dir() => todo.push(path),
                     Ok(kind) if kind.is_file() => found.push(path),
                     _ => {}
                 }
             }
-            // Enough to sort and cut; a huge tree is not walked to its end.
+            // Stop early in a huge tree: there are enough names to sort and truncate.
             if found.len() > most.saturating_mul(4).max(10_000) {
                 break;
             }
@@ -439,9 +444,9 @@ impl FileTxn for Txn {
     fn commit(&mut self) -> Result<(), FileError> {
         let kept = std::mem::take(&mut self.undo);
         self.release();
-        // Oldest last: an entry that stays behind is one that the newer ones do not need.
+        // Delete the oldest entry last: a remaining entry never depends on a deleted newer one.
         kept.iter().rev().try_for_each(|entry| {
-            fs::remove_file(&entry.file).map_err(|e| FileError::Io(entry.undo.path.clone(), format!("its undo entry stays behind: {e}")))
+            fs::remove_file(&entry.file).map_err(|e| FileError::Io(entry.undo.path.clone(), format!("cannot delete the undo entry: {e}")))
         })
     }
 
@@ -460,7 +465,7 @@ impl FileTxn for Txn {
 impl Drop for Txn {
     fn drop(&mut self) {
         if let Err(error) = self.rollback() {
-            tracing::error!(call = %self.call, %error, "a file could not be rolled back");
+            tracing::error!(call = %self.call, %error, "cannot roll back a file");
         }
     }
 }

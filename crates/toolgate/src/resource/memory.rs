@@ -1,4 +1,4 @@
-//! A file system in memory. A transaction is an overlay; rolling back is dropping it.
+//! Implements a file system in memory; a transaction is an overlay that a rollback drops.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -29,25 +29,27 @@ struct Inner {
 }
 
 impl MemoryFs {
-    /// A file system with these files. A path is taken in one spelling, here and below: `./notes.txt` is `notes.txt`. One that
-    /// [`normal_path`] refuses stands as it is, where no handler finds it.
+    /// Creates a file system with these files.
+    ///
+    /// Paths are normalized here and in all methods: `./notes.txt` is `notes.txt`. A path that
+    /// [`normal_path`] rejects is stored unchanged, and no handler can reach it.
     pub fn new<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let files = files.into_iter().map(|(path, text)| (spelled(path), Arc::from(text.as_bytes()))).collect();
         Self(Arc::new(Mutex::new(Inner { files, writing: HashMap::new() })))
     }
 
-    /// The content of a file.
+    /// Returns the content of a file.
     #[must_use]
     pub fn get(&self, path: &str) -> Option<Arc<[u8]>> {
         crate::lock(&self.0).files.get(&spelled(path)).cloned()
     }
 
-    /// Writes a file from outside any call.
+    /// Writes a file outside of any call.
     pub fn put(&self, path: &str, content: &[u8]) {
         crate::lock(&self.0).files.insert_mut(spelled(path), Arc::from(content));
     }
 
-    /// Everything there is, as one digest.
+    /// Returns one digest of all files.
     #[must_use]
     pub fn digest(&self) -> Digest {
         let files = crate::lock(&self.0).files.clone();
@@ -55,7 +57,7 @@ impl MemoryFs {
     }
 }
 
-/// A path as handlers come to it.
+/// Normalizes a path as handlers do.
 fn spelled(path: &str) -> String {
     normal_path(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -82,7 +84,7 @@ impl Txn {
         self.overlay.get(path).cloned().unwrap_or_else(|| self.fs.get(path))
     }
 
-    /// Makes sure that nobody else writes the path, and that it is as expected the first time.
+    /// Locks the path for this call, and checks its required state the first time.
     fn open(&self, path: &str) -> Result<(), FileError> {
         if self.overlay.contains_key(path) {
             return Ok(());
@@ -96,7 +98,7 @@ impl Txn {
         Ok(())
     }
 
-    /// Keeps the changes or not, and lets the paths go, as one.
+    /// Commits or drops the changes and releases the paths, in one step.
     fn close(&mut self, keep: bool) {
         let overlay = std::mem::take(&mut self.overlay);
         let mut inner = crate::lock(&self.fs.0);

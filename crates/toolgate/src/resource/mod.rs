@@ -1,4 +1,4 @@
-//! What tools act on, and what is rolled back with the session.
+//! Provides resources for tools, and file systems that roll back with the call.
 
 mod host;
 mod memory;
@@ -17,24 +17,24 @@ use crate::code;
 use crate::json::Digest;
 use crate::policy::FileFact;
 
-/// What a file must look like when it is opened for writing.
+/// The required state of a file when it is opened for writing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expect {
-    /// There must be nothing there: it is created exclusively.
+    /// The file must not exist; it is created exclusively.
     Absent(String),
-    /// It must hold exactly what was seen.
+    /// The file must have the content with this digest.
     Unchanged(String, Digest),
 }
 
 impl Expect {
-    /// Finds what is expected of a path.
+    /// Finds the requirement for a path.
     fn of<'a>(expects: &'a [Self], path: &str) -> Option<&'a Self> {
         expects.iter().find(|expect| match expect {
             Self::Absent(p) | Self::Unchanged(p, _) => p == path,
         })
     }
 
-    /// Compares what is there with what was seen.
+    /// Compares the current content of a file with the requirement.
     fn check(expects: &[Self], path: &str, there: Option<Digest>) -> Result<(), FileError> {
         match (Self::of(expects, path), there) {
             (Some(Self::Absent(_)), Some(_)) => Err(FileError::Appeared(path.to_owned())),
@@ -44,46 +44,46 @@ impl Expect {
     }
 }
 
-/// Why a file operation was refused or failed.
+/// The reason why a file operation was refused or failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
     /// The path is not a plain relative path.
     #[error("`{0}` is not a relative path inside the directory: {1}")]
     Path(String, &'static str),
-    /// The path leads outside.
+    /// The path leads outside of the directory.
     #[error("`{0}` leads outside the directory")]
     Escapes(String),
-    /// Nothing is there.
-    #[error("there is no file `{0}`")]
+    /// The file does not exist.
+    #[error("file `{0}` does not exist")]
     Missing(String),
-    /// Something is there that is no regular file.
+    /// The path exists, but is not a regular file.
     #[error("`{0}` is not a regular file")]
     NotAFile(String),
-    /// Too large.
+    /// The file is larger than the limit.
     #[error("`{0}` is larger than {1} bytes")]
     TooLarge(String, u64),
-    /// It was not there when the call was judged.
-    #[error("`{0}` exists by now and has not been read; read it before you overwrite it")]
+    /// The file did not exist when the call was checked.
+    #[error("`{0}` now exists and has not been read; read it before you overwrite it")]
     Appeared(String),
-    /// It was different when the call was judged.
+    /// The file had other content when the call was checked.
     #[error("`{0}` has changed since it was read; read it again before you overwrite it")]
     Changed(String),
-    /// Another call is writing it.
+    /// Another call is writing the file.
     #[error("another call is writing `{0}`")]
     Busy(String),
     /// The tool is declared `read`.
     #[error("a tool that is declared `read` may not change files")]
     ReadOnly,
-    /// The call is over.
+    /// The call has ended.
     #[error("the call has ended; its file system is closed")]
     Closed,
-    /// The machine says no.
+    /// The operating system reported an error.
     #[error("`{0}`: {1}")]
     Io(String, String),
 }
 
 impl FileError {
-    /// The code that a tool's failure of this kind has.
+    /// Returns the code of a tool failure with this error.
     pub(crate) const fn code(&self) -> &'static str {
         match self {
             Self::Path(..) | Self::Missing(_) | Self::NotAFile(_) => code::INVALID_PATH,
@@ -98,78 +98,78 @@ impl FileError {
     }
 }
 
-/// A file system that rolls back.
+/// A file system whose changes can be rolled back.
 pub trait FileSystem: Send + Sync {
-    /// What is at a path now.
+    /// Returns the current state of a file.
     fn fact(&self, path: &str) -> FileFact;
     /// Opens a transaction for a call.
     fn begin(&self, call: CallId, expects: Vec<Expect>) -> Box<dyn FileTxn>;
 }
 
-/// The changes of one call. Dropping it without `commit` rolls back.
+/// The changes of one call; dropping the transaction without `commit` rolls them back.
 pub trait FileTxn: Send {
-    /// The whole of a file, with the changes of this call.
+    /// Reads a whole file, including the changes of this call.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns an error if the file cannot be read.
     fn read(&mut self, path: &str) -> Result<Vec<u8>, FileError>;
     /// Creates or overwrites a file.
     ///
     /// # Errors
-    /// Why not; then nothing has changed.
+    /// Returns an error if the file cannot be written; then nothing has changed.
     fn write(&mut self, path: &str, content: &[u8]) -> Result<(), FileError>;
     /// Removes a file.
     ///
     /// # Errors
-    /// Why not; then nothing has changed.
+    /// Returns an error if the file cannot be removed; then nothing has changed.
     fn remove(&mut self, path: &str) -> Result<(), FileError>;
-    /// The files below a directory, sorted; at most this many.
+    /// Lists at most this many files below a directory, sorted.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns an error if the directory cannot be listed.
     fn list(&mut self, below: &str, most: usize) -> Result<Vec<String>, FileError>;
-    /// Keeps the changes.
+    /// Commits the changes.
     ///
     /// # Errors
-    /// What could not be kept.
+    /// Returns the first change that cannot be committed.
     fn commit(&mut self) -> Result<(), FileError>;
-    /// Undoes the changes.
+    /// Rolls the changes back.
     ///
     /// # Errors
-    /// What could not be undone.
+    /// Returns the first change that cannot be undone.
     fn rollback(&mut self) -> Result<(), FileError>;
 }
 
-/// A path in one spelling: relative, `/` between its parts, no `.` or `..`.
+/// Normalizes a relative path: `/` between its parts, no `.` or `..`.
 ///
 /// # Errors
-/// Why it is none.
+/// Returns an error if the path is not a relative path of a file.
 pub fn normal_path(path: &str) -> Result<String, FileError> {
     let wrong = |why| Err(FileError::Path(crate::names::shown(path), why));
     if path.starts_with('/') {
-        return wrong("it is absolute");
+        return wrong("the path is absolute");
     }
     if path.len() > 4_096 || path.contains(['\0', '\\']) {
-        return wrong("it is too long, or has a NUL or backslash in it");
+        return wrong("the path is too long, or contains a NUL or backslash");
     }
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
         match part {
             "" | "." => {}
-            ".." => return wrong("it goes up with `..`"),
+            ".." => return wrong("the path contains `..`"),
             part => parts.push(part),
         }
     }
     match parts.first() {
-        None => return wrong("it names no file"),
-        // What another system takes for a drive.
-        Some(first) if first.chars().nth(1) == Some(':') => return wrong("it is absolute"),
+        None => return wrong("the path names no file"),
+        // Windows reads this as a drive letter.
+        Some(first) if first.chars().nth(1) == Some(':') => return wrong("the path is absolute"),
         Some(_) => {}
     }
     Ok(parts.join("/"))
 }
 
-/// Typed things that handlers may ask for, by type.
+/// Values that handlers can request by type.
 #[derive(Clone, Default)]
 pub struct Resources {
     things: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
@@ -177,7 +177,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Puts it in, and gives back what was there of its type.
+    /// Inserts a value, and returns the previous value of its type.
     pub(crate) fn insert<T: Any + Send + Sync>(&mut self, thing: Arc<T>) -> Option<Arc<dyn Any + Send + Sync>> {
         self.things.insert(TypeId::of::<T>(), thing)
     }

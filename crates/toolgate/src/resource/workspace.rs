@@ -1,4 +1,5 @@
-//! The directory that a configuration gives an agent: opened where tools run, looked at where calls are only judged.
+//! Opens the directory that a configuration gives an agent: writable where tools run, otherwise
+//! for checks only.
 
 use std::fs;
 use std::io;
@@ -14,11 +15,13 @@ use crate::call::CallId;
 use crate::policy::FileFact;
 
 impl HostFs {
-    /// Opens a directory that several processes may have open, each with a journal of its own in `journals`, which lies outside of it.
-    /// What processes that died had begun is undone first, as with [`HostFs::open`].
+    /// Opens a directory that several processes may share.
+    ///
+    /// Each process has its own journal in `journals`, which must be outside of the directory.
+    /// Unfinished changes of dead processes are undone first, as with [`HostFs::open`].
     ///
     /// # Errors
-    /// As with [`HostFs::open`].
+    /// See [`HostFs::open`].
     pub fn open_shared(
         root: impl AsRef<Path>,
         journals: impl AsRef<Path>,
@@ -26,17 +29,18 @@ impl HostFs {
     ) -> io::Result<Self> {
         let (root, journals) = (root.as_ref(), journals.as_ref());
         fs::DirBuilder::new().recursive(true).mode(0o700).create(journals)?;
-        // One at a time: who has made a journal and not locked it yet would be taken for dead.
+        // Only one process may start at a time: a new journal that is not locked yet would look
+        // like the journal of a dead process.
         let door = fs::File::create(journals.join("door"))?;
         door.lock()?;
         let entries = fs::read_dir(journals)?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
         let left: Vec<_> = entries.filter(|path| path.is_dir()).collect();
         for journal in left {
-            // Whoever lives has the lock of its own.
+            // A running process holds the lock of its journal.
             let lives = fs::File::open(journal.join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
             if !lives {
                 let taken = Self::open(root, &journal, &committed)?;
-                // What is left there is for a person to look at.
+                // Conflicts remain in the directory for a person.
                 let _ = fs::remove_file(journal.join("lock"));
                 let _ = fs::remove_dir(&journal);
                 drop(taken);
@@ -46,7 +50,7 @@ impl HostFs {
     }
 }
 
-/// A directory that is only looked at.
+/// A directory in which only the state of files can be checked.
 pub(crate) struct Sight(Dir);
 
 impl Sight {
@@ -65,11 +69,11 @@ impl FileSystem for Sight {
     }
 }
 
-/// Nothing is done where calls are only judged.
+/// A transaction that rejects every operation, because this process only checks calls.
 struct Nothing;
 
 fn only_looked_at<T>(path: &str) -> Result<T, FileError> {
-    Err(FileError::Io(crate::names::shown(path), "files are only looked at here".to_owned()))
+    Err(FileError::Io(crate::names::shown(path), "this process only checks calls and does not access files".to_owned()))
 }
 
 impl FileTxn for Nothing {

@@ -308,7 +308,7 @@ impl Settle {
     /// Returns the outcome of a pending call that turned out to have no effect.
     #[must_use]
     pub fn never_happened() -> Outcome {
-        ToolError::of(crate::code::CANCELLED, "it never happened").into()
+        ToolError::of(crate::code::CANCELLED, "the call had no effect").into()
     }
 
     /// Returns the effects of a call whose claim ended this way.

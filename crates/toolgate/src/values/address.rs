@@ -1,23 +1,26 @@
-//! Addresses without what leads nobody elsewhere: who asks, the port, a subdomain, a tag, a comment.
+//! Reduces addresses to the parts that decide the destination.
+//!
+//! User names, ports, subdomains, tags and comments do not change the destination.
 
 use std::borrow::Cow;
 
 use unicode_normalization::UnicodeNormalization;
 
-/// The hosts that a word with an address in it may lead to, and the domains above each, down to two labels.
+/// Visits the hosts that an address in a word may refer to, and their parent domains of at least
+/// two labels.
 pub(super) fn each_host(word: &str, f: &mut dyn FnMut(&str)) {
     let word: Cow<'_, str> = if word.is_ascii() { word.into() } else { word.nfkd().collect::<String>().into() };
     if !["//", "\\\\", "/\\", "\\/"].iter().any(|slashes| word.contains(slashes)) {
         return;
     }
-    // Programs do not agree on whether `\` is a `/`.
+    // Some programs read `\` as `/`, others do not.
     for slashes in [&['/'][..], &['/', '\\']] {
         for part in word.split(slashes) {
             let authority = part.split(['?', '#']).next().unwrap_or_default();
             let host = authority.rsplit('@').next().unwrap_or_default();
             let host = host.split(':').next().unwrap_or_default();
             let mut rest = host.trim_end_matches(DOTS);
-            // A name has at most 253 letters, each of several bytes perhaps: what is longer leads nowhere.
+            // A host name has at most 253 characters of up to 4 bytes.
             if rest.len() > 4 * 253 {
                 continue;
             }
@@ -29,17 +32,17 @@ pub(super) fn each_host(word: &str, f: &mut dyn FnMut(&str)) {
     }
 }
 
-/// What stands between the labels of a host.
+/// Separators between the labels of a host name.
 const DOTS: [char; 2] = ['.', '\u{3002}'];
 
-/// `name+tag@host` is delivered to `name@host`.
+/// Removes the tag from a mail address: `name+tag@host` is delivered to `name@host`.
 pub(super) fn untagged(word: &str) -> Option<String> {
     let (mailbox, host) = word.rsplit_once('@')?;
     let (name, _) = mailbox.split_once('+').filter(|(name, _)| !name.is_empty())?;
     Some(format!("{name}@{host}"))
 }
 
-/// `name(comment)@host` is `name@host`.
+/// Removes comments from mail addresses: `name(comment)@host` is `name@host`.
 pub(super) fn uncommented(text: &str) -> Option<String> {
     if !text.contains('@') || !text.contains('(') {
         return None;

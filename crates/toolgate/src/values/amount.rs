@@ -1,21 +1,22 @@
-//! Amounts: `$12345.60`, `12,345.60`, `12.345,60 EUR` and `12 345,60` are one number.
+//! Recognizes amounts: `$12345.60`, `12,345.60`, `12.345,60 EUR` and `12 345,60` are one number.
 
 use unicode_normalization::UnicodeNormalization;
 
 use super::fold::{SHORTEST_NUMBER, bare, canonical, is_whole, plain_digit};
 
-/// The longest sign or name of a currency that stands right beside an amount.
+/// Maximum length of a currency sign or code beside an amount, in characters.
 const LONGEST_SIGN: usize = 4;
-/// How many digits may be given group by group.
+/// Maximum number of digits that are given in groups.
 const LONGEST_GROUPS: usize = 32;
 
-/// The numbers that a text may be as an amount, as arguments spell them, with a point or a comma before the decimals.
+/// Returns the numbers that a text may mean as an amount, with a point or a comma before the
+/// decimals.
 pub(super) fn amounts(text: &str) -> impl Iterator<Item = String> {
     ['.', ','].into_iter().filter_map(move |point| amount(text, point)).filter(|number| is_whole(number))
 }
 
 fn amount(text: &str, point: char) -> Option<String> {
-    // Most texts are none, and cost no more than this.
+    // Most texts are not amounts, so check this first.
     if text.chars().filter(|c| c.is_numeric()).count() < SHORTEST_NUMBER {
         return None;
     }
@@ -30,11 +31,11 @@ fn amount(text: &str, point: char) -> Option<String> {
         return None;
     }
     let number: String = digits.chars().filter(|c| is_digit(*c) || *c == point).map(|c| if c == point { '.' } else { c }).collect();
-    // What stands there twice is between groups.
+    // A character that occurs twice separates groups, not decimals.
     if number.matches('.').count() > 1 { None } else { canonical(&number) }
 }
 
-/// Every amount of a text: what stands between spaces and signs, and groups with a space between each.
+/// Visits every amount in a text: words, and groups of digits with spaces between them.
 pub(super) fn each_amount(text: &str, f: &mut dyn FnMut(&str)) {
     let mut groups = String::new();
     for word in text.split(is_between).filter(|word| !word.is_empty()) {
@@ -42,7 +43,7 @@ pub(super) fn each_amount(text: &str, f: &mut dyn FnMut(&str)) {
         if !groups.is_empty() && groups.len() < LONGEST_GROUPS && word.chars().take_while(|c| is_digit(*c)).count() == 3 {
             groups.push_str(word);
             amounts(&groups).for_each(|number| f(&number));
-            // Only a group of three is followed by another one.
+            // Only a group of exactly three digits can continue.
             if word.len() > 3 {
                 groups.clear();
             }

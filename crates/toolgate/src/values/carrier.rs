@@ -1,4 +1,4 @@
-//! Files and entities that carry what was written to them, beyond the session that wrote it.
+//! Tracks files and entities that models wrote, across sessions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,16 +8,20 @@ use serde_json::Value;
 use super::fold::fold;
 use super::{MAX_CARRIERS, leaves, text_of};
 
-/// Files and entities of agents that models wrote to. What is read back from them proves nothing, and is untrusted where
-/// it was written after something untrusted was seen. Kept with the store, because files outlive sessions.
+/// Storage for the files and entities that models wrote.
+///
+/// Data read back from them is not evidence, and is untrusted if the session of the writer was
+/// tainted. The store keeps these records, because files outlive sessions.
 pub trait Carrying {
-    /// Whether a model wrote to it, and if so, whether what it holds is untrusted.
+    /// Returns whether a file or entity contains untrusted data; `None` if no model wrote it.
     fn holds(&self, carrier: &str) -> Option<bool>;
-    /// Remembers that a model wrote to it. Of more than [`MAX_CARRIERS`], all hold something untrusted.
+    /// Records that a model wrote a file or entity.
+    ///
+    /// Beyond [`MAX_CARRIERS`], all of them count as untrusted.
     fn add(&mut self, carrier: String, untrusted: bool);
 }
 
-/// Carriers in memory.
+/// Records of written files and entities, in memory.
 #[derive(Debug, Clone, Default)]
 pub struct Carriers {
     known: BTreeMap<String, bool>,
@@ -38,19 +42,20 @@ impl Carrying for Carriers {
     }
 }
 
-/// Something that keeps what is written to it.
+/// A file or an entity that stores data across sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Carrier {
     File(String),
-    /// Some file, nobody knows which.
+    /// An unknown file.
     SomeFile,
-    /// An entity of this name; which one, folded, where that is known.
+    /// An entity: its name, and its folded value if known.
     Entity(Arc<str>, Option<String>),
 }
 
 impl Carrier {
-    /// The entities that some values name; one that nobody could name where there is none. Spelling does not tell two apart,
-    /// because a tool may not either.
+    /// Returns the entities that values name; without a value, one unknown entity.
+    ///
+    /// Values are folded, because a tool may ignore differences in spelling too.
     pub(crate) fn entities<'v>(name: &Arc<str>, values: impl IntoIterator<Item = &'v Value>) -> Vec<Self> {
         let mut found = Vec::new();
         for value in values {
@@ -64,7 +69,7 @@ impl Carrier {
     }
 }
 
-/// Which entity of a name: some, or one that nobody could name.
+/// Placeholders for the value of an entity: any entity of the name, and an unknown one.
 const SOME: &str = "*";
 const UNNAMED: &str = "?";
 
@@ -77,7 +82,7 @@ impl Carrier {
         Self::key(agent, "e", &format!("{name}\u{1f}{value}"))
     }
 
-    /// The keys under which some are remembered, each once.
+    /// Returns the keys under which writes are recorded, sorted and without duplicates.
     pub(crate) fn keys(agent: &str, carriers: impl IntoIterator<Item = Self>) -> Vec<String> {
         let mut keys: Vec<String> = carriers.into_iter().flat_map(|carrier| carrier.written(agent)).collect();
         keys.sort_unstable();
@@ -85,7 +90,7 @@ impl Carrier {
         keys
     }
 
-    /// The keys under which it is remembered.
+    /// Returns the keys under which a write is recorded.
     pub(super) fn written(&self, agent: &str) -> Vec<String> {
         match self {
             Self::File(path) => vec![Self::key(agent, "f", path), Self::key(agent, "some file", "")],
@@ -96,7 +101,7 @@ impl Carrier {
         }
     }
 
-    /// The keys any one of which makes what is read from it untrusted.
+    /// Returns the keys to check on a read; one untrusted key makes the result untrusted.
     pub(super) fn read(&self, agent: &str) -> Vec<String> {
         match self {
             Self::File(path) => vec![Self::key(agent, "f", path)],
@@ -107,7 +112,7 @@ impl Carrier {
     }
 }
 
-/// Remembers that a model wrote to what is known under these keys; whether after something untrusted was heard.
+/// Records that a model wrote under these keys; `tainted` if its session received untrusted data.
 pub fn carry(keys: &[String], tainted: bool, carriers: &mut dyn Carrying) {
     for key in keys {
         let before = carriers.holds(key).unwrap_or(false);

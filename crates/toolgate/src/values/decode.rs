@@ -1,14 +1,14 @@
-//! Texts behind encodings.
+//! Decodes texts: percent encoding, Base64, hexadecimal and HTML character references.
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 
-/// How often an encoding is looked through, how many readings of a text there may be, and of how long a text.
+/// Maximum number of nested encodings, of decoded forms of a text, and of bytes in a text.
 const MAX_LAYERS: usize = 3;
 const MAX_READINGS: usize = 8;
 const LONGEST_DECODED: usize = 64 << 10;
 
-/// A text, and what it is once decoded.
+/// Returns a text and its decoded forms.
 pub(super) fn layers(text: &str) -> Vec<String> {
     let mut all = vec![text.to_owned()];
     if text.len() > LONGEST_DECODED {
@@ -33,7 +33,7 @@ fn is_readable(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| !c.is_control() || c.is_whitespace())
 }
 
-/// A text once percent-decoded, where that is another one.
+/// Percent-decodes a text; returns `None` if that changes nothing.
 pub(crate) fn percent(text: &str) -> Option<String> {
     if !text.contains('%') {
         return None;
@@ -75,17 +75,17 @@ fn hex(text: &str) -> Option<String> {
     String::from_utf8(bytes?).ok().filter(|text| is_readable(text))
 }
 
-/// `&#64;` and `&#x40;`, as web pages spell what they do not want found.
+/// Decodes HTML character references such as `&#64;` and `&#x40;`.
 fn entities(text: &str) -> Option<String> {
     let mut decoded = String::new();
     let (mut rest, mut any) = (text, false);
     while let Some((before, after)) = rest.split_once("&#") {
         decoded.push_str(before);
         let (code, base) = after.strip_prefix(['x', 'X']).map_or((after, 10), |hex| (hex, 16));
-        // Zeros before it say nothing, and what ends it may be missing. No code is longer than this.
+        // Leading zeros are ignored, and the final `;` is optional. No code has more than 8 digits.
         let (long, code) = (code.len(), code.trim_start_matches('0'));
         let digits = code.bytes().take(8).take_while(|byte| char::from(*byte).is_digit(base)).count();
-        // Nothing but zeros is a letter that shows nothing.
+        // A code of zeros only is the NUL character, which is invisible.
         let zero = (digits == 0 && code.len() < long).then_some(0);
         let number = zero.or_else(|| u32::from_str_radix(code.get(..digits)?, base).ok());
         match (number.and_then(char::from_u32), code.get(digits..)) {

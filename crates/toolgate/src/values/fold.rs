@@ -1,4 +1,4 @@
-//! Values without their disguise.
+//! Folds values to a canonical form without disguise, and computes their fingerprints.
 
 use ahash::HashMap;
 use serde_json::Value;
@@ -9,29 +9,30 @@ use super::amount::{amounts, each_amount};
 use super::decode::layers;
 use super::{MAX_TEXT, leaves, names, text_of};
 
-/// Shorter than this, a text stands for nothing in particular.
+/// Minimum length of a significant text, in characters.
 pub(super) const SHORTEST: usize = 3;
-/// Numbers with fewer digits are everywhere.
+/// Minimum number of digits of a significant number, because short numbers occur everywhere.
 pub(super) const SHORTEST_NUMBER: usize = 5;
-/// A value of more letters than this is looked for only as a whole.
+/// Maximum length of a value that is split into known pieces, in characters.
 const LONGEST_SPLIT: usize = 96;
-/// The same for what a model may have put together itself; a piece of so many letters says something.
+/// The same limit for values that the model may have assembled, and the length of a significant
+/// piece.
 const LONGEST_ECHO: usize = 256;
 const TELLING: usize = 5;
-/// How many words in a row are one value: `DE89 3704 0044 0532 0130 00`.
+/// Maximum number of consecutive words that form one value: `DE89 3704 0044 0532 0130 00`.
 const MAX_WORDS: usize = 8;
 
-/// Letters and digits only, in small letters, look-alikes as what they look like.
+/// Reduces a text to lower-case letters and digits, with look-alikes as Latin letters.
 pub(super) fn fold(text: &str) -> String {
     if text.is_ascii() {
         return text.bytes().filter(u8::is_ascii_alphanumeric).map(|b| char::from(b.to_ascii_lowercase())).collect();
     }
     let plain = text.nfkd().flat_map(char::to_lowercase).map(plain_letter).map(plain_digit);
-    // Decomposed, an accent is a mark of its own, and mostly no letter.
+    // After decomposition, an accent is a separate mark and usually not alphanumeric.
     plain.filter(|c| c.is_alphanumeric() && !is_hidden(*c)).collect()
 }
 
-/// Marks that count as letters, and letters that show nothing.
+/// Returns whether a character is a combining mark or an invisible letter.
 const fn is_hidden(c: char) -> bool {
     matches!(
         c,
@@ -39,7 +40,7 @@ const fn is_hidden(c: char) -> bool {
     )
 }
 
-/// The Latin letter that a large letter looks like, where the small one looks like another: of Greek, Nu, Ypsilon and Zeta.
+/// Maps Greek capitals (Nu, Upsilon, Zeta) whose small letters look like other Latin letters.
 const fn plain_capital(c: char) -> char {
     match c {
         '\u{39d}' => 'N',
@@ -49,7 +50,7 @@ const fn plain_capital(c: char) -> char {
     }
 }
 
-/// The Latin letter that a letter of another alphabet looks like.
+/// Maps a letter of another alphabet to the Latin letter that it looks like.
 const fn plain_letter(c: char) -> char {
     match c {
         'а' | 'α' | 'ɑ' | 'ᴀ' => 'a',
@@ -82,7 +83,9 @@ const fn plain_letter(c: char) -> char {
     }
 }
 
-/// The zeros of other alphabets, in order; their other digits follow them. Programs read these as numbers, too.
+/// The zeros of other scripts, sorted; the digits 1 to 9 follow each.
+///
+/// Programs read these digits as numbers, too.
 #[rustfmt::skip]
 const ZEROS: &[u32] = &[
     0x0660, 0x06f0, 0x07c0, 0x0966, 0x09e6, 0x0a66, 0x0ae6, 0x0b66, 0x0be6, 0x0c66, 0x0ce6, 0x0d66, 0x0de6, 0x0e50, 0x0ed0,
@@ -91,14 +94,14 @@ const ZEROS: &[u32] = &[
     0x116c0, 0x11730, 0x118e0, 0x11950, 0x11c50, 0x11d50, 0x11da0, 0x11f50, 0x16a60, 0x16ac0, 0x16b50, 0x1e140, 0x1e2f0, 0x1e4f0, 0x1e950,
 ];
 
-/// The plain digit that a digit of another alphabet is.
+/// Maps a digit of another script to an ASCII digit.
 pub(super) fn plain_digit(c: char) -> char {
     let code = u32::from(c);
     let zero = ZEROS.partition_point(|zero| *zero <= code).checked_sub(1).and_then(|at| ZEROS.get(at));
     zero.and_then(|zero| char::from_digit(code - zero, 10)).unwrap_or(c)
 }
 
-/// A number as arguments spell it, where a word is one in another spelling: `007`, `+7`, `7.00`, `0.7e1`.
+/// Returns the canonical spelling of a number: `007`, `+7`, `7.00` and `0.7e1` are 7.
 fn numeral(word: &str) -> Option<String> {
     let word = bare(word.trim());
     if !word.trim_start_matches(['+', '-']).starts_with(char::is_numeric) {
@@ -108,15 +111,18 @@ fn numeral(word: &str) -> Option<String> {
     canonical(plain.trim_start_matches(['+', '-']))
 }
 
-/// The spelling in arguments of a number without a sign, whatever zeros it begins with.
+/// Returns the canonical spelling of a number without a sign, ignoring leading zeros.
 pub(super) fn canonical(number: &str) -> Option<String> {
     let digits = number.trim_start_matches('0');
     let zero = if digits.starts_with(|c: char| c.is_ascii_digit()) { "" } else { "0" };
     crate::json::canonical_number(&format!("{zero}{digits}")).ok().map(|number| fold(number.as_str()))
 }
 
-/// A value without its disguise, and the number that it is: zeros before it say nothing, also where its digits are grouped. And what its
-/// large letters look like, where the small ones look like something else.
+/// Returns the folded forms of a value.
+///
+/// These are the folded text, the number that it spells, the number without leading zeros if its
+/// digits are grouped, and the reading of its capitals if they look like other letters than the
+/// small ones.
 pub(super) fn readings(text: &str) -> impl Iterator<Item = String> {
     let (folded, number) = (fold(text), numeral(text));
     let is_padded = folded.starts_with('0') && folded.bytes().all(|b| b.is_ascii_digit()) && !text.contains('.');
@@ -126,8 +132,10 @@ pub(super) fn readings(text: &str) -> impl Iterator<Item = String> {
     [Some(folded), number, grouped, large].into_iter().flatten()
 }
 
-/// FNV-1a, letter by letter, so that the prints of all beginnings cost no more than that of the whole. A collision
-/// only ever distrusts one value more.
+/// Offset of FNV-1a, which hashes character by character.
+///
+/// The fingerprints of all prefixes therefore cost no more than that of the whole text. A collision
+/// only makes one more value untrusted.
 const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 
 fn letter(print: u64, c: char) -> u64 {
@@ -139,8 +147,10 @@ fn print(folded: &str) -> u64 {
     folded.chars().fold(OFFSET, letter)
 }
 
-/// `mailto:a@b`, `a@b`, `https://host/path?to=value`: the parts of a word, each on its own; finely, to its names and
-/// numbers. And what any of them is once decoded.
+/// Visits the parts of a word such as `mailto:a@b` or `https://host/path?to=value`.
+///
+/// With `finely`, visits single names and numbers too. The decoded forms of all parts are visited
+/// as well.
 fn each_part(word: &str, finely: bool, f: &mut dyn FnMut(&str)) {
     const FINE: &[char] = &['/', '\\', '?', '&', '=', ':', '#', '@', '.', '-', '_'];
     for (separators, coarse) in [(&['?', '&', '=', ':', '#'][..], true), (&['/', '\\'], true), (&['.'], false), (FINE, false)] {
@@ -161,7 +171,7 @@ fn each_part(word: &str, finely: bool, f: &mut dyn FnMut(&str)) {
     }
 }
 
-/// Every word of a text, as it stands and decoded.
+/// Visits every word of a text, and its decoded forms.
 fn each_word(text: &str, f: &mut dyn FnMut(&str)) {
     for word in words(text) {
         f(word);
@@ -179,29 +189,29 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     .filter(|word| !word.is_empty())
 }
 
-/// Whether a folded text may stand for a whole value, or only for a part of one.
+/// Returns whether a folded text is long enough to be a whole value, not only a part of one.
 pub(super) fn is_whole(folded: &str) -> bool {
     let letters = folded.chars().count();
     let number = folded.bytes().all(|b| b.is_ascii_digit());
     letters >= if number { SHORTEST_NUMBER } else { SHORTEST }
 }
 
-/// Prints, a bounded number of them; for each, whether it may stand for a whole value.
+/// A bounded set of fingerprints; for each, whether it may be a whole value.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Prints {
     prints: HashMap<u64, bool>,
-    /// Bytes that may still be looked at.
+    /// Bytes that may still be read.
     budget: usize,
-    /// Bytes of rows of words that may still be put together.
+    /// Bytes of joined words that may still be built.
     rows_left: usize,
     most: usize,
-    /// What is shorter is not kept.
+    /// Minimum length of a folded text, in characters.
     shortest: usize,
     overflowed: bool,
 }
 
 impl Prints {
-    /// Of everything in a value that may be used as one, names of members included but for those that are declared.
+    /// Computes the fingerprints of a value, including its undeclared member names.
     pub(super) fn of(value: &Value, most: usize, shortest: usize, declared: &super::Declared<'_>) -> Self {
         let mut all = Self { budget: MAX_TEXT, rows_left: 8 * MAX_TEXT, most, shortest, ..Self::default() };
         leaves(value, "", &mut |_, leaf| all.text(&text_of(leaf), leaf.is_number()));
@@ -270,7 +280,7 @@ impl Prints {
         each_part(word, true, &mut |part| self.part(part));
     }
 
-    /// A word or a part of one. A number has one spelling in arguments.
+    /// Adds the folded forms of a word or of a part of one.
     fn part(&mut self, part: &str) {
         readings(part).for_each(|reading| self.say(&reading));
         if let Some(plain) = untagged(part) {
@@ -278,7 +288,7 @@ impl Prints {
         }
     }
 
-    /// Words in a row that are one value: grouped digits, and letters with a space between each.
+    /// Adds consecutive words that form one value: grouped digits, and single letters.
     fn rows(&mut self, text: &str) {
         let mut row: std::collections::VecDeque<String> = std::collections::VecDeque::new();
         for word in words(text) {
@@ -291,7 +301,7 @@ impl Prints {
                 row.pop_front();
             }
             row.push_back(folded);
-            // Counted first, joined only where there is something to say.
+            // Count first, and join only the candidates.
             let (mut digits, mut letters) = (0, 0);
             for (count, word) in row.iter().rev().enumerate() {
                 digits += word.bytes().filter(u8::is_ascii_digit).count();
@@ -316,7 +326,7 @@ impl Prints {
     }
 }
 
-/// Whether a value, in whatever disguise, is one of the known prints, holds one, or is put together from several.
+/// Returns whether a value, in any disguise, equals, contains or is composed of known values.
 pub(super) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option<bool>) -> bool {
     if number {
         return is_put_together(&fold(text), known);
@@ -327,7 +337,7 @@ pub(super) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option
         }
         let mut found = amounts(text).any(|number| known(print(&number)) == Some(true));
         each_amount(text, &mut |number| found = found || (number.len() >= 6 && known(print(number)) == Some(true)));
-        // An address inside a longer text is the address still.
+        // An address inside a longer text counts, too.
         let mut look_through = |text: &str| {
             each_word(text, &mut |word| {
                 let telling =
@@ -352,30 +362,32 @@ pub(super) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option
     })
 }
 
-/// Whether a folded value is a known one, or nothing but known pieces of some length.
+/// Returns whether a folded value is known, or consists only of known pieces.
 pub(super) fn is_put_together(folded: &str, known: &dyn Fn(u64) -> Option<bool>) -> bool {
     known(print(folded)) == Some(true)
         || (folded.chars().count() >= 2 * SHORTEST && is_split(folded, SHORTEST, LONGEST_SPLIT, &|print| known(print).is_some()))
 }
 
-/// Whether a folded value is what somebody gave, or put together from it: any pieces, one of which says something.
+/// Returns whether a folded value is known, or consists of known pieces of any length, one of which
+/// is significant.
 pub(super) fn is_echo(folded: &str, known: &dyn Fn(u64) -> bool) -> bool {
     known(print(folded)) || is_split(folded, 1, LONGEST_ECHO, known)
 }
 
-/// Whether a folded value looks like digits that may have been given group by group.
+/// Returns whether a folded value contains digits that may have been given in groups.
 pub(super) fn may_be_grouped(folded: &str) -> bool {
     folded.len() <= LONGEST_SPLIT && folded.bytes().filter(u8::is_ascii_digit).count() >= 4
 }
 
-/// Whether a folded value is nothing but known pieces, one after the other. Where pieces of one letter count, one of them
-/// must be longer than that by far.
+/// Returns whether a folded value is a sequence of known pieces.
+///
+/// If pieces of one character count, one piece must be significantly longer.
 fn is_split(folded: &str, shortest: usize, longest: usize, known: &dyn Fn(u64) -> bool) -> bool {
     let letters: Vec<char> = folded.chars().take(longest + 1).collect();
     if letters.len() > longest || letters.is_empty() {
         return false;
     }
-    // For each end: whether it is reached, and whether with a piece that says something.
+    // For each end: `None` if it is not reached, or whether the pieces include a significant one.
     let telling = if shortest < SHORTEST { TELLING } else { shortest };
     let mut reached: Vec<Option<bool>> = vec![None; letters.len() + 1];
     if let Some(start) = reached.first_mut() {
@@ -397,7 +409,7 @@ fn is_split(folded: &str, shortest: usize, longest: usize, known: &dyn Fn(u64) -
     reached.last().copied().flatten().unwrap_or(false)
 }
 
-/// The spellings under which a whole value is believed: itself, and grouped digits without their spaces.
+/// Visits the exact forms of a value: the text, and grouped digits without spaces.
 pub(super) fn exact_whole(text: &str, f: &mut dyn FnMut(&str)) {
     let text = text.trim();
     f(text);
@@ -406,12 +418,13 @@ pub(super) fn exact_whole(text: &str, f: &mut dyn FnMut(&str)) {
     }
 }
 
-/// How many words of a text are believed, and how many in a row.
+/// Maximum number of trusted words of a text, and of consecutive words that form one value.
 pub(super) const MAX_BELIEVED: usize = 4_000;
 const MAX_ROW: usize = 3;
 
-/// Everything in a text that is believed, within its first words: the whole, its words, a few words in a row, and grouped
-/// digits. Ends when `f` says so.
+/// Visits the exact values in the first words of a text, until `f` returns false.
+///
+/// These are the whole text, its words, a few consecutive words, and grouped digits.
 pub(super) fn exact_parts(text: &str, most: usize, f: &mut dyn FnMut(&str) -> bool) {
     let mut go_on = true;
     let mut one = |part: &str| {
@@ -421,7 +434,7 @@ pub(super) fn exact_parts(text: &str, most: usize, f: &mut dyn FnMut(&str) -> bo
     if !one(text) || !one(bare(text)) {
         return;
     }
-    // `a@x,b@x`, `Mum<mum@x>`, `{"mail":"mum@x"}`: what stands between separators is on its own, too.
+    // The parts between separators are values too: `a@x,b@x`, `Mum<mum@x>`, `{"mail":"mum@x"}`.
     let separators = [',', ';', '<', '>', '(', ')', '[', ']', '{', '}', '"', '|', '`', '\n', '\t'];
     let apart = text.contains(separators).then(|| text.split(separators)).into_iter().flatten();
     let mut left = most;
@@ -444,18 +457,20 @@ pub(super) fn exact_parts(text: &str, most: usize, f: &mut dyn FnMut(&str) -> bo
     }
 }
 
-/// The print by which it is known whether somebody wrote a value, in whatever spelling.
+/// Returns the fingerprint under which written values are recorded, independent of spelling.
 pub(super) fn spelling(text: &str, folded: &str) -> u64 {
-    // What folds to nothing is known by its letters.
+    // A text that folds to nothing is recorded by its characters.
     if folded.is_empty() { text.chars().fold(letter(OFFSET, '='), letter) } else { print(folded) }
 }
 
-/// Without the punctuation around it.
+/// Removes punctuation around a word.
 pub(super) fn bare(word: &str) -> &str {
     word.trim_matches(|c: char| matches!(c, ',' | ';' | '.' | ':' | '!' | '?' | '"' | '\'' | '(' | ')' | '<' | '>' | '[' | ']'))
 }
 
-/// `DE89 3704 0044` is `DE893704 0044`: only plain letters and digits, at least four digits.
+/// Removes the spaces from grouped digits: `DE89 3704 0044` is `DE8937040044`.
+///
+/// The text must consist of ASCII letters and digits, with at least four digits.
 fn compact(text: &str) -> Option<String> {
     let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b' ');
     let digits = text.bytes().filter(u8::is_ascii_digit).count() >= 4;

@@ -1,7 +1,8 @@
-//! Where values come from: what untrusted results said, what trusted sources said, what the model wrote itself.
+//! Tracks the provenance of values: untrusted results, trusted sources, and the model itself.
 //!
-//! Only prints of values are kept, and a bounded number of them. To distrust, values are folded first (case, spacing,
-//! look-alike letters, encodings), so that a disguise changes nothing. To trust, they must be the same to the letter.
+//! A session stores only fingerprints of values, and a bounded number of them. For distrust, values
+//! are folded first (case, spacing, look-alike letters, encodings), so a disguise has no effect.
+//! For trust, values must be identical.
 
 mod address;
 mod amount;
@@ -22,95 +23,102 @@ pub(crate) use decode::percent;
 use crate::session::Map;
 use fold::Prints;
 
-/// How many prints of untrusted values a session remembers; after that, what is not known as trusted counts as untrusted.
+/// Maximum number of untrusted fingerprints in a session.
+///
+/// Beyond it, every value that is not known as trusted counts as untrusted.
 pub const MAX_UNTRUSTED: usize = 50_000;
-/// How many prints of trusted values. The user is listened to for twice as long.
+/// Maximum number of trusted fingerprints in a session; twice as many for the user's own words.
 pub const MAX_TRUSTED: usize = 100_000;
-/// How many prints of what the model wrote; after that, no tool is believed any more.
+/// Maximum number of fingerprints of values that the model wrote.
+///
+/// Beyond it, no tool is trusted.
 pub const MAX_WRITTEN: usize = 300_000;
-/// How many files and entities that a model wrote to a store remembers; after that, all carry something untrusted.
+/// Maximum number of files and entities written by models in a store.
+///
+/// Beyond it, every file and entity counts as untrusted.
 pub const MAX_CARRIERS: usize = 100_000;
-/// How much text of one result is looked at, decoded forms included.
+/// Maximum number of bytes that are read of one result, including decoded forms.
 pub const MAX_TEXT: usize = 2 << 20;
 
-/// The print of a value, to the letter.
+/// Returns the fingerprint of an exact value.
 fn exact(text: &str) -> u128 {
     let digest = Sha256::digest(text.as_bytes());
     digest.iter().take(16).fold(0, |print, byte| print << 8 | u128::from(*byte))
 }
 
-/// What is known of where a value was seen.
+/// The provenance of a value.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Known {
-    /// An untrusted result held it, in whatever disguise.
+    /// Whether an untrusted result contained the value, in any disguise.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub untrusted: bool,
-    /// There was too much to remember: it may have been untrusted.
+    /// Whether the record of untrusted values is incomplete, so the value may be untrusted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overflowed: bool,
-    /// The sources that held exactly this.
+    /// The sources that contained exactly this value.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<Arc<str>>,
 }
 
 impl Known {
-    /// Whether it was, or may have been, in an untrusted result.
+    /// Returns whether the value was, or may have been, in an untrusted result.
     #[must_use]
     pub const fn may_be_untrusted(&self) -> bool {
         self.untrusted || self.overflowed
     }
 
-    /// Whether this source held it.
+    /// Returns whether this source contained the value.
     #[must_use]
     pub fn comes_from(&self, source: &str) -> bool {
         self.sources.iter().any(|known| **known == *source)
     }
 }
 
-/// What a session remembers of values in all.
+/// Totals and flags of the provenance record of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Flags {
-    /// Something untrusted was heard, if only a word.
+    /// Whether the session received any untrusted value.
     pub tainted: bool,
-    /// There was more of it than could be remembered.
+    /// Whether the record of untrusted values is incomplete.
     pub overflowed: bool,
-    /// The model wrote more than could be remembered: nothing that tools say is believed any more.
+    /// Whether the record of values from the model is incomplete; then no tool is trusted.
     pub lost: bool,
-    /// How many untrusted prints there are.
+    /// The number of untrusted fingerprints.
     pub untrusted: usize,
-    /// How many trusted ones.
+    /// The number of trusted fingerprints.
     pub trusted: usize,
-    /// How many of what the model wrote.
+    /// The number of fingerprints of values that the model wrote.
     pub written: usize,
 }
 
-/// Where a session's memory of values is kept: in the session, or in the tables of a store.
+/// Storage for the provenance record of a session: in the session, or in the tables of a store.
 pub trait Memory {
-    /// What there is in all.
+    /// Returns totals and flags.
     fn flags(&self) -> Flags;
-    /// Sets what there is in all.
+    /// Sets totals and flags.
     fn set_flags(&mut self, flags: Flags);
-    /// Whether a folded print is untrusted, and if so, whether it may stand for a whole value.
+    /// Returns whether a folded fingerprint may be a whole value; `None` if it is not untrusted.
     fn untrusted(&self, print: u64) -> Option<bool>;
-    /// Remembers an untrusted print.
+    /// Records an untrusted fingerprint.
     fn set_untrusted(&mut self, print: u64, whole: bool);
-    /// The sources that said exactly this.
+    /// Returns the sources that contained exactly this value.
     fn sources(&self, exact: u128) -> Option<Arc<[Arc<str>]>>;
-    /// Remembers the sources that said exactly this.
+    /// Records the sources that contained exactly this value.
     fn set_sources(&mut self, exact: u128, sources: Arc<[Arc<str>]>);
-    /// Whether the model has put it into a call.
+    /// Returns whether the model wrote this value into a call.
     fn is_written(&self, print: u64) -> bool;
-    /// Remembers that the model has put it into a call.
+    /// Records that the model wrote this value into a call.
     fn set_written(&mut self, print: u64);
 }
 
-/// What a session remembers of values. A clone costs O(1).
+/// The provenance record of a session; cloning costs O(1).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Values {
-    /// Folded; whether it may stand for a whole value or only for a part of one.
+    /// Folded fingerprints; whether each may be a whole value or only a part of one.
     untrusted: Map<u64, bool>,
     trusted: Map<u128, Arc<[Arc<str>]>>,
-    /// What the model has put into calls, to the letter and folded: read back, it proves nothing.
+    /// Values that the model wrote into calls, exact and folded: a result that repeats one is no
+    /// source.
     written: Map<u64, ()>,
     flags: Flags,
 }
@@ -142,35 +150,35 @@ impl Memory for Values {
     }
 }
 
-/// Whether a member at this place, of this name, is declared by the tool and so nothing that anybody wrote.
+/// Returns whether the tool declares a member with this path and name; then the name is not data.
 pub(crate) type Declared<'a> = dyn Fn(&str, &str) -> bool + 'a;
 
-/// A value that a source says.
+/// A value in the result of a source.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Part {
     exact: u128,
-    /// By which it is known whether the model wrote it.
+    /// The fingerprint for the lookup in the values that the model wrote.
     spelling: u64,
-    /// Where it is mostly digits: it may have been written in pieces.
+    /// The folded value if it is mostly digits, because the model may have written it in pieces.
     pieces: Option<String>,
 }
 
-/// What a call adds to what is remembered.
+/// The provenance that a call adds to the record of its session.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Seen {
     agent: Arc<str>,
-    /// What it says, for when it is not to be trusted.
+    /// Fingerprints of the result, for the case that it is untrusted.
     untrusted: Prints,
-    /// Whether it is never to be trusted, wherever it was read from.
+    /// Whether the result is untrusted, independent of the files and entities it was read from.
     strange: bool,
-    /// What a source says.
+    /// The source and its values.
     trusted: Option<(Arc<str>, Vec<Part>)>,
     written: Vec<u64>,
-    /// The model wrote more than could be remembered.
+    /// Whether the model wrote more than can be recorded.
     lost: bool,
     read: Vec<Carrier>,
     wrote: Vec<Carrier>,
-    /// Whether what it wrote stands as a whole: not where the call failed and nobody knows what is left.
+    /// Whether the writes are complete; false if the call failed and the state is unknown.
     kept: bool,
 }
 
@@ -179,13 +187,13 @@ impl Seen {
         Self { agent: Arc::clone(agent), ..Self::default() }
     }
 
-    /// What a result says that is untrusted: always, or if what it was read from carries something untrusted.
+    /// Records a result as untrusted: always, or only if a file or entity it was read from is.
     pub(crate) fn distrust(&mut self, value: &Value, always: bool) {
         self.strange = always;
         self.untrusted = Prints::of(value, MAX_UNTRUSTED, fold::SHORTEST, &|_, _| false);
     }
 
-    /// What a trusted source says. What is put together from what the call was given, the answer only echoes.
+    /// Records the values of a trusted source, except those that only repeat the arguments.
     pub(crate) fn trust(&mut self, source: Arc<str>, value: &Value, given: &Value, declared: &Declared<'_>) {
         let own = Prints::of(given, MAX_WRITTEN, 1, declared);
         if own.overflowed() {
@@ -194,7 +202,7 @@ impl Seen {
         let (mut said, mut budget) = (Vec::new(), MAX_TEXT);
         leaves(value, "", &mut |_, leaf| {
             let text = text_of(leaf);
-            // What is too much to look at is not believed.
+            // Text beyond the budget is not trusted.
             if text.len() > budget {
                 return;
             }
@@ -215,9 +223,10 @@ impl Seen {
         self.trusted = Some((source, said));
     }
 
-    /// What the model put into a call. Names that the tool declares are the tool's own.
+    /// Records the values that the model wrote into a call, without the member names that the tool
+    /// declares.
     pub(crate) fn write(&mut self, given: &Value, declared: &Declared<'_>) {
-        // Parts of words and decoded readings too: what is taken out of an argument is not new.
+        // Include parts of words and decoded forms: a part of an argument is not a new value.
         let prints = Prints::of(given, MAX_WRITTEN, 1, declared);
         let (mut written, mut lost): (Vec<u64>, bool) = (prints.iter().map(|(print, _)| print).collect(), prints.overflowed());
         let mut one = |text: &str| {
@@ -241,29 +250,29 @@ impl Seen {
         self.lost |= lost;
     }
 
-    /// The model put something into a call that nobody can read.
+    /// Records that the model wrote a value that cannot be read.
     pub(crate) fn lose(&mut self) {
         self.lost = true;
     }
 
-    /// Where it was read from.
+    /// Records the files and entities that the call read.
     pub(crate) fn read_from(&mut self, carriers: impl IntoIterator<Item = Carrier>) {
         self.read.extend(carriers);
     }
 
-    /// Whether it may come from something that carries.
+    /// Returns whether the call read a file or an entity.
     pub(crate) fn has_read(&self) -> bool {
         !self.read.is_empty()
     }
 
-    /// Where it was written to; whether all of it stands.
+    /// Records the files and entities that the call wrote, and whether the writes are complete.
     pub(crate) fn wrote_to(&mut self, carriers: impl IntoIterator<Item = Carrier>, kept: bool) {
         self.wrote.extend(carriers);
         self.kept = kept;
     }
 }
 
-/// What is known of a value that stands in an argument.
+/// Returns the provenance of an argument value.
 #[must_use]
 pub fn known(memory: &dyn Memory, leaf: &Value) -> Known {
     if matches!(leaf, Value::Null | Value::Bool(_)) {
@@ -283,7 +292,7 @@ pub fn known(memory: &dyn Memory, leaf: &Value) -> Known {
     Known { untrusted, overflowed: flags.overflowed, sources }
 }
 
-/// The user's own words are always believed.
+/// Records the user's own words as trusted.
 pub fn hear(memory: &mut dyn Memory, text: &str) {
     let user: Arc<str> = USER.into();
     let mut flags = memory.flags();
@@ -294,7 +303,7 @@ pub fn hear(memory: &mut dyn Memory, text: &str) {
     memory.set_flags(flags);
 }
 
-/// Takes in what a call has brought, and settles what its files and entities carry from now on.
+/// Adds the provenance of a call to the record, and updates the files and entities that it wrote.
 pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying) {
     let agent = &*seen.agent;
     let mut flags = memory.flags();
@@ -304,7 +313,7 @@ pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying)
         flags.tainted = true;
         flags.overflowed |= distrust(memory, &mut flags.untrusted, &seen.untrusted);
     }
-    // What the model wrote counts first: what a call was given, its answer only echoes.
+    // Record the arguments before the result, because a result may only repeat its arguments.
     flags.lost |= seen.lost;
     for print in seen.written {
         if flags.written >= MAX_WRITTEN {
@@ -324,13 +333,13 @@ pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying)
             }
         }
     }
-    // Whatever is written after something untrusted was heard may stem from it, in whatever form.
+    // A write after an untrusted result may contain untrusted data in any form.
     for carrier in &seen.wrote {
-        // The whole of a file is new once the call has succeeded; what else was written, stays.
+        // A successful call replaces a whole file. Other writes add to the earlier content.
         let replaced = seen.kept && matches!(carrier, Carrier::File(_));
         for (index, key) in carrier.written(agent).into_iter().enumerate() {
             let before = carriers.holds(&key).unwrap_or(false);
-            // One file is replaced; that there is some file that carries stays true.
+            // Index 0 is the file itself. The key for "some file" keeps its value.
             carriers.add(key, flags.tainted || (before && !(replaced && index == 0)));
         }
     }
@@ -347,7 +356,7 @@ fn believe(memory: &mut dyn Memory, flags: &mut Flags, print: u128, source: &Arc
     memory.set_sources(print, sources);
 }
 
-/// Adds prints to a memory; true where there is no room for all.
+/// Adds fingerprints to the record; returns true if they do not all fit.
 fn distrust(memory: &mut dyn Memory, count: &mut usize, prints: &Prints) -> bool {
     for (print, whole) in prints.iter() {
         let known = memory.untrusted(print);
@@ -362,15 +371,15 @@ fn distrust(memory: &mut dyn Memory, count: &mut usize, prints: &Prints) -> bool
     prints.overflowed()
 }
 
-/// The user's own words, as a source.
+/// The source name for the user's own words.
 pub const USER: &str = "user";
 
-/// A tool that a client ran, as a source: what it reports is kept apart from what was seen here.
+/// Returns the source name for a tool that a client ran; its reports are a separate source.
 pub(crate) fn reported(tool: &str) -> String {
     format!("{tool} (reported)")
 }
 
-/// One spelling for one number.
+/// Returns the text of a leaf, with one spelling for each number.
 fn text_of(leaf: &Value) -> std::borrow::Cow<'_, str> {
     match leaf {
         Value::String(text) => text.as_str().into(),
@@ -382,7 +391,7 @@ fn text_of(leaf: &Value) -> std::borrow::Cow<'_, str> {
     }
 }
 
-/// Every text and number in a value, with its place.
+/// Visits every text and number in a value, with its path.
 pub(crate) fn leaves(value: &Value, place: &str, f: &mut dyn FnMut(&str, &Value)) {
     match value {
         Value::Null | Value::Bool(_) => {}
@@ -392,7 +401,7 @@ pub(crate) fn leaves(value: &Value, place: &str, f: &mut dyn FnMut(&str, &Value)
     }
 }
 
-/// Every name of a member in a value, with the place of the member.
+/// Visits every member name in a value, with the path of the member.
 pub(crate) fn names(value: &Value, place: &str, f: &mut dyn FnMut(&str, &str)) {
     match value {
         Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| names(item, &format!("{place}/{index}"), f)),

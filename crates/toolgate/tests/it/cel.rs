@@ -200,7 +200,7 @@ fn what_is_too_long_or_too_deep_is_refused_before_it_is_parsed() {
         built.err().map(|e| e.problems.into_iter().map(|p| p.message).collect::<Vec<_>>().join("; ")).unwrap_or_default()
     };
     for (expression, expected) in [
-        ("(".repeat(100_000), "bytes; 2000 are allowed"),
+        ("(".repeat(100_000), "bytes, the maximum is 2000"),
         ("(".repeat(1_900), "nested more than 32 deep"),
         ("[".repeat(500), "nested more than 32 deep"),
         ("!".repeat(1_900) + "true", "nested more than 32 deep"),

@@ -112,14 +112,14 @@ async fn a_program_that_does_not_do_its_work_before_the_tool_refuses_the_call() 
     ]);
     for (name, hook, why) in cases {
         let world = World::new(|agent| agent.hook(hook.before()));
-        let message = format!("the hook `script` did not do its work, so the call is refused: {why}");
+        let message = format!("the hook `script` failed, so the call is denied: {why}");
         refused(name, &world, "hook_failed", &message).await;
     }
 }
 
 #[tokio::test]
 async fn a_program_that_denies_is_quoted() {
-    let rewrote = "the hook `script` rewrote the arguments into something that cannot be taken: act: `how` must be a string; got 7";
+    let rewrote = "the hook `script` rewrote the arguments, and the result is invalid: act: `how` must be a string; got 7";
     let cases = [
         // What it prints counts, whatever code it ends with.
         (r#"echo '{"decision": "deny", "reason": "not today"}'; exit 0"#, "hook_denied", "not today"),
@@ -176,7 +176,7 @@ async fn a_program_that_does_not_do_its_work_after_the_tool_withholds_the_result
         withheld(name, &world, "hook_failed", Some("script"), &message).await;
     }
     let world = World::new(|agent| agent.hook(sh(r#"echo '{"tool_result": {"undone": 1}}'"#).after()));
-    let message = "the result does not fit its schema: `act` requires `done` (boolean), which is missing";
+    let message = "the result does not match its schema: `act` requires `done` (boolean), which is missing";
     withheld("it rewrites into junk", &world, "invalid_result", None, message).await;
 }
 

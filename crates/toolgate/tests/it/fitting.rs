@@ -216,14 +216,14 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
         ("read", "git_comit", true, false, Some("did you mean `git_commit`?")),
         ("read", "git_comit", true, true, None),
         // Nobody could.
-        ("deny", "git_commit", false, true, Some("is no tool of this agent")),
-        ("read", "gut_commit", false, true, Some("is no tool of this agent")),
+        ("deny", "git_commit", false, true, Some("is not a tool of this agent")),
+        ("read", "gut_commit", false, true, Some("is not a tool of this agent")),
         // Likeness to a tool of the file decides nothing.
         ("read", "git_statsu", false, true, None),
         ("read", "git_find", false, true, None),
         // The upstream has it by that name, and a table gives it another.
-        ("open", "git_clean_all", true, true, Some("`git_clean_all` is no tool of this agent")),
-        ("open", "git_clean_all", false, true, Some("`git_clean_all` is no tool of this agent")),
+        ("open", "git_clean_all", true, true, Some("`git_clean_all` is not a tool of this agent")),
+        ("open", "git_clean_all", false, true, Some("`git_clean_all` is not a tool of this agent")),
         ("open", "git_clean_al", false, true, None),
         ("open", "git_clean_al", true, true, None),
     ] {

@@ -166,7 +166,7 @@ fn a_rule_that_another_always_speaks_before_is_found_among_many() {
     let limit = |name: &str, most: u64| toolgate::policy::Limit::calls(name, ["bash"], most);
     let agent = agent.policy(limit("nine", 9)).policy(limit("five", 5)).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
     let told: Vec<String> = agent.warnings().iter().map(|p| format!("{}: {}", p.rule.as_deref().unwrap_or_default(), p.message)).collect();
-    let before = |rule: &str, by: &str| format!("{rule}: it never speaks: `{by}` always speaks before it");
+    let before = |rule: &str, by: &str| format!("{rule}: the rule never applies: `{by}` always applies first");
     let expected =
         [("asks", "mv"), ("env", "files"), ("mv", "wide"), ("nine", "five"), ("rm", "wide"), ("some", "large"), ("zip", "large")];
     assert_eq!(told, expected.map(|(rule, by)| before(rule, by)));
@@ -204,8 +204,8 @@ fn conditions_that_no_argument_can_meet_are_told() {
     };
     let one_of = |values: Value| Condition::one_of(values.as_array().unwrap().clone());
     let none_of = |values: Value| Condition::none_of(values.as_array().unwrap().clone());
-    let amount = "the schema lets it be between 0 and 100";
-    let status = "the schema lets it be one of \"open\", \"closed\"";
+    let amount = "allowed by the schema: between 0 and 100";
+    let status = "allowed by the schema: one of \"open\", \"closed\"";
     let cases = [
         ("/amount", Condition::Above(99.into()), String::new()),
         ("/amount", Condition::Above(100.into()), format!("`/amount` of `act` is never above 100; {amount}")),
@@ -220,9 +220,9 @@ fn conditions_that_no_argument_can_meet_are_told() {
         ("/status", Condition::Glob("c*".to_owned()), String::new()),
         ("/status", Condition::Glob("x*".to_owned()), format!("`/status` of `act` is never like `x*`; {status}")),
         ("/status", Condition::matches("^x").unwrap(), format!("`/status` of `act` is never matching `^x`; {status}")),
-        ("/flag", one_of(json!(["true"])), "`/flag` of `act` is never \"true\"; the schema lets it be true or false".to_owned()),
-        ("/text", one_of(json!([5])), "`/text` of `act` is never 5; the schema lets it be text".to_owned()),
-        ("/tags/*", one_of(json!(["z"])), "`/tags/*` of `act` is never \"z\"; the schema lets it be one of \"x\", \"y\"".to_owned()),
+        ("/flag", one_of(json!(["true"])), "`/flag` of `act` is never \"true\"; allowed by the schema: true or false".to_owned()),
+        ("/text", one_of(json!([5])), "`/text` of `act` is never 5; allowed by the schema: text".to_owned()),
+        ("/tags/*", one_of(json!(["z"])), "`/tags/*` of `act` is never \"z\"; allowed by the schema: one of \"x\", \"y\"".to_owned()),
         // Where nobody can tell, nothing is said.
         ("/maybe", one_of(json!(["shut"])), String::new()),
         ("/text", one_of(json!(["anything"])), String::new()),
@@ -234,7 +234,7 @@ fn conditions_that_no_argument_can_meet_are_told() {
         ("/named/x-a", one_of(json!([5])), String::new()),
         ("/named/*", one_of(json!([5])), String::new()),
         ("/known/*", one_of(json!([5])), String::new()),
-        ("/known/m", one_of(json!([5])), "`/known/m` of `act` is never 5; the schema lets it be text".to_owned()),
+        ("/known/m", one_of(json!([5])), "`/known/m` of `act` is never 5; allowed by the schema: text".to_owned()),
     ];
     for (path, condition, expected) in cases {
         let shown = format!("{path} {condition:?}");
@@ -253,7 +253,7 @@ fn conditions_that_no_argument_can_meet_are_told() {
         ("input.text == \"x\" || session == \"s\"", String::new()),
         ("input.pair[0] == \"write\" || session == \"s\"", String::new()),
         ("\"y\" in (input.list + [\"x\"]) || session == \"s\"", String::new()),
-        ("\"z\" in input.tags || session == \"s\"", "this can never be true; the schema lets it be one of \"x\", \"y\"".to_owned()),
+        ("\"z\" in input.tags || session == \"s\"", "this can never be true; allowed by the schema: one of \"x\", \"y\"".to_owned()),
     ] {
         let rule = Deny::new("r", ["act"]).when_cel(when);
         assert_eq!(told(Agent::builder("a").tool(act("act", &schema)).policy(rule)), expected, "{when}");
@@ -268,7 +268,7 @@ fn conditions_that_no_argument_can_meet_are_told() {
     let agent = Agent::builder("a").tool(act("act", &schema)).tool(act("other", &wider).effect(Effect::Read)).policy(require);
     assert_eq!(told(agent), format!("`/status` of `act` is never \"zzz\"; {status}"));
     // So is what a field of a result must be.
-    let of = |what: &str, help: &str| format!("`/ok` in a result of `proof` is never {what}; the schema lets it be {help}");
+    let of = |what: &str, help: &str| format!("`/ok` in a result of `proof` is never {what}; allowed by the schema: {help}");
     for (output, wanted, expected) in [
         (json!({"properties": {"ok": {"type": "boolean"}}}), json!(true), String::new()),
         (json!({"properties": {"ok": {"type": "string"}}}), json!(true), of("true", "text")),
@@ -279,7 +279,7 @@ fn conditions_that_no_argument_can_meet_are_told() {
         (
             json!({"properties": {"good": {}}, "additionalProperties": false}),
             json!(true),
-            "`/ok` in a result of `proof` is never there; its output schema lets nothing stand there".to_owned(),
+            "`/ok` in a result of `proof` is never there; the output schema does not allow this field".to_owned(),
         ),
         // Where nobody can tell, nothing is said.
         (json!({"properties": {"good": {}}}), json!(true), String::new()),

@@ -348,9 +348,9 @@ async fn files_that_are_put_here_are_judged_by_their_names() {
 async fn a_question_about_known_words_does_not_call_them_unknown() {
     let gate = gate(&OWN, None);
     for (command, why) in [
-        ("git checkout -- .", "where it stands, or where a path in it leads, is only known when it runs"),
-        ("cp $FILE .", "some of its words are only known when it runs"),
-        ("tar xf a.tgz", "which files it writes or takes away is only known when it runs"),
+        ("git checkout -- .", "its working directory, or the target of a path in it, is known only when it runs"),
+        ("cp $FILE .", "some words of the command are known only when it runs"),
+        ("tar xf a.tgz", "the files that it writes or removes are known only when it runs"),
     ] {
         let answer = gate.session("coder", "alice", command).admit("bash", json!({"command": command})).await;
         let said = answer.err().and_then(|answer| answer.outcome.error().map(|error| error.message.clone())).unwrap_or_default();

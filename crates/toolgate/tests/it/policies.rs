@@ -137,9 +137,9 @@ fn what_is_wrong_with_an_agent_is_said_all_at_once() {
     cannot build the agent `a`:
       - policy `typo`: the rule is attached to `twise`, which is not a tool of this agent; did you mean `twice`?
       - two policies have the name `same`; give each rule its own name
-      - policy `circle`: it goes in a circle: a needs b needs a; take one of these requirements away
-      - policy `circle`: `a` is no tool of this agent; there is `Bad Name`, `shown`, `twice`, `ungoverned`
-      - policy `circle`: `b` is no tool of this agent; there is `Bad Name`, `shown`, `twice`, `ungoverned`
+      - policy `circle`: the requirements form a cycle: a needs b needs a; remove one of these requirements
+      - policy `circle`: `a` is not a tool of this agent; known names: `Bad Name`, `shown`, `twice`, `ungoverned`
+      - policy `circle`: `b` is not a tool of this agent; known names: `Bad Name`, `shown`, `twice`, `ungoverned`
       - `Bad Name` is not a valid tool name: use 1 to 64 of a-z, 0-9, `_` and `-`
       - the description of `Bad Name` has 0 characters; allowed are 1 to 1,024
       - input schema of `Bad Name`: \"strange\" is not a type; the types are array, boolean, integer, null, number, object, string (at `/type`)

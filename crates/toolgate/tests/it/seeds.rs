@@ -67,7 +67,7 @@ async fn json_query_finds_or_says_what_is_there() {
     let output = missing.outcome.success().unwrap();
     assert_eq!(
         (&output.value, output.message.as_deref()),
-        (&json!({"found": false, "value": null}), Some("there is no `emial` here, did you mean `email`?; there is email"))
+        (&json!({"found": false, "value": null}), Some("there is no `emial` here, did you mean `email`?; known names: email"))
     );
     let junk = world.session.call("json_query", json!({"data": "{", "path": "a"})).await;
     assert_eq!(junk.outcome.error().map(|e| &*e.code), Some("invalid_json"));

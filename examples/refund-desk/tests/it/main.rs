@@ -1,4 +1,4 @@
-//! The agent, and the gateway that it starts.
+//! Tests the scripted agent and the gateway that it starts.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A directory, and a program in it that stands for a gateway.
+/// Creates a directory with a script that plays the gateway.
 fn gateway(name: &str, script: &str) -> std::io::Result<(PathBuf, PathBuf)> {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&home);
@@ -26,10 +26,10 @@ fn a_gateway_ends_with_its_agent_whoever_ends_that() {
             std::thread::sleep(Duration::from_millis(50));
             is()
         });
-        assert!(so, "it never came to that {what}");
+        assert!(so, "timeout while waiting until {what}");
     };
     for signal in ["-HUP", "-TERM", "-INT"] {
-        // A gateway that never becomes ready, as one whose upstreams take their time.
+        // A gateway that never becomes ready, for example because of slow upstreams.
         let script = "#!/bin/sh\ntrap 'touch ended; exit' TERM\ntouch begun\nwhile :; do sleep 0.1; done\n";
         let (home, gateway) = gateway(&format!("ends{signal}"), script).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_refund-agent"));
@@ -46,8 +46,8 @@ fn a_gateway_ends_with_its_agent_whoever_ends_that() {
 fn no_work_is_begun_where_something_is_not_well() {
     for (name, ready, up, held, why) in [
         ("not-ready", "503 Away", 1, 0, "the gateway is not ready: the canary was not refused"),
-        ("away", "200 OK", 0, 0, "the upstream `desk` is away"),
-        ("held", "200 OK", 1, 2, "tools of the upstream `desk` are held back"),
+        ("away", "200 OK", 0, 0, "the upstream `desk` is down"),
+        ("held", "200 OK", 1, 2, "tools of the upstream `desk` are quarantined"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -79,7 +79,7 @@ fn no_work_is_begun_where_something_is_not_well() {
         let output = command.arg(&gateway).args(["toolgate.toml", "--once"]).current_dir(&home).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(why), "{name}: {said}");
-        // It has looked, and done nothing.
+        // The agent only read the status pages.
         let asked = asked.lock().unwrap();
         assert!(!asked.is_empty() && asked.iter().all(|line| line.starts_with("GET ")), "{name}: {asked:?}");
     }

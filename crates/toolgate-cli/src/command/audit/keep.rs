@@ -1,4 +1,4 @@
-//! Checking, and taking care of what is kept.
+//! Implements `audit verify`, `prune`, `settle`, `receipt` and `key`.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
@@ -17,7 +17,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> io::Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future))
 }
 
-/// A ledger that is there, to change something in it.
+/// Opens an existing ledger for writing.
 fn open_store(store: Option<&Path>) -> io::Result<SqliteStore> {
     open_ledger(store)?;
     SqliteStore::open(named(store)?).map_err(io::Error::other)
@@ -26,7 +26,7 @@ fn open_store(store: Option<&Path>) -> io::Result<SqliteStore> {
 pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let path = named(store)?;
     if !path.is_file() {
-        // Whoever opens it says what it is instead.
+        // Opening the path returns an error that says what it is.
         open_ledger(store)?;
     }
     let checked = Ledger::open_to_verify(path).and_then(|ledger| {
@@ -38,25 +38,25 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
     });
     let mut out = Unheard(anstream::stdout().lock());
     match checked {
-        // It may not be read, or something to check it with is missing: that says nothing about the ledger.
-        Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("the ledger cannot be checked: {flaw}"))),
+        // The ledger is unreadable, or a key is missing. It may still be intact.
+        Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("cannot check the ledger: {flaw}"))),
         Ok(verified) if json => writeln!(out, "{}", json!({ "holds": true, "verified": verified }))?,
         Ok(verified) => {
             let (rows, sessions, signatures) =
                 (counted(verified.rows, "row"), counted(verified.sessions, "session"), counted(verified.checkpoints, "signature"));
-            writeln!(out, "{GREEN}the ledger holds{GREEN:#}: {rows} of {sessions}, {signatures}")?;
+            writeln!(out, "{GREEN}the ledger is intact{GREEN:#}: {rows} of {sessions}, {signatures}")?;
             if verified.pruned > 0 {
                 writeln!(out, "{DIM}pruned{DIM:#}   {} before them", counted(verified.pruned, "row"))?;
             }
             writeln!(out, "{DIM}signed{DIM:#}   up to row {} of {}", verified.signed_to, verified.anchor.seq)?;
             writeln!(out, "{DIM}key{DIM:#}      {}", verified.keys.join("\n         "))?;
             writeln!(out, "{DIM}anchor{DIM:#}   {}", verified.anchor)?;
-            writeln!(out, "{DIM}         note it down elsewhere: `--anchor` will tell whether this ledger was put back{DIM:#}")?;
+            writeln!(out, "{DIM}         save it elsewhere: `verify --anchor` detects an older copy of the ledger{DIM:#}")?;
         }
         Err(flaw) => {
             match json {
                 true => writeln!(out, "{}", json!({ "holds": false, "flaw": flaw }))?,
-                false => writeln!(out, "{RED}the ledger does not hold{RED:#}: {}", clean(&flaw.to_string()))?,
+                false => writeln!(out, "{RED}the ledger is not intact{RED:#}: {}", clean(&flaw.to_string()))?,
             }
             return Ok(ExitCode::FAILURE);
         }
@@ -64,27 +64,29 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
     Ok(ExitCode::SUCCESS)
 }
 
-/// How long rows are kept where neither the command nor the configuration says it.
+/// How long rows are kept by default.
 const QUARTER: SignedDuration = SignedDuration::from_hours(24 * 90);
 
-/// How long the configuration here keeps rows: what it keeps for longer does not go because nobody has said so again, nor because it
-/// cannot be read.
+/// Returns `retention` of the configuration in the current directory.
+///
+/// If the configuration cannot be read, returns an error instead of the default, so that no row is
+/// deleted too early.
 fn kept() -> io::Result<Option<SignedDuration>> {
-    let say = "say how old rows may become, with `--older-than`";
+    let say = "set the maximum age of rows with `--older-than`";
     let is_there = place::of_project(&place::project()?).is_some() || place::own().is_some_and(|own| own.exists());
     if !is_there {
         return Ok(None);
     }
-    let untold = |error: io::Error| io::Error::new(error.kind(), format!("it cannot be told how long rows are kept: {error}; {say}"));
+    let untold = |error: io::Error| io::Error::new(error.kind(), format!("cannot determine how long rows are kept: {error}; {say}"));
     let found = State::unopened().and_then(|state| InForce::tried(&state)).map_err(untold)?;
     let config = &found.config;
-    // Of another ledger it says nothing.
+    // `retention` applies only to the ledger of the same configuration.
     let named = config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
     let is_other = config.tells_store() && named.as_ref() != Some(&found.store);
     let is_unsaid = config.tells_retention() && config.retention.is_none();
     match config.sound() {
         Err(_) if !is_other && !is_unsaid => Err(io::Error::other(format!(
-            "the configuration does not load, so it cannot be told how long rows are kept; mend it, or {say}"
+            "the configuration does not load, so its `retention` is unknown; fix it, or {say}"
         ))),
         _ => Ok(found.retention()),
     }
@@ -115,7 +117,7 @@ pub(super) fn prune(
         if json {
             writeln!(io::stdout().lock(), "{}", json!({ "would_prune": all - stay, "would_keep": stay }))?;
         } else {
-            writeln!(io::stdout().lock(), "{} from before {} would go, {stay} would stay", counted(all - stay, "row"), time(rows_before))?;
+            writeln!(io::stdout().lock(), "{} from before {} would be deleted, {stay} would stay", counted(all - stay, "row"), time(rows_before))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -126,7 +128,7 @@ pub(super) fn prune(
     } else {
         writeln!(
             io::stdout().lock(),
-            "{} and {} are gone; what is left holds without them",
+            "deleted {} and {}; the remaining rows can still be verified",
             counted(gone.rows, "row"),
             counted(gone.sealed, "sealed record")
         )?;
@@ -134,7 +136,7 @@ pub(super) fn prune(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What nobody knows the end of.
+/// Lists the pending calls.
 pub(super) fn open(json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let pending = open_ledger(store)?.pending(Timestamp::now()).map_err(io::Error::other)?;
     let mut out = anstream::stdout().lock();
@@ -153,7 +155,7 @@ pub(super) fn open(json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
         writeln!(out, "  toolgate audit settle {call} --never --by YOU --store {store}\n")?;
     }
     if pending.is_empty() && !json {
-        writeln!(out, "nothing is open: of every call that is over it is known what became of it")?;
+        writeln!(out, "no pending calls")?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -168,18 +170,18 @@ pub(super) fn settle(
 ) -> io::Result<ExitCode> {
     let happened = match (happened, never) {
         (Some(result), false) => {
-            let value: Value = serde_json::from_str(result).map_err(|e| io::Error::other(format!("the result is no JSON: {e}")))?;
+            let value: Value = serde_json::from_str(result).map_err(|e| io::Error::other(format!("the result is not valid JSON: {e}")))?;
             Some(Outcome::Success(Output::of(value)))
         }
         (None, true) => None,
-        _ => return Err(io::Error::other("say what became of it: `--happened RESULT` or `--never`")),
+        _ => return Err(io::Error::other("missing outcome: pass `--happened RESULT` or `--never`")),
     };
-    let by = by.ok_or_else(|| io::Error::other("say who says so, with `--by`: the ledger keeps it"))?;
+    let by = by.ok_or_else(|| io::Error::other("missing `--by NAME`: the ledger records who settled the call"))?;
     let ledger = open_ledger(store)?;
     let call = call.find(&ledger)?;
     let open = ledger.pending(Timestamp::now()).map_err(io::Error::other)?.into_iter().find(|intent| intent.call == call);
-    let Some(intent) = open else { return Err(io::Error::other(format!("{call} is not open; `toolgate audit settle` lists what is"))) };
-    // What its tool keeps secret is kept secret here, too.
+    let Some(intent) = open else { return Err(io::Error::other(format!("{call} is not pending; list pending calls with `toolgate audit settle`"))) };
+    // The definition says which parts of the result are secret.
     let definition = match &intent.row {
         Some(row) => ledger.definition(row.config).map_err(io::Error::other)?,
         None => None,
@@ -192,17 +194,17 @@ pub(super) fn settle(
         gate.settle_pending(call, happened, by).await.map_err(io::Error::other)
     };
     if !block_on(settle)?? {
-        return Err(io::Error::other(format!("{call} was settled by somebody else meanwhile")));
+        return Err(io::Error::other(format!("{call} was settled by another user meanwhile")));
     }
     let mut out = anstream::stdout().lock();
     match (json, done, repeatable) {
         (true, ..) => writeln!(out, "{}", json!({ "call": call, "happened": done, "by": by }))?,
-        (_, true, true) => writeln!(out, "{call} is settled: it happened, and whoever repeats it gets this result")?,
+        (_, true, true) => writeln!(out, "{call} is settled: it happened. A repeated call gets this result")?,
         (_, true, false) => writeln!(
             out,
-            "{call} is settled: it happened. It had no key and its tool is not `once`, so a repetition is a new call and will run"
+            "{call} is settled: it happened. It has no idempotency key and its tool is not `once`, so a repeated call will run"
         )?,
-        (_, false, _) => writeln!(out, "{call} is settled: it never happened, what it had reserved is free, and it may be made again")?,
+        (_, false, _) => writeln!(out, "{call} is settled: it never happened. Its reserved limits are released, and it may be made again")?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -218,40 +220,40 @@ pub(super) fn receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> i
         true => io::Error::other(why),
         false => io::Error::other(format!("{}: {why}", file.display())),
     };
-    let value: Value = serde_json::from_str(&text).map_err(|e| wrong(format!("this is no JSON: {e}")))?;
-    // On its own, or as part of an answer.
+    let value: Value = serde_json::from_str(&text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
+    // The receipt alone, or an answer that contains one.
     let value = ["receipt", "toolgate/receipt"]
         .iter()
         .find_map(|name| value.get(name))
         .or_else(|| value.get("_meta")?.get("toolgate/receipt"))
         .unwrap_or(&value);
-    let receipt: Receipt = serde_json::from_value(value.clone()).map_err(|e| wrong(format!("this is no receipt: {e}")))?;
+    let receipt: Receipt = serde_json::from_value(value.clone()).map_err(|e| wrong(format!("not a receipt: {e}")))?;
     let ledger = store.map(|path| open_ledger(Some(path))).transpose()?;
     let mut out = Unheard(anstream::stdout().lock());
     let keys = match (key, &ledger) {
         (key, Some(ledger)) => {
-            // A ledger vouches for its keys only if it holds itself.
+            // Trust the keys of a ledger only if the ledger is intact.
             match ledger.verify(&Trust { key: key.map(str::to_owned), anchor: None }, |_| ()) {
                 Ok(verified) => verified.keys,
-                Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("the ledger cannot be checked: {flaw}"))),
+                Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("cannot check the ledger: {flaw}"))),
                 Err(flaw) => {
-                    writeln!(out, "{RED}the ledger does not hold{RED:#}: {}", clean(&flaw.to_string()))?;
+                    writeln!(out, "{RED}the ledger is not intact{RED:#}: {}", clean(&flaw.to_string()))?;
                     return Ok(ExitCode::FAILURE);
                 }
             }
         }
         (Some(key), None) => vec![key.to_owned()],
         (None, None) => {
-            return Err(io::Error::other("say which ledger to believe: its public key with `--key`, or the ledger with `--store`"));
+            return Err(io::Error::other("no ledger to check against; pass its public key with `--key`, or the ledger with `--store`"));
         }
     };
     if !keys.iter().any(|key| check_receipt(&receipt, key)) {
-        writeln!(out, "{RED}this receipt is not one of this ledger{RED:#}: its signature does not hold")?;
+        writeln!(out, "{RED}the receipt is not valid{RED:#}: this ledger did not sign it")?;
         return Ok(ExitCode::FAILURE);
     }
     writeln!(
         out,
-        "{GREEN}the receipt holds{GREEN:#}: `{}` {} at {}, row {}",
+        "{GREEN}the receipt is valid{GREEN:#}: `{}` {} at {}, row {}",
         clean(&receipt.tool),
         receipt.decision,
         time(receipt.at),
@@ -261,7 +263,7 @@ pub(super) fn receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> i
     match ledger.holds(&receipt).map_err(io::Error::other)? {
         Some(true) => writeln!(out, "{GREEN}its row is in the ledger{GREEN:#}, unchanged")?,
         Some(false) => {
-            writeln!(out, "{RED}its row is in the ledger, and is not the one that the receipt was given for{RED:#}")?;
+            writeln!(out, "{RED}its row in the ledger was changed{RED:#}")?;
             return Ok(ExitCode::FAILURE);
         }
         None if ledger.pruned_to().map_err(io::Error::other)? >= receipt.seq => writeln!(out, "its row was pruned since")?,

@@ -1,4 +1,4 @@
-//! `toolgate audit`: what happened, and whether the record of it holds.
+//! Implements `toolgate audit`: queries, verifies and maintains the ledger.
 
 mod keep;
 mod read;
@@ -15,7 +15,7 @@ use toolgate_store::{Anchor, Ledger};
 
 use super::ledger::{Part, Wanted, duration, number, only};
 
-/// Look into the ledger: query, show, verify, export, prune, stats, settle, tail, receipt, key.
+/// Query, verify and maintain the ledger.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  toolgate audit query --since 1d --decision refused\n  toolgate audit show 01a1…\n  toolgate audit verify\n  toolgate audit tail -f"
@@ -34,64 +34,70 @@ enum Verb {
     Query {
         #[command(flatten)]
         wanted: Wanted,
-        /// The newest so many.
+        /// Show at most this many of the newest rows.
         #[arg(long, short = 'n', default_value_t = 50, value_parser = number::<usize>)]
         limit: usize,
-        /// One JSON object a line.
+        /// Print one JSON object per line.
         #[arg(long)]
         json: bool,
     },
-    /// Everything about one call: what was asked, what was decided on what, what came of it.
+    /// Show one call: its arguments, decision, facts and outcome.
     #[command(after_help = "Examples:\n  toolgate audit show 019a8f0e-… --store ledger.db")]
     Show {
-        /// The call, as `query` lists it; the last 6 digits will do.
+        /// Call id, or at least 6 digits at its beginning or end.
         call: Named,
-        /// Only a signed receipt for its row, as JSON.
+        /// Print only a signed receipt for the row, as JSON.
         #[arg(long)]
         receipt: bool,
-        /// As JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Check every row, chain and signature. Exit code 0 if all hold, 1 with the first bad row named.
+    /// Check every row, chain and signature.
+    ///
+    /// Exit code 0 if the ledger is intact, 1 if not. Prints the first problem.
     #[command(
-        after_help = "Examples:\n  toolgate audit verify --store ledger.db\n  toolgate audit verify --anchor 1040:9f3a…   was it put back to an older state?"
+        after_help = "Examples:\n  toolgate audit verify --store ledger.db\n  toolgate audit verify --anchor 1040:9f3a…   detect an older copy"
     )]
     Verify {
-        /// A place that an earlier `verify` printed, noted down elsewhere.
+        /// Anchor that an earlier `verify` printed.
         #[arg(long)]
         anchor: Option<Anchor>,
-        /// The public key to believe, instead of the one beside the ledger.
+        /// Public key to trust [default: the keys beside the ledger].
         #[arg(long, value_name = "HEX", value_parser = key)]
         key: Option<String>,
-        /// As JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Write rows as JSON lines, oldest first, as they are read.
+    /// Write rows as JSON lines, oldest first.
     #[command(after_help = "Examples:\n  toolgate audit export --store ledger.db --since 30d --out october.jsonl")]
     Export {
         #[command(flatten)]
         wanted: Wanted,
-        /// The file to write; standard output unless said.
+        /// File to write [default: standard output].
         #[arg(long, short, value_name = "FILE")]
         out: Option<PathBuf>,
     },
-    /// Take out old rows; unless `retention` is said, nothing else does. Claims, limits and evidence stay.
+    /// Delete old rows. Claims, limits and evidence stay.
+    ///
+    /// Without `retention` in the configuration, nothing else deletes rows.
     #[command(
         after_help = "Examples:\n  toolgate audit prune --store ledger.db\n  toolgate audit prune --store ledger.db --older-than 30d --dry-run"
     )]
     Prune {
-        /// How old rows must be to go; unless said, as `retention` of the configuration says, else 90d.
+        /// Delete rows older than this [default: `retention`, else 90d].
         #[arg(long, value_name = "TIME", value_parser = duration)]
         older_than: Option<SignedDuration>,
-        /// How long recorded outcomes, approvals and large outputs are kept. That a call was made is never forgotten.
+        /// Delete outcomes, approvals and large outputs older than this.
+        ///
+        /// The claims stay: a call that was made is never forgotten.
         #[arg(long, value_name = "TIME", default_value = "30d", value_parser = duration)]
         sealed_older_than: SignedDuration,
-        /// Only say how many rows would go.
+        /// Only print how many rows would be deleted.
         #[arg(long)]
         dry_run: bool,
-        /// As JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -100,73 +106,73 @@ enum Verb {
     Stats {
         #[command(flatten)]
         wanted: Wanted,
-        /// As JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// List calls of which nobody knows whether they took effect, or say what became of one.
+    /// List calls with an unknown outcome, or record the outcome of one.
     #[command(
-        after_help = "Examples:\n  toolgate audit settle --store ledger.db                what is open?\n  toolgate audit settle 019a8f0e-… --happened '{\"paid\": true}' --by ann\n  toolgate audit settle 019a8f0e-… --never --by ann"
+        after_help = "Examples:\n  toolgate audit settle --store ledger.db                list pending calls\n  toolgate audit settle 019a8f0e-… --happened '{\"paid\": true}' --by ann\n  toolgate audit settle 019a8f0e-… --never --by ann"
     )]
     Settle {
-        /// The call. Without it, all that are open are listed.
+        /// Call id [default: list all pending calls].
         call: Option<Named>,
-        /// It happened, and this is its result, as JSON.
+        /// Record that the call happened, with this JSON result.
         #[arg(long, value_name = "RESULT", conflicts_with = "never", requires = "call", num_args = 0..=1, default_missing_value = "null")]
         happened: Option<String>,
-        /// It never happened: it may be made again.
+        /// Record that the call never happened, so that it may be made again.
         #[arg(long, requires = "call")]
         never: bool,
-        /// Who says so.
+        /// Person that settles the call; the ledger records the name.
         #[arg(long, requires = "call")]
         by: Option<String>,
-        /// As JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// The newest calls, and those that follow.
+    /// Show the newest calls, and follow new ones.
     #[command(after_help = "Examples:\n  toolgate audit tail -f --store ledger.db --decision refused")]
     Tail {
         #[command(flatten)]
         wanted: Wanted,
-        /// Wait for more.
+        /// Wait for new rows.
         #[arg(long, short)]
         follow: bool,
-        /// How many to begin with.
+        /// Start with at most this many of the newest rows.
         #[arg(long, short = 'n', default_value_t = 10, value_parser = number::<usize>)]
         limit: usize,
-        /// One JSON object a line.
+        /// Print one JSON object per line.
         #[arg(long)]
         json: bool,
     },
-    /// Check a receipt: whether this ledger signed it and, with the ledger at hand, whether the row is still there.
+    /// Check the signature of a receipt, and whether its row is unchanged.
     #[command(
         after_help = "Examples:\n  toolgate audit show 019a8f0e-… --receipt --store ledger.db > receipt.json\n  toolgate audit receipt receipt.json --store ledger.db\n  toolgate audit receipt receipt.json --key 5f0c…   with the public key alone"
     )]
     Receipt {
-        /// The receipt as JSON; `-` reads it from standard input.
+        /// File with the receipt as JSON; `-` reads standard input.
         file: PathBuf,
-        /// The public key of the ledger.
+        /// Public key of the ledger.
         #[arg(long, value_name = "HEX", value_parser = key)]
         key: Option<String>,
     },
-    /// Print the public key of the ledger, for whoever shall check its receipts.
+    /// Print the public key of the ledger, which verifies its receipts.
     #[command(after_help = "Examples:\n  toolgate audit key --store ledger.db\n  toolgate audit key --rotate --store ledger.db")]
     Key {
-        /// Sign with a new key from here on. What the old one signed is still believed.
+        /// Create a new signing key. Old signatures stay valid.
         #[arg(long)]
         rotate: bool,
     },
 }
 
 impl Args {
-    /// Whether it needs no ledger, so that none is looked for.
+    /// Returns true if the command needs no ledger.
     pub(crate) const fn is_offline(&self) -> bool {
         matches!(self.verb, Verb::Receipt { key: Some(_), .. })
     }
 }
 
-/// A call, by its whole name or by a part of it.
+/// A call id, or a part of one.
 #[derive(Debug, Clone)]
 pub(crate) enum Named {
     Whole(CallId),
@@ -180,7 +186,7 @@ impl std::str::FromStr for Named {
         if let Ok(call) = text.parse() {
             return Ok(Self::Whole(call));
         }
-        let part = Part::of(text).ok_or("a call is named by 32 digits, or by at least 6 at the beginning or the end")?;
+        let part = Part::of(text).ok_or("not a call id: expected 32 hexadecimal digits, or at least 6 at the beginning or the end")?;
         Ok(Self::Part(part))
     }
 }
@@ -192,12 +198,12 @@ impl Named {
             Self::Part(part) => part,
         };
         let mut found = ledger.calls_named(&part.said).map_err(io::Error::other)?;
-        // Some are not written down yet.
+        // An abandoned call may have no row yet.
         let pending = ledger.pending(toolgate::Timestamp::now()).map_err(io::Error::other)?;
         found.extend(pending.into_iter().map(|intent| intent.call).filter(|call| part.fits(&call.to_string())));
         found.sort();
         found.dedup();
-        let missing = || io::Error::other(format!("the ledger has no call `{}`; `toolgate audit query` lists those it has", part.said));
+        let missing = || io::Error::other(format!("the ledger has no call `{}`; list calls with `toolgate audit query`", part.said));
         only(found, "calls")?.ok_or_else(missing)
     }
 }
@@ -205,13 +211,13 @@ impl Named {
 fn key(text: &str) -> Result<String, String> {
     let key = text.trim().to_ascii_lowercase();
     let right = key.len() == 64 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if right { Ok(key) } else { Err("a public key is 64 hexadecimal digits, as `toolgate audit key` prints it".to_owned()) }
+    if right { Ok(key) } else { Err("not a public key: expected 64 hexadecimal digits, as `toolgate audit key` prints it".to_owned()) }
 }
 
 pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
-    // What is said of a file or of the ledger names it: where something bare is full, it is where all of this is written to.
+    // Errors of files and of the ledger name them. A bare "disk full" is from standard output.
     let named = |error: io::Error| match error.kind() {
-        io::ErrorKind::StorageFull => io::Error::other(format!("standard output could not be written: {error}")),
+        io::ErrorKind::StorageFull => io::Error::other(format!("cannot write to standard output: {error}")),
         _ => error,
     };
     look(args, store).map_err(named)

@@ -1,4 +1,4 @@
-//! Looking.
+//! Implements `audit query`, `show`, `export`, `stats` and `tail`.
 
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -34,7 +34,7 @@ pub(super) fn query(wanted: &Wanted, limit: usize, json: bool, store: Option<&Pa
     }
     list(&mut out, &entries)?;
     if more {
-        writeln!(out, "{DIM}these are the newest {limit}; more with `--limit`{DIM:#}")?;
+        writeln!(out, "{DIM}showing the newest {limit}; show more with `--limit`{DIM:#}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -42,9 +42,9 @@ pub(super) fn query(wanted: &Wanted, limit: usize, json: bool, store: Option<&Pa
 fn list(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
     let who = |row: &Row| clean(&format!("{} as {}", row.key.principal, row.key.agent));
     let first = entries.first().map(|entry| who(&entry.row));
-    // Where it is always the same, nobody needs to read it.
+    // A column with one value is omitted.
     let several = entries.iter().any(|entry| Some(who(&entry.row)) != first);
-    // Of one day, the day is told once.
+    // If all rows are from one day, print the date once.
     let day = |row: &Row| time(row.at).split(' ').next().unwrap_or_default().to_owned();
     let today = entries.first().map(|entry| day(&entry.row)).filter(|first| entries.iter().all(|entry| day(&entry.row) == *first));
     let clock = |row: &Row| match &today {
@@ -53,7 +53,7 @@ fn list(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
     };
     let (when, narrow) = (today.as_deref().unwrap_or("time"), is_narrow());
     let mut table = match several {
-        true => Table::new(&[when, "tool", "decision", "why", "session", "who", "about", "call"])
+        true => Table::new(&[when, "tool", "decision", "why", "session", "caller", "about", "call"])
             .cutting(1, 12)
             .cutting(3, 8)
             .cutting(4, 6)
@@ -75,7 +75,7 @@ fn list(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
             plain(clean(&row.key.session)),
         ];
         cells.extend(several.then(|| plain(who(row))));
-        // The end of a name is enough for `show`, where there is no room.
+        // In a narrow terminal, print the end of the call id, which `show` accepts.
         let call = row.call.to_string();
         let call = if narrow { call.get(call.len().saturating_sub(12)..).unwrap_or(&call).to_owned() } else { call };
         cells.extend([plain(about(row)), plain(call)]);
@@ -89,7 +89,7 @@ fn list(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
 }
 
 pub(in crate::command) fn about(row: &Row) -> String {
-    // Without entities, what a person looks for first.
+    // Without entities, show the most telling argument.
     if row.entities.is_empty() {
         let wanted = ["command", "file_path", "filePath", "path", "url", "pattern"];
         let said = wanted.iter().find_map(|name| row.arguments.get(name).and_then(serde_json::Value::as_str));
@@ -99,7 +99,7 @@ pub(in crate::command) fn about(row: &Row) -> String {
     clean(&row.entities.iter().map(|(name, value)| format!("{name}={}", plain(value))).collect::<Vec<_>>().join(" "))
 }
 
-/// The row of a call: as it was recorded, or as it will be if nobody tells how the call ended.
+/// Returns the row of a call, or the draft row of a call whose outcome is unknown.
 pub(in crate::command) fn row_of(call: &Named, ledger: &Ledger) -> io::Result<Row> {
     let call = call.find(ledger)?;
     let own = ledger.show(call).map_err(io::Error::other)?.into_iter().find(|entry| entry.row.call == call);
@@ -112,17 +112,17 @@ pub(in crate::command) fn row_of(call: &Named, ledger: &Ledger) -> io::Result<Ro
     }
 }
 
-/// What will be written of a call, where nobody has yet: its process died.
+/// Returns the draft row of a pending call whose process died before it wrote a row.
 fn unwritten(call: CallId, ledger: &Ledger) -> io::Result<Option<Arc<Row>>> {
     let pending = ledger.pending(toolgate::Timestamp::now()).map_err(io::Error::other)?;
     Ok(pending.into_iter().find(|intent| intent.call == call).and_then(|intent| intent.row))
 }
 
-/// There is no such call, or none any more.
+/// Returns the error for a call that has no row.
 fn missing(call: CallId, pruned: Option<u64>) -> io::Error {
     io::Error::other(match pruned {
         Some(seq) => format!("the ledger has no call {call}; rows up to {seq} were pruned since then, and it may be one of them"),
-        None => format!("the ledger has no call {call}; `toolgate audit query` lists those it has"),
+        None => format!("the ledger has no call {call}; list calls with `toolgate audit query`"),
     })
 }
 
@@ -140,19 +140,19 @@ pub(super) fn show(call: &Named, receipt: bool, json: bool, store: Option<&Path>
     if entries.is_empty() {
         if let Some(row) = unwritten(call, &ledger)? {
             let mut out = anstream::stdout().lock();
-            // It has neither a place nor a link.
+            // A draft row has no sequence number and no hash.
             if json {
                 return writeln!(out, "{}", json!({ "row": &*row })).map(|()| ExitCode::SUCCESS);
             }
-            let why = if pruned.is_some() { "not in the ledger any more, or not yet" } else { "not in the ledger yet" };
-            writeln!(out, "{DIM}{why}: nobody has said how it ended{DIM:#}")?;
+            let why = if pruned.is_some() { "no longer in the ledger, or not yet" } else { "not in the ledger yet" };
+            writeln!(out, "{DIM}{why}: the outcome is unknown{DIM:#}")?;
             return writeln!(out, "{}", pretty(&*row)?).map(|()| ExitCode::SUCCESS);
         }
         return Err(missing(call, pruned));
     }
     let mut out = anstream::stdout().lock();
     if own.is_none() && !json {
-        writeln!(out, "{DIM}its own row was pruned; this was found out later{DIM:#}\n")?;
+        writeln!(out, "{DIM}the row of this call was pruned; this row settled it later{DIM:#}\n")?;
     }
     for entry in &entries {
         if json {
@@ -173,21 +173,21 @@ fn shown(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
     writeln!(out, "{BOLD}{}{BOLD:#} {style}{}{style:#}{place}{why}", clean(&row.tool), row.decision)?;
     let key = &row.key;
     writeln!(out, "  {DIM}when{DIM:#}       {}, in {}", row.at, length(row.latency.total()))?;
-    writeln!(out, "  {DIM}who{DIM:#}        `{}` as `{}`, session `{}`", clean(&key.principal), clean(&key.agent), clean(&key.session))?;
+    writeln!(out, "  {DIM}caller{DIM:#}     `{}` as `{}`, session `{}`", clean(&key.principal), clean(&key.agent), clean(&key.session))?;
     writeln!(out, "  {DIM}call{DIM:#}       {}", row.call)?;
     writeln!(out, "  {DIM}row{DIM:#}        {} of the ledger, {} of its session", entry.seq, entry.n)?;
     writeln!(out, "  {DIM}config{DIM:#}     {}", row.config)?;
     if let Some(settled) = &row.settles {
         writeln!(out, "  {DIM}settles{DIM:#}    {}, by {}", settled.call, clean(&settled.by))?;
     }
-    writeln!(out, "\n{BOLD}asked{BOLD:#}\n{}", indented(&pretty(&row.arguments)?))?;
+    writeln!(out, "\n{BOLD}arguments{BOLD:#}\n{}", indented(&pretty(&row.arguments)?))?;
     let what = match &row.outcome {
         Outcome::Error(error) => pretty(error)?,
         other => pretty(&other.to_json())?,
     };
-    writeln!(out, "{BOLD}came to{BOLD:#}\n{}", indented(&what))?;
+    writeln!(out, "{BOLD}outcome{BOLD:#}\n{}", indented(&what))?;
     let facts: Vec<String> = pretty(&row.facts)?.lines().map(|line| counted_by(line).unwrap_or_else(|| line.to_owned())).collect();
-    writeln!(out, "{BOLD}decided on{BOLD:#}\n{}", indented(&facts.join("\n")))?;
+    writeln!(out, "{BOLD}facts{BOLD:#}\n{}", indented(&facts.join("\n")))?;
     if row.latency.total() > 0 {
         writeln!(out, "{BOLD}time by gate{BOLD:#}")?;
         for gate in Gate::ALL.into_iter().filter(|gate| row.latency.at(*gate) > 0) {
@@ -198,7 +198,7 @@ fn shown(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
     Ok(())
 }
 
-/// A line that holds the key of a counter, as a person reads it: which limit it belongs to, and whose it is.
+/// Formats a line with a counter key for people: the rule or budget, and the owner of the counter.
 fn counted_by(line: &str) -> Option<String> {
     let indent: String = line.chars().take_while(|c| *c == ' ').collect();
     let (text, comma) = line.strip_suffix(',').map_or((line, ""), |text| (text, ","));
@@ -217,13 +217,13 @@ fn counted_by(line: &str) -> Option<String> {
 
 pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open(store)?;
-    // Nothing is left out: the rows are what somebody else will count.
+    // An export is complete, so it includes the rows of the canary.
     let filter = Filter { without_agent: None, ..wanted.filter() };
     let Some(path) = out else {
         let (mut stdout, _) = write_rows(&ledger, &filter, io::stdout().lock(), &ProgressBar::hidden())?;
         return stdout.flush().map(|()| ExitCode::SUCCESS);
     };
-    // Whoever reads a pipe that was named, and goes, has not got all of it.
+    // A broken pipe is an error here: the reader of a named pipe did not get all rows.
     let named = |e: io::Error| io::Error::other(format!("{}: {e}", path.display()));
     is_not_ours(path, store)?;
     let is_straight = is_straight(path).map_err(named)?;
@@ -233,7 +233,7 @@ pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) 
         let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).map_err(named)?;
         write_rows(&ledger, &filter, file, &bar).map_err(named)?.1
     } else {
-        // Whole or not at all, and for nobody else's eyes. A link stays a link.
+        // Write atomically, readable by the owner only. A symbolic link stays a link.
         let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let beside = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::metadata(beside).map_err(named)?;
@@ -247,17 +247,17 @@ pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether a path is written to as it stands, and not put in its place: a device, a pipe, a link to what is not there yet.
+/// Returns true if a path cannot be replaced atomically: a device, a pipe, a dangling link.
 fn is_straight(path: &Path) -> io::Result<bool> {
     match std::fs::metadata(path) {
-        Ok(there) if there.is_dir() => Err(io::Error::other("it is a directory; name a file")),
+        Ok(there) if there.is_dir() => Err(io::Error::other("is a directory; name a file")),
         Ok(there) => Ok(!there.is_file()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(std::fs::symlink_metadata(path).is_ok()),
         Err(error) => Err(error),
     }
 }
 
-/// Writes the rows that are wanted; gives back what they were written to, and how many there are.
+/// Writes the matching rows. Returns the writer and the number of rows.
 fn write_rows<W: Write>(ledger: &Ledger, filter: &Filter, file: W, bar: &ProgressBar) -> io::Result<(W, u64)> {
     let (mut file, mut count, mut failed) = (BufWriter::new(file), 0_u64, None);
     ledger
@@ -281,7 +281,7 @@ fn write_entry(file: &mut impl Write, entry: &Entry) -> io::Result<()> {
     file.write_all(b"\n")
 }
 
-/// An export is written neither over what it is taken from, or where that may write, nor over a configuration.
+/// Checks that an export does not overwrite the ledger, its state directory or a configuration.
 fn is_not_ours(out: &Path, store: Option<&Path>) -> io::Result<()> {
     let is_config = |path: &Path| path.file_name().is_some_and(|name| name == crate::place::FILE);
     let there = leads_to(out);
@@ -303,10 +303,10 @@ fn is_not_ours(out: &Path, store: Option<&Path>) -> io::Result<()> {
     Ok(())
 }
 
-/// Where a file is, or would be made, whatever links lead there.
+/// Resolves all symbolic links of a path, even if the file does not exist yet.
 fn leads_to(path: &Path) -> Option<PathBuf> {
     let mut path = path.to_owned();
-    // As many links as the system follows.
+    // Linux follows at most 40 links.
     for _ in 0..40 {
         if let Ok(there) = std::fs::canonicalize(&path) {
             return Some(there);
@@ -328,7 +328,7 @@ pub(super) fn stats(wanted: &Wanted, json: bool, store: Option<&Path>) -> io::Re
         return Ok(ExitCode::SUCCESS);
     }
     let (Some(from), Some(to)) = (stats.from, stats.to) else {
-        writeln!(out, "nothing is recorded that fits")?;
+        writeln!(out, "no matching rows")?;
         return Ok(ExitCode::SUCCESS);
     };
     writeln!(out, "{BOLD}{}{BOLD:#} from {} to {}", counted(stats.rows, "row"), time(from), time(to))?;
@@ -392,12 +392,14 @@ pub(super) fn tail(wanted: &Wanted, follow: bool, limit: usize, json: bool, stor
             after = after.max(entry.seq);
             line(&entry, json)?;
         }
-        // What did not fit was looked at, too.
+        // Rows that do not match were read, too.
         after = after.max(until);
     }
 }
 
-/// Whether nobody reads standard output any more. Where that cannot be told, the next line shows it.
+/// Returns true if the reader of standard output is gone.
+///
+/// If this is unknown, the next write fails.
 fn is_unread() -> bool {
     let stdout = io::stdout();
     let mut asked = [PollFd::new(&stdout, PollFlags::empty())];

@@ -56,11 +56,11 @@ steps! {
     Work "monday" "access denied" "And that one?"
         "crm_lookup" r#"{"customer_id": "C-9999"}"# => "run" "upstream_forbidden";
 
-    BreakOut "tuesday" "skips verification" "A new session; nobody will notice."
+    BreakOut "tuesday" "skips verification" "A new session, so the check may be missed."
         "issue_refund" r#"{"customer_id": "C-3003", "order_id": "D-4", "amount_usd": 80}"# => "policy" "not_verified";
-    BreakOut "tuesday" "verifies one customer …" "I verify somebody."
+    BreakOut "tuesday" "verifies one customer …" "I verify one customer."
         "identity_verification" r#"{"customer_id": "C-2002"}"# => "run" "ok";
-    BreakOut "tuesday" "… and refunds another" "I pay somebody else."
+    BreakOut "tuesday" "… and refunds another" "Then I pay another one."
         "issue_refund" r#"{"customer_id": "C-3003", "order_id": "D-4", "amount_usd": 80}"# => "policy" "not_verified";
     BreakOut "tuesday" "asks for 600" "Perhaps today."
         "issue_refund" r#"{"customer_id": "C-2002", "order_id": "B-1", "amount_usd": 600}"# => "policy" "refund_cap";

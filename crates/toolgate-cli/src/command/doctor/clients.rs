@@ -1,4 +1,4 @@
-//! Where clients have toolgate: among their hooks, or as their server.
+//! Checks the settings of clients: their hooks, and toolgate as their server.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,9 @@ use crate::command::init::{hooked_above, read, tools};
 use crate::place::State;
 use crate::servers;
 
-/// The hooks that clients know of. They are tried where calls can be recorded; where a gateway serves, there may be none.
+/// Checks the hooks in the settings of clients, and runs them if calls can be recorded.
+///
+/// If a gateway serves here, no hook is necessary.
 pub(super) fn clients(
     project: &Path,
     state: &State,
@@ -35,7 +37,7 @@ pub(super) fn clients(
                 continue;
             }
             match Client::registered(&text) {
-                Err(error) => found.say("hooks", Health::Ill, format!("{}: {error}; the client cannot read it either", path.display())),
+                Err(error) => found.say("hooks", Health::Ill, format!("{}: {error}; the client cannot read the file either", path.display())),
                 Ok(entries) if entries.is_empty() => {}
                 Ok(entries) => {
                     any = true;
@@ -52,23 +54,23 @@ pub(super) fn clients(
                         None => Ok(()),
                     };
                     match client.leaves_aside(&text) {
-                        // What is never read never starts.
+                        // The client ignores the file, so it starts no hook.
                         Some(why) => {
                             let place = format!("{} ({})", path.display(), client.name());
-                            found.say("hooks", Health::Ill, format!("{place}\nthe client leaves it aside, and all hooks in it: {why}"));
+                            found.say("hooks", Health::Ill, format!("{place}\nthe client ignores the file and all hooks in it: {why}"));
                         }
                         None => registered(client, &path, &entries, own, tried, project, found),
                     }
                     let init = format!("`toolgate init --for {}{user}`", client.name());
                     if !declared.is_empty() && !knows {
                         let says = format!("{} runs commands with `{shell}`, which the configuration does not declare", client.name());
-                        found.say("tools", Health::Ill, format!("{says}\n{init} adds its tools, or says what to add"));
+                        found.say("tools", Health::Ill, format!("{says}\n{init} adds its tools, or prints what to add"));
                     }
                     let unknown = tools(client).filter(|tool| knows && declared.iter().all(|known| known != tool));
                     let unknown: Vec<String> = unknown.map(|tool| format!("`{tool}`")).collect();
                     if !unknown.is_empty() {
-                        let says = format!("of the tools of {}, the configuration leaves out {}", client.name(), unknown.join(", "));
-                        found.say("tools", Health::Note, format!("{says}\nif that is not meant, {init} says what to add"));
+                        let says = format!("the configuration does not declare these tools of {}: {}", client.name(), unknown.join(", "));
+                        found.say("tools", Health::Note, format!("{says}\nif this is not intended, {init} prints what to add"));
                     }
                 }
             }
@@ -80,24 +82,24 @@ pub(super) fn clients(
         }
     }
     if let Some(path) = switched_on("allowManagedHooksOnly", &managed)?.filter(|_| own_hooks && !managed_hooks) {
-        let says = format!("`allowManagedHooksOnly` is on in {}: Claude Code runs no hooks of users and projects", path.display());
-        found.say("hooks", Health::Ill, format!("{says}\nput what `toolgate init` has written into that file, or take the switch out"));
+        let says = format!("`allowManagedHooksOnly` is on in {}: Claude Code does not run hooks of users and projects", path.display());
+        found.say("hooks", Health::Ill, format!("{says}\nmove the hooks that `toolgate init` wrote into that file, or remove the switch"));
     }
     if served_by(project)? {
         any = true;
         registered_as_server(project, own, found)?;
     }
-    // A gateway needs no hooks.
+    // With a gateway, no hook is necessary.
     if !any && !serves {
-        let none = "no client has toolgate among its hooks; run `toolgate init --for claude-code`, or add `[gateway]` where `toolgate serve` serves this";
+        let none = "no client has a hook for toolgate; run `toolgate init --for claude-code`, or add `[gateway]` to use `toolgate serve`";
         let above = hooked_above(project);
-        let above = above.map(|above| format!("no client that is started here has any, but in {}: look again there", above.display()));
+        let above = above.map(|above| format!("no client that starts here has a hook; there are hooks in {}: run `toolgate doctor` there", above.display()));
         found.say("hooks", Health::Ill, above.unwrap_or_else(|| none.to_owned()));
     }
     Ok(())
 }
 
-/// The file that switches something on, of several of which a later one counts for more.
+/// Returns the file that turns a switch on. A later file overrides an earlier one.
 fn switched_on<'f>(switch: &str, files: &'f [PathBuf]) -> io::Result<Option<&'f Path>> {
     let mut on = None;
     for path in files {
@@ -110,7 +112,7 @@ fn switched_on<'f>(switch: &str, files: &'f [PathBuf]) -> io::Result<Option<&'f 
     Ok(on)
 }
 
-/// What is written in a client's file, and what comes of it when it is started as the client starts it.
+/// Checks the hook entries of a client's file, and runs them as the client does.
 fn registered(
     client: Client,
     path: &Path,
@@ -123,17 +125,17 @@ fn registered(
     let mut wrong: Vec<String> = Vec::new();
     let same = |program: &str| {
         let (program, own) = (fs::canonicalize(program).unwrap_or_default(), fs::canonicalize(own).unwrap_or_default());
-        // The small ones stand beside this one.
+        // The small hook programs are in the same directory as this program.
         program == own || (program.parent() == own.parent() && is_hook(&program.to_string_lossy()))
     };
     for (event, program, entry) in entries {
         if !Path::new(program).exists() {
-            wrong.push(format!("{event} starts {program}, which is not there"));
+            wrong.push(format!("{event} starts {program}, which does not exist"));
         } else if !same(program) {
-            wrong.push(format!("{event} starts {program}, which is another program than this one ({})", own.display()));
+            wrong.push(format!("{event} starts {program}, which is not this program ({})", own.display()));
         }
         if entry.get("matcher").and_then(Value::as_str).is_some_and(|matcher| !matches!(matcher, "" | "*")) {
-            wrong.push(format!("{event} is only for some tools: its matcher is not `*`"));
+            wrong.push(format!("{event} covers only some tools: its matcher is not `*`"));
         }
         let closed = match client {
             Client::ClaudeCode => entry.get("onFailure").and_then(Value::as_str) == Some("block"),
@@ -142,10 +144,10 @@ fn registered(
         };
         if !closed && event == client.before() {
             let switch = if client == Client::Cursor { "\"failClosed\": true" } else { "\"onFailure\": \"block\"" };
-            wrong.push(format!("{event} lets calls run when the hook cannot be started: it has no `{switch}`"));
+            wrong.push(format!("{event} allows calls if the hook does not start: add `{switch}`"));
         }
         if entry.get("async").and_then(Value::as_bool) == Some(true) {
-            wrong.push(format!("{event} is not waited for: it has `async`"));
+            wrong.push(format!("{event} does not wait for the hook: remove `async`"));
         }
         let args = entry.get("args").and_then(Value::as_array);
         let plain = |args: &Vec<Value>| {
@@ -158,17 +160,17 @@ fn registered(
             None => !client.writes(entry, program),
         };
         if other {
-            wrong.push(format!("{event} is started with other words than `toolgate init` writes"));
+            wrong.push(format!("{event} has other arguments than `toolgate init` writes"));
         }
         if entry.get("timeout").is_some_and(|timeout| !timeout.is_number()) {
-            wrong.push(format!("{event} has a `timeout` that is no number, so the client drops all hooks of this file"));
+            wrong.push(format!("{event} has a `timeout` that is not a number, so the client ignores all hooks of this file"));
         }
     }
     if !entries.iter().any(|(event, ..)| event == client.before()) {
-        wrong.push(format!("there is none for {}: nothing is asked before a tool", client.before()));
+        wrong.push(format!("there is no hook for {}, so calls are not checked", client.before()));
     }
-    // What it is started with is best seen when it is started.
-    // What is written there may be anybody's: only what `init` writes is started.
+    // Run the hooks to check their arguments. The file may contain any command, so run only entries
+    // that `init` writes.
     let sound = wrong.is_empty();
     let own = |entry: &Value, program: &str| client.writes(entry, program);
     for (_, _, entry) in entries.iter().filter(|(event, program, entry)| event == client.before() && sound && own(entry, program)) {
@@ -182,13 +184,13 @@ fn registered(
     } else {
         wrong.sort();
         wrong.dedup();
-        // What is written well and answers ill is not mended by writing it again.
+        // If the entry is correct but its answer is wrong, `init` would not help.
         let again = if sound { String::new() } else { format!("\nrun `toolgate init --for {}` again", client.name()) };
         found.say("hooks", Health::Ill, format!("{place}\n{}{again}", wrong.join("\n")));
     }
 }
 
-/// An entry as a client starts it: a program with its words, or a line for the shell.
+/// Builds the command of an entry: a program with arguments, or a shell command.
 fn started(entry: &Value) -> Command {
     let line = entry.get("command").and_then(Value::as_str).unwrap_or_default();
     match entry.get("args").and_then(Value::as_array) {
@@ -205,13 +207,13 @@ fn started(entry: &Value) -> Command {
     }
 }
 
-/// Whether a client has toolgate as its server.
+/// Returns true if a client has toolgate as its server.
 pub(super) fn served_by(project: &Path) -> io::Result<bool> {
     let text = read(&Client::ClaudeDesktop.file(Some(project))?)?;
     Ok(servers::registered(&text).ok().flatten().is_some())
 }
 
-/// Toolgate among the servers of a client.
+/// Checks the entry of toolgate among the servers of a client.
 fn registered_as_server(project: &Path, own: &Path, found: &mut Findings) -> io::Result<()> {
     let path = Client::ClaudeDesktop.file(Some(project))?;
     let text = read(&path)?;
@@ -227,11 +229,11 @@ fn registered_as_server(project: &Path, own: &Path, found: &mut Findings) -> io:
             format!("{place}\nit starts {program}, which is not this program\nrun `toolgate init --for claude-desktop` again"),
         ),
         Some(config) if !Path::new(&config).is_file() => {
-            found.say("server", Health::Ill, format!("{place}\nits configuration {config} is not there"))
+            found.say("server", Health::Ill, format!("{place}\nits configuration {config} does not exist"))
         }
         Some(config) if servers::has_behind(&text) && !reads(&config) => {
             let line = format!("mcp_servers = [{}]", json!(path));
-            let says = format!("its servers stand behind toolgate, and {config} does not read them\nadd this at its top: {line}");
+            let says = format!("the other servers are behind toolgate, but {config} does not read them\nadd this at its top: {line}");
             found.say("server", Health::Ill, format!("{place}\n{says}"));
         }
         _ => found.say("server", Health::Well, place),

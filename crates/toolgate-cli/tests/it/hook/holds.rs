@@ -49,13 +49,13 @@ fn what_holds_changes_nothing_that_was_decided_by_it() {
         assert!(said == code && stdout.contains(wanted), "{file}: {said} {stdout}{stderr}");
     };
     // A tool that it does not declare is asked about, as it was.
-    tried("toolgate.toml", 0, "1 call: 1 would be decided the same, 0 otherwise");
+    tried("toolgate.toml", 0, "1 call: 1 would be decided the same, 0 differently");
     project.write("project/strict.toml", CONFIG);
     tried("strict.toml", 1, "there is no tool `weather`");
     // So it is under other rules.
     let (_, rules) = CONFIG.split_once("[[policy]]").unwrap();
     project.write("project/rules.toml", &format!("[[policy]]{rules}"));
-    tried("rules.toml", 0, "1 call: 1 would be decided the same, 0 otherwise");
+    tried("rules.toml", 0, "1 call: 1 would be decided the same, 0 differently");
 }
 
 #[test]
@@ -142,13 +142,13 @@ fn a_projects_file_is_data_until_somebody_accepts_it() {
         |n: u32, command: &str| project.hook_as(&["hook"], &event("PreToolUse", &format!("t{n}"), "Bash", json!({"command": command})));
     let start = || project.hook_as(&["hook"], &json!({"hook_event_name": "SessionStart", "session_id": "s1"}));
     // Nobody has accepted it, and there is nothing else.
-    assert!(decision(&ask(1, "ls")).1.ends_with("is not accepted as it is now; read it, then run `toolgate trust` in a terminal"));
+    assert!(decision(&ask(1, "ls")).1.ends_with("is not trusted in its current form; read it, then run `toolgate trust` in a terminal"));
     // The user's own holds alone, and says so.
     let own = "[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
     project.write(".config/toolgate/toolgate.toml", own);
     assert_eq!(decision(&ask(2, "git push")).0, "none");
     assert_eq!(decision(&ask(3, "curl x")).0, "deny");
-    assert!(start()["systemMessage"].as_str().unwrap().contains("nobody has accepted it"));
+    assert!(start()["systemMessage"].as_str().unwrap().contains("is ignored: not trusted"));
     // Accepted, both hold.
     assert_eq!(project.run(&["trust"], "").0, 0);
     assert_eq!(decision(&ask(4, "git push origin")).0, "deny");
@@ -233,7 +233,7 @@ fn what_is_accepted_is_accepted_by_whatever_name_and_with_its_programs() {
     project.write("project/house.sh", "#!/bin/sh\necho '{}'\n");
     let answer = ask(2);
     let said = decision(&answer).1;
-    assert!(said.contains("project/toolgate.toml, or a file that it names (") && said.contains("is not accepted as it is now"), "{said}");
+    assert!(said.contains("project/toolgate.toml or an included file (") && said.contains("is not trusted"), "{said}");
     assert!(said.contains("`more.toml`") && said.contains("house.sh`"), "which of them it is, nobody knows: {said}");
 }
 
@@ -318,7 +318,7 @@ fn a_whole_configuration_is_tried_on_what_was_recorded() {
     let limited = trying(&CONFIG.replace("name = \"coder\"", "name = \"coder\"\nlimits = { session = { calls = 2 } }"));
     assert!(limited.starts_with("exit 1\n") && limited.matches("now refused").count() >= 2 && limited.contains("budget"), "{limited}");
     let without = trying(&CONFIG.replace("[tools.read]", "[tools.reading]"));
-    assert!(without.contains("4 otherwise") && without.contains("unknown_tool"), "{without}");
+    assert!(without.contains("4 differently") && without.contains("unknown_tool"), "{without}");
     let (rules, push) = CONFIG.split_once("[[policy]]\nname = \"no_push\"").unwrap();
     let (_, rest) = push.split_once("[[policy]]").unwrap();
     project.write(
@@ -326,11 +326,11 @@ fn a_whole_configuration_is_tried_on_what_was_recorded() {
         "[[policy]]\nname = \"no_tmp\"\nrule = \"deny\"\ntools = [\"read\"]\nwhere = [{ argument = \"/file_path\", glob = \"/tmp/*\" }]\n",
     );
     let included = trying(&format!("include = [\"more.toml\"]\n{rules}[[policy]]{rest}"));
-    assert!(included.contains("5 otherwise") && included.contains("by `no_tmp`") && included.contains("now let through"), "{included}");
+    assert!(included.contains("5 differently") && included.contains("by `no_tmp`") && included.contains("now admitted"), "{included}");
     // What a tool takes is what the file says now.
     let closed =
         CONFIG.replace("[tools.read]\n", "[tools.read]\ninput = { type = \"object\", properties = { path = { type = \"string\" } } }\n");
-    assert!(trying(&closed).contains("4 otherwise"), "{}", trying(&closed));
+    assert!(trying(&closed).contains("4 differently"), "{}", trying(&closed));
     // A file that names a read to ask what became of a call is a file for hooks, too.
     let asks = CONFIG.replace("[tools.write]\n", "[tools.write]\nreconcile = { tool = \"read\", happened = { \"/done\" = true } }\n");
     project.write("project/asks.toml", &asks);
@@ -343,7 +343,7 @@ fn a_whole_configuration_is_tried_on_what_was_recorded() {
         (CONFIG.replace("name = \"coder\"", "name = \"painter\""), "has no agent `coder`"),
         (
             "limits = { session = { calls = 1 } }\n[[policy]]\nname = \"x\"\nrule = \"deny\"\ntools = [\"bash\"]\n".to_owned(),
-            "try a whole configuration",
+            "pass a complete configuration",
         ),
     ] {
         let said = trying(&text);

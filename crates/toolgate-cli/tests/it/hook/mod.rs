@@ -163,7 +163,7 @@ pub(crate) fn decision(answer: &Value) -> (&str, &str) {
 fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
     let project = Project::with(CONFIG);
     let settings = project.path("project/.claude/settings.json").display().to_string();
-    let changed = |path: String| ("Write", json!({"file_path": path, "content": ""}), "deny", "What decides about an agent");
+    let changed = |path: String| ("Write", json!({"file_path": path, "content": ""}), "deny", "Agents must not change");
     let cases = [
         // Whoever opens it may read it otherwise.
         changed(format!("{settings}\n")),
@@ -177,8 +177,8 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
         ("Write", json!({"file_path": ".gitignore", "content": ".claude/settings.json\n"}), "none", ""),
         ("Write", json!({"file_path": "notes.md", "edits": [{"old_string": "  toolgate.toml", "newText": "toolgate.toml\n"}]}), "none", ""),
         ("Write", json!({"file_path": "notes.md", "old_string": "settings.json", "new_string": "toolgate.toml"}), "none", ""),
-        ("Write", json!({"content": "toolgate.toml"}), "deny", "What decides about an agent"),
-        ("Write", json!({"file_path": "x", "new_string": "--- a/x\n+++ b/.claude/settings.json\n"}), "deny", "What decides about an agent"),
+        ("Write", json!({"content": "toolgate.toml"}), "deny", "Agents must not change"),
+        ("Write", json!({"file_path": "x", "new_string": "--- a/x\n+++ b/.claude/settings.json\n"}), "deny", "Agents must not change"),
         ("Bash", json!({"command": "ls", "description": "List"}), "none", ""),
         ("Bash", json!({"command": "git push"}), "deny", "Nobody pushes from here."),
         ("Bash", json!({"command": "x=push; git $x"}), "deny", "Nobody pushes from here."),
@@ -187,57 +187,57 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
             "Bash",
             json!({"command": "python3 -c 1"}),
             "ask",
-            "It cannot be told what this call does: `python3` has code that can run anything.",
+            "Toolgate cannot determine what this call does: `python3` has code that can run anything.",
         ),
         ("Read", json!({"file_path": "/x/a.txt"}), "allow", ""),
         ("Grep", json!({}), "deny", "there is no tool `grep`"),
         ("Bash", json!({"command": "cat toolgate.toml"}), "none", ""),
-        ("Bash", json!({"command": "echo x > toolgate.toml"}), "deny", "What decides about an agent is not the agent's to change."),
+        ("Bash", json!({"command": "echo x > toolgate.toml"}), "deny", "Agents must not change the files that control them."),
         (
             "Bash",
             json!({"command": "sed -i s/deny/ask/ toolgate.toml"}),
             "deny",
-            "What decides about an agent is not the agent's to change.",
+            "Agents must not change the files that control them.",
         ),
-        ("Bash", json!({"command": "cp x $(ls *.toml)"}), "ask", "It cannot be told what this call does"),
-        ("Write", json!({"file_path": project.path("project/toolgate.toml"), "content": ""}), "deny", "What decides about an agent"),
+        ("Bash", json!({"command": "cp x $(ls *.toml)"}), "ask", "Toolgate cannot determine what this call does"),
+        ("Write", json!({"file_path": project.path("project/toolgate.toml"), "content": ""}), "deny", "Agents must not change"),
         (
             "Write",
             json!({"file_path": project.path("project/.claude/settings.json"), "content": ""}),
             "deny",
-            "What decides about an agent",
+            "Agents must not change",
         ),
         ("Read", json!({"file_path": project.path("project/toolgate.toml")}), "allow", ""),
         ("Read", json!({"file_path": project.path("project/ledger.db.state/keys/seal.key")}), "deny", "toolgate's own state"),
         ("Bash", json!({"command": "cat ~/.local/state/toolgate/trusted.json"}), "deny", "toolgate's own state"),
-        ("Bash", json!({"command": "toolgate audit settle x --done"}), "deny", "This answers for a person"),
-        ("Bash", json!({"command": "toolgate eject"}), "deny", "This answers for a person"),
-        ("Bash", json!({"command": "toolgate explain c27a3fb5b2c8"}), "deny", "This answers for a person"),
-        ("Bash", json!({"command": "echo x | toolgate hook"}), "deny", "This answers for a person"),
-        ("Bash", json!({"command": "toolgate-hook --socket x"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate audit settle x --done"}), "deny", "Agents must not run this command"),
+        ("Bash", json!({"command": "toolgate eject"}), "deny", "Agents must not run this command"),
+        ("Bash", json!({"command": "toolgate explain c27a3fb5b2c8"}), "deny", "Agents must not run this command"),
+        ("Bash", json!({"command": "echo x | toolgate hook"}), "deny", "Agents must not run this command"),
+        ("Bash", json!({"command": "toolgate-hook --socket x"}), "deny", "Agents must not run this command"),
         (
             "Write",
             json!({"file_path": project.path("project/.github/hooks/toolgate.json"), "content": ""}),
             "deny",
-            "What decides about an agent",
+            "Agents must not change",
         ),
         ("Bash", json!({"command": "cat settings.json package.json"}), "none", ""),
-        ("Bash", json!({"command": "rm .claude/settings.json"}), "deny", "What decides about an agent"),
-        ("Bash", json!({"command": "cd .claude && rm settings.json"}), "deny", "What decides about an agent"),
-        ("Bash", json!({"command": "mv .claude x"}), "deny", "What decides about an agent"),
+        ("Bash", json!({"command": "rm .claude/settings.json"}), "deny", "Agents must not change"),
+        ("Bash", json!({"command": "cd .claude && rm settings.json"}), "deny", "Agents must not change"),
+        ("Bash", json!({"command": "mv .claude x"}), "deny", "Agents must not change"),
         ("Bash", json!({"command": "mv ./.claude* x"}), "ask", "It cannot be told"),
-        ("Bash", json!({"command": "git rm -r .claude"}), "deny", "What decides about an agent"),
+        ("Bash", json!({"command": "git rm -r .claude"}), "deny", "Agents must not change"),
         (
             "Write",
             json!({"patch": "*** Begin Patch\n*** Update File: toolgate.toml\n@@\n-a\n+b\n*** End Patch"}),
             "deny",
-            "What decides about an agent",
+            "Agents must not change",
         ),
-        ("Write", json!({"patch": "--- a/x\n+++ b/.claude/settings.json\n"}), "deny", "What decides about an agent"),
+        ("Write", json!({"patch": "--- a/x\n+++ b/.claude/settings.json\n"}), "deny", "Agents must not change"),
         ("Write", json!({"content": "a page\nabout toolgate.toml\n", "file_path": "notes.md"}), "none", ""),
-        ("Bash", json!({"command": "toolgate audit query"}), "deny", "This answers for a person"),
-        ("Bash", json!({"command": "toolgate serve --stdio --config /tmp/x.toml < m"}), "deny", "This answers for a person"),
-        ("Bash", json!({"command": "toolgate replay s1"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate audit query"}), "deny", "Agents must not run this command"),
+        ("Bash", json!({"command": "toolgate serve --stdio --config /tmp/x.toml < m"}), "deny", "Agents must not run this command"),
+        ("Bash", json!({"command": "toolgate replay s1"}), "deny", "Agents must not run this command"),
         ("Bash", json!({"command": "toolgate check --config x.toml"}), "none", ""),
     ];
     for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
@@ -362,7 +362,7 @@ fn a_person_answers_in_a_terminal_where_the_client_cannot_ask() {
     assert!(decision(&asked).1.contains(&format!("with `toolgate approvals approve {id}` in a terminal")), "{asked}");
     let shown = project.said(&["approvals", "list"], "");
     assert!(shown.contains("bash {\"command\":\"rm x\"}") && shown.contains("to be answered by boss"), "{shown}");
-    assert!(project.said(&["approvals", "approve", &id, "--as", "mallory"], "").contains("may not answer this one"));
+    assert!(project.said(&["approvals", "approve", &id, "--as", "mallory"], "").contains("may not answer this approval"));
     assert!(project.said(&["approvals", "approve", &id, "--as", "boss"], "").starts_with("exit 0\napproved bash"));
     assert_eq!(ask("t2"), json!({}));
     assert_eq!(decision(&ask("t3")).0, "deny");

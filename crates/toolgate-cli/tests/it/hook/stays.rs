@@ -121,7 +121,7 @@ fn whoever_stays_goes_by_what_holds_now() {
     project.write("project/toolgate.toml", &CONFIG.replace("Nobody pushes", "No one pushes"));
     assert!(push("t2").contains("No one pushes"));
     project.write("project/toolgate.toml", "store = [");
-    assert!(push("t3").contains("does not load"));
+    assert!(push("t3").contains("invalid configuration"));
     project.write("project/toolgate.toml", CONFIG);
     assert!(push("t4").contains("Nobody pushes"));
     // It goes on once the file has stood for a while.

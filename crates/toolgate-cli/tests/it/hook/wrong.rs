@@ -171,7 +171,7 @@ fn what_can_be_kept_nowhere_is_told() {
         return;
     }
     assert_eq!(said.matches("exit 2").count(), 8, "{said}{told}");
-    assert!(told.contains("could be neither stored nor spooled") && told.contains("git push 8"), "{told}");
+    assert!(told.contains("cannot store or spool") && told.contains("git push 8"), "{told}");
     assert!(said.contains("left 0"), "{said}");
 }
 

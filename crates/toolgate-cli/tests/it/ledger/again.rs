@@ -105,9 +105,9 @@ async fn who_is_turned_away_at_the_door_does_not_keep_others_from_trying_rules()
         toolgate(&["backtest", "--config", rules.to_str().unwrap(), "--store", path.to_str().unwrap()])
     };
     let (code, said, told) = trying(9);
-    assert!(code == 0 && said.contains("2 calls: 2 would be decided the same, 0 otherwise"), "{said}{told}");
+    assert!(code == 0 && said.contains("2 calls: 2 would be decided the same, 0 differently"), "{said}{told}");
     let (code, said, told) = trying(0);
-    assert!(code == 1 && said.contains("2 calls: 1 would be decided the same, 1 otherwise"), "{said}{told}");
+    assert!(code == 1 && said.contains("2 calls: 1 would be decided the same, 1 differently"), "{said}{told}");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn every_recorded_call_can_be_explained() {
         assert_eq!(gates.iter().find(|note| note["gate"] == row["gate"]).unwrap()["said"], wanted, "{told}");
     }
     let (code, _, stderr) = kept.run(&["explain", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
-    assert!(code == 2 && stderr.contains("`toolgate audit query` lists those it has"), "{stderr}");
+    assert!(code == 2 && stderr.contains("list calls with `toolgate audit query`"), "{stderr}");
     let first = calls[0];
     assert_eq!(kept.run(&["audit", "prune", "--older-than", "0s"]).0, 0);
     let (code, _, stderr) = kept.run(&["explain", first]);
@@ -203,7 +203,7 @@ async fn a_call_is_explained_on_what_it_was_decided_on() {
         rules
           deny      cap
                     + /amount above 500: 600
-          deny      daily the limit `daily` of 500 in all would be passed
+          deny      daily the limit `daily` of 500 in total would be exceeded
                     - at most 500: 600 more
     "#);
     insta::assert_snapshot!(explain(&[calls[0].as_str()]), @r#"

@@ -29,7 +29,7 @@ impl Kept {
         let kept = Self { directory: tempfile::tempdir().unwrap(), is_spoilt: Cell::new(false) };
         let (code, stdout, stderr) = kept.run(&["demo"]);
         assert_eq!((code, stderr.as_str()), (0, ""));
-        assert!(stdout.contains("The ledger is kept in"), "{stdout}");
+        assert!(stdout.contains("The ledger is in"), "{stdout}");
         kept
     }
 
@@ -104,9 +104,9 @@ fn calls_are_listed_and_found() {
         assert_eq!(kept.json(&[&["audit", "query"][..], &filter].concat()).len(), count, "{filter:?}");
     }
     let (code, stdout, _) = kept.run(&["audit", "query", "--agent", "nobody"]);
-    assert_eq!((code, stdout.as_str()), (0, "nothing is recorded that fits\n"));
+    assert_eq!((code, stdout.as_str()), (0, "no matching rows\n"));
     let (code, _, stderr) = kept.run(&["audit", "query", "--since", "tomorrow"]);
-    assert!(code == 2 && stderr.contains("like 2026-11-15T09:00:00Z"), "{stderr}");
+    assert!(code == 2 && stderr.contains("use 2026-11-15T09:00:00Z"), "{stderr}");
     let (code, _, stderr) = kept.run(&["audit", "query", "--decision", "refusd"]);
     assert!(code == 2 && stderr.contains("succeeded, failed, refused"), "{stderr}");
 }
@@ -122,7 +122,7 @@ fn one_call_is_shown_with_everything_it_rested_on() {
     insta::assert_snapshot!(said.split("time by gate").next().unwrap());
     assert_eq!(kept.json(&["audit", "show", call])[0], *refused);
     let (code, _, stderr) = kept.run(&["audit", "show", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
-    assert!(code == 2 && stderr.contains("`toolgate audit query` lists those it has"), "{stderr}");
+    assert!(code == 2 && stderr.contains("list calls with `toolgate audit query`"), "{stderr}");
     let (code, _, stderr) = kept.run(&["audit", "show", "7"]);
     assert!(code == 2 && stderr.contains("at least 6 at the beginning or the end"), "{stderr}");
 }
@@ -195,7 +195,7 @@ fn output_that_cannot_be_written_is_told() {
         let output = command.output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{verb}: {said}");
-        assert!(said.starts_with("error: standard output could not be written: "), "{verb}: {said}");
+        assert!(said.starts_with("error: cannot write to standard output: "), "{verb}: {said}");
     }
 }
 
@@ -248,16 +248,16 @@ fn a_receipt_is_given_and_checked() {
     let file = file.to_str().unwrap();
     let key = kept.run(&["audit", "key"]).1.trim().to_uppercase();
     let (code, stdout, _) = toolgate(&["audit", "receipt", file, "--key", &key]);
-    assert!(code == 0 && stdout.contains("the receipt holds: `issue_refund` succeeded"), "{stdout}");
+    assert!(code == 0 && stdout.contains("the receipt is valid: `issue_refund` succeeded"), "{stdout}");
     let (code, stdout, _) = kept.run(&["audit", "receipt", file]);
     assert!(code == 0 && stdout.contains("its row is in the ledger, unchanged"), "{stdout}");
     let (code, _, stderr) = toolgate(&["audit", "receipt", file, "--key", "5f"]);
     assert!(code == 2 && stderr.contains("64 hexadecimal digits"), "{stderr}");
     let (code, _, stderr) = toolgate(&["audit", "receipt", file]);
-    assert!(code == 2 && stderr.contains("say which ledger to believe"), "{stderr}");
+    assert!(code == 2 && stderr.contains("no ledger to check against"), "{stderr}");
     std::fs::write(file, receipt.replace("succeeded", "refused")).unwrap();
     let (code, stdout, _) = toolgate(&["audit", "receipt", file, "--key", &key]);
-    assert!(code == 1 && stdout.contains("its signature does not hold"), "{stdout}");
+    assert!(code == 1 && stdout.contains("this ledger did not sign it"), "{stdout}");
     std::fs::write(file, &receipt).unwrap();
     kept.sql().execute("UPDATE ledger SET body = replace(body, '120', '121') WHERE call = (SELECT call FROM ledger WHERE tool = 'issue_refund' AND decision = 'succeeded' LIMIT 1)", []).unwrap();
     let (code, stdout, _) = kept.run(&["audit", "receipt", file]);
@@ -400,7 +400,7 @@ async fn what_is_not_written_down_yet_is_shown_as_json_too() {
     assert_eq!((code, stderr.as_str()), (0, ""));
     let shown: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((shown["row"]["call"].as_str(), &shown["row"]["arguments"]), (Some(call.as_str()), &json!({"n": 1})));
-    assert!(show(&[]).1.starts_with("not in the ledger yet: nobody has said how it ended\n"));
+    assert!(show(&[]).1.starts_with("not in the ledger yet: the outcome is unknown\n"));
 }
 
 /// A ledger with two calls of which nobody knows whether they took effect.
@@ -440,15 +440,15 @@ async fn a_person_settles_what_nobody_knows_and_pruning_leaves_it_alone() {
     let (code, listed, _) = run(&["audit", "settle"]);
     assert!(code == 0 && calls.len() == 2 && calls.iter().all(|call| listed.contains(call.as_str())), "{calls:?} {listed}");
     let (code, said, _) = run(&["audit", "settle", &calls[0], "--happened", "{\"paid\": true}", "--by", "ann"]);
-    assert!(code == 0 && said.contains("it happened, and whoever repeats it gets this result"), "{said}");
+    assert!(code == 0 && said.contains("it happened. A repeated call gets this result"), "{said}");
     let (code, said, _) = run(&["audit", "settle", &calls[1], "--never", "--by", "ann", "--json"]);
     assert_eq!((code, serde_json::from_str::<Value>(&said).unwrap()["happened"].as_bool()), (0, Some(false)), "{said}");
-    assert_eq!(run(&["audit", "settle"]).1, "nothing is open: of every call that is over it is known what became of it\n");
+    assert_eq!(run(&["audit", "settle"]).1, "no pending calls\n");
     assert_eq!(run(&["audit", "settle", &calls[1], "--never", "--by", "ann"]).0, 2);
     let (code, said, _) = run(&["audit", "verify"]);
     assert!(code == 0, "{said}");
     let (code, said, _) = run(&["audit", "show", &calls[0]]);
-    assert!(code == 0 && said.starts_with("its own row was pruned") && said.contains("by ann"), "{said}");
+    assert!(code == 0 && said.starts_with("the row of this call was pruned") && said.contains("by ann"), "{said}");
     let (code, said, stderr) = run(&["audit", "show", &calls[0], "--receipt"]);
     assert!(code == 2 && said.is_empty() && stderr.contains("rows up to 2 were pruned since then"), "{stderr}");
     let (_, rows, _) = run(&["audit", "query", "--decision", "settled", "--json"]);
@@ -459,9 +459,9 @@ async fn a_person_settles_what_nobody_knows_and_pruning_leaves_it_alone() {
 fn what_is_kept_can_be_pruned_settled_and_signed_anew() {
     let kept = Kept::new();
     let (code, stdout, _) = kept.run(&["audit", "settle"]);
-    assert_eq!((code, stdout.as_str()), (0, "nothing is open: of every call that is over it is known what became of it\n"));
+    assert_eq!((code, stdout.as_str()), (0, "no pending calls\n"));
     let (code, _, stderr) = kept.run(&["audit", "settle", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8", "--never", "--by", "ann"]);
-    assert!(code == 2 && stderr.contains("is not open"), "{stderr}");
+    assert!(code == 2 && stderr.contains("is not pending"), "{stderr}");
     let (_, stdout, _) = kept.run(&["audit", "prune", "--older-than", "0s", "--dry-run"]);
     assert!(stdout.starts_with("31 rows from before"), "{stdout}");
     let (_, stdout, _) = kept.run(&["audit", "prune"]);

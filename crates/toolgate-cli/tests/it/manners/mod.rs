@@ -76,7 +76,7 @@ fn a_gateway_says_where_it_serves_or_why_not() {
     let project = Project::new();
     insta::assert_snapshot!(told(&project, "serve; serve --config none.toml"), @"
     $ serve [2]
-    error: there is no toolgate.toml here, so nothing is in force; make one with `toolgate init`
+    error: no toolgate.toml here, so no configuration is in force; create one with `toolgate init`
     $ serve --config none.toml [2]
     error: none.toml: No such file or directory (os error 2)
     ");
@@ -100,20 +100,20 @@ fn a_gateway_says_where_it_serves_or_why_not() {
     toolgate serves at http://127.0.0.1:PORT/mcp
       agent desk: 1 tool
     $ serve --config toolgate.toml --stdio [0]
-    toolgate serves on standard streams
+    toolgate serves on standard input and output
     $ serve [2]
-    error: HOME/project/toolgate.toml is not accepted as it is now; read it, then run `toolgate trust` in a terminal
+    error: HOME/project/toolgate.toml is not trusted in its current form; read it, then run `toolgate trust` in a terminal
     $ serve --config toolgate.toml --listen 127.0.0.1:PORT [2]
-    error: 127.0.0.1:PORT: Address already in use (os error 98); listen elsewhere with `--listen`
+    error: cannot listen on 127.0.0.1:PORT: Address already in use (os error 98); choose another address with `--listen`
     $ serve --config toolgate.toml --listen here [2]
-    error: invalid value 'here' for '--listen <ADDR>': an address and a port are wanted, like 127.0.0.1:PORT
+    error: invalid value 'here' for '--listen <ADDR>': expected an address and a port, like 127.0.0.1:PORT
     For more information, try '--help'.
     $ serve --stdio --listen 127.0.0.1:PORT [2]
     error: the argument '--stdio' cannot be used with '--listen <ADDR>'
     Usage: toolgate serve --stdio
     For more information, try '--help'.
     $ serve --config toolgate.toml --agent nobody [2]
-    error: there is no agent `nobody`; there is only `desk`
+    error: unknown agent `nobody`; the only one is `desk`
     ");
 }
 
@@ -125,7 +125,7 @@ fn more_is_told_or_nothing_but_what_went_wrong() {
     let said = served(&away, &[&["-q"][..], &serve].concat());
     assert!(said.contains("upstream is down"), "what is wrong is told all the same: {said}");
     let said = served(&away, &serve);
-    assert!(said.contains("  ✗ gone: away\n") && said.matches("cannot be started").count() == 1, "a reason is given once: {said}");
+    assert!(said.contains("  ✗ gone: unavailable\n") && said.matches("cannot be started").count() == 1, "a reason is given once: {said}");
     let said = [&[][..], &["-q"], &["-v"]].map(|flags| served(&project, &[flags, &serve].concat()));
     insta::assert_snapshot!(said.concat(), @r#"
     $ serve --config toolgate.toml --listen 127.0.0.1:PORT [0]
@@ -218,15 +218,15 @@ fn a_user_has_it_in_every_project() {
     $ init --for codex --user [0]
     wrote HOME/.config/toolgate/toolgate.toml
     wrote HOME/.codex/hooks.json
-    the ledger is HOME/.local/state/toolgate/ledger.db
-    Codex runs no hook that was not reviewed: start it and say /hooks
+    ledger: HOME/.local/state/toolgate/ledger.db
+    Codex runs only reviewed hooks: start it and enter /hooks
     $ init --for codex --user [0]
-    HOME/.config/toolgate/toolgate.toml is there already, and stays as it is
-    HOME/.codex/hooks.json stays as it is
-    the ledger is HOME/.local/state/toolgate/ledger.db
-    Codex runs no hook that was not reviewed: start it and say /hooks
+    HOME/.config/toolgate/toolgate.toml exists and is unchanged
+    HOME/.codex/hooks.json is unchanged
+    ledger: HOME/.local/state/toolgate/ledger.db
+    Codex runs only reviewed hooks: start it and enter /hooks
     $ doctor [0]
-    ✓ state          TOOLGATE is yours alone
+    ✓ state          TOOLGATE is private
     ✓ configuration  HOME/.config/toolgate/toolgate.toml (3 rules enforced)
     ✓ ledger         HOME/.local/state/toolgate/ledger.db
     ✓ clock          TIME
@@ -237,18 +237,18 @@ fn a_user_has_it_in_every_project() {
     // It says what holds of one's own file, and nothing that holds of a project's.
     let own = project.path(".config/toolgate/toolgate.toml");
     let text = std::fs::read_to_string(&own).unwrap();
-    assert!(text.starts_with("# What holds for your agents, wherever they work. Every change is in force at once.\n"), "{text}");
+    assert!(text.starts_with("# Configuration for your agents in all projects. Every change is in force at once.\n"), "{text}");
     assert!(text.contains("| toolgate check\n") && !text.contains("toolgate trust"), "{text}");
     let push = json!({"tool_name": "bash", "tool_input": {"command": "git push -f"}});
     let (code, _, stderr) = project.run(&["hook", "--client", "codex"], &push.to_string());
     assert!(code == 2 && stderr.contains("no_force_push"), "{stderr}");
     insta::assert_snapshot!(told(&project, "eject; eject --user; eject --user"), @"
     $ eject [0]
-    toolgate is in none of these settings
+    no settings with toolgate found
     $ eject --user [0]
     removed HOME/.codex/hooks.json
     $ eject --user [0]
-    toolgate is in none of these settings
+    no settings with toolgate found
     ");
     assert!(project.path(".config/toolgate/toolgate.toml").exists(), "the configuration stays");
 }
@@ -263,7 +263,7 @@ fn the_doctor_sees_a_state_that_is_not_the_users_alone() {
     insta::assert_snapshot!(told(&project, "doctor; doctor --json; trust"), @r#"
     $ doctor [1]
     ✗ state          the state directory HOME/.local/state/toolgate: others may look into it (mode 755); run `chmod 700` on it
-    the gate is not what it should be
+    the gate has problems
     $ doctor --json [1]
     {"findings":[{"check":"state","says":"the state directory HOME/.local/state/toolgate: others may look into it (mode 755); run `chmod 700` on it","state":"ill"}],"ok":false}
     $ trust [2]
@@ -290,7 +290,7 @@ fn the_doctor_sees_a_clock_that_went_backwards() {
     assert_eq!(ledger.execute(later, []).unwrap(), 1);
     let said = told(&project, "doctor");
     let clock = said.lines().find(|line| line.contains(" clock ")).unwrap();
-    insta::assert_snapshot!(clock, @"✗ clock          it is MOMENT, and the ledger has a row of MOMENT: the clock went backwards");
+    insta::assert_snapshot!(clock, @"✗ clock          the clock went backwards: it is MOMENT, but the ledger has a row of MOMENT");
     assert!(said.starts_with("$ doctor [1]\n"), "{said}");
 }
 
@@ -318,7 +318,7 @@ fn every_verb_has_a_page_and_is_completed_in_every_shell() {
     let mut pages: Vec<String> = pages.map(|page| page.unwrap().file_name().into_string().unwrap().replace(".1", "")).collect();
     pages.sort();
     insta::assert_snapshot!(pages.join(" "), @"toolgate toolgate-approvals toolgate-approvals-approve toolgate-approvals-deny toolgate-approvals-list toolgate-audit toolgate-audit-export toolgate-audit-key toolgate-audit-prune toolgate-audit-query toolgate-audit-receipt toolgate-audit-settle toolgate-audit-show toolgate-audit-stats toolgate-audit-tail toolgate-audit-verify toolgate-backtest toolgate-check toolgate-completions toolgate-demo toolgate-doctor toolgate-eject toolgate-explain toolgate-hook toolgate-init toolgate-lint toolgate-man toolgate-pause toolgate-replay toolgate-resume toolgate-schema toolgate-serve toolgate-token toolgate-trust toolgate-upstream toolgate-upstream-accept toolgate-upstream-diff toolgate-upstream-list");
-    assert!(project.read("project/pages/toolgate-token.1").contains("Make a token for a client of the gateway"));
+    assert!(project.read("project/pages/toolgate-token.1").contains("Create a token for a client of the gateway"));
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let (code, script, _) = project.run(&["completions", shell], "");
         assert_eq!(code, 0, "{shell}");
@@ -350,15 +350,15 @@ fn the_small_programs_help_and_refuse() {
     }
     insta::assert_snapshot!(told, @"
     $ toolgate-hook --help [0]
-    Answer one hook event of a coding agent, as `toolgate hook` does, but sooner.
+    Answer one hook event of a coding agent, like `toolgate hook`, but faster.
 
     Usage: toolgate-hook [--config <FILE>] [--client <CLIENT>] [--agent <AGENT>]
                          [--store <PATH>] [--socket <PATH>]
 
-    The event is read from standard input. Exit code: 0 with a JSON answer, or 2:
-    refused. See `toolgate hook --help`.
+    Reads the event from standard input. Exit code: 0 with a JSON answer, or 2:
+    denied. See `toolgate hook --help`.
     $ toolgate-hook --nonsense x [2]
-    toolgate: the command line cannot be understood, so the call is refused; see `toolgate-hook --help`
+    toolgate: invalid command line, so the call is denied; see `toolgate-hook --help`
     $ toolgate-hook --socket none.sock [2]
     toolgate: the service at none.sock does not answer: No such file or directory (os error 2); start it with `toolgate hook --serve --config FILE --socket PATH`
     $ toolgate-ask --help [0]

@@ -45,17 +45,17 @@ fn rows_go_by_themselves_only_where_the_configuration_says_when() {
     older(40);
     first("2000-01-01T00:00:00Z");
     keeping("");
-    assert!(!served(&project, &serve).contains("are gone"));
+    assert!(!served(&project, &serve).contains("(`retention`)"));
     assert_eq!(rows(), 31);
     keeping("retention = \"60d\"\n");
-    let line = heard(&mut Running::start(&project, &serve), "are gone");
-    assert!(line.starts_with("1 row and 0 sealed records from before "), "{line}");
+    let line = heard(&mut Running::start(&project, &serve), "(`retention`)");
+    assert!(line.starts_with("removed 1 row and 0 sealed records from before "), "{line}");
     assert_eq!(rows(), 30);
     // Of another ledger than the one it names, a configuration says nothing.
     keeping("retention = \"30d\"\n");
     std::fs::copy(project.path("project/toolgate.toml"), project.path("toolgate.toml")).unwrap();
     let elsewhere = ["serve", "--config", "../toolgate.toml", "--listen", "127.0.0.1:0", "--store", "ledger.db"];
-    assert!(!served(&project, &elsewhere).contains("are gone"));
+    assert!(!served(&project, &elsewhere).contains("(`retention`)"));
     assert_eq!(rows(), 30);
     // A clock that is far ahead of the newest row lets nothing go.
     let written = |from: &str, to: &str| {
@@ -65,20 +65,20 @@ fn rows_go_by_themselves_only_where_the_configuration_says_when() {
     };
     written("20", "19");
     first("1900-01-01T00:00:00Z");
-    let line = heard(&mut Running::start(&project, &serve), "are gone");
-    assert!(line.starts_with("1 row and 0 sealed records from before 19"), "{line}");
+    let line = heard(&mut Running::start(&project, &serve), "(`retention`)");
+    assert!(line.starts_with("removed 1 row and 0 sealed records from before 19"), "{line}");
     assert_eq!(rows(), 29);
     written("19", "20");
-    let line = heard(&mut Running::start(&project, &serve), "are gone");
-    assert!(line.starts_with("29 rows and 0 sealed records from before "), "{line}");
+    let line = heard(&mut Running::start(&project, &serve), "(`retention`)");
+    assert!(line.starts_with("removed 29 rows and 0 sealed records from before "), "{line}");
     assert_eq!(project.run(&["audit", "query", "--json"], "").1, "");
     assert_eq!(project.run(&["audit", "verify"], "").0, 0, "what is left holds");
     older(40);
     let hook = ["hook", "--serve", "--config", "toolgate.toml", "--socket", "hook.sock"];
-    assert!(heard(&mut Running::start(&project, &hook), "are gone").contains("as `retention` says"));
+    assert!(heard(&mut Running::start(&project, &hook), "(`retention`)").starts_with("removed "));
     let said = told(&project, "doctor --config toolgate.toml");
     assert!(
-        said.contains("ledger         HOME/project/ledger.db\n                 rows go after 30 days, while somebody serves\n"),
+        said.contains("ledger         HOME/project/ledger.db\n                 `toolgate serve` removes rows after 30 days\n"),
         "{said}"
     );
 }
@@ -107,7 +107,7 @@ fn what_is_pruned_by_hand_goes_by_the_configuration() {
         for args in [&["--dry-run"][..], &[]] {
             let (code, stdout, stderr) = project.run(&[&["audit", "prune", "--store", "ledger.db"], args].concat(), "");
             assert!(
-                code == 2 && stdout.is_empty() && stderr.contains("say how old rows may become, with `--older-than`"),
+                code == 2 && stdout.is_empty() && stderr.contains("set the maximum age of rows with `--older-than`"),
                 "{config}: {stderr}"
             );
         }
@@ -123,7 +123,7 @@ fn the_doctor_says_how_old_rows_have_become() {
     let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
     ledger.execute("UPDATE ledger SET body = replace(body, '\"at\":\"20', '\"at\":\"19')", []).unwrap();
     let said = told(&project, "doctor --config toolgate.toml");
-    assert!(said.contains("the oldest row is of TIME; rows go by `retention`, or by `toolgate audit prune`\n"), "{said}");
+    assert!(said.contains("the oldest row is from TIME; set `retention` or run `toolgate audit prune`"), "{said}");
     assert_eq!(project.run(&["audit", "prune", "--older-than", "0s"], "").0, 0);
 }
 

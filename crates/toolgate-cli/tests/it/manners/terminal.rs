@@ -43,9 +43,9 @@ fn who_is_waited_for_is_told() {
         return;
     }
     let project = Project::with(CODER);
-    assert!(at_a_terminal(&project, &[], &["check"]).contains("type calls, one a line"));
-    assert!(!project.run(&["check"], "").2.contains("type calls"));
-    assert!(at_a_terminal(&project, &[], &["hook"]).contains("waiting for an event of a client"));
+    assert!(at_a_terminal(&project, &[], &["check"]).contains("type one call per line"));
+    assert!(!project.run(&["check"], "").2.contains("type one call"));
+    assert!(at_a_terminal(&project, &[], &["hook"]).contains("waiting for one JSON event"));
     assert!(!project.run(&["hook"], "").2.contains("waiting"));
 }
 

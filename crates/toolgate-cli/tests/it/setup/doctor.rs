@@ -137,7 +137,7 @@ fn hooks_that_an_administrator_shuts_out_are_seen() {
 #[test]
 fn settings_that_a_client_leaves_aside_are_seen() {
     let (claude, codex, cursor) = (".claude/settings.json", ".codex/hooks.json", ".cursor/hooks.json");
-    let strict = Some("it may hold no comments and no commas at an end");
+    let strict = Some("comments and trailing commas are not allowed");
     for (client, file, from, to, why) in [
         ("claude-code", claude, "{\n", "{\n  // mine\n", strict),
         ("claude-code", claude, "{\n", "{\n  \"env\": { \"A\": \"b\", },\n", strict),
@@ -150,7 +150,7 @@ fn settings_that_a_client_leaves_aside_are_seen() {
             claude,
             "\"hooks\": {\n",
             "\"hooks\": {\n    \"Stop\": [{ \"matcher\": {}, \"hooks\": [] }],\n",
-            Some("`hooks.Stop[0]` has a `matcher` that is no text"),
+            Some("`hooks.Stop[0]` has a `matcher` that is not a string"),
         ),
     ] {
         let project = Project::new();
@@ -161,19 +161,19 @@ fn settings_that_a_client_leaves_aside_are_seen() {
         project.write(&path, &written.replacen(from, to, 1));
         let (doctor, again) = (project.said(&["doctor"], ""), project.said(&["init", "--for", client], ""));
         match why {
-            None => assert!(doctor.starts_with("exit 0\n") && !again.contains("aside"), "{client}: {doctor}{again}"),
+            None => assert!(doctor.starts_with("exit 0\n") && !again.contains("ignores this file"), "{client}: {doctor}{again}"),
             Some(why) => {
-                let said = format!("the client leaves it aside, and all hooks in it: {why}");
+                let said = format!("the client ignores the file and all hooks in it: {why}");
                 assert!(doctor.starts_with("exit 1\n") && doctor.contains(&said) && !doctor.contains("✓ hooks"), "{to}: {doctor}");
-                assert!(again.contains(&format!("{client} leaves this file aside, and all hooks in it, as it is: {why}")), "{to}: {again}");
+                assert!(again.contains(&format!("{client} ignores this file and all hooks in it: {why}")), "{to}: {again}");
             }
         }
     }
     // What no client reads is not written to, and of two lists a client takes one.
     for (text, why) in [
         ("{'model': 'opus'}\n", ".claude/settings.json: "),
-        ("{\"hooks\": {\"Stop\": [], \"Stop\": []}}\n", "it has two `hooks.Stop`"),
-        ("[]\n", ".claude/settings.json: it is no JSON object; make it one, like `{}`, or move it away"),
+        ("{\"hooks\": {\"Stop\": [], \"Stop\": []}}\n", "duplicate key `hooks.Stop`"),
+        ("[]\n", ".claude/settings.json: not a JSON object; replace it with `{}` or move it away"),
     ] {
         let project = Project::new();
         project.write("project/.claude/settings.json", text);
@@ -228,7 +228,7 @@ fn tools_that_take_little_can_be_looked_at_too() {
     );
     project.write("project/toolgate.toml", &closed.replace("type = \"string\"", "type = \"integer\""));
     assert!(
-        project.said(&["doctor", "--config", "toolgate.toml"], "").contains("! canary         no tool is declared that could be asked")
+        project.said(&["doctor", "--config", "toolgate.toml"], "").contains("! canary         no declared tool can be asked")
     );
 }
 
@@ -237,18 +237,18 @@ fn a_new_ledger_is_begun_on_purpose_only() {
     let project = Project::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
     let said = project.said(&["trust", "--new-ledger"], "");
-    assert!(said.contains("is there; move it away first"), "{said}");
+    assert!(said.contains("exists; move it away first"), "{said}");
     for name in ["ledger.db", "ledger.db-wal", "ledger.db-shm"] {
         let _ = std::fs::remove_file(project.path(&format!(".local/state/toolgate/{name}")));
     }
     // What is left of the old one is in the way, and nothing is begun before it is gone.
     let known = project.read(".local/state/toolgate/ledgers.json");
     let said = project.said(&["trust", "--new-ledger"], "");
-    assert!(said.starts_with("exit 2\n") && said.contains("ledger.db.state is there; move it away first"), "{said}");
+    assert!(said.starts_with("exit 2\n") && said.contains("ledger.db.state exists; move it away first"), "{said}");
     assert!(!project.path(".local/state/toolgate/ledger.db").exists());
     assert_eq!(project.read(".local/state/toolgate/ledgers.json"), known);
     std::fs::remove_dir_all(project.path(".local/state/toolgate/ledger.db.state")).unwrap();
     assert!(project.said(&["doctor"], "").starts_with("exit 1\n"));
-    assert!(project.said(&["trust", "--new-ledger"], "").contains("a new ledger begins"));
+    assert!(project.said(&["trust", "--new-ledger"], "").contains("created a new ledger"));
     assert!(project.said(&["doctor"], "").starts_with("exit 0\n"));
 }

@@ -157,10 +157,10 @@ reason = "Leave it as it is."
     let vain = [
         format!(r#"{} "never_true": "`/status` of `close` is never \"closd\"" ("did you mean `closed`?") "\"closed\"""#, line("closd")),
         format!(
-            r#"{} "never_true": "`/amount` of `close` is never below 0" ("the schema lets it be between 0 and 100") null"#,
+            r#"{} "never_true": "`/amount` of `close` is never below 0" ("allowed by the schema: between 0 and 100") null"#,
             line("below")
         ),
-        format!(r#"{} "never_true": "this can never be true" ("the schema lets it be one of \"open\", \"closed\"") null"#, line("gone")),
+        format!(r#"{} "never_true": "this can never be true" ("allowed by the schema: one of \"open\", \"closed\"") null"#, line("gone")),
     ];
     assert_eq!(found(), vain);
     project.run(&["lint", "--fix"], "");
@@ -274,7 +274,7 @@ fn a_secret_that_is_misspelt_is_found() {
     project.write("project/toolgate.toml", &text("/pasword"));
     assert!(project.said(&["lint", "--fix"], "").contains("toolgate.toml:4: \"/pasword\" -> \"/password\""));
     assert_eq!(project.read("project/toolgate.toml"), text("/password"));
-    assert_eq!(project.said(&["lint", "--fix"], ""), "exit 0\nnothing found\n");
+    assert_eq!(project.said(&["lint", "--fix"], ""), "exit 0\nno findings\n");
     project.write("project/toolgate.toml", &text("/pasword").replace(closed, ""));
     assert!(project.said(&["lint", "--fix"], "").ends_with("0 errors, 0 warnings, 1 note\n"));
     let (_, github, _) = project.run(&["lint", "--format", "github"], "");
@@ -305,7 +305,7 @@ fn a_gateway_that_anybody_could_reach_is_found_before_it_is_served() {
             true => format!(
                 "exit 1\nerror: {listen} is reachable from other machines, and no token is required [open_listener]\n --> toolgate.toml:5:10\n"
             ),
-            false => "exit 0\nnothing found\n".to_owned(),
+            false => "exit 0\nno findings\n".to_owned(),
         };
         assert!(said.starts_with(&wanted), "{listen} {more}: {said}");
         // It loads all the same.
@@ -313,7 +313,7 @@ fn a_gateway_that_anybody_could_reach_is_found_before_it_is_served() {
     }
     let left = "lint = [{ allow = \"open_listener\", of = \"gateway\", reason = \"only hooks read this file\" }]\n";
     project.write("project/toolgate.toml", &format!("{left}{tool}[gateway]\nlisten = \"0.0.0.0:7070\"\n"));
-    assert_eq!(project.said(&["lint"], ""), "exit 0\nnothing found\n");
+    assert_eq!(project.said(&["lint"], ""), "exit 0\nno findings\n");
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn an_agent_that_lets_nothing_through_is_found() {
         project.write("project/toolgate.toml", &format!("{head}\n{tool}"));
         let said = project.said(&["lint"], "");
         let wanted = place.map_or_else(
-            || "exit 0\nnothing found\n".to_owned(),
+            || "exit 0\nno findings\n".to_owned(),
             |place| format!("exit 0\nwarning: the agent `default` refuses every call [dead_rule]\n --> toolgate.toml:{place}\n"),
         );
         assert!(said.starts_with(&wanted), "{head}: {said}");
@@ -378,8 +378,8 @@ where = [{ argument = "/ordr/amount", above = 5 }]
         (format!("{pay}{}", rule.replace("\"deny\"", "\"allow\"")), "expected one of `require`, `deny`, "),
         (format!("{pay}{}any_off = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")), "did you mean `any_of`?"),
         (format!("{pay}{}all_of = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")), "did you mean `any_of`?"),
-        (format!("{pay}{rule}when = \"amount > 10\"\n"), "arguments are written `input.amount`; there are `input`"),
-        (format!("{pay}{rule}when = \"tools > 10\"\n"), "did you mean `tool`? If not, arguments are written `input.tools`"),
+        (format!("{pay}{rule}when = \"amount > 10\"\n"), "write an argument as `input.amount`; the variables are `input`"),
+        (format!("{pay}{rule}when = \"tools > 10\"\n"), "did you mean `tool`? If not, write an argument as `input.tools`"),
         (format!("{pay}{rule}after = {{ pay = [\"pay\"] }}\n"), "did you mean `category`?"),
         (format!("{pay}[gateway]\nport = 7070\n"), "did you mean `rate`?"),
     ] {

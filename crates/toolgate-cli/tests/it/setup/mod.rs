@@ -35,7 +35,7 @@ fn a_client_is_set_up_looked_at_and_left_as_it_was() {
     let ejected = project.said(&["eject"], "");
     assert!(ejected.starts_with("exit 0\nchanged "), "{ejected}");
     assert_eq!(project.read("project/.claude/settings.json"), SETTINGS);
-    assert_eq!(project.said(&["eject"], ""), "exit 0\ntoolgate is in none of these settings\n");
+    assert_eq!(project.said(&["eject"], ""), "exit 0\nno settings with toolgate found\n");
 }
 
 #[test]
@@ -70,12 +70,12 @@ fn who_is_in_a_directory_further_down_is_told() {
         String::from_utf8(output.stdout).unwrap().replace(project.path("").to_str().unwrap(), "HOME/")
     };
     let doctor = said(&["doctor"]);
-    assert!(doctor.contains("no client that is started here has any, but in HOME/project: look again there\n"), "{doctor}");
-    assert_eq!(said(&["eject"]), "toolgate is in none of these settings; it is in those of HOME/project: run this there\n");
+    assert!(doctor.contains("no client that starts here has a hook; there are hooks in HOME/project: run `toolgate doctor` there\n"), "{doctor}");
+    assert_eq!(said(&["eject"]), "no settings with toolgate found; it is in the settings of HOME/project: run this command there\n");
     let init = said(&["init", "--for", "claude-code", "--dry-run"]);
-    assert!(init.contains("from here down it counts in place of HOME/project/toolgate.toml: if that is not meant, "), "{init}");
+    assert!(init.contains("this file replaces HOME/project/toolgate.toml in this directory"), "{init}");
     // The user's own holds everywhere.
-    assert!(!said(&["init", "--for", "claude-code", "--user", "--dry-run"]).contains("in place of"));
+    assert!(!said(&["init", "--for", "claude-code", "--user", "--dry-run"]).contains("this file replaces"));
 }
 
 #[test]
@@ -84,10 +84,10 @@ fn what_is_somebody_elses_is_left_alone() {
     let other =
         "{\"hooks\": {\"PreToolUse\": [{\"hooks\": [{\"type\": \"command\", \"command\": \"toolgate audit query | ./my hook\"}]}]}}\n";
     project.write("project/.claude/settings.json", other);
-    assert!(project.said(&["eject"], "").contains("in none of these settings"));
+    assert!(project.said(&["eject"], "").contains("no settings with toolgate found"));
     assert_eq!(project.read("project/.claude/settings.json"), other);
     project.write("project/.claude/settings.json", "{\"hooks\": {}, \"hooks\": {}}");
-    assert!(project.said(&["init", "--for", "claude-code"], "").contains("it has two `hooks`"));
+    assert!(project.said(&["init", "--for", "claude-code"], "").contains("duplicate key `hooks`"));
     assert!(!project.path("project/toolgate.toml").exists());
 }
 
@@ -97,19 +97,19 @@ fn every_line_that_the_templates_suggest_can_be_used() {
         let project = Project::new();
         assert_eq!(project.run(&["init", "--for", client], "").0, 0);
         let text = project.read("project/toolgate.toml");
-        assert!(text.starts_with("# What holds for the agent that works here.") && text.contains("| toolgate check\n"), "{client}: {text}");
+        assert!(text.starts_with("# Configuration for the agent in this project.") && text.contains("| toolgate check\n"), "{client}: {text}");
         let used: String = text
             .lines()
             .map(|line| line.strip_prefix("# ").filter(|line| line.contains(" = ")).unwrap_or(line).to_owned() + "\n")
             .collect();
         project.write("project/toolgate.toml", &used);
         let said = project.said(&["lint"], "");
-        assert!(said.starts_with("exit 0\nnothing found"), "{client}: {said}");
+        assert!(said.starts_with("exit 0\nno findings"), "{client}: {said}");
     }
     let project = Project::new();
     assert_eq!(project.run(&["init", "--store", "here.db"], "").0, 0);
     assert!(project.path("project/here.db").exists());
-    assert!(project.said(&["lint"], "").starts_with("exit 0\nnothing found"));
+    assert!(project.said(&["lint"], "").starts_with("exit 0\nno findings"));
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_configuration_that_is_there_gets_the_tools_of_a_client_and_loses_them_again
         assert!(said.starts_with("deny"), "{client}: {said}{told}");
         // What is there is not added again.
         let again = project.said(&["init", "--for", client], "");
-        assert!(again.starts_with("exit 0\nHOME/project/toolgate.toml is there already, and stays as it is\n"), "{client}: {again}");
+        assert!(again.starts_with("exit 0\nHOME/project/toolgate.toml exists and is unchanged\n"), "{client}: {again}");
         let tried = project.said(&["eject", "--dry-run"], "");
         assert!(tried.contains("would change HOME/project/toolgate.toml\n"), "{client}: {tried}");
         assert_eq!(project.read(FILE), both, "{client}");
@@ -196,7 +196,7 @@ fn a_configuration_that_is_there_gets_the_tools_of_a_client_and_loses_them_again
         // What nobody had accepted is not accepted by this.
         project.write(FILE, &format!("{bare}# mine\n"));
         let said = project.said(&["init", "--for", client], "");
-        assert!(said.contains("changed HOME/project/toolgate.toml") && said.contains("it is not in force yet"), "{client}: {said}");
+        assert!(said.contains("changed HOME/project/toolgate.toml") && said.contains("not in force yet"), "{client}: {said}");
     }
 }
 
@@ -223,11 +223,11 @@ fn a_second_client_gets_what_the_first_has_not() {
     assert_eq!(project.read(FILE), first);
     // Where it is said how commands are run, the rest may be left out on purpose: it is told, and not done.
     let told = project.said(&["init", "--for", "codex"], "");
-    assert!(told.contains("is there already, and stays as it is\nit leaves out some tools of codex"), "{told}");
+    assert!(told.contains("exists and is unchanged\nit does not declare some tools of codex"), "{told}");
     assert!(told.contains("\n[tools.apply_patch]\nkind = \"client\"\n") && !told.contains("\n[tools.bash]"), "{told}");
     assert_eq!(project.read(FILE), first);
     let doctor = project.said(&["doctor"], "");
-    let note = "! tools          of the tools of codex, the configuration leaves out `apply_patch`, `update_plan`, `view_image`\n";
+    let note = "! tools          the configuration does not declare these tools of codex: `apply_patch`, `update_plan`, `view_image`\n";
     assert!(doctor.starts_with("exit 0\n") && doctor.contains(note), "{doctor}");
     // What one has added for itself and another uses stays for it.
     let project = Project::new();
@@ -238,7 +238,7 @@ fn a_second_client_gets_what_the_first_has_not() {
     }
     let used = project.read(FILE);
     let said = project.said(&["eject", "--for", "claude-code"], "");
-    assert!(said.contains("HOME/project/toolgate.toml keeps what was added for claude-code: codex needs it, too\n"), "{said}");
+    assert!(said.contains("cannot remove from HOME/project/toolgate.toml what was added for claude-code: codex needs it too\n"), "{said}");
     assert_eq!(project.read(FILE), used);
     assert_eq!(project.run(&["eject"], "").0, 0);
     assert_eq!(project.read(FILE), bare);
@@ -249,14 +249,14 @@ fn nothing_that_a_user_wrote_is_lost_with_what_was_added() {
     const FILE: &str = "project/toolgate.toml";
     let mine = "[[policy]]\nname = \"mine\"\nrule = \"deny\"\ntools = [\"shell\"]\nwhere = [{ argument = \"/command\", runs = [\"make\"] }]\nreason = \"No.\"\n";
     let own = "\n[tools.mine]\nkind = \"client\"\neffect = \"read\"\n";
-    let keeps = |why: &str| Some(format!("HOME/project/toolgate.toml keeps what was added for cursor: {why}"));
+    let keeps = |why: &str| Some(format!("cannot remove from HOME/project/toolgate.toml what was added for cursor: {why}"));
     for (name, (from, to), more, why) in [
         ("nothing", ("", ""), "", None),
         ("something else after it", ("", ""), own, None),
         ("a changed line in it", ("[\"rm -r\", ", "["), "", keeps("it was changed since")),
         ("a changed comment in it", ("# Rules. ", "# "), "", keeps("it was changed since")),
         ("a key that was meant for its last table", ("", ""), "mode = \"observe\"\n", keeps("it was changed since")),
-        ("a rule about its tools", ("", ""), mine, keeps("the rest does not load without it")),
+        ("a rule about its tools", ("", ""), mine, keeps("the rest is not valid without it")),
     ] {
         let project = Project::new();
         assert_eq!(project.run(&["init"], "").0, 0);
@@ -284,7 +284,7 @@ fn nothing_that_a_user_wrote_is_lost_with_what_was_added() {
     ] {
         let project = Project::with(text);
         let said = project.said(&["init", "--for", "cursor"], "");
-        assert!(said.contains("it does not declare what cursor runs commands with, and cannot be added to"), "{text}: {said}");
+        assert!(said.contains("it does not declare the shell tool of cursor"), "{text}: {said}");
         assert!(said.contains("\n[tools.shell]\nkind = \"client\"\nshell = \"/command\"\n"), "{text}: {said}");
         assert_eq!(project.read(FILE), text);
     }

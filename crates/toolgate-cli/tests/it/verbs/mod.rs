@@ -89,7 +89,7 @@ fn each(project: &Project, args: &[&str], field: &str) -> Vec<String> {
 fn calls_that_wait_are_listed_and_answered() {
     let project = Project::with(CODER);
     tell(&project, "PreToolUse", "ls", &json!({}));
-    assert_eq!(told(&project, "approvals list"), "$ approvals list [0]\nnothing waits in HOME/project/ledger.db\n");
+    assert_eq!(told(&project, "approvals list"), "$ approvals list [0]\nno approvals are waiting in HOME/project/ledger.db\n");
     tell(&project, "PreToolUse", "rm x", &json!({}));
     tell(&project, "PreToolUse", "rm y", &json!({}));
     let [one, two] = each(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
@@ -106,18 +106,18 @@ fn calls_that_wait_are_listed_and_answered() {
     apr_CALL bash {"command":"rm x"}
       This deletes something.
       asked by deletes; to be answered by boss or ann until TIME; session s1
-      for USER as coder; say `toolgate approvals approve apr_CALL`, or `deny`
+      for USER as coder; run `toolgate approvals approve apr_CALL`, or `deny`
     apr_CALL bash {"command":"rm y"}
       This deletes something.
       asked by deletes; to be answered by boss or ann until TIME; session s1
-      for USER as coder; say `toolgate approvals approve apr_CALL`, or `deny`
+      for USER as coder; run `toolgate approvals approve apr_CALL`, or `deny`
     $ approvals list --json [0]
     {"answered_by":null,"approvers":[["boss","ann"]],"asked_at":"MOMENT","asked_by":["deletes"],"digest":"HEX","expires":"MOMENT","id":"apr_CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"reason":"This deletes something.","shown":{"command":"rm x"},"state":"waiting","tool":"bash"}
     {"answered_by":null,"approvers":[["boss","ann"]],"asked_at":"MOMENT","asked_by":["deletes"],"digest":"HEX","expires":"MOMENT","id":"apr_CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"reason":"This deletes something.","shown":{"command":"rm y"},"state":"waiting","tool":"bash"}
     $ approvals approve apr_CALL --as mallory [2]
-    error: `mallory` may not answer this one; `--as` says in whose name
+    error: `mallory` may not answer this approval; pass the name of an approver with `--as`
     $ approvals approve apr_none [2]
-    error: `apr_none` is no id, nor at least 6 digits of one, at its beginning or its end; `toolgate approvals list` lists what waits
+    error: `apr_none` is not an approval id, nor at least 6 digits at its beginning or end; list waiting approvals with `toolgate approvals list`
     $ approvals deny [2]
     error: the following required arguments were not provided:
       <ID>
@@ -126,12 +126,12 @@ fn calls_that_wait_are_listed_and_answered() {
     $ approvals approve apr_CALL --as boss [0]
     approved bash {"command":"rm x"} in HOME/project/ledger.db
     $ approvals approve apr_CALL --as boss [2]
-    error: `apr_CALL` does not wait; `toolgate approvals list` lists what does
+    error: `apr_CALL` is not waiting; list waiting approvals with `toolgate approvals list`
     $ approvals deny apr_CALL --as ann [0]
     denied bash {"command":"rm y"} in HOME/project/ledger.db
     $ approvals list --json [0]
     $ approvals list --store none.db [2]
-    error: the ledger none.db: there is no such file; `--store` names the ledger that toolgate wrote
+    error: the ledger none.db: no such file; name an existing ledger with `--store`
     "#);
 }
 
@@ -154,14 +154,14 @@ fn a_part_of_an_id_answers_one_call_or_none() {
     for said in [alike.to_owned(), format!("apr_{alike}"), format!("apr_{alike}…")] {
         let (code, _, stderr) = answer("approve", &said);
         assert_eq!(code, 2, "{said}");
-        assert_eq!(stderr, format!("error: several approvals are named so: apr_{x}, apr_{y}, apr_{z}\n"));
+        assert_eq!(stderr, format!("error: several approvals match: apr_{x}, apr_{y}, apr_{z}\n"));
     }
     for said in ["", "apr_", "apr_none", end(&x).get(..5).unwrap(), "%%%%%%", "______"] {
         let (code, _, stderr) = answer("approve", said);
-        assert!(code == 2 && stderr.contains("nor at least 6 digits of one"), "{said}: {stderr}");
+        assert!(code == 2 && stderr.contains("nor at least 6 digits"), "{said}: {stderr}");
     }
     let (code, _, stderr) = answer("deny", "ffffffffffff");
-    assert!(code == 2 && stderr.contains("`ffffffffffff` does not wait"), "{stderr}");
+    assert!(code == 2 && stderr.contains("`ffffffffffff` is not waiting"), "{stderr}");
     assert_eq!(waiting(), 3, "nothing was answered by chance");
     let (code, stdout, stderr) = answer("approve", &format!("…{}", end(&y).to_uppercase()));
     assert!(code == 0 && stdout.starts_with("approved bash {\"command\":\"rm y\"}"), "{stdout}{stderr}");
@@ -202,17 +202,17 @@ fn whoever_is_stopped_is_listed_and_let_go() {
     the principal `agent-7`: on-leave
     the session `monday` of `agent-7` as `refund-desk`: it-loops
     $ resume --agent refund-desk [0]
-    the agent `refund-desk` goes on in HOME/project/ledger.db
+    the agent `refund-desk` is resumed in HOME/project/ledger.db
     $ resume --agent refund-desk [2]
-    error: the agent `refund-desk` is not paused; `toolgate pause` lists what is
+    error: the agent `refund-desk` is not paused; list paused targets with `toolgate pause`
     $ resume --principal agent-7 [0]
-    the principal `agent-7` goes on in HOME/project/ledger.db
+    the principal `agent-7` is resumed in HOME/project/ledger.db
     $ resume --agent refund-desk --principal agent-7 --session monday [0]
-    the session `monday` of `agent-7` as `refund-desk` goes on in HOME/project/ledger.db
+    the session `monday` of `agent-7` as `refund-desk` is resumed in HOME/project/ledger.db
     $ resume [2]
-    error: say what: `--agent`, `--tool`, `--principal`, or `--session` with its agent and principal
+    error: missing target: pass `--agent`, `--tool`, `--principal`, or `--session` with its agent and principal
     $ pause --store none.db [2]
-    error: the ledger none.db: there is no such file; `--store` names the ledger that toolgate wrote
+    error: the ledger none.db: no such file; name an existing ledger with `--store`
     ");
 }
 
@@ -233,7 +233,7 @@ fn toolgate_is_taken_out_of_every_client_or_of_one() {
     removed HOME/project/.github/hooks/toolgate.json
     changed HOME/project/toolgate.toml
     $ eject [0]
-    toolgate is in none of these settings
+    no settings with toolgate found
     $ eject --for emacs [2]
     error: invalid value 'emacs' for '--for <CLIENT>'
       [possible values: claude-code, codex, cursor, claude-desktop, vscode]
@@ -249,7 +249,7 @@ fn a_configuration_is_accepted_with_what_it_holds() {
     let project = Project::new();
     insta::assert_snapshot!(told(&project, "trust; trust nowhere.toml"), @"
     $ trust [2]
-    error: there is no toolgate.toml here; make one with `toolgate init`
+    error: no toolgate.toml here; create one with `toolgate init`
     $ trust nowhere.toml [2]
     error: nowhere.toml: No such file or directory (os error 2)
     ");
@@ -257,19 +257,19 @@ fn a_configuration_is_accepted_with_what_it_holds() {
     project.write("project/toolgate.toml", "include = [\"more.toml\"]\nname = \"c\"\n[tools.look]\nkind = \"client\"\neffect = \"read\"\n");
     insta::assert_snapshot!(told(&project, "trust; trust --revoke; trust --revoke"), @"
     $ trust [0]
-    accepted HOME/project/toolgate.toml
+    trusted HOME/project/toolgate.toml
       c has 1 tool and 1 rule
       with 1 included file: `more.toml`
-    any change to it must be accepted anew
+    after any change, run `toolgate trust` again
     $ trust --revoke [0]
-    HOME/project/toolgate.toml is not in force any more
+    HOME/project/toolgate.toml is no longer trusted
     $ trust --revoke [0]
-    HOME/project/toolgate.toml was not accepted before
+    HOME/project/toolgate.toml was not trusted
     ");
     project.write("project/toolgate.toml", "[tools.look]\nkind = \"clint\"\n");
     insta::assert_snapshot!(told(&project, "trust"), @r#"
     $ trust [2]
-    error: the configuration does not load, so it is not accepted
+    error: invalid configuration, so it is not trusted
     error: there is no kind `clint`
      --> HOME/project/toolgate.toml:2:8
       |
@@ -286,7 +286,7 @@ fn a_token_comes_with_the_lines_for_the_configuration() {
     insta::assert_snapshot!(said, @r#"
     $ token ci --agents support,billing [0]
     tg_HEX
-    it is not shown again; its client sends it as the header `Authorization: Bearer TOKEN`. This goes into toolgate.toml:
+    the token is not shown again; the client sends it as `Authorization: Bearer TOKEN`. Add this to toolgate.toml:
     [[gateway.tokens]]
     principal = "ci"
     sha256 = "HEX"
@@ -321,7 +321,7 @@ fn the_kill_switch_goes_to_the_ledger_that_the_hook_uses() {
     for broken in ["store = [", "store = 5"] {
         project.write("project/toolgate.toml", broken);
         let (code, stdout, stderr) = project.run(&stop, "");
-        assert!(code == 2 && stdout.is_empty() && stderr.contains("name the ledger with `--store`"), "{stdout}{stderr}");
+        assert!(code == 2 && stdout.is_empty() && stderr.contains("give the ledger with `--store`"), "{stdout}{stderr}");
     }
     // Beside one's own, a file that nobody has accepted has no say.
     project.write(own, &CODER.replace("store = \"ledger.db\"\n", ""));

@@ -13,7 +13,7 @@ fn a_rule_about_all_arguments_is_no_rule_about_nothing() {
     tell(&project, "PreToolUse", command, &json!({}));
     tell(&project, "PostToolUse", command, &json!({"tool_response": {"stdout": ""}}));
     let (_, stdout, _) = project.run(&["replay", "s1"], "");
-    assert!(stdout.contains("undecidable: an argument was redacted, and a rule looks at all of them"), "{stdout}");
+    assert!(stdout.contains("undecidable: an argument was redacted, and a rule reads all of them"), "{stdout}");
 }
 
 #[test]
@@ -37,25 +37,25 @@ fn a_ledger_is_exported_pruned_and_signed_anew() {
     $ audit prune --older-than 0s --dry-run --json [0]
     {"would_keep":0,"would_prune":31}
     $ audit prune [0]
-    0 rows and 0 sealed records are gone; what is left holds without them
+    deleted 0 rows and 0 sealed records; the remaining rows can still be verified
     $ audit key [0]
     HEX
     $ audit key --rotate [0]
     HEX
     $ audit prune --older-than 0s [0]
-    31 rows and 0 sealed records are gone; what is left holds without them
+    deleted 31 rows and 0 sealed records; the remaining rows can still be verified
     $ audit prune --json [0]
     {"rows":0,"sealed":0}
     $ audit verify [0]
-    the ledger holds: 0 rows of 3 sessions, 0 signatures
+    the ledger is intact: 0 rows of 3 sessions, 0 signatures
     pruned   31 rows before them
     signed   up to row 31 of 31
     key      HEX
              HEX
     anchor   31:HEX
-             note it down elsewhere: `--anchor` will tell whether this ledger was put back
+             save it elsewhere: `verify --anchor` detects an older copy of the ledger
     $ audit verify --key HEX [1]
-    the ledger does not hold: what is left of pruned rows is signed with HEX, a key that nobody vouches for
+    the ledger is not intact: the record of pruned rows is signed with HEX, which is not a trusted key
     "#);
 }
 
@@ -109,9 +109,9 @@ fn what_happened_is_counted_and_the_newest_of_it_listed() {
     $ audit tail --decision replayed [0]
     TIME replayed  issue_refund tuesday customer_id=C-2002 order_id=B-1 CALL
     $ audit tail --tool nothing [0]
-    nothing is recorded that fits
+    no matching rows
     $ audit stats --tool nothing [0]
-    nothing is recorded that fits
+    no matching rows
     $ audit stats --tool nothing --json [0]
     {"codes":{},"decisions":{},"from":null,"latency":{},"observed":{},"refused_by":{},"rows":0,"to":null,"tools":{}}
     "#);
@@ -147,19 +147,19 @@ fn what_nobody_knows_is_settled_by_name() {
     {"arguments":{"command":"make"},"at":"MOMENT","call":"CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"tool":"bash"}
     {"arguments":{"command":"make install"},"at":"MOMENT","call":"CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"tool":"bash"}
     $ audit settle CALL [2]
-    error: say what became of it: `--happened RESULT` or `--never`
+    error: missing outcome: pass `--happened RESULT` or `--never`
     $ audit settle CALL --never [2]
-    error: say who says so, with `--by`: the ledger keeps it
+    error: missing `--by NAME`: the ledger records who settled the call
     $ audit settle CALL --happened { --by ann [2]
-    error: the result is no JSON: EOF while parsing an object at line 1 column 1
+    error: the result is not valid JSON: EOF while parsing an object at line 1 column 1
     $ audit settle CALL --happened {"exit":0} --by ann [0]
-    CALL is settled: it happened. It had no key and its tool is not `once`, so a repetition is a new call and will run
+    CALL is settled: it happened. It has no idempotency key and its tool is not `once`, so a repeated call will run
     $ audit settle CALL --never --by ann [0]
-    CALL is settled: it never happened, what it had reserved is free, and it may be made again
+    CALL is settled: it never happened. Its reserved limits are released, and it may be made again
     $ audit settle CALL --never --by ann --json [2]
-    error: CALL is not open; `toolgate audit settle` lists what is
+    error: CALL is not pending; list pending calls with `toolgate audit settle`
     $ audit settle [0]
-    nothing is open: of every call that is over it is known what became of it
+    no pending calls
     $ audit tail -n 2 [0]
     TIME settled   bash s1 it happened · by ann make CALL
     TIME settled   bash s1 it never happened · by ann make install CALL
@@ -192,22 +192,22 @@ fn a_receipt_is_held_against_the_ledger_or_its_key() {
     $ audit show CALL --receipt --store ledger.db [0]
     {"at":"MOMENT","call":"CALL","config":"HEX","decision":"succeeded","hash":"HEX","key":"HEX","seq":17,"signature":"SIGNATURE","tool":"issue_refund"}
     $ audit receipt receipt.json --store ledger.db [0]
-    the receipt holds: `issue_refund` succeeded at TIME, row 17
+    the receipt is valid: `issue_refund` succeeded at TIME, row 17
     its row is in the ledger, unchanged
     $ audit receipt receipt.json --key HEX [0]
-    the receipt holds: `issue_refund` succeeded at TIME, row 17
+    the receipt is valid: `issue_refund` succeeded at TIME, row 17
     $ audit receipt forged.json --store ledger.db [1]
-    this receipt is not one of this ledger: its signature does not hold
+    the receipt is not valid: this ledger did not sign it
     $ audit receipt junk.json --store ledger.db [2]
-    error: junk.json: this is no receipt: missing field `call`
+    error: junk.json: not a receipt: missing field `call`
     $ audit receipt none.json --store ledger.db [2]
     error: none.json: No such file or directory (os error 2)
     $ audit receipt receipt.json [2]
-    error: say which ledger to believe: its public key with `--key`, or the ledger with `--store`
+    error: no ledger to check against; pass its public key with `--key`, or the ledger with `--store`
     $ audit prune --older-than 0s --store ledger.db [0]
-    31 rows and 0 sealed records are gone; what is left holds without them
+    deleted 31 rows and 0 sealed records; the remaining rows can still be verified
     $ audit receipt receipt.json --store ledger.db [0]
-    the receipt holds: `issue_refund` succeeded at TIME, row 17
+    the receipt is valid: `issue_refund` succeeded at TIME, row 17
     its row was pruned since
     "#);
 }

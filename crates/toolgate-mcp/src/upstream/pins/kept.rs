@@ -86,7 +86,7 @@ impl Pins {
     pub(super) fn read(&self) -> io::Result<()> {
         let Some(path) = &self.file else { return Ok(()) };
         let now = std::fs::metadata(path).ok().as_ref().and_then(stamp);
-        // Lock order: `known`, then `stamp`.
+        // Lock order: the pins first, then the file version.
         let mut known = lock(&self.known);
         let mut before = lock(&self.stamp);
         if now.is_none() || *before == now {
@@ -104,7 +104,7 @@ impl Pins {
 
     /// Locks the file for a change, and reads it again if another process has written it.
     ///
-    /// Do not hold `known` while waiting: calls must not wait for other processes.
+    /// Do not hold the mutex of the pins while waiting: calls must not wait for other processes.
     pub(super) fn enter(&self) -> Taken {
         let Some(path) = &self.file else { return Ok(None) };
         let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);

@@ -15,13 +15,20 @@ impl Replay {
     /// is not a call.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use toolgate::policy::{Condition, Deny};
     /// use toolgate::{Agent, Replay, Tool, Toolgate};
     ///
-    /// let schema = serde_json::json!({"type": "object", "properties": {"amount": {"type": "number"}}});
-    /// let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(serde_json::json!({"paid": true})) });
-    /// let agent = Agent::builder("desk").tool(pay).policy(Deny::new("cap", ["pay"]).when("/amount", Condition::Above(500.into()))).build()?;
+    /// let schema = serde_json::json!({
+    ///     "type": "object",
+    ///     "properties": {"amount": {"type": "number"}},
+    /// });
+    /// let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async {
+    ///     Ok(serde_json::json!({"paid": true}))
+    /// });
+    /// let cap = Deny::new("cap", ["pay"]).when("/amount", Condition::Above(500.into()));
+    /// let agent = Agent::builder("desk").tool(pay).policy(cap).build()?;
     /// let gate = Toolgate::builder().agent(agent).build()?;
     /// let session = gate.session("desk", "alice", "s");
     /// session.call("pay", serde_json::json!({"amount": 600})).await;

@@ -198,7 +198,7 @@ async fn where_nothing_helps_that_is_said() {
 
 #[tokio::test]
 async fn nobody_is_told_to_call_first_what_they_cannot_see() {
-    let cannot = "something that this caller cannot do must come first; tell the user";
+    let cannot = "a step that this caller cannot take must come first; tell the user";
     let require = |any_of: &str, more: &str| format!("rule = \"require\"\ntools = [\"act\"]\nany_of = {any_of}\n{more}");
     let sequence = |first: &str| format!("rule = \"sequence\"\nafter = {{ act = {first} }}");
     for (rule, message, advised) in [

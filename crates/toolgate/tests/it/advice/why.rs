@@ -201,6 +201,6 @@ fn rules_of_several_files_are_read_as_one_and_all_their_errors_said_at_once() {
       - one.toml:2:8: `name` must be a string, not a number; like `name = \"…\"`
       - one.toml:1:1: a rule needs a `rule` kind; one of `require`, `deny`, `ask`, `limit`, `sequence`, `read_before_write`, `flow`, `only_from`
       - two.toml:1:1: `policy` must be a list of tables, not a number; write `[[policy]]`
-      - three.toml:4:10: policy `daily`: `issue_refnd` is no tool of this agent; did you mean `issue_refund`?
+      - three.toml:4:10: policy `daily`: `issue_refnd` is not a tool of this agent; did you mean `issue_refund`?
     ");
 }

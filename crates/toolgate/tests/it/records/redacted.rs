@@ -141,7 +141,7 @@ async fn a_pattern_makes_no_decision_another_one() {
     // Of a tool that is new nobody knows whether it was the one that was meant.
     let known = Replay::new([agent("tool-4111")]).unwrap();
     let compared = known.decide(&rows[3]).await;
-    assert!(matches!(&compared, Compared::Undecidable(why) if why.contains("name was redacted")), "{compared:?}");
+    assert!(matches!(&compared, Compared::Undecidable(why) if why.contains("name is redacted")), "{compared:?}");
     assert_eq!(Replay::new([agent("tool-")]).unwrap().decide(&rows[3]).await, Compared::Same);
     // What a rule remembers and was redacted decides nothing.
     let mut row = (*rows[2]).clone();

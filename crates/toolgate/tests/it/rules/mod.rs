@@ -272,15 +272,15 @@ fn rules_about_nothing_do_not_load() {
         .unwrap_err();
     insta::assert_snapshot!(error, @"
     cannot build the agent `a`:
-      - policy `typo`: `atc` is no tool of this agent; did you mean `act`?
+      - policy `typo`: `atc` is not a tool of this agent; did you mean `act`?
       - policy `argument`: `act` has no argument `amont`; did you mean `amount`?
       - policy `limit`: `act` has no argument `amuont`; did you mean `amount`?
       - policy `limit`: `act` has no argument `entty`; did you mean `entity`?
-      - policy `require`: `gone` is no tool of this agent; there is `act`, `plain`
-      - policy `require`: `act` has no argument `customer`; there is `amount`, `currency`, `entity`, `fail`, `lose`, `n`, `ok`, `pin`, `to`
+      - policy `require`: `gone` is not a tool of this agent; known names: `act`, `plain`
+      - policy `require`: `act` has no argument `customer`; known names: `amount`, `currency`, `entity`, `fail`, `lose`, `n`, `ok`, `pin`, `to`
       - policy `require`: `plain` declares no entity `customer`, so its evidence cannot be compared
       - policy `require`: `plain` does not declare `/active` as evidence
-      - policy `sequence`: `verfy` is no tool of this agent; there is `act`, `plain`
+      - policy `sequence`: `verfy` is not a tool of this agent; known names: `act`, `plain`
     ");
 }
 

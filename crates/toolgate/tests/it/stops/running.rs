@@ -65,7 +65,7 @@ fn by_the_clock() -> Vec<Case> {
                 let stopped = w.session.state().await.unwrap().log("beats").count();
                 assert_eq!(stopped, 1, "it was ended while it gave signs of life: {answer:?}");
                 let said = answer.outcome.error().map(|error| error.message.clone());
-                assert_eq!(said.as_deref(), Some("`act` gave no sign of life for 1s"));
+                assert_eq!(said.as_deref(), Some("`act` sent no heartbeat for 1s"));
                 answer
             }),
             unknown("heartbeat_missed"),
