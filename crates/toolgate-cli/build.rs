@@ -1,6 +1,6 @@
-//! A coding agent waits for `toolgate-hook` and `toolgate-ask` at every step, and a program that is linked dynamically spends most of
-//! its start with looking up and binding what it needs. So these two are linked statically, where the C library can be had that way;
-//! where it cannot, they are linked as everything else is, and start later.
+//! Links `toolgate-hook` statically, if the C library permits.
+//!
+//! A coding agent waits for this program at every step, and dynamic linking takes most of its start.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -33,10 +33,8 @@ fn main() {
     if stand_in(&stands_in).is_none() || !links(&stands_in, &arguments) {
         return;
     }
-    for program in ["toolgate-hook", "toolgate-ask"] {
-        for argument in &arguments {
-            println!("cargo::rustc-link-arg-bin={program}={argument}");
-        }
+    for argument in &arguments {
+        println!("cargo::rustc-link-arg-bin=toolgate-hook={argument}");
     }
 }
 

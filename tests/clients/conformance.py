@@ -75,7 +75,7 @@ CONFIG = """
 store = "ledger.db"
 
 [gateway]
-stream = "1s"
+stream_timeout = "1s"
 
 [upstreams.fix]
 {reach}

@@ -49,7 +49,7 @@ CONFIG = """
 store = {store}
 
 [gateway]
-stream = "1s"
+stream_timeout = "1s"
 
 [upstreams.everything]
 command = {node}

@@ -145,21 +145,6 @@ impl World {
         once(&mut command, 2_000_001);
         command
     }
-
-    /// Returns a hook in a started session, with its resident process.
-    fn open_hook(&self, config: &Path) -> Command {
-        let mut command = self.hook(config);
-        let staying = || std::fs::read_dir(self.0.path().join("state/stay")).map_or(0, Iterator::count);
-        let before = staying();
-        told(&mut command, r#"{"hook_event_name": "SessionStart", "session_id": "bench"}"#);
-        // The resident process has two files: a socket and a lock.
-        let begun = Instant::now();
-        while staying() < before + 2 {
-            assert!(begun.elapsed() < Duration::from_secs(10), "no resident process was started");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        command
-    }
 }
 
 fn row(n: usize) -> Row {
@@ -240,7 +225,7 @@ fn main() {
         return;
     }
     let world = World(tempfile::tempdir().unwrap());
-    let [plain, alone, served, aged] = ["plain", "alone", "served", "aged"].map(|name| world.config(name, CONFIG));
+    let [plain, served, aged] = ["plain", "served", "aged"].map(|name| world.config(name, CONFIG));
     let ruled = world.config("ruled", &with_rules(1_000));
     let own = world.config("own", &with_own_rules(1_000));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -254,28 +239,23 @@ fn main() {
     }
     let mut commands = [
         world.command("/bin/true", &[]),
-        world.open_hook(&plain),
-        world.hook(&alone),
-        world.command(&world.installed(env!("CARGO_BIN_EXE_toolgate-ask")), &["--socket", "hook.sock"]),
+        world.hook(&plain),
+        world.command(&world.installed(env!("CARGO_BIN_EXE_toolgate-hook")), &["--socket", "hook.sock"]),
         world.command("python3", &[script, plain.to_str().unwrap(), "python.db"]),
-        world.open_hook(&ruled),
-        world.open_hook(&own),
-        world.open_hook(&aged),
+        world.hook(&ruled),
+        world.hook(&own),
+        world.hook(&aged),
     ];
     let took = measure(&mut commands);
-    for at in [1, 5, 6, 7] {
-        told(&mut commands[at], r#"{"hook_event_name": "SessionEnd", "session_id": "bench"}"#);
-    }
-    let [nothing, hook, alone, asked, python, ruled, own, aged] = took[..] else { return };
+    let [nothing, hook, asked, python, ruled, own, aged] = took[..] else { return };
     write(vec![
         line(
             "hook_process",
             hook,
             nothing,
-            "a call decided and claimed durably, in an open session; floor: `/bin/true`",
+            "a call decided and claimed durably; floor: `/bin/true`",
         ),
-        line("hook_alone", alone, nothing, "the same without a resident process; floor: `/bin/true`"),
-        line("hook_service", asked, nothing, "the same through a service and `toolgate-ask`; floor: `/bin/true`"),
+        line("hook_service", asked, nothing, "the same through a service; floor: `/bin/true`"),
         line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: toolgate"),
         line("hook_1000_rules", ruled, hook, "with 1,000 rules for other tools; floor: with one rule"),
         line("hook_1000_own_rules", own, hook, "with 1,000 rules for the called tool; floor: with one rule"),

@@ -8,7 +8,7 @@ use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::Value;
 
 /// Programs that are installed in one directory.
-pub(crate) const PROGRAMS: [&str; 3] = ["toolgate", "toolgate-hook", "toolgate-ask"];
+pub(crate) const PROGRAMS: [&str; 2] = ["toolgate", "toolgate-hook"];
 
 /// A client that `toolgate init` can configure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -295,7 +295,7 @@ pub(crate) fn ended(root: &CstRootNode, before: &str) -> String {
 
 /// Returns whether a program is one of the two that only answer hooks.
 pub(crate) fn is_hook(program: &str) -> bool {
-    Path::new(program).file_name().is_some_and(|name| name == "toolgate-hook" || name == "toolgate-ask")
+    Path::new(program).file_name().is_some_and(|name| name == "toolgate-hook")
 }
 
 /// Returns the program that clients start for hooks: `toolgate-hook` if it is next to this program.

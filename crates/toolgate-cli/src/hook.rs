@@ -12,34 +12,27 @@ mod protected;
 mod retention;
 mod say;
 
-use std::io::Write;
 use std::process::ExitCode;
 
-const HELP: &str = "Answer one hook event of a coding agent, like `toolgate hook`, but faster.
+use clap::Parser;
 
-Usage: toolgate-hook [--config <FILE>] [--client <CLIENT>] [--agent <AGENT>]
-                     [--store <PATH>] [--socket <PATH>]
-
-Reads the event from standard input. Exit code: 0 with a JSON answer, or 2:
-denied. See `toolgate hook --help`.
-";
+/// Answer one hook event of a coding agent, like `toolgate hook`, but start faster.
+#[derive(Parser)]
+#[command(name = "toolgate-hook", version)]
+struct Cli {
+    #[command(flatten)]
+    hook: hook::Args,
+    /// SQLite file of the ledger.
+    #[arg(long, value_name = "PATH", env = "TOOLGATE_STORE")]
+    store: Option<std::path::PathBuf>,
+}
 
 fn main() -> ExitCode {
     // If this process was re-executed as a sandbox helper, this call does not return.
     toolgate::sandbox::enter_if_asked();
-    let words = || std::env::args_os().skip(1);
-    if let Some(args) = hook::Args::of_flags(words()) {
-        return hook::run(&args);
+    match Cli::try_parse() {
+        Ok(Cli { hook, store }) => hook::run(&hook::Args { store, ..hook }),
+        // An invalid command line must deny the call, and exit code 2 does. Other codes may allow it.
+        Err(error) => error.exit(),
     }
-    if words().any(|word| word == "--help" || word == "-h") {
-        let _ = std::io::stdout().write_all(HELP.as_bytes());
-        return ExitCode::SUCCESS;
-    }
-    if words().any(|word| word == "--version" || word == "-V") {
-        let _ = writeln!(std::io::stdout(), "toolgate-hook {}", env!("CARGO_PKG_VERSION"));
-        return ExitCode::SUCCESS;
-    }
-    let _ =
-        writeln!(std::io::stderr(), "toolgate: invalid command line, so the call is denied; see `toolgate-hook --help`");
-    ExitCode::from(2)
 }

@@ -86,11 +86,6 @@ enum Verb {
 fn main() -> ExitCode {
     // If this process was re-executed as a sandbox helper, this call does not return.
     toolgate::sandbox::enter_if_asked();
-    // A coding agent runs the hook at every step and waits for it, so the hook skips the full
-    // command-line parser.
-    if let Some(args) = command::hook::Args::quickly(std::env::args_os().skip(1)) {
-        return command::hook::run(&args);
-    }
     let cli = Cli::try_parse().unwrap_or_else(|error| hinted(error).exit());
     QUIET.store(cli.quiet, Ordering::Relaxed);
     let telling = Telling { verbose: cli.verbose > 0, asks: matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) };

@@ -68,7 +68,7 @@ impl Links {
 
 /// Commands that decide for a person, disable toolgate, act as the gate, or read the state of every
 /// project.
-const VERBS: [&str; 18] = [
+const VERBS: [&str; 17] = [
     "toolgate approvals approve",
     "toolgate approvals deny",
     "toolgate audit",
@@ -77,7 +77,6 @@ const VERBS: [&str; 18] = [
     "toolgate explain",
     "toolgate hook",
     "toolgate-hook",
-    "toolgate-ask",
     "toolgate init",
     "toolgate lint --fix",
     "toolgate pause",
@@ -173,14 +172,14 @@ impl Protected {
             // state.
             let (near, far): (Vec<&String>, Vec<&String>) = places.iter().partition(is_here);
             if !near.is_empty() {
-                rule(name, name, tools, &format!("touches = {}, lenient = true, trees = false", json!(near)), reason);
+                rule(name, name, tools, &format!("touches = {}, lenient = true, recursive = false", json!(near)), reason);
             }
             if !far.is_empty() {
                 rule(
                     &format!("{name}:elsewhere"),
                     name,
                     tools,
-                    &format!("touches = {}, lenient = true, trees = false, whole = true", json!(far)),
+                    &format!("touches = {}, lenient = true, recursive = false, qualified = true", json!(far)),
                     reason,
                 );
             }

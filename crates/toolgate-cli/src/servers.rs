@@ -10,7 +10,7 @@ pub(crate) const BEHIND: &str = toolgate::config::BEHIND_TOOLGATE;
 /// Name of toolgate in the server list.
 const NAME: &str = "toolgate";
 
-/// Returns the file with toolgate as its only server, and the other servers under [`BEHIND`].
+/// Returns the file with toolgate as its only server, and the other servers under their own key.
 pub(crate) fn with_toolgate(text: &str, program: &str, config: &str) -> Result<String, String> {
     let root = parse(text)?;
     let top = root.object_value_or_create().ok_or("not a JSON object; replace it with `{}` or move it away")?;

@@ -74,12 +74,12 @@ pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: 
         taken => taken,
     };
     match taken {
-        Ok((call, None)) => Ok(match running.gate.admit_kept(call).await {
+        Ok((call, None)) => Ok(match running.gate.admit(call).await {
             Ok(kept) => json!({"decision": "allow", "callId": kept.call.to_string(), "arguments": kept.arguments.value()}),
             Err(answer) => refused(&answer),
         }),
         Ok((call, Some(result))) => {
-            let answer = running.gate.report_kept(call, result).await;
+            let answer = running.gate.report(call, result).await;
             Ok(json!({"callId": answer.call.to_string(), "outcome": answer.outcome.to_json(), "receipt": answer.receipt()}))
         }
         Err(no) => Err(no.record(running, caller, named).await),

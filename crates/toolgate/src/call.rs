@@ -254,7 +254,7 @@ impl Call {
     }
 
     /// Declares that the client can ask its own user if a rule asks for approval and names no
-    /// approver; see [`crate::Toolgate::admit_kept`].
+    /// approver; see [`crate::Toolgate::admit`].
     #[must_use]
     pub const fn client_asks(mut self) -> Self {
         self.client_asks = true;

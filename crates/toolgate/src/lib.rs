@@ -40,7 +40,7 @@ pub use context::{Ctx, Files, Remaining, Txn};
 pub use error::{ApprovalRef, Category, Dialect, Effects, FieldError, NextStep, ToolError};
 pub use event::{Event, Listener};
 pub use gate::{
-    Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Kept, Pass, Permit, PolicyEngine, Reconciled, Replay, RuleNote, Ruling, Said,
+    Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Kept, Permit, PolicyEngine, Reconciled, Replay, RuleNote, Ruling, Said,
     Session, Snapshot, Toolgate, ToolgateBuilder, Would,
 };
 pub use jiff::{SignedDuration, Timestamp};

@@ -312,7 +312,7 @@ async fn decide(gate: &Toolgate, script: &Script, agent: &str, tried: &Tried, by
     let session = tried.session(gate, agent);
     if by_client {
         return match session.admit(&tried.tool, tried.arguments()).await {
-            Ok(pass) => pass.report(tried.result.clone().ok_or_else(unsaid)).await,
+            Ok(deferred) => session.report(&deferred, tried.result.clone().ok_or_else(unsaid)).await,
             Err(answer) => answer,
         };
     }

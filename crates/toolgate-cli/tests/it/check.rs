@@ -37,7 +37,7 @@ name = "daily"
 rule = "limit"
 tools = ["issue_refund"]
 sum = "/amount"
-most = 500
+max = 500
 per = "/customer_id"
 within = "24h"
 
@@ -278,7 +278,7 @@ fn everything_that_is_wrong_is_told_at_once() {
         .replace("effect = \"read\"", "effct = \"read\"")
         .replace("kind = \"builtin\"", "kind = \"buildin\"")
         .replace("any_of = [\"verify_customer\"]", "any_of = [\"verify_custmer\"]")
-        .replace("most = 500", "most = \"x\"")
+        .replace("max = 500", "max = \"x\"")
         .replace("name = \"support\"", "name = \"support\"\nredact = [\"(\"]\ncolour = 1\nlimits = { rate = { calls = 3 } }");
     let (code, stdout, stderr) = check(&config, "", &[]);
     assert_eq!((code, stdout.as_str()), (2, ""));

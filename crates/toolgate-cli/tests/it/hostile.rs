@@ -88,11 +88,11 @@ fn an_answer_that_nobody_hears_is_an_exit_code() {
             stream.read_to_end(&mut Vec::new()).unwrap();
             stream.write_all(reply.as_bytes()).unwrap();
         });
-        let (said, ..) = sh(&project, &format!("{} --socket '{}' >&-", program("toolgate-ask"), socket.display()), &bash("g", "ls"));
+        let (said, ..) = sh(&project, &format!("{} --socket '{}' >&-", program("toolgate-hook"), socket.display()), &bash("g", "ls"));
         serving.join().unwrap();
         assert_eq!(said, code, "{reply}");
     }
-    assert_eq!(sh(&project, &format!("{} --help > /dev/null", program("toolgate-ask")), "").0, 0);
+    assert_eq!(sh(&project, &format!("{} --help > /dev/null", program("toolgate-hook")), "").0, 0);
 }
 
 #[test]

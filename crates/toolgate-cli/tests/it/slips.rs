@@ -141,7 +141,7 @@ fn a_word_in_the_wrong_place_is_told_the_right_one() {
 #[test]
 fn every_program_says_its_version_and_every_number_what_is_wanted() {
     let project = desk();
-    for name in ["toolgate-hook", "toolgate-ask"] {
+    for name in ["toolgate-hook"] {
         let said = program(&project, name, &["--version"], b"");
         assert_eq!(said, (0, format!("{name} {}\n", env!("CARGO_PKG_VERSION")), String::new()));
     }
@@ -381,7 +381,7 @@ fn half_an_answer_of_the_service_is_none() {
             std::io::Read::read_to_end(&mut stream, &mut Vec::new()).unwrap();
             std::io::Write::write_all(&mut stream, reply.as_bytes()).unwrap();
         });
-        let (said, ..) = program(&project, "toolgate-ask", &["--socket", socket.to_str().unwrap()], event.as_bytes());
+        let (said, ..) = program(&project, "toolgate-hook", &["--socket", socket.to_str().unwrap()], event.as_bytes());
         serving.join().unwrap();
         assert_eq!(said, code, "{reply}");
     }
@@ -430,7 +430,7 @@ fn a_name_that_is_too_long_is_another_than_its_beginning() {
 
 #[test]
 fn a_tool_is_not_taken_for_one_that_is_spelled_almost_like_it() {
-    let declared = |name: &str| format!("[tools.{name}]\nkind = \"client\"\neffect = \"read\"\ngrant = true\n");
+    let declared = |name: &str| format!("[tools.{name}]\nkind = \"client\"\neffect = \"read\"\nskip_client_prompt = true\n");
     // What `READ.ALL` is declared as.
     let told_apart = toolgate::names::of_client("READ.ALL");
     let head = format!("{}\n[client]\nundeclared = \"ask\"\n{}", crate::verbs::CODER, declared("read_all"));

@@ -309,7 +309,7 @@ async fn a_conversation_without_a_name_ends_when_nothing_is_said() {
     let config = with_fixture("")
         + "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"read\"\nproves = [\"/text\"]\n[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
            [[policy]]\nname = \"echo_first\"\nrule = \"require\"\ntools = [\"count\"]\nany_of = [\"echo\"]\nreason = \"Echo first.\"\n\
-           [gateway]\nidle = \"2s\"\n";
+           [gateway]\nsession_idle_timeout = \"2s\"\n";
     let gate = Gate::open(&config).await;
     let (client, named) = (gate.client(), gate.client().in_session("named"));
     assert_eq!(client.code("count", json!({})).await, "prerequisite_missing");
@@ -335,7 +335,7 @@ async fn a_conversation_without_a_name_does_not_end_while_something_is_under_way
     let config = with_fixture("")
         + "[tools.sleep]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"read\"\n[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
            [[policy]]\nname = \"sleep_first\"\nrule = \"require\"\ntools = [\"count\"]\nany_of = [\"sleep\"]\nreason = \"Sleep first.\"\n\
-           [gateway]\nidle = \"1s\"\n";
+           [gateway]\nsession_idle_timeout = \"1s\"\n";
     let gate = Gate::open(&config).await;
     let client = gate.client();
     // On a machine with much to do the second call may come too late: then both are made again.
@@ -353,7 +353,7 @@ async fn a_conversation_without_a_name_does_not_end_while_something_is_under_way
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_who_takes_long_to_answer_has_answered() {
-    let gate = Gate::open(&(with_fixture("") + ASKED + "[gateway]\nidle = \"500ms\"\n")).await;
+    let gate = Gate::open(&(with_fixture("") + ASKED + "[gateway]\nsession_idle_timeout = \"500ms\"\n")).await;
     let client = gate.client().who_can(json!({"elicitation": {}}));
     let mut call = json!({"name": "echo", "arguments": {"text": "x"}});
     let asked = client.ask("tools/call", call.clone()).await.1;

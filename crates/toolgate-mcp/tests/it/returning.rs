@@ -9,7 +9,7 @@ use toolgate_store::{Filter, Ledger};
 use crate::entering::{EITHER, plain};
 use crate::support::{Gate, until, with_fixture};
 
-const LIMITED: &str = "[gateway]\nstream = \"1s\"\n";
+const LIMITED: &str = "[gateway]\nstream_timeout = \"1s\"\n";
 const SLEEP: &str = "[tools.sleep]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\npolicy = \"open\"\n";
 
 /// A client of some revision that has sessions.
@@ -171,7 +171,7 @@ async fn an_answer_that_took_its_time_can_be_had_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_keeps_its_seat_while_its_client_is_away() {
-    let gate = Gate::open(&with_fixture("undeclared = \"read\"\n[gateway]\nconcurrency = 2\nstream = \"1s\"\n")).await;
+    let gate = Gate::open(&with_fixture("undeclared = \"read\"\n[gateway]\nconcurrency = 2\nstream_timeout = \"1s\"\n")).await;
     let session = Session::greet(&gate.url, "2025-11-25").await;
     let ask = |id: u64| {
         let call =

@@ -72,7 +72,7 @@ async fn what_a_client_says_of_itself_is_no_more_than_somebody_reads() {
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_resources_and_completions_keep_their_seats_while_their_clients_are_away() {
     let let_go = Arc::new(Semaphore::new(0));
-    let gate = before_slow(&let_go, "[gateway]\nconcurrency = 3\nstream = \"1s\"\n").await;
+    let gate = before_slow(&let_go, "[gateway]\nconcurrency = 3\nstream_timeout = \"1s\"\n").await;
     let session = Session::greet(&gate.url, "2025-11-25").await;
     let post = |message: Value| session.request(Method::POST).json(&message).send();
     // Each is sent away before its answer is there.

@@ -277,7 +277,7 @@ async fn who_waits_for_a_client_is_not_to_blame() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_has_less_time_than_the_tool_blames_nobody() {
     let (moody, upstream) = Moody::serve().await;
-    let gate = Gate::open(&format!("[limits]\nsession = {{ wall = \"2s\" }}\n[upstreams.m]\n{upstream}")).await;
+    let gate = Gate::open(&format!("[limits]\nsession = {{ wall_time = \"2s\" }}\n[upstreams.m]\n{upstream}")).await;
     moody.says("tools/call", Value::Null);
     let late = join_all((0..6).map(|number| {
         let client = gate.client().in_session(&format!("s{number}"));

@@ -297,8 +297,8 @@ fn what_takes_evidence_away_takes_it_away_again() {
         let one = async |tool: &str, n: u32| code(&session.call(tool, json!({ "n": n })).await);
         let of = |tool: &str, n: u32| session.prepare(tool, json!({ "n": n })).client_id(format!("{tool}{n}"));
         let begin =
-            async |tool: &str, n: u32| gate.admit_kept(of(tool, n)).await.err().map_or_else(|| "ok".to_owned(), |refused| code(&refused));
-        let end = async |tool: &str, n: u32| code(&gate.report_kept(of(tool, n), Ok(json!({}))).await);
+            async |tool: &str, n: u32| gate.admit(of(tool, n)).await.err().map_or_else(|| "ok".to_owned(), |refused| code(&refused));
+        let end = async |tool: &str, n: u32| code(&gate.report(of(tool, n), Ok(json!({}))).await);
         codes.push(one("look", 1).await);
         let plan = ["act", "wipe", "act"].into_iter().zip(1..).map(|(tool, n)| (tool.to_owned(), json!({ "n": n })));
         codes.extend(session.batch(plan).await.iter().map(code));

@@ -21,7 +21,7 @@ name = "sum"
 rule = "limit"
 tools = ["pay"]
 sum = "/amount"
-most = 100000
+max = 100000
 per = "/customer"
 "#;
 

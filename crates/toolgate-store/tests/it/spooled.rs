@@ -181,7 +181,7 @@ fn a_definition_stands_beside_rows_for_as_long_as_one_of_them_waits() {
         files.filter(|path| path.extension().is_some_and(|extension| extension == "definition")).count()
     };
     runtime().block_on(async {
-        let other = agent_under(&desk.world(), &RULES.replace("most = 500", "most = 400"));
+        let other = agent_under(&desk.world(), &RULES.replace("max = 500", "max = 400"));
         let [one, two] = [agent(&desk.world()), other].map(|agent| {
             let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
             Toolgate::builder().agent(agent).store(store).build().unwrap()
@@ -251,7 +251,7 @@ fn what_was_decided_by_a_definition_that_the_store_had_not_heard_of_can_be_verif
         // The next process has as much of it as one call needs, or something else.
         let next = match part {
             true => agent(&desk.world()).excerpts().into_iter().find(|(tool, _)| **tool == *"look").unwrap().1.build().unwrap(),
-            false => agent_under(&desk.world(), &RULES.replace("most = 500", "most = 400")),
+            false => agent_under(&desk.world(), &RULES.replace("max = 500", "max = 400")),
         };
         runtime().block_on(async {
             let store = Arc::new(SqliteStore::open(desk.path()).unwrap());

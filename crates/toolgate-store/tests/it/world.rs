@@ -36,7 +36,7 @@ name = "daily"
 rule = "limit"
 tools = ["pay"]
 sum = "/amount"
-most = 500
+max = 500
 per = "/customer"
 within = "24h"
 "#;

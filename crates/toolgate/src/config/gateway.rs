@@ -127,11 +127,11 @@ impl Reader<'_> {
         }
         gateway.concurrency = table.at_once("concurrency").unwrap_or(gateway.concurrency);
         gateway.rate = super::file::rate(table);
-        gateway.idle = table.length("idle").unwrap_or(gateway.idle);
-        gateway.stream = table.length("stream");
+        gateway.idle = table.length("session_idle_timeout").unwrap_or(gateway.idle);
+        gateway.stream = table.length("stream_timeout");
         if gateway.stream.is_some_and(|stream| stream < Duration::from_secs(1)) {
-            let problem = Problem::new("`stream` must be at least one second");
-            table.wrong("stream", problem.help("like `stream = \"50s\"`; without it, a stream lasts until the response"));
+            let problem = Problem::new("`stream_timeout` must be at least one second");
+            table.wrong("stream_timeout", problem.help("like `stream_timeout = \"50s\"`; without it, a stream lasts until the response"));
         }
         gateway.tokens = table.tables("tokens").iter().filter_map(|table| token(table, self)).collect();
         gateway.jwt = table.table("jwt").and_then(|table| jwt(&table, self));

@@ -39,7 +39,7 @@ impl Reader<'_> {
         let words = table.names("args").unwrap_or_default();
         self.named_in(&words);
         hook = words.into_iter().fold(hook, CommandHook::arg);
-        hook = table.names("inherit").unwrap_or_default().into_iter().fold(hook, |hook, name| hook.inherit(name));
+        hook = table.names("inherit_env").unwrap_or_default().into_iter().fold(hook, |hook, name| hook.inherit(name));
         if let Some(env) = table.table("env") {
             for name in env.keys() {
                 if let Some((value, hidden)) = self.secret(&env, &name) {

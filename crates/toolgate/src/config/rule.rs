@@ -362,8 +362,8 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
         table.names("touches").map(|places| Condition::Touches {
             places: places.into_iter().map(str::to_owned).collect(),
             lenient: table.bool("lenient").unwrap_or(false),
-            trees: table.bool("trees").unwrap_or(true),
-            whole: table.bool("whole").unwrap_or(false),
+            trees: table.bool("recursive").unwrap_or(true),
+            whole: table.bool("qualified").unwrap_or(false),
             from: from(table),
         }),
     ];
@@ -380,17 +380,17 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
 
 fn limit(table: &Table<'_>, name: &str) -> Option<Draft> {
     let tools = tools(table);
-    let (calls, sum, most) = (table.count("calls"), table.pointer("sum"), table.number("most"));
+    let (calls, sum, most) = (table.count("calls"), table.pointer("sum"), table.number("max"));
     let mut rule = match (table.has("calls"), table.has("sum")) {
         (true, false) => {
-            if table.has("most") {
-                table.wrong("most", Problem::new("`most` belongs to `sum`, but this limit counts calls").help("remove one of them"));
+            if table.has("max") {
+                table.wrong("max", Problem::new("`max` belongs to `sum`, but this limit counts calls").help("remove one of them"));
             }
             Limit::calls(name, tools, calls?)
         }
         (false, true) => {
-            if !table.has("most") {
-                table.wrong("sum", Problem::new("a limit with `sum` needs `most`").help("like `most = 500`"));
+            if !table.has("max") {
+                table.wrong("sum", Problem::new("a limit with `sum` needs `max`").help("like `max = 500`"));
             }
             Limit::sum(name, tools, sum?, most?)
         }
@@ -402,7 +402,7 @@ fn limit(table: &Table<'_>, name: &str) -> Option<Draft> {
             table.wrong(
                 "calls",
                 Problem::new("a limit needs `calls` or `sum`")
-                    .help("like `calls = 3`, or `sum = \"/amount\"` with `most = 500`"),
+                    .help("like `calls = 3`, or `sum = \"/amount\"` with `max = 500`"),
             );
             return None;
         }
@@ -471,7 +471,7 @@ fn read_before_write(table: &Table<'_>, name: &str) -> Option<Draft> {
         }
         None => rule = rule.guard("write_file", "/path"),
     }
-    if let Some(tool) = table.text("read_with") {
+    if let Some(tool) = table.text("read_tool") {
         rule = rule.read_with(tool);
     }
     Some(Draft::ReadBeforeWrite(rule))

@@ -123,7 +123,7 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
     tool = table.names("proves").unwrap_or_default().into_iter().fold(tool, |tool, path| tool.proves(path));
     tool = table.names("secrets").unwrap_or_default().into_iter().fold(tool, |tool, path| tool.secret(path));
     tool = table.names("revokes").unwrap_or_default().into_iter().fold(tool, Tool::revokes);
-    tool = table.names("keeps").unwrap_or_default().into_iter().fold(tool, Tool::keeps);
+    tool = table.names("writes_to").unwrap_or_default().into_iter().fold(tool, Tool::keeps);
     if let Some(who) = table.names("visible_to") {
         tool = tool.visible_to(who);
     }
@@ -297,7 +297,7 @@ fn command(table: &Table<'_>, input: &serde_json::Value, reader: &Reader<'_>) ->
     let words = table.names("args").unwrap_or_default();
     reader.named_in(&words);
     tool = words.into_iter().fold(tool, CommandTool::arg);
-    tool = table.names("inherit").unwrap_or_default().into_iter().fold(tool, |tool, name| tool.inherit(name));
+    tool = table.names("inherit_env").unwrap_or_default().into_iter().fold(tool, |tool, name| tool.inherit(name));
     if let Some(env) = table.table("env") {
         for name in env.keys() {
             if let Some((value, hidden)) = reader.secret(&env, &name) {

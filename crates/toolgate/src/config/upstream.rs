@@ -336,7 +336,7 @@ impl Reader<'_> {
                 Err(why) => table.wrong("args", Problem::new(why).help("like `${HOME}/notes`")),
             }
         }
-        let inherit = table.names("inherit").unwrap_or_default().into_iter().map(str::to_owned).collect();
+        let inherit = table.names("inherit_env").unwrap_or_default().into_iter().map(str::to_owned).collect();
         let directory = table.text("directory").map(|path| self.beside.join(path));
         Some(Reach::Command { program: self.program(program), args, env: self.references(table, "env"), inherit, directory })
     }
@@ -394,7 +394,7 @@ const KEYS: [&str; 17] = [
     "url",
     "args",
     "env",
-    "inherit",
+    "inherit_env",
     "directory",
     "headers",
     "bearer",

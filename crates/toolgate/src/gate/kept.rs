@@ -9,7 +9,7 @@ use serde_json::Value;
 use tracing::Instrument;
 
 use super::authorize::{Granted, Permit};
-use super::pass::Passed;
+use super::pass::{Admitted, Passed};
 use super::run::Ran;
 use super::seen::{self, Otherwise};
 use super::settle::Blind;
@@ -29,7 +29,7 @@ use crate::tool::Failure;
 
 /// An admitted call that its client runs.
 ///
-/// The client reports the result with [`Toolgate::report_kept`], here or in another process. Until
+/// The client reports the result with [`Toolgate::report`], here or in another process. Until
 /// then the claim stays open. A call that is never reported becomes pending.
 #[derive(Debug)]
 #[must_use = "an admitted call must be reported"]
@@ -40,6 +40,9 @@ pub struct Kept {
     pub arguments: Judged,
     /// Why the client must ask its user first, if it must.
     pub asks: Option<String>,
+    /// The tool, and the id that the client gave the call.
+    pub(super) tool: String,
+    pub(super) client_id: String,
 }
 
 /// Stores a deferred call in its claim, until the report arrives.
@@ -100,30 +103,48 @@ impl Parked {
 }
 
 impl Toolgate {
-    /// Admits a call for a client that runs its tools itself and reports later.
+    /// Admits a call for a client that runs the tool itself and reports the result later.
     ///
-    /// The claim is stored under the id that the client gives the call.
+    /// The claim is stored under the id that the client gives the call. The gates run on a separate
+    /// task: if the caller goes away, the call is still admitted or rejected.
     ///
     /// # Errors
     /// The final answer, if the call was rejected or replayed. It is recorded already.
-    pub async fn admit_kept(&self, call: Call) -> Result<Kept, Answer> {
+    pub async fn admit(&self, call: Call) -> Result<Kept, Answer> {
         let mut trail = Trail::open(self, &call, None);
         trail.kept = Some(call.client_id.clone().unwrap_or_default());
         trail.apart = true;
         trail.facts.reported = true;
-        self.admit_apart(call, trail, |_, passed, mut trail| Kept {
-            call: trail.id,
-            arguments: passed.permit.arguments().clone(),
-            asks: trail.asks.take(),
-        })
-        .await
+        let call = Arc::new(call);
+        let (id, span) = (trail.id, trail.span.clone());
+        let (gate, asked) = (self.clone(), Arc::clone(&call));
+        let task = tokio::spawn(
+            async move {
+                match gate.admit_call(&asked, &mut trail, None).await {
+                    Ok(Admitted::Pass(passed)) => Ok(Kept {
+                        call: trail.id,
+                        arguments: passed.permit.arguments().clone(),
+                        asks: trail.asks.take(),
+                        tool: asked.tool.clone(),
+                        client_id: asked.client_id.clone().unwrap_or_default(),
+                    }),
+                    Ok(Admitted::Replay(outcome)) => Err(gate.replay(outcome, trail).await),
+                    Err(stop) => Err(gate.refuse(stop, trail).await),
+                }
+            }
+            .instrument(span),
+        );
+        match task.await {
+            Ok(result) => result,
+            Err(_) => Err(self.lost(&call, id).await),
+        }
     }
 
     /// Reports what the client ran, and its result.
     ///
     /// A report settles a call as a success only once, and only with exactly the admitted
     /// arguments. Every other report is recorded as a violation and yields no evidence.
-    pub async fn report_kept(&self, call: Call, result: Result<Value, Failure>) -> Answer {
+    pub async fn report(&self, call: Call, result: Result<Value, Failure>) -> Answer {
         let call = Arc::new(call);
         let trail = Trail::open(self, &call, None);
         let (id, span) = (trail.id, trail.span.clone());

@@ -34,7 +34,6 @@ use tracing::Instrument;
 pub use authorize::{Permit, PolicyEngine};
 pub use explain::{Explanation, GateNote, RuleNote, Said, Would};
 pub use kept::Kept;
-pub use pass::Pass;
 pub use reconcile::Reconciled;
 pub use replay::{Backtest, BacktestPlace, Change, Compared, Replay, Ruling};
 pub use session::{Session, Snapshot};

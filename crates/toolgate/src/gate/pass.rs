@@ -2,23 +2,15 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
-use tracing::Instrument;
-
-use super::Toolgate;
 use super::authorize::Granted;
-use super::run::Ran;
 use super::seen::Otherwise;
-use super::trail::Trail;
-use crate::call::{Call, CallId, Judged, SessionKey};
-use crate::code;
-use crate::context::{Remaining, Txn};
+use crate::call::SessionKey;
+use crate::context::Remaining;
 use crate::error::Effects;
-use crate::outcome::{Answer, Outcome};
+use crate::outcome::Outcome;
 use crate::registry::Agent;
 use crate::session::State;
 use crate::store::Hold;
-use crate::tool::Failure;
 
 /// Result of the gates before the tool.
 pub(super) enum Admitted {
@@ -67,112 +59,6 @@ impl Passed {
         match self.effects_of_failure() {
             Effects::Unknown => Effects::Done,
             other => other,
-        }
-    }
-}
-
-/// An admitted call that the client runs itself.
-///
-/// The client must report its result. If this value is dropped, the call is recorded as abandoned,
-/// and its claim stays reserved until it is settled.
-#[must_use = "an admitted call must be reported"]
-pub struct Pass {
-    gate: Toolgate,
-    runtime: tokio::runtime::Handle,
-    inner: Option<(Box<Passed>, Box<Trail>)>,
-}
-
-impl Pass {
-    /// Returns the id of the call in the ledger.
-    #[must_use]
-    pub fn call_id(&self) -> Option<CallId> {
-        self.inner.as_ref().map(|(_, trail)| trail.id)
-    }
-
-    /// Returns the arguments to run with. Hooks may have rewritten them.
-    #[must_use]
-    pub fn arguments(&self) -> Option<&Judged> {
-        self.inner.as_ref().map(|(passed, _)| passed.permit.arguments())
-    }
-
-    /// Reports the result of the client's run. Evidence from it is marked as reported.
-    pub async fn report(mut self, result: Result<Value, Failure>) -> Answer {
-        let gate = self.gate.clone();
-        let Some((passed, trail)) = self.inner.take() else {
-            return gate.lost(&Call::new(SessionKey::new("", "", ""), "", Value::Null), CallId::fresh()).await;
-        };
-        let (settling, span) = (gate.clone(), trail.span.clone());
-        let (key, tool, id) = (passed.key.clone(), trail.tool.to_string(), trail.id);
-        let task = tokio::spawn(async move { settling.settle(passed, Ran::ended(result, Txn::default()), trail).await }.instrument(span));
-        match task.await {
-            Ok(answer) => answer,
-            Err(_) => gate.lost(&Call::new(key, tool, Value::Null), id).await,
-        }
-    }
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        if let Some((passed, trail)) = self.inner.take() {
-            let gate = self.gate.clone();
-            // The value may be dropped outside of any runtime, so use the runtime that admitted the
-            // call.
-            self.runtime.spawn(async move {
-                let effects = passed.effects_of_failure();
-                let failure = Failure::of(code::ABANDONED, "the client did not report a result").effects(effects);
-                gate.settle(passed, Ran::ended(Err(failure), Txn::default()), trail).await;
-            });
-        }
-    }
-}
-
-impl Toolgate {
-    /// Admits a call for a client that runs its tools itself.
-    ///
-    /// # Errors
-    /// The final answer, if the call was rejected or replayed. It is recorded already.
-    pub async fn admit(&self, call: Call) -> Result<Pass, Answer> {
-        let mut trail = Trail::open(self, &call, None);
-        trail.apart = true;
-        trail.facts.reported = true;
-        self.admit_apart(call, trail, |gate, mut passed, mut trail| {
-            passed.reported = true;
-            // Time spent from here on counts as run time.
-            trail.at(crate::ledger::Gate::Run);
-            // The client may take any time, so do not hold the session lock. Limits stay reserved
-            // by the claim.
-            passed.hold = None;
-            Pass { gate, runtime: tokio::runtime::Handle::current(), inner: Some((passed, trail)) }
-        })
-        .await
-    }
-
-    /// Runs the gates before the tool on a separate task.
-    ///
-    /// If the caller goes away, the call is still admitted or rejected. `pass` turns the admitted
-    /// call into the value for the client.
-    pub(super) async fn admit_apart<T: Send + 'static>(
-        &self,
-        call: Call,
-        mut trail: Box<Trail>,
-        pass: impl FnOnce(Self, Box<Passed>, Box<Trail>) -> T + Send + 'static,
-    ) -> Result<T, Answer> {
-        let call = Arc::new(call);
-        let (id, span) = (trail.id, trail.span.clone());
-        let (gate, asked) = (self.clone(), Arc::clone(&call));
-        let task = tokio::spawn(
-            async move {
-                match gate.admit_call(&asked, &mut trail, None).await {
-                    Ok(Admitted::Pass(passed)) => Ok(pass(gate, passed, trail)),
-                    Ok(Admitted::Replay(outcome)) => Err(gate.replay(outcome, trail).await),
-                    Err(stop) => Err(gate.refuse(stop, trail).await),
-                }
-            }
-            .instrument(span),
-        );
-        match task.await {
-            Ok(result) => result,
-            Err(_) => Err(self.lost(&call, id).await),
         }
     }
 }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Explanation, Pass, Toolgate};
-use crate::call::{Arguments, Call, SessionKey};
+use super::{Explanation, Kept, Toolgate};
+use crate::call::{Arguments, Call, CallId, SessionKey};
 use crate::ledger::Row;
 use crate::limits::Spend;
 use crate::outcome::Answer;
 use crate::session::{Alter, State};
+use crate::tool::Failure;
 use crate::store::StoreError;
 
 /// A session of one principal with one agent.
@@ -59,12 +60,18 @@ impl Session {
         self.gate.call(self.prepare(tool, arguments)).await
     }
 
-    /// Admits a call that the client runs itself. See [`Toolgate::admit`].
+    /// Admits a call that the caller runs itself. Pass its result to [`Session::report`].
     ///
     /// # Errors
     /// The final answer, if the call was rejected or replayed.
-    pub async fn admit(&self, tool: &str, arguments: impl Into<Arguments>) -> Result<Pass, Answer> {
-        self.gate.admit(self.prepare(tool, arguments)).await
+    pub async fn admit(&self, tool: &str, arguments: impl Into<Arguments>) -> Result<Kept, Answer> {
+        self.gate.admit(self.prepare(tool, arguments).client_id(CallId::fresh().to_string())).await
+    }
+
+    /// Reports the result of a call that the caller ran with the admitted arguments.
+    pub async fn report(&self, deferred: &Kept, result: Result<Value, Failure>) -> Answer {
+        let call = self.prepare(&deferred.tool, deferred.arguments.value().clone());
+        self.gate.report(call.client_id(deferred.client_id.clone()), result).await
     }
 
     /// Makes the calls of one turn as one ordered plan.

@@ -247,7 +247,7 @@ fn contradictions(tool: &Spec, rules: &[Attached]) -> Vec<Problem> {
         for (rule, caps) in caps.iter().filter(|(_, caps)| caps.amount == Some(&path) && caps.most < low) {
             let message =
                 format!("`{name}` can never be called: `{low_rule}` requires `{path}` to be at least {low}, but this limit is {}", caps.most);
-            problems.push(Problem::at("most", message).of(rule).help("raise the limit, or allow smaller amounts"));
+            problems.push(Problem::at("max", message).of(rule).help("raise the limit, or allow smaller amounts"));
         }
     }
     for (rule, _) in caps.iter().filter(|(_, caps)| leaves_none(caps)) {

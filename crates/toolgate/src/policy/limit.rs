@@ -358,7 +358,7 @@ impl Policy for Limit {
             }
         }
         if self.most < Decimal::ZERO {
-            problems.push(Problem::at("most", format!("the limit is negative: {}", self.most)));
+            problems.push(Problem::at("max", format!("the limit is negative: {}", self.most)));
         }
         if self.window.is_some_and(|window| window <= SignedDuration::ZERO) {
             problems.push(Problem::at("within", "the window must be longer than 0").help("like `24h`"));

@@ -94,10 +94,10 @@ impl Policy for ReadBeforeWrite {
         let reader = tools.iter().find(|tool| *self.read_tool == *tool.name());
         match reader {
             None => problems.extend(
-                unknown_tool("read_with", &self.read_tool, tools).map(|problem| Problem { severity: Severity::Warning, ..problem }),
+                unknown_tool("read_tool", &self.read_tool, tools).map(|problem| Problem { severity: Severity::Warning, ..problem }),
             ),
             Some(tool) => problems.extend(
-                ToolNames::of([tool.name()]).unknown_arguments(tools, [("read_with".to_owned(), &Pointer::from("/path"))].into_iter()),
+                ToolNames::of([tool.name()]).unknown_arguments(tools, [("read_tool".to_owned(), &Pointer::from("/path"))].into_iter()),
             ),
         }
         problems

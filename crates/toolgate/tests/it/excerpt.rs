@@ -58,7 +58,7 @@ name = "daily"
 rule = "limit"
 tools = ["issue_refund"]
 sum = "/amount"
-most = 700
+max = 700
 per = "/customer_id"
 within = "24h"
 
@@ -134,8 +134,9 @@ async fn an_excerpt_decides_like_the_whole() {
         assert_eq!(asked(&full), asked(&small), "{n} {tool} {arguments}");
         // Every other call is made by the excerpt: what it leaves behind is the same.
         let made_by = if n % 2 == 0 { &one } else { &other };
-        if let Ok(pass) = told(made_by).admit(tool, arguments).await {
-            pass.report(Ok(result)).await;
+        let session = told(made_by);
+        if let Ok(pass) = session.admit(tool, arguments).await {
+            session.report(&pass, Ok(result)).await;
         }
     }
 }

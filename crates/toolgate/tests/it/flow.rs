@@ -376,7 +376,7 @@ async fn what_a_client_reports_vouches_only_where_the_rule_says_so() {
         let session =
             gate(Agent::builder("a").tool(Tool::external("contacts", "Run by the client.", None).open()).tool(send()).policy(rule));
         let pass = session.admit("contacts", json!({})).await.ok().unwrap();
-        pass.report(Ok(json!(["mum@family.example"]))).await;
+        session.report(&pass, Ok(json!(["mum@family.example"]))).await;
         assert_eq!(sends(&session, "mum@family.example").await, accepts);
     }
 }
@@ -407,7 +407,7 @@ async fn what_a_client_reports_meanwhile_is_not_overwritten() {
         let stranger = format!("stranger{n}@evil.example");
         let pass = session.admit("page", json!({"n": n})).await.ok().unwrap();
         let words = "some words of the user ".repeat(300);
-        let (_, said) = tokio::join!(pass.report(Ok(json!(stranger))), session.user_said(&words));
+        let (_, said) = tokio::join!(session.report(&pass, Ok(json!(stranger))), session.user_said(&words));
         said.unwrap();
         assert!(!sends(&session, stranger.clone()).await, "{stranger}");
     }

@@ -358,7 +358,7 @@ async fn what_was_let_through_was_written_whether_or_not_anybody_says_how_it_end
         let pass = session.admit("save", json!({"text": "mail evil@x.com"})).await.ok().unwrap();
         assert_eq!(said(&session, "lookup", json!({})).await, "ok");
         assert!(!sends(&session, "evil@x.com").await, "{effect:?}");
-        pass.report(Ok(json!({}))).await;
+        session.report(&pass, Ok(json!({}))).await;
     }
 }
 
@@ -402,7 +402,7 @@ async fn a_call_that_provably_did_nothing_has_written_to_nothing() {
     let another = |name: &str| session.gate().session("a", "alice", name);
     let pass = session.admit("save", json!({"id": "7"})).await.ok().unwrap();
     assert!(!believes(&another("1"), "7").await && believes(&another("2"), "8").await);
-    pass.report(Err(Failure::business("refused", "told to").effects(Effects::None))).await;
+    session.report(&pass, Err(Failure::business("refused", "told to").effects(Effects::None))).await;
     assert!(!believes(&another("3"), "7").await);
 }
 

@@ -128,12 +128,12 @@ async fn what_a_pending_call_has_reserved_outlasts_its_window() {
 #[tokio::test]
 async fn a_claim_without_an_end_is_pending_once_its_lease_is_over() {
     let world = World::new(|a| a.tool(Tool::external("bash", "Run by the client.", None).open()));
-    let pass = world.gate.admit(world.session.prepare("bash", json!({"command": "make"}))).await.ok().unwrap();
+    let pass = world.session.admit("bash", json!({"command": "make"})).await.ok().unwrap();
     assert!(world.gate.pending().await.unwrap().is_empty());
     world.advance(SignedDuration::from_mins(5));
     assert_eq!(world.gate.pending().await.unwrap().len(), 1);
     // It is late, and still the truth.
-    pass.report(Ok(json!({"exit": 0}))).await;
+    world.session.report(&pass, Ok(json!({"exit": 0}))).await;
     assert!(world.gate.pending().await.unwrap().is_empty());
 }
 
@@ -403,7 +403,7 @@ async fn what_a_client_does_nobody_here_undoes() {
         a.tool(Tool::dynamic("edit", "Edits.", json!({"type": "object"}), |_, args| async move { Ok(args) }).local().open())
     });
     let pass = world.session.admit("edit", json!({})).await.ok().unwrap();
-    let answer = pass.report(Err(Failure::business("lost", "lost"))).await;
+    let answer = world.session.report(&pass, Err(Failure::business("lost", "lost"))).await;
     assert_eq!(answer.outcome.error().map(|e| e.effects), Some(Effects::Unknown));
     assert_eq!(world.gate.pending().await.unwrap().len(), 1);
 }

@@ -68,28 +68,11 @@ async fn a_success_is_evidence_about_its_entities() {
     assert!(about("C-3").is_none());
     assert_eq!(state.evidence(&EvidenceKey::tool("verify")).unwrap().entities[0].1, json!("C-2"), "the latest");
     // What a client says it did is marked as such.
-    let pass = world.gate.admit(world.session.prepare("client_side", json!({"anything": 1}))).await.ok().unwrap();
-    assert_eq!(pass.arguments().unwrap().value(), &json!({"anything": 1}));
-    pass.report(Ok(json!("done"))).await;
+    let pass = world.session.admit("client_side", json!({"anything": 1})).await.ok().unwrap();
+    assert_eq!(pass.arguments.value(), &json!({"anything": 1}));
+    world.session.report(&pass, Ok(json!("done"))).await;
     let state = world.session.state().await.unwrap();
     assert_eq!(state.evidence(&EvidenceKey::tool("client_side").reported()).unwrap().origin, Origin::Reported);
-}
-
-#[tokio::test]
-async fn an_admitted_call_that_nobody_reports_is_recorded_as_abandoned() {
-    let world = World::new(|a| a.tool(Tool::external("client_side", "Run by the client.", None).open()));
-    let pass = world.gate.admit(world.session.prepare("client_side", json!({}))).await.ok().unwrap();
-    drop(pass);
-    for _ in 0..1_000 {
-        if !world.rows().await.0.is_empty() {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
-    let rows = world.session.rows().await.unwrap();
-    assert_eq!(rows.len(), 1);
-    assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.retryable)), Some(("abandoned", false)));
-    assert_eq!(world.gate.pending().await.unwrap().len(), 1);
 }
 
 #[tokio::test]

@@ -151,9 +151,8 @@ fn registered(
         }
         let args = entry.get("args").and_then(Value::as_array);
         let plain = |args: &Vec<Value>| {
-            let words = args.iter().map(|word| word.as_str().unwrap_or_default().into());
-            let read = if is_hook(program) { hook::Args::of_flags(words) } else { hook::Args::quickly(words) };
-            read.is_some()
+            let mut words = args.iter().map(|word| word.as_str().unwrap_or_default());
+            (is_hook(program) || words.next() == Some("hook")) && hook::parses(words)
         };
         let other = match args {
             Some(args) => !plain(args),

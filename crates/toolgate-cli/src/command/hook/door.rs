@@ -210,7 +210,7 @@ impl Door {
                 // A client that checks only the exit code cannot ask its user.
                 let cannot_ask = client == Client::Codex || client == Client::Cursor || event.name.is_none();
                 let call = if cannot_ask { call } else { call.client_asks() };
-                match gate.admit_kept(call).await {
+                match gate.admit(call).await {
                     Ok(kept) => self.admitted(event, &kept),
                     Err(refused) => self.refused(&refused),
                 }
@@ -219,10 +219,10 @@ impl Door {
                 let refused = gate.call(self.call(&session, event).misread(why)).await;
                 Answer::refusal(event, refused.outcome.error().map_or_else(|| why.clone(), |error| error.for_model_in(self.dialect)))
             }
-            Kind::After(result) => self.settled(event, result, &gate.report_kept(self.call(&session, event), Ok(result.clone())).await),
+            Kind::After(result) => self.settled(event, result, &gate.report(self.call(&session, event), Ok(result.clone())).await),
             Kind::Unread => {
                 let failure = Failure::business("unreadable_result", "the result of the tool cannot be parsed").effects(Effects::Done);
-                gate.report_kept(self.call(&session, event), Err(failure)).await;
+                gate.report(self.call(&session, event), Err(failure)).await;
                 Answer::withhold(event, "toolgate cannot parse this result, so it is withheld")
             }
             Kind::Failed { error, interrupted } => {
@@ -231,7 +231,7 @@ impl Door {
                 let effects = if *interrupted { Effects::Unknown } else { Effects::Done };
                 let effects = if self.reads(gate, &event.tool) { Effects::None } else { effects };
                 let failure = Failure::business("client_tool_failed", error.clone()).effects(effects);
-                let answer = gate.report_kept(self.call(&session, event), Err(failure)).await;
+                let answer = gate.report(self.call(&session, event), Err(failure)).await;
                 match answer.outcome.error().filter(|error| error.code != "client_tool_failed") {
                     Some(error) => Answer::block(error.for_model_in(self.dialect)),
                     None => Answer::default(),
@@ -245,7 +245,7 @@ impl Door {
         if let Ok(gate) = &self.gate {
             let session = gate.session(&self.agent, user, &event.session);
             let failure = Failure::business("unheard", "the client did not wait for the answer, so the permission was withdrawn").effects(Effects::None);
-            gate.report_kept(self.call(&session, event), Err(failure)).await;
+            gate.report(self.call(&session, event), Err(failure)).await;
         }
     }
 

@@ -7,10 +7,8 @@ mod event;
 mod loud;
 pub(crate) mod serve;
 mod signals;
-mod stay;
 mod wire;
 
-use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,14 +21,11 @@ pub(crate) use door::open_store;
 pub(crate) use event::Client;
 use event::{Event, Kind, LONGEST, TOO_LONG};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use stay::Asked;
 
 use crate::place;
 
 /// Time to answer an event. A client may stop waiting after this and allow the call.
 const DEADLINE: Duration = Duration::from_millis(4_500);
-/// Largest answer that always fits into an empty pipe, so writing it cannot block.
-const SHORT: usize = 4 << 10;
 /// Time to write the answer that says that the deadline was exceeded.
 const GRACE: Duration = Duration::from_millis(300);
 
@@ -65,52 +60,21 @@ pub(crate) struct Args {
     /// Run as the service for `--config`, at `--socket`.
     #[arg(long, requires = "socket", requires = "config")]
     pub(crate) serve: bool,
-    /// Run as the resident process for open sessions; started by a hook.
-    #[arg(long, hide = true, conflicts_with = "socket")]
-    pub(crate) stay: bool,
-    /// First session of the resident process.
-    #[arg(long, hide = true, requires = "stay")]
-    pub(crate) session: Option<String>,
 }
 
-impl Args {
-    /// Parses a simple command line: `hook` and flags with values.
-    pub(crate) fn quickly(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
-        words.next().filter(|verb| verb == "hook")?;
-        Self::of_flags(words)
+/// Returns whether words are the flags of a hook.
+pub(crate) fn parses<'w>(words: impl Iterator<Item = &'w str>) -> bool {
+    #[derive(clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        _hook: Args,
+        #[arg(long)]
+        _store: Option<PathBuf>,
     }
-
-    /// Parses flags with values.
-    pub(crate) fn of_flags(words: impl Iterator<Item = OsString>) -> Option<Self> {
-        let mut words = words.map(|word| word.into_string().ok());
-        let config = std::env::var_os("TOOLGATE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let mut args =
-            Self { config, client: Client::ClaudeCode, agent: None, store: None, socket: None, serve: false, stay: false, session: None };
-        while let Some(flag) = words.next() {
-            let flag = flag?;
-            if flag == "--stay" {
-                args.stay = true;
-                continue;
-            }
-            let value = words.next()??;
-            match flag.as_str() {
-                "--config" => args.config = Some(value.into()),
-                "--client" => args.client = clap::ValueEnum::from_str(&value, false).ok()?,
-                "--agent" => args.agent = Some(value),
-                "--store" => args.store = Some(value.into()),
-                "--socket" => args.socket = Some(value.into()),
-                "--session" => args.session = Some(value),
-                _ => return None,
-            }
-        }
-        Some(args)
-    }
+    <Flags as clap::Parser>::try_parse_from(std::iter::once("toolgate-hook").chain(words)).is_ok()
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    if args.stay {
-        return stay::run(args);
-    }
     signals::outlive_limits();
     // Programs that run as hooks must not inherit open files of the caller.
     let _ = toolgate::sandbox::close_inherited();
@@ -153,17 +117,11 @@ fn hear(args: &Args) -> u8 {
         Err(reason) => return late.say(Rendered::Refused(reason)),
     };
     late.forestall(&event, args.client);
-    let asked = match &args.socket {
-        None if is_long => Asked::Alone,
-        None => stay::ask(args, &bytes, late.left()),
-        Some(socket) => match late.watch() {
-            Ok(()) => Asked::Told(ask(args, socket, &bytes)),
-            Err(refused) => Asked::Told(refused),
-        },
-    };
-    let is_nobody_there = matches!(asked, Asked::Nobody);
-    if let Asked::Told(told) = asked {
-        let told = match told {
+    if let Err(refused) = late.watch() {
+        return refused.say();
+    }
+    if let Some(socket) = &args.socket {
+        let told = match ask(args, socket, &bytes) {
             // Without an answer of the service, the call is denied or the result is withheld.
             Rendered::Refused(reason) => Answer::refusal(&event, reason).render(&event, args.client),
             // The service has only the beginning of the event, and does not know the shape of the
@@ -171,23 +129,10 @@ fn hear(args: &Args) -> u8 {
             Rendered::Told(_) if is_long => Answer::refusal(&event, TOO_LONG).render(&event, args.client),
             told => told,
         };
-        // Writing a long answer may block, so the deadline must be watched.
-        if matches!(&told, Rendered::Told(told) if told.to_string().len() > SHORT)
-            && let Err(refused) = late.watch()
-        {
-            return refused.say();
-        }
         return late.say(told);
-    }
-    if let Err(refused) = late.watch() {
-        return refused.say();
     }
     let (answer, door) = answer(args, &event);
     let code = late.say(answer.render(&event, args.client));
-    // If no resident process can be started, the next hook also works alone.
-    if is_nobody_there && matches!(event.kind, Kind::Begins) && door.is_some() {
-        let _ = stay::begin(args, &event.session);
-    }
     // The client has its answer. The cache makes the next one faster.
     if let Some(door) = door.filter(|_| matches!(event.kind, Kind::Before)) {
         let _ = door.keep(args);

@@ -1,7 +1,6 @@
 //! Implements the protocol between a hook and its service.
 //!
-//! A request is two lines and the event. A response is an exit code and the text. The client part
-//! has few dependencies, because an agent starts it at every step.
+//! A request is two lines and the event. A response is an exit code and the text.
 
 use std::io::{Error, Read, Result, Write};
 use std::net::Shutdown;
@@ -14,24 +13,14 @@ use std::time::{Duration, Instant};
 /// Longest time to wait for an answer of the service.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// Response code that tells the hook to decide by itself.
-pub(crate) const ALONE: u8 = 1;
-
-/// Asks the service, and returns the exit code and the text to print.
-pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Result<(u8, String)> {
-    match exchange(UnixStream::connect(socket)?, client, agent, event, PATIENCE)? {
-        (ALONE, _) => Err(no_answer()),
-        said => Ok(said),
-    }
-}
-
 fn no_answer() -> Error {
     Error::other("invalid response")
 }
 
-/// Sends an event over a connection, and reads the response.
-pub(crate) fn exchange(mut stream: UnixStream, client: &str, agent: &str, event: &[u8], patience: Duration) -> Result<(u8, String)> {
-    let until = Instant::now() + patience.min(PATIENCE);
+/// Asks the service, and returns the exit code and the text to print.
+pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Result<(u8, String)> {
+    let mut stream = UnixStream::connect(socket)?;
+    let until = Instant::now() + PATIENCE;
     // A timeout of zero would mean no timeout.
     let left = || Some(until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
     stream.set_write_timeout(left())?;
@@ -45,7 +34,6 @@ pub(crate) fn exchange(mut stream: UnixStream, client: &str, agent: &str, event:
         // An incomplete response is an error: a client would read it as "no objection".
         Some(("0", told)) if told.starts_with('{') && told.ends_with("}\n") => Ok((0, told.to_owned())),
         Some(("2", reason)) => Ok((2, reason.to_owned())),
-        Some(("1", "")) => Ok((ALONE, String::new())),
         _ => Err(no_answer()),
     }
 }

@@ -3,7 +3,6 @@
 mod holds;
 mod results;
 mod service;
-mod stays;
 mod wrong;
 
 use std::path::{Path, PathBuf};
@@ -25,7 +24,7 @@ shell = "/command"
 [tools.read]
 kind = "client"
 effect = "read"
-grant = true
+skip_client_prompt = true
 entities = { file = "/file_path" }
 
 [tools.write]

@@ -208,6 +208,6 @@ fn a_limit_of_the_process_is_a_refusal_and_not_its_end() {
         let (code, ..) = limited(&Project::with(CONFIG), "-f 0", &format!("{hook} > said"));
         assert_eq!(code, 2, "{hook}");
     }
-    let (code, ..) = limited(&Project::new(), "-f 0", &format!("{} --help > said", program("toolgate-ask")));
+    let (code, ..) = limited(&Project::new(), "-f 0", &format!("{} --help > said", program("toolgate-hook")));
     assert_eq!(code, 2);
 }

@@ -161,7 +161,7 @@ async fn a_call_is_explained_on_what_it_was_decided_on() {
         rule = "limit"
         tools = ["pay"]
         sum = "/amount"
-        most = 500
+        max = 500
         "#,
     );
     let gate = Toolgate::builder()

@@ -393,7 +393,7 @@ async fn what_is_not_written_down_yet_is_shown_as_json_too() {
     // Its client has had its time, and nobody has swept since.
     let then = Timestamp::now().checked_sub(SignedDuration::from_hours(72)).unwrap();
     let gate = Toolgate::builder().store(store).agent(agent).clock(std::sync::Arc::new(ManualClock::at(then))).build().unwrap();
-    let call = gate.admit_kept(gate.session("a", "b", "s").prepare("run", json!({"n": 1})).client_id("c")).await.unwrap().call.to_string();
+    let call = gate.admit(gate.session("a", "b", "s").prepare("run", json!({"n": 1})).client_id("c")).await.unwrap().call.to_string();
     drop(gate);
     let show = |more: &[&str]| toolgate(&[&["audit", "show", &call, "--store", path.to_str().unwrap()], more].concat());
     let (code, stdout, stderr) = show(&["--json"]);

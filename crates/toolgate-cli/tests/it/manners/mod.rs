@@ -342,7 +342,7 @@ fn the_schema_is_the_one_that_is_shipped() {
 fn the_small_programs_help_and_refuse() {
     let project = Project::new();
     let mut told = String::new();
-    for name in ["toolgate-hook", "toolgate-ask"] {
+    for name in ["toolgate-hook"] {
         for args in [&["--help"][..], &["--nonsense", "x"], &["--socket", "none.sock"]] {
             let (code, stdout, stderr) = program(&project, name, args, b"{\"tool_name\": \"bash\"}");
             told.push_str(&format!("$ {name} {} [{code}]\n{stdout}{stderr}", args.join(" ")));
@@ -360,17 +360,6 @@ fn the_small_programs_help_and_refuse() {
     $ toolgate-hook --nonsense x [2]
     toolgate: invalid command line, so the call is denied; see `toolgate-hook --help`
     $ toolgate-hook --socket none.sock [2]
-    toolgate: the service at none.sock does not answer: No such file or directory (os error 2); start it with `toolgate hook --serve --config FILE --socket PATH`
-    $ toolgate-ask --help [0]
-    Ask the service that `toolgate hook --serve` is.
-
-    Usage: toolgate-ask --socket <PATH> [--client <CLIENT>] [--agent <AGENT>]
-
-    The event is read from standard input, as by `toolgate hook`. Exit code: 0 with
-    a JSON answer, or 2: refused.
-    $ toolgate-ask --nonsense x [2]
-    toolgate: there is no `--nonsense`; see `toolgate-ask --help`
-    $ toolgate-ask --socket none.sock [2]
     toolgate: the service at none.sock does not answer: No such file or directory (os error 2); start it with `toolgate hook --serve --config FILE --socket PATH`
     ");
 }

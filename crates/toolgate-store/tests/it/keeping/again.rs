@@ -80,7 +80,7 @@ fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
         assert!(matches!(replay.decide(&paid.row).await, Compared::Undecidable(_)));
         let few = played(&format!(
             "{}\n[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"pay\"]\ncalls = 0\n",
-            crate::world::RULES.replace("most = 500", "most = 5000")
+            crate::world::RULES.replace("max = 500", "max = 5000")
         ))
         .await;
         assert_eq!(few.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), ["a", "b", "c", "e"], "{few:?}");
@@ -140,7 +140,7 @@ fn the_same_rules_on_the_same_traffic_change_nothing() {
         })
         .effect(toolgate::Effect::Read)
         .empty_on(404);
-        let rules = "[[policy]]\nname = \"sum\"\nrule = \"limit\"\ntools = [\"pay\"]\nsum = \"/amount\"\nmost = 500\nper = \"principal\"\nwithin = \"24h\"\n[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
+        let rules = "[[policy]]\nname = \"sum\"\nrule = \"limit\"\ntools = [\"pay\"]\nsum = \"/amount\"\nmax = 500\nper = \"principal\"\nwithin = \"24h\"\n[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
         toolgate::Agent::builder("desk").tool(pay).tool(look).rules(toolgate::config::Rules::parse("r.toml", rules)).build().unwrap()
     };
     runtime().block_on(async {

@@ -212,8 +212,8 @@ fn a_pass_ends_with_its_call_and_hides_no_other_of_the_same_name() {
         let gate = run_outside(&desk, &clock);
         let session = gate.session("a", "al", "s");
         let call = |n: u32| session.prepare("run", json!({"n": n})).client_id("c").idempotency_key(n.to_string());
-        let _ = gate.admit_kept(call(1)).await.unwrap();
-        let newer = gate.admit_kept(call(2)).await.unwrap().call;
+        let _ = gate.admit(call(1)).await.unwrap();
+        let newer = gate.admit(call(2)).await.unwrap().call;
         clock.advance(SignedDuration::from_hours(25));
         assert_eq!(gate.pending().await.unwrap().len(), 2);
         let done = Outcome::Success(toolgate::Output::of(json!("done")));
@@ -221,7 +221,7 @@ fn a_pass_ends_with_its_call_and_hides_no_other_of_the_same_name() {
         let kept = "SELECT count(*) FROM claims WHERE pass IS NOT NULL";
         let kept: i64 = rusqlite::Connection::open(desk.path()).unwrap().query_row(kept, [], |row| row.get(0)).unwrap();
         assert_eq!(kept, 1, "nobody needs the other any more");
-        let late = gate.report_kept(call(1), Ok(json!({}))).await;
+        let late = gate.report(call(1), Ok(json!({}))).await;
         assert_eq!(late.outcome.error().map(|error| error.code.to_string()), None);
         assert!(gate.pending().await.unwrap().is_empty());
     });
@@ -235,11 +235,11 @@ fn a_session_that_ends_keeps_no_pass_of_what_was_given_up_before() {
         let gate = run_outside(&desk, &clock);
         let session = gate.session("a", "al", "s");
         let call = || session.prepare("run", json!({})).client_id("c");
-        let _ = gate.admit_kept(call()).await.unwrap();
+        let _ = gate.admit(call()).await.unwrap();
         clock.advance(SignedDuration::from_hours(25));
         assert_eq!(gate.pending().await.unwrap().len(), 1);
         gate.leave(session.key()).await.unwrap();
-        let late = gate.report_kept(call(), Ok(json!({}))).await;
+        let late = gate.report(call(), Ok(json!({}))).await;
         assert_eq!(late.outcome.error().map(|error| error.code.to_string()).as_deref(), Some("not_admitted"));
         assert_eq!(gate.pending().await.unwrap().len(), 1);
     });

@@ -66,7 +66,7 @@ impl Reader<'_> {
                     inner.silence();
                     continue;
                 }
-                if inner.bool("grant") == Some(true) {
+                if inner.bool("skip_client_prompt") == Some(true) {
                     grants.push(name.clone());
                 }
                 let on_files = inner.text("kind") == Some("builtin") && FOR_FILES.contains(&name.as_str());
@@ -137,7 +137,7 @@ fn read_limits(table: &Table<'_>) -> (Limits, Vec<Place>) {
                 calls: inner.count("calls"),
                 tokens: inner.count("tokens"),
                 money: inner.amount("money"),
-                wall: inner.length("wall"),
+                wall: inner.length("wall_time"),
             };
             inner.finish("a budget");
             budget
@@ -148,8 +148,8 @@ fn read_limits(table: &Table<'_>) -> (Limits, Vec<Place>) {
     if principal.wall.take().is_some()
         && let Some(inner) = table.table("principal")
     {
-        let problem = Problem::new("`wall` cannot limit a principal, because a principal has no start time");
-        inner.wrong("wall", problem.help("set `wall` under `session`, or use a `limit` rule with `within`"));
+        let problem = Problem::new("`wall_time` cannot limit a principal, because a principal has no start time");
+        inner.wrong("wall_time", problem.help("set `wall_time` under `session`, or use a `limit` rule with `within`"));
     }
     let rate = rate(table);
     table.finish("limits");

@@ -185,7 +185,7 @@ async fn only_those_who_may_answer_can() {
 
 #[test]
 fn rules_of_several_files_are_read_as_one_and_all_their_errors_said_at_once() {
-    let limits = "[[policy]]\nname = \"daily\"\nrule = \"limit\"\ntools = [\"issue_refund\"]\nsum = \"/amount_usd\"\nmost = 500\n";
+    let limits = "[[policy]]\nname = \"daily\"\nrule = \"limit\"\ntools = [\"issue_refund\"]\nsum = \"/amount_usd\"\nmax = 500\n";
     let soft = "[[policy]]\nname = \"soft\"\nrule = \"ask\"\ntools = [\"issue_refund\"]\nwhen = 'sum_of(\"daily\") > 100'\n";
     let rules = Rules::parse_all([("limits.toml", limits), ("soft.toml", soft)]);
     assert_eq!(rules.names().collect::<Vec<_>>(), ["daily", "soft"]);

@@ -23,8 +23,8 @@ async fn what_came_of_a_call_whose_tool_is_gone_is_written_down_as_that_call() {
         let agent = Agent::builder(left).tool(look).build().unwrap();
         let after = Toolgate::builder().store(Arc::clone(&desk.0)).agent(agent).build().unwrap();
         let wipe = |gate: &Toolgate, id: &str, arguments: Value| call(gate, id, "wipe", arguments).idempotency_key("k");
-        let kept = before.admit_kept(wipe(&before, "c", one())).await.unwrap();
-        let answer = after.report_kept(wipe(&after, "c", ran.clone()), result).await;
+        let kept = before.admit(wipe(&before, "c", one())).await.unwrap();
+        let answer = after.report(wipe(&after, "c", ran.clone()), result).await;
         assert_eq!((code(&answer), answer.call), (expected, kept.call), "{what}");
         let rows = after.session("coder", "alice", "s").rows().await.unwrap();
         let said: Vec<_> = rows.iter().map(|row| (row.call, row.decision, row.effects)).collect();
@@ -32,9 +32,9 @@ async fn what_came_of_a_call_whose_tool_is_gone_is_written_down_as_that_call() {
         assert_eq!(rows.iter().any(|row| row.facts.ran.is_some()), ran != one(), "{what}");
         // Its claim is settled by that, and not left open: what has happened is not made again, and what has not may be.
         assert_eq!(before.pending().await.unwrap().len(), usize::from(effects == Effects::Unknown), "{what}");
-        assert_eq!(before.admit_kept(wipe(&before, "d", one())).await.is_ok(), effects == Effects::None, "{what}");
+        assert_eq!(before.admit(wipe(&before, "d", one())).await.is_ok(), effects == Effects::None, "{what}");
         // It was reported, once.
-        assert_eq!(code(&before.report_kept(wipe(&before, "c", one()), Ok(json!(1))).await), "not_admitted", "{what}");
+        assert_eq!(code(&before.report(wipe(&before, "c", one()), Ok(json!(1))).await), "not_admitted", "{what}");
     }
 }
 
@@ -54,13 +54,13 @@ async fn what_was_run_of_a_tool_that_is_gone_is_found_counts_and_takes_away() {
         let before = desk.process_with(more);
         let after = Toolgate::builder().store(Arc::clone(&desk.0)).agent(Desk::agent(|agent| agent.policy(rule()))).build().unwrap();
         for id in ["A", "B"] {
-            let _ = before.admit_kept(call(&before, id, "look", json!({"id": id}))).await.unwrap();
-            assert_eq!(code(&before.report_kept(call(&before, id, "look", json!({"id": id})), Ok(json!({"ok": true}))).await), "ok");
+            let _ = before.admit(call(&before, id, "look", json!({"id": id}))).await.unwrap();
+            assert_eq!(code(&before.report(call(&before, id, "look", json!({"id": id})), Ok(json!({"ok": true}))).await), "ok");
         }
-        let kept = before.admit_kept(call(&before, "w", "wipe", json!({"id": "A"}))).await.unwrap();
-        let _ = after.report_kept(call(&after, "w", "wipe", json!({"id": ran})), Ok(json!({}))).await;
+        let kept = before.admit(call(&before, "w", "wipe", json!({"id": "A"}))).await.unwrap();
+        let _ = after.report(call(&after, "w", "wipe", json!({"id": ran})), Ok(json!({}))).await;
         for (id, expected) in ["A", "B"].iter().zip(left) {
-            let run = after.admit_kept(call(&after, &format!("r{id}"), "run", json!({"what": id}))).await;
+            let run = after.admit(call(&after, &format!("r{id}"), "run", json!({"what": id}))).await;
             assert_eq!(run.as_ref().map_or_else(code, |_| "ok"), expected, "{ran} {id}");
         }
         let rows = after.session("coder", "alice", "s").rows().await.unwrap();
@@ -68,8 +68,8 @@ async fn what_was_run_of_a_tool_that_is_gone_is_found_counts_and_takes_away() {
         assert_eq!(row.entities, [("id".into(), json!("A"))], "{ran}");
         // A read that was made counts, too.
         let peek = |gate: &Toolgate, id: &str| call(gate, id, "peek", json!({"n": id}));
-        let _ = before.admit_kept(peek(&before, "p1")).await.unwrap();
-        let _ = after.report_kept(peek(&after, "p1"), Ok(json!(1))).await;
-        assert!(before.admit_kept(peek(&before, "p2")).await.is_err(), "{ran}");
+        let _ = before.admit(peek(&before, "p1")).await.unwrap();
+        let _ = after.report(peek(&after, "p1"), Ok(json!(1))).await;
+        assert!(before.admit(peek(&before, "p2")).await.is_err(), "{ran}");
     }
 }

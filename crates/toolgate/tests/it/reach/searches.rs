@@ -163,9 +163,9 @@ async fn a_tree_that_is_only_read_counts_unless_it_is_said_not_to() {
     };
     let commands = ["tar czf - ~/", "grep -r . ~/", "zip -r a.zip ~"];
     each_is(&with(""), "deny", &commands).await;
-    each_is(&with(", trees = true"), "deny", &commands).await;
-    each_is(&with(", trees = false"), "allow", &commands).await;
-    each_is(&with(", trees = false"), "deny", &["rm -r ~/", "cat ~/.ssh/key"]).await;
+    each_is(&with(", recursive = true"), "deny", &commands).await;
+    each_is(&with(", recursive = false"), "allow", &commands).await;
+    each_is(&with(", recursive = false"), "deny", &["rm -r ~/", "cat ~/.ssh/key"]).await;
     each_is(&with(""), "allow", &["grep -rn x .", "tar czf a.tgz src", "cat \"$FILE\""]).await;
 }
 

@@ -156,7 +156,7 @@ async fn what_a_client_reports_counts_only_where_the_rule_says_so() {
                 .unwrap(),
         );
         let gate_pass = s.admit("client", json!({})).await.ok().unwrap();
-        gate_pass.report(Ok(json!("done"))).await;
+        s.report(&gate_pass, Ok(json!("done"))).await;
         assert_eq!(code(&s, "act", json!({})).await, if accepts { "ok" } else { "prerequisite_missing" });
     }
 }
@@ -293,7 +293,7 @@ async fn what_a_client_reports_is_kept_apart_from_what_was_seen() {
         assert_eq!(code(&s, "proof", json!({"ok": true})).await, "ok");
         clock.advance(SignedDuration::from_secs(1));
         let pass = s.admit("proof", json!({"ok": false})).await.ok().unwrap();
-        pass.report(Ok(json!({"ok": false}))).await;
+        s.report(&pass, Ok(json!({"ok": false}))).await;
         // To a rule that listens to clients, the later word is that it is not so any more.
         assert_eq!(code(&s, "act", json!({})).await, if accepts { "r" } else { "ok" });
     }

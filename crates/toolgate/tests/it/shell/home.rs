@@ -11,7 +11,7 @@ use crate::support::Built;
 async fn row_of(gate: &Toolgate, agent: &str, tool: &str, arguments: serde_json::Value) -> Row {
     let session = gate.session(agent, "alice", &format!("{tool} {arguments}"));
     if let Ok(pass) = session.admit(tool, arguments).await {
-        pass.report(Ok(json!({}))).await;
+        session.report(&pass, Ok(json!({}))).await;
     }
     Row::clone(&session.rows().await.unwrap()[0])
 }
