@@ -62,7 +62,7 @@ pub(crate) async fn play(gate: &Toolgate, agent: &str, clock: &Arc<ManualClock>,
                 "user" => {
                     let (who, text) = rest.split_once(' ').unwrap_or((rest, ""));
                     let (principal, session) = who.split_once('/').unwrap_or((who, "s"));
-                    if let Err(error) = gate.session(agent, principal, session).user_said(text).await {
+                    if let Err(error) = gate.session(agent, principal, session).add_user_text(text).await {
                         wrong(error.to_string());
                     }
                 }

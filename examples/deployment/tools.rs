@@ -4,12 +4,12 @@ use serde_json::{Value, json};
 use toolgate::config::Rules;
 use toolgate::{Agent, BuildError, Effect, Tool};
 
-fn commit() -> Value {
+fn commit_schema() -> Value {
     json!({"type": "object", "properties": {"commit": {"type": "string"}}, "required": ["commit"]})
 }
 
 fn tests(name: &str) -> Tool {
-    Tool::dynamic(name, "Run tests of a commit.", commit(), |_, args: Value| async move {
+    Tool::dynamic(name, "Run tests of a commit.", commit_schema(), |_, args: Value| async move {
         Ok(if args["commit"] == "bad0000" { json!({"passed": 11, "failed": 1}) } else { json!({"passed": 12, "failed": 0}) })
     })
     .effect(Effect::Read)
@@ -26,7 +26,7 @@ pub(crate) fn agent() -> Result<Agent, BuildError> {
         .tool(tests("run_tests"))
         .tool(tests("run_smoke_tests"))
         .tool(
-            Tool::dynamic("build", "Build a commit.", commit(), |_, args: Value| async move { Ok(json!({"image": format!("app:{}", args["commit"])})) })
+            Tool::dynamic("build", "Build a commit.", commit_schema(), |_, args: Value| async move { Ok(json!({"image": format!("app:{}", args["commit"])})) })
                 .effect(Effect::Write)
                 .entity("commit", "/commit"),
         )

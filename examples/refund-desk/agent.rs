@@ -64,9 +64,9 @@ impl Drop for Gateway {
 }
 
 /// The signals that stop the agent: Ctrl-C, `kill`, and closing the terminal.
-struct Asked([Signal; 3]);
+struct StopSignals([Signal; 3]);
 
-impl Asked {
+impl StopSignals {
     fn new() -> io::Result<Self> {
         Ok(Self([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?]))
     }
@@ -92,7 +92,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         command.args(["--listen", "127.0.0.1:0"]);
     }
     // Listen for signals before starting the gateway, so that the gateway never outlives the agent.
-    let mut asked = Asked::new()?;
+    let mut asked = StopSignals::new()?;
     let mut gateway = Gateway(command.spawn()?);
     tokio::select! {
         shown = show(&mut gateway, program) => shown?,

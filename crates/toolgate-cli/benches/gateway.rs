@@ -53,7 +53,7 @@ impl Server {
     }
 
     /// Returns the CPU time in milliseconds and the resident memory in MB.
-    fn uses(&self) -> (f64, f64) {
+    fn resource_usage(&self) -> (f64, f64) {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split_whitespace().collect();
         let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
@@ -125,7 +125,7 @@ impl Connection {
     }
 
     /// Opens a session of revision 2025-06-18, which a FastMCP proxy needs.
-    async fn begin(&mut self) -> String {
+    async fn open_legacy_session(&mut self) -> String {
         let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}});
         let said = self.post("", &hello.to_string()).await;
         let id = said
@@ -135,7 +135,7 @@ impl Connection {
         id.trim().to_owned()
     }
 
-    async fn call_in(&mut self, session: &str) -> f64 {
+    async fn call_in_session(&mut self, session: &str) -> f64 {
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo", "arguments": {"text": format!("n{}", NUMBER.fetch_add(1, Ordering::Relaxed))}}}).to_string();
         let begun = Instant::now();
         // No revision header: the proxy would forward it to an upstream with which it uses another
@@ -154,7 +154,7 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 /// Measures the latencies of several servers, and of the disk if given.
 ///
 /// The calls alternate, so that noise of the machine affects all of them.
-async fn latencies(servers: &[(&Server, &str)], mut disk: Option<&mut Disk>, times: usize) -> Vec<Vec<f64>> {
+async fn measure_latencies(servers: &[(&Server, &str)], mut disk: Option<&mut Disk>, times: usize) -> Vec<Vec<f64>> {
     let mut connections = Vec::new();
     for (server, tool) in servers {
         connections.push((Connection::open(&server.address).await, *tool));
@@ -181,7 +181,7 @@ async fn latencies(servers: &[(&Server, &str)], mut disk: Option<&mut Disk>, tim
 }
 
 /// Measures the calls per second with a number of connections.
-async fn throughput(server: &Server, connections: usize, tool: &'static str, legacy: bool, seconds: f64) -> f64 {
+async fn measure_throughput(server: &Server, connections: usize, tool: &'static str, legacy: bool, seconds: f64) -> f64 {
     let until = Instant::now() + Duration::from_secs_f64(seconds + 0.5);
     let warm = Instant::now() + Duration::from_secs_f64(0.5);
     let counted = Arc::new(AtomicU64::new(0));
@@ -190,10 +190,10 @@ async fn throughput(server: &Server, connections: usize, tool: &'static str, leg
         let (address, counted) = (server.address.clone(), Arc::clone(&counted));
         tasks.push(tokio::spawn(async move {
             let mut connection = Connection::open(&address).await;
-            let session = if legacy { connection.begin().await } else { format!("c{connections}-{number}") };
+            let session = if legacy { connection.open_legacy_session().await } else { format!("c{connections}-{number}") };
             while Instant::now() < until {
                 match legacy {
-                    true => connection.call_in(&session).await,
+                    true => connection.call_in_session(&session).await,
                     false => connection.call(tool, &session).await,
                 };
                 // Calls that end after the interval do not count.
@@ -240,7 +240,7 @@ per = "session"
 within = "1h"
 "#;
 
-fn gateway(home: &Path, upstream: &Server) -> Server {
+fn start_gateway(home: &Path, upstream: &Server) -> Server {
     let config = home.join("toolgate.toml");
     let text = format!(
         "store = \"ledger.db\"\n[upstreams.fix]\nurl = \"http://{}/mcp\"\nprefix = \"\"\nconcurrency = 64\n[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"read\"\n\
@@ -270,18 +270,18 @@ const NAMED: [&str; 7] = [
 const BESIDE: [&str; 2] = ["gateway_vs_fastmcp", "gateway_vs_fastmcp_fresh"];
 
 /// Returns the FastMCP release that the client tests pin.
-fn release() -> &'static str {
+fn fastmcp_release() -> &'static str {
     let tests = include_str!("../../../tests/clients/gateway.py");
     tests.split('"').find(|word| word.starts_with("fastmcp==")).expect("the tests pin FastMCP")
 }
 
 /// Returns a Python with FastMCP, or `None` if it cannot be installed.
-fn fastmcp() -> Option<PathBuf> {
-    let venv = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/clients").join(format!("bench-{}", release()));
+fn install_fastmcp() -> Option<PathBuf> {
+    let venv = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/clients").join(format!("bench-{}", fastmcp_release()));
     let python = venv.join("bin/python");
     if !python.exists() {
         let made = Command::new("python3").args(["-m", "venv"]).arg(&venv).status().is_ok_and(|status| status.success())
-            && Command::new(&python).args(["-m", "pip", "install", "-q", release()]).status().is_ok_and(|status| status.success());
+            && Command::new(&python).args(["-m", "pip", "install", "-q", fastmcp_release()]).status().is_ok_and(|status| status.success());
         if !made {
             let _ = std::fs::remove_dir_all(&venv);
             let required = std::env::var("TOOLGATE_REQUIRE_CLIENTS").is_ok_and(|value| !matches!(value.as_str(), "" | "0"));
@@ -295,7 +295,7 @@ fn fastmcp() -> Option<PathBuf> {
 
 /// Starts a FastMCP proxy with one upstream session for each request (`fresh`) or one for all
 /// (`shared`).
-fn proxy(python: &Path, upstream: &Server, sessions: &str) -> Server {
+fn start_proxy(python: &Path, upstream: &Server, sessions: &str) -> Server {
     let mut command = Command::new(python);
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/proxy.py")).arg(format!("http://{}/mcp", upstream.address)).arg(sessions);
     let server = Server::start(&mut command);
@@ -309,25 +309,25 @@ fn proxy(python: &Path, upstream: &Server, sessions: &str) -> Server {
 }
 
 /// Returns the number of frames in the write-ahead log of the ledger, and the bytes of each.
-fn log_of(home: &Path) -> (u32, usize) {
+fn wal_frames(home: &Path) -> (u32, usize) {
     let index = std::fs::read(home.join("ledger.db-shm")).unwrap();
     let page = u16::from_ne_bytes(index[14..16].try_into().unwrap());
     (u32::from_ne_bytes(index[16..20].try_into().unwrap()), usize::from(page) + 24)
 }
 
 /// Measures how many bytes the ledger writes for a call with effects between two syncs.
-async fn written(home: &Path, gateway: &Server) -> usize {
+async fn bytes_per_effect(home: &Path, gateway: &Server) -> usize {
     let mut connection = Connection::open(&gateway.address).await;
     let mut frames = Vec::new();
     for n in 0..1_000 {
-        let before = log_of(home).0;
+        let before = wal_frames(home).0;
         connection.call("write", "latency").await;
         // A checkpoint restarts the log, so the difference may be negative. A new ledger writes
         // less.
-        frames.extend(log_of(home).0.checked_sub(before).filter(|_| n >= 500));
+        frames.extend(wal_frames(home).0.checked_sub(before).filter(|_| n >= 500));
     }
     frames.sort_unstable();
-    let bytes = frames[frames.len() / 2] as usize * log_of(home).1 / 2;
+    let bytes = frames[frames.len() / 2] as usize * wal_frames(home).1 / 2;
     assert!(bytes > 0, "a call with effects writes to the log");
     bytes
 }
@@ -382,24 +382,24 @@ fn main() {
     let fixture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/release/examples/fixture");
     assert!(fixture.exists(), "cargo build --release --package toolgate-mcp --example fixture");
     let direct = Server::start(Command::new(&fixture).args(["--listen", "127.0.0.1:0"]));
-    let gateway = gateway(home.path(), &direct);
+    let gateway = start_gateway(home.path(), &direct);
     // `cargo bench --bench gateway -- added` measures just that.
     if std::env::args().nth(1).as_deref() == Some("added") {
-        write(runtime.block_on(added(home.path(), &direct, &gateway)));
+        write(runtime.block_on(measure_added_latency(home.path(), &direct, &gateway)));
         return;
     }
-    let python = fastmcp();
+    let python = install_fastmcp();
     let lines = runtime.block_on(measure(home.path(), &direct, &gateway, python.as_deref()));
     let measured: Vec<String> = lines.iter().map(|line| line.name.clone()).collect();
     write(lines);
     if python.is_none() {
         BESIDE.into_iter().for_each(report::forget);
     }
-    check(&measured, python.is_some());
+    check_lines(&measured, python.is_some());
 }
 
 /// Checks that every line that other programs read exists, is a number, and is from this run.
-fn check(measured: &[String], with_fastmcp: bool) {
+fn check_lines(measured: &[String], with_fastmcp: bool) {
     let text = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/bench.json")).unwrap();
     let all: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap();
     for name in NAMED.into_iter().filter(|name| with_fastmcp || !BESIDE.contains(name)) {
@@ -410,14 +410,14 @@ fn check(measured: &[String], with_fastmcp: bool) {
 }
 
 /// Measures the added latency of single calls, alternating reads and calls with effects.
-async fn added(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
-    let bytes = written(home, gateway).await;
+async fn measure_added_latency(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
+    let bytes = bytes_per_effect(home, gateway).await;
     let mut disk = Disk::new(home, bytes);
     let (mut reads, mut effects) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for _ in 0..ROUNDS {
-        let took = latencies(&[(direct, "echo"), (gateway, "echo")], None, 600).await;
+        let took = measure_latencies(&[(direct, "echo"), (gateway, "echo")], None, 600).await;
         reads.iter_mut().zip(took).for_each(|(all, took)| all.extend(took));
-        let took = latencies(&[(direct, "echo"), (gateway, "write")], Some(&mut disk), 300).await;
+        let took = measure_latencies(&[(direct, "echo"), (gateway, "write")], Some(&mut disk), 300).await;
         effects.iter_mut().zip(took).for_each(|(all, took)| all.extend(took));
     }
     reads.iter_mut().chain(&mut effects).for_each(|took| took.sort_by(f64::total_cmp));
@@ -446,14 +446,15 @@ async fn added(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
 }
 
 /// Compares the throughput with that of a FastMCP proxy before the same upstream.
-async fn beside_fastmcp(python: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
+async fn compare_with_fastmcp(python: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
     // With one session for each request and 32 connections, each call takes seconds.
-    let fresh = throughput(&proxy(python, direct, "fresh"), 32, "echo", true, 30.0).await;
-    let shared = throughput(&proxy(python, direct, "shared"), 32, "echo", true, 10.0).await;
-    let own = throughput(gateway, 32, "echo", true, 5.0).await;
+    let fresh = measure_throughput(&start_proxy(python, direct, "fresh"), 32, "echo", true, 30.0).await;
+    let shared = measure_throughput(&start_proxy(python, direct, "shared"), 32, "echo", true, 10.0).await;
+    let own = measure_throughput(gateway, 32, "echo", true, 5.0).await;
     let versus = |name: &str, peer: f64, sessions: &str| {
         assert!(peer > 0.0, "no call went through the FastMCP proxy");
-        let note = format!("{own:.0} calls/s, 32 connections, revision 2025-06-18; floor: calls/s of a {} proxy, {sessions}", release());
+        let note =
+            format!("{own:.0} calls/s, 32 connections, revision 2025-06-18; floor: calls/s of a {} proxy, {sessions}", fastmcp_release());
         let line = line(name, own / peer, "×", peer, &note);
         Line { ratio: line.value, ..line }
     };
@@ -464,12 +465,12 @@ async fn beside_fastmcp(python: &Path, direct: &Server, gateway: &Server) -> Vec
 }
 
 async fn measure(home: &Path, direct: &Server, gateway: &Server, python: Option<&Path>) -> Vec<Line> {
-    let mut lines = added(home, direct, gateway).await;
+    let mut lines = measure_added_latency(home, direct, gateway).await;
     for connections in [1, 8, 32] {
-        let floor = throughput(direct, connections, "echo", false, 3.0).await;
-        let before = gateway.uses().0;
-        let calls = throughput(gateway, connections, "echo", false, 3.0).await;
-        let cpu = (gateway.uses().0 - before) * 1e3 / (calls * 3.5);
+        let floor = measure_throughput(direct, connections, "echo", false, 3.0).await;
+        let before = gateway.resource_usage().0;
+        let calls = measure_throughput(gateway, connections, "echo", false, 3.0).await;
+        let cpu = (gateway.resource_usage().0 - before) * 1e3 / (calls * 3.5);
         lines.push(line(
             &format!("gateway_calls_c{connections}"),
             calls,
@@ -479,18 +480,18 @@ async fn measure(home: &Path, direct: &Server, gateway: &Server, python: Option<
         ));
     }
     if let Some(python) = python {
-        lines.extend(beside_fastmcp(python, direct, gateway).await);
+        lines.extend(compare_with_fastmcp(python, direct, gateway).await);
     }
-    let before = gateway.uses().1;
+    let before = gateway.resource_usage().1;
     let mut connection = Connection::open(&gateway.address).await;
     for number in 0..10_000 {
         connection.call("echo", &format!("s{number}")).await;
     }
-    let own = gateway.uses().1;
+    let own = gateway.resource_usage().1;
     for _ in 0..10_000 {
-        connection.begin().await;
+        connection.open_legacy_session().await;
     }
-    let (_, all) = gateway.uses();
+    let (_, all) = gateway.resource_usage();
     lines.push(line(
         "gateway_rss_10k_sessions",
         all,

@@ -44,7 +44,7 @@ where = [{ argument = "/command", runs = ["git push"] }]
 "#;
 
 /// Returns a configuration with additional rules for other tools.
-fn with_rules(count: usize) -> String {
+fn config_with_other_rules(count: usize) -> String {
     let mut text = CONFIG.to_owned();
     for n in 0..count / 10 {
         text.push_str(&format!("[tools.other_{n}]\nkind = \"client\"\nshell = \"/command\"\n"));
@@ -59,7 +59,7 @@ fn with_rules(count: usize) -> String {
 }
 
 /// Returns a configuration with additional rules for the called tool.
-fn with_own_rules(count: usize) -> String {
+fn config_with_bash_rules(count: usize) -> String {
     let rule = |n: usize| {
         format!(
             "[[policy]]\nname = \"rule_{n}\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{{ argument = \"/command\", runs = [\"program_{n}\"] }}]\n"
@@ -69,16 +69,16 @@ fn with_own_rules(count: usize) -> String {
 }
 
 /// Makes a call, and returns its duration in milliseconds.
-fn once(command: &mut Command, n: usize) -> f64 {
+fn time_call(command: &mut Command, n: usize) -> f64 {
     let event = json!({
         "hook_event_name": "PreToolUse", "session_id": "bench", "tool_name": "Bash", "tool_use_id": format!("t{n}-{}", std::process::id()),
         "tool_input": {"command": format!("ls -l {n}")},
     });
-    told(command, &event.to_string())
+    time_process(command, &event.to_string())
 }
 
 /// Runs a process on an event, and returns its duration in milliseconds.
-fn told(command: &mut Command, event: &str) -> f64 {
+fn time_process(command: &mut Command, event: &str) -> f64 {
     let begun = Instant::now();
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // A program that does not read its input has already exited.
@@ -91,10 +91,10 @@ fn told(command: &mut Command, event: &str) -> f64 {
 }
 
 /// Measures the commands alternately, so that noise of the machine affects all of them.
-fn measure(commands: &mut [Command]) -> Vec<f64> {
+fn measure_commands(commands: &mut [Command]) -> Vec<f64> {
     for command in commands.iter_mut() {
         (0..5).for_each(|n| {
-            once(command, 1_000_000 + n);
+            time_call(command, 1_000_000 + n);
         });
     }
     let mut took: Vec<Vec<f64>> = commands.iter().map(|_| Vec::new()).collect();
@@ -104,7 +104,7 @@ fn measure(commands: &mut [Command]) -> Vec<f64> {
         // one.
         for step in 0..count {
             let at = (step * (1 + n % (count - 1)) + n) % count;
-            took[at].push(once(&mut commands[at], n * count + step));
+            took[at].push(time_call(&mut commands[at], n * count + step));
         }
     }
     took.into_iter().map(median).collect()
@@ -113,7 +113,7 @@ fn measure(commands: &mut [Command]) -> Vec<f64> {
 struct World(tempfile::TempDir);
 
 impl World {
-    fn config(&self, name: &str, text: &str) -> std::path::PathBuf {
+    fn write_config(&self, name: &str, text: &str) -> std::path::PathBuf {
         let path = self.0.path().join(format!("{name}.toml"));
         std::fs::write(&path, format!("store = \"{name}.db\"\n{text}")).unwrap();
         path
@@ -129,7 +129,7 @@ impl World {
     ///
     /// A file that a linker wrote is in small pieces in the page cache, and each piece is mapped
     /// separately. `/bin/true` was copied by its installation too.
-    fn installed(&self, program: &str) -> String {
+    fn install_copy(&self, program: &str) -> String {
         let copy = self.0.path().join(Path::new(program).file_name().unwrap());
         if !copy.exists() {
             std::fs::copy(program, &copy).unwrap();
@@ -137,12 +137,12 @@ impl World {
         copy.display().to_string()
     }
 
-    fn hook(&self, config: &Path) -> Command {
-        let mut command = self.command(&self.installed(env!("CARGO_BIN_EXE_toolgate-hook")), &["--config", config.to_str().unwrap()]);
+    fn warm_hook(&self, config: &Path) -> Command {
+        let mut command = self.command(&self.install_copy(env!("CARGO_BIN_EXE_toolgate-hook")), &["--config", config.to_str().unwrap()]);
         // The first run writes the cache. A file that was just written is not cached.
-        once(&mut command, 2_000_000);
+        time_call(&mut command, 2_000_000);
         std::thread::sleep(Duration::from_millis(1_100));
-        once(&mut command, 2_000_001);
+        time_call(&mut command, 2_000_001);
         command
     }
 }
@@ -174,7 +174,7 @@ fn row(n: usize) -> Row {
 }
 
 /// Fills a ledger with rows of other sessions.
-async fn fill(path: &Path, rows: usize) {
+async fn fill_ledger(path: &Path, rows: usize) {
     let store = Arc::new(SqliteStore::open(path).unwrap());
     let mut tasks = Vec::new();
     for task in 0..1_024 {
@@ -186,14 +186,14 @@ async fn fill(path: &Path, rows: usize) {
                     version: 0,
                     changes: None,
                     revoked: Vec::new(),
-                    seen: None,
+                    provenance: None,
                     logs: Vec::new(),
-                    settle: Settle::Done,
+                    resolution: Settle::Done,
                     outcome: None,
                     spent: None,
                     outputs: Vec::new(),
                     ended: None,
-                    durable: false,
+                    is_durable: false,
                 };
                 store.finish(Box::new(finish)).await.unwrap().unwrap();
             }
@@ -225,11 +225,11 @@ fn main() {
         return;
     }
     let world = World(tempfile::tempdir().unwrap());
-    let [plain, served, aged] = ["plain", "served", "aged"].map(|name| world.config(name, CONFIG));
-    let ruled = world.config("ruled", &with_rules(1_000));
-    let own = world.config("own", &with_own_rules(1_000));
+    let [plain, served, aged] = ["plain", "served", "aged"].map(|name| world.write_config(name, CONFIG));
+    let ruled = world.write_config("ruled", &config_with_other_rules(1_000));
+    let own = world.write_config("own", &config_with_bash_rules(1_000));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(fill(&world.0.path().join("aged.db"), 1_000_000));
+    runtime.block_on(fill_ledger(&world.0.path().join("aged.db"), 1_000_000));
 
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/hook.py");
     let serve = ["hook", "--serve", "--config", served.to_str().unwrap(), "--socket", "hook.sock"];
@@ -239,22 +239,17 @@ fn main() {
     }
     let mut commands = [
         world.command("/bin/true", &[]),
-        world.hook(&plain),
-        world.command(&world.installed(env!("CARGO_BIN_EXE_toolgate-hook")), &["--socket", "hook.sock"]),
+        world.warm_hook(&plain),
+        world.command(&world.install_copy(env!("CARGO_BIN_EXE_toolgate-hook")), &["--socket", "hook.sock"]),
         world.command("python3", &[script, plain.to_str().unwrap(), "python.db"]),
-        world.hook(&ruled),
-        world.hook(&own),
-        world.hook(&aged),
+        world.warm_hook(&ruled),
+        world.warm_hook(&own),
+        world.warm_hook(&aged),
     ];
-    let took = measure(&mut commands);
+    let took = measure_commands(&mut commands);
     let [nothing, hook, asked, python, ruled, own, aged] = took[..] else { return };
     write(vec![
-        line(
-            "hook_process",
-            hook,
-            nothing,
-            "a call decided and claimed durably; floor: `/bin/true`",
-        ),
+        line("hook_process", hook, nothing, "a call decided and claimed durably; floor: `/bin/true`"),
         line("hook_service", asked, nothing, "the same through a service; floor: `/bin/true`"),
         line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: toolgate"),
         line("hook_1000_rules", ruled, hook, "with 1,000 rules for other tools; floor: with one rule"),

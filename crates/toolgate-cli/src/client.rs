@@ -41,8 +41,8 @@ impl Client {
     }
 
     /// Returns the settings file with the hooks or servers of a project, or of the user.
-    pub(crate) fn file(self, project: Option<&Path>) -> io::Result<PathBuf> {
-        let home = || crate::place::home().ok_or_else(|| io::Error::other("no home directory"));
+    pub(crate) fn settings_file(self, project: Option<&Path>) -> io::Result<PathBuf> {
+        let home = || crate::place::home_dir().ok_or_else(|| io::Error::other("no home directory"));
         let moved = |variable: &str, usual: &str| match std::env::var_os(variable).filter(|path| !path.is_empty()) {
             Some(path) => Ok(PathBuf::from(path)),
             None => home().map(|home| home.join(usual)),
@@ -65,7 +65,7 @@ impl Client {
         })
     }
 
-    const fn events(self) -> &'static [&'static str] {
+    const fn hook_events(self) -> &'static [&'static str] {
         match self {
             Self::ClaudeCode => &["PreToolUse", "PostToolUse", "PostToolUseFailure", "SessionStart", "SessionEnd"],
             Self::Codex => &["PreToolUse", "PostToolUse", "SessionStart", "SessionEnd"],
@@ -86,15 +86,15 @@ impl Client {
 
     /// Returns the Claude Code settings files of the project and the user that can disable all
     /// hooks.
-    pub(crate) fn settings(project: &Path) -> Vec<PathBuf> {
-        let own = [Self::ClaudeCode.file(Some(project)), Self::ClaudeCode.file(None)];
+    pub(crate) fn hook_disabling_files(project: &Path) -> Vec<PathBuf> {
+        let own = [Self::ClaudeCode.settings_file(Some(project)), Self::ClaudeCode.settings_file(None)];
         own.into_iter().flatten().chain([project.join(".claude/settings.local.json")]).collect()
     }
 
     /// Returns the managed settings files of Claude Code, which override users and projects.
     ///
     /// A later file overrides the earlier ones.
-    pub(crate) fn managed() -> Vec<PathBuf> {
+    pub(crate) fn managed_settings_files() -> Vec<PathBuf> {
         let named = std::env::var_os("TOOLGATE_MANAGED_SETTINGS").filter(|path| !path.is_empty());
         let directory = named.map_or_else(|| PathBuf::from("/etc/claude-code"), PathBuf::from);
         let is_part = |path: &PathBuf| {
@@ -109,23 +109,23 @@ impl Client {
     }
 
     /// Returns the name of the event that precedes a tool call.
-    pub(crate) const fn before(self) -> &'static str {
+    pub(crate) const fn before_tool_event(self) -> &'static str {
         if matches!(self, Self::Cursor) { "preToolUse" } else { "PreToolUse" }
     }
 
     /// Returns how the client starts the hook: a program with arguments, or one shell command line.
-    fn start(self, program: &str) -> (String, Option<Vec<&'static str>>) {
-        let words: &[&str] = if is_hook(program) { &["--client"] } else { &["hook", "--client"] };
+    fn hook_command(self, program: &str) -> (String, Option<Vec<&'static str>>) {
+        let words: &[&str] = if is_hook_program(program) { &["--client"] } else { &["hook", "--client"] };
         match self {
             Self::ClaudeCode => (program.to_owned(), Some(words.iter().copied().chain([self.name()]).collect())),
-            _ => (format!("{} {} {}", quoted(program), words.join(" "), self.name()), None),
+            _ => (format!("{} {} {}", shell_quote(program), words.join(" "), self.name()), None),
         }
     }
 
-    fn entry(self, program: &str) -> CstInputValue {
+    fn hook_entry(self, program: &str) -> CstInputValue {
         let text = |text: &str| CstInputValue::String(text.to_owned());
         let pair = |key: &str, value: CstInputValue| (key.to_owned(), value);
-        let (command, words) = self.start(program);
+        let (command, words) = self.hook_command(program);
         let mut entry = vec![pair("command", text(&command))];
         entry.extend(words.map(|words| pair("args", CstInputValue::Array(words.into_iter().map(text).collect()))));
         entry.push(pair("timeout", CstInputValue::Number("10".to_owned())));
@@ -140,24 +140,24 @@ impl Client {
     }
 
     /// Returns whether an entry starts the hook exactly as `init` would write it.
-    pub(crate) fn writes(self, entry: &Value, program: &str) -> bool {
-        let (command, words) = self.start(program);
+    pub(crate) fn is_entry_as_written(self, entry: &Value, program: &str) -> bool {
+        let (command, words) = self.hook_command(program);
         entry.get("command") == Some(&command.into()) && entry.get("args") == words.map(Value::from).as_ref()
     }
 
     /// Returns the file with the hooks of toolgate added and everything else unchanged.
     pub(crate) fn with_hooks(self, text: &str, program: &str) -> Result<String, String> {
-        let root = parse(text)?;
+        let root = parse_settings(text)?;
         let top = root.object_value_or_create().ok_or("not a JSON object; replace it with `{}` or move it away")?;
-        remove(&top);
+        remove_hook_entries(&top);
         if self == Self::Cursor && top.get("version").is_none() {
             top.append("version", CstInputValue::Number("1".to_owned()));
         }
         let hooks = top.object_value_or_create("hooks").ok_or("`hooks` is not an object")?;
-        for event in self.events() {
+        for event in self.hook_events() {
             let list = hooks.array_value_or_create(event).ok_or_else(|| format!("`hooks.{event}` is not a list"))?;
             list.ensure_multiline();
-            let entry = self.entry(program);
+            let entry = self.hook_entry(program);
             list.append(match self {
                 Self::ClaudeCode | Self::Codex => CstInputValue::Object(vec![
                     ("matcher".to_owned(), CstInputValue::String("*".to_owned())),
@@ -166,23 +166,23 @@ impl Client {
                 _ => entry,
             });
         }
-        Ok(ended(&root, text))
+        Ok(serialize_settings(&root, text))
     }
 
     /// Returns the file without the hooks of toolgate.
     pub(crate) fn without_hooks(text: &str) -> Result<String, String> {
-        let root = parse(text)?;
+        let root = parse_settings(text)?;
         if let Some(top) = root.object_value() {
-            remove(&top);
+            remove_hook_entries(&top);
         }
-        Ok(ended(&root, text))
+        Ok(serialize_settings(&root, text))
     }
 
     /// Returns why the client ignores the whole file, including all of its hooks.
     ///
     /// Claude Code and Codex ignore a file that is not strict JSON. Claude Code also ignores a file
     /// with a malformed hook entry of any program.
-    pub(crate) fn leaves_aside(self, text: &str) -> Option<String> {
+    pub(crate) fn ignored_file_reason(self, text: &str) -> Option<String> {
         if !matches!(self, Self::ClaudeCode | Self::Codex) {
             return None;
         }
@@ -205,14 +205,14 @@ impl Client {
     }
 
     /// Returns the hook entries of toolgate: event, program, and the entry as written.
-    pub(crate) fn registered(text: &str) -> Result<Vec<(String, String, Value)>, String> {
-        let file = json(text)?;
+    pub(crate) fn find_hook_entries(text: &str) -> Result<Vec<(String, String, Value)>, String> {
+        let file = parse_settings_json(text)?;
         let mut found = Vec::new();
         for (event, list) in file.get("hooks").and_then(Value::as_object).into_iter().flatten() {
             for item in list.as_array().into_iter().flatten() {
                 let entries = item.get("hooks").and_then(Value::as_array).map_or_else(|| vec![item], |inner| inner.iter().collect());
                 for entry in entries {
-                    if let Some(program) = program(entry) {
+                    if let Some(program) = toolgate_program_of(entry) {
                         // The matcher of the group applies to each entry in it.
                         let mut entry = entry.clone();
                         if let (Some(matcher), Some(entry)) = (item.get("matcher"), entry.as_object_mut()) {
@@ -227,15 +227,15 @@ impl Client {
     }
 }
 
-pub(crate) fn parse(text: &str) -> Result<CstRootNode, String> {
+pub(crate) fn parse_settings(text: &str) -> Result<CstRootNode, String> {
     let text = text.trim_start_matches('\u{feff}');
     let text = if text.trim().is_empty() { "{}" } else { text };
     let root = CstRootNode::parse(text, &WITH_COMMENTS).map_err(|error| error.to_string())?;
     let Some(top) = root.object_value() else { return Ok(root) };
-    if twice(&top).iter().any(|name| name == "hooks") {
+    if duplicate_keys(&top).iter().any(|name| name == "hooks") {
         return Err("duplicate key `hooks`; merge the two".to_owned());
     }
-    match top.object_value("hooks").and_then(|hooks| twice(&hooks).into_iter().next()) {
+    match top.object_value("hooks").and_then(|hooks| duplicate_keys(&hooks).into_iter().next()) {
         Some(event) => Err(format!("duplicate key `hooks.{event}`; merge the two")),
         None => Ok(root),
     }
@@ -258,7 +258,7 @@ const WITH_COMMENTS: ParseOptions = ParseOptions {
 /// Returns the duplicate keys of an object.
 ///
 /// Some programs read the first of two values and some the last.
-fn twice(object: &CstObject) -> Vec<String> {
+fn duplicate_keys(object: &CstObject) -> Vec<String> {
     let names: Vec<String> = object.properties().iter().filter_map(|property| property.decoded_name()).collect();
     names
         .iter()
@@ -269,23 +269,23 @@ fn twice(object: &CstObject) -> Vec<String> {
 }
 
 /// Returns whether a settings file has no content that the user would miss.
-pub(crate) fn says_nothing(text: &str) -> bool {
+pub(crate) fn is_settings_file_empty(text: &str) -> bool {
     let nothing = |(key, value): (&String, &Value)| match key.as_str() {
         "version" => *value == 1,
         "mcpServers" => value.as_object().is_some_and(serde_json::Map::is_empty),
         _ => false,
     };
     let empty = |file: &Value| file.as_object().is_some_and(|file| file.iter().all(nothing));
-    !text.contains("//") && !text.contains("/*") && json(text).is_ok_and(|file| empty(&file))
+    !text.contains("//") && !text.contains("/*") && parse_settings_json(text).is_ok_and(|file| empty(&file))
 }
 
 /// Parses a settings file as JSON without its comments.
-pub(crate) fn json(text: &str) -> Result<Value, String> {
-    Ok(parse(text)?.to_serde_value().unwrap_or_default())
+pub(crate) fn parse_settings_json(text: &str) -> Result<Value, String> {
+    Ok(parse_settings(text)?.to_serde_value().unwrap_or_default())
 }
 
 /// Serializes a file, and keeps its byte order mark and its final line break or lack of one.
-pub(crate) fn ended(root: &CstRootNode, before: &str) -> String {
+pub(crate) fn serialize_settings(root: &CstRootNode, before: &str) -> String {
     let written = root.to_string();
     let marks: String = before.chars().take_while(|sign| *sign == '\u{feff}').collect();
     let is_new = before.trim_start_matches('\u{feff}').trim().is_empty();
@@ -294,19 +294,19 @@ pub(crate) fn ended(root: &CstRootNode, before: &str) -> String {
 }
 
 /// Returns whether a program is one of the two that only answer hooks.
-pub(crate) fn is_hook(program: &str) -> bool {
+pub(crate) fn is_hook_program(program: &str) -> bool {
     Path::new(program).file_name().is_some_and(|name| name == "toolgate-hook")
 }
 
 /// Returns the program that clients start for hooks: `toolgate-hook` if it is next to this program.
-pub(crate) fn hook_program() -> io::Result<PathBuf> {
+pub(crate) fn find_hook_program() -> io::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let small = own.with_file_name("toolgate-hook");
     Ok(if small.is_file() { small } else { own })
 }
 
 /// Returns the program of a hook entry if it is toolgate.
-fn program(entry: &Value) -> Option<String> {
+fn toolgate_program_of(entry: &Value) -> Option<String> {
     let command = entry.get("command")?.as_str()?;
     let args = entry.get("args").and_then(Value::as_array);
     let program = match args {
@@ -316,7 +316,7 @@ fn program(entry: &Value) -> Option<String> {
             None => command.split_whitespace().next()?.to_owned(),
         },
     };
-    if is_hook(&program) {
+    if is_hook_program(&program) {
         return Some(program);
     }
     let hooks = match args {
@@ -334,7 +334,7 @@ fn program(entry: &Value) -> Option<String> {
 }
 
 /// Removes the entries of toolgate, and the groups and lists that become empty.
-fn remove(top: &CstObject) {
+fn remove_hook_entries(top: &CstObject) {
     let Some(hooks) = top.object_value("hooks") else { return };
     for event in hooks.properties() {
         let Some(list) = event.array_value() else { continue };
@@ -345,7 +345,7 @@ fn remove(top: &CstObject) {
                 Some(inner) => {
                     let had = inner.elements().len();
                     for entry in inner.elements() {
-                        if entry.to_serde_value().as_ref().and_then(program).is_some() {
+                        if entry.to_serde_value().as_ref().and_then(toolgate_program_of).is_some() {
                             entry.remove();
                         }
                     }
@@ -353,7 +353,7 @@ fn remove(top: &CstObject) {
                         group.remove();
                     }
                 }
-                None if item.to_serde_value().as_ref().and_then(program).is_some() => group.remove(),
+                None if item.to_serde_value().as_ref().and_then(toolgate_program_of).is_some() => group.remove(),
                 None => {}
             }
         }
@@ -369,6 +369,6 @@ fn remove(top: &CstObject) {
 }
 
 /// Quotes a path for the shell.
-pub(crate) fn quoted(path: &str) -> String {
+pub(crate) fn shell_quote(path: &str) -> String {
     format!("'{}'", path.replace('\'', r"'\''"))
 }

@@ -86,19 +86,19 @@ enum Verb {
 fn main() -> ExitCode {
     // If this process was re-executed as a sandbox helper, this call does not return.
     toolgate::sandbox::enter_if_asked();
-    let cli = Cli::try_parse().unwrap_or_else(|error| hinted(error).exit());
+    let cli = Cli::try_parse().unwrap_or_else(|error| with_suggestion(error).exit());
     QUIET.store(cli.quiet, Ordering::Relaxed);
-    let telling = Telling { verbose: cli.verbose > 0, asks: matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) };
+    let telling = Telling { verbose: cli.verbose > 0, reports_upstreams: matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) };
     // `serve` reads the configuration first, because it may name an OTLP collector.
     if !matches!(cli.verb, Verb::Serve(_)) {
-        telling.begin(None);
+        telling.install(None);
     }
     match run(cli, telling) {
         Ok(code) => code,
         // The reader closed the pipe, for example `head`.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            say::say(&format!("error: {error}"));
+            say::print_stderr(&format!("error: {error}"));
             ExitCode::from(2)
         }
     }
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
 /// Adds a suggestion to a command-line error for a misplaced word.
 ///
 /// The word is a sub-command without its parent command, or a value without its flag.
-fn hinted(mut error: clap::Error) -> clap::Error {
+fn with_suggestion(mut error: clap::Error) -> clap::Error {
     let word = |kind: ContextKind| match error.get(kind) {
         Some(ContextValue::String(word)) => word.clone(),
         _ => String::new(),
@@ -147,9 +147,9 @@ pub(crate) fn is_quiet() -> bool {
 }
 
 /// Prints a note to standard error unless `--quiet` was given.
-pub(crate) fn note(text: &str) {
+pub(crate) fn print_note(text: &str) {
     if !is_quiet() {
-        say::say(text);
+        say::print_stderr(text);
     }
 }
 
@@ -158,12 +158,12 @@ pub(crate) fn note(text: &str) {
 pub(crate) struct Telling {
     verbose: bool,
     /// Whether the command reports the state of upstreams in its output.
-    asks: bool,
+    reports_upstreams: bool,
 }
 
 impl Telling {
     /// Sends log messages to standard error, and spans of calls to the collector if there is one.
-    pub(crate) fn begin(self, telemetry: Option<&telemetry::Telemetry>) {
+    pub(crate) fn install(self, telemetry: Option<&telemetry::Telemetry>) {
         let level = if self.verbose { tracing::Level::TRACE } else { tracing::Level::WARN };
         // Libraries may log whole messages, so only their warnings are printed. `rmcp` and
         // `opentelemetry` also log addresses, so they are silenced.
@@ -172,8 +172,11 @@ impl Telling {
             .with_target("toolgate", level)
             .with_target("rmcp", tracing::level_filters::LevelFilter::OFF)
             .with_target("opentelemetry", tracing::level_filters::LevelFilter::OFF);
-        let heard =
-            if self.asks && !self.verbose { heard.with_target("toolgate_mcp::upstream::link", tracing::Level::ERROR) } else { heard };
+        let heard = if self.reports_upstreams && !self.verbose {
+            heard.with_target("toolgate_mcp::upstream::link", tracing::Level::ERROR)
+        } else {
+            heard
+        };
         let said = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
         // A subscriber may already be installed, for example by a test.
         let _ =
@@ -183,7 +186,7 @@ impl Telling {
 
 fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
     if let Some(path) = &cli.store {
-        place::name_store(path);
+        place::set_command_line_store(path);
     }
     // These commands take a ledger only from `--store`, or find their own.
     let store = match (cli.store, &cli.verb) {
@@ -206,7 +209,7 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
         ) => None,
         (None, Verb::Audit(args)) if args.is_offline() => None,
         (None, Verb::Explain(args)) if args.is_offline() => None,
-        (None, _) => place::store_of(&place::project()?)?,
+        (None, _) => place::find_store_for_reading(&place::project_dir()?)?,
         (given, _) => given,
     };
     let store = store.as_deref();
@@ -231,7 +234,7 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
         Verb::Upstream(args) => command::upstream::run(&args),
         Verb::Backtest(args) => command::backtest::run(&args, store),
         Verb::Schema => {
-            writeln!(io::stdout().lock(), "{:#}", toolgate::config::schema())?;
+            writeln!(io::stdout().lock(), "{:#}", toolgate::config::config_schema())?;
             Ok(ExitCode::SUCCESS)
         }
         Verb::Man { directory } => {

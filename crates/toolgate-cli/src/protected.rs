@@ -12,9 +12,9 @@ use crate::place::{self, InForce, State};
 /// Paths that an agent must not access, and the links on the way to them.
 pub(crate) struct Protected {
     /// Paths that agents must not read.
-    secret: Vec<String>,
+    unreadable: Vec<String>,
     /// Paths that agents must not change.
-    fixed: Vec<String>,
+    unchangeable: Vec<String>,
     /// Working directory of the agent.
     project: String,
     /// Path components and links on the way to the protected paths.
@@ -29,7 +29,7 @@ pub(crate) struct Links(BTreeMap<String, Option<String>>);
 
 impl Links {
     /// Records each component of a path, and follows symbolic links.
-    fn follow(&mut self, place: &Path) {
+    fn record(&mut self, place: &Path) {
         let mut ways = vec![place.to_owned()];
         // Linux follows at most 40 links. The limit also ends a link that leads under itself.
         for _ in 0..=40 {
@@ -49,7 +49,7 @@ impl Links {
     }
 
     /// Returns whether every component is unchanged.
-    pub(crate) fn hold(&self) -> bool {
+    pub(crate) fn is_current(&self) -> bool {
         let mut missing: Option<&str> = None;
         self.0.iter().all(|(path, was)| {
             // The map is sorted, so the entries below a missing component follow it and need no
@@ -96,48 +96,48 @@ const SEARCHED: [&str; 6] = ["path", "paths", "dir_path", "directory", "relative
 
 impl Protected {
     /// Collects the protected paths of a configuration, for an agent that works in a project.
-    pub(crate) fn of(found: &InForce, state: &State, project: &Path) -> Self {
+    pub(crate) fn collect(found: &InForce, state: &State, project: &Path) -> Self {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let shown = |path: PathBuf| path.display().to_string();
         // Links are recorded before they are followed, so that a later change is detected.
         let mut links = Links::default();
-        links.follow(&found.store);
+        links.record(&found.store);
         let mut secret = vec![shown(state.path().to_owned())];
         // The files next to a ledger are next to the link and next to its target.
-        for store in [found.store.clone()].into_iter().chain(leads_to(&found.store)).map(shown) {
+        for store in [found.store.clone()].into_iter().chain(resolve_existing(&found.store)).map(shown) {
             secret.extend(["", "-wal", "-shm", ".state"].map(|end| format!("{store}{end}")));
         }
         // A missing file is protected too, because creating it would override an existing one.
-        let looked_at = found.looked_at.iter().map(|(file, _)| file).chain(&found.files);
+        let looked_at = found.examined_files.iter().map(|(file, _)| file).chain(&found.files);
         let mut fixed: Vec<String> = looked_at.map(|file| shown(absolute(file))).collect();
-        fixed.extend(place::own().map(shown));
+        fixed.extend(place::user_config_path().map(shown));
         if let Ok(program) = std::env::current_exe() {
             // The hook programs are in the directory of this program.
             fixed.extend(crate::client::PROGRAMS.iter().map(|name| shown(program.with_file_name(name))));
             fixed.push(shown(program));
         }
         for client in crate::client::Client::ALL {
-            fixed.extend(client.file(Some(project)).ok().map(shown));
-            fixed.extend(client.file(None).ok().map(shown));
+            fixed.extend(client.settings_file(Some(project)).ok().map(shown));
+            fixed.extend(client.settings_file(None).ok().map(shown));
         }
-        for home in [project.to_owned()].into_iter().chain(place::home()) {
+        for home in [project.to_owned()].into_iter().chain(place::home_dir()) {
             fixed.extend([".claude/settings.local.json", ".codex/config.toml"].iter().map(|file| shown(home.join(file))));
         }
         fixed.sort();
-        secret.iter().chain(&fixed).for_each(|place| links.follow(Path::new(place)));
+        secret.iter().chain(&fixed).for_each(|place| links.record(Path::new(place)));
         for places in [&mut secret, &mut fixed] {
             // The target of a link is the same file under another name.
-            let there: Vec<String> = places.iter().filter_map(|place| leads_to(Path::new(place))).map(shown).collect();
+            let there: Vec<String> = places.iter().filter_map(|place| resolve_existing(Path::new(place))).map(shown).collect();
             places.extend(there);
             let mut known = HashSet::new();
             places.retain(|place| known.insert(place.clone()));
         }
-        Self { secret, fixed, project: shown(project.to_owned()), links }
+        Self { unreadable: secret, unchangeable: fixed, project: shown(project.to_owned()), links }
     }
 
     /// Returns all protected paths, for components that give files to agents.
-    pub(crate) fn places(&self) -> impl Iterator<Item = PathBuf> {
-        self.secret.iter().chain(&self.fixed).map(PathBuf::from)
+    pub(crate) fn paths(&self) -> impl Iterator<Item = PathBuf> {
+        self.unreadable.iter().chain(&self.unchangeable).map(PathBuf::from)
     }
 
     pub(crate) const fn links(&self) -> &Links {
@@ -149,7 +149,7 @@ impl Protected {
     ///
     /// A tool that may not be about files matches a path only if the argument is a whole path.
     /// Paths directly in `here` also match by name.
-    pub(crate) fn rules(&self, tools: &[&Spec], here: Option<&Path>) -> String {
+    pub(crate) fn render_rules(&self, tools: &[&Spec], here: Option<&Path>) -> String {
         let list = |names: &[&str]| json!(names).to_string();
         let all: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
         let changing: Vec<&str> = tools.iter().filter(|tool| tool.effect() != Effect::Read).map(|tool| tool.name()).collect();
@@ -165,8 +165,8 @@ impl Protected {
         };
         let is_here = |place: &&String| here.is_none_or(|here| Path::new(place).parent() == Some(here));
         for (name, places, tools, reason) in [
-            ("state", &self.secret, &all, "Agents must not access toolgate's own state."),
-            ("files", &self.fixed, &changing, "Agents must not change the files that control them."),
+            ("state", &self.unreadable, &all, "Agents must not access toolgate's own state."),
+            ("files", &self.unchangeable, &changing, "Agents must not change the files that control them."),
         ] {
             // Reading a directory tree changes nothing in it. The search rules below protect the
             // state.
@@ -184,9 +184,13 @@ impl Protected {
                 );
             }
         }
-        for (tool, argument, instead) in tools.iter().copied().filter_map(searched) {
-            let condition =
-                format!("argument = {}, touches = {}, lenient = true, from = {}", json!(argument), json!(self.secret), json!(self.project));
+        for (tool, argument, instead) in tools.iter().copied().filter_map(search_tool_argument) {
+            let condition = format!(
+                "argument = {}, touches = {}, lenient = true, from = {}",
+                json!(argument),
+                json!(self.unreadable),
+                json!(self.project)
+            );
             let reason = format!("This would read toolgate's own state, which agents must not access. {instead}");
             rule(&format!("search:{tool}"), "state", &[tool], &condition, &reason);
         }
@@ -194,13 +198,7 @@ impl Protected {
             if let Some(command) = tool.shell_argument() {
                 let name = format!("verbs:{}", tool.name());
                 let condition = format!("argument = {}, runs = {}", json!(command.to_string()), list(&VERBS));
-                rule(
-                    &name,
-                    &name,
-                    &[tool.name()],
-                    &condition,
-                    "Agents must not run this command; ask the user to run it in a terminal.",
-                );
+                rule(&name, &name, &[tool.name()], &condition, "Agents must not run this command; ask the user to run it in a terminal.");
             }
         }
         text
@@ -210,7 +208,7 @@ impl Protected {
 /// Resolves the existing part of a path, and returns `None` for a device.
 ///
 /// A device is shared: a user without settings may have linked them to `/dev/null`.
-fn leads_to(path: &Path) -> Option<PathBuf> {
+fn resolve_existing(path: &Path) -> Option<PathBuf> {
     let (there, rest) = path.ancestors().find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)))?;
     match rest.as_os_str().is_empty() {
         true => (there.is_file() || there.is_dir()).then_some(there),
@@ -219,7 +217,7 @@ fn leads_to(path: &Path) -> Option<PathBuf> {
 }
 
 /// Returns the name of a tool that reads a directory tree, its argument, and a suggestion.
-fn searched(tool: &Spec) -> Option<(&str, String, &'static str)> {
+fn search_tool_argument(tool: &Spec) -> Option<(&str, String, &'static str)> {
     if let Some(command) = tool.shell_argument() {
         return Some((tool.name(), command.to_string(), "Name a directory that does not contain it, or exclude it with `--exclude-dir`."));
     }

@@ -3,7 +3,7 @@
 use jsonc_parser::cst::{CstInputValue, CstObject};
 use serde_json::Value;
 
-use crate::client::{ended, parse};
+use crate::client::{parse_settings, serialize_settings};
 
 /// Key of the servers that run behind toolgate.
 pub(crate) const BEHIND: &str = toolgate::config::BEHIND_TOOLGATE;
@@ -11,18 +11,18 @@ pub(crate) const BEHIND: &str = toolgate::config::BEHIND_TOOLGATE;
 const NAME: &str = "toolgate";
 
 /// Returns the file with toolgate as its only server, and the other servers under their own key.
-pub(crate) fn with_toolgate(text: &str, program: &str, config: &str) -> Result<String, String> {
-    let root = parse(text)?;
+pub(crate) fn add_toolgate_server(text: &str, program: &str, config: &str) -> Result<String, String> {
+    let root = parse_settings(text)?;
     let top = root.object_value_or_create().ok_or("not a JSON object; replace it with `{}` or move it away")?;
     let servers = top.object_value_or_create("mcpServers").ok_or("`mcpServers` is not an object")?;
-    let others: Vec<(String, Value)> = members(&servers).into_iter().filter(|(name, _)| name != NAME).collect();
+    let others: Vec<(String, Value)> = object_members(&servers).into_iter().filter(|(name, _)| name != NAME).collect();
     if !others.is_empty() {
         let behind = top.object_value_or_create(BEHIND).ok_or_else(|| format!("`{BEHIND}` is not an object"))?;
         for (name, server) in &others {
             if behind.get(name).is_some() {
                 return Err(format!("`{name}` is in both `mcpServers` and `{BEHIND}`; remove one of them"));
             }
-            behind.append(name, input(server));
+            behind.append(name, to_cst_value(server));
         }
         behind.ensure_multiline();
     }
@@ -36,21 +36,21 @@ pub(crate) fn with_toolgate(text: &str, program: &str, config: &str) -> Result<S
         CstInputValue::Object(vec![("command".to_owned(), CstInputValue::String(program.to_owned())), ("args".to_owned(), args)]),
     );
     servers.ensure_multiline();
-    Ok(ended(&root, text))
+    Ok(serialize_settings(&root, text))
 }
 
 /// Returns the file without toolgate, and with the servers back in their place.
-pub(crate) fn without_toolgate(text: &str) -> Result<String, String> {
-    let root = parse(text)?;
-    let Some(top) = root.object_value() else { return Ok(ended(&root, text)) };
+pub(crate) fn remove_toolgate_server(text: &str) -> Result<String, String> {
+    let root = parse_settings(text)?;
+    let Some(top) = root.object_value() else { return Ok(serialize_settings(&root, text)) };
     if let Some(servers) = top.object_value("mcpServers") {
         if let Some(own) = servers.get(NAME) {
             own.remove();
         }
         if let Some(behind) = top.object_value(BEHIND) {
-            for (name, server) in members(&behind) {
+            for (name, server) in object_members(&behind) {
                 if servers.get(&name).is_none() {
-                    servers.append(&name, input(&server));
+                    servers.append(&name, to_cst_value(&server));
                 }
             }
             servers.ensure_multiline();
@@ -59,12 +59,12 @@ pub(crate) fn without_toolgate(text: &str) -> Result<String, String> {
     if let Some(behind) = top.get(BEHIND) {
         behind.remove();
     }
-    Ok(ended(&root, text))
+    Ok(serialize_settings(&root, text))
 }
 
 /// Returns the program and the configuration path of the toolgate server in a file.
-pub(crate) fn registered(text: &str) -> Result<Option<(String, Option<String>)>, String> {
-    let file = crate::client::json(text)?;
+pub(crate) fn find_toolgate_server(text: &str) -> Result<Option<(String, Option<String>)>, String> {
+    let file = crate::client::parse_settings_json(text)?;
     let Some(own) = file.pointer(&format!("/mcpServers/{NAME}")) else { return Ok(None) };
     let program = own.get("command").and_then(Value::as_str).unwrap_or_default().to_owned();
     let args: Vec<&str> = own.get("args").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
@@ -73,23 +73,23 @@ pub(crate) fn registered(text: &str) -> Result<Option<(String, Option<String>)>,
 }
 
 /// Returns whether a file has servers behind toolgate.
-pub(crate) fn has_behind(text: &str) -> bool {
-    let file = crate::client::json(text).unwrap_or_default();
+pub(crate) fn has_upstream_servers(text: &str) -> bool {
+    let file = crate::client::parse_settings_json(text).unwrap_or_default();
     file.get(BEHIND).and_then(Value::as_object).is_some_and(|servers| !servers.is_empty())
 }
 
-fn members(object: &CstObject) -> Vec<(String, Value)> {
+fn object_members(object: &CstObject) -> Vec<(String, Value)> {
     let one = |property: &jsonc_parser::cst::CstObjectProp| Some((property.decoded_name()?, property.to_serde_value().unwrap_or_default()));
     object.properties().iter().filter_map(one).collect()
 }
 
-fn input(value: &Value) -> CstInputValue {
+fn to_cst_value(value: &Value) -> CstInputValue {
     match value {
         Value::Null => CstInputValue::Null,
         Value::Bool(value) => CstInputValue::Bool(*value),
         Value::Number(number) => CstInputValue::Number(number.to_string()),
         Value::String(text) => CstInputValue::String(text.clone()),
-        Value::Array(items) => CstInputValue::Array(items.iter().map(input).collect()),
-        Value::Object(map) => CstInputValue::Object(map.iter().map(|(key, value)| (key.clone(), input(value))).collect()),
+        Value::Array(items) => CstInputValue::Array(items.iter().map(to_cst_value).collect()),
+        Value::Object(map) => CstInputValue::Object(map.iter().map(|(key, value)| (key.clone(), to_cst_value(value))).collect()),
     }
 }

@@ -25,41 +25,49 @@ use tracing_subscriber::registry::LookupSpan;
 /// `endpoint` is the variable with the collector for this kind alone, and `exporter` the one that
 /// can disable it.
 struct Kind {
-    what: &'static str,
+    name: &'static str,
     path: &'static str,
-    endpoint: &'static str,
-    exporter: &'static str,
+    endpoint_variable: &'static str,
+    exporter_variable: &'static str,
 }
 
-const SPANS: Kind =
-    Kind { what: "spans", path: "v1/traces", endpoint: "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", exporter: "OTEL_TRACES_EXPORTER" };
-const METRICS: Kind =
-    Kind { what: "metrics", path: "v1/metrics", endpoint: "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", exporter: "OTEL_METRICS_EXPORTER" };
+const SPANS: Kind = Kind {
+    name: "spans",
+    path: "v1/traces",
+    endpoint_variable: "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    exporter_variable: "OTEL_TRACES_EXPORTER",
+};
+const METRICS: Kind = Kind {
+    name: "metrics",
+    path: "v1/metrics",
+    endpoint_variable: "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+    exporter_variable: "OTEL_METRICS_EXPORTER",
+};
 /// Environment variable with the collector for all kinds.
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 
 /// Returns an address without user name, password and query, which may be secret.
-fn told(address: &str) -> String {
+fn redact_address(address: &str) -> String {
     let Some((scheme, rest)) = address.split_once("://") else { return "the collector".to_owned() };
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     format!("{scheme}://{}", host.split(['?', '#']).next().unwrap_or_default())
 }
 
-fn is_named(variable: &str) -> bool {
+fn is_variable_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty())
 }
 
 impl Kind {
     /// Returns whether the configuration or the environment names a collector and does not disable
     /// it.
-    fn is_wanted(&self, otlp: Option<&Otlp>) -> bool {
+    fn is_enabled(&self, otlp: Option<&Otlp>) -> bool {
         let says = |name: &str, value: &str| std::env::var(name).is_ok_and(|said| said.eq_ignore_ascii_case(value));
-        let named = otlp.is_some() || is_named(ENDPOINT) || is_named(self.endpoint);
-        named && !says("OTEL_SDK_DISABLED", "true") && !says(self.exporter, "none")
+        let named = otlp.is_some() || is_variable_set(ENDPOINT) || is_variable_set(self.endpoint_variable);
+        named && !says("OTEL_SDK_DISABLED", "true") && !says(self.exporter_variable, "none")
     }
 
     /// Sets the endpoint and the headers of the configuration.
-    fn place<B: WithExportConfig + WithHttpConfig>(&self, builder: B, otlp: Option<&Otlp>) -> io::Result<B> {
+    fn configure_endpoint<B: WithExportConfig + WithHttpConfig>(&self, builder: B, otlp: Option<&Otlp>) -> io::Result<B> {
         let Some(otlp) = otlp else { return Ok(builder) };
         let headers = otlp.headers.iter().map(|(name, value)| Ok((name.clone(), value.resolve()?)));
         let headers: Result<_, String> = headers.collect();
@@ -67,17 +75,18 @@ impl Kind {
     }
 
     /// Builds an error message without the secret parts of addresses.
-    fn unsent(&self, error: &impl std::fmt::Display, otlp: Option<&Otlp>) -> io::Error {
+    fn export_error(&self, error: &impl std::fmt::Display, otlp: Option<&Otlp>) -> io::Error {
         let variables =
-            [ENDPOINT, self.endpoint].into_iter().filter_map(|name| std::env::var(name).ok()).map(|value| value.trim().to_owned());
+            [ENDPOINT, self.endpoint_variable].into_iter().filter_map(|name| std::env::var(name).ok()).map(|value| value.trim().to_owned());
         let named = otlp.map(|otlp| otlp.endpoint.clone()).into_iter().chain(variables).filter(|named| !named.is_empty());
-        let why = named.fold(error.to_string(), |why, named| why.replace(&named, &told(&named)));
-        io::Error::other(format!("cannot send {} over OTLP: {why}", self.what))
+        let why = named.fold(error.to_string(), |why, named| why.replace(&named, &redact_address(&named)));
+        io::Error::other(format!("cannot send {} over OTLP: {why}", self.name))
     }
 
-    fn sending<E>(&self, exporter: E, otlp: Option<&Otlp>) -> Sending<E> {
-        let place = otlp.map(|otlp| format!("{}/{}", told(&otlp.endpoint), self.path)).unwrap_or_else(|| "the collector".to_owned());
-        Sending { exporter, what: self.what, place, away: AtomicBool::new(false) }
+    fn wrap_exporter<E>(&self, exporter: E, otlp: Option<&Otlp>) -> Sending<E> {
+        let place =
+            otlp.map(|otlp| format!("{}/{}", redact_address(&otlp.endpoint), self.path)).unwrap_or_else(|| "the collector".to_owned());
+        Sending { exporter, name: self.name, destination: place, is_failing: AtomicBool::new(false) }
     }
 }
 
@@ -91,22 +100,28 @@ impl Telemetry {
     /// Starts the exporters for the collector of the configuration, else of the environment.
     pub(crate) fn start(otlp: Option<&Otlp>) -> io::Result<Self> {
         let mut resource = Resource::builder();
-        if !is_named("OTEL_SERVICE_NAME") {
+        if !is_variable_set("OTEL_SERVICE_NAME") {
             resource = resource.with_service_name("toolgate");
         }
         let resource = resource.build();
         let mut telemetry = Self { spans: None, metrics: None };
-        if SPANS.is_wanted(otlp) {
-            let exporter = SPANS.place(SpanExporter::builder().with_http(), otlp)?.build().map_err(|error| SPANS.unsent(&error, otlp))?;
-            let provider = SdkTracerProvider::builder().with_batch_exporter(SPANS.sending(exporter, otlp)).with_resource(resource.clone());
+        if SPANS.is_enabled(otlp) {
+            let exporter = SPANS
+                .configure_endpoint(SpanExporter::builder().with_http(), otlp)?
+                .build()
+                .map_err(|error| SPANS.export_error(&error, otlp))?;
+            let provider =
+                SdkTracerProvider::builder().with_batch_exporter(SPANS.wrap_exporter(exporter, otlp)).with_resource(resource.clone());
             telemetry.spans = Some(provider.build());
             opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
         }
-        if METRICS.is_wanted(otlp) {
-            let exporter =
-                METRICS.place(MetricExporter::builder().with_http(), otlp)?.build().map_err(|error| METRICS.unsent(&error, otlp))?;
+        if METRICS.is_enabled(otlp) {
+            let exporter = METRICS
+                .configure_endpoint(MetricExporter::builder().with_http(), otlp)?
+                .build()
+                .map_err(|error| METRICS.export_error(&error, otlp))?;
             let provider =
-                SdkMeterProvider::builder().with_periodic_exporter(METRICS.sending(exporter, otlp)).with_resource(resource).build();
+                SdkMeterProvider::builder().with_periodic_exporter(METRICS.wrap_exporter(exporter, otlp)).with_resource(resource).build();
             opentelemetry::global::set_meter_provider(provider.clone());
             telemetry.metrics = Some(provider);
         }
@@ -118,12 +133,12 @@ impl Telemetry {
         let tracer = self.spans.as_ref()?.tracer("toolgate");
         let layer: OpenTelemetryLayer<S, SdkTracer> = tracing_opentelemetry::layer().with_tracer(tracer);
         let layer = layer.with_location(false).with_threads(false).with_tracked_inactivity(false);
-        Some(layer.with_filter(filter_fn(is_told).with_max_level_hint(Level::INFO)))
+        Some(layer.with_filter(filter_fn(is_exported).with_max_level_hint(Level::INFO)))
     }
 }
 
 /// Returns whether a span is exported. Log events are not, because they may contain a whole row.
-fn is_told(about: &Metadata<'_>) -> bool {
+fn is_exported(about: &Metadata<'_>) -> bool {
     about.is_span() && *about.level() <= Level::INFO && about.target().starts_with("toolgate")
 }
 
@@ -143,17 +158,17 @@ impl Drop for Telemetry {
 #[derive(Debug)]
 struct Sending<E> {
     exporter: E,
-    what: &'static str,
-    place: String,
-    away: AtomicBool,
+    name: &'static str,
+    destination: String,
+    is_failing: AtomicBool,
 }
 
 impl<E> Sending<E> {
-    fn tell(&self, sent: OTelSdkResult) -> OTelSdkResult {
-        if self.away.swap(sent.is_err(), Ordering::Relaxed) != sent.is_err() {
+    fn report_change(&self, sent: OTelSdkResult) -> OTelSdkResult {
+        if self.is_failing.swap(sent.is_err(), Ordering::Relaxed) != sent.is_err() {
             match sent {
-                Err(_) => tracing::warn!("cannot send {} to {}; they are dropped and calls continue", self.what, self.place),
-                Ok(()) => tracing::warn!("sending {} to {} again", self.what, self.place),
+                Err(_) => tracing::warn!("cannot send {} to {}; they are dropped and calls continue", self.name, self.destination),
+                Ok(()) => tracing::warn!("sending {} to {} again", self.name, self.destination),
             }
         }
         sent
@@ -170,7 +185,7 @@ impl opentelemetry_sdk::trace::SpanExporter for Sending<SpanExporter> {
         if batch.is_empty() {
             return Ok(());
         }
-        self.tell(self.exporter.export(batch).await)
+        self.report_change(self.exporter.export(batch).await)
     }
 
     fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
@@ -184,7 +199,7 @@ impl opentelemetry_sdk::trace::SpanExporter for Sending<SpanExporter> {
 
 impl PushMetricExporter for Sending<MetricExporter> {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
-        self.tell(self.exporter.export(metrics).await)
+        self.report_change(self.exporter.export(metrics).await)
     }
 
     fn force_flush(&self) -> OTelSdkResult {

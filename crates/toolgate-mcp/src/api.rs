@@ -8,10 +8,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use toolgate::{Answer, Arguments, Call, Effects, Failure, SessionKey};
 
-use crate::calls::{LONGEST_KEY, is_long, names_others};
+use crate::calls::{LONGEST_KEY, has_unapproved_arguments, is_key_too_long};
 use crate::gateway::Running;
 use crate::identity::{self, Caller};
-use crate::lines::bounds;
+use crate::lines::message_bounds;
 use crate::misread;
 use crate::raw::{self, Raw};
 
@@ -57,29 +57,35 @@ fn nothing() -> Value {
 type Refused = (StatusCode, Value);
 
 /// Handles `POST /v1/calls/check` and `POST /v1/calls/report`.
-pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: &Parts, text: &[u8]) -> Result<Value, Refused> {
+pub(crate) async fn handle_decision_request(
+    running: &Running,
+    verb: &str,
+    caller: &Caller,
+    parts: &Parts,
+    text: &[u8],
+) -> Result<Value, Refused> {
     if !matches!(verb, "check" | "report") {
         return Err((StatusCode::NOT_FOUND, json!({"error": "unknown path; use /v1/calls/check or /v1/calls/report"})));
     }
-    let (asked, raw) = Asked::read(text, running).map_err(|no| no.response(None))?;
+    let (asked, raw) = Asked::parse(text, running).map_err(|no| no.response(None))?;
     let named = asked.named();
-    let taken = asked.take(raw, running, verb, caller, parts);
+    let taken = asked.into_call(raw, running, verb, caller, parts);
     // Only a check must repeat the approved arguments. If a report has other arguments, the
     // difference is recorded.
     let taken = match taken {
-        Ok((call, None)) if call.approval.is_some() => match names_others(running, &call).await {
-            true => Err(No::misread("the approval is for other arguments; send the approved arguments, or none")),
+        Ok((call, None)) if call.approval.is_some() => match has_unapproved_arguments(running, &call).await {
+            true => Err(No::invalid("the approval is for other arguments; send the approved arguments, or none")),
             false => Ok((call, None)),
         },
         taken => taken,
     };
     match taken {
-        Ok((call, None)) => Ok(match running.gate.admit(call).await {
+        Ok((call, None)) => Ok(match running.runtime.admit(call).await {
             Ok(kept) => json!({"decision": "allow", "callId": kept.call.to_string(), "arguments": kept.arguments.value()}),
-            Err(answer) => refused(&answer),
+            Err(answer) => denial_response(&answer),
         }),
         Ok((call, Some(result))) => {
-            let answer = running.gate.report(call, result).await;
+            let answer = running.runtime.report(call, result).await;
             Ok(json!({"callId": answer.call.to_string(), "outcome": answer.outcome.to_json(), "receipt": answer.receipt()}))
         }
         Err(no) => Err(no.record(running, caller, named).await),
@@ -89,33 +95,33 @@ pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: 
 /// Reason why a request is rejected.
 struct No {
     status: StatusCode,
-    why: String,
+    reason: String,
     /// Whether the request is invalid, rather than forbidden for the caller.
-    misread: bool,
+    is_invalid: bool,
 }
 
 impl No {
-    fn misread(why: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, why: why.into(), misread: true }
+    fn invalid(why: impl Into<String>) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, reason: why.into(), is_invalid: true }
     }
 
-    fn turned_away(status: StatusCode, why: String) -> Self {
-        Self { status, why, misread: false }
+    fn rejected(status: StatusCode, why: String) -> Self {
+        Self { status, reason: why, is_invalid: false }
     }
 
     /// Records the rejected call, and builds the error response.
     async fn record(self, running: &Running, caller: &Caller, named: NamedCall) -> Refused {
-        let key = identity::turned_away(running, caller, named.agent.as_deref());
+        let key = identity::rejection_session(running, caller, named.agent.as_deref());
         let call = Call::new(key, named.tool, json!({})).client_id(named.id);
-        let why = misread::brief(&self.why);
-        let call = if self.misread { call.misread(why) } else { call.turned_away(why) };
-        let answer = running.gate.call(call).await;
+        let why = misread::brief(&self.reason);
+        let call = if self.is_invalid { call.with_parse_error(why) } else { call.with_transport_rejection(why) };
+        let answer = running.runtime.call(call).await;
         self.response(Some(&answer))
     }
 
     /// Builds the error response.
     fn response(self, answer: Option<&Answer>) -> Refused {
-        let why = misread::brief(&self.why);
+        let why = misread::brief(&self.reason);
         let mut told = misread::contract(&why, answer);
         if let Some(fields) = told.as_object_mut() {
             fields.insert("error".to_owned(), why.into());
@@ -141,7 +147,7 @@ const KEYS: &str =
 /// Returns the first invalid field and its expected type.
 ///
 /// The message omits the value, because it may be a secret.
-fn misfit(body: &Value) -> Option<String> {
+fn find_invalid_field(body: &Value) -> Option<String> {
     let Some(fields) = body.as_object() else { return Some("not a JSON object".to_owned()) };
     if let Some(missing) = ["id", "tool"].into_iter().find(|key| !fields.contains_key(*key)) {
         return Some(format!("`{missing}` is required"));
@@ -179,17 +185,18 @@ impl Asked {
     /// Parses a body strictly.
     ///
     /// Invalid arguments are kept as text: the argument gate rejects them and records a row.
-    fn read(text: &[u8], running: &Running) -> Result<(Self, Option<Raw>), No> {
-        let (bounds, unread) = (bounds(running.settings.max_request), |why: String| No::misread(format!("cannot read the body: {why}")));
+    fn parse(text: &[u8], running: &Running) -> Result<(Self, Option<Raw>), No> {
+        let (bounds, unread) =
+            (message_bounds(running.settings.max_request_bytes), |why: String| No::invalid(format!("cannot read the body: {why}")));
         let (value, raw) = match toolgate::json::parse(text, &bounds) {
             Ok(value) => (value, None),
             Err(error) => {
-                let parted = raw::without_arguments(text);
+                let parted = raw::split_arguments(text);
                 let parted = parted.and_then(|(rest, raw)| Some((toolgate::json::parse(&rest, &bounds).ok()?, Some(raw))));
                 parted.ok_or_else(|| unread(error.message))?
             }
         };
-        if let Some(why) = misfit(&value) {
+        if let Some(why) = find_invalid_field(&value) {
             return Err(unread(why));
         }
         // The message of serde would quote the value, which may be a secret.
@@ -202,26 +209,26 @@ impl Asked {
         NamedCall { id: short(&self.id), tool: short(&self.tool), agent: self.agent.as_deref().map(short) }
     }
 
-    fn take(self, raw: Option<Raw>, running: &Running, verb: &str, caller: &Caller, parts: &Parts) -> Result<Taken, No> {
+    fn into_call(self, raw: Option<Raw>, running: &Running, verb: &str, caller: &Caller, parts: &Parts) -> Result<Taken, No> {
         if self.id.is_empty() || self.id.chars().count() > 200 {
-            return Err(No::misread("`id` must have 1 to 200 characters"));
+            return Err(No::invalid("`id` must have 1 to 200 characters"));
         }
         for (name, key) in [("idempotencyKey", &self.idempotency_key), ("approval", &self.approval)] {
-            if key.as_ref().is_some_and(|key| is_long(key)) {
-                return Err(No::misread(format!("`{name}` may have at most {LONGEST_KEY} characters")));
+            if key.as_ref().is_some_and(|key| is_key_too_long(key)) {
+                return Err(No::invalid(format!("`{name}` may have at most {LONGEST_KEY} characters")));
             }
         }
-        let forbidden = |why| No::turned_away(StatusCode::FORBIDDEN, why);
-        let agent = identity::agent(running, caller, self.agent.as_deref()).map_err(forbidden)?;
-        let named = identity::named(caller, self.session.as_deref(), Some(parts));
-        let named = named.map_err(|error| match identity::is_misread(&error) {
-            true => No::misread(error.message),
-            false => No::turned_away(StatusCode::BAD_REQUEST, error.message.into_owned()),
+        let forbidden = |why| No::rejected(StatusCode::FORBIDDEN, why);
+        let agent = identity::resolve_agent(running, caller, self.agent.as_deref()).map_err(forbidden)?;
+        let named = identity::resolve_session_name(caller, self.session.as_deref(), Some(parts));
+        let named = named.map_err(|error| match identity::is_invalid_error(&error) {
+            true => No::invalid(error.message),
+            false => No::rejected(StatusCode::BAD_REQUEST, error.message.into_owned()),
         })?;
-        let session = named.ok_or_else(|| No::misread("`session` is required"))?;
+        let session = named.ok_or_else(|| No::invalid("`session` is required"))?;
         let result = match (verb, self.result, self.error) {
             ("check", None | Some(Value::Null), None) => None,
-            ("check", ..) => return Err(No::misread("`result` and `error` are only allowed in a report")),
+            ("check", ..) => return Err(No::invalid("`result` and `error` are only allowed in a report")),
             (_, Some(result), None) => Some(Ok(result)),
             (_, None | Some(Value::Null), Some(failed)) => {
                 let failure = Failure::business("client_tool_failed", failed.message);
@@ -230,7 +237,7 @@ impl Asked {
                     None => failure,
                 }))
             }
-            _ => return Err(No::misread("a report must have either `result` or `error`")),
+            _ => return Err(No::invalid("a report must have either `result` or `error`")),
         };
         let arguments = raw.map_or(Arguments::Value(self.arguments), |raw| Arguments::Text(raw.0.to_vec()));
         let mut call = Call::new(SessionKey::new(agent, caller.principal.clone(), session), self.tool, arguments).client_id(self.id);
@@ -242,7 +249,7 @@ impl Asked {
 }
 
 /// Builds the response for a call that must not run.
-fn refused(answer: &Answer) -> Value {
+fn denial_response(answer: &Answer) -> Value {
     let error = answer.outcome.error();
     // A replayed call returns its recorded outcome, success or error.
     let replayed = error.is_none_or(|error| error.replayed);
@@ -258,7 +265,7 @@ fn refused(answer: &Answer) -> Value {
 }
 
 /// Returns the OpenAPI description of the HTTP API.
-pub(crate) fn description() -> Value {
+pub(crate) fn openapi_description() -> Value {
     let call = json!({
         "id": {"type": "string", "minLength": 1, "maxLength": 200, "description": "ID of the call, chosen by the client; a report repeats it."},
         "agent": {"type": "string", "description": "The agent that makes the call [default: the default agent]."},

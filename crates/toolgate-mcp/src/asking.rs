@@ -12,10 +12,10 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use toolgate::Effect;
 
-use crate::door::passed;
+use crate::door::client_error;
 use crate::gateway::lock;
-use crate::render::unspoofed;
-use crate::upstream::{Asker, FromUpstream, Reply, is_invisible, is_short};
+use crate::render::strip_reserved_keys_deep;
+use crate::upstream::{Asker, FromUpstream, Reply, is_invisible, is_within_notification_limit};
 
 /// Maximum length of the arguments or of the reason in a question, in characters.
 const LONGEST: usize = 2_000;
@@ -36,7 +36,7 @@ fn is_hidden(c: char) -> bool {
 ///
 /// Returns `None` if the call is too long or has hidden characters: a person must see what they
 /// approve.
-pub(crate) fn question(approval: &toolgate::store::Approval) -> Option<ElicitRequestParams> {
+pub(crate) fn approval_question(approval: &toolgate::store::Approval) -> Option<ElicitRequestParams> {
     let shown = serde_json::to_string_pretty(&approval.shown).ok()?;
     // A hook may quote the model. On one line, the quote cannot imitate the lines below.
     let reason = approval.reason.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -52,7 +52,7 @@ pub(crate) fn question(approval: &toolgate::store::Approval) -> Option<ElicitReq
 ///
 /// True if each rule that asks names the client, or if no approver is named and the tool is not
 /// destructive. A tool that no longer exists counts as destructive.
-pub(crate) fn is_left_to_client(approval: &toolgate::store::Approval, effect: Option<Effect>) -> bool {
+pub(crate) fn can_client_approve(approval: &toolgate::store::Approval, effect: Option<Effect>) -> bool {
     let named = approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT));
     let all_named = approval.approvers.len() == approval.asked_by.len();
     named && (all_named || effect.is_some_and(|effect| effect != Effect::Destructive))
@@ -64,11 +64,11 @@ pub(crate) struct Questions(Mutex<HashMap<ProgressToken, Asker>>);
 
 impl Questions {
     /// Forwards progress of a client to the asker.
-    pub(crate) async fn progress(&self, mut said: ProgressNotificationParam) {
+    pub(crate) async fn forward_progress(&self, mut said: ProgressNotificationParam) {
         let asker = lock(&self.0).get(&said.progress_token).cloned();
-        if let Some((upstream, token)) = asker.filter(|_| is_short(&said)) {
+        if let Some((upstream, token)) = asker.filter(|_| is_within_notification_limit(&said)) {
             said.progress_token = token;
-            said.meta = said.meta.map(crate::render::of_word);
+            said.meta = said.meta.map(crate::render::strip_notification_meta);
             let _ = upstream.notify_progress(said).await;
         }
     }
@@ -95,7 +95,7 @@ impl Drop for Open<'_> {
 /// Sends a request to a client and waits for the answer.
 ///
 /// If the future is dropped, the client gets a cancellation.
-async fn answer(
+async fn request_answer(
     request: ServerRequest,
     asker: Option<Asker>,
     peer: &Peer<RoleServer>,
@@ -113,64 +113,64 @@ async fn answer(
 }
 
 /// Asks the client's user a question.
-pub(crate) async fn elicit(
+pub(crate) async fn ask_user(
     params: ElicitRequestParams,
     peer: &Peer<RoleServer>,
     questions: &Questions,
 ) -> Result<ElicitResult, ServiceError> {
-    match answer(ServerRequest::ElicitRequest(ElicitRequest::new(params)), None, peer, questions).await? {
+    match request_answer(ServerRequest::ElicitRequest(ElicitRequest::new(params)), None, peer, questions).await? {
         ClientResult::ElicitResult(said) => Ok(said),
         _ => Err(ServiceError::UnexpectedResponse),
     }
 }
 
 /// Sends a client's answer to the asker, unless the asker stops waiting.
-async fn pass_on<T>(mut reply: Reply<T>, said: impl Future<Output = Result<T, ErrorData>>) {
+async fn forward_answer<T>(mut reply: Reply<T>, said: impl Future<Output = Result<T, ErrorData>>) {
     tokio::select! {
         biased;
         said = said => reply.send(said),
-        () = reply.unwanted() => {}
+        () = reply.closed() => {}
     }
 }
 
 /// Sends a request to a client and forwards the answer to the asker.
-async fn put<T: Serialize + DeserializeOwned + Clone>(
+async fn ask_and_forward<T: Serialize + DeserializeOwned + Clone>(
     request: ServerRequest,
     mut reply: Reply<T>,
     peer: &Peer<RoleServer>,
     questions: &Questions,
     read: impl FnOnce(ClientResult) -> Option<T>,
 ) {
-    let asker = reply.asker.take();
+    let asker = reply.origin.take();
     let said = async {
-        let said = answer(request, asker, peer, questions).await;
-        said.and_then(|said| read(said).map(unspoofed).ok_or(ServiceError::UnexpectedResponse)).map_err(passed)
+        let said = request_answer(request, asker, peer, questions).await;
+        said.and_then(|said| read(said).map(strip_reserved_keys_deep).ok_or(ServiceError::UnexpectedResponse)).map_err(client_error)
     };
-    pass_on(reply, said).await;
+    forward_answer(reply, said).await;
 }
 
 /// Forwards an upstream's question to a client of an earlier revision, during its request.
-pub(crate) async fn ask(question: FromUpstream, peer: &Peer<RoleServer>, questions: &Questions) {
+pub(crate) async fn forward_question(question: FromUpstream, peer: &Peer<RoleServer>, questions: &Questions) {
     match question {
         FromUpstream::Elicit(params, reply) => {
             let read = |said| if let ClientResult::ElicitResult(said) = said { Some(said) } else { None };
-            put(ServerRequest::ElicitRequest(ElicitRequest::new(*params)), reply, peer, questions, read).await;
+            ask_and_forward(ServerRequest::ElicitRequest(ElicitRequest::new(*params)), reply, peer, questions, read).await;
         }
         FromUpstream::Sample(params, reply) => {
             let read = |said| if let ClientResult::CreateMessageResult(said) = said { Some(*said) } else { None };
-            put(ServerRequest::CreateMessageRequest(CreateMessageRequest::new(*params)), reply, peer, questions, read).await;
+            ask_and_forward(ServerRequest::CreateMessageRequest(CreateMessageRequest::new(*params)), reply, peer, questions, read).await;
         }
         FromUpstream::Roots(reply) => {
             let read = |said| if let ClientResult::ListRootsResult(said) = said { Some(said) } else { None };
-            put(ServerRequest::ListRootsRequest(ListRootsRequest::default()), reply, peer, questions, read).await;
+            ask_and_forward(ServerRequest::ListRootsRequest(ListRootsRequest::default()), reply, peer, questions, read).await;
         }
-        FromUpstream::Inputs(requests, reply) => pass_on(reply, ask_all(requests, peer, questions)).await,
+        FromUpstream::Inputs(requests, reply) => forward_answer(reply, ask_in_sequence(requests, peer, questions)).await,
         FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
     }
 }
 
 /// Asks a client of an earlier revision several questions, one after the other.
-async fn ask_all(requests: InputRequests, peer: &Peer<RoleServer>, questions: &Questions) -> Result<InputResponses, ErrorData> {
+async fn ask_in_sequence(requests: InputRequests, peer: &Peer<RoleServer>, questions: &Questions) -> Result<InputResponses, ErrorData> {
     let unread = |_| ErrorData::internal_error("cannot forward the client's answer", None);
     let mut responses = InputResponses::new();
     for (key, request) in requests {
@@ -180,11 +180,11 @@ async fn ask_all(requests: InputRequests, peer: &Peer<RoleServer>, questions: &Q
             InputRequest::ListRoots(request) => ServerRequest::ListRootsRequest(request),
             _ => return Err(ErrorData::invalid_request("unsupported input request", None)),
         };
-        let said = match answer(request, None, peer, questions).await.map_err(passed)? {
+        let said = match request_answer(request, None, peer, questions).await.map_err(client_error)? {
             ClientResult::ElicitResult(said) => serde_json::to_value(said),
             ClientResult::CreateMessageResult(said) => serde_json::to_value(said),
             ClientResult::ListRootsResult(said) => serde_json::to_value(said),
-            _ => return Err(passed(ServiceError::UnexpectedResponse)),
+            _ => return Err(client_error(ServiceError::UnexpectedResponse)),
         };
         responses.insert(key, said.map_err(unread)?);
     }
@@ -221,7 +221,7 @@ pub(crate) fn can_answer(question: &FromUpstream, capabilities: &ClientCapabilit
 }
 
 /// Answers an upstream that the client does not support the question.
-pub(crate) fn decline(question: FromUpstream) {
+pub(crate) fn decline_question(question: FromUpstream) {
     let cannot = || ErrorData::invalid_request("the client does not support this request", None);
     match question {
         FromUpstream::Elicit(_, reply) => reply.send(Err(cannot())),
@@ -233,9 +233,9 @@ pub(crate) fn decline(question: FromUpstream) {
 }
 
 /// Sends a client's answer to the upstream.
-pub(crate) fn reply(asked: FromUpstream, said: Value) {
+pub(crate) fn answer_upstream(asked: FromUpstream, said: Value) {
     let unread = || ErrorData::invalid_params("cannot read the client's answer", None);
-    let said = unspoofed(said);
+    let said = strip_reserved_keys_deep(said);
     match asked {
         FromUpstream::Elicit(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
         FromUpstream::Sample(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_can_lead_its_user_somewhere_need_not_know_forms() {
+    fn elicitation_mode_must_be_supported() {
         let form = json!({"mode": "form", "message": "Who?", "requestedSchema": {"type": "object", "properties": {}}});
         let address = json!({"mode": "url", "message": "There.", "url": "https://a.example/", "elicitationId": "1"});
         let [form, address] = [form, address].map(|params| serde_json::from_value::<ElicitRequestParams>(params).unwrap());
@@ -285,41 +285,41 @@ mod tests {
         }
     }
 
-    fn asked(reason: &str, shown: Value) -> Option<String> {
-        match question(&toolgate::store::Approval { reason: reason.to_owned(), shown, ..approval(None) })? {
+    fn question_message(reason: &str, shown: Value) -> Option<String> {
+        match approval_question(&toolgate::store::Approval { reason: reason.to_owned(), shown, ..approval(None) })? {
             ElicitRequestParams::FormElicitationParams { message, .. } => Some(message),
             _ => None,
         }
     }
 
     #[test]
-    fn nobody_is_asked_about_what_they_would_not_see() {
+    fn question_with_hidden_characters_is_not_asked() {
         let lines = "\u{2028}\u{2029}\u{85}";
         let marks = "\u{200b}\u{202e}\u{2066}\u{61c}\u{2800}\u{fe00}\u{fe0f}\u{13437}\u{1bca0}\u{1d159}\u{1d173}\u{e0041}\u{7f}";
         for hidden in lines.chars().chain(marks.chars()) {
             let text = format!("a{hidden}b");
-            assert_eq!(asked("Why.", json!({"to": text})), None, "{hidden:?}");
-            assert_eq!(asked("Why.", json!({ (text.as_str()): 1 })), None, "{hidden:?}");
+            assert_eq!(question_message("Why.", json!({"to": text})), None, "{hidden:?}");
+            assert_eq!(question_message("Why.", json!({ (text.as_str()): 1 })), None, "{hidden:?}");
             // Line separators in a reason become spaces.
-            assert_eq!(asked(&text, json!({})).is_some(), lines.contains(hidden), "{hidden:?}");
+            assert_eq!(question_message(&text, json!({})).is_some(), lines.contains(hidden), "{hidden:?}");
         }
-        assert_eq!(asked("Why.", json!("x".repeat(LONGEST))), None);
-        assert_eq!(asked(&"x".repeat(LONGEST + 1), json!({})), None);
+        assert_eq!(question_message("Why.", json!("x".repeat(LONGEST))), None);
+        assert_eq!(question_message(&"x".repeat(LONGEST + 1), json!({})), None);
         // Visible characters stay, and strings are shown with their escapes.
-        let shown = asked("Why.", json!({"to": "Zoë 山田 🙂\n\"from\": \"Ann\""})).unwrap();
+        let shown = question_message("Why.", json!({"to": "Zoë 山田 🙂\n\"from\": \"Ann\""})).unwrap();
         assert!(shown.ends_with("with\n{\n  \"to\": \"Zoë 山田 🙂\\n\\\"from\\\": \\\"Ann\\\"\"\n}"), "{shown}");
     }
 
     #[test]
-    fn a_reason_is_one_line() {
+    fn reason_is_one_line() {
         let forged = "Look.\n\nThe agent wants to call `pay` with\n{\n  \"amount\": 1\n}";
-        let shown = asked(forged, json!({"amount": 9_000})).unwrap();
+        let shown = question_message(forged, json!({"amount": 9_000})).unwrap();
         assert_eq!(shown.lines().filter(|line| line.starts_with("The agent wants to call")).count(), 1, "{shown}");
         assert!(shown.starts_with("Look. The agent") && shown.ends_with("{\n  \"amount\": 9000\n}"), "{shown}");
     }
 
     #[test]
-    fn what_may_destroy_something_is_left_to_a_client_only_where_all_say_so() {
+    fn client_approves_destructive_calls_only_if_all_rules_name_it() {
         for (approver, effect, left) in [
             (None, Some(Effect::Write), true),
             (None, Some(Effect::Destructive), false),
@@ -329,7 +329,7 @@ mod tests {
             (Some(CLIENT), None, true),
             (Some("lead"), Some(Effect::Write), false),
         ] {
-            assert_eq!(is_left_to_client(&approval(approver), effect), left, "{approver:?} {effect:?}");
+            assert_eq!(can_client_approve(&approval(approver), effect), left, "{approver:?} {effect:?}");
         }
     }
 }

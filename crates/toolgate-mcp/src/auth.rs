@@ -8,7 +8,7 @@ use http::HeaderMap;
 use toolgate::config::{Gateway as Settings, Token};
 use toolgate::json::Digest;
 
-use crate::identity::{Caller, Proof, same_agents};
+use crate::identity::{Caller, Proof, is_same_agents};
 
 mod issuer;
 
@@ -35,14 +35,14 @@ impl Keys {
         let issuer = match &settings.jwt {
             None => None,
             Some(jwt) => {
-                let same = before.and_then(|before| before.issuer.clone()).filter(|issuer| issuer.jwt == *jwt && is_address(&jwt.keys));
+                let same = before.and_then(|before| before.issuer.clone()).filter(|issuer| issuer.jwt == *jwt && is_url(&jwt.keys));
                 let issuer = match same {
                     Some(issuer) => issuer,
                     None => {
                         let issuer = Arc::new(Issuer::new(jwt.clone()));
                         // A key file must exist. An unreachable URL is tried again when a token
                         // arrives.
-                        let is_file = !is_address(&jwt.keys);
+                        let is_file = !is_url(&jwt.keys);
                         let had = before.is_some_and(|before| before.issuer.is_some());
                         match issuer.fetch().await {
                             Err(error) if is_file => return Err(io::Error::other(error)),
@@ -62,7 +62,7 @@ impl Keys {
     }
 
     /// Returns whether requests need no token.
-    pub(crate) fn is_open(&self) -> bool {
+    pub(crate) fn is_auth_disabled(&self) -> bool {
         self.tokens.is_empty() && self.issuer.is_none()
     }
 
@@ -70,20 +70,20 @@ impl Keys {
     ///
     /// With `any`, another token with the same rights also counts. Of a signed token only the
     /// issuer is compared, because the token itself is not kept.
-    pub(crate) fn may_know(&self, caller: &Caller, any: bool) -> bool {
-        let same = |token: &Token| token.principal == caller.principal && same_agents(token.agents.as_deref(), caller.agents.as_deref());
-        let known = match &caller.proof {
-            Proof::Nothing => false,
+    pub(crate) fn can_reauthenticate(&self, caller: &Caller, any: bool) -> bool {
+        let same = |token: &Token| token.principal == caller.principal && is_same_agents(token.agents.as_deref(), caller.agents.as_deref());
+        let known = match &caller.auth_method {
+            Proof::Anonymous => false,
             Proof::Token(sha256) => self.tokens.iter().any(|token| (any || token.sha256 == *sha256) && same(token)),
             Proof::Issuer(name) => self.issuer.as_ref().is_some_and(|issuer| issuer.jwt.issuer == *name),
         };
-        known || self.is_open()
+        known || self.is_auth_disabled()
     }
 
     /// Authenticates a request by its headers.
-    pub(crate) async fn caller(&self, headers: &HeaderMap, local: &str) -> Result<Caller, NotLetIn> {
-        if self.is_open() {
-            return Ok(Caller { principal: local.to_owned(), agents: None, session: None, proof: Proof::Nothing });
+    pub(crate) async fn authenticate(&self, headers: &HeaderMap, local: &str) -> Result<Caller, NotLetIn> {
+        if self.is_auth_disabled() {
+            return Ok(Caller { principal: local.to_owned(), agents: None, session: None, auth_method: Proof::Anonymous });
         }
         let mut values = headers.get_all(http::header::AUTHORIZATION).iter();
         let value = values.next().ok_or(NotLetIn::Missing)?;
@@ -96,7 +96,7 @@ impl Keys {
         // Compares with every token, so that the response time reveals nothing.
         let mut found = None;
         for known in &self.tokens {
-            if same(known.sha256.as_bytes(), digest.as_bytes()) {
+            if is_equal_in_constant_time(known.sha256.as_bytes(), digest.as_bytes()) {
                 found = Some(known);
             }
         }
@@ -105,21 +105,21 @@ impl Keys {
                 principal: known.principal.clone(),
                 agents: known.agents.clone(),
                 session: None,
-                proof: Proof::Token(digest),
+                auth_method: Proof::Token(digest),
             });
         }
         match &self.issuer {
-            Some(issuer) => issuer.caller(token).await,
+            Some(issuer) => issuer.authenticate(token).await,
             None => Err(NotLetIn::Invalid("unknown token")),
         }
     }
 }
 
-fn same(one: &[u8], other: &[u8]) -> bool {
+fn is_equal_in_constant_time(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len() && one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
-fn is_address(keys: &str) -> bool {
+fn is_url(keys: &str) -> bool {
     keys.starts_with("http://") || keys.starts_with("https://")
 }
 
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_came_with_a_token_of_its_own_is_not_known_because_somebody_else_signs() {
+    fn static_token_is_not_replaced_by_issuer() {
         let token = |sha256: &str| Token { principal: "ann".to_owned(), sha256: sha256.to_owned(), agents: None };
         let jwt = |issuer: &str| Jwt {
             issuer: issuer.to_owned(),
@@ -142,7 +142,7 @@ mod tests {
             agents: None,
         };
         let issuer = |name: &str| Arc::new(Issuer::new(jwt(name)));
-        let caller = |proof: Proof| Caller { principal: "ann".to_owned(), agents: None, session: None, proof };
+        let caller = |proof: Proof| Caller { principal: "ann".to_owned(), agents: None, session: None, auth_method: proof };
         let (own, signed) = (caller(Proof::Token("1".to_owned())), caller(Proof::Issuer("a".to_owned())));
         for (tokens, issues, knows_own, knows_signed) in [
             (vec![token("1")], Some("a"), true, true),
@@ -153,16 +153,16 @@ mod tests {
             (vec![], None, true, true),
         ] {
             let keys = Keys { tokens, issuer: issues.map(issuer) };
-            let known = (keys.may_know(&own, false), keys.may_know(&signed, false));
+            let known = (keys.can_reauthenticate(&own, false), keys.can_reauthenticate(&signed, false));
             assert_eq!(known, (knows_own, knows_signed), "{issues:?} {:?}", keys.tokens);
-            assert_eq!(keys.may_know(&caller(Proof::Nothing), false), keys.is_open(), "a caller without proof");
+            assert_eq!(keys.can_reauthenticate(&caller(Proof::Anonymous), false), keys.is_auth_disabled(), "a caller without proof");
         }
     }
 
     #[test]
-    fn any_token_that_allows_the_same_will_do_where_it_may_be_another() {
+    fn equivalent_token_is_accepted_if_any_is_allowed() {
         let agents = |names: &str| (names != "all").then(|| names.split(' ').map(str::to_owned).collect::<Vec<_>>());
-        let caller = |proof: Proof| Caller { principal: "ann".to_owned(), agents: agents("a b"), session: None, proof };
+        let caller = |proof: Proof| Caller { principal: "ann".to_owned(), agents: agents("a b"), session: None, auth_method: proof };
         for (principal, names, sha256, known) in [
             ("ann", "a b", "1", (true, true)),
             ("ann", "b a", "1", (true, true)),
@@ -173,8 +173,8 @@ mod tests {
         ] {
             let token = Token { principal: principal.to_owned(), sha256: sha256.to_owned(), agents: agents(names) };
             let (keys, own) = (Keys { tokens: vec![token], issuer: None }, caller(Proof::Token("1".to_owned())));
-            assert_eq!((keys.may_know(&own, true), keys.may_know(&own, false)), known, "{principal} {names} {sha256}");
-            assert!(!keys.may_know(&caller(Proof::Nothing), true), "a caller without proof");
+            assert_eq!((keys.can_reauthenticate(&own, true), keys.can_reauthenticate(&own, false)), known, "{principal} {names} {sha256}");
+            assert!(!keys.can_reauthenticate(&caller(Proof::Anonymous), true), "a caller without proof");
         }
     }
 }

@@ -83,14 +83,14 @@ impl StreamableHttpClient for Bounded {
         }
         if status.is_success() && is(EVENTS) {
             let id = asked.map(|request| request.id.clone());
-            let events = events(answer.bytes_stream()).scan(false, move |over, event| {
+            let events = bounded_events(answer.bytes_stream()).scan(false, move |over, event| {
                 let last = std::mem::replace(over, event.is_err());
                 let event = match event {
                     Err(error) if is_too_long(&error) => {
-                        Ok(Sse::default().data(serde_json::to_string(&too_long(id.clone())).unwrap_or_default()))
+                        Ok(Sse::default().data(serde_json::to_string(&too_long_message(id.clone())).unwrap_or_default()))
                     }
                     Ok(event) => Ok(match &id {
-                        Some(id) => belonging(event, id),
+                        Some(id) => mark_log_origin(event, id),
                         None => event,
                     }),
                     event => event,
@@ -102,9 +102,9 @@ impl StreamableHttpClient for Bounded {
         // For 401, 403 and 429 the status alone decides.
         let shut = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
         let said: Option<ServerJsonRpcMessage> = match is(JSON) && !shut {
-            true => match whole(answer).await? {
+            true => match read_body(answer).await? {
                 Some(text) => serde_json::from_slice(&text).ok(),
-                None => Some(too_long(asked.map(|request| request.id.clone()))),
+                None => Some(too_long_message(asked.map(|request| request.id.clone()))),
             },
             false => None,
         };
@@ -185,7 +185,7 @@ impl StreamableHttpClient for Bounded {
 
 /// Marks a log message in a response stream with the id of the request. Several responses may
 /// arrive at once.
-fn belonging(event: Sse, id: &RequestId) -> Sse {
+fn mark_log_origin(event: Sse, id: &RequestId) -> Sse {
     // Search without the slash, which some servers escape. Parse only events that match.
     let Some(text) = event.data.as_deref().filter(|text| text.contains("notifications")) else { return event };
     let Some(origin) = ORIGIN.as_deref() else { return event };
@@ -200,12 +200,12 @@ fn belonging(event: Sse, id: &RequestId) -> Sse {
     event.data(said.to_string())
 }
 
-fn too_long(id: Option<RequestId>) -> ServerJsonRpcMessage {
+fn too_long_message(id: Option<RequestId>) -> ServerJsonRpcMessage {
     ServerJsonRpcMessage::error(ErrorData::new(TOO_LONG, format!("response exceeds {LONGEST} bytes"), None), id)
 }
 
 /// Reads a response body; `None` if it exceeds the limit.
-pub(crate) async fn whole(mut answer: reqwest::Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
+pub(crate) async fn read_body(mut answer: reqwest::Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
     let mut text = Vec::new();
     while let Some(chunk) = answer.chunk().await? {
         if text.len() + chunk.len() > LONGEST {
@@ -217,7 +217,7 @@ pub(crate) async fn whole(mut answer: reqwest::Response) -> Result<Option<Vec<u8
 }
 
 /// Parses an event stream, and fails at the first event over the limit.
-pub(crate) fn events<E: Error + Send + Sync + 'static>(
+pub(crate) fn bounded_events<E: Error + Send + Sync + 'static>(
     bytes: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
     let mut event = Event::default();
@@ -238,28 +238,28 @@ pub(crate) fn is_too_long(error: &SseError) -> bool {
 /// Measures the current event, which ends with an empty line.
 #[derive(Default)]
 struct Event {
-    long: usize,
+    bytes: usize,
     /// The current line, or the line that just ended, is not empty.
-    begun: bool,
+    has_line_content: bool,
     /// The last byte was `\r`, and `\n` may follow.
-    returned: bool,
+    is_after_cr: bool,
 }
 
 impl Event {
     fn has_room_for(&mut self, chunk: &[u8]) -> bool {
         for byte in chunk {
-            self.long += 1;
+            self.bytes += 1;
             match byte {
-                b'\n' if self.returned => self.returned = false,
+                b'\n' if self.is_after_cr => self.is_after_cr = false,
                 b'\n' | b'\r' => {
-                    if !std::mem::take(&mut self.begun) {
-                        self.long = 0;
+                    if !std::mem::take(&mut self.has_line_content) {
+                        self.bytes = 0;
                     }
-                    self.returned = *byte == b'\r';
+                    self.is_after_cr = *byte == b'\r';
                 }
-                _ => (self.begun, self.returned) = (true, false),
+                _ => (self.has_line_content, self.is_after_cr) = (true, false),
             }
-            if self.long > LONGEST {
+            if self.bytes > LONGEST {
                 return false;
             }
         }
@@ -272,8 +272,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_message_says_whose_answer_it_came_with() {
-        let said = |data: &str| belonging(Sse::default().data(data), &RequestId::Number(7)).data.unwrap();
+    fn log_messages_are_marked_with_their_request() {
+        let said = |data: &str| mark_log_origin(Sse::default().data(data), &RequestId::Number(7)).data.unwrap();
         let meta = |data: &str| serde_json::from_str::<Value>(&said(data)).unwrap().pointer("/params/_meta").cloned().unwrap();
         let origin = ORIGIN.as_deref().unwrap();
         for name in ["notifications/message", r"notifications\/message"] {

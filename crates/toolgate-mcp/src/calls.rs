@@ -14,8 +14,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use toolgate::{Agent, Answer, Arguments, Call, SessionKey, Spec, code};
 
-use self::client::lacking;
-use crate::asking::{CLIENT, ask, can_answer, can_elicit, decline, elicit, is_left_to_client, question, reply};
+use self::client::missing_capability_error;
+use crate::asking::{
+    CLIENT, answer_upstream, approval_question, ask_user, can_answer, can_client_approve, can_elicit, decline_question, forward_question,
+};
 use crate::door::Door;
 use crate::gateway::{Running, lock};
 use crate::identity;
@@ -47,12 +49,12 @@ pub(crate) const LONGEST_KEY: usize = 1_024;
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
 /// Returns whether a key is too long, in characters as in `maxLength` of the OpenAPI description.
-pub(crate) fn is_long(key: &str) -> bool {
+pub(crate) fn is_key_too_long(key: &str) -> bool {
     key.chars().count() > LONGEST_KEY
 }
 
 /// Builds the call that a request asks for.
-fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>) -> Result<Call, ErrorData> {
+fn build_call(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>) -> Result<Call, ErrorData> {
     // Ignoring an invalid key would drop the guarantee that it stands for.
     let text = |name: &str| match client.meta.get(name) {
         None | Some(Value::Null) => Ok(None),
@@ -60,10 +62,12 @@ fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>
         Some(_) => Err(ErrorData::invalid_params(format!("`{name}` must be text"), None)),
     };
     let short = |name: &str| match text(name)? {
-        Some(text) if is_long(&text) => Err(ErrorData::invalid_params(format!("`{name}` may have at most {LONGEST_KEY} characters"), None)),
+        Some(text) if is_key_too_long(&text) => {
+            Err(ErrorData::invalid_params(format!("`{name}` may have at most {LONGEST_KEY} characters"), None))
+        }
         text => Ok(text),
     };
-    let arguments = match client.raw {
+    let arguments = match client.raw_arguments {
         Some(raw) => Arguments::Text(raw.0.to_vec()),
         None => Arguments::Value(request.arguments.clone().map_or_else(|| json!({}), Value::Object)),
     };
@@ -81,7 +85,7 @@ fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>
 /// Returns whether a call uses an approval with other arguments than the approved ones.
 ///
 /// Otherwise the approved arguments would run without notice to the client.
-pub(crate) async fn names_others(running: &Running, call: &Call) -> bool {
+pub(crate) async fn has_unapproved_arguments(running: &Running, call: &Call) -> bool {
     let Some(id) = &call.approval else { return false };
     let given = match &call.arguments {
         Arguments::Value(given) => given,
@@ -90,91 +94,99 @@ pub(crate) async fn names_others(running: &Running, call: &Call) -> bool {
     if given.as_object().is_some_and(JsonObject::is_empty) {
         return false;
     }
-    match running.gate.approval(id).await {
-        Ok(Some(approval)) => approval.key == call.key && *approval.tool == *call.tool && running.gate.is_for_others(&approval, given),
+    match running.runtime.approval(id).await {
+        Ok(Some(approval)) => {
+            approval.key == call.key && *approval.tool == *call.tool && running.runtime.is_for_other_arguments(&approval, given)
+        }
         // The approval gate reports everything else.
         _ => false,
     }
 }
 
 /// Computes the digest of a call, to detect that the client edited it.
-fn digest(request: &CallToolRequestParams) -> String {
+fn call_digest(request: &CallToolRequestParams) -> String {
     let arguments = request.arguments.clone().map_or_else(|| json!({}), Value::Object);
-    toolgate::json::Digest::of(&toolgate::json::canonical(&json!([request.name, arguments]))).to_string()
+    toolgate::json::Digest::of(&toolgate::json::to_canonical_bytes(&json!([request.name, arguments]))).to_string()
 }
 
 impl Door {
     /// Handles a `tools/call` request.
-    pub(crate) async fn call(&self, request: CallToolRequestParams, client: &Client<'_>) -> Result<CallToolResponse, ErrorData> {
+    pub(crate) async fn handle_call(&self, request: CallToolRequestParams, client: &Client<'_>) -> Result<CallToolResponse, ErrorData> {
         // Counted before the check, so that shutdown waits for this call.
-        let _counted = self.gateway.count();
+        let _counted = self.gateway.count_call();
         if self.gateway.0.stop.is_cancelled() {
             return Err(ErrorData::internal_error("the gateway is shutting down", None));
         }
-        let running = self.gateway.running();
-        let key = match identity::of_call(&self.gateway, &running, self.fixed.as_ref(), client)? {
+        let running = self.gateway.active_config();
+        let key = match identity::resolve_call_session(&self.gateway, &running, self.stdio_identity.as_ref(), client)? {
             Ok(key) => key,
-            Err((key, error)) if identity::is_misread(&error) => return Err(self.misread(key, &request, client, error).await),
+            Err((key, error)) if identity::is_invalid_error(&error) => return Err(self.reject_invalid(key, &request, client, error).await),
             // The caller is rejected, and the rejection is recorded.
             Err((key, refused)) => {
-                return match call_of(key.clone(), &request, client) {
-                    Ok(call) => self.begin(&running, call.turned_away(refused.message), &request, client).await,
-                    Err(error) => Err(self.misread(key, &request, client, error).await),
+                return match build_call(key.clone(), &request, client) {
+                    Ok(call) => self.run_call(&running, call.with_transport_rejection(refused.message), &request, client).await,
+                    Err(error) => Err(self.reject_invalid(key, &request, client, error).await),
                 };
             }
         };
-        let parked = &self.gateway.0.parked;
+        let parked = &self.gateway.0.suspended;
         let unasked = || ErrorData::invalid_params("this answer was not requested, or was already given", None);
         let waits = match (&request.request_state, &request.input_responses) {
-            (Some(state), _) => parked.take(&key, state).map(Some).ok_or_else(unasked),
+            (Some(state), _) => parked.resume(&key, state).map(Some).ok_or_else(unasked),
             // An approval answer without a question has no effect.
             (None, Some(said)) if said.contains_key(APPROVAL) => Err(unasked()),
             // Some clients omit the request state. If no suspended call matches, the answers are
             // ignored and the question is asked again.
-            (None, Some(_)) => Ok(parked.take_unstated(&key, &digest(&request))),
+            (None, Some(_)) => Ok(parked.resume_without_state(&key, &call_digest(&request))),
             (None, None) => Ok(None),
         };
         match waits {
-            Ok(Some(waits)) => self.resume(key, request, waits, client).await,
-            Ok(None) => self.anew(&running, key, &request, client).await,
-            Err(error) => Err(self.misread(key, &request, client, error).await),
+            Ok(Some(waits)) => self.resume_call(key, request, waits, client).await,
+            Ok(None) => self.start_call(&running, key, &request, client).await,
+            Err(error) => Err(self.reject_invalid(key, &request, client, error).await),
         }
     }
 
     /// Starts a call from a request.
-    async fn anew(
+    async fn start_call(
         &self,
         running: &Running,
         key: SessionKey,
         request: &CallToolRequestParams,
         client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let call = match call_of(key.clone(), request, client) {
+        let call = match build_call(key.clone(), request, client) {
             Ok(call) => call,
-            Err(error) => return Err(self.misread(key, request, client, error).await),
+            Err(error) => return Err(self.reject_invalid(key, request, client, error).await),
         };
-        if names_others(running, &call).await {
+        if has_unapproved_arguments(running, &call).await {
             let error = ErrorData::invalid_params("the approval is for other arguments; send the approved arguments, or none", None);
-            return Err(self.misread(key, request, client, error).await);
+            return Err(self.reject_invalid(key, request, client, error).await);
         }
-        self.begin(running, call, request, client).await
+        self.run_call(running, call, request, client).await
     }
 
     /// Rejects an invalid call request and records a row.
-    async fn misread(&self, key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>, mut error: ErrorData) -> ErrorData {
-        let _counted = self.gateway.count();
+    async fn reject_invalid(
+        &self,
+        key: SessionKey,
+        request: &CallToolRequestParams,
+        client: &Client<'_>,
+        mut error: ErrorData,
+    ) -> ErrorData {
+        let _counted = self.gateway.count_call();
         let call = Call::new(key, request.name.to_string(), json!({})).client_id(client.id.clone());
-        let answer = misread::refuse(&self.gateway.gate(), call, &error.message).await;
+        let answer = misread::refuse(&self.gateway.runtime(), call, &error.message).await;
         error.data = Some(misread::contract(&error.message, Some(&answer)));
         error
     }
 
     /// Rejects a `tools/call` request whose parameters have the wrong shape.
-    pub(crate) async fn misshapen(&self, tool: &str, client: &Client<'_>) -> ErrorData {
+    pub(crate) async fn reject_malformed(&self, tool: &str, client: &Client<'_>) -> ErrorData {
         let error = ErrorData::invalid_params("cannot read the parameters of this call", None);
-        let running = self.gateway.running();
-        match identity::of_call(&self.gateway, &running, self.fixed.as_ref(), client) {
-            Ok(Ok(key) | Err((key, _))) => self.misread(key, &CallToolRequestParams::new(tool.to_owned()), client, error).await,
+        let running = self.gateway.active_config();
+        match identity::resolve_call_session(&self.gateway, &running, self.stdio_identity.as_ref(), client) {
+            Ok(Ok(key) | Err((key, _))) => self.reject_invalid(key, &CallToolRequestParams::new(tool.to_owned()), client, error).await,
             Err(refused) => refused,
         }
     }
@@ -182,27 +194,27 @@ impl Door {
     /// Returns the lowest log level that a client wants, or `None` for no log messages.
     ///
     /// A client of 2026-07-28 or later gets log messages only if its request asks for them.
-    pub(crate) fn level(&self, client: &Client<'_>) -> Option<LoggingLevel> {
-        match client.modern {
+    pub(crate) fn log_level(&self, client: &Client<'_>) -> Option<LoggingLevel> {
+        match client.is_modern {
             true => client.meta.log_level(),
             false => Some(lock(&self.level).unwrap_or(LoggingLevel::Info)),
         }
     }
 
     /// Creates the channel between a client and the upstream of its call.
-    fn line(&self, to_client: mpsc::Sender<FromUpstream>, client: &Client<'_>) -> Line {
+    fn open_channel(&self, to_client: mpsc::Sender<FromUpstream>, client: &Client<'_>) -> Line {
         let capabilities = client.capabilities.clone().unwrap_or_default();
-        Line { to_client, meta: client.meta.clone(), capabilities, level: self.level(client), answered: Mutex::default() }
+        Line { to_client, meta: client.meta.clone(), capabilities, log_level: self.log_level(client), raw_result: Mutex::default() }
     }
 
     /// Creates the guard that counts a call as running and holds its permit.
-    fn presence(&self, client: &Client<'_>) -> Presence {
+    fn inflight_guard(&self, client: &Client<'_>) -> Presence {
         let seat = client.parts.and_then(|parts| parts.extensions.get::<Arc<Seat>>()).cloned();
-        Presence::new(self.gateway.count(), seat)
+        Presence::new(self.gateway.count_call(), seat)
     }
 
     /// Starts a call and drives it to its end.
-    async fn begin(
+    async fn run_call(
         &self,
         running: &Running,
         call: Call,
@@ -210,38 +222,38 @@ impl Door {
         client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let (to_client, heard) = mpsc::channel(WORDS);
-        let line = Arc::new(self.line(to_client, client));
-        let gate = running.gate.clone();
+        let line = Arc::new(self.open_channel(to_client, client));
+        let gate = running.runtime.clone();
         let key = call.key.clone();
         let cancel = CancellationToken::new();
-        let call = call.carrying(Arc::clone(&line)).cancelled_by(cancel.clone());
+        let call = call.with_extension(Arc::clone(&line)).cancelled_by(cancel.clone());
         // This request is itself counted, so a higher count means other requests.
-        let among_others = *self.gateway.0.underway.borrow() > 1;
+        let among_others = *self.gateway.0.inflight.borrow() > 1;
         // Counted until the call ends, even if its client disconnects.
-        let counted = Arc::new(Mutex::new(Some(self.presence(client))));
-        let (counts, busy) = (Arc::clone(&counted), self.gateway.0.idle.busy(&key));
+        let counted = Arc::new(Mutex::new(Some(self.inflight_guard(client))));
+        let (counts, busy) = (Arc::clone(&counted), self.gateway.0.default_sessions.use_session(&key));
         let path = async move {
             let answer = gate.call(call).await;
             drop((counts, busy));
             answer
         };
-        let task = Task::new(path.with_context(crate::trace::of(client)));
+        let task = Task::new(path.with_context(crate::trace::context_of_request(client)));
         // A call that may wait for its client runs in a separate task. So does a concurrent call,
         // because waking a task after a ledger write costs less than waking its connection.
-        let task = if among_others || matches!(client.ear, Ear::Peer(_)) { task.apart() } else { task };
-        let underway = Underway { task, heard, line, cancel, asked: None, digest: String::new(), counted };
-        self.accompany(key, request, underway, client).await
+        let task = if among_others || matches!(client.channel, Ear::Peer(_)) { task.spawn() } else { task };
+        let underway = Underway { task, events: heard, channel: line, cancel, question: None, digest: String::new(), guard: counted };
+        self.drive_call(key, request, underway, client).await
     }
 
     /// Drives a call until it ends or its client must answer a question.
-    async fn accompany(
+    async fn drive_call(
         &self,
         key: SessionKey,
         request: &CallToolRequestParams,
         mut underway: Underway,
         client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let modern = client.modern;
+        let modern = client.is_modern;
         // A disconnect cancels the call; a question to the client does not.
         let hang_up = underway.cancel.clone().drop_guard();
         let mut asking = None;
@@ -249,25 +261,25 @@ impl Door {
             let busy = asking.is_some();
             tokio::select! {
                 biased;
-                () = client.gone.cancelled(), if !underway.cancel.is_cancelled() => underway.cancel.cancel(),
-                () = poll(&mut asking), if busy => asking = None,
-                Some(said) = underway.heard.recv(), if !busy => match said {
-                    FromUpstream::Progress(progress) => self.progress(progress, client).await,
-                    FromUpstream::Log(message) => self.log(message, client).await,
-                    question if !can_answer(&question, &underway.line.capabilities) => decline(question),
+                () = client.disconnected.cancelled(), if !underway.cancel.is_cancelled() => underway.cancel.cancel(),
+                () = poll_optional(&mut asking), if busy => asking = None,
+                Some(said) = underway.events.recv(), if !busy => match said {
+                    FromUpstream::Progress(progress) => self.send_progress(progress, client).await,
+                    FromUpstream::Log(message) => self.send_log(message, client).await,
+                    question if !can_answer(&question, &underway.channel.capabilities) => decline_question(question),
                     // If no more calls can be suspended, decline. The upstream decides how the call
                     // continues.
-                    question if modern && !self.gateway.0.parked.has_room(&key) => decline(question),
-                    question if modern => match self.park(&key, question, underway, digest(request)) {
+                    question if modern && !self.gateway.0.suspended.has_room(&key) => decline_question(question),
+                    question if modern => match self.suspend_call(&key, question, underway, call_digest(request)) {
                         Some(asked) => {
                             hang_up.disarm();
                             return Ok(asked);
                         }
                         None => return Err(ErrorData::internal_error("too many suspended calls", None)),
                     },
-                    question => match client.ear {
-                        Ear::Peer(peer) => asking = Some(Box::pin(ask(question, peer, &self.questions))),
-                        Ear::Answer(_) => decline(question),
+                    question => match client.channel {
+                        Ear::Peer(peer) => asking = Some(Box::pin(forward_question(question, peer, &self.questions))),
+                        Ear::ResponseStream(_) => decline_question(question),
                     },
                 },
                 answer = &mut underway.task => {
@@ -275,10 +287,10 @@ impl Door {
                     hang_up.disarm();
                     let answer = answer.ok_or_else(|| ErrorData::internal_error("the call ended without a result", None))?;
                     // Delivers messages that the upstream sent before its answer.
-                    while let Ok(said) = underway.heard.try_recv() {
-                        self.hear(said, client).await;
+                    while let Ok(said) = underway.events.try_recv() {
+                        self.deliver_event(said, client).await;
                     }
-                    return self.answered(key, request, answer, &underway.line, client).await;
+                    return self.render_answer(key, request, answer, &underway.channel, client).await;
                 }
             }
         }
@@ -287,7 +299,7 @@ impl Door {
     /// Renders the outcome of a call.
     ///
     /// If the call needs an approval and the client supports questions, its user is asked.
-    async fn answered(
+    async fn render_answer(
         &self,
         key: SessionKey,
         request: &CallToolRequestParams,
@@ -295,56 +307,56 @@ impl Door {
         line: &Line,
         client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
-        if let Some(error) = lacking(&answer, client) {
+        if let Some(error) = missing_capability_error(&answer, client) {
             return Err(error);
         }
-        let running = self.gateway.running();
-        let agent = running.gate.agent(&key.agent);
+        let running = self.gateway.active_config();
+        let agent = running.runtime.agent(&key.agent);
         // A tool that is hidden from the caller looks like a tool that does not exist.
         let spec = agent.and_then(|agent| agent.tool_for(&key.principal, &request.name));
         // A caller that may not act as the agent must not learn the schemas of its tools.
         let forbidden = answer.outcome.error().is_some_and(|error| error.code == code::FORBIDDEN);
         let has_schema = spec.is_some_and(|spec| spec.output_schema().is_some()) && !forbidden;
-        let refused = render::result(&answer, line, has_schema, agent.map(Agent::dialect).unwrap_or_default());
+        let refused = render::render_result(&answer, line, has_schema, agent.map(Agent::dialect).unwrap_or_default());
         let waits = answer.outcome.error().filter(|error| error.code == code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
         let Some(waits) = waits else { return Ok(refused.into()) };
-        let Ok(Some(approval)) = running.gate.approval(&waits.id).await else { return Ok(refused.into()) };
+        let Ok(Some(approval)) = running.runtime.approval(&waits.id).await else { return Ok(refused.into()) };
         let effect = spec.map(Spec::effect);
         let can_ask = |params: &ElicitRequestParams| client.capabilities.as_ref().is_some_and(|can| can_elicit(params, can));
-        let Some(params) = question(&approval).filter(|params| can_ask(params) && is_left_to_client(&approval, effect)) else {
+        let Some(params) = approval_question(&approval).filter(|params| can_ask(params) && can_client_approve(&approval, effect)) else {
             return Ok(refused.into());
         };
-        if client.modern {
+        if client.is_modern {
             let parked = self
                 .gateway
                 .0
-                .parked
-                .park(&key, Waits::Approval { id: waits.id, digest: digest(request), refused: Box::new(refused.clone()) });
+                .suspended
+                .suspend(&key, Waits::Approval { id: waits.id, digest: call_digest(request), refused: Box::new(refused.clone()) });
             let Some(state) = parked else { return Ok(refused.into()) };
             let requests = InputRequests::from([(APPROVAL.to_owned(), InputRequest::Elicitation(ElicitRequest::new(params)))]);
             // The call is denied until it is approved. The denial has a row, which the metadata
             // names.
             let mut meta = MetaObject::default();
-            render::sign(&mut meta, &answer);
+            render::add_receipt(&mut meta, &answer);
             return Ok(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state)).with_meta(meta)));
         }
-        let Ear::Peer(peer) = client.ear else { return Ok(refused.into()) };
+        let Ear::Peer(peer) = client.channel else { return Ok(refused.into()) };
         let said = tokio::select! {
             biased;
             // The call is denied until it is approved. During shutdown no approved call could
             // start, so do not wait.
             () = self.gateway.0.stop.cancelled() => return Ok(refused.into()),
-            () = client.gone.cancelled() => return Ok(refused.into()),
-            said = tokio::time::timeout(PATIENCE, Box::pin(elicit(params, peer, &self.questions))) => said,
+            () = client.disconnected.cancelled() => return Ok(refused.into()),
+            said = tokio::time::timeout(PATIENCE, Box::pin(ask_user(params, peer, &self.questions))) => said,
         };
         let Ok(Ok(said)) = said else { return Ok(refused.into()) };
-        self.decide(key, request, &waits.id, &said, refused, client).await
+        self.apply_elicitation(key, request, &waits.id, &said, refused, client).await
     }
 
     /// Applies the answer of the client's user.
     ///
     /// The current configuration judges the approved call.
-    async fn decide(
+    async fn apply_elicitation(
         &self,
         key: SessionKey,
         request: &CallToolRequestParams,
@@ -353,38 +365,38 @@ impl Door {
         refused: CallToolResult,
         client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let running = self.gateway.running();
-        match identity::session(&self.gateway, &running, self.fixed.as_ref(), client) {
+        let running = self.gateway.active_config();
+        match identity::resolve_session(&self.gateway, &running, self.stdio_identity.as_ref(), client) {
             Ok(now) if now == key => {}
             // The caller may have lost its access, or may use another session now.
             other => {
                 let error = ErrorData::invalid_request("this is another session than the one that was asked", None);
-                return Err(self.misread(key, request, client, other.err().unwrap_or(error)).await);
+                return Err(self.reject_invalid(key, request, client, other.err().unwrap_or(error)).await);
             }
         }
         let yes = said.action == ElicitationAction::Accept
             && said.content.as_ref().and_then(|content| content.get("approve")) == Some(&json!(true));
         let no = said.action == ElicitationAction::Decline || (said.action == ElicitationAction::Accept && !yes);
-        let approval = running.gate.approval(id).await.ok().flatten();
-        let effect = running.gate.agent(&key.agent).and_then(|agent| agent.tool(&request.name)).map(Spec::effect);
+        let approval = running.runtime.approval(id).await.ok().flatten();
+        let effect = running.runtime.agent(&key.agent).and_then(|agent| agent.tool(&request.name)).map(Spec::effect);
         // The current definition of the tool decides which approver may answer.
-        let Some(approval) = approval.filter(|approval| is_left_to_client(approval, effect)) else { return Ok(refused.into()) };
+        let Some(approval) = approval.filter(|approval| can_client_approve(approval, effect)) else { return Ok(refused.into()) };
         let by = if approval.approvers.is_empty() { format!("the client of {}", key.principal) } else { CLIENT.to_owned() };
         // Closing the question is no refusal: the approval stays open and the call stays denied.
-        let counts = (yes || no) && matches!(running.gate.answer_approval(id, yes, &by).await, Ok(true));
+        let counts = (yes || no) && matches!(running.runtime.answer_approval(id, yes, &by).await, Ok(true));
         if !counts {
             return Ok(refused.into());
         }
         // Continues the same call for either answer. The approval gate denies a refused call and
         // records its row.
-        match call_of(key.clone(), request, client) {
-            Ok(call) => Box::pin(self.begin(&running, call.approval(id), request, client)).await,
-            Err(error) => Err(self.misread(key, request, client, error).await),
+        match build_call(key.clone(), request, client) {
+            Ok(call) => Box::pin(self.run_call(&running, call.approval(id), request, client)).await,
+            Err(error) => Err(self.reject_invalid(key, request, client, error).await),
         }
     }
 
     /// Resumes a suspended call with the answers of its client.
-    async fn resume(
+    async fn resume_call(
         &self,
         key: SessionKey,
         request: CallToolRequestParams,
@@ -394,22 +406,22 @@ impl Door {
         let mut responses = request.input_responses.clone().unwrap_or_default();
         match waits {
             Waits::Approval { id, digest: shown, refused } => {
-                if shown != digest(&request) {
+                if shown != call_digest(&request) {
                     // The client edited the call, so this is a new call.
-                    return self.anew(&self.gateway.running(), key, &request, client).await;
+                    return self.start_call(&self.gateway.active_config(), key, &request, client).await;
                 }
                 let said: Option<ElicitResult> = responses.remove(APPROVAL).and_then(|said| serde_json::from_value(said).ok());
                 match said {
-                    Some(said) => self.decide(key, &request, &id, &said, *refused, client).await,
+                    Some(said) => self.apply_elicitation(key, &request, &id, &said, *refused, client).await,
                     None => {
                         let error = ErrorData::invalid_params("the answer to the approval question is missing", None);
-                        Err(self.misread(key, &request, client, error).await)
+                        Err(self.reject_invalid(key, &request, client, error).await)
                     }
                 }
             }
             Waits::Upstream(mut underway) => {
-                let all_at_once = matches!(underway.asked, None | Some(FromUpstream::Inputs(..)));
-                let wrong = match underway.digest == digest(&request) {
+                let all_at_once = matches!(underway.question, None | Some(FromUpstream::Inputs(..)));
+                let wrong = match underway.digest == call_digest(&request) {
                     false => Some("the call differs from the one that was asked about"),
                     true if !all_at_once && !responses.contains_key(INPUT) => Some("the answer is missing"),
                     true => None,
@@ -417,25 +429,25 @@ impl Door {
                 if let Some(why) = wrong {
                     // The suspended call cannot be resumed any more.
                     underway.cancel.cancel();
-                    return Err(self.misread(key, &request, client, ErrorData::invalid_params(why, None)).await);
+                    return Err(self.reject_invalid(key, &request, client, ErrorData::invalid_params(why, None)).await);
                 }
-                *lock(&underway.counted) = Some(self.presence(client));
-                match underway.asked.take() {
+                *lock(&underway.guard) = Some(self.inflight_guard(client));
+                match underway.question.take() {
                     // The upstream decides whether the answers are complete.
                     Some(FromUpstream::Inputs(asked, reply)) => {
                         responses.retain(|name, _| asked.contains_key(name));
                         reply.send(Ok(responses));
                     }
-                    Some(asked) => reply(asked, responses.remove(INPUT).unwrap_or_default()),
+                    Some(asked) => answer_upstream(asked, responses.remove(INPUT).unwrap_or_default()),
                     None => {}
                 }
-                self.accompany(key, &request, *underway, client).await
+                self.drive_call(key, &request, *underway, client).await
             }
         }
     }
 
     /// Suspends a call until its client answers the upstream's question.
-    fn park(&self, key: &SessionKey, question: FromUpstream, underway: Underway, digest: String) -> Option<CallToolResponse> {
+    fn suspend_call(&self, key: &SessionKey, question: FromUpstream, underway: Underway, digest: String) -> Option<CallToolResponse> {
         let one = |request| InputRequests::from([(INPUT.to_owned(), request)]);
         let requests = match &question {
             FromUpstream::Elicit(params, _) => one(InputRequest::Elicitation(ElicitRequest::new((**params).clone()))),
@@ -444,46 +456,46 @@ impl Door {
             FromUpstream::Inputs(requests, _) => requests.clone(),
             FromUpstream::Progress(_) | FromUpstream::Log(_) => return None,
         };
-        let task = underway.task.apart();
-        let waits = Waits::Upstream(Box::new(Underway { asked: Some(question), digest, task, ..underway }));
-        let state = self.gateway.0.parked.park(key, waits)?;
+        let task = underway.task.spawn();
+        let waits = Waits::Upstream(Box::new(Underway { question: Some(question), digest, task, ..underway }));
+        let state = self.gateway.0.suspended.suspend(key, waits)?;
         Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))
     }
 
     /// Delivers a notification of an upstream, and declines a question.
-    pub(crate) async fn hear(&self, said: FromUpstream, client: &Client<'_>) {
+    pub(crate) async fn deliver_event(&self, said: FromUpstream, client: &Client<'_>) {
         match said {
-            FromUpstream::Progress(progress) => self.progress(progress, client).await,
-            FromUpstream::Log(message) => self.log(message, client).await,
-            question => decline(question),
+            FromUpstream::Progress(progress) => self.send_progress(progress, client).await,
+            FromUpstream::Log(message) => self.send_log(message, client).await,
+            question => decline_question(question),
         }
     }
 
-    async fn progress(&self, mut progress: ProgressNotificationParam, client: &Client<'_>) {
+    async fn send_progress(&self, mut progress: ProgressNotificationParam, client: &Client<'_>) {
         if let Some(token) = client.meta.get_progress_token() {
             progress.progress_token = token;
-            progress.meta = progress.meta.map(render::of_word);
-            client.tell(ProgressNotification::new(progress).into()).await;
+            progress.meta = progress.meta.map(render::strip_notification_meta);
+            client.notify(ProgressNotification::new(progress).into()).await;
         }
     }
 
-    async fn log(&self, mut message: LoggingMessageNotificationParam, client: &Client<'_>) {
-        if self.level(client).is_some_and(|wanted| rank(message.level) >= rank(wanted)) {
-            message.meta = message.meta.map(render::of_word);
-            client.tell(LoggingMessageNotification::new(message).into()).await;
+    async fn send_log(&self, mut message: LoggingMessageNotificationParam, client: &Client<'_>) {
+        if self.log_level(client).is_some_and(|wanted| level_rank(message.level) >= level_rank(wanted)) {
+            message.meta = message.meta.map(render::strip_notification_meta);
+            client.notify(LoggingMessageNotification::new(message).into()).await;
         }
     }
 }
 
 /// Polls the pending future, or waits forever if there is none.
-pub(crate) async fn poll<F: Future<Output = ()> + Unpin>(asking: &mut Option<F>) {
+pub(crate) async fn poll_optional<F: Future<Output = ()> + Unpin>(asking: &mut Option<F>) {
     match asking {
         Some(asking) => asking.await,
         None => std::future::pending().await,
     }
 }
 
-const fn rank(level: LoggingLevel) -> u8 {
+const fn level_rank(level: LoggingLevel) -> u8 {
     match level {
         LoggingLevel::Debug => 0,
         LoggingLevel::Info => 1,

@@ -28,45 +28,43 @@ async fn check(gate: &Toolgate) -> Result<(), String> {
 
 impl Gateway {
     /// Makes the canary call, and fails unless the canary rule denies it.
-    pub async fn try_canary(&self) -> Result<(), String> {
-        let outcome = check(&self.gate()).await;
+    pub async fn run_canary(&self) -> Result<(), String> {
+        let outcome = check(&self.runtime()).await;
         self.record_canary(outcome.clone());
         outcome
     }
 
     fn record_canary(&self, outcome: Result<(), String>) {
-        self.0.metrics.canary(outcome.is_ok());
-        *lock(&self.0.canary) = Some((Instant::now(), outcome));
+        self.0.metrics.record_canary(outcome.is_ok());
+        *lock(&self.0.canary_result) = Some((Instant::now(), outcome));
     }
 
-    pub(crate) async fn watch_canary(&self, every: Duration) {
+    pub(crate) async fn run_canary_periodically(&self, every: Duration) {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(every) => {}
                 () = self.0.stop.cancelled() => return,
             }
-            if let Err(why) = self.try_canary().await {
+            if let Err(why) = self.run_canary().await {
                 tracing::error!(why, "the canary check failed");
             }
         }
     }
 
     /// Checks that the gateway accepts calls: the canary was denied recently.
-    pub(crate) fn ready(&self) -> Result<(), String> {
-        self.ready_at(Instant::now())
+    pub(crate) fn check_ready(&self) -> Result<(), String> {
+        self.check_ready_at(Instant::now())
     }
 
     /// Checks readiness at a point of the monotonic clock.
-    fn ready_at(&self, now: Instant) -> Result<(), String> {
+    fn check_ready_at(&self, now: Instant) -> Result<(), String> {
         if self.0.stop.is_cancelled() {
             return Err("the gateway is shutting down".to_owned());
         }
-        match &*lock(&self.0.canary) {
+        match &*lock(&self.0.canary_result) {
             None => Err("the canary has not run".to_owned()),
             Some((_, Err(why))) => Err(why.clone()),
-            Some((at, Ok(()))) if now.saturating_duration_since(*at) > OLDEST => {
-                Err("the canary has not run for two minutes".to_owned())
-            }
+            Some((at, Ok(()))) if now.saturating_duration_since(*at) > OLDEST => Err("the canary has not run for two minutes".to_owned()),
             Some(_) => Ok(()),
         }
     }
@@ -75,7 +73,7 @@ impl Gateway {
 /// Builds the canary agent, whose only tool a rule denies.
 ///
 /// Its names are reserved, so that a pause of another agent, tool or principal does not affect it.
-pub(crate) fn canary() -> io::Result<Agent> {
+pub(crate) fn build_canary_agent() -> io::Result<Agent> {
     let tool = Tool::dynamic(
         CANARY,
         "Must be refused.",
@@ -114,19 +112,19 @@ mod tests {
         let options = Options {
             store,
             upstreams: crate::Starting::default(),
-            patience: Duration::from_secs(5),
+            upstream_start_timeout: Duration::from_secs(5),
             launcher: None,
-            built_in: None,
+            built_in_rules: None,
             principal: principal.to_owned(),
-            own: Vec::new(),
+            own_paths: Vec::new(),
         };
         Gateway::open(|| Ok(Config::parse("toolgate.toml", "[tools.calc]\nkind = \"builtin\"\n")), options).await
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn who_has_not_tried_the_canary_of_late_is_not_ready() {
+    async fn gateway_without_recent_canary_is_not_ready() {
         let gateway = open("ann").await.unwrap();
-        assert_eq!(gateway.ready(), Ok(()));
+        assert_eq!(gateway.check_ready(), Ok(()));
         let at = Instant::now();
         let after = |seconds: u64| at + Duration::from_secs(seconds);
         for (tried, now, why) in [
@@ -135,21 +133,21 @@ mod tests {
             (Some((at, Err("it went through".to_owned()))), at, Some("it went through")),
             (None, at, Some("has not run")),
         ] {
-            *lock(&gateway.0.canary) = tried;
-            let said = gateway.ready_at(now).err();
+            *lock(&gateway.0.canary_result) = tried;
+            let said = gateway.check_ready_at(now).err();
             assert_eq!(said.is_some(), why.is_some(), "{said:?}");
             assert!(said.unwrap_or_default().contains(why.unwrap_or_default()), "{why:?}");
         }
-        gateway.try_canary().await.unwrap();
-        assert_eq!(gateway.ready(), Ok(()));
-        gateway.end().await;
-        assert!(gateway.ready().is_err());
+        gateway.run_canary().await.unwrap();
+        assert_eq!(gateway.check_ready(), Ok(()));
+        gateway.shut_down().await;
+        assert!(gateway.check_ready().is_err());
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn who_is_paused_does_not_keep_the_canary_from_being_tried() {
+    async fn unrelated_pause_does_not_affect_canary() {
         let gateway = open("ann").await.unwrap();
-        let gate = gateway.gate();
+        let gate = gateway.runtime();
         for (target, is_tried) in [
             (Target::Principal("toolgate".into()), true),
             (Target::Principal("ann".into()), true),
@@ -161,13 +159,13 @@ mod tests {
             (Target::Principal(CANARY_PRINCIPAL.into()), false),
         ] {
             gate.pause(target.clone(), "an incident").await.unwrap();
-            let tried = gateway.try_canary().await;
-            assert_eq!((tried.is_ok(), gateway.ready()), (is_tried, tried.clone()), "{target:?}");
+            let tried = gateway.run_canary().await;
+            assert_eq!((tried.is_ok(), gateway.check_ready()), (is_tried, tried.clone()), "{target:?}");
             assert!(tried.is_ok() || tried.unwrap_err().contains("paused by an operator: an incident"), "{target:?}");
             gate.unpause(target).await.unwrap();
         }
-        gateway.try_canary().await.unwrap();
-        gateway.end().await;
+        gateway.run_canary().await.unwrap();
+        gateway.shut_down().await;
         assert!(open(CANARY_PRINCIPAL).await.is_err_and(|error| error.to_string().contains("reserved for the self-test")));
     }
 
@@ -181,15 +179,15 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn canary_fails_if_rules_are_not_enforced() {
-        let sound = Toolgate::builder().agent(canary().unwrap()).build().unwrap();
+        let sound = Toolgate::builder().agent(build_canary_agent().unwrap()).build().unwrap();
         assert_eq!(check(&sound).await, Ok(()));
-        let broken = Toolgate::builder().agent(canary().unwrap()).policy_engine(AllowEverything).build().unwrap();
+        let broken = Toolgate::builder().agent(build_canary_agent().unwrap()).policy_engine(AllowEverything).build().unwrap();
         let outcome = check(&broken).await;
         assert!(outcome.is_err());
         let gateway = open("ann").await.unwrap();
         gateway.record_canary(outcome);
-        assert!(gateway.ready().is_err());
-        gateway.end().await;
+        assert!(gateway.check_ready().is_err());
+        gateway.shut_down().await;
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -16,7 +16,7 @@ static BEFORE: OnceLock<u64> = OnceLock::new();
 /// Most systems start programs with a low limit, for the sake of old programs. Upstreams that start
 /// through [`crate::enter_if_asked`] get the previous limit. Call this function before you open a
 /// gateway.
-pub fn raise_open_files() {
+pub fn raise_open_file_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = maximum.map_or(MOST, |most| most.min(MOST));
     if let Some(before) = current.filter(|now| *now < wanted)
@@ -27,16 +27,16 @@ pub fn raise_open_files() {
 }
 
 /// Returns the previous limit, if it was raised.
-pub(crate) fn before() -> Option<u64> {
+pub(crate) fn previous_limit() -> Option<u64> {
     BEFORE.get().copied()
 }
 
 /// Returns how many of the wanted connections the limit permits, after the reserve.
-pub(crate) fn connections(wanted: usize) -> usize {
-    room(getrlimit(Resource::Nofile).current, wanted)
+pub(crate) fn max_connections(wanted: usize) -> usize {
+    connections_within_limit(getrlimit(Resource::Nofile).current, wanted)
 }
 
-fn room(files: Option<u64>, wanted: usize) -> usize {
+fn connections_within_limit(files: Option<u64>, wanted: usize) -> usize {
     let room = files.map_or(u64::MAX, |files| files.saturating_sub(RESERVE).max(files / 2));
     usize::try_from(room).map_or(wanted, |room| room.min(wanted))
 }
@@ -50,7 +50,7 @@ mod tests {
         for (files, connections) in
             [(None, 16_384), (Some(1 << 20), 16_384), (Some(17_408), 16_384), (Some(4_096), 3_072), (Some(1_024), 512), (Some(256), 128)]
         {
-            assert_eq!(room(files, 16_384), connections, "{files:?}");
+            assert_eq!(connections_within_limit(files, 16_384), connections, "{files:?}");
         }
     }
 }

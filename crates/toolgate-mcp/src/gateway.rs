@@ -16,7 +16,7 @@ use toolgate::config::{CANARY_PRINCIPAL, Config, ConfigError, Exposed, Gateway a
 use toolgate::{Agent, CallId, Spec, Store, Timestamp, Toolgate};
 
 use crate::auth::Keys;
-use crate::canary::{CANARY, canary};
+use crate::canary::{CANARY, build_canary_agent};
 use crate::idle::Idle;
 use crate::metrics::Metrics;
 use crate::parked::{Parked, Presence};
@@ -42,18 +42,18 @@ pub struct Options {
     /// How upstreams are started.
     pub upstreams: Starting,
     /// Maximum time to wait for upstreams before the gateway starts without them.
-    pub patience: Duration,
+    pub upstream_start_timeout: Duration,
     /// Program that starts command tools and command hooks in their sandboxes; see
     /// [`toolgate::sandbox::enter_if_asked`].
     pub launcher: Option<PathBuf>,
     /// Principal of calls over standard streams, and over HTTP if no token is required.
     pub principal: String,
     /// Rules in addition to those of the configuration.
-    pub built_in: Option<BuiltIn>,
+    pub built_in_rules: Option<BuiltIn>,
     /// Toolgate's own files besides the configuration and the ledger.
     ///
     /// A workspace of an agent may neither contain them nor be inside them.
-    pub own: Vec<PathBuf>,
+    pub own_paths: Vec<PathBuf>,
 }
 
 /// Builds a policy file for the tools of an agent.
@@ -67,26 +67,26 @@ pub struct Gateway(pub(crate) Arc<Inner>);
 type Reader = Arc<dyn Fn() -> io::Result<Config> + Send + Sync>;
 
 pub(crate) struct Inner {
-    config: Reader,
+    read_config: Reader,
     options: Options,
     workspaces: Arc<Workspaces>,
-    running: RwLock<Arc<Running>>,
+    active: RwLock<Arc<Running>>,
     /// Allows one reload at a time.
-    reading: tokio::sync::Mutex<()>,
+    reload_lock: tokio::sync::Mutex<()>,
     /// Clients to notify of changed lists.
     peers: Mutex<Vec<Peer<RoleServer>>>,
     pub(crate) changes: tokio::sync::watch::Sender<u64>,
-    pub(crate) parked: Parked,
-    pub(crate) idle: Idle,
+    pub(crate) suspended: Parked,
+    pub(crate) default_sessions: Idle,
     pub(crate) metrics: Metrics,
     /// Addresses that the gateway listens on.
     pub(crate) addresses: Mutex<Vec<std::net::SocketAddr>>,
     /// Subscriptions of clients to resources.
     pub(crate) subscriptions: Subscriptions,
     /// Time and result of the last canary run.
-    pub(crate) canary: Mutex<Option<(Instant, Result<(), String>)>>,
+    pub(crate) canary_result: Mutex<Option<(Instant, Result<(), String>)>>,
     /// Number of attempts to reconcile each call.
-    tries: Mutex<HashMap<CallId, u8>>,
+    reconcile_attempts: Mutex<HashMap<CallId, u8>>,
     /// Cancelled when shutdown starts: no new work is accepted.
     pub(crate) stop: CancellationToken,
     /// Cancelled when all connections are closed.
@@ -94,7 +94,7 @@ pub(crate) struct Inner {
     /// Tasks that shutdown waits for: listeners, and upstreams that are being stopped.
     pub(crate) listeners: TaskTracker,
     /// Number of running calls.
-    pub(crate) underway: tokio::sync::watch::Sender<usize>,
+    pub(crate) inflight: tokio::sync::watch::Sender<usize>,
 }
 
 /// Counts a call as running until it is dropped.
@@ -102,26 +102,26 @@ pub(crate) struct Counted(Gateway);
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.0.underway.send_modify(|count| *count = count.saturating_sub(1));
+        self.0.0.inflight.send_modify(|count| *count = count.saturating_sub(1));
     }
 }
 
 /// One version of the configuration, and what was built from it.
 pub(crate) struct Running {
-    pub(crate) gate: Toolgate,
+    pub(crate) runtime: Toolgate,
     pub(crate) settings: Settings,
-    pub(crate) keys: Keys,
+    pub(crate) authenticator: Keys,
     pub(crate) upstreams: Upstreams,
     pub(crate) exposed: BTreeMap<(String, String), Exposed>,
     /// The upstreams of each agent, for prompts, resources and notifications.
-    pub(crate) shared: BTreeMap<String, Vec<Arc<Link>>>,
+    pub(crate) upstreams_by_agent: BTreeMap<String, Vec<Arc<Link>>>,
     pub(crate) agents: Vec<String>,
     /// Tools whose arguments may be repeated in HTTP headers.
-    pub(crate) in_headers: BTreeSet<String>,
+    pub(crate) header_tools: BTreeSet<String>,
     /// Change counter of each upstream when the rules were built.
-    seen: BTreeMap<String, u64>,
+    upstream_versions: BTreeMap<String, u64>,
     /// Configured tools that do not match the upstream, or are missing there.
-    unfit: Vec<Unfit>,
+    mismatches: Vec<Unfit>,
 }
 
 impl Gateway {
@@ -137,74 +137,74 @@ impl Gateway {
         let stop = CancellationToken::new();
         let (metrics, parked) = (Metrics::new(), Parked::new(stop.clone())?);
         let read = config()?;
-        let upstreams = Upstreams::start(&read, &options.upstreams, options.patience).await?;
+        let upstreams = Upstreams::start(&read, &options.upstreams, options.upstream_start_timeout).await?;
         let workspaces = Arc::<Workspaces>::default();
         let running = match Running::build(read, &options, &workspaces, upstreams.clone(), &metrics, None).await {
             Ok(running) => running,
             Err(error) => {
-                upstreams.end().await;
+                upstreams.stop_all().await;
                 return Err(error);
             }
         };
         let gateway = Self(Arc::new(Inner {
-            config,
+            read_config: config,
             options,
             workspaces,
-            running: RwLock::new(Arc::new(running)),
-            reading: tokio::sync::Mutex::default(),
+            active: RwLock::new(Arc::new(running)),
+            reload_lock: tokio::sync::Mutex::default(),
             peers: Mutex::default(),
             changes: tokio::sync::watch::Sender::new(0),
-            parked,
-            idle: Idle::default(),
+            suspended: parked,
+            default_sessions: Idle::default(),
             metrics,
             addresses: Mutex::default(),
             subscriptions: Subscriptions::default(),
-            canary: Mutex::default(),
-            tries: Mutex::default(),
+            canary_result: Mutex::default(),
+            reconcile_attempts: Mutex::default(),
             stop,
             closed: CancellationToken::new(),
             listeners: TaskTracker::new(),
-            underway: tokio::sync::watch::Sender::new(0),
+            inflight: tokio::sync::watch::Sender::new(0),
         }));
-        gateway.0.metrics.watch(Arc::downgrade(&gateway.0));
+        gateway.0.metrics.register_gauges(Arc::downgrade(&gateway.0));
         tokio::spawn(gateway.clone().forward_updates());
-        tokio::spawn(gateway.clone().follow_upstreams());
-        if let Err(why) = gateway.try_canary().await {
-            gateway.end().await;
+        tokio::spawn(gateway.clone().reload_on_upstream_change());
+        if let Err(why) = gateway.run_canary().await {
+            gateway.shut_down().await;
             return Err(io::Error::other(format!("the canary check failed: {why}")));
         }
         Ok(gateway)
     }
 
-    pub(crate) fn running(&self) -> Arc<Running> {
-        Arc::clone(&self.0.running.read().unwrap_or_else(std::sync::PoisonError::into_inner))
+    pub(crate) fn active_config(&self) -> Arc<Running> {
+        Arc::clone(&self.0.active.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
     /// Returns the health of the upstreams.
     #[must_use]
     pub fn health(&self) -> Vec<crate::Health> {
-        let running = self.running();
-        running.upstreams.health_with(&running.unfit)
+        let running = self.active_config();
+        running.upstreams.health_with_unusable(&running.mismatches)
     }
 
     /// Returns the pin files, in which quarantined tools can be accepted.
     #[must_use]
-    pub fn files(&self) -> Vec<PathBuf> {
-        self.running().upstreams.links().filter_map(|link| link.file().map(std::path::Path::to_owned)).collect()
+    pub fn pin_files(&self) -> Vec<PathBuf> {
+        self.active_config().upstreams.supervisors().filter_map(|link| link.pin_file().map(std::path::Path::to_owned)).collect()
     }
 
     /// Returns the number of tools of each agent.
     #[must_use]
-    pub fn offers(&self) -> Vec<(String, usize)> {
-        let running = self.running();
-        let count = |name: &String| (name.clone(), running.gate.agent(name).map_or(0, |agent| agent.tools().count()));
+    pub fn tool_counts(&self) -> Vec<(String, usize)> {
+        let running = self.active_config();
+        let count = |name: &String| (name.clone(), running.runtime.agent(name).map_or(0, |agent| agent.tools().count()));
         running.agents.iter().map(count).collect()
     }
 
     /// Returns the current runtime.
     #[must_use]
-    pub fn gate(&self) -> Toolgate {
-        self.running().gate.clone()
+    pub fn runtime(&self) -> Toolgate {
+        self.active_config().runtime.clone()
     }
 
     /// Reads the configuration again.
@@ -215,21 +215,21 @@ impl Gateway {
     /// # Errors
     /// The configuration does not load, or the gateway is shutting down.
     pub async fn reload(&self) -> io::Result<()> {
-        let (config, stop) = (&self.0.config, &self.0.stop);
+        let (config, stop) = (&self.0.read_config, &self.0.stop);
         let ending = || io::Error::other("the gateway is shutting down");
-        let _one = self.0.reading.lock().await;
+        let _one = self.0.reload_lock.lock().await;
         if stop.is_cancelled() {
             return Err(ending());
         }
-        let before = self.running();
+        let before = self.active_config();
         let read = config()?;
         // Upstreams are not started for a configuration that cannot load. All errors are reported
         // at once, with the tools that are known now.
-        if let Err(error) = read.sound() {
-            return Err(unloadable(&read.behind(&before.upstreams).agents(None).err().unwrap_or(error)));
+        if let Err(error) = read.check() {
+            return Err(load_error(&read.with_backend(&before.upstreams).build_agents(None).err().unwrap_or(error)));
         }
-        let enough = async { drop(tokio::time::timeout(self.0.options.patience, stop.cancelled()).await) };
-        let upstreams = before.upstreams.renewed(&read, &self.0.options.upstreams, enough).await?;
+        let enough = async { drop(tokio::time::timeout(self.0.options.upstream_start_timeout, stop.cancelled()).await) };
+        let upstreams = before.upstreams.reload(&read, &self.0.options.upstreams, enough).await?;
         let (options, workspaces) = (&self.0.options, &self.0.workspaces);
         let built = tokio::select! {
             biased;
@@ -238,7 +238,7 @@ impl Gateway {
         };
         let world = lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
         let built = built.and_then(|running| match world {
-            Some(address) if running.keys.is_open() => {
+            Some(address) if running.authenticator.is_auth_disabled() => {
                 Err(io::Error::other(format!("{address} is reachable from other hosts, and the new configuration requires no token")))
             }
             // Shutdown would not stop upstreams of a configuration that takes effect now.
@@ -247,34 +247,34 @@ impl Gateway {
         });
         match built {
             Ok(running) => {
-                *self.0.running.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(running);
-                self.forget_unseen();
-                self.heed_anew();
-                self.tell_changed().await;
+                *self.0.active.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(running);
+                self.drop_revoked_subscriptions();
+                self.sync_subscriptions();
+                self.notify_changed().await;
                 let stop = self.0.stop.clone();
                 // Calls to removed upstreams may finish. During shutdown they get as much time as
                 // other calls.
                 self.0.listeners.spawn(async move {
                     tokio::select! {
-                        () = before.upstreams.end_but(&upstreams, Duration::from_secs(10 * 60)) => {}
-                        () = stop.cancelled() => before.upstreams.end_but(&upstreams, LAST).await,
+                        () = before.upstreams.stop_all_except(&upstreams, Duration::from_secs(10 * 60)) => {}
+                        () = stop.cancelled() => before.upstreams.stop_all_except(&upstreams, LAST).await,
                     }
                 });
                 Ok(())
             }
             Err(error) => {
-                upstreams.end_but(&before.upstreams, Duration::ZERO).await;
+                upstreams.stop_all_except(&before.upstreams, Duration::ZERO).await;
                 Err(error)
             }
         }
     }
 
     /// Runs the canary and reconciles calls with an unknown outcome, at an interval.
-    pub async fn watch(&self, every: Duration) {
-        tokio::join!(self.watch_canary(every), self.watch_pending(every));
+    pub async fn run_periodic_checks(&self, every: Duration) {
+        tokio::join!(self.run_canary_periodically(every), self.reconcile_periodically(every));
     }
 
-    async fn watch_pending(&self, every: Duration) {
+    async fn reconcile_periodically(&self, every: Duration) {
         loop {
             tokio::select! {
                 () = async {
@@ -292,11 +292,11 @@ impl Gateway {
     /// reported as not made. After some failed attempts, a person must settle the call.
     async fn reconcile(&self) {
         let can_ask = |agent: &Agent| agent.tools().any(Spec::can_be_reconciled);
-        if !self.offers().iter().filter_map(|(name, _)| self.gate().agent(name).map(can_ask)).any(|can| can) {
+        if !self.tool_counts().iter().filter_map(|(name, _)| self.runtime().agent(name).map(can_ask)).any(|can| can) {
             return;
         }
-        let (before, mut tries) = (std::mem::take(&mut *lock(&self.0.tries)), HashMap::new());
-        let gate = self.gate();
+        let (before, mut tries) = (std::mem::take(&mut *lock(&self.0.reconcile_attempts)), HashMap::new());
+        let gate = self.runtime();
         let asks = |intent: &toolgate::store::Intent| {
             let declared = gate.agent(&intent.key.agent).and_then(|agent| agent.tool(&intent.tool)).is_some_and(Spec::can_be_reconciled);
             if Timestamp::now() <= intent.lease {
@@ -306,7 +306,7 @@ impl Gateway {
             tries.insert(intent.call, times.saturating_add(1));
             declared && times < TRIES
         };
-        match gate.reconcile_those(asks).await {
+        match gate.reconcile_matching(asks).await {
             Err(error) => tracing::warn!(%error, "cannot reconcile calls with an unknown outcome"),
             Ok(found) => {
                 for (call, said) in found {
@@ -314,11 +314,11 @@ impl Gateway {
                 }
             }
         }
-        *lock(&self.0.tries) = tries;
+        *lock(&self.0.reconcile_attempts) = tries;
     }
 
     /// Registers a client for notifications of changed lists.
-    pub(crate) fn remember(&self, peer: Peer<RoleServer>) {
+    pub(crate) fn register_peer(&self, peer: Peer<RoleServer>) {
         let mut peers = lock(&self.0.peers);
         if peers.len() % 64 == 63 {
             peers.retain(|peer| !peer.is_transport_closed());
@@ -327,7 +327,7 @@ impl Gateway {
     }
 
     /// Notifies clients that lists have changed.
-    pub(crate) async fn tell_changed(&self) {
+    pub(crate) async fn notify_changed(&self) {
         self.0.changes.send_modify(|times| *times += 1);
         let peers = {
             let mut peers = lock(&self.0.peers);
@@ -348,46 +348,46 @@ impl Gateway {
 
     /// Returns whether shutdown has started.
     #[must_use]
-    pub fn is_ending(&self) -> bool {
+    pub fn is_shutting_down(&self) -> bool {
         self.0.stop.is_cancelled()
     }
 
     /// Starts the shutdown: rejects new calls, while running calls continue.
-    pub fn begin_to_end(&self) {
+    pub fn start_shutdown(&self) {
         self.0.stop.cancel();
     }
 
     /// Counts a call as running.
-    pub(crate) fn count(&self) -> Counted {
-        self.0.underway.send_modify(|count| *count += 1);
+    pub(crate) fn count_call(&self) -> Counted {
+        self.0.inflight.send_modify(|count| *count += 1);
         Counted(self.clone())
     }
 
     /// Waits until no call is running, up to a timeout.
-    pub(crate) async fn quiet(&self, patience: Duration) {
-        let mut underway = self.0.underway.subscribe();
+    pub(crate) async fn wait_idle(&self, patience: Duration) {
+        let mut underway = self.0.inflight.subscribe();
         let _ = tokio::time::timeout(patience, underway.wait_for(|count| *count == 0)).await;
     }
 
     /// Shuts the gateway down and stops what it started.
-    pub async fn end(&self) {
+    pub async fn shut_down(&self) {
         self.0.stop.cancel();
         // Abandons suspended calls. Each counts as running until it is settled and recorded.
-        for underway in self.0.parked.take_all() {
-            *lock(&underway.counted) = Some(Presence::new(self.count(), None));
-            tokio::spawn(underway.take_back());
+        for underway in self.0.suspended.take_all() {
+            *lock(&underway.guard) = Some(Presence::new(self.count_call(), None));
+            tokio::spawn(underway.abandon());
         }
-        self.quiet(LAST).await;
+        self.wait_idle(LAST).await;
         // A running reload stops what it has started. Only then the list of upstreams is final.
-        let _reading = tokio::time::timeout(GIVEN_UP, self.0.reading.lock()).await;
+        let _reading = tokio::time::timeout(GIVEN_UP, self.0.reload_lock.lock()).await;
         // Listeners send their last messages before their connections close.
         self.0.listeners.close();
         let _ = tokio::time::timeout(Duration::from_secs(4), self.0.listeners.wait()).await;
         self.0.closed.cancel();
-        self.running().upstreams.end().await;
+        self.active_config().upstreams.stop_all().await;
     }
 
-    pub(crate) fn principal(&self) -> &str {
+    pub(crate) fn default_principal(&self) -> &str {
         &self.0.options.principal
     }
 }
@@ -401,35 +401,36 @@ impl Running {
         metrics: &Metrics,
         before: Option<&Self>,
     ) -> io::Result<Self> {
-        let keys = Keys::new(&config.gateway, before.map(|before| &before.keys)).await?;
-        let own: Vec<PathBuf> = config.goes_by().chain(options.own.iter().cloned()).collect();
+        let keys = Keys::new(&config.gateway, before.map(|before| &before.authenticator)).await?;
+        let own: Vec<PathBuf> = config.dependencies().chain(options.own_paths.iter().cloned()).collect();
         let config = workspaces.open(config, &options.store, &own).await?;
         let config = match &options.launcher {
-            Some(launcher) => config.launcher(launcher),
+            Some(launcher) => config.with_launcher(launcher),
             None => config,
         };
-        let seen = upstreams.links().map(|link| (link.upstream.name.clone(), *link.changed.borrow())).collect();
+        let seen = upstreams.supervisors().map(|link| (link.upstream.name.clone(), *link.list_changes.borrow())).collect();
         // Tools that appeared since the upstreams started are checked before they are offered.
-        upstreams.look_for_shadows(&config);
-        let takes: BTreeMap<String, Option<Vec<String>>> = config.upstreams_of_agents();
-        let config = config.behind(&upstreams);
-        let config = match &options.built_in {
+        upstreams.quarantine_shadowing_tools(&config);
+        let takes: BTreeMap<String, Option<Vec<String>>> = config.agent_upstreams();
+        let config = config.with_backend(&upstreams);
+        let config = match &options.built_in_rules {
             Some(rules) => config.with_policies("(built in)", |tools| rules(tools)),
             None => config,
         };
-        let exposed: BTreeMap<_, _> = config.exposed().iter().map(|one| ((one.agent.clone(), one.name.clone()), one.clone())).collect();
+        let exposed: BTreeMap<_, _> =
+            config.exposed_tools().iter().map(|one| ((one.agent.clone(), one.name.clone()), one.clone())).collect();
         let (settings, redact) = (config.gateway.clone(), config.redact.clone());
-        let names: Vec<String> = config.names().map(str::to_owned).collect();
-        let (agents, unfit) = config.fitted(None).map_err(|error| unloadable(&error))?;
-        tell(&unfit, before.map(|before| before.unfit.as_slice()).unwrap_or_default());
-        let mut builder = Toolgate::builder().store(Arc::clone(&options.store)).agent(canary()?);
+        let names: Vec<String> = config.agent_names().map(str::to_owned).collect();
+        let (agents, unfit) = config.build_with_upstreams(None).map_err(|error| load_error(&error))?;
+        log_mismatches(&unfit, before.map(|before| before.mismatches.as_slice()).unwrap_or_default());
+        let mut builder = Toolgate::builder().store(Arc::clone(&options.store)).agent(build_canary_agent()?);
         for pattern in &redact {
-            builder = builder.redact(pattern).map_err(io::Error::other)?;
+            builder = builder.redact_pattern(pattern).map_err(io::Error::other)?;
         }
         let known = agents.iter().flat_map(|agent| agent.tools().map(|spec| (agent.name().to_owned(), spec.name().to_owned())));
-        metrics.know(known.chain([(CANARY.to_owned(), CANARY.to_owned())]).collect());
+        metrics.set_known_tools(known.chain([(CANARY.to_owned(), CANARY.to_owned())]).collect());
         let heard = metrics.clone();
-        builder = builder.on_event(move |event| heard.hear(event));
+        builder = builder.on_event(move |event| heard.on_event(event));
         let gate = agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build()?;
         let shared = names
             .iter()
@@ -437,17 +438,28 @@ impl Running {
                 let declared = exposed.values().filter(|one| one.agent == *name).map(|one| one.upstream.clone());
                 let taken: Vec<String> = match takes.get(name) {
                     Some(Some(named)) => named.clone(),
-                    _ if names.len() == 1 => upstreams.links().map(|link| link.upstream.name.clone()).collect(),
+                    _ if names.len() == 1 => upstreams.supervisors().map(|link| link.upstream.name.clone()).collect(),
                     _ => declared.collect(),
                 };
-                let links = upstreams.links().filter(|link| taken.contains(&link.upstream.name)).cloned().collect();
+                let links = upstreams.supervisors().filter(|link| taken.contains(&link.upstream.name)).cloned().collect();
                 (name.clone(), links)
             })
             .collect();
         let in_headers = names.iter().filter_map(|name| gate.agent(name)).flat_map(Agent::tools);
-        let in_headers = in_headers.filter(|spec| spec.input_schema().is_some_and(crate::speaks_in_headers));
+        let in_headers = in_headers.filter(|spec| spec.input_schema().is_some_and(crate::has_header_arguments));
         let in_headers = in_headers.map(|spec| spec.name().to_owned()).collect();
-        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, in_headers, seen, unfit, keys })
+        Ok(Self {
+            runtime: gate,
+            settings,
+            upstreams,
+            exposed,
+            upstreams_by_agent: shared,
+            agents: names,
+            header_tools: in_headers,
+            upstream_versions: seen,
+            mismatches: unfit,
+            authenticator: keys,
+        })
     }
 
     /// Returns the agent of requests that name none.
@@ -457,7 +469,7 @@ impl Running {
 }
 
 /// Logs each mismatch once while it persists.
-fn tell(unfit: &[Unfit], before: &[Unfit]) {
+fn log_mismatches(unfit: &[Unfit], before: &[Unfit]) {
     let before: BTreeSet<&Unfit> = before.iter().collect();
     for Unfit { agent, upstream, tool, why, awaited, .. } in unfit.iter().filter(|one| !before.contains(one)) {
         let what = if *awaited { "is missing and will be used when it appears" } else { "is quarantined until the mismatch is fixed" };
@@ -465,7 +477,7 @@ fn tell(unfit: &[Unfit], before: &[Unfit]) {
     }
 }
 
-fn unloadable(error: &ConfigError) -> io::Error {
+fn load_error(error: &ConfigError) -> io::Error {
     io::Error::other(format!("the configuration does not load\n\n{}", error.render(false)))
 }
 

@@ -64,18 +64,18 @@ use toolgate::lead as child;
 pub(crate) const MODERN: &str = "2026-07-28";
 
 /// Returns whether a tool name can be sent in an HTTP header without encoding.
-pub(crate) fn is_plain_name(name: &str) -> bool {
+pub(crate) fn is_header_safe_name(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_graphic()) && !name.starts_with("=?")
 }
 
 /// Returns whether a schema may require arguments to be repeated in HTTP headers.
-pub(crate) fn speaks_in_headers(schema: &impl serde::Serialize) -> bool {
+pub(crate) fn has_header_arguments(schema: &impl serde::Serialize) -> bool {
     serde_json::to_string(schema).map_or(true, |text| text.contains("x-mcp-header"))
 }
 
 pub use canary::CANARY;
-pub use files::raise_open_files;
+pub use files::raise_open_file_limit;
 pub use gateway::{BuiltIn, Gateway, Options};
 pub use serve::Listening;
 pub use toolgate::sandbox::enter_if_asked;
-pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams, look_for_shadows};
+pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams, quarantine_shadowing_tools};

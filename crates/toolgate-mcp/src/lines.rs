@@ -24,7 +24,7 @@ use crate::raw::{self, Message};
 use crate::resources;
 
 /// Returns the limits of a message: larger than for arguments, because it contains more.
-pub(crate) const fn bounds(bytes: usize) -> Bounds {
+pub(crate) const fn message_bounds(bytes: usize) -> Bounds {
     Bounds { bytes, depth: 96, nodes: 400_000 }
 }
 
@@ -41,15 +41,15 @@ struct Lines<R, W> {
     /// The line so far. It is a field, because reading may be interrupted at any time.
     line: Vec<u8>,
     /// Whether the line is too long. Such a line is read to its end and dropped.
-    over: bool,
-    most: usize,
+    is_oversized: bool,
+    max_line_bytes: usize,
     /// Tasks that send rejections.
-    refusals: TaskTracker,
+    rejections: TaskTracker,
     /// Limits the number of rejections in progress.
-    room: Arc<Semaphore>,
+    rejection_permits: Arc<Semaphore>,
     /// Cancelled when the client disconnects, and the time of that.
-    gone: CancellationToken,
-    ended: Option<Instant>,
+    disconnected: CancellationToken,
+    ended_at: Option<Instant>,
     gateway: Gateway,
 }
 
@@ -57,12 +57,12 @@ struct Lines<R, W> {
 struct Unread {
     id: Value,
     code: ErrorCode,
-    why: String,
+    reason: String,
 }
 
 impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<R, W> {
     /// Reads the next line; `None` at the end of the input.
-    async fn next(&mut self) -> Option<Result<Vec<u8>, &'static str>> {
+    async fn read_line(&mut self) -> Option<Result<Vec<u8>, &'static str>> {
         loop {
             let chunk = self.input.fill_buf().await.ok()?;
             if chunk.is_empty() {
@@ -70,16 +70,16 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
             }
             let end = chunk.iter().position(|byte| *byte == b'\n');
             let taken = end.map_or(chunk.len(), |end| end + 1);
-            if !self.over {
+            if !self.is_oversized {
                 self.line.extend(chunk.iter().take(end.unwrap_or(chunk.len())));
             }
             self.input.consume(taken);
-            if self.line.len() > self.most {
-                self.over = true;
+            if self.line.len() > self.max_line_bytes {
+                self.is_oversized = true;
                 self.line = Vec::new();
             }
             if end.is_some() {
-                if std::mem::take(&mut self.over) {
+                if std::mem::take(&mut self.is_oversized) {
                     return Some(Err("the message is too large"));
                 }
                 return Some(Ok(std::mem::take(&mut self.line)));
@@ -88,37 +88,38 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
     }
 
     /// Parses the next line that is not empty; `None` at the end of the input.
-    async fn line(&mut self) -> Option<Result<Message, Unread>> {
+    async fn parse_line(&mut self) -> Option<Result<Message, Unread>> {
         loop {
-            let line = match self.next().await? {
+            let line = match self.read_line().await? {
                 Ok(line) => Bytes::from(line),
                 Err(why) => {
-                    return Some(Err(Unread { id: Value::Null, code: ErrorCode::INVALID_REQUEST, why: why.to_owned() }));
+                    return Some(Err(Unread { id: Value::Null, code: ErrorCode::INVALID_REQUEST, reason: why.to_owned() }));
                 }
             };
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let unread = |error: raw::ReadError| Unread { id: raw::id(&line), code: error.code(), why: error.message().to_owned() };
-            return Some(raw::read(line.clone(), &bounds(self.most)).map_err(unread));
+            let unread =
+                |error: raw::ReadError| Unread { id: raw::find_request_id(&line), code: error.code(), reason: error.message().to_owned() };
+            return Some(raw::parse_message(line.clone(), &message_bounds(self.max_line_bytes)).map_err(unread));
         }
     }
 
     /// Rejects a line in a separate task, because reading may be interrupted.
-    fn refuse(&self, unread: Unread) {
+    fn reject(&self, unread: Unread) {
         let output = Arc::clone(&self.output);
-        let Unread { id, code, why } = unread;
-        self.gateway.0.metrics.turned_away();
+        let Unread { id, code, reason: why } = unread;
+        self.gateway.0.metrics.count_rejection();
         tracing::debug!(code = code.0, "line rejected");
-        let place = Arc::clone(&self.room).try_acquire_owned();
-        self.refusals.spawn(async move {
-            drop(write(&output, misread::rejection(code, id, &why).to_string().into_bytes()).await);
+        let place = Arc::clone(&self.rejection_permits).try_acquire_owned();
+        self.rejections.spawn(async move {
+            drop(write_line(&output, misread::rejection(code, id, &why).to_string().into_bytes()).await);
             drop(place);
         });
     }
 }
 
-async fn write<W: AsyncWrite + Unpin>(output: &Mutex<W>, mut text: Vec<u8>) -> io::Result<()> {
+async fn write_line<W: AsyncWrite + Unpin>(output: &Mutex<W>, mut text: Vec<u8>) -> io::Result<()> {
     text.push(b'\n');
     let mut output = output.lock().await;
     output.write_all(&text).await?;
@@ -134,23 +135,23 @@ where
 
     fn send(&mut self, item: ServerJsonRpcMessage) -> impl Future<Output = io::Result<()>> + Send + 'static {
         let output = Arc::clone(&self.output);
-        async move { write(&output, serde_json::to_vec(&item)?).await }
+        async move { write_line(&output, serde_json::to_vec(&item)?).await }
     }
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
         loop {
             // Reading stops while the client does not read its rejections.
-            drop(self.room.acquire().await);
-            let Message { text, value, raw } = match self.line().await {
+            drop(self.rejection_permits.acquire().await);
+            let Message { text, value, raw_arguments: raw } = match self.parse_line().await {
                 None => {
-                    self.gone.cancel();
-                    let ended = *self.ended.get_or_insert_with(Instant::now);
+                    self.disconnected.cancel();
+                    let ended = *self.ended_at.get_or_insert_with(Instant::now);
                     tokio::time::sleep(SETTLED.saturating_sub(ended.elapsed())).await;
                     return None;
                 }
                 Some(Ok(message)) => message,
                 Some(Err(unread)) => {
-                    self.refuse(unread);
+                    self.reject(unread);
                     continue;
                 }
             };
@@ -159,7 +160,9 @@ where
                     if let JsonRpcMessage::Request(request) = &mut message {
                         match (&mut request.request, raw) {
                             (ClientRequest::CallToolRequest(call), Some(raw)) => drop(call.extensions.insert(raw)),
-                            (ClientRequest::SubscriptionsListenRequest(listen), _) => resources::trim(&mut listen.params.notifications),
+                            (ClientRequest::SubscriptionsListenRequest(listen), _) => {
+                                resources::limit_addresses(&mut listen.params.notifications)
+                            }
                             _ => {}
                         }
                     }
@@ -170,7 +173,7 @@ where
                     if value.get("id").is_some() || value.get("method").is_none() {
                         let id = value.get("id").cloned().unwrap_or_default();
                         let why = "not a valid message of the protocol".to_owned();
-                        self.refuse(Unread { id, code: ErrorCode::INVALID_REQUEST, why });
+                        self.reject(Unread { id, code: ErrorCode::INVALID_REQUEST, reason: why });
                     }
                 }
             }
@@ -178,8 +181,8 @@ where
     }
 
     async fn close(&mut self) -> io::Result<()> {
-        self.refusals.close();
-        let _ = tokio::time::timeout(Duration::from_secs(5), self.refusals.wait()).await;
+        self.rejections.close();
+        let _ = tokio::time::timeout(Duration::from_secs(5), self.rejections.wait()).await;
         self.output.lock().await.shutdown().await
     }
 }
@@ -203,22 +206,22 @@ impl Gateway {
         output: impl AsyncWrite + Send + Unpin + 'static,
         agent: Option<String>,
     ) -> io::Result<()> {
-        let caller = Caller { principal: self.principal().to_owned(), agents: None, session: None, proof: Proof::Nothing };
+        let caller = Caller { principal: self.default_principal().to_owned(), agents: None, session: None, auth_method: Proof::Anonymous };
         // The session lasts as long as the process.
         let session = format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
-        let most = self.running().settings.max_request;
+        let most = self.active_config().settings.max_request_bytes;
         let fixed = Fixed { caller, agent, session };
         let door = Door::new(self.clone(), Some(fixed.clone()));
         let lines = Lines {
             input: BufReader::new(input),
             output: Arc::new(Mutex::new(output)),
             line: Vec::new(),
-            over: false,
-            most,
-            refusals: TaskTracker::new(),
-            room: Arc::new(Semaphore::new(MOST_REFUSALS)),
-            gone: door.gone.clone(),
-            ended: None,
+            is_oversized: false,
+            max_line_bytes: most,
+            rejections: TaskTracker::new(),
+            rejection_permits: Arc::new(Semaphore::new(MOST_REFUSALS)),
+            disconnected: door.disconnected.clone(),
+            ended_at: None,
             gateway: self.clone(),
         };
         let service = tokio::select! {
@@ -235,7 +238,7 @@ impl Gateway {
         tokio::select! {
             ended = &mut waiting => ended.map(|_| ()).map_err(io::Error::other),
             () = self.0.stop.cancelled() => {
-                self.quiet(Duration::from_secs(10)).await;
+                self.wait_idle(Duration::from_secs(10)).await;
                 end.cancel();
                 let _ = tokio::time::timeout(Duration::from_secs(10), waiting).await;
                 Ok(())

@@ -19,7 +19,7 @@ use crate::gateway::{Gateway, Inner, lock};
 use crate::upstream::{Health, Status};
 
 /// Returns the upper bounds of the duration buckets, in seconds.
-fn buckets() -> impl Iterator<Item = f64> {
+fn duration_buckets() -> impl Iterator<Item = f64> {
     exponential_buckets(0.0005, 2.0, 16)
 }
 
@@ -48,35 +48,35 @@ struct UpstreamLabels {
 pub(crate) struct Metrics {
     registry: Arc<Registry>,
     /// Known tools. Other names share one label, because each name would create a time series.
-    known: Arc<RwLock<HashSet<(String, String)>>>,
+    known_tools: Arc<RwLock<HashSet<(String, String)>>>,
     calls: Family<CallLabels, Counter>,
-    seconds: Family<AgentLabels, Histogram>,
+    durations: Family<AgentLabels, Histogram>,
     upstreams: Family<UpstreamLabels, Gauge>,
-    held: Family<UpstreamLabels, Gauge>,
+    quarantined: Family<UpstreamLabels, Gauge>,
     /// Allows one export at a time.
-    telling: Arc<Mutex<()>>,
+    export_lock: Arc<Mutex<()>>,
     canary: Gauge,
-    refused: Counter<u64, AtomicU64>,
-    told: Instruments,
+    rejected: Counter<u64, AtomicU64>,
+    otel: Instruments,
 }
 
 /// The same metrics for OpenTelemetry.
 #[derive(Clone)]
 struct Instruments {
     calls: Told<u64>,
-    seconds: TimesTold<f64>,
-    refused: Told<u64>,
+    durations: TimesTold<f64>,
+    rejected: Told<u64>,
 }
 
 impl Instruments {
-    fn of(meter: &Meter) -> Self {
+    fn new(meter: &Meter) -> Self {
         let calls = meter.u64_counter("toolgate.calls").with_unit("{call}").with_description("Calls by outcome");
-        let seconds = meter.f64_histogram("toolgate.call.duration").with_unit("s").with_boundaries(buckets().collect());
+        let seconds = meter.f64_histogram("toolgate.call.duration").with_unit("s").with_boundaries(duration_buckets().collect());
         let refused = meter.u64_counter("toolgate.requests.turned_away").with_unit("{request}");
         Self {
             calls: calls.build(),
-            seconds: seconds.with_description("Duration of calls, from the request to the ledger row").build(),
-            refused: refused.with_description("Requests that were rejected before they became calls").build(),
+            durations: seconds.with_description("Duration of calls, from the request to the ledger row").build(),
+            rejected: refused.with_description("Requests that were rejected before they became calls").build(),
         }
     }
 }
@@ -84,7 +84,7 @@ impl Instruments {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let calls = Family::<CallLabels, Counter>::default();
-        let seconds = Family::<AgentLabels, Histogram>::new_with_constructor(|| Histogram::new(buckets()));
+        let seconds = Family::<AgentLabels, Histogram>::new_with_constructor(|| Histogram::new(duration_buckets()));
         let (upstreams, held) = (Family::<UpstreamLabels, Gauge>::default(), Family::<UpstreamLabels, Gauge>::default());
         let (canary, refused) = (Gauge::default(), Counter::default());
         let mut registry = Registry::with_prefix("toolgate");
@@ -94,13 +94,24 @@ impl Metrics {
         registry.register("upstream_held_tools", "Tools in quarantine until a person accepts them", held.clone());
         registry.register("canary_refused", "Whether the canary call was denied", canary.clone());
         registry.register("requests_turned_away", "Requests that were rejected before they became calls", refused.clone());
-        let told = Instruments::of(&opentelemetry::global::meter("toolgate"));
+        let told = Instruments::new(&opentelemetry::global::meter("toolgate"));
         let (known, telling) = (Arc::default(), Arc::default());
-        Self { registry: Arc::new(registry), known, calls, seconds, upstreams, held, telling, canary, refused, told }
+        Self {
+            registry: Arc::new(registry),
+            known_tools: known,
+            calls,
+            durations: seconds,
+            upstreams,
+            quarantined: held,
+            export_lock: telling,
+            canary,
+            rejected: refused,
+            otel: told,
+        }
     }
 
     /// Registers gauges that are read on demand, as long as the gateway exists.
-    pub(crate) fn watch(&self, gateway: Weak<Inner>) {
+    pub(crate) fn register_gauges(&self, gateway: Weak<Inner>) {
         let (meter, canary, there) = (opentelemetry::global::meter("toolgate"), self.canary.clone(), gateway.clone());
         let health = Arc::new(move || gateway.upgrade().map(|inner| Gateway(inner).health()).unwrap_or_default());
         let up = |one: &Health| i64::from(matches!(one.status, Status::Up { .. }));
@@ -128,20 +139,20 @@ impl Metrics {
     }
 
     /// Sets the known tools.
-    pub(crate) fn know(&self, tools: HashSet<(String, String)>) {
-        *self.known.write().unwrap_or_else(PoisonError::into_inner) = tools;
+    pub(crate) fn set_known_tools(&self, tools: HashSet<(String, String)>) {
+        *self.known_tools.write().unwrap_or_else(PoisonError::into_inner) = tools;
     }
 
-    pub(crate) fn hear(&self, event: &Event) {
-        if let Event::ToolInvoked(row) = event {
-            self.count(row);
+    pub(crate) fn on_event(&self, event: &Event) {
+        if let Event::CallEnded(row) = event {
+            self.count_row(row);
         }
     }
 
-    fn count(&self, row: &Row) {
+    fn count_row(&self, row: &Row) {
         let (agent, code) = (row.key.agent.to_string(), row.code().unwrap_or_default().to_owned());
         let mut named = (agent, row.tool.to_string());
-        if !self.known.read().unwrap_or_else(PoisonError::into_inner).contains(&named) {
+        if !self.known_tools.read().unwrap_or_else(PoisonError::into_inner).contains(&named) {
             named = ("(unknown)".to_owned(), "(unknown)".to_owned());
         }
         let (agent, tool) = named;
@@ -156,31 +167,31 @@ impl Metrics {
         ];
         // A successful call has no `error.type`.
         let all = if code.is_empty() { about.len() - 1 } else { about.len() };
-        self.told.calls.add(1, about.get(..all).unwrap_or_default());
-        self.told.seconds.record(seconds, about.get(..2).unwrap_or_default());
+        self.otel.calls.add(1, about.get(..all).unwrap_or_default());
+        self.otel.durations.record(seconds, about.get(..2).unwrap_or_default());
         self.calls.get_or_create(&CallLabels { agent: agent.clone(), tool: tool.clone(), decision: row.decision.name(), gate, code }).inc();
-        self.seconds.get_or_create(&AgentLabels { agent, tool }).observe(seconds);
+        self.durations.get_or_create(&AgentLabels { agent, tool }).observe(seconds);
     }
 
-    pub(crate) fn canary(&self, held: bool) {
+    pub(crate) fn record_canary(&self, held: bool) {
         self.canary.set(i64::from(held));
     }
 
-    pub(crate) fn turned_away(&self) {
-        self.refused.inc();
-        self.told.refused.add(1, &[]);
+    pub(crate) fn count_rejection(&self) {
+        self.rejected.inc();
+        self.otel.rejected.add(1, &[]);
     }
 
     /// Exports all metrics in the text format of Prometheus.
-    pub(crate) fn text(&self, health: &[Health]) -> String {
-        let _one = lock(&self.telling);
+    pub(crate) fn export(&self, health: &[Health]) -> String {
+        let _one = lock(&self.export_lock);
         // Upstreams that do not exist any more are not exported.
         self.upstreams.clear();
-        self.held.clear();
+        self.quarantined.clear();
         for one in health {
             let labels = UpstreamLabels { upstream: one.name.clone() };
             self.upstreams.get_or_create(&labels).set(i64::from(matches!(one.status, Status::Up { .. })));
-            self.held.get_or_create(&labels).set(i64::try_from(one.held.len()).unwrap_or(i64::MAX));
+            self.quarantined.get_or_create(&labels).set(i64::try_from(one.held.len()).unwrap_or(i64::MAX));
         }
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
@@ -195,12 +206,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_upstream_that_is_gone_is_told_of_no_more() {
+    fn removed_upstream_is_not_exported() {
         let metrics = Metrics::new();
         let health = |name: &str| Health { name: name.to_owned(), status: Status::Starting, starts: 1, tools: 0, held: Vec::new() };
-        let both = metrics.text(&[health("near"), health("far")]);
+        let both = metrics.export(&[health("near"), health("far")]);
         assert!(both.contains("upstream=\"near\"") && both.contains("upstream=\"far\""), "{both}");
-        let one = metrics.text(&[health("far")]);
+        let one = metrics.export(&[health("far")]);
         assert!(!one.contains("upstream=\"near\"") && one.contains("toolgate_upstream_up{upstream=\"far\"} 0"), "{one}");
     }
 }

@@ -16,7 +16,7 @@ pub(crate) fn brief(why: &str) -> String {
 
 /// Records a call that is rejected because of its request.
 pub(crate) async fn refuse(gate: &Toolgate, call: Call, why: &str) -> Answer {
-    gate.call(call.misread(brief(why))).await
+    gate.call(call.with_parse_error(brief(why))).await
 }
 
 /// Returns the error contract for a rejected request, with the receipt of its call if there is one.

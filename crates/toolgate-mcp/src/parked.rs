@@ -37,26 +37,26 @@ pub(crate) enum Waits {
 /// A running call.
 pub(crate) enum Task {
     /// Polled by its owner. If the owner drops it, the call continues in a separate task.
-    Here(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>),
+    Inline(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>),
     /// Runs in a separate task.
-    Apart(JoinHandle<Answer>),
+    Spawned(JoinHandle<Answer>),
 }
 
 impl Task {
     pub(crate) fn new(call: impl Future<Output = Answer> + Send + 'static) -> Self {
-        Self::Here(Some(Box::pin(call)))
+        Self::Inline(Some(Box::pin(call)))
     }
 
-    pub(crate) fn apart(mut self) -> Self {
+    pub(crate) fn spawn(mut self) -> Self {
         let call = match &mut self {
-            Self::Here(call) => call.take(),
-            Self::Apart(_) => None,
+            Self::Inline(call) => call.take(),
+            Self::Spawned(_) => None,
         };
-        call.map_or(self, |call| Self::Apart(tokio::spawn(call)))
+        call.map_or(self, |call| Self::Spawned(tokio::spawn(call)))
     }
 
     fn is_finished(&self) -> bool {
-        matches!(self, Self::Apart(task) if task.is_finished())
+        matches!(self, Self::Spawned(task) if task.is_finished())
     }
 }
 
@@ -66,8 +66,8 @@ impl Future for Task {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
-            Self::Apart(task) => Pin::new(task).poll(context).map(Result::ok),
-            Self::Here(waits) => {
+            Self::Spawned(task) => Pin::new(task).poll(context).map(Result::ok),
+            Self::Inline(waits) => {
                 // Taken out while it is polled, so that a call that panicked is not polled again.
                 let Some(mut call) = waits.take() else { return Poll::Ready(None) };
                 match call.as_mut().poll(context) {
@@ -85,7 +85,7 @@ impl Future for Task {
 /// Completes a started call in the background, where it still counts as running.
 impl Drop for Task {
     fn drop(&mut self) {
-        if let Self::Here(call) = self
+        if let Self::Inline(call) = self
             && let Some(call) = call.take()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
@@ -97,29 +97,29 @@ impl Drop for Task {
 /// A running call, and its channels to the client and the upstream.
 pub(crate) struct Underway {
     pub(crate) task: Task,
-    pub(crate) heard: mpsc::Receiver<FromUpstream>,
-    pub(crate) line: Arc<crate::upstream::Line>,
+    pub(crate) events: mpsc::Receiver<FromUpstream>,
+    pub(crate) channel: Arc<crate::upstream::Line>,
     pub(crate) cancel: CancellationToken,
-    pub(crate) asked: Option<FromUpstream>,
+    pub(crate) question: Option<FromUpstream>,
     pub(crate) digest: String,
-    pub(crate) counted: Arc<Mutex<Option<Presence>>>,
+    pub(crate) guard: Arc<Mutex<Option<Presence>>>,
 }
 
 /// Share of the global limits that a call holds while it runs, even if its client disconnects.
 pub(crate) struct Presence {
     _counted: Counted,
-    _seat: Option<Arc<Seat>>,
+    _permit: Option<Arc<Seat>>,
 }
 
 impl Presence {
     pub(crate) const fn new(counted: Counted, seat: Option<Arc<Seat>>) -> Self {
-        Self { _counted: counted, _seat: seat }
+        Self { _counted: counted, _permit: seat }
     }
 }
 
 impl Underway {
     /// Abandons the call and waits for its end. The question of its upstream stays open until then.
-    pub(crate) async fn take_back(self) {
+    pub(crate) async fn abandon(self) {
         self.cancel.cancel();
         drop(self.task.await);
     }
@@ -127,15 +127,15 @@ impl Underway {
 
 impl Entry {
     /// Returns whether the call has ended.
-    fn is_over(&self) -> bool {
-        matches!(&self.waits, Some(Waits::Upstream(underway)) if underway.task.is_finished())
+    fn has_ended(&self) -> bool {
+        matches!(&self.reason, Some(Waits::Upstream(underway)) if underway.task.is_finished())
     }
 }
 
 /// Cancels a call that cannot be resumed any more.
 impl Drop for Entry {
     fn drop(&mut self) {
-        if let Some(Waits::Upstream(underway)) = &self.waits {
+        if let Some(Waits::Upstream(underway)) = &self.reason {
             underway.cancel.cancel();
         }
     }
@@ -143,8 +143,8 @@ impl Drop for Entry {
 
 struct Entry {
     key: SessionKey,
-    since: Instant,
-    waits: Option<Waits>,
+    suspended_at: Instant,
+    reason: Option<Waits>,
 }
 
 /// Suspended calls of all sessions.
@@ -169,12 +169,12 @@ impl Parked {
     }
 
     /// Returns whether a call of the session is suspended.
-    pub(crate) fn waits_in(&self, key: &SessionKey) -> bool {
-        lock(&self.calls).values().any(|entry| entry.key == *key && entry.since.elapsed() < LIFE && !entry.is_over())
+    pub(crate) fn has_suspended_in(&self, key: &SessionKey) -> bool {
+        lock(&self.calls).values().any(|entry| entry.key == *key && entry.suspended_at.elapsed() < LIFE && !entry.has_ended())
     }
 
     /// Suspends a call and returns its state, which is signed for the session and valid once.
-    pub(crate) fn park(&self, key: &SessionKey, waits: Waits) -> Option<String> {
+    pub(crate) fn suspend(&self, key: &SessionKey, waits: Waits) -> Option<String> {
         let mut nonce = [0; 16];
         getrandom::fill(&mut nonce).ok()?;
         let nonce = hex(&nonce);
@@ -185,39 +185,42 @@ impl Parked {
         }
         // Shutdown does not wait for a suspended call.
         if let Waits::Upstream(underway) = &waits {
-            drop(lock(&underway.counted).take());
+            drop(lock(&underway.guard).take());
         }
-        let signed = format!("{nonce}.{}", hex(&self.sign(&nonce, key)));
-        calls.insert(nonce, Entry { key: key.clone(), since: Instant::now(), waits: Some(waits) });
+        let signed = format!("{nonce}.{}", hex(&self.compute_signature(&nonce, key)));
+        calls.insert(nonce, Entry { key: key.clone(), suspended_at: Instant::now(), reason: Some(waits) });
         Some(signed)
     }
 
     /// Removes the suspended call with this state and returns what it waits for.
-    pub(crate) fn take(&self, key: &SessionKey, state: &str) -> Option<Waits> {
+    pub(crate) fn resume(&self, key: &SessionKey, state: &str) -> Option<Waits> {
         let (nonce, sign) = state.split_once('.')?;
-        let sign = unhex(sign)?;
+        let sign = decode_hex(sign)?;
         self.mac(nonce, key)?.verify_slice(&sign).ok()?;
         let mut calls = lock(&self.calls);
         let mut entry = calls.remove(nonce)?;
-        if entry.key == *key && entry.since.elapsed() < LIFE { entry.waits.take() } else { None }
+        if entry.key == *key && entry.suspended_at.elapsed() < LIFE { entry.reason.take() } else { None }
     }
 
     /// Removes the suspended call with this digest, for a client that omits the state.
     ///
     /// An approval always requires the state.
-    pub(crate) fn take_unstated(&self, key: &SessionKey, digest: &str) -> Option<Waits> {
+    pub(crate) fn resume_without_state(&self, key: &SessionKey, digest: &str) -> Option<Waits> {
         let mut calls = lock(&self.calls);
         let fits =
-            |entry: &Entry| matches!(&entry.waits, Some(Waits::Upstream(underway)) if underway.digest == digest) && entry.key == *key;
-        let found = calls.iter().filter(|(_, entry)| fits(entry) && entry.since.elapsed() < LIFE).max_by_key(|(_, entry)| entry.since);
+            |entry: &Entry| matches!(&entry.reason, Some(Waits::Upstream(underway)) if underway.digest == digest) && entry.key == *key;
+        let found = calls
+            .iter()
+            .filter(|(_, entry)| fits(entry) && entry.suspended_at.elapsed() < LIFE)
+            .max_by_key(|(_, entry)| entry.suspended_at);
         let nonce = found.map(|(nonce, _)| nonce.clone())?;
-        calls.remove(&nonce)?.waits.take()
+        calls.remove(&nonce)?.reason.take()
     }
 
     /// Removes all calls that wait for an answer to their upstream, for shutdown.
     pub(crate) fn take_all(&self) -> Vec<Underway> {
         let calls = std::mem::take(&mut *lock(&self.calls));
-        let underway = |mut entry: Entry| match entry.waits.take() {
+        let underway = |mut entry: Entry| match entry.reason.take() {
             Some(Waits::Upstream(underway)) => Some(*underway),
             Some(Waits::Approval { .. }) | None => None,
         };
@@ -233,7 +236,7 @@ impl Parked {
         Some(mac)
     }
 
-    fn sign(&self, nonce: &str, key: &SessionKey) -> Vec<u8> {
+    fn compute_signature(&self, nonce: &str, key: &SessionKey) -> Vec<u8> {
         self.mac(nonce, key).map(|mac| mac.finalize().into_bytes().to_vec()).unwrap_or_default()
     }
 }
@@ -244,12 +247,12 @@ fn make_room(calls: &mut HashMap<String, Entry>, key: &SessionKey) -> bool {
         calls.len() >= MOST.0 || calls.values().filter(|entry| entry.key.principal == key.principal).count() >= MOST.1
     };
     if full(calls) {
-        calls.retain(|_, entry| entry.since.elapsed() < LIFE && !entry.is_over());
+        calls.retain(|_, entry| entry.suspended_at.elapsed() < LIFE && !entry.has_ended());
     }
     !full(calls)
 }
 
-fn unhex(text: &str) -> Option<Vec<u8>> {
+fn decode_hex(text: &str) -> Option<Vec<u8>> {
     let digits: Vec<u8> = text.chars().map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect::<Option<_>>()?;
     let (pairs, rest) = digits.as_chunks::<2>();
     rest.is_empty().then(|| pairs.iter().map(|[high, low]| high << 4 | low).collect())

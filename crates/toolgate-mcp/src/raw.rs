@@ -22,7 +22,7 @@ pub(crate) struct Raw(pub(crate) Bytes);
 pub(crate) struct Message {
     pub(crate) text: Bytes,
     pub(crate) value: Value,
-    pub(crate) raw: Option<Raw>,
+    pub(crate) raw_arguments: Option<Raw>,
 }
 
 /// Why a message cannot be read.
@@ -55,21 +55,21 @@ impl ReadError {
 ///
 /// # Errors
 /// The reason why the message is invalid.
-pub(crate) fn read(text: Bytes, bounds: &Bounds) -> Result<Message, ReadError> {
+pub(crate) fn parse_message(text: Bytes, bounds: &Bounds) -> Result<Message, ReadError> {
     let parsed = parse(&text, bounds);
     let is_odd = match &parsed {
         Ok(Value::Array(_)) => return Err(ReadError::Batch),
-        Ok(message) => has_odd_arguments(message),
+        Ok(message) => has_invalid_arguments(message),
         Err(_) => true,
     };
     if is_odd
-        && let Some((rest, raw)) = parted(&text)
+        && let Some((rest, raw)) = split_call_arguments(&text)
         && let Ok(value) = parse(&rest, bounds)
     {
-        return Ok(Message { text: rest.into(), value, raw: Some(raw) });
+        return Ok(Message { text: rest.into(), value, raw_arguments: Some(raw) });
     }
     match parsed {
-        Ok(value) => Ok(Message { text, value, raw: None }),
+        Ok(value) => Ok(Message { text, value, raw_arguments: None }),
         Err(error) => Err(ReadError::Invalid(error.message)),
     }
 }
@@ -77,30 +77,30 @@ pub(crate) fn read(text: Bytes, bounds: &Bounds) -> Result<Message, ReadError> {
 /// Returns an error if IDs and metadata of a message are too large.
 ///
 /// They may be kept as long as a session or a stream, while arguments are dropped after the answer.
-pub(crate) fn overlong(message: &Value) -> Option<String> {
+pub(crate) fn metadata_size_error(message: &Value) -> Option<String> {
     let params = message.get("params");
     let about = ["_meta", "capabilities", "clientInfo", "protocolVersion"].map(|name| params.and_then(|params| params.get(name)));
     let mut said = message.get("id").into_iter().chain(about.into_iter().flatten());
-    let fits = said.try_fold((TEXT, VALUES), room_beside).is_some();
+    let fits = said.try_fold((TEXT, VALUES), remaining_room).is_some();
     (!fits).then(|| format!("`id`, `_meta`, `capabilities` and `clientInfo` may have at most {} KiB and {VALUES} values", TEXT >> 10))
 }
 
 /// Returns the bytes and values that are left after a value; `None` if it does not fit.
-fn room_beside((text, values): (usize, usize), value: &Value) -> Option<(usize, usize)> {
+fn remaining_room((text, values): (usize, usize), value: &Value) -> Option<(usize, usize)> {
     let values = values.checked_sub(1)?;
     match value {
         Value::Null | Value::Bool(_) => Some((text, values)),
         Value::Number(number) => Some((text.checked_sub(number.as_str().len())?, values)),
         Value::String(said) => Some((text.checked_sub(said.len())?, values)),
-        Value::Array(all) => all.iter().try_fold((text, values), room_beside),
-        Value::Object(all) => {
-            all.iter().try_fold((text, values), |(text, values), (name, value)| room_beside((text.checked_sub(name.len())?, values), value))
-        }
+        Value::Array(all) => all.iter().try_fold((text, values), remaining_room),
+        Value::Object(all) => all
+            .iter()
+            .try_fold((text, values), |(text, values), (name, value)| remaining_room((text.checked_sub(name.len())?, values), value)),
     }
 }
 
 /// Returns a document with empty arguments, and the arguments that were removed.
-pub(crate) fn without_arguments(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
+pub(crate) fn split_arguments(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
     #[derive(Deserialize)]
     struct Document<'d> {
         #[serde(borrow)]
@@ -141,7 +141,7 @@ struct Params<'m> {
 }
 
 /// Returns a call message without its arguments, and the arguments.
-fn parted(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
+fn split_call_arguments(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
     let message: Whole<'_> = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
     if message.method != "tools/call" {
         return None;
@@ -150,14 +150,14 @@ fn parted(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
 }
 
 /// Returns whether a message is a call whose arguments are not an object.
-fn has_odd_arguments(message: &Value) -> bool {
+fn has_invalid_arguments(message: &Value) -> bool {
     let arguments = message.get("params").and_then(|params| params.get("arguments"));
     message.get("method").is_some_and(|method| method == "tools/call")
         && arguments.is_some_and(|arguments| !arguments.is_object() && !arguments.is_null())
 }
 
 /// Returns the ID of a request that cannot be parsed otherwise; `null` if there is none.
-pub(crate) fn id(text: &[u8]) -> Value {
+pub(crate) fn find_request_id(text: &[u8]) -> Value {
     #[derive(Deserialize)]
     struct Named {
         id: Option<Value>,
@@ -171,12 +171,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_told_from_its_arguments() {
+    fn invalid_arguments_are_separated() {
         let deep = format!("{}1{}", "[".repeat(500), "]".repeat(500));
         for arguments in [r#"{"x":1,"x":2}"#, "1e400", r#""\ud800""#, "[]", &deep] {
             let text =
                 format!(r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{{"name":"t","arguments":{arguments},"_meta":{{}}}}}}"#);
-            let (rest, raw) = parted(text.as_bytes()).unwrap();
+            let (rest, raw) = split_call_arguments(text.as_bytes()).unwrap();
             assert_eq!(raw.0, arguments.as_bytes());
             assert_eq!(rest, br#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"t","_meta":{}}}"#);
         }
@@ -187,18 +187,18 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"t","arguments":[}}"#,
             "[]",
         ] {
-            assert!(parted(text.as_bytes()).is_none(), "{text}");
+            assert!(split_call_arguments(text.as_bytes()).is_none(), "{text}");
         }
         let bounds = Bounds { bytes: 1 << 20, depth: 96, nodes: 400_000 };
-        for (text, error) in [
-            (r#"[{"jsonrpc":"2.0","method":"n"}]"#, ReadError::Batch),
-            ("[]", ReadError::Batch),
-        ] {
-            assert_eq!(read(Bytes::from_static(text.as_bytes()), &bounds).err(), Some(error), "{text}");
+        for (text, error) in [(r#"[{"jsonrpc":"2.0","method":"n"}]"#, ReadError::Batch), ("[]", ReadError::Batch)] {
+            assert_eq!(parse_message(Bytes::from_static(text.as_bytes()), &bounds).err(), Some(error), "{text}");
         }
-        assert!(matches!(read(Bytes::from_static(b"[{]"), &bounds), Err(ReadError::Invalid(_))));
-        let (rest, raw) = without_arguments(br#"{"tool": "t", "arguments" : {"x":1,"x":2} , "id": "a"}"#).unwrap();
+        assert!(matches!(parse_message(Bytes::from_static(b"[{]"), &bounds), Err(ReadError::Invalid(_))));
+        let (rest, raw) = split_arguments(br#"{"tool": "t", "arguments" : {"x":1,"x":2} , "id": "a"}"#).unwrap();
         assert_eq!((&*rest, &*raw.0), (&br#"{"tool": "t", "arguments" : {} , "id": "a"}"#[..], &br#"{"x":1,"x":2}"#[..]));
-        assert_eq!((id(br#"{"id":7,"x":{"a":1,"a":2}}"#), id(br#"{"id":"#), id(b"[]")), (7.into(), Value::Null, Value::Null));
+        assert_eq!(
+            (find_request_id(br#"{"id":7,"x":{"a":1,"a":2}}"#), find_request_id(br#"{"id":"#), find_request_id(b"[]")),
+            (7.into(), Value::Null, Value::Null)
+        );
     }
 }

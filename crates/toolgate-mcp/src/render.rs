@@ -19,7 +19,7 @@ const THEIRS: &str = "upstream_";
 /// Renders a tool for a client.
 ///
 /// The configuration decides the hints about effects; those of the upstream are ignored.
-pub(crate) fn tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
+pub(crate) fn render_tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
     let mut schema = match spec.input_schema() {
         Some(Value::Object(schema)) => schema.clone(),
         _ => JsonObject::from_iter([("type".to_owned(), json!("object"))]),
@@ -38,7 +38,7 @@ pub(crate) fn tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
     if let Some(remote) = remote {
         tool.title.clone_from(&remote.title);
         tool.icons.clone_from(&remote.icons);
-        tool.meta = remote.meta.clone().map(clean);
+        tool.meta = remote.meta.clone().map(strip_reserved_keys);
         annotations.title = remote.annotations.as_ref().and_then(|hints| hints.title.clone());
         annotations.open_world_hint = remote.annotations.as_ref().and_then(|hints| hints.open_world_hint);
     }
@@ -47,7 +47,7 @@ pub(crate) fn tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
 }
 
 /// Removes keys that only toolgate may set from metadata of an upstream.
-pub(crate) fn clean(mut meta: MetaObject) -> MetaObject {
+pub(crate) fn strip_reserved_keys(mut meta: MetaObject) -> MetaObject {
     meta.retain(|key, _| !key.starts_with("toolgate/"));
     meta
 }
@@ -55,27 +55,27 @@ pub(crate) fn clean(mut meta: MetaObject) -> MetaObject {
 /// Removes these keys and protocol keys from metadata of a result.
 ///
 /// Protocol keys describe the connection to the upstream, not the one to the client.
-pub(crate) fn of_result(meta: MetaObject) -> MetaObject {
-    let mut meta = clean(meta);
+pub(crate) fn strip_result_meta(meta: MetaObject) -> MetaObject {
+    let mut meta = strip_reserved_keys(meta);
     meta.retain(|key, _| !key.starts_with("io.modelcontextprotocol/"));
     meta
 }
 
 /// Does the same for metadata of a notification.
-pub(crate) fn of_word(meta: NotificationMetaObject) -> NotificationMetaObject {
-    NotificationMetaObject(of_result(meta.0))
+pub(crate) fn strip_notification_meta(meta: NotificationMetaObject) -> NotificationMetaObject {
+    NotificationMetaObject(strip_result_meta(meta.0))
 }
 
 /// Removes keys that an upstream may not see from metadata of a client.
 ///
 /// The connection to the upstream sets protocol keys of its own.
-pub(crate) fn own_words(mut meta: RequestMetaObject) -> RequestMetaObject {
+pub(crate) fn strip_request_meta(mut meta: RequestMetaObject) -> RequestMetaObject {
     meta.retain(|key, _| !key.starts_with("toolgate/") && !key.starts_with("io.modelcontextprotocol/") && key != "progressToken");
     meta
 }
 
 /// Removes keys that only toolgate may set from all metadata in a value, at any depth.
-pub(crate) fn unspoofed<T: serde::Serialize + serde::de::DeserializeOwned + Clone>(thing: T) -> T {
+pub(crate) fn strip_reserved_keys_deep<T: serde::Serialize + serde::de::DeserializeOwned + Clone>(thing: T) -> T {
     fn strip(value: &mut Value) {
         match value {
             Value::Object(map) => {
@@ -97,40 +97,40 @@ pub(crate) fn unspoofed<T: serde::Serialize + serde::de::DeserializeOwned + Clon
 }
 
 /// Returns whether the name of a question is reserved for toolgate, with or without the prefix.
-fn is_ours(name: &str) -> bool {
+fn is_reserved_name(name: &str) -> bool {
     name.trim_start_matches(THEIRS).starts_with("toolgate")
 }
 
 /// Renames questions of an upstream that use reserved names.
 ///
 /// The upstream may be another gateway, which asks questions with these names.
-pub(crate) fn questions(requests: InputRequests) -> InputRequests {
-    let named = |name: String| if is_ours(&name) { format!("{THEIRS}{name}") } else { name };
-    unspoofed(requests.into_iter().map(|(name, request)| (named(name), request)).collect())
+pub(crate) fn rename_questions(requests: InputRequests) -> InputRequests {
+    let named = |name: String| if is_reserved_name(&name) { format!("{THEIRS}{name}") } else { name };
+    strip_reserved_keys_deep(requests.into_iter().map(|(name, request)| (named(name), request)).collect())
 }
 
 /// Restores the original names in the answers for an upstream, and removes reserved metadata.
-pub(crate) fn responses(told: InputResponses) -> InputResponses {
-    let asked = |name: String| name.strip_prefix(THEIRS).filter(|own| is_ours(own)).map(str::to_owned).unwrap_or(name);
-    told.into_iter().map(|(name, said)| (asked(name), unspoofed(said))).collect()
+pub(crate) fn restore_responses(told: InputResponses) -> InputResponses {
+    let asked = |name: String| name.strip_prefix(THEIRS).filter(|own| is_reserved_name(own)).map(str::to_owned).unwrap_or(name);
+    told.into_iter().map(|(name, said)| (asked(name), strip_reserved_keys_deep(said))).collect()
 }
 
 /// Checks the questions that an upstream returns for a request that is not a call.
 ///
 /// Toolgate asks no questions there, so reserved names are an error.
-pub(crate) fn asked_back(mut asked: InputRequiredResult) -> Result<InputRequiredResult, ErrorData> {
-    if asked.input_requests.iter().flat_map(InputRequests::keys).any(|name| is_ours(name)) {
+pub(crate) fn check_input_request(mut asked: InputRequiredResult) -> Result<InputRequiredResult, ErrorData> {
+    if asked.input_requests.iter().flat_map(InputRequests::keys).any(|name| is_reserved_name(name)) {
         return Err(ErrorData::internal_error("the upstream used a question name that is reserved for toolgate", None));
     }
-    asked.input_requests = asked.input_requests.map(unspoofed);
-    asked.meta = asked.meta.map(of_result);
+    asked.input_requests = asked.input_requests.map(strip_reserved_keys_deep);
+    asked.meta = asked.meta.map(strip_result_meta);
     Ok(asked)
 }
 
 /// Returns whether JSON text has no more content than the equal structured value.
 ///
 /// Duplicate keys and long whitespace would be additional content.
-fn says_no_more(text: &str, structured: &Value) -> bool {
+fn is_equivalent_text(text: &str, structured: &Value) -> bool {
     let bounds = Bounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
     text.len() <= 4 * structured.to_string().len() + 256 && toolgate::json::parse(text.as_bytes(), &bounds).is_ok()
 }
@@ -139,7 +139,7 @@ fn says_no_more(text: &str, structured: &Value) -> bool {
 ///
 /// Only checked content may pass. Beside a structured result, only its text form, images and audio
 /// stay.
-fn as_given(mut said: CallToolResult) -> CallToolResult {
+fn render_upstream_result(mut said: CallToolResult) -> CallToolResult {
     // Servers of earlier revisions do not send the result type.
     said.result_type = Some(ResultType::COMPLETE);
     if let Some(structured) = &said.structured_content {
@@ -153,7 +153,7 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
                 if told || !(is_alone || serde_json::from_str::<Value>(&text.text).is_ok_and(|value| value == *structured)) {
                     return false;
                 }
-                if !is_alone && !says_no_more(&text.text, structured) {
+                if !is_alone && !is_equivalent_text(&text.text, structured) {
                     text.text = structured.to_string();
                 }
                 told = true;
@@ -166,7 +166,7 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
             said.content.insert(0, ContentBlock::text(structured.to_string()));
         }
     }
-    said.meta = said.meta.map(of_result);
+    said.meta = said.meta.map(strip_result_meta);
     for block in &mut said.content {
         let meta = match block {
             ContentBlock::Text(text) => &mut text.meta,
@@ -174,17 +174,17 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
             ContentBlock::Audio(audio) => &mut audio.meta,
             // Other blocks are rare, so all of their metadata is searched.
             other => {
-                *other = unspoofed(other.clone());
+                *other = strip_reserved_keys_deep(other.clone());
                 continue;
             }
         };
-        *meta = meta.take().map(clean);
+        *meta = meta.take().map(strip_reserved_keys);
     }
     said
 }
 
 /// Adds the call ID and the receipt of the ledger row to metadata.
-pub(crate) fn sign(meta: &mut MetaObject, answer: &Answer) {
+pub(crate) fn add_receipt(meta: &mut MetaObject, answer: &Answer) {
     meta.insert("toolgate/call".to_owned(), json!(answer.call.to_string()));
     if let Some(receipt) = answer.receipt() {
         meta.insert("toolgate/receipt".to_owned(), serde_json::to_value(receipt).unwrap_or_default());
@@ -192,10 +192,10 @@ pub(crate) fn sign(meta: &mut MetaObject, answer: &Answer) {
 }
 
 /// Renders the outcome of a call.
-pub(crate) fn result(answer: &Answer, line: &Line, has_schema: bool, dialect: Dialect) -> CallToolResult {
+pub(crate) fn render_result(answer: &Answer, line: &Line, has_schema: bool, dialect: Dialect) -> CallToolResult {
     let mut result = match &answer.outcome {
         Outcome::Error(error) => {
-            let mut result = CallToolResult::structured_error(error.told_in(dialect));
+            let mut result = CallToolResult::structured_error(error.to_json_in(dialect));
             result.content = vec![ContentBlock::text(error.for_model_in(dialect))];
             // Some clients validate structured errors against the output schema and do not show
             // invalid ones.
@@ -205,11 +205,11 @@ pub(crate) fn result(answer: &Answer, line: &Line, has_schema: bool, dialect: Di
             result
         }
         Outcome::Success(output) => {
-            let answered = line.answered.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            let answered = line.raw_result.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             match answered {
                 // If the pipeline changed nothing, the result of the upstream is returned as it is.
                 Some((value, said)) if value == output.value && !output.hidden && output.stored.is_none() && !output.replayed => {
-                    let mut said = as_given(*said);
+                    let mut said = render_upstream_result(*said);
                     if let Some(message) = &output.message {
                         said.content.push(ContentBlock::text(message.clone()));
                     }
@@ -227,7 +227,7 @@ pub(crate) fn result(answer: &Answer, line: &Line, has_schema: bool, dialect: Di
         Outcome::Signal(signal) => CallToolResult::structured(serde_json::to_value(signal).unwrap_or_default()),
     };
     let mut meta = result.meta.take().unwrap_or_default();
-    sign(&mut meta, answer);
+    add_receipt(&mut meta, answer);
     if let Outcome::Error(error) = &answer.outcome {
         meta.insert("toolgate/error".to_owned(), serde_json::to_value(error).unwrap_or_default());
     }
@@ -248,9 +248,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_answers_an_upstream_in_the_name_of_toolgate() {
+    fn reserved_metadata_is_removed_from_responses() {
         let said = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"toolgate/call": "1", "own": 2}});
-        let told = responses(InputResponses::from([("upstream_toolgate_a".to_owned(), said)]));
+        let told = restore_responses(InputResponses::from([("upstream_toolgate_a".to_owned(), said)]));
         let heard = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"own": 2}});
         assert_eq!(told, InputResponses::from([("toolgate_a".to_owned(), heard)]));
     }

@@ -31,12 +31,12 @@ const OWN_BYTES: usize = MOST_WANTED / 10;
 const LONGEST: usize = 2_048;
 
 /// Returns the address that clients use for a URI of an upstream.
-pub(crate) fn address(link: &Link, uri: &str) -> String {
+pub(crate) fn client_address(link: &Link, uri: &str) -> String {
     if link.upstream.prefix.is_empty() { uri.to_owned() } else { format!("{OURS}{}/{uri}", link.upstream.name) }
 }
 
 /// Returns whether an upstream may use a URI: without a prefix, `toolgate://` is reserved.
-pub(crate) fn may_be_called(link: &Link, uri: &str) -> bool {
+pub(crate) fn is_allowed_uri(link: &Link, uri: &str) -> bool {
     !link.upstream.prefix.is_empty() || !uri.starts_with(OURS)
 }
 
@@ -54,19 +54,19 @@ impl Place {
     ///
     /// An address with `toolgate://` names its upstream. For any other, the upstream is the only
     /// one that lists it, that has a matching template, or that has resources at all.
-    pub(crate) fn find(running: &Running, agent: &str, address: &str) -> Result<Self, ErrorData> {
-        let lists = |link: &Link| link.offer().resources.iter().any(|resource| resource.uri == address);
-        Self::among(&having(running, agent), address, &lists)
+    pub(crate) fn resolve(running: &Running, agent: &str, address: &str) -> Result<Self, ErrorData> {
+        let lists = |link: &Link| link.catalog().resources.iter().any(|resource| resource.uri == address);
+        Self::resolve_among(&upstreams_with_resources(running, agent), address, &lists)
     }
 
     /// Resolves several addresses, and searches the lists of the upstreams only once.
-    pub(crate) fn find_each<'a>(
+    pub(crate) fn resolve_all<'a>(
         running: &Running,
         agent: &str,
         addresses: impl Iterator<Item = &'a String>,
     ) -> Vec<Result<Self, ErrorData>> {
-        let links = having(running, agent);
-        let offers: Vec<_> = links.iter().map(|link| link.offer()).collect();
+        let links = upstreams_with_resources(running, agent);
+        let offers: Vec<_> = links.iter().map(|link| link.catalog()).collect();
         let listed: HashMap<&str, HashSet<&str>> = links
             .iter()
             .zip(&offers)
@@ -74,43 +74,43 @@ impl Place {
             .collect();
         let find = |address: &String| {
             let lists = |link: &Link| listed.get(link.upstream.name.as_str()).is_some_and(|uris| uris.contains(address.as_str()));
-            Self::among(&links, address, &lists)
+            Self::resolve_among(&links, address, &lists)
         };
         addresses.map(find).collect()
     }
 
     /// Resolves an address among these upstreams; `lists` returns whether an upstream lists it.
-    fn among(links: &[&Arc<Link>], address: &str, lists: &dyn Fn(&Link) -> bool) -> Result<Self, ErrorData> {
+    fn resolve_among(links: &[&Arc<Link>], address: &str, lists: &dyn Fn(&Link) -> bool) -> Result<Self, ErrorData> {
         let found = |link: &Arc<Link>, uri: &str| Self { link: Arc::clone(link), uri: uri.to_owned(), address: address.to_owned() };
         if let Some((name, uri)) = address.strip_prefix(OURS).and_then(|rest| rest.split_once('/')) {
             let link = links.iter().find(|link| link.upstream.name == name && !link.upstream.prefix.is_empty());
-            return link.map(|link| found(link, uri)).ok_or_else(|| nothing(address));
+            return link.map(|link| found(link, uri)).ok_or_else(|| not_found_error(address));
         }
         let fits = |template: &str| {
             let head = template.split('{').next().unwrap_or_default();
             address == template || (!head.is_empty() && address.starts_with(head))
         };
-        let matches = |link: &Link| link.offer().templates.iter().any(|template| fits(&template.uri_template));
+        let matches = |link: &Link| link.catalog().templates.iter().any(|template| fits(&template.uri_template));
         let of = |has: &dyn Fn(&Link) -> bool| links.iter().copied().filter(|link| has(link)).collect::<Vec<_>>();
         let having = [of(lists), of(&matches), links.to_vec()].into_iter().find(|having| !having.is_empty()).unwrap_or_default();
         // Of several upstreams, the one without a prefix has the bare URI.
         match (having.as_slice(), having.iter().find(|link| link.upstream.prefix.is_empty())) {
             ([one], _) => Ok(found(one, address)),
             (_, Some(bare)) if lists(bare) || matches(bare) => Ok(found(bare, address)),
-            (several, _) if several.iter().any(|link| lists(link) || matches(link)) => Err(ambiguous(address, several)),
-            _ => Err(nothing(address)),
+            (several, _) if several.iter().any(|link| lists(link) || matches(link)) => Err(ambiguous_error(address, several)),
+            _ => Err(not_found_error(address)),
         }
     }
 
     /// Replaces the URIs in contents by the addresses that the client uses.
-    pub(crate) fn named(&self, contents: &mut [ResourceContents]) {
+    pub(crate) fn rewrite_uris(&self, contents: &mut [ResourceContents]) {
         if self.address == self.uri {
             return;
         }
         for content in contents {
             match content {
                 ResourceContents::TextResourceContents { uri, .. } | ResourceContents::BlobResourceContents { uri, .. } => {
-                    *uri = address(&self.link, uri);
+                    *uri = client_address(&self.link, uri);
                 }
                 _ => {}
             }
@@ -122,32 +122,32 @@ impl Place {
     }
 
     /// Returns whether the upstream supports subscriptions and the URI is short enough.
-    pub(crate) fn is_told_of(&self) -> bool {
-        let tells = self.link.offer().capabilities.resources.as_ref().is_some_and(|resources| resources.subscribe == Some(true));
+    pub(crate) fn can_subscribe(&self) -> bool {
+        let tells = self.link.catalog().capabilities.resources.as_ref().is_some_and(|resources| resources.subscribe == Some(true));
         tells && self.uri.len() <= LONGEST
     }
 }
 
 /// Returns the upstreams of an agent that have resources.
-fn having<'r>(running: &'r Running, agent: &str) -> Vec<&'r Arc<Link>> {
-    let shared = running.shared.get(agent).into_iter().flatten();
-    shared.filter(|link| link.upstream.resources && link.offer().capabilities.resources.is_some()).collect()
+fn upstreams_with_resources<'r>(running: &'r Running, agent: &str) -> Vec<&'r Arc<Link>> {
+    let shared = running.upstreams_by_agent.get(agent).into_iter().flatten();
+    shared.filter(|link| link.upstream.exposes_resources && link.catalog().capabilities.resources.is_some()).collect()
 }
 
 /// Removes duplicate addresses, and those above the limit of a client.
-pub(crate) fn trim(wanted: &mut SubscriptionFilter) {
+pub(crate) fn limit_addresses(wanted: &mut SubscriptionFilter) {
     if let Some(addresses) = &mut wanted.resource_subscriptions {
         let mut seen = HashSet::new();
         addresses.retain(|address| seen.len() < SUBSCRIPTIONS && seen.insert(address.clone()));
     }
 }
 
-fn nothing(address: &str) -> ErrorData {
+fn not_found_error(address: &str) -> ErrorData {
     ErrorData::resource_not_found(format!("there is no resource `{address}`"), Some(json!({"uri": address})))
 }
 
-fn ambiguous(uri: &str, links: &[&Arc<Link>]) -> ErrorData {
-    let names: Vec<String> = links.iter().map(|link| format!("`{}`", address(link, uri))).collect();
+fn ambiguous_error(uri: &str, links: &[&Arc<Link>]) -> ErrorData {
+    let names: Vec<String> = links.iter().map(|link| format!("`{}`", client_address(link, uri))).collect();
     let why = format!("several upstreams have `{uri}`; ask for one of them: {}", names.join(", "));
     ErrorData::resource_not_found(why, Some(json!({"uri": uri})))
 }
@@ -162,36 +162,36 @@ pub(crate) struct Listener {
     /// Session in which it started to listen.
     pub(crate) key: SessionKey,
     /// Whether it uses standard streams, where no token is required.
-    pub(crate) local: bool,
+    pub(crate) is_local: bool,
     /// Whether it has a session, which may continue with another token of the same rights.
-    pub(crate) lasting: bool,
+    pub(crate) has_session: bool,
 }
 
 impl Listener {
     /// Returns whether the current configuration still admits the listener.
-    pub(crate) fn is_let_in(&self, running: &Running) -> bool {
-        (self.local || running.keys.may_know(&self.caller, self.lasting))
-            && identity::agent(running, &self.caller, Some(&self.agent)).is_ok()
+    pub(crate) fn is_admitted(&self, running: &Running) -> bool {
+        (self.is_local || running.authenticator.can_reauthenticate(&self.caller, self.has_session))
+            && identity::resolve_agent(running, &self.caller, Some(&self.agent)).is_ok()
     }
 
     /// Returns whether the listener may still see the resources of an upstream.
-    pub(crate) fn hears_of(&self, running: &Running, upstream: &str) -> bool {
-        let mut links = running.shared.get(&self.agent).into_iter().flatten();
-        links.any(|link| link.upstream.name == upstream && link.upstream.resources) && self.is_let_in(running)
+    pub(crate) fn can_see(&self, running: &Running, upstream: &str) -> bool {
+        let mut links = running.upstreams_by_agent.get(&self.agent).into_iter().flatten();
+        links.any(|link| link.upstream.name == upstream && link.upstream.exposes_resources) && self.is_admitted(running)
     }
 }
 
 /// A subscription of one connection to a resource.
 #[derive(Clone)]
 struct Subscriber {
-    door: u64,
+    connection_id: u64,
     listener: Arc<Listener>,
     /// Receives notifications; `None` if the connection filters all updates itself and is only
     /// counted.
     peer: Option<Peer<RoleServer>>,
     address: String,
     /// Whether a notification is being sent, and whether the resource has changed since.
-    telling: Arc<AtomicU8>,
+    notify_state: Arc<AtomicU8>,
 }
 
 const IDLE: u8 = 0;
@@ -205,46 +205,52 @@ pub(crate) struct Subscriptions(Mutex<Known>);
 #[derive(Default)]
 struct Known {
     by_key: HashMap<Key, Vec<Subscriber>>,
-    by_door: HashMap<u64, usize>,
+    by_connection: HashMap<u64, usize>,
     by_principal: HashMap<String, usize>,
     /// Bytes of subscribed URIs, by principal and upstream.
-    bytes: HashMap<(String, String), usize>,
+    uri_bytes: HashMap<(String, String), usize>,
 }
 
 impl Known {
     /// Returns how many more subscriptions are possible, also for a principal with its own limit.
-    fn room(&self, principal: Option<&str>) -> usize {
+    fn remaining(&self, principal: Option<&str>) -> usize {
         let own = principal.map_or(0, |principal| self.by_principal.get(principal).copied().unwrap_or_default());
-        MOST.saturating_sub(self.by_door.values().sum()).min(if principal.is_some() { OWN.saturating_sub(own) } else { MOST })
+        MOST.saturating_sub(self.by_connection.values().sum()).min(if principal.is_some() { OWN.saturating_sub(own) } else { MOST })
     }
 
     /// Returns how many more bytes of URIs a principal may subscribe to at an upstream.
-    fn bytes_left(&self, principal: Option<&str>, upstream: &str) -> usize {
-        let own = |principal: &str| self.bytes.get(&(principal.to_owned(), upstream.to_owned())).copied().unwrap_or_default();
+    fn remaining_bytes(&self, principal: Option<&str>, upstream: &str) -> usize {
+        let own = |principal: &str| self.uri_bytes.get(&(principal.to_owned(), upstream.to_owned())).copied().unwrap_or_default();
         principal.map_or(usize::MAX, |principal| OWN_BYTES.saturating_sub(own(principal)))
     }
 }
 
 /// Returns the principal if it has its own limit: only if tokens are required.
-fn bounded<'c>(running: &Running, caller: &'c Caller, local: bool) -> Option<&'c str> {
-    (!local && !running.keys.is_open()).then_some(caller.principal.as_str())
+fn limited_principal<'c>(running: &Running, caller: &'c Caller, local: bool) -> Option<&'c str> {
+    (!local && !running.authenticator.is_auth_disabled()).then_some(caller.principal.as_str())
 }
 
 impl Gateway {
     /// Returns how many more resources a caller may subscribe to.
-    pub(crate) fn room_to_subscribe(&self, running: &Running, caller: &Caller, local: bool) -> usize {
-        lock(&self.0.subscriptions.0).room(bounded(running, caller, local))
+    pub(crate) fn remaining_subscriptions(&self, running: &Running, caller: &Caller, local: bool) -> usize {
+        lock(&self.0.subscriptions.0).remaining(limited_principal(running, caller, local))
     }
 
     /// Returns those resources that fit into the limits of the caller and of their upstreams.
-    pub(crate) fn fitting(&self, running: &Running, caller: &Caller, local: bool, places: impl Iterator<Item = Place>) -> Vec<Place> {
-        let principal = bounded(running, caller, local);
+    pub(crate) fn filter_by_limits(
+        &self,
+        running: &Running,
+        caller: &Caller,
+        local: bool,
+        places: impl Iterator<Item = Place>,
+    ) -> Vec<Place> {
+        let principal = limited_principal(running, caller, local);
         let known = lock(&self.0.subscriptions.0);
         let mut left: HashMap<String, (usize, usize)> = HashMap::new();
         let fits = |place: &Place| {
             let name = &place.link.upstream.name;
-            let wanted = lock(&place.link.wanted);
-            let first = || (known.bytes_left(principal, name), MOST_WANTED.saturating_sub(wanted.bytes()));
+            let wanted = lock(&place.link.subscribed_uris);
+            let first = || (known.remaining_bytes(principal, name), MOST_WANTED.saturating_sub(wanted.bytes()));
             let (own, all) = left.entry(name.clone()).or_insert_with(first);
             let new = if wanted.contains(&place.uri) { 0 } else { place.uri.len() };
             let rest = own.checked_sub(place.uri.len()).zip(all.checked_sub(new));
@@ -269,87 +275,87 @@ impl Gateway {
         if place.uri.len() > LONGEST {
             return Err(ErrorData::invalid_params(format!("a resource URI may have at most {LONGEST} bytes"), None));
         }
-        let running = self.running();
+        let running = self.active_config();
         {
             let mut known = lock(&self.0.subscriptions.0);
-            let own = known.by_door.get(&door).copied().unwrap_or_default();
-            let principal = bounded(&running, &listener.caller, listener.local);
-            let full = known.bytes_left(principal, &place.link.upstream.name) < place.uri.len();
-            if own >= SUBSCRIPTIONS || full || known.room(principal) == 0 {
+            let own = known.by_connection.get(&door).copied().unwrap_or_default();
+            let principal = limited_principal(&running, &listener.caller, listener.is_local);
+            let full = known.remaining_bytes(principal, &place.link.upstream.name) < place.uri.len();
+            if own >= SUBSCRIPTIONS || full || known.remaining(principal) == 0 {
                 let why = format!(
                     "too many subscriptions: the limit is {SUBSCRIPTIONS} resources of a client, {OWN} of a principal (with {OWN_BYTES} bytes of URIs at one upstream), and {MOST} in total"
                 );
                 return Err(ErrorData::invalid_request(why, None));
             }
             let subscribers = known.by_key.entry(place.key()).or_default();
-            if subscribers.iter().all(|one| one.door != door) {
+            if subscribers.iter().all(|one| one.connection_id != door) {
                 subscribers.push(Subscriber {
-                    door,
+                    connection_id: door,
                     listener: Arc::clone(listener),
                     peer,
                     address: place.address.clone(),
-                    telling: Arc::default(),
+                    notify_state: Arc::default(),
                 });
-                *known.by_door.entry(door).or_default() += 1;
+                *known.by_connection.entry(door).or_default() += 1;
                 *known.by_principal.entry(listener.caller.principal.clone()).or_default() += 1;
                 let of_both = (listener.caller.principal.clone(), place.link.upstream.name.clone());
-                *known.bytes.entry(of_both).or_default() += place.uri.len();
+                *known.uri_bytes.entry(of_both).or_default() += place.uri.len();
             }
         }
         drop(running);
-        let subscribed = self.heed(&place.link, &place.uri, promised).await;
+        let subscribed = self.sync_subscription(&place.link, &place.uri, promised).await;
         if subscribed.is_err() {
-            self.tell_all(self.leave(door, |key, _| *key == place.key()), false);
+            self.spawn_sync(self.remove_subscriptions_of(door, |key, _| *key == place.key()), false);
         }
-        subscribed.map_err(crate::door::passed)
+        subscribed.map_err(crate::door::client_error)
     }
 
     /// Subscribes at an upstream, or unsubscribes if no client is subscribed.
-    async fn heed(&self, link: &Arc<Link>, uri: &str, promised: bool) -> Result<(), ServiceError> {
+    async fn sync_subscription(&self, link: &Arc<Link>, uri: &str, promised: bool) -> Result<(), ServiceError> {
         // A reload may have replaced the upstream of this name.
-        let link = self.running().upstreams.link(&link.upstream.name).cloned().unwrap_or_else(|| Arc::clone(link));
+        let link = self.active_config().upstreams.supervisor(&link.upstream.name).cloned().unwrap_or_else(|| Arc::clone(link));
         let (gateway, key) = (self.clone(), (link.upstream.name.clone(), uri.to_owned()));
-        link.heed(uri.to_owned(), promised, move || lock(&gateway.0.subscriptions.0).by_key.contains_key(&key)).await
+        link.update_subscription(uri.to_owned(), promised, move || lock(&gateway.0.subscriptions.0).by_key.contains_key(&key)).await
     }
 
     /// Ends a subscription of a client.
     pub(crate) async fn unsubscribe(&self, door: u64, address: &str) -> Result<(), ErrorData> {
-        for (link, uri) in self.leave(door, |_, one| one.address == address) {
-            self.heed(&link, &uri, false).await.map_err(crate::door::passed)?;
+        for (link, uri) in self.remove_subscriptions_of(door, |_, one| one.address == address) {
+            self.sync_subscription(&link, &uri, false).await.map_err(crate::door::client_error)?;
         }
         Ok(())
     }
 
     /// Ends all subscriptions of a connection, and unsubscribes at upstreams where none is left.
     pub(crate) fn unsubscribe_all(&self, door: u64) {
-        self.tell_all(self.leave(door, |_, _| true), false);
+        self.spawn_sync(self.remove_subscriptions_of(door, |_, _| true), false);
     }
 
     /// Ends subscriptions that the configuration does not permit any more, after a reload.
-    pub(crate) fn forget_unseen(&self) {
-        let running = self.running();
-        self.tell_all(self.leave_where(|key, one| !one.listener.hears_of(&running, &key.0)), false);
+    pub(crate) fn drop_revoked_subscriptions(&self) {
+        let running = self.active_config();
+        self.spawn_sync(self.remove_subscriptions(|key, one| !one.listener.can_see(&running, &key.0)), false);
     }
 
     /// Synchronizes the subscriptions of upstreams that a reload has started.
-    pub(crate) fn heed_anew(&self) {
-        let running = self.running();
+    pub(crate) fn sync_subscriptions(&self) {
+        let running = self.active_config();
         let wanted: HashSet<Key> = lock(&self.0.subscriptions.0).by_key.keys().cloned().collect();
         let mut missed = Vec::new();
         for (name, uri) in &wanted {
-            if let Some(link) = running.upstreams.link(name).filter(|link| !lock(&link.wanted).contains(uri)) {
+            if let Some(link) = running.upstreams.supervisor(name).filter(|link| !lock(&link.subscribed_uris).contains(uri)) {
                 missed.push((Arc::clone(link), uri.clone()));
             }
         }
-        for link in running.upstreams.links() {
+        for link in running.upstreams.supervisors() {
             let unwanted = |uri: &&String| !wanted.contains(&(link.upstream.name.clone(), (*uri).clone()));
-            missed.extend(lock(&link.wanted).iter().filter(unwanted).map(|uri| (Arc::clone(link), uri.clone())));
+            missed.extend(lock(&link.subscribed_uris).iter().filter(unwanted).map(|uri| (Arc::clone(link), uri.clone())));
         }
-        self.tell_all(missed, true);
+        self.spawn_sync(missed, true);
     }
 
     /// Updates subscriptions at upstreams in the background.
-    fn tell_all(&self, news: Vec<(Arc<Link>, String)>, promised: bool) {
+    fn spawn_sync(&self, news: Vec<(Arc<Link>, String)>, promised: bool) {
         if news.is_empty() {
             return;
         }
@@ -357,30 +363,30 @@ impl Gateway {
             let gateway = self.clone();
             runtime.spawn(async move {
                 for (link, uri) in news {
-                    let _: Result<(), ServiceError> = gateway.heed(&link, &uri, promised).await;
+                    let _: Result<(), ServiceError> = gateway.sync_subscription(&link, &uri, promised).await;
                 }
             });
         }
     }
 
     /// Removes subscriptions of a connection; returns the resources without any other.
-    fn leave(&self, door: u64, which: impl Fn(&Key, &Subscriber) -> bool) -> Vec<(Arc<Link>, String)> {
-        self.leave_where(|key, one| one.door == door && which(key, one))
+    fn remove_subscriptions_of(&self, door: u64, which: impl Fn(&Key, &Subscriber) -> bool) -> Vec<(Arc<Link>, String)> {
+        self.remove_subscriptions(|key, one| one.connection_id == door && which(key, one))
     }
 
     /// Removes subscriptions; returns the resources without any other.
-    fn leave_where(&self, goes: impl Fn(&Key, &Subscriber) -> bool) -> Vec<(Arc<Link>, String)> {
+    fn remove_subscriptions(&self, goes: impl Fn(&Key, &Subscriber) -> bool) -> Vec<(Arc<Link>, String)> {
         let mut left = Vec::new();
         {
             let mut known = lock(&self.0.subscriptions.0);
-            let Known { by_key, by_door, by_principal, bytes } = &mut *known;
+            let Known { by_key, by_connection: by_door, by_principal, uri_bytes: bytes } = &mut *known;
             by_key.retain(|key, subscribers| {
                 subscribers.retain(|one| {
                     if !goes(key, one) {
                         return true;
                     }
                     let principal = &one.listener.caller.principal;
-                    for own in [by_door.get_mut(&one.door), by_principal.get_mut(principal)].into_iter().flatten() {
+                    for own in [by_door.get_mut(&one.connection_id), by_principal.get_mut(principal)].into_iter().flatten() {
                         *own = own.saturating_sub(1);
                     }
                     if let Some(own) = bytes.get_mut(&(principal.clone(), key.0.clone())) {
@@ -397,24 +403,24 @@ impl Gateway {
             by_principal.retain(|_, own| *own > 0);
             bytes.retain(|_, own| *own > 0);
         }
-        let running = self.running();
-        left.into_iter().filter_map(|(name, uri)| running.upstreams.link(&name).map(|link| (Arc::clone(link), uri))).collect()
+        let running = self.active_config();
+        left.into_iter().filter_map(|(name, uri)| running.upstreams.supervisor(&name).map(|link| (Arc::clone(link), uri))).collect()
     }
 
     /// Forwards updates of upstreams to subscribers, until shutdown.
     pub(crate) async fn forward_updates(self) {
-        let mut updates = self.running().upstreams.updates().subscribe();
+        let mut updates = self.active_config().upstreams.resource_updates().subscribe();
         loop {
             let key = tokio::select! {
                 key = updates.recv() => key,
                 () = self.0.stop.cancelled() => return,
             };
             match key {
-                Ok(key) => self.tell_of(&key),
+                Ok(key) => self.notify_subscribers(&key),
                 // Some updates were lost, so any resource may have changed.
                 Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {
                     let all: Vec<Key> = lock(&self.0.subscriptions.0).by_key.keys().cloned().collect();
-                    all.iter().for_each(|key| self.tell_of(key));
+                    all.iter().for_each(|key| self.notify_subscribers(key));
                 }
                 Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
             }
@@ -422,14 +428,14 @@ impl Gateway {
     }
 
     /// Notifies the subscribers of one resource.
-    fn tell_of(&self, key: &Key) {
+    fn notify_subscribers(&self, key: &Key) {
         let mut subscribers = lock(&self.0.subscriptions.0).by_key.get(key).cloned().unwrap_or_default();
         // The current configuration decides: a reload may have withdrawn access.
-        let running = self.running();
-        subscribers.retain(|one| one.listener.hears_of(&running, &key.0));
-        let gate = running.gate.clone();
+        let running = self.active_config();
+        subscribers.retain(|one| one.listener.can_see(&running, &key.0));
+        let gate = running.runtime.clone();
         drop(running);
-        for Subscriber { listener, peer, address, telling, .. } in subscribers {
+        for Subscriber { listener, peer, address, notify_state: telling, .. } in subscribers {
             // A subscriber that is still being notified may have read the old state, so it is
             // notified again. It does not delay other subscribers.
             let Some(peer) = peer.filter(|_| telling.swap(CHANGED, Ordering::AcqRel) == IDLE) else { continue };
@@ -438,7 +444,7 @@ impl Gateway {
                 loop {
                     telling.store(TELLING, Ordering::Release);
                     // A paused session gets no notifications.
-                    if gate.stopped(&listener.key).await.is_none() {
+                    if gate.paused_error(&listener.key).await.is_none() {
                         let told = peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(address.clone()));
                         let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
                     }
@@ -456,15 +462,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_takes_the_places_of_all_others() {
+    fn subscriptions_are_limited_per_principal() {
         let mut known = Known::default();
-        known.by_door.insert(1, OWN);
+        known.by_connection.insert(1, OWN);
         known.by_principal.insert("ann".to_owned(), OWN);
-        assert_eq!((known.room(Some("ann")), known.room(Some("bob")), known.room(None)), (0, OWN, MOST - OWN));
-        assert_eq!((known.bytes_left(Some("ann"), "x"), known.bytes_left(None, "x")), (OWN_BYTES, usize::MAX));
-        known.bytes.insert(("ann".to_owned(), "x".to_owned()), OWN_BYTES - 5);
-        assert_eq!((known.bytes_left(Some("ann"), "x"), known.bytes_left(Some("ann"), "y")), (5, OWN_BYTES));
-        known.by_door.insert(2, MOST - OWN);
-        assert_eq!((known.room(Some("bob")), known.room(None)), (0, 0));
+        assert_eq!((known.remaining(Some("ann")), known.remaining(Some("bob")), known.remaining(None)), (0, OWN, MOST - OWN));
+        assert_eq!((known.remaining_bytes(Some("ann"), "x"), known.remaining_bytes(None, "x")), (OWN_BYTES, usize::MAX));
+        known.uri_bytes.insert(("ann".to_owned(), "x".to_owned()), OWN_BYTES - 5);
+        assert_eq!((known.remaining_bytes(Some("ann"), "x"), known.remaining_bytes(Some("ann"), "y")), (5, OWN_BYTES));
+        known.by_connection.insert(2, MOST - OWN);
+        assert_eq!((known.remaining(Some("bob")), known.remaining(None)), (0, 0));
     }
 }

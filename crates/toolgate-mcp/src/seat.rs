@@ -27,7 +27,7 @@ impl<'h> Held<'h> {
     }
 
     /// Adds bytes, and returns whether the total is within the limit.
-    pub(crate) fn takes(&mut self, more: usize) -> bool {
+    pub(crate) fn try_add(&mut self, more: usize) -> bool {
         self.1 += more;
         self.0.fetch_add(more, Ordering::Relaxed) + more <= ARRIVING
     }
@@ -44,49 +44,49 @@ impl Drop for Held<'_> {
 /// If there are several principals, each gets at most half of the permits. Slow requests of one
 /// principal then do not block the others.
 pub(crate) struct Seats {
-    free: Arc<Semaphore>,
-    all: usize,
+    permits: Arc<Semaphore>,
+    capacity: usize,
     /// Number of permits of each principal that has any.
-    own: Arc<Mutex<HashMap<String, usize>>>,
+    in_use: Arc<Mutex<HashMap<String, usize>>>,
 }
 
 impl Seats {
     pub(crate) fn new(all: usize) -> Self {
         let all = all.min(Semaphore::MAX_PERMITS);
-        Self { free: Arc::new(Semaphore::new(all)), all, own: Arc::default() }
+        Self { permits: Arc::new(Semaphore::new(all)), capacity: all, in_use: Arc::default() }
     }
 
     /// Returns the maximum number of permits of one principal.
-    pub(crate) fn most(&self, is_shared: bool) -> usize {
-        if is_shared { (self.all / 2).max(1) } else { self.all }
+    pub(crate) fn max_per_principal(&self, is_shared: bool) -> usize {
+        if is_shared { (self.capacity / 2).max(1) } else { self.capacity }
     }
 
     /// Takes permits for a principal: all of them, or none.
-    pub(crate) fn take(&self, principal: &str, many: u32, is_shared: bool) -> Option<Seat> {
-        let mut own = lock(&self.own);
+    pub(crate) fn try_acquire(&self, principal: &str, many: u32, is_shared: bool) -> Option<Seat> {
+        let mut own = lock(&self.in_use);
         let taken = own.get(principal).copied().unwrap_or_default() + many as usize;
-        if taken > self.most(is_shared) {
+        if taken > self.max_per_principal(is_shared) {
             return None;
         }
-        let free = Arc::clone(&self.free).try_acquire_many_owned(many).ok()?;
+        let free = Arc::clone(&self.permits).try_acquire_many_owned(many).ok()?;
         own.insert(principal.to_owned(), taken);
-        Some(Seat { _free: free, own: Arc::clone(&self.own), principal: principal.to_owned(), many: many as usize })
+        Some(Seat { _permits: free, in_use: Arc::clone(&self.in_use), principal: principal.to_owned(), count: many as usize })
     }
 }
 
 /// Permits of one request, until this is dropped.
 pub(crate) struct Seat {
-    _free: OwnedSemaphorePermit,
-    own: Arc<Mutex<HashMap<String, usize>>>,
+    _permits: OwnedSemaphorePermit,
+    in_use: Arc<Mutex<HashMap<String, usize>>>,
     principal: String,
-    many: usize,
+    count: usize,
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut own = lock(&self.own);
+        let mut own = lock(&self.in_use);
         if let Some(taken) = own.get_mut(&self.principal) {
-            *taken = taken.saturating_sub(self.many);
+            *taken = taken.saturating_sub(self.count);
             if *taken == 0 {
                 own.remove(&self.principal);
             }
@@ -108,8 +108,8 @@ impl Hold {
 /// A response body that holds the permit and the session of its request until it ends.
 pub(crate) struct Seated {
     pub(crate) body: BoxBody<Bytes, Infallible>,
-    pub(crate) _seat: Arc<Seat>,
-    pub(crate) _hold: Option<Hold>,
+    pub(crate) _permit: Arc<Seat>,
+    pub(crate) _keep_alive: Option<Hold>,
 }
 
 impl Body for Seated {
@@ -134,22 +134,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_several_takes_half_of_the_seats_and_who_has_none_is_forgotten() {
+    fn one_principal_gets_at_most_half_of_the_permits() {
         let seats = Seats::new(5);
-        let has = |who: &str| lock(&seats.own).get(who).copied();
-        assert_eq!((seats.most(true), seats.most(false), Seats::new(1).most(true)), (2, 5, 1));
-        let (one, two) = (seats.take("ann", 1, true).unwrap(), seats.take("ann", 1, true).unwrap());
-        assert!(seats.take("ann", 1, true).is_none() && seats.take("bob", 3, true).is_none());
-        let both = seats.take("bob", 2, true).unwrap();
+        let has = |who: &str| lock(&seats.in_use).get(who).copied();
+        assert_eq!((seats.max_per_principal(true), seats.max_per_principal(false), Seats::new(1).max_per_principal(true)), (2, 5, 1));
+        let (one, two) = (seats.try_acquire("ann", 1, true).unwrap(), seats.try_acquire("ann", 1, true).unwrap());
+        assert!(seats.try_acquire("ann", 1, true).is_none() && seats.try_acquire("bob", 3, true).is_none());
+        let both = seats.try_acquire("bob", 2, true).unwrap();
         assert_eq!((has("ann"), has("bob")), (Some(2), Some(2)));
         // Only one permit is left.
-        assert!(seats.take("cat", 2, true).is_none() && has("cat").is_none());
-        let last = seats.take("cat", 1, true).unwrap();
+        assert!(seats.try_acquire("cat", 2, true).is_none() && has("cat").is_none());
+        let last = seats.try_acquire("cat", 1, true).unwrap();
         drop((one, both));
-        assert_eq!((has("ann"), has("bob"), seats.free.available_permits()), (Some(1), None, 3));
+        assert_eq!((has("ann"), has("bob"), seats.permits.available_permits()), (Some(1), None, 3));
         drop((two, last));
-        assert!(lock(&seats.own).is_empty());
+        assert!(lock(&seats.in_use).is_empty());
         // Without tokens there is one principal, which may have all permits.
-        assert!(seats.take("local", 5, false).is_some());
+        assert!(seats.try_acquire("local", 5, false).is_some());
     }
 }

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use crate::door::{AGENT, Door};
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Asked, Caller};
-use crate::lines::bounds;
+use crate::lines::message_bounds;
 use crate::misread;
 use crate::raw::{self, Message};
 use crate::seat::{Held, Seated, Seats};
@@ -36,7 +36,7 @@ mod sessions;
 
 pub use listen::Listening;
 use returning::Returning;
-use sessions::opens_session;
+use sessions::is_session_start;
 
 /// Timeout for receiving a request, and for the TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -50,18 +50,18 @@ pub(crate) type Answer = Response<BoxBody<Bytes, Infallible>>;
 pub(crate) struct Http {
     pub(crate) gateway: Gateway,
     /// Handles stateless calls.
-    pub(crate) door: Door,
+    pub(crate) server: Door,
     pub(crate) mcp: StreamableHttpService<Door, Returning>,
     /// Sessions of clients of earlier revisions.
     sessions: Arc<Returning>,
-    seats: Seats,
+    request_permits: Seats,
     /// Permits for messages that are not requests.
-    beside: Seats,
+    message_permits: Seats,
     /// Permits for streams that only listen, each as long as its stream.
-    listening: Seats,
+    stream_permits: Seats,
     /// Bytes of requests that are still arriving.
-    arriving: AtomicUsize,
-    rates: Mutex<Rates>,
+    arriving_bytes: AtomicUsize,
+    request_times: Mutex<Rates>,
 }
 
 /// Times of recent requests, by principal.
@@ -75,101 +75,112 @@ impl Http {
             .with_allowed_hosts(own.chain(settings.hosts.iter().cloned()))
             .with_allowed_origins(own_origins(address).chain(settings.origins.iter().cloned()))
             .enforce_origin_validation()
-            .with_max_request_body_bytes(settings.max_request)
+            .with_max_request_body_bytes(settings.max_request_bytes)
             .with_cancellation_token(gateway.0.closed.child_token());
         let (doors, sessions) = (gateway.clone(), Arc::new(Returning::new(gateway.clone())));
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
-        let (seats, beside) = (Seats::new(settings.concurrency), Seats::new(settings.concurrency));
-        let listening = Seats::new(crate::files::connections(listen::CONNECTIONS));
+        let (seats, beside) = (Seats::new(settings.max_concurrency), Seats::new(settings.max_concurrency));
+        let listening = Seats::new(crate::files::max_connections(listen::CONNECTIONS));
         let door = Door::new(gateway.clone(), None);
         let arriving = AtomicUsize::new(0);
         let rates = Mutex::default();
-        Self { gateway, door, mcp, sessions, seats, beside, listening, arriving, rates }
+        Self {
+            gateway,
+            server: door,
+            mcp,
+            sessions,
+            request_permits: seats,
+            message_permits: beside,
+            stream_permits: listening,
+            arriving_bytes: arriving,
+            request_times: rates,
+        }
     }
 
-    async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
-        let page = self.page(request.headers());
-        let mut answer = match self.route(request).await {
+    async fn respond(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
+        let page = self.allowed_origin(request.headers());
+        let mut answer = match self.handle_request(request).await {
             Ok(answer) => answer,
             Err(refused) => *refused,
         };
         // Rejected requests leave no ledger row: only calls do.
         let status = answer.status();
         if status.is_client_error() || status == StatusCode::SERVICE_UNAVAILABLE {
-            self.gateway.0.metrics.turned_away();
+            self.gateway.0.metrics.count_rejection();
             tracing::debug!(status = status.as_u16(), "request rejected");
         }
         if let Some(page) = page {
-            pages::show(&mut answer, page);
+            pages::add_cors_headers(&mut answer, page);
         }
         answer
     }
 
-    async fn route(self: &Arc<Self>, request: Request<Incoming>) -> Result<Answer, Box<Answer>> {
-        let running = self.gateway.running();
+    async fn handle_request(self: &Arc<Self>, request: Request<Incoming>) -> Result<Answer, Box<Answer>> {
+        let running = self.gateway.active_config();
         let (mut parts, body) = request.into_parts();
         self.check_headers(&parts)?;
-        if let Some(answer) = pages::preflight(&parts) {
+        if let Some(answer) = pages::preflight_response(&parts) {
             return Ok(answer);
         }
         let path = parts.uri.path().to_owned();
         let words: Vec<&str> = path.split('/').filter(|word| !word.is_empty()).collect();
         match words.as_slice() {
-            ["healthz"] => return Ok(text(StatusCode::OK, "ok\n")),
+            ["healthz"] => return Ok(text_response(StatusCode::OK, "ok\n")),
             ["readyz"] => {
-                return Ok(match self.gateway.ready() {
-                    Ok(()) => text(StatusCode::OK, "ready\n"),
-                    Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, &format!("not ready: {why}\n")),
+                return Ok(match self.gateway.check_ready() {
+                    Ok(()) => text_response(StatusCode::OK, "ready\n"),
+                    Err(why) => text_response(StatusCode::SERVICE_UNAVAILABLE, &format!("not ready: {why}\n")),
                 });
             }
-            ["openapi.json"] => return Ok(json_answer(StatusCode::OK, &crate::api::description())),
-            [".well-known", "oauth-protected-resource", place @ ..] => return Ok(resource::metadata(&running, &parts, place)),
+            ["openapi.json"] => return Ok(json_response(StatusCode::OK, &crate::api::openapi_description())),
+            [".well-known", "oauth-protected-resource", place @ ..] => return Ok(resource::metadata_response(&running, &parts, place)),
             _ => {}
         }
         if self.gateway.0.stop.is_cancelled() {
-            return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "the gateway is shutting down", Some(5)));
+            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the gateway is shutting down", Some(5)));
         }
-        let caller = self.let_in(&running, &parts, &words).await?;
-        self.hold_rate(&running, &caller)?;
+        let caller = self.authenticate(&running, &parts, &words).await?;
+        self.check_rate_limit(&running, &caller)?;
         // A request takes no permit while its body arrives, which may take long.
-        let is_shared = !running.keys.is_open();
-        let full = || refusal(StatusCode::SERVICE_UNAVAILABLE, CROWDED, Some(1));
-        let seats = |many: u32| self.seats.take(&caller.principal, many, is_shared).ok_or_else(full);
+        let is_shared = !running.authenticator.is_auth_disabled();
+        let full = || error_response(StatusCode::SERVICE_UNAVAILABLE, CROWDED, Some(1));
+        let seats = |many: u32| self.request_permits.try_acquire(&caller.principal, many, is_shared).ok_or_else(full);
         match words.as_slice() {
-            ["metrics"] => self.metrics(&running, &caller),
-            ["mcp", _, _, _, ..] => Err(refusal(StatusCode::NOT_FOUND, "unknown path; use /mcp/{agent}/{session}", None)),
+            ["metrics"] => self.metrics_response(&running, &caller),
+            ["mcp", _, _, _, ..] => Err(error_response(StatusCode::NOT_FOUND, "unknown path; use /mcp/{agent}/{session}", None)),
             ["mcp", rest @ ..] => {
-                let Some(asked) = Asked::of(rest) else {
-                    return Err(refusal(StatusCode::BAD_REQUEST, "the percent-encoding of the URL path is not valid UTF-8", None));
+                let Some(asked) = Asked::from_segments(rest) else {
+                    return Err(error_response(StatusCode::BAD_REQUEST, "the percent-encoding of the URL path is not valid UTF-8", None));
                 };
-                let hold = self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
+                let hold = self.check_session(&parts.headers, &caller, asked.agent.as_deref())?;
                 // The library compares this header with the body only from this revision on.
                 let listens = parts.method == Method::GET
-                    || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
-                let text = self.collect(&running, &parts, body).await?;
+                    || (is_modern_request(&parts.headers)
+                        && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
+                let text = self.read_body(&running, &parts, body).await?;
                 let mut message = match parts.method == Method::POST {
-                    true => raw::read(text.clone(), &bounds(running.settings.max_request))
-                        .map_err(|error| rejected(error.code(), raw::id(&text), error.message()))?,
+                    true => raw::parse_message(text.clone(), &message_bounds(running.settings.max_request_bytes))
+                        .map_err(|error| rejection_response(error.code(), raw::find_request_id(&text), error.message()))?,
                     false => Message::default(),
                 };
-                if let Some(why) = raw::overlong(&message.value) {
-                    return Err(rejected(ErrorCode::INVALID_REQUEST, Value::Null, &why));
+                if let Some(why) = raw::metadata_size_error(&message.value) {
+                    return Err(rejection_response(ErrorCode::INVALID_REQUEST, Value::Null, &why));
                 }
                 drop(text);
                 // Messages that are not requests have their own permits, because running requests
                 // need them to finish. So do streams that only listen, which may last for days.
                 let asks = message.value.get("method").is_some() && message.value.get("id").is_some();
                 let taken = match asks {
-                    _ if listens => self.listening.take(&caller.principal, 1, is_shared).ok_or_else(full),
-                    false => self.beside.take(&caller.principal, 1, is_shared).ok_or_else(full),
+                    _ if listens => self.stream_permits.try_acquire(&caller.principal, 1, is_shared).ok_or_else(full),
+                    false => self.message_permits.try_acquire(&caller.principal, 1, is_shared).ok_or_else(full),
                     true => seats(1),
                 };
                 let seat = Arc::new(taken?);
-                if let Some(raw) = message.raw.take() {
+                if let Some(raw) = message.raw_arguments.take() {
                     parts.extensions.insert(raw);
                     parts.headers.remove(CONTENT_LENGTH);
                 }
-                if self.door.prune(&running, &caller, asked.agent.as_deref(), &mut message) {
+                if self.server.filter_subscriptions(&running, &caller, asked.agent.as_deref(), &mut message) {
                     parts.headers.remove(CONTENT_LENGTH);
                 }
                 parts.extensions.insert(caller.clone());
@@ -185,40 +196,40 @@ impl Http {
                 let answer = match Straight::of(&running, &parts, &mut message.value) {
                     Some(call) => call.answer(self, parts).await,
                     None => {
-                        let opens = opens_session(&parts.headers, &message.value);
+                        let opens = is_session_start(&parts.headers, &message.value);
                         let request = Request::from_parts(parts, Full::new(message.text));
                         match opens {
                             true => self.open_session(&running, request, &caller, asked.agent.as_deref()).await?,
-                            false => self.handle(request, &caller, asked.agent.as_deref()).await,
+                            false => self.handle_mcp(request, &caller, asked.agent.as_deref()).await,
                         }
                     }
                 };
                 // The response body holds the permit until it is sent.
-                Ok(answer.map(|body| Seated { body, _seat: seat, _hold: hold }.boxed()))
+                Ok(answer.map(|body| Seated { body, _permit: seat, _keep_alive: hold }.boxed()))
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
-                let counted = self.gateway.count();
-                let text = self.collect(&running, &parts, body).await?;
+                let counted = self.gateway.count_call();
+                let text = self.read_body(&running, &parts, body).await?;
                 let seat = seats(1)?;
-                let (verb, context) = ((*verb).to_owned(), crate::trace::of_headers(&parts));
+                let (verb, context) = ((*verb).to_owned(), crate::trace::context_from_headers(&parts));
                 // Hooks may take long. The task continues and holds its permit if the client
                 // disconnects.
                 let work = async move {
                     let (_counted, _seat) = (counted, seat);
-                    crate::api::call(&running, &verb, &caller, &parts, &text).with_context(context).await
+                    crate::api::handle_decision_request(&running, &verb, &caller, &parts, &text).with_context(context).await
                 };
                 match tokio::spawn(work).await {
-                    Ok(Ok(answer)) => Ok(json_answer(StatusCode::OK, &answer)),
-                    Ok(Err((status, told))) => Err(Box::new(json_answer(status, &told))),
-                    Err(_) => Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, "cannot answer the request: internal error", None)),
+                    Ok(Ok(answer)) => Ok(json_response(StatusCode::OK, &answer)),
+                    Ok(Err((status, told))) => Err(Box::new(json_response(status, &told))),
+                    Err(_) => Err(error_response(StatusCode::INTERNAL_SERVER_ERROR, "cannot answer the request: internal error", None)),
                 }
             }
             ["v1", "calls", "check" | "report"] => {
-                let mut answer = refusal(StatusCode::METHOD_NOT_ALLOWED, "use POST", None);
+                let mut answer = error_response(StatusCode::METHOD_NOT_ALLOWED, "use POST", None);
                 answer.headers_mut().insert(ALLOW, http::HeaderValue::from_static("POST"));
                 Err(answer)
             }
-            _ => Err(refusal(StatusCode::NOT_FOUND, "unknown path; use /mcp", None)),
+            _ => Err(error_response(StatusCode::NOT_FOUND, "unknown path; use /mcp", None)),
         }
     }
 
@@ -228,11 +239,11 @@ impl Http {
         // hyper rejects two different `Content-Length` headers, and ignores them beside chunked
         // encoding.
         if !once(&HOST) || !once(&TRANSFER_ENCODING) || !once(&ORIGIN) || !once(&CONTENT_TYPE) {
-            return Err(refusal(StatusCode::BAD_REQUEST, "duplicate header", None));
+            return Err(error_response(StatusCode::BAD_REQUEST, "duplicate header", None));
         }
         // Bodies are not decompressed.
         if parts.headers.contains_key(CONTENT_ENCODING) {
-            return Err(refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "compressed requests are not supported", None));
+            return Err(error_response(StatusCode::UNSUPPORTED_MEDIA_TYPE, "compressed requests are not supported", None));
         }
         let allowed = &self.mcp.config.allowed_hosts;
         let host =
@@ -243,74 +254,75 @@ impl Http {
             allowed.iter().any(|known| known.eq_ignore_ascii_case(bare) || known.eq_ignore_ascii_case(host.as_str()))
         });
         if !known {
-            return Err(refusal(StatusCode::FORBIDDEN, "unknown `Host` header; add it to `hosts` in `[gateway]`", None));
+            return Err(error_response(StatusCode::FORBIDDEN, "unknown `Host` header; add it to `hosts` in `[gateway]`", None));
         }
-        if parts.headers.get(ORIGIN).is_some_and(|origin| !self.admits(origin)) {
-            return Err(refusal(StatusCode::FORBIDDEN, "origin not allowed; add it to `origins` in `[gateway]`", None));
+        if parts.headers.get(ORIGIN).is_some_and(|origin| !self.is_allowed_origin(origin)) {
+            return Err(error_response(StatusCode::FORBIDDEN, "origin not allowed; add it to `origins` in `[gateway]`", None));
         }
         Ok(())
     }
 
-    async fn let_in(&self, running: &Running, parts: &Parts, words: &[&str]) -> Result<Caller, Box<Answer>> {
-        let found = running.keys.caller(&parts.headers, self.gateway.principal()).await;
-        found.map_err(|why| resource::challenge(running, parts, words, why))
+    async fn authenticate(&self, running: &Running, parts: &Parts, words: &[&str]) -> Result<Caller, Box<Answer>> {
+        let found = running.authenticator.authenticate(&parts.headers, self.gateway.default_principal()).await;
+        found.map_err(|why| resource::unauthorized_response(running, parts, words, why))
     }
 
     /// Serves the metrics of all agents to callers that may see all of them.
-    fn metrics(&self, running: &Running, caller: &Caller) -> Result<Answer, Box<Answer>> {
-        if !identity::sees_all(running, caller) {
+    fn metrics_response(&self, running: &Running, caller: &Caller) -> Result<Answer, Box<Answer>> {
+        if !identity::can_see_all(running, caller) {
             let why = "metrics cover all agents and tools; use a token that may see all of them";
-            return Err(refusal(StatusCode::FORBIDDEN, why, None));
+            return Err(error_response(StatusCode::FORBIDDEN, why, None));
         }
-        let mut answer = text(StatusCode::OK, &self.gateway.0.metrics.text(&self.gateway.health()));
+        let mut answer = text_response(StatusCode::OK, &self.gateway.0.metrics.export(&self.gateway.health()));
         let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static(kind));
         Ok(answer)
     }
 
     /// Counts a request against the rate limit of a caller.
-    fn hold_rate(&self, running: &Running, caller: &Caller) -> Result<(), Box<Answer>> {
+    fn check_rate_limit(&self, running: &Running, caller: &Caller) -> Result<(), Box<Answer>> {
         let Some(rate) = running.settings.rate else { return Ok(()) };
-        let mut rates = lock(&self.rates);
+        let mut rates = lock(&self.request_times);
         let now = Instant::now();
         if rates.len() > 10_000 {
             rates.retain(|_, asked| asked.back().is_some_and(|last| now.duration_since(*last) < rate.per));
         }
-        let asked = recent(&mut rates, &caller.principal, rate.per, now);
+        let asked = recent_requests(&mut rates, &caller.principal, rate.per, now);
         if asked.len() >= rate.calls as usize {
             let wait = asked.front().map_or(rate.per, |first| rate.per.saturating_sub(now.duration_since(*first)));
-            return Err(refusal(StatusCode::TOO_MANY_REQUESTS, HASTY, Some(wait.as_secs() + 1)));
+            return Err(error_response(StatusCode::TOO_MANY_REQUESTS, HASTY, Some(wait.as_secs() + 1)));
         }
         asked.push_back(now);
         Ok(())
     }
 
     /// Passes a request to the library, with the agent for its `get_tool`.
-    pub(crate) async fn handle(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> Answer {
-        let agent = identity::agent(&self.gateway.running(), caller, agent).ok().map(|agent| (agent, caller.principal.clone()));
-        let session = request.headers().get("mcp-session-id").filter(|_| !is_newer(request.headers())).cloned();
+    pub(crate) async fn handle_mcp(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> Answer {
+        let agent =
+            identity::resolve_agent(&self.gateway.active_config(), caller, agent).ok().map(|agent| (agent, caller.principal.clone()));
+        let session = request.headers().get("mcp-session-id").filter(|_| !is_modern_request(request.headers())).cloned();
         let answer = AGENT.scope(agent, self.mcp.handle(request)).await;
-        self.said_in(session.as_ref(), answer)
+        self.replace_ended_session_error(session.as_ref(), answer)
     }
 
     /// Reads the body of a request, within limits for size and time.
-    async fn collect(&self, running: &Running, parts: &Parts, body: Incoming) -> Result<Bytes, Box<Answer>> {
+    async fn read_body(&self, running: &Running, parts: &Parts, body: Incoming) -> Result<Bytes, Box<Answer>> {
         if parts.method != Method::POST {
             return Ok(Bytes::new());
         }
-        let most = running.settings.max_request;
-        let mut held = Held::new(&self.arriving);
+        let most = running.settings.max_request_bytes;
+        let mut held = Held::new(&self.arriving_bytes);
         let mut body = Limited::new(body, most);
         let collect = async {
             let mut bytes = Vec::new();
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
-                    true => refusal(StatusCode::PAYLOAD_TOO_LARGE, &format!("the request is larger than {most} bytes"), None),
-                    false => refusal(StatusCode::BAD_REQUEST, "the request body is incomplete", None),
+                    true => error_response(StatusCode::PAYLOAD_TOO_LARGE, &format!("the request is larger than {most} bytes"), None),
+                    false => error_response(StatusCode::BAD_REQUEST, "the request body is incomplete", None),
                 })?;
                 if let Ok(chunk) = frame.into_data() {
-                    if !held.takes(chunk.len()) {
-                        return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "too many bytes of requests are arriving", Some(1)));
+                    if !held.try_add(chunk.len()) {
+                        return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "too many bytes of requests are arriving", Some(1)));
                     }
                     bytes.extend_from_slice(&chunk);
                 }
@@ -318,12 +330,12 @@ impl Http {
             Ok(Bytes::from(bytes))
         };
         let collected = tokio::time::timeout(PATIENCE, collect).await;
-        collected.map_err(|_| refusal(StatusCode::REQUEST_TIMEOUT, "the request body took too long to arrive", None))?
+        collected.map_err(|_| error_response(StatusCode::REQUEST_TIMEOUT, "the request body took too long to arrive", None))?
     }
 }
 
 /// Returns the times of the requests of a principal that still count.
-fn recent<'r>(rates: &'r mut Rates, principal: &str, per: Duration, now: Instant) -> &'r mut VecDeque<Instant> {
+fn recent_requests<'r>(rates: &'r mut Rates, principal: &str, per: Duration, now: Instant) -> &'r mut VecDeque<Instant> {
     let asked = rates.entry(principal.to_owned()).or_default();
     while asked.front().is_some_and(|first| now.duration_since(*first) >= per) {
         asked.pop_front();
@@ -332,7 +344,7 @@ fn recent<'r>(rates: &'r mut Rates, principal: &str, per: Duration, now: Instant
 }
 
 /// Returns whether a request is of 2026-07-28 or later.
-fn is_newer(headers: &HeaderMap) -> bool {
+fn is_modern_request(headers: &HeaderMap) -> bool {
     headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= crate::MODERN.as_bytes())
 }
 
@@ -342,31 +354,31 @@ fn own_origins(address: SocketAddr) -> impl Iterator<Item = String> {
     ["localhost", "127.0.0.1", "[::1]"].into_iter().map(move |host| format!("http://{host}:{port}"))
 }
 
-fn body(text: impl Into<Bytes>) -> BoxBody<Bytes, Infallible> {
+fn full_body(text: impl Into<Bytes>) -> BoxBody<Bytes, Infallible> {
     Full::new(text.into()).boxed()
 }
 
-fn text(status: StatusCode, said: &str) -> Answer {
-    let mut answer = Response::new(body(said.to_owned()));
+fn text_response(status: StatusCode, said: &str) -> Answer {
+    let mut answer = Response::new(full_body(said.to_owned()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("text/plain; charset=utf-8"));
     answer
 }
 
-pub(crate) fn json_answer(status: StatusCode, said: &Value) -> Answer {
-    let mut answer = Response::new(body(said.to_string()));
+pub(crate) fn json_response(status: StatusCode, said: &Value) -> Answer {
+    let mut answer = Response::new(full_body(said.to_string()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
     answer
 }
 
 /// Builds the response to a message that is not a valid request.
-fn rejected(code: ErrorCode, id: Value, why: &str) -> Box<Answer> {
-    Box::new(json_answer(StatusCode::BAD_REQUEST, &misread::rejection(code, id, why)))
+fn rejection_response(code: ErrorCode, id: Value, why: &str) -> Box<Answer> {
+    Box::new(json_response(StatusCode::BAD_REQUEST, &misread::rejection(code, id, why)))
 }
 
-fn refusal(status: StatusCode, why: &str, retry: Option<u64>) -> Box<Answer> {
-    let mut answer = json_answer(status, &json!({"error": why}));
+fn error_response(status: StatusCode, why: &str, retry: Option<u64>) -> Box<Answer> {
+    let mut answer = json_response(status, &json!({"error": why}));
     if let Some(seconds) = retry {
         answer.headers_mut().insert(RETRY_AFTER, seconds.into());
     }

@@ -30,10 +30,10 @@ pub(crate) enum SseError {
     Status(u16, Option<u64>),
     /// The connection could not be opened.
     #[error("cannot connect: {0}")]
-    Nobody(String),
+    NotConnected(String),
     /// The message may have arrived.
     #[error("{0}")]
-    Unclear(String),
+    Unknown(String),
 }
 
 impl SseTransport {
@@ -46,7 +46,8 @@ impl SseTransport {
         let base: Url = url.parse().map_err(|error| format!("`url` is not a valid URL: {error}"))?;
         let mut headers: HeaderMap = custom.into_iter().collect();
         if let Some(token) = token {
-            let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| "the token is not a valid header value".to_owned())?;
+            let mut value =
+                HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| "the token is not a valid header value".to_owned())?;
             value.set_sensitive(true);
             headers.insert(reqwest::header::AUTHORIZATION, value);
         }
@@ -55,7 +56,7 @@ impl SseTransport {
         if !answer.status().is_success() {
             return Err(format!("the server answered with status {}", answer.status().as_u16()));
         }
-        let mut events = crate::bounded::events(answer.bytes_stream());
+        let mut events = crate::bounded::bounded_events(answer.bytes_stream());
         let endpoint = async {
             while let Some(Ok(event)) = events.next().await {
                 if event.event.as_deref() == Some("endpoint") {
@@ -91,14 +92,14 @@ impl Transport<RoleClient> for SseTransport {
         let body = serde_json::to_vec(&item);
         let request = self.client.post(self.post.clone()).headers(self.headers.clone()).header(CONTENT_TYPE, "application/json");
         async move {
-            let body = body.map_err(|error| SseError::Unclear(error.to_string()))?;
+            let body = body.map_err(|error| SseError::Unknown(error.to_string()))?;
             let answer = request.body(body).send().await.map_err(|error| {
                 let (nobody, said) = (error.is_connect(), error.without_url().to_string());
-                if nobody { SseError::Nobody(said) } else { SseError::Unclear(said) }
+                if nobody { SseError::NotConnected(said) } else { SseError::Unknown(said) }
             })?;
             match answer.status().is_success() {
                 true => Ok(()),
-                false => Err(SseError::Status(answer.status().as_u16(), crate::http::wait_of(answer.headers()))),
+                false => Err(SseError::Status(answer.status().as_u16(), crate::http::retry_after_ms(answer.headers()))),
             }
         }
     }

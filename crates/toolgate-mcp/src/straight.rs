@@ -72,12 +72,12 @@ impl Straight {
         let known = |key: &String| matches!(key.as_str(), "name" | "arguments" | "_meta");
         let arguments = params.get("arguments").is_none_or(Value::is_object);
         let name = params.get("name")?.as_str()?.to_owned();
-        let plain = crate::is_plain_name(&name) && is("mcp-name", &name);
+        let plain = crate::is_header_safe_name(&name) && is("mcp-name", &name);
         if !arguments || !plain || !params.keys().all(known) {
             return None;
         }
         // Only what its caller sees goes the other way, which can be told from this one.
-        if running.in_headers.contains(&name) && Self::is_in_headers(running, parts, &name) {
+        if running.header_tools.contains(&name) && Self::is_in_headers(running, parts, &name) {
             return None;
         }
         let meta = params.get("_meta")?.as_object()?;
@@ -100,8 +100,8 @@ impl Straight {
     fn is_in_headers(running: &Running, parts: &Parts, name: &str) -> bool {
         let Some(caller) = parts.extensions.get::<Caller>() else { return true };
         let asked = parts.extensions.get::<Asked>().and_then(|asked| asked.agent.as_deref());
-        let schema = identity::tool(running, caller, asked, name).and_then(Spec::input_schema);
-        schema.is_some_and(crate::speaks_in_headers)
+        let schema = identity::find_visible_tool(running, caller, asked, name).and_then(Spec::input_schema);
+        schema.is_some_and(crate::has_header_arguments)
     }
 
     /// Makes the call, and answers.
@@ -124,16 +124,16 @@ impl Straight {
 
     async fn work(self, http: Arc<Http>, parts: Parts, tell: mpsc::Sender<ServerNotification>) -> Said {
         let client = Client {
-            id: Client::name(&self.id),
+            id: Client::format_id(&self.id),
             meta: &self.meta,
             parts: Some(&parts),
-            raw: parts.extensions.get(),
+            raw_arguments: parts.extensions.get(),
             capabilities: Some(self.capabilities),
-            modern: true,
-            gone: &http.gateway.0.closed,
-            ear: Ear::Answer(&tell),
+            is_modern: true,
+            disconnected: &http.gateway.0.closed,
+            channel: Ear::ResponseStream(&tell),
         };
-        let said = http.door.call(self.request, &client).await;
+        let said = http.server.handle_call(self.request, &client).await;
         Said { id: self.id, said }
     }
 }

@@ -35,19 +35,19 @@ impl Injector for To<'_> {
 }
 
 /// Returns the trace context in the headers of a request.
-pub(crate) fn of_headers(parts: &Parts) -> Context {
+pub(crate) fn context_from_headers(parts: &Parts) -> Context {
     opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(None, Some(parts))))
 }
 
 /// Returns the trace context of a request.
-pub(crate) fn of(client: &Client<'_>) -> Context {
+pub(crate) fn context_of_request(client: &Client<'_>) -> Context {
     opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(Some(client.meta), client.parts)))
 }
 
 /// Writes the current trace context into metadata for an upstream.
 ///
 /// Without a tracer, the values of the client stay.
-pub(crate) fn tell(meta: &mut RequestMetaObject) {
+pub(crate) fn inject_trace_context(meta: &mut RequestMetaObject) {
     let context = tracing::Span::current().context();
     opentelemetry::global::get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut To(meta)));
 }

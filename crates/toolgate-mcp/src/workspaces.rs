@@ -26,16 +26,16 @@ impl Workspaces {
         if config.workspaces().next().is_none() {
             return Ok(config);
         }
-        let own: BTreeSet<PathBuf> = own.iter().map(|path| leads_to(path)).collect();
+        let own: BTreeSet<PathBuf> = own.iter().map(|path| resolve_path(path)).collect();
         let (this, store, runtime) = (Arc::clone(self), Arc::clone(store), tokio::runtime::Handle::current());
         let opening = tokio::task::spawn_blocking(move || {
             let committed = |call| runtime.block_on(store.has_succeeded(call)).map_err(io::Error::other);
-            config.with_workspaces(|root| this.one(root, store.home(), &own, committed))
+            config.with_workspaces(|root| this.open_workspace(root, store.home(), &own, committed))
         });
         opening.await.map_err(io::Error::other)
     }
 
-    fn one(
+    fn open_workspace(
         &self,
         root: &Path,
         home: Option<&Path>,
@@ -70,7 +70,7 @@ impl Workspaces {
 }
 
 /// Resolves a path as far as it exists.
-fn leads_to(path: &Path) -> PathBuf {
+fn resolve_path(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let there = path.ancestors().find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)));
     match there {

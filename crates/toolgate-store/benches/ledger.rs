@@ -67,14 +67,14 @@ fn finish(row: Arc<Row>, durable: bool) -> Box<Finish> {
         version: 0,
         changes: None,
         revoked: Vec::new(),
-        seen: None,
+        provenance: None,
         logs: Vec::new(),
-        settle: Settle::Done,
+        resolution: Settle::Done,
         outcome: None,
         spent: None,
         outputs: Vec::new(),
         ended: None,
-        durable,
+        is_durable: durable,
     })
 }
 
@@ -107,7 +107,7 @@ fn intent() -> (Box<Intent>, Vec<Charge>) {
 }
 
 /// Runs an operation many times in parallel tasks, and returns each duration in nanoseconds.
-async fn at_once<F: Future<Output = ()> + Send + 'static>(
+async fn time_in_parallel<F: Future<Output = ()> + Send + 'static>(
     store: &Arc<SqliteStore>,
     times: usize,
     tasks: usize,
@@ -134,7 +134,7 @@ async fn at_once<F: Future<Output = ()> + Send + 'static>(
 }
 
 /// Measures the disk: the durations of a write with `fdatasync`, in nanoseconds.
-fn raw(directory: &Path, bytes: usize, times: usize) -> Vec<f64> {
+fn time_raw_writes(directory: &Path, bytes: usize, times: usize) -> Vec<f64> {
     let mut file = std::fs::File::create(directory.join("floor")).unwrap();
     let block = vec![7u8; bytes];
     let mut took = Vec::new();
@@ -148,7 +148,7 @@ fn raw(directory: &Path, bytes: usize, times: usize) -> Vec<f64> {
 }
 
 /// Measures SQLite alone: rows per second in one table without an index, with the same batches.
-fn bare(sql: &rusqlite::Connection, bytes: usize, rows: usize, transactions: usize) -> f64 {
+fn bare_sqlite_rate(sql: &rusqlite::Connection, bytes: usize, rows: usize, transactions: usize) -> f64 {
     sql.execute_batch(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000;
          CREATE TABLE IF NOT EXISTS ledger (seq INTEGER PRIMARY KEY, body TEXT NOT NULL) STRICT",
@@ -168,28 +168,28 @@ fn bare(sql: &rusqlite::Connection, bytes: usize, rows: usize, transactions: usi
     rows as f64 / begun.elapsed().as_secs_f64()
 }
 
-async fn one_row(store: Arc<SqliteStore>) {
+async fn commit_one_row(store: Arc<SqliteStore>) {
     let n = NEXT.load(Ordering::Relaxed) as usize;
     store.finish(finish(row(n % 512, n % 10_000), true)).await.unwrap().unwrap();
 }
 
-async fn one_claim(store: Arc<SqliteStore>) {
+async fn begin_one_claim(store: Arc<SqliteStore>) {
     let (intent, charges) = intent();
     store.begin(intent, &charges, None, Timestamp::now()).await.unwrap().unwrap();
 }
 
-async fn rows_per_second(directory: &Path, name: &str, tasks: usize, rows: usize) -> [Line; 2] {
+async fn measure_rows(directory: &Path, name: &str, tasks: usize, rows: usize) -> [Line; 2] {
     let store = Arc::new(SqliteStore::open(directory.join(format!("rows-{tasks}.db"))).unwrap());
-    at_once(&store, tasks * 4, tasks, one_row).await;
+    time_in_parallel(&store, tasks * 4, tasks, commit_one_row).await;
     let (mut values, mut bares, mut floors, mut batch) = (Vec::new(), Vec::new(), Vec::new(), 0.0);
     let bytes = row(1, 1).canonical().unwrap().len();
     let alone = rusqlite::Connection::open(directory.join(format!("bare-{tasks}.db"))).unwrap();
-    bare(&alone, bytes, tasks * 4, 4);
+    bare_sqlite_rate(&alone, bytes, tasks * 4, 4);
     for _ in 0..3 {
         // Only the store is measured, so the rows are prepared before.
         let mut ready: Vec<Vec<Box<Finish>>> = (0..tasks).map(|_| Vec::new()).collect();
         (0..rows).for_each(|n| ready[n % tasks].push(finish(row(n % tasks, n % 10_000), true)));
-        let before = store.transactions();
+        let before = store.transaction_count();
         let begun = Instant::now();
         let callers = ready.into_iter().map(|rows| {
             let store = Arc::clone(&store);
@@ -203,11 +203,11 @@ async fn rows_per_second(directory: &Path, name: &str, tasks: usize, rows: usize
             caller.await.unwrap();
         }
         values.push(rows as f64 / begun.elapsed().as_secs_f64());
-        let transactions = (store.transactions() - before) as usize;
+        let transactions = (store.transaction_count() - before) as usize;
         batch = rows as f64 / transactions as f64;
-        let floor: f64 = raw(directory, bytes * rows / transactions, transactions).iter().sum();
+        let floor: f64 = time_raw_writes(directory, bytes * rows / transactions, transactions).iter().sum();
         floors.push(rows as f64 / (floor / 1e9));
-        bares.push(bare(&alone, bytes, rows, transactions));
+        bares.push(bare_sqlite_rate(&alone, bytes, rows, transactions));
     }
     let note = format!(
         "durable rows of {bytes} bytes, {batch:.1} per transaction, {tasks} callers; floor: write and fdatasync of the same batches"
@@ -218,20 +218,20 @@ async fn rows_per_second(directory: &Path, name: &str, tasks: usize, rows: usize
 }
 
 /// Measures the maximum throughput, and the throughput with few parallel writers.
-async fn all_rows_per_second(directory: &Path) -> Vec<Line> {
+async fn measure_all_rows(directory: &Path) -> Vec<Line> {
     let mut lines = Vec::new();
     for (name, tasks, rows) in [("", 512, 40_960), ("_c1", 1, 1_000), ("_c8", 8, 8_000), ("_c64", 64, 32_000)] {
-        lines.extend(rows_per_second(directory, &format!("ledger_rows_per_s{name}"), tasks, rows).await);
+        lines.extend(measure_rows(directory, &format!("ledger_rows_per_s{name}"), tasks, rows).await);
     }
     lines
 }
 
-async fn claims(directory: &Path, tasks: usize, times: usize) -> Line {
+async fn measure_claims(directory: &Path, tasks: usize, times: usize) -> Line {
     let store = Arc::new(SqliteStore::open(directory.join(format!("claims-{tasks}.db"))).unwrap());
-    at_once(&store, tasks * 20, tasks, one_claim).await;
-    let took = at_once(&store, times, tasks, one_claim).await;
+    time_in_parallel(&store, tasks * 20, tasks, begin_one_claim).await;
+    let took = time_in_parallel(&store, times, tasks, begin_one_claim).await;
     let bytes = row(1, 1).canonical().unwrap().len() + 500;
-    let floor = raw(directory, bytes, 500);
+    let floor = time_raw_writes(directory, bytes, 500);
     let note = format!("a durable claim with one limit, {tasks} in parallel; floor: write and fdatasync of one claim");
     line(&format!("claim_latency_c{tasks}"), "µs", median(took) / 1e3, median(floor) / 1e3, &note)
 }
@@ -249,7 +249,7 @@ fn line(name: &str, unit: &str, value: f64, floor: f64, note: &str) -> Line {
 }
 
 /// Fills a ledger with rows of 100,000 sessions and 10,000 customers.
-async fn fill(path: &Path, rows: usize) {
+async fn fill_ledger(path: &Path, rows: usize) {
     let store = Arc::new(SqliteStore::open(path).unwrap());
     let mut handles = Vec::new();
     for task in 0..1_024 {
@@ -265,14 +265,14 @@ async fn fill(path: &Path, rows: usize) {
     }
 }
 
-fn query(path: &Path) -> Line {
+fn measure_query(path: &Path) -> Line {
     let ledger = Ledger::open(path).unwrap();
     let (mut values, mut floors) = (Vec::new(), Vec::new());
     let sql = rusqlite::Connection::open(path).unwrap();
     for n in 0..200 {
         let customer = format!("C-{}", (n * 37) % 10_000);
         let filter =
-            Filter { entity: Some(("customer_id".to_owned(), customer.into())), most: Some(100), newest_first: true, ..Filter::default() };
+            Filter { entity: Some(("customer_id".to_owned(), customer.into())), limit: Some(100), newest_first: true, ..Filter::default() };
         let begun = Instant::now();
         let found = ledger.find(&filter).unwrap();
         values.push(begun.elapsed().as_nanos() as f64);
@@ -290,7 +290,7 @@ fn query(path: &Path) -> Line {
     line("query_by_customer_1m", "ms", median(values) / 1e6, median(floors) / 1e6, note)
 }
 
-fn resident() -> f64 {
+fn resident_megabytes() -> f64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: f64 = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0.0);
     pages * 4096.0 / 1e6
@@ -303,10 +303,10 @@ async fn open_and_enter(path: &Path, n: usize) -> SqliteStore {
     let enter = Enter {
         key: &key,
         digest: Digest::of(b"call"),
-        recall: &[],
-        counts: true,
+        dedup_keys: &[],
+        counts_repetition: true,
         polling: None,
-        hold: Some((true, Duration::from_secs(5))),
+        lock: Some((true, Duration::from_secs(5))),
         now: Timestamp::now(),
     };
     assert!(store.enter(enter).await.unwrap().is_some());
@@ -314,19 +314,19 @@ async fn open_and_enter(path: &Path, n: usize) -> SqliteStore {
 }
 
 /// Measures the memory of opening a store in a new process, in MB.
-fn memory(path: &Path) -> f64 {
+fn measure_open_memory(path: &Path) -> f64 {
     let output = std::process::Command::new(std::env::current_exe().unwrap()).env("LEDGER_OPEN", path).output().unwrap();
     String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
 }
 
-async fn open(path: &Path) -> Line {
+async fn measure_open(path: &Path) -> Line {
     let (mut values, mut floors, mut grown) = (Vec::new(), Vec::new(), Vec::new());
     for n in 0..11 {
         let begun = Instant::now();
         let store = open_and_enter(path, n).await;
         values.push(begun.elapsed().as_nanos() as f64);
         drop(store);
-        grown.push(memory(path));
+        grown.push(measure_open_memory(path));
         let session = format!("conversation-{}", n * 9_001);
         let begun = Instant::now();
         let sql = rusqlite::Connection::open(path).unwrap();
@@ -341,7 +341,7 @@ async fn open(path: &Path) -> Line {
 }
 
 /// Measures a whole call of a read tool, in a new session and after many calls.
-async fn calls(directory: std::path::PathBuf) -> Line {
+async fn measure_calls(directory: std::path::PathBuf) -> Line {
     let schema = json!({"type": "object", "properties": {"customer": {"type": "string"}}, "required": ["customer"]});
     let look = Tool::dynamic("look", "Looks.", schema, |_, _| async { Ok(json!({"active": true})) })
         .effect(toolgate::Effect::Read)
@@ -372,10 +372,10 @@ async fn calls(directory: std::path::PathBuf) -> Line {
 
 fn main() {
     if let Some(path) = std::env::var_os("LEDGER_OPEN") {
-        let before = resident();
+        let before = resident_megabytes();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let store = runtime.block_on(open_and_enter(Path::new(&path), 3));
-        println!("{:.3}", resident() - before);
+        println!("{:.3}", resident_megabytes() - before);
         drop(store);
         return;
     }
@@ -384,24 +384,24 @@ fn main() {
     runtime.block_on(async {
         // `cargo bench --bench ledger -- rows` measures one thing.
         match std::env::args().nth(1).as_deref() {
-            Some("rows") => return write(all_rows_per_second(directory.path()).await),
-            Some("calls") => return write(vec![tokio::spawn(calls(directory.path().to_owned())).await.unwrap()]),
+            Some("rows") => return write(measure_all_rows(directory.path()).await),
+            Some("calls") => return write(vec![tokio::spawn(measure_calls(directory.path().to_owned())).await.unwrap()]),
             _ => {}
         }
-        let mut lines = all_rows_per_second(directory.path()).await;
-        lines.push(claims(directory.path(), 1, 1_000).await);
-        lines.push(claims(directory.path(), 64, 12_800).await);
-        lines.push(tokio::spawn(calls(directory.path().to_owned())).await.unwrap());
+        let mut lines = measure_all_rows(directory.path()).await;
+        lines.push(measure_claims(directory.path(), 1, 1_000).await);
+        lines.push(measure_claims(directory.path(), 64, 12_800).await);
+        lines.push(tokio::spawn(measure_calls(directory.path().to_owned())).await.unwrap());
         let path = directory.path().join("million.db");
         let begun = Instant::now();
-        fill(&path, 1_000_000).await;
+        fill_ledger(&path, 1_000_000).await;
         println!(
             "wrote a million rows in {:.0} s, {:.0} MB",
             begun.elapsed().as_secs_f64(),
             std::fs::metadata(&path).unwrap().len() as f64 / 1e6
         );
-        lines.push(query(&path));
-        lines.push(open(&path).await);
+        lines.push(measure_query(&path));
+        lines.push(measure_open(&path).await);
         write(lines);
     });
 }

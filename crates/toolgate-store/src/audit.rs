@@ -16,17 +16,17 @@ use toolgate::{BacktestPlace, CallId, Decision, Row, SessionKey};
 
 use crate::fault::{Done, Fault};
 use crate::flaw::Flaw;
-use crate::home::Home;
+use crate::home::StateDir;
 use crate::keys::Keys;
-use crate::ledger::{digest, nanos, signed, spelling, unsigned};
+use crate::ledger::{entity_index_key, parse_digest, to_i64, to_nanos, to_u64};
 use crate::open;
-use crate::tx::at_once;
+use crate::tx::read_transaction;
 
 /// A ledger that is open for reading. Other processes may write to it meanwhile.
 pub struct Ledger {
     path: PathBuf,
     pub(crate) sql: Connection,
-    pub(crate) home: Home,
+    pub(crate) state_dir: StateDir,
 }
 
 /// A row with its position in the ledger.
@@ -56,7 +56,7 @@ pub struct Filter {
     /// Rows of this agent.
     pub agent: Option<String>,
     /// Rows of other agents than this one.
-    pub without_agent: Option<String>,
+    pub excluded_agent: Option<String>,
     /// Rows of this principal.
     pub principal: Option<String>,
     /// Rows of sessions with this name.
@@ -70,9 +70,9 @@ pub struct Filter {
     /// Rows with this entity (name and value). A redacted value is found by its mark.
     pub entity: Option<(String, Value)>,
     /// Rows after this sequence number.
-    pub after: Option<u64>,
+    pub after_seq: Option<u64>,
     /// At most this many rows.
-    pub most: Option<usize>,
+    pub limit: Option<usize>,
     /// Whether the newest row comes first.
     pub newest_first: bool,
 }
@@ -85,7 +85,7 @@ impl Ledger {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         // The state directory is beside the file itself, not beside a symbolic link to it.
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
-        Self::open_beside(&path, &crate::home::beside(&path))
+        Self::open_with_state_dir(&path, &crate::home::state_dir_for(&path))
     }
 
     /// Opens a ledger for verification. The error says whether the ledger is damaged or unreadable.
@@ -94,8 +94,8 @@ impl Ledger {
     /// As for [`Ledger::open`].
     pub fn open_to_verify(path: impl AsRef<Path>) -> Result<Self, Flaw> {
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
-        match open::reading(&path) {
-            Ok(sql) => Ok(Self { home: Home::visit(&crate::home::beside(&path)), path, sql }),
+        match open::open_readonly(&path) {
+            Ok(sql) => Ok(Self { state_dir: StateDir::visit(&crate::home::state_dir_for(&path)), path, sql }),
             Err(fault) => {
                 let what = format!("the ledger {}: {fault}", path.display());
                 Err(Flaw { what, ..Flaw::from(fault) })
@@ -107,13 +107,13 @@ impl Ledger {
     ///
     /// # Errors
     /// As for [`Ledger::open`].
-    pub fn open_beside(path: impl AsRef<Path>, state: &Path) -> Result<Self, StoreError> {
+    pub fn open_with_state_dir(path: impl AsRef<Path>, state: &Path) -> Result<Self, StoreError> {
         let path = path.as_ref();
-        let sql = open::reading(path).map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))?;
-        Ok(Self { path: path.to_owned(), sql, home: Home::visit(state) })
+        let sql = open::open_readonly(path).map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))?;
+        Ok(Self { path: path.to_owned(), sql, state_dir: StateDir::visit(state) })
     }
 
-    pub(crate) fn named<T>(&self, done: Done<T>) -> Result<T, StoreError> {
+    pub(crate) fn with_path<T>(&self, done: Done<T>) -> Result<T, StoreError> {
         done.map_err(|fault| StoreError(format!("the ledger {}: {fault}", self.path.display())))
     }
 
@@ -122,11 +122,11 @@ impl Ledger {
     /// # Errors
     /// The rows cannot be read, or `f` returns an error.
     pub fn query(&self, filter: &Filter, mut f: impl FnMut(Entry) -> Result<bool, StoreError>) -> Result<(), StoreError> {
-        let (text, values) = self.named(self.select(filter))?;
-        let mut statement = self.named(self.sql.prepare_cached(&text).map_err(Fault::from))?;
-        let mut rows = self.named(statement.query(params_from_iter(values)).map_err(Fault::from))?;
-        while let Some(row) = self.named(rows.next().map_err(Fault::from))? {
-            if !f(self.named(entry(row))?)? {
+        let (text, values) = self.with_path(self.build_query(filter))?;
+        let mut statement = self.with_path(self.sql.prepare_cached(&text).map_err(Fault::from))?;
+        let mut rows = self.with_path(statement.query(params_from_iter(values)).map_err(Fault::from))?;
+        while let Some(row) = self.with_path(rows.next().map_err(Fault::from))? {
+            if !f(self.with_path(parse_entry(row))?)? {
                 break;
             }
         }
@@ -151,19 +151,19 @@ impl Ledger {
     /// # Errors
     /// The rows cannot be counted.
     pub fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
-        let counted = self.select(filter).and_then(|(text, values)| {
+        let counted = self.build_query(filter).and_then(|(text, values)| {
             let text = format!("SELECT count(*) FROM ({text})");
-            Ok(unsigned(self.sql.query_row(&text, params_from_iter(values), |row| row.get(0))?))
+            Ok(to_u64(self.sql.query_row(&text, params_from_iter(values), |row| row.get(0))?))
         });
-        self.named(counted)
+        self.with_path(counted)
     }
 
-    fn select(&self, filter: &Filter) -> Done<(String, Vec<Sql>)> {
+    fn build_query(&self, filter: &Filter) -> Done<(String, Vec<Sql>)> {
         let (mut wanted, mut values): (Vec<String>, Vec<Sql>) = (Vec::new(), Vec::new());
         let mut from = "ledger AS l";
         if let Some((name, value)) = &filter.entity {
             from = "entities AS e CROSS JOIN ledger AS l ON l.seq = e.seq";
-            let spellings = self.spellings(name, value)?;
+            let spellings = self.entity_index_keys(name, value)?;
             wanted.push(format!("e.name = ? AND e.value IN ({})", vec!["?"; spellings.len()].join(", ")));
             values.push(name.clone().into());
             values.extend(spellings.into_iter().map(Sql::from));
@@ -175,9 +175,9 @@ impl Ledger {
             }
         };
         let seq = if filter.entity.is_some() { "e.seq" } else { "l.seq" };
-        want(&format!("{seq} > ?"), filter.after.map(|after| signed(after).into()));
-        want("l.at >= ?", filter.since.map(|at| nanos(at).into()));
-        want("l.at <= ?", filter.until.map(|at| nanos(at).into()));
+        want(&format!("{seq} > ?"), filter.after_seq.map(|after| to_i64(after).into()));
+        want("l.at >= ?", filter.since.map(|at| to_nanos(at).into()));
+        want("l.at <= ?", filter.until.map(|at| to_nanos(at).into()));
         want("l.tool = ?", filter.tool.clone().map(Into::into));
         want("l.decision = ?", filter.decision.map(|decision| decision.name().to_owned().into()));
         want("l.code = ?", filter.code.clone().map(Into::into));
@@ -189,13 +189,13 @@ impl Ledger {
             wanted.push(format!("l.session IN (SELECT id FROM sessions WHERE {})", named.join(" AND ")));
             values.extend(whose.into_iter().map(|(_, name)| Sql::from(name)));
         }
-        if let Some(agent) = &filter.without_agent {
+        if let Some(agent) = &filter.excluded_agent {
             wanted.push("l.session NOT IN (SELECT id FROM sessions WHERE agent = ?)".to_owned());
             values.push(agent.clone().into());
         }
         let wanted = if wanted.is_empty() { "1".to_owned() } else { wanted.join(" AND ") };
         let order = if filter.newest_first { "DESC" } else { "ASC" };
-        let most = filter.most.map_or(-1, |most| i64::try_from(most).unwrap_or(i64::MAX));
+        let most = filter.limit.map_or(-1, |most| i64::try_from(most).unwrap_or(i64::MAX));
         let text = format!("SELECT l.seq, l.n, l.hash, l.chain, l.body FROM {from} WHERE {wanted} ORDER BY {seq} {order} LIMIT {most}");
         Ok((text, values))
     }
@@ -203,16 +203,16 @@ impl Ledger {
     /// Returns the index keys of an entity value: as given, as a JSON literal, and redacted.
     ///
     /// Keys that are not in the index are left out, because a query with one key is faster.
-    fn spellings(&self, name: &str, value: &Value) -> Done<Vec<String>> {
-        let mut spellings = vec![spelling(value)];
+    fn entity_index_keys(&self, name: &str, value: &Value) -> Done<Vec<String>> {
+        let mut spellings = vec![entity_index_key(value)];
         if let Value::String(text) = value
             && let Ok(meant @ (Value::Number(_) | Value::Bool(_) | Value::Null)) = serde_json::from_str(text)
         {
-            spellings.push(spelling(&meant));
+            spellings.push(entity_index_key(&meant));
         }
-        if let Ok(key) = Keys::redaction(&self.home.keys()) {
+        if let Ok(key) = Keys::read_redaction_key(&self.state_dir.keys()) {
             let mark = toolgate::redact::mark(key, value);
-            spellings.extend(mark.map(|mark| spelling(&mark)));
+            spellings.extend(mark.map(|mark| entity_index_key(&mark)));
         }
         let mut there = Vec::new();
         for spelling in &spellings {
@@ -227,12 +227,12 @@ impl Ledger {
     ///
     /// # Errors
     /// The rows cannot be read.
-    pub fn show(&self, call: CallId) -> Result<Vec<Entry>, StoreError> {
+    pub fn rows_of_call(&self, call: CallId) -> Result<Vec<Entry>, StoreError> {
         let find = || -> Done<Vec<Entry>> {
             let columns = "seq, n, hash, chain, body";
             let mut statement = self.sql.prepare(&format!("SELECT {columns} FROM ledger WHERE call = ?1"))?;
             let mut rows = statement.query([call.as_bytes().as_slice()])?;
-            let mut found: Vec<Entry> = rows.next()?.map(entry).transpose()?.into_iter().collect();
+            let mut found: Vec<Entry> = rows.next()?.map(parse_entry).transpose()?.into_iter().collect();
             // The session of a pruned row is unknown, so search all sessions.
             let whose = if found.is_empty() { "?1 IS NOT NULL" } else { "session = (SELECT session FROM ledger WHERE call = ?1)" };
             let mut statement = self.sql.prepare(&format!(
@@ -240,18 +240,18 @@ impl Ledger {
             ))?;
             let mut rows = statement.query(params![call.as_bytes().as_slice(), call.to_string()])?;
             while let Some(row) = rows.next()? {
-                found.push(entry(row)?);
+                found.push(parse_entry(row)?);
             }
             Ok(found)
         };
-        self.named(at_once(&self.sql, |_| find()))
+        self.with_path(read_transaction(&self.sql, |_| find()))
     }
 
     /// Returns at most 5 calls whose ids begin or end with these hexadecimal digits.
     ///
     /// # Errors
     /// The rows cannot be read.
-    pub fn calls_named(&self, part: &str) -> Result<Vec<CallId>, StoreError> {
+    pub fn find_calls(&self, part: &str) -> Result<Vec<CallId>, StoreError> {
         let find = || -> Done<Vec<CallId>> {
             let digits: String = part.chars().filter(char::is_ascii_hexdigit).collect();
             let mut statement = self.sql.prepare("SELECT call FROM ledger WHERE hex(call) LIKE ?1 OR hex(call) LIKE ?2 LIMIT 5")?;
@@ -259,7 +259,7 @@ impl Ledger {
             let calls = calls.collect::<Result<Vec<_>, _>>()?;
             Ok(calls.into_iter().filter_map(|bytes| bytes.try_into().ok().map(CallId::from_bytes)).collect())
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns the names of entities in the ledger.
@@ -279,7 +279,7 @@ impl Ledger {
             }
             Ok(names)
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns the sessions with this name, or all sessions.
@@ -296,7 +296,7 @@ impl Ledger {
             })?;
             Ok(keys.collect::<Result<_, _>>()?)
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Counts the sessions of each agent, and for each of its tools the sessions that used it.
@@ -317,94 +317,99 @@ impl Ledger {
                 let mut rows = statement.query([])?;
                 while let Some(row) = rows.next()? {
                     let tool: Option<String> = if has_tool { row.get(2)? } else { None };
-                    found.push((row.get(0)?, tool, crate::ledger::unsigned(row.get(1)?)));
+                    found.push((row.get(0)?, tool, crate::ledger::to_u64(row.get(1)?)));
                 }
             }
             Ok(found)
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns the positions of an agent's rows in a period.
     ///
     /// # Errors
     /// The rows cannot be read.
-    pub fn index(&self, agent: &str, since: Option<Timestamp>, until: Option<Timestamp>) -> Result<Vec<BacktestPlace>, StoreError> {
+    pub fn backtest_places(
+        &self,
+        agent: &str,
+        since: Option<Timestamp>,
+        until: Option<Timestamp>,
+    ) -> Result<Vec<BacktestPlace>, StoreError> {
         let find = || -> Done<Vec<BacktestPlace>> {
             let mut statement = self.sql.prepare(
                 "SELECT seq, json_extract(body, '$.facts.after'), call FROM ledger
                  WHERE session IN (SELECT id FROM sessions WHERE agent = ?1) AND at >= ?2 AND at <= ?3 ORDER BY seq",
             )?;
-            let (since, until) = (since.map_or(i64::MIN, nanos), until.map_or(i64::MAX, nanos));
+            let (since, until) = (since.map_or(i64::MIN, to_nanos), until.map_or(i64::MAX, to_nanos));
             let rows = statement.query_map(params![agent, since, until], |row| {
-                let after = row.get::<_, Option<i64>>(1)?.map(unsigned);
-                Ok(BacktestPlace { seq: unsigned(row.get(0)?), after, call: CallId::from_bytes(row.get(2)?) })
+                let after = row.get::<_, Option<i64>>(1)?.map(to_u64);
+                Ok(BacktestPlace { seq: to_u64(row.get(0)?), after, call: CallId::from_bytes(row.get(2)?) })
             })?;
             Ok(rows.collect::<Result<_, _>>()?)
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns the digests of the configurations that decided an agent's calls in a period.
     ///
     /// # Errors
     /// The rows cannot be read.
-    pub fn configs(&self, agent: &str, since: Option<Timestamp>, until: Option<Timestamp>) -> Result<Vec<Digest>, StoreError> {
+    pub fn config_digests(&self, agent: &str, since: Option<Timestamp>, until: Option<Timestamp>) -> Result<Vec<Digest>, StoreError> {
         let find = || -> Done<Vec<Digest>> {
             let mut statement = self.sql.prepare(
                 "SELECT DISTINCT json_extract(body, '$.config') FROM ledger
                  WHERE session IN (SELECT id FROM sessions WHERE agent = ?1) AND at >= ?2 AND at <= ?3",
             )?;
-            let (since, until) = (since.map_or(i64::MIN, nanos), until.map_or(i64::MAX, nanos));
+            let (since, until) = (since.map_or(i64::MIN, to_nanos), until.map_or(i64::MAX, to_nanos));
             let rows = statement.query_map(params![agent, since, until], |row| row.get::<_, String>(0))?;
             rows.map(|config| Ok(serde_json::from_value(Value::String(config?))?)).collect()
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns the row with a sequence number.
     ///
     /// # Errors
     /// The row cannot be read.
-    pub fn row(&self, seq: u64) -> Result<Option<Row>, StoreError> {
+    pub fn find_row(&self, seq: u64) -> Result<Option<Row>, StoreError> {
         let find = || -> Done<Option<Row>> {
             let mut statement = self.sql.prepare_cached("SELECT body FROM ledger WHERE seq = ?1")?;
-            let mut rows = statement.query([signed(seq)])?;
+            let mut rows = statement.query([to_i64(seq)])?;
             let Some(row) = rows.next()? else { return Ok(None) };
             Ok(Some(serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?))
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns the sequence number of the last pruned row, or 0.
     ///
     /// # Errors
     /// The ledger cannot be read.
-    pub fn pruned_to(&self) -> Result<u64, StoreError> {
+    pub fn last_pruned_seq(&self) -> Result<u64, StoreError> {
         let find = || -> Done<u64> {
             let seq: Option<i64> = self.sql.query_row("SELECT max(seq) FROM prunes", [], |row| row.get(0))?;
-            Ok(seq.map_or(0, unsigned))
+            Ok(seq.map_or(0, to_u64))
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns the sequence number of the last row, or 0.
     ///
     /// # Errors
     /// The ledger cannot be read.
-    pub fn last(&self) -> Result<u64, StoreError> {
-        self.named(crate::ledger::tip(&self.sql)).map(|tip| tip.seq)
+    pub fn last_seq(&self) -> Result<u64, StoreError> {
+        self.with_path(crate::ledger::read_head(&self.sql)).map(|tip| tip.seq)
     }
 }
 
-pub(crate) fn entry(row: &rusqlite::Row<'_>) -> Done<Entry> {
-    let seq = unsigned(row.get(0)?);
-    let body = row.get_ref(4)?.as_str().map_err(|e| Fault::Said(format!("row {seq}: {e}")))?;
+pub(crate) fn parse_entry(row: &rusqlite::Row<'_>) -> Done<Entry> {
+    let seq = to_u64(row.get(0)?);
+    let body = row.get_ref(4)?.as_str().map_err(|e| Fault::Message(format!("row {seq}: {e}")))?;
     Ok(Entry {
         seq,
-        n: unsigned(row.get(1)?),
-        hash: digest(row.get_ref(2)?.as_blob().unwrap_or_default())?,
-        chain: digest(row.get_ref(3)?.as_blob().unwrap_or_default())?,
-        row: serde_json::from_str(body).map_err(|e| Fault::Said(format!("row {seq} cannot be read: {e}")))?,
+        n: to_u64(row.get(1)?),
+        hash: parse_digest(row.get_ref(2)?.as_blob().unwrap_or_default())?,
+        chain: parse_digest(row.get_ref(3)?.as_blob().unwrap_or_default())?,
+        row: serde_json::from_str(body).map_err(|e| Fault::Message(format!("row {seq} cannot be read: {e}")))?,
     })
 }

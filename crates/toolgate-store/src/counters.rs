@@ -8,26 +8,26 @@ use toolgate::limits::{Charge, Over, Spend};
 use toolgate::store::Settle;
 
 use crate::fault::{Done, Fault};
-use crate::ledger::nanos;
-use crate::session::time;
+use crate::ledger::to_nanos;
+use crate::session::from_nanos;
 use crate::tx::Tx;
 use crate::under_way;
 
-fn window(window: Option<SignedDuration>) -> i64 {
+fn window_nanos(window: Option<SignedDuration>) -> i64 {
     window.map_or(-1, |window| i64::try_from(window.as_nanos()).unwrap_or(i64::MAX).max(0))
 }
 
-fn amount(text: &str) -> Done<Decimal> {
-    text.parse().map_err(|_| Fault::Said(format!("the counter value `{text}` is not a number")))
+fn parse_amount(text: &str) -> Done<Decimal> {
+    text.parse().map_err(|_| Fault::Message(format!("the counter value `{text}` is not a number")))
 }
 
 /// Reads the total of a counter, including charges that have expired but are not deleted yet.
-fn total(sql: &Connection, counter: &str, win: Option<SignedDuration>) -> Done<Decimal> {
+fn read_total(sql: &Connection, counter: &str, win: Option<SignedDuration>) -> Done<Decimal> {
     let text: Option<String> = sql
         .prepare_cached("SELECT total FROM counters WHERE counter = ?1 AND win = ?2")?
-        .query_row(params![counter, window(win)], |row| row.get(0))
+        .query_row(params![counter, window_nanos(win)], |row| row.get(0))
         .optional()?;
-    text.map_or(Ok(Decimal::ZERO), |text| amount(&text))
+    text.map_or(Ok(Decimal::ZERO), |text| parse_amount(&text))
 }
 
 /// Matches the expired charges of a counter, except those that an unsettled claim holds.
@@ -46,9 +46,9 @@ const LEAVES: &str = "SELECT at, amount FROM charges WHERE counter = ?1 AND win 
     AND NOT EXISTS (SELECT 1 FROM claims WHERE claims.call = charges.call AND claims.state = 'pending') ORDER BY at";
 
 /// Computes how much of a counter is used, without changing it.
-pub(crate) fn used(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> Done<Decimal> {
-    let mut total = total(sql, counter, win)?;
-    for charge in left(sql, counter, win, now)?.gone {
+pub(crate) fn read_used(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> Done<Decimal> {
+    let mut total = read_total(sql, counter, win)?;
+    for charge in find_expired(sql, counter, win, now)?.charges {
         total = total.saturating_sub(charge.amount);
     }
     Ok(total)
@@ -57,9 +57,9 @@ pub(crate) fn used(sql: &Connection, counter: &str, win: Option<SignedDuration>,
 /// Charges of a counter that have expired but are not deleted yet.
 #[derive(Default)]
 struct Left {
-    gone: Vec<Gone>,
+    charges: Vec<Gone>,
     /// Whether a running call holds an expired charge.
-    held: bool,
+    has_held: bool,
 }
 
 struct Gone {
@@ -69,23 +69,23 @@ struct Gone {
     amount: Decimal,
 }
 
-fn left(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> Done<Left> {
+fn find_expired(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> Done<Left> {
     let mut left = Left::default();
     if win.is_none() {
         return Ok(left);
     }
     let mut statement = sql.prepare_cached(&format!("SELECT at, call, n, amount FROM charges WHERE {LEFT}"))?;
-    let mut rows = statement.query(params![counter, window(win), nanos(now).saturating_sub(window(win))])?;
+    let mut rows = statement.query(params![counter, window_nanos(win), to_nanos(now).saturating_sub(window_nanos(win))])?;
     while let Some(row) = rows.next()? {
-        let amount = amount(row.get_ref(3)?.as_str().unwrap_or_default())?;
-        left.gone.push(Gone { at: row.get(0)?, call: CallId::from_bytes(row.get(1)?), n: row.get(2)?, amount });
+        let amount = parse_amount(row.get_ref(3)?.as_str().unwrap_or_default())?;
+        left.charges.push(Gone { at: row.get(0)?, call: CallId::from_bytes(row.get(1)?), n: row.get(2)?, amount });
     }
-    if !left.gone.is_empty() && under_way::any(sql)? {
-        let all = std::mem::take(&mut left.gone);
+    if !left.charges.is_empty() && under_way::has_inflight(sql)? {
+        let all = std::mem::take(&mut left.charges);
         for charge in all {
-            match under_way::holds(sql, charge.call, usize::try_from(charge.n).unwrap_or(usize::MAX))? {
-                true => left.held = true,
-                false => left.gone.push(charge),
+            match under_way::holds_charge(sql, charge.call, usize::try_from(charge.n).unwrap_or(usize::MAX))? {
+                true => left.has_held = true,
+                false => left.charges.push(charge),
             }
         }
     }
@@ -93,38 +93,39 @@ fn left(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Times
 }
 
 /// Deletes the expired charges of a counter.
-fn take_out(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<()> {
-    let (win, left) = (window(charge.window), left(sql, &charge.counter, charge.window, now)?);
-    if left.gone.is_empty() {
+fn delete_expired(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<()> {
+    let (win, left) = (window_nanos(charge.window), find_expired(sql, &charge.counter, charge.window, now)?);
+    if left.charges.is_empty() {
         return Ok(());
     }
-    if !left.held {
+    if !left.has_held {
         let mut all = sql.prepare_cached(&format!("DELETE FROM charges WHERE {LEFT}"))?;
-        all.execute(params![charge.counter, win, nanos(now).saturating_sub(win)])?;
+        all.execute(params![charge.counter, win, to_nanos(now).saturating_sub(win)])?;
         return Ok(());
     }
     let mut one = sql.prepare_cached("DELETE FROM charges WHERE counter = ?1 AND win = ?2 AND at = ?3 AND call = ?4 AND n = ?5")?;
-    for gone in left.gone {
+    for gone in left.charges {
         one.execute(params![charge.counter, win, gone.at, gone.call.as_bytes().as_slice(), gone.n])?;
     }
     Ok(())
 }
 
 /// Checks whether a charge fits. Returns how much is used, or when to retry.
-pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Result<Decimal, Over>> {
-    let used = used(sql, &charge.counter, charge.window, now)?;
-    if charge.fits_on(used) {
+pub(crate) fn check_charge(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Result<Decimal, Over>> {
+    let used = read_used(sql, &charge.counter, charge.window, now)?;
+    if charge.fits_within(used) {
         return Ok(Ok(used));
     }
     let Some(stretch) = charge.window else { return Ok(Err(Over { used, retry_after: None })) };
     // The retry time is when enough charges have expired. There is none if the charge never fits.
     let mut entries = sql.prepare_cached(LEAVES)?;
-    let mut rows = entries.query(params![charge.counter, window(charge.window), nanos(now).saturating_sub(window(charge.window))])?;
+    let mut rows =
+        entries.query(params![charge.counter, window_nanos(charge.window), to_nanos(now).saturating_sub(window_nanos(charge.window))])?;
     let mut left = used;
     while let Some(row) = rows.next()? {
-        left = left.saturating_sub(amount(row.get_ref(1)?.as_str().unwrap_or_default())?);
+        left = left.saturating_sub(parse_amount(row.get_ref(1)?.as_str().unwrap_or_default())?);
         if left.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap) {
-            let at = time(row.get(0)?);
+            let at = from_nanos(row.get(0)?);
             return Ok(Err(Over { used, retry_after: Some(stretch.saturating_sub(now.duration_since(at))) }));
         }
     }
@@ -132,25 +133,25 @@ pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Re
 }
 
 /// Reserves a charge on top of what is used.
-pub(crate) fn reserve(sql: &Connection, call: CallId, n: usize, charge: &Charge, used: Decimal, now: Timestamp) -> Done<()> {
+pub(crate) fn reserve_charge(sql: &Connection, call: CallId, n: usize, charge: &Charge, used: Decimal, now: Timestamp) -> Done<()> {
     if charge.window.is_some() {
-        take_out(sql, charge, now)?;
+        delete_expired(sql, charge, now)?;
         sql.prepare_cached("INSERT INTO charges (counter, win, at, call, n, amount) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute(params![
             charge.counter,
-            window(charge.window),
-            nanos(now),
+            window_nanos(charge.window),
+            to_nanos(now),
             call.as_bytes().as_slice(),
             i64::try_from(n).unwrap_or(i64::MAX),
             charge.amount.to_string()
         ])?;
     }
-    set_total(sql, charge, used.saturating_add(charge.amount))
+    write_total(sql, charge, used.saturating_add(charge.amount))
 }
 
-fn set_total(sql: &Connection, charge: &Charge, total: Decimal) -> Done<()> {
+fn write_total(sql: &Connection, charge: &Charge, total: Decimal) -> Done<()> {
     sql.prepare_cached("INSERT OR REPLACE INTO counters (counter, win, total) VALUES (?1, ?2, ?3)")?.execute(params![
         charge.counter,
-        window(charge.window),
+        window_nanos(charge.window),
         total.to_string()
     ])?;
     Ok(())
@@ -160,8 +161,8 @@ fn set_total(sql: &Connection, charge: &Charge, total: Decimal) -> Done<()> {
 pub(crate) type Reserved = (usize, i64, Charge);
 
 /// Settles the charges of a read of this process. Returns false if the call is not such a read.
-pub(crate) fn end_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>) -> Done<bool> {
-    let Some(reserved) = tx.take_read(call, None) else { return Ok(false) };
+pub(crate) fn settle_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>) -> Done<bool> {
+    let Some(reserved) = tx.replace_read_charges(call, None) else { return Ok(false) };
     let settle = settle.of_read();
     for (n, at, charge) in reserved {
         settle_charge(tx.sql, call, (n, at, &charge), settle.amount(&charge, spent), at)?;
@@ -172,9 +173,9 @@ pub(crate) fn end_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<
 /// Returns the time from which a charge counts that is settled now.
 ///
 /// A charge that was held for longer than its window counts for another window.
-pub(crate) fn counts_from(at: i64, charge: &Charge, now: Timestamp) -> i64 {
-    let has_left = charge.window.is_some() && at <= nanos(now).saturating_sub(window(charge.window));
-    if has_left && charge.is_held() { nanos(now) } else { at }
+pub(crate) fn counted_from(at: i64, charge: &Charge, now: Timestamp) -> i64 {
+    let has_left = charge.window.is_some() && at <= to_nanos(now).saturating_sub(window_nanos(charge.window));
+    if has_left && charge.is_held() { to_nanos(now) } else { at }
 }
 
 /// Replaces a reserved charge by the actual amount, which counts from `from`.
@@ -194,7 +195,7 @@ pub(crate) fn settle_charge(
             .prepare_cached("UPDATE charges SET amount = ?6, at = ?7 WHERE counter = ?1 AND win = ?2 AND at = ?3 AND call = ?4 AND n = ?5")?
             .execute(params![
                 charge.counter,
-                window(charge.window),
+                window_nanos(charge.window),
                 at,
                 call.as_bytes().as_slice(),
                 i64::try_from(n).unwrap_or(i64::MAX),
@@ -206,6 +207,6 @@ pub(crate) fn settle_charge(
             return Ok(());
         }
     }
-    let now = total(sql, &charge.counter, charge.window)?;
-    set_total(sql, charge, now.saturating_sub(charge.amount).saturating_add(actual))
+    let now = read_total(sql, &charge.counter, charge.window)?;
+    write_total(sql, charge, now.saturating_sub(charge.amount).saturating_add(actual))
 }

@@ -9,7 +9,7 @@ use toolgate::store::StoreError;
 #[derive(Debug)]
 pub(crate) enum Fault {
     Sql(rusqlite::Error),
-    Said(String),
+    Message(String),
     Io(std::io::Error),
 }
 
@@ -17,7 +17,7 @@ pub(crate) type Done<T> = Result<T, Fault>;
 
 impl Fault {
     /// Returns true if the file cannot be read now, which says nothing about its content.
-    pub(crate) fn is_unread(&self) -> bool {
+    pub(crate) fn is_unreadable(&self) -> bool {
         let Self::Sql(error) = self else { return false };
         matches!(
             error.sqlite_error_code(),
@@ -34,10 +34,10 @@ impl Fault {
     }
 
     /// Returns true if a retry cannot succeed, because the data itself is the cause.
-    pub(crate) fn is_for_good(&self) -> bool {
+    pub(crate) fn is_permanent(&self) -> bool {
         use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, SqliteFailure};
         match self {
-            Self::Said(_) => true,
+            Self::Message(_) => true,
             Self::Io(_) => false,
             // Toolgate has no triggers. A foreign trigger rejects every row, not this one.
             Self::Sql(SqliteFailure(error, _)) => {
@@ -57,7 +57,7 @@ impl From<rusqlite::Error> for Fault {
 
 impl From<serde_json::Error> for Fault {
     fn from(error: serde_json::Error) -> Self {
-        Self::Said(format!("cannot parse a stored value: {error}"))
+        Self::Message(format!("cannot parse a stored value: {error}"))
     }
 }
 
@@ -70,7 +70,7 @@ impl From<std::io::Error> for Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Said(what) => f.write_str(what),
+            Self::Message(what) => f.write_str(what),
             Self::Io(error) => write!(f, "{error}"),
             Self::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::NotADatabase) => {
                 write!(f, "not a toolgate ledger: {error}; if it was one, restore a good copy")

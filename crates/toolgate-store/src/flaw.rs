@@ -102,22 +102,22 @@ impl fmt::Display for Flaw {
 }
 
 impl Flaw {
-    pub(crate) fn of(what: impl Into<String>) -> Self {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
         Self { seq: None, call: None, session: None, what: what.into(), unchecked: false }
     }
 
     pub(crate) fn unchecked(what: impl Into<String>) -> Self {
-        Self { unchecked: true, ..Self::of(what) }
+        Self { unchecked: true, ..Self::new(what) }
     }
 
-    pub(crate) fn at(seq: u64, what: impl Into<String>) -> Self {
-        Self { seq: Some(seq), ..Self::of(what) }
+    pub(crate) fn at_row(seq: u64, what: impl Into<String>) -> Self {
+        Self { seq: Some(seq), ..Self::new(what) }
     }
 }
 
 impl From<Fault> for Flaw {
     fn from(fault: Fault) -> Self {
-        Self { unchecked: fault.is_unread(), ..Self::of(fault.to_string()) }
+        Self { unchecked: fault.is_unreadable(), ..Self::new(fault.to_string()) }
     }
 }
 

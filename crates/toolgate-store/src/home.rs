@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use toolgate::SessionKey;
 use toolgate::json::{Digest, hex};
 
-use crate::keys::random;
+use crate::keys::random_bytes;
 
 /// High-water mark: the last signed row of a ledger.
 ///
@@ -31,13 +31,13 @@ pub(crate) struct Mark {
 /// How a session is locked against other processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holding {
-    Alone,
-    Together,
-    Not,
+    Exclusive,
+    Shared,
+    Unlocked,
 }
 
 /// The state directory of a ledger.
-pub(crate) struct Home {
+pub(crate) struct StateDir {
     path: PathBuf,
     /// The name of this process, and a file that is locked while the process is alive.
     owner: Option<(Arc<str>, File)>,
@@ -47,29 +47,29 @@ pub(crate) struct Home {
 
 /// Returns the default state directory of a database, which contains its keys and high-water mark.
 #[must_use]
-pub fn beside(database: &Path) -> PathBuf {
+pub fn state_dir_for(database: &Path) -> PathBuf {
     let mut name = database.as_os_str().to_owned();
     name.push(".state");
     name.into()
 }
 
-impl Home {
+impl StateDir {
     /// Opens the directory for a long-lived process, which can own claims.
     pub(crate) fn enter(path: &Path) -> io::Result<Self> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path.join("owners"))?;
-        let name = hex(&random::<16>()?);
+        let name = hex(&random_bytes::<16>()?);
         // The file gets its final name only after it is locked.
         let (draft, own) = (path.join("owners").join(format!(".{name}")), path.join("owners").join(&name));
-        let file = private().create_new(true).open(&draft)?;
+        let file = private_file_options().create_new(true).open(&draft)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         std::fs::rename(&draft, &own)?;
-        let holds = private().create(true).truncate(false).read(true).open(path.join("holds"))?;
+        let holds = private_file_options().create(true).truncate(false).read(true).open(path.join("holds"))?;
         Ok(Self { path: path.to_owned(), owner: Some((format!("{PROCESS}{name}").into(), file)), holds: Some(holds) })
     }
 
     /// Opens the directory for a short-lived process that locks one session for one call.
     pub(crate) fn pass(path: &Path) -> io::Result<Self> {
-        let holds = private().create(true).truncate(false).read(true).open(path.join("holds"))?;
+        let holds = private_file_options().create(true).truncate(false).read(true).open(path.join("holds"))?;
         Ok(Self { path: path.to_owned(), owner: None, holds: Some(holds) })
     }
 
@@ -81,7 +81,7 @@ impl Home {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        let file = private().create(true).truncate(false).open(path.join("door"))?;
+        let file = private_file_options().create(true).truncate(false).open(path.join("door"))?;
         flock(&file, FlockOperation::LockExclusive)?;
         Ok(file)
     }
@@ -135,13 +135,15 @@ impl Home {
     /// Returns false if another process has the lock. When the process ends, the kernel releases
     /// its locks. Calls of the same process need another lock.
     pub(crate) fn hold(&self, key: &SessionKey, how: Holding) -> io::Result<bool> {
-        let Some(file) = &self.holds else { return Err(io::Error::other("cannot lock a session: the state directory is open for reading only")) };
+        let Some(file) = &self.holds else {
+            return Err(io::Error::other("cannot lock a session: the state directory is open for reading only"));
+        };
         let digest = Digest::of(format!("{}\u{1f}{}\u{1f}{}", key.agent, key.principal, key.session).as_bytes());
         let byte = digest.as_bytes().iter().take(7).fold(0_i64, |byte, part| byte << 8 | i64::from(*part));
         let kind = match how {
-            Holding::Alone => nix::libc::F_WRLCK,
-            Holding::Together => nix::libc::F_RDLCK,
-            Holding::Not => nix::libc::F_UNLCK,
+            Holding::Exclusive => nix::libc::F_WRLCK,
+            Holding::Shared => nix::libc::F_RDLCK,
+            Holding::Unlocked => nix::libc::F_UNLCK,
         };
         let lock = nix::libc::flock {
             l_type: i16::try_from(kind).unwrap_or_default(),
@@ -172,13 +174,13 @@ impl Home {
 
     /// Moves the high-water mark forward. The row that it names is on disk already.
     pub(crate) fn set_mark(&self, mark: &Mark) -> io::Result<()> {
-        let lock = private().create(true).truncate(false).open(self.path.join("mark.lock"))?;
+        let lock = private_file_options().create(true).truncate(false).open(self.path.join("mark.lock"))?;
         flock(&lock, FlockOperation::LockExclusive)?;
         if self.mark()?.is_some_and(|known| known.store == mark.store && known.seq >= mark.seq) {
             return Ok(());
         }
         let draft = self.path.join("mark.json.new");
-        let mut file = private().create(true).truncate(true).open(&draft)?;
+        let mut file = private_file_options().create(true).truncate(true).open(&draft)?;
         file.write_all(&serde_json::to_vec(mark)?)?;
         file.sync_all()?;
         // A power loss may restore the previous mark, which is still correct.
@@ -186,7 +188,7 @@ impl Home {
     }
 }
 
-impl Drop for Home {
+impl Drop for StateDir {
     fn drop(&mut self) {
         if let Some(name) = self.owner().and_then(|owner| owner.strip_prefix(PROCESS)) {
             // Open claims of this process must count as abandoned: no file means that it ended.
@@ -197,7 +199,7 @@ impl Drop for Home {
 
 const PROCESS: &str = "process:";
 
-fn private() -> OpenOptions {
+fn private_file_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).mode(0o600);
     options

@@ -22,7 +22,7 @@ mod writer;
 
 pub use audit::{Entry, Filter, Ledger};
 pub use flaw::{Anchor, Flaw, Trust, Verified};
-pub use home::beside;
+pub use home::state_dir_for;
 pub use sqlite::{Gone, SqliteStore};
 pub use stats::{Stats, Times};
 pub use verify::check_receipt;

@@ -9,10 +9,10 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension};
 use toolgate::json::hex;
 
 use crate::fault::{Done, Fault};
-use crate::home::Home;
-use crate::keys::{Keys, random};
+use crate::home::StateDir;
+use crate::keys::{Keys, random_bytes};
 use crate::ledger;
-use crate::session::meta;
+use crate::session::read_meta;
 
 /// SQLite `application_id` of a ledger: "tgat".
 const APPLICATION: i32 = 0x7467_6174;
@@ -29,31 +29,33 @@ const MIGRATIONS: [&str; 4] = [
 pub(crate) const BUSY: Duration = Duration::from_secs(10);
 
 /// Checks that an existing file may be opened. A database of another program is not touched.
-pub(crate) fn is_ours(path: &Path) -> Done<()> {
+pub(crate) fn check_file(path: &Path) -> Done<()> {
     let Ok(file) = std::fs::metadata(path) else { return Ok(()) };
-    is_plain(path)?;
+    check_regular_file(path)?;
     if file.len() == 0 {
         return Ok(());
     }
     let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     sql.busy_timeout(BUSY)?;
-    match shape(&sql).map(|_| ()) {
+    match schema_version(&sql).map(|_| ()) {
         // A process that is killed while it switches to WAL leaves a hot journal. The next writer
         // rolls it back.
-        Err(Fault::Sql(error)) if is_cut_off(&error) => match is_blank(path)? {
+        Err(Fault::Sql(error)) if has_hot_journal(&error) => match is_blank_database(path)? {
             true => Ok(()),
-            false => Err(Fault::Said("another program left the file in the middle of a change; open it with that program first".to_owned())),
+            false => {
+                Err(Fault::Message("another program left the file in the middle of a change; open it with that program first".to_owned()))
+            }
         },
         other => other,
     }
 }
 
-fn is_cut_off(error: &rusqlite::Error) -> bool {
+fn has_hot_journal(error: &rusqlite::Error) -> bool {
     error.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_READONLY_ROLLBACK)
 }
 
 /// Returns true if a database has at most one page, without tables, version or application id.
-fn is_blank(path: &Path) -> Done<bool> {
+fn is_blank_database(path: &Path) -> Done<bool> {
     use std::io::Read;
     const HEADER: usize = 108;
     let (mut file, mut header) = (std::fs::File::open(path)?, Vec::with_capacity(HEADER));
@@ -67,10 +69,10 @@ fn is_blank(path: &Path) -> Done<bool> {
 /// Rejects a path that exists and is not a regular file.
 ///
 /// Opening a pipe would block. A missing file is reported by the caller.
-fn is_plain(path: &Path) -> Done<()> {
+fn check_regular_file(path: &Path) -> Done<()> {
     match std::fs::metadata(path) {
-        Ok(there) if there.is_dir() => Err(Fault::Said("is a directory; name a file".to_owned())),
-        Ok(there) if !there.is_file() => Err(Fault::Said("not a regular file".to_owned())),
+        Ok(there) if there.is_dir() => Err(Fault::Message("is a directory; name a file".to_owned())),
+        Ok(there) if !there.is_file() => Err(Fault::Message("not a regular file".to_owned())),
         _ => Ok(()),
     }
 }
@@ -79,7 +81,7 @@ fn is_plain(path: &Path) -> Done<()> {
 const OVERWRITE: &str = "PRAGMA secure_delete = ON";
 
 /// Opens a connection for writing.
-pub(crate) fn writing(path: &Path) -> Done<Connection> {
+pub(crate) fn open_writable(path: &Path) -> Done<Connection> {
     let new = !path.exists();
     if new {
         // Other users must not read rows.
@@ -87,7 +89,7 @@ pub(crate) fn writing(path: &Path) -> Done<Connection> {
         let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         match made {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(Fault::Said(format!("cannot create the file: {error}; check that its directory exists and is writable")));
+                return Err(Fault::Message(format!("cannot create the file: {error}; check that its directory exists and is writable")));
             }
             _ => {}
         }
@@ -100,7 +102,7 @@ pub(crate) fn writing(path: &Path) -> Done<Connection> {
     sql.execute_batch("PRAGMA page_size = 2048")?;
     let mode: String = sql.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
     if mode != "wal" {
-        return Err(Fault::Said(format!(
+        return Err(Fault::Message(format!(
             "cannot set the journal mode to WAL (it is `{mode}`); do not put the ledger on a network drive or in memory"
         )));
     }
@@ -113,14 +115,14 @@ pub(crate) fn writing(path: &Path) -> Done<Connection> {
 /// Opens a connection for one call. Returns `None` if the ledger needs a migration first.
 ///
 /// A long-lived process does the next WAL checkpoint.
-pub(crate) fn ready(path: &Path) -> Done<Option<Connection>> {
-    is_plain(path)?;
+pub(crate) fn open_current(path: &Path) -> Done<Option<Connection>> {
+    check_regular_file(path)?;
     let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     // The caller retries, and has to report an error before its client times out.
     sql.busy_timeout(Duration::from_secs(1))?;
     sql.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     sql.execute_batch(OVERWRITE)?;
-    let (application, found) = version(&sql)?;
+    let (application, found) = read_version(&sql)?;
     if application != APPLICATION || found != MIGRATIONS.len() {
         return Ok(None);
     }
@@ -128,11 +130,11 @@ pub(crate) fn ready(path: &Path) -> Done<Option<Connection>> {
 }
 
 /// Opens a read-only connection.
-pub(crate) fn reading(path: &Path) -> Done<Connection> {
+pub(crate) fn open_readonly(path: &Path) -> Done<Connection> {
     if !path.exists() {
-        return Err(Fault::Said("no such file; name an existing ledger with `--store`".to_owned()));
+        return Err(Fault::Message("no such file; name an existing ledger with `--store`".to_owned()));
     }
-    is_plain(path)?;
+    check_regular_file(path)?;
     let open = |uri: &str| -> Done<Connection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
         let sql = Connection::open_with_flags(uri, flags).map_err(|error| match error {
@@ -144,19 +146,19 @@ pub(crate) fn reading(path: &Path) -> Done<Connection> {
         })?;
         sql.busy_timeout(BUSY)?;
         sql.set_prepared_statement_cache_capacity(64);
-        check(&sql)?;
+        check_schema(&sql)?;
         Ok(sql)
     };
     let escaped = path.display().to_string().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
     match open(&format!("file:{escaped}")) {
         // A copy in a read-only directory: no other process writes to it either.
-        Err(Fault::Sql(error)) if is_kept_out(&error) && !has_wal(path) => open(&format!("file:{escaped}?immutable=1")),
+        Err(Fault::Sql(error)) if is_open_denied(&error) && !has_wal(path) => open(&format!("file:{escaped}?immutable=1")),
         other => other,
     }
 }
 
 /// Returns true if SQLite could not create its WAL files beside the database.
-fn is_kept_out(error: &rusqlite::Error) -> bool {
+fn is_open_denied(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::ReadOnly))
 }
 
@@ -166,43 +168,43 @@ fn has_wal(path: &Path) -> bool {
     std::fs::metadata(wal).is_ok_and(|file| file.len() > 0)
 }
 
-fn version(sql: &Connection) -> Done<(i32, usize)> {
+fn read_version(sql: &Connection) -> Done<(i32, usize)> {
     let application = sql.query_row("PRAGMA application_id", [], |row| row.get(0))?;
     let version: i64 = sql.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     Ok((application, usize::try_from(version).unwrap_or(usize::MAX)))
 }
 
 /// Checks that the database is a ledger with a known schema version.
-fn check(sql: &Connection) -> Done<()> {
-    match version(sql)? {
-        (APPLICATION, version) if version > MIGRATIONS.len() => Err(Fault::Said(format!(
+fn check_schema(sql: &Connection) -> Done<()> {
+    match read_version(sql)? {
+        (APPLICATION, version) if version > MIGRATIONS.len() => Err(Fault::Message(format!(
             "the schema version {version} is newer than this toolgate supports ({}); use a newer toolgate",
             MIGRATIONS.len()
         ))),
         (APPLICATION, version) if version > 0 => Ok(()),
-        _ => Err(Fault::Said("not a toolgate ledger".to_owned())),
+        _ => Err(Fault::Message("not a toolgate ledger".to_owned())),
     }
 }
 
 /// Returns the schema version: 0 for an empty database, an error for one of another program.
-fn shape(sql: &Connection) -> Done<usize> {
-    let (application, found) = version(sql)?;
+fn schema_version(sql: &Connection) -> Done<usize> {
+    let (application, found) = read_version(sql)?;
     if application != 0 || found != 0 {
-        return check(sql).map(|()| found);
+        return check_schema(sql).map(|()| found);
     }
     let tables: i64 = sql.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-    if tables > 0 { Err(Fault::Said("the file is a database of another program; name another file".to_owned())) } else { Ok(0) }
+    if tables > 0 { Err(Fault::Message("the file is a database of another program; name another file".to_owned())) } else { Ok(0) }
 }
 
 fn migrate(sql: &Connection) -> Done<()> {
-    let found = shape(sql)?;
+    let found = schema_version(sql)?;
     if found == MIGRATIONS.len() {
         return Ok(());
     }
     sql.execute_batch("BEGIN IMMEDIATE")?;
     let done = (|| -> Done<()> {
         // Another process may have migrated meanwhile.
-        let (_, found) = version(sql)?;
+        let (_, found) = read_version(sql)?;
         for step in MIGRATIONS.iter().skip(found) {
             sql.execute_batch(step)?;
         }
@@ -214,20 +216,19 @@ fn migrate(sql: &Connection) -> Done<()> {
 }
 
 /// Returns the id and keys of a ledger, if it has them.
-pub(crate) fn known(sql: &Connection, home: &Home) -> Done<Option<(String, Keys)>> {
-    let known = meta(sql)?;
+pub(crate) fn read_identity(sql: &Connection, home: &StateDir) -> Done<Option<(String, Keys)>> {
+    let known = read_meta(sql)?;
     let (Some(id), Some(print)) = (known.get("id"), known.get("keys")) else { return Ok(None) };
-    Ok(Some((id.clone(), own_keys(&known, print, home)?)))
+    Ok(Some((id.clone(), read_keys(&known, print, home)?)))
 }
 
 /// Reads the keys of a ledger from its state directory.
-fn own_keys(known: &BTreeMap<String, String>, print: &str, home: &Home) -> Done<Keys> {
+fn read_keys(known: &BTreeMap<String, String>, print: &str, home: &StateDir) -> Done<Keys> {
     let public = known.get("key").cloned().unwrap_or_default();
-    let keys = Keys::open(&home.keys(), &public).map_err(|error| {
-        Fault::Said(format!("the keys of this ledger are missing ({error}); restore its `.state` directory"))
-    })?;
-    if keys.print.to_string() != *print {
-        return Err(Fault::Said(format!(
+    let keys = Keys::open(&home.keys(), &public)
+        .map_err(|error| Fault::Message(format!("the keys of this ledger are missing ({error}); restore its `.state` directory")))?;
+    if keys.fingerprint.to_string() != *print {
+        return Err(Fault::Message(format!(
             "the keys in {} belong to another ledger; restore the `.state` directory of this one",
             home.keys().display()
         )));
@@ -236,22 +237,22 @@ fn own_keys(known: &BTreeMap<String, String>, print: &str, home: &Home) -> Done<
 }
 
 /// Links a database to its state directory: reads or creates the ledger id and the keys.
-pub(crate) fn acquaint(sql: &Connection, home: &Home) -> Done<(String, Keys)> {
+pub(crate) fn link_state_dir(sql: &Connection, home: &StateDir) -> Done<(String, Keys)> {
     sql.execute_batch("BEGIN IMMEDIATE")?;
     let met = (|| -> Done<(String, Keys)> {
-        let known = meta(sql)?;
+        let known = read_meta(sql)?;
         let keys = match known.get("keys") {
-            Some(print) => own_keys(&known, print, home)?,
-            None => Keys::make(&home.keys())?,
+            Some(print) => read_keys(&known, print, home)?,
+            None => Keys::create(&home.keys())?,
         };
         let id = match known.get("id") {
             Some(id) => id.clone(),
             None => {
-                let id = hex(&random::<16>()?);
+                let id = hex(&random_bytes::<16>()?);
                 let mut put = sql.prepare("INSERT INTO meta (name, value) VALUES (?1, ?2)")?;
                 put.execute(["id", &id])?;
-                put.execute(["keys", &keys.print.to_string()])?;
-                put.execute(["key", keys.public()])?;
+                put.execute(["keys", &keys.fingerprint.to_string()])?;
+                put.execute(["key", keys.public_key()])?;
                 id
             }
         };
@@ -262,18 +263,18 @@ pub(crate) fn acquaint(sql: &Connection, home: &Home) -> Done<(String, Keys)> {
 }
 
 /// Checks that the database is not an older copy, which would let completed calls run again.
-pub(crate) fn is_newest(sql: &Connection, home: &Home, id: &str) -> Done<()> {
+pub(crate) fn check_not_older(sql: &Connection, home: &StateDir, id: &str) -> Done<()> {
     let Some(mark) = home.mark()? else { return Ok(()) };
     let put_back = "restore the newer file; or, to continue without the lost rows, move";
     let at = home.path().join("mark.json");
     if mark.store != id {
-        return Err(Fault::Said(format!("another ledger was here, with {} rows; {put_back} {} away", mark.seq, at.display())));
+        return Err(Fault::Message(format!("another ledger was here, with {} rows; {put_back} {} away", mark.seq, at.display())));
     }
-    let tip = ledger::tip(sql)?;
+    let tip = ledger::read_head(sql)?;
     let chain: Option<Vec<u8>> =
-        sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [ledger::signed(mark.seq)], |row| row.get(0)).optional()?;
+        sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [ledger::to_i64(mark.seq)], |row| row.get(0)).optional()?;
     if tip.seq < mark.seq {
-        return Err(Fault::Said(format!(
+        return Err(Fault::Message(format!(
             "the ledger ends at row {}, but row {} was written: it was truncated, or an older copy was restored; {put_back} {} away",
             tip.seq,
             mark.seq,
@@ -281,8 +282,8 @@ pub(crate) fn is_newest(sql: &Connection, home: &Home, id: &str) -> Done<()> {
         )));
     }
     match chain {
-        Some(chain) if ledger::digest(&chain)? != mark.chain => {
-            Err(Fault::Said(format!("row {} was changed; run `toolgate audit verify`", mark.seq)))
+        Some(chain) if ledger::parse_digest(&chain)? != mark.chain => {
+            Err(Fault::Message(format!("row {} was changed; run `toolgate audit verify`", mark.seq)))
         }
         _ => Ok(()),
     }
@@ -290,7 +291,7 @@ pub(crate) fn is_newest(sql: &Connection, home: &Home, id: &str) -> Done<()> {
 
 /// Creates an empty ledger in memory.
 #[cfg(test)]
-pub(crate) fn empty() -> Connection {
+pub(crate) fn empty_ledger() -> Connection {
     let sql = Connection::open_in_memory().unwrap();
     migrate(&sql).unwrap();
     sql
@@ -298,8 +299,8 @@ pub(crate) fn empty() -> Connection {
 
 /// Returns the steps of a query plan that scan a whole table.
 #[cfg(test)]
-pub(crate) fn scans(statement: &str) -> Vec<String> {
-    let sql = empty();
+pub(crate) fn full_scans(statement: &str) -> Vec<String> {
+    let sql = empty_ledger();
     let mut plan = sql.prepare(&format!("EXPLAIN QUERY PLAN {statement}")).unwrap();
     let steps: Vec<String> = plan.raw_query().mapped(|row| row.get(3)).collect::<Result<_, _>>().unwrap();
     steps.into_iter().filter(|step| step.starts_with("SCAN")).collect()

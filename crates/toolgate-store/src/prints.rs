@@ -19,36 +19,36 @@ pub(crate) struct Prints<'c> {
     key: &'c [u8; 32],
     session: i64,
     flags: Flags,
-    fault: RefCell<Option<rusqlite::Error>>,
+    error: RefCell<Option<rusqlite::Error>>,
 }
 
 impl<'c> Prints<'c> {
-    pub(crate) fn of(sql: &'c Connection, key: &'c [u8; 32], session: &Session) -> Self {
-        Self { sql, key, session: session.id, flags: session.memory, fault: RefCell::default() }
+    pub(crate) fn new(sql: &'c Connection, key: &'c [u8; 32], session: &Session) -> Self {
+        Self { sql, key, session: session.id, flags: session.provenance_flags, error: RefCell::default() }
     }
 
     pub(crate) fn finish(self) -> Done<Flags> {
-        self.fault.into_inner().map_or(Ok(self.flags), |error| Err(error.into()))
+        self.error.into_inner().map_or(Ok(self.flags), |error| Err(error.into()))
     }
 
-    fn keyed(&self, print: u64) -> i64 {
+    fn keyed_fingerprint(&self, print: u64) -> i64 {
         let digest = Sha256::new().chain_update(b"toolgate-print-v1\0").chain_update(self.key).chain_update(print.to_be_bytes()).finalize();
         digest.iter().take(8).fold(0_u64, |print, byte| print << 8 | u64::from(*byte)).cast_signed()
     }
 
-    fn keyed_exact(&self, print: u128) -> [u8; 16] {
+    fn keyed_exact_fingerprint(&self, print: u128) -> [u8; 16] {
         let digest = Sha256::new().chain_update(b"toolgate-exact-v1\0").chain_update(self.key).chain_update(print.to_be_bytes()).finalize();
         let mut keyed = [0; 16];
         keyed.iter_mut().zip(digest).for_each(|(to, from)| *to = from);
         keyed
     }
 
-    fn note<T>(&self, result: rusqlite::Result<T>) -> Option<T> {
-        note(&self.fault, result)
+    fn record_error<T>(&self, result: rusqlite::Result<T>) -> Option<T> {
+        record_first_error(&self.error, result)
     }
 }
 
-fn note<T>(fault: &RefCell<Option<rusqlite::Error>>, result: rusqlite::Result<T>) -> Option<T> {
+fn record_first_error<T>(fault: &RefCell<Option<rusqlite::Error>>, result: rusqlite::Result<T>) -> Option<T> {
     result.map_err(|error| fault.borrow_mut().get_or_insert(error).to_string()).ok()
 }
 
@@ -63,83 +63,83 @@ impl Memory for Prints<'_> {
         let find = || {
             self.sql
                 .prepare_cached("SELECT whole FROM untrusted WHERE session = ?1 AND print = ?2")?
-                .query_row(params![self.session, self.keyed(print)], |row| row.get(0))
+                .query_row(params![self.session, self.keyed_fingerprint(print)], |row| row.get(0))
                 .optional()
         };
-        self.note(find()).flatten()
+        self.record_error(find()).flatten()
     }
     fn set_untrusted(&mut self, print: u64, whole: bool) {
         let put = || {
             self.sql.prepare_cached("INSERT OR REPLACE INTO untrusted (session, print, whole) VALUES (?1, ?2, ?3)")?.execute(params![
                 self.session,
-                self.keyed(print),
+                self.keyed_fingerprint(print),
                 whole
             ])
         };
-        self.note(put());
+        self.record_error(put());
     }
     fn sources(&self, exact: u128) -> Option<Arc<[Arc<str>]>> {
         let find = || {
             self.sql
                 .prepare_cached("SELECT sources FROM trusted WHERE session = ?1 AND print = ?2")?
-                .query_row(params![self.session, self.keyed_exact(exact).as_slice()], |row| row.get::<_, String>(0))
+                .query_row(params![self.session, self.keyed_exact_fingerprint(exact).as_slice()], |row| row.get::<_, String>(0))
                 .optional()
         };
-        self.note(find()).flatten().and_then(|text| serde_json::from_str(&text).ok())
+        self.record_error(find()).flatten().and_then(|text| serde_json::from_str(&text).ok())
     }
     fn set_sources(&mut self, exact: u128, sources: Arc<[Arc<str>]>) {
         let put = || {
             let sources = serde_json::to_string(&sources).unwrap_or_default();
             self.sql.prepare_cached("INSERT OR REPLACE INTO trusted (session, print, sources) VALUES (?1, ?2, ?3)")?.execute(params![
                 self.session,
-                self.keyed_exact(exact).as_slice(),
+                self.keyed_exact_fingerprint(exact).as_slice(),
                 sources
             ])
         };
-        self.note(put());
+        self.record_error(put());
     }
     fn is_written(&self, print: u64) -> bool {
         let find = || {
             self.sql
                 .prepare_cached("SELECT 1 FROM written WHERE session = ?1 AND print = ?2")?
-                .exists(params![self.session, self.keyed(print)])
+                .exists(params![self.session, self.keyed_fingerprint(print)])
         };
         // If the lookup fails, the value may have been written. `finish` returns the error.
-        self.note(find()).unwrap_or(true)
+        self.record_error(find()).unwrap_or(true)
     }
     fn set_written(&mut self, print: u64) {
         let put = || {
             self.sql
                 .prepare_cached("INSERT OR IGNORE INTO written (session, print) VALUES (?1, ?2)")?
-                .execute(params![self.session, self.keyed(print)])
+                .execute(params![self.session, self.keyed_fingerprint(print)])
         };
-        self.note(put());
+        self.record_error(put());
     }
 }
 
 /// Files and entities that carry untrusted or trusted content, in a table.
 pub(crate) struct Carriers<'c> {
     sql: &'c Connection,
-    fault: RefCell<Option<rusqlite::Error>>,
+    error: RefCell<Option<rusqlite::Error>>,
 }
 
 /// Entry that marks the table as full. No carrier has this name: each begins with its agent's name.
 const OVERFLOWED: &str = "";
 
 impl<'c> Carriers<'c> {
-    pub(crate) fn of(sql: &'c Connection) -> Self {
-        Self { sql, fault: RefCell::default() }
+    pub(crate) fn new(sql: &'c Connection) -> Self {
+        Self { sql, error: RefCell::default() }
     }
 
     pub(crate) fn finish(self) -> Done<()> {
-        self.fault.into_inner().map_or(Ok(()), |error| Err(error.into()))
+        self.error.into_inner().map_or(Ok(()), |error| Err(error.into()))
     }
 
     fn find(&self, carrier: &str) -> Option<bool> {
         let find = || {
             self.sql.prepare_cached("SELECT untrusted FROM carriers WHERE carrier = ?1")?.query_row([carrier], |row| row.get(0)).optional()
         };
-        note(&self.fault, find()).flatten()
+        record_first_error(&self.error, find()).flatten()
     }
 }
 
@@ -167,6 +167,6 @@ impl Carrying for Carriers<'_> {
                 .prepare_cached("INSERT OR REPLACE INTO carriers (carrier, untrusted) VALUES (?1, ?2)")?
                 .execute(params![carrier, untrusted || carrier == OVERFLOWED])
         };
-        note(&self.fault, put());
+        record_first_error(&self.error, put());
     }
 }

@@ -17,20 +17,20 @@ use toolgate::values::{self, Flags, Memory as _};
 
 use crate::chain;
 use crate::fault::Done;
-use crate::ledger::{digest, nanos, signed, text, unsigned};
+use crate::ledger::{canonical_text, parse_digest, to_i64, to_nanos, to_u64};
 use crate::prints::{Carriers, Prints};
-use crate::tx::{Counted, Shared, Tx, lock};
+use crate::tx::{Counted, Shared, Tx, lock_unpoisoned};
 
 /// Header of a session, without its evidence, marks, logs and slices.
 pub(crate) struct Session {
     pub(crate) id: i64,
     pub(crate) version: u64,
     pub(crate) stamp: u64,
-    pub(crate) opened: Option<Timestamp>,
+    pub(crate) opened_at: Option<Timestamp>,
     pub(crate) progress: Progress,
-    pub(crate) memory: Flags,
+    pub(crate) provenance_flags: Flags,
     /// Whether evidence was ever revoked in this session.
-    pub(crate) revokes: bool,
+    pub(crate) has_revocations: bool,
     pub(crate) rows: u64,
     pub(crate) head: Digest,
 }
@@ -46,22 +46,22 @@ impl Session {
         let (progress, memory): (Option<String>, Option<String>) = (row.get(4)?, row.get(5)?);
         Ok(Some(Self {
             id: row.get(0)?,
-            version: unsigned(row.get(1)?),
-            stamp: unsigned(row.get(2)?),
-            opened: row.get::<_, Option<i64>>(3)?.map(time),
+            version: to_u64(row.get(1)?),
+            stamp: to_u64(row.get(2)?),
+            opened_at: row.get::<_, Option<i64>>(3)?.map(from_nanos),
             progress: progress.map_or(Ok(Progress::default()), |text| serde_json::from_str(&text))?,
-            memory: memory.map_or(Ok(Flags::default()), |text| serde_json::from_str(&text))?,
-            revokes: row.get(6)?,
-            rows: unsigned(row.get(7)?),
-            head: digest(row.get_ref(8)?.as_blob().unwrap_or_default())?,
+            provenance_flags: memory.map_or(Ok(Flags::default()), |text| serde_json::from_str(&text))?,
+            has_revocations: row.get(6)?,
+            rows: to_u64(row.get(7)?),
+            head: parse_digest(row.get_ref(8)?.as_blob().unwrap_or_default())?,
         }))
     }
 
-    pub(crate) fn find_or_make(sql: &Connection, key: &SessionKey) -> Done<Self> {
+    pub(crate) fn get_or_create(sql: &Connection, key: &SessionKey) -> Done<Self> {
         if let Some(session) = Self::find(sql, key)? {
             return Ok(session);
         }
-        let head = chain::opening(key);
+        let head = chain::session_genesis(key);
         sql.prepare_cached("INSERT INTO sessions (agent, principal, session, head) VALUES (?1, ?2, ?3, ?4)")?.execute(params![
             &*key.agent,
             &*key.principal,
@@ -72,10 +72,10 @@ impl Session {
             id: sql.last_insert_rowid(),
             version: 0,
             stamp: 0,
-            opened: None,
+            opened_at: None,
             progress: Progress::default(),
-            memory: Flags::default(),
-            revokes: false,
+            provenance_flags: Flags::default(),
+            has_revocations: false,
             rows: 0,
             head,
         })
@@ -84,13 +84,13 @@ impl Session {
     /// Counts the calls that are counted in memory only. Returns true if there were any.
     ///
     /// The caller saves the session afterwards.
-    pub(crate) fn catch_up(&mut self, tx: &Tx<'_>, key: &SessionKey) -> bool {
-        let ahead = tx.take_ahead(key, None);
-        self.count(ahead.as_deref().unwrap_or_default());
+    pub(crate) fn count_uncounted_calls(&mut self, tx: &Tx<'_>, key: &SessionKey) -> bool {
+        let ahead = tx.replace_uncounted_calls(key, None);
+        self.count_calls(ahead.as_deref().unwrap_or_default());
         ahead.is_some()
     }
 
-    fn count(&mut self, calls: &[Counted]) {
+    fn count_calls(&mut self, calls: &[Counted]) {
         for call in calls {
             self.progress.count(call.digest, call.at, call.polling.as_ref());
         }
@@ -100,64 +100,64 @@ impl Session {
     ///
     /// For a known session, nothing is written now: the call is counted with the next write to the
     /// session. Other processes see it then.
-    pub(crate) fn enter(tx: &Tx<'_>, key: &SessionKey, call: Option<Counted>, now: Timestamp) -> Done<(Self, Timestamp)> {
-        if let Some((session, opened, ahead)) = Self::known(tx.sql, tx.shared, key, call)? {
+    pub(crate) fn open_for_call(tx: &Tx<'_>, key: &SessionKey, call: Option<Counted>, now: Timestamp) -> Done<(Self, Timestamp)> {
+        if let Some((session, opened, ahead)) = Self::find_opened(tx.sql, tx.shared, key, call)? {
             if call.is_some() {
-                tx.take_ahead(key, Some(ahead));
+                tx.replace_uncounted_calls(key, Some(ahead));
             }
             return Ok((session, opened));
         }
-        let mut session = Self::find_or_make(tx.sql, key)?;
-        session.catch_up(tx, key);
-        session.count(call.as_slice());
-        let opened = *session.opened.get_or_insert(now);
+        let mut session = Self::get_or_create(tx.sql, key)?;
+        session.count_uncounted_calls(tx, key);
+        session.count_calls(call.as_slice());
+        let opened = *session.opened_at.get_or_insert(now);
         session.save(tx.sql)?;
         Ok((session, opened))
     }
 
     /// Reads a session that exists, and its calls that are counted in memory only.
-    pub(crate) fn known(
+    pub(crate) fn find_opened(
         sql: &Connection,
         shared: &Shared,
         key: &SessionKey,
         call: Option<Counted>,
     ) -> Done<Option<(Self, Timestamp, Vec<Counted>)>> {
-        let Some((opened, mut session)) = Self::find(sql, key)?.and_then(|session| Some((session.opened?, session))) else {
+        let Some((opened, mut session)) = Self::find(sql, key)?.and_then(|session| Some((session.opened_at?, session))) else {
             return Ok(None);
         };
-        let mut ahead = lock(&shared.ahead).get(key).cloned().unwrap_or_default();
+        let mut ahead = lock_unpoisoned(&shared.uncounted_calls).get(key).cloned().unwrap_or_default();
         ahead.extend(call);
-        session.count(&ahead);
+        session.count_calls(&ahead);
         Ok(Some((session, opened, ahead)))
     }
 
     pub(crate) fn save(&self, sql: &Connection) -> Done<()> {
-        let memory = if self.memory == Flags::default() { None } else { Some(serde_json::to_string(&self.memory)?) };
+        let memory = if self.provenance_flags == Flags::default() { None } else { Some(serde_json::to_string(&self.provenance_flags)?) };
         sql.prepare_cached(
             "UPDATE sessions SET version = ?2, stamp = ?3, opened = ?4, progress = ?5, memory = ?6, revokes = ?7, rows = ?8, head = ?9
              WHERE id = ?1",
         )?
         .execute(params![
             self.id,
-            signed(self.version),
-            signed(self.stamp),
-            self.opened.map(nanos),
+            to_i64(self.version),
+            to_i64(self.stamp),
+            self.opened_at.map(to_nanos),
             serde_json::to_string(&self.progress)?,
             memory,
-            self.revokes,
-            signed(self.rows),
+            self.has_revocations,
+            to_i64(self.rows),
             self.head.as_bytes().as_slice(),
         ])?;
         Ok(())
     }
 
     /// Reads a snapshot with all slices and nothing else.
-    pub(crate) fn slices(&self, sql: &Connection) -> Done<State> {
-        self.state_of(self.raw_slices(sql)?)
+    pub(crate) fn read_slices(&self, sql: &Connection) -> Done<State> {
+        self.build_state(self.read_raw_slices(sql)?)
     }
 
     /// Reads the slices as stored.
-    pub(crate) fn raw_slices(&self, sql: &Connection) -> Done<Vec<(String, String)>> {
+    pub(crate) fn read_raw_slices(&self, sql: &Connection) -> Done<Vec<(String, String)>> {
         // Every change of a slice increments the version.
         if self.version == 0 {
             return Ok(Vec::new());
@@ -167,7 +167,7 @@ impl Session {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    pub(crate) fn state_of(&self, slices: Vec<(String, String)>) -> Done<State> {
+    pub(crate) fn build_state(&self, slices: Vec<(String, String)>) -> Done<State> {
         let mut state = State { stamp: self.stamp, ..State::default() };
         for (name, value) in slices {
             state.slices.insert_mut(name.into(), Arc::new(serde_json::from_str(&value)?));
@@ -176,47 +176,47 @@ impl Session {
     }
 
     /// Reads the whole session.
-    pub(crate) fn whole(&self, sql: &Connection) -> Done<State> {
-        let mut state = self.slices(sql)?;
-        for (name, value) in named(sql, "SELECT name, value FROM marks WHERE session = ?1", self.id)? {
+    pub(crate) fn read_all(&self, sql: &Connection) -> Done<State> {
+        let mut state = self.read_slices(sql)?;
+        for (name, value) in read_named_values(sql, "SELECT name, value FROM marks WHERE session = ?1", self.id)? {
             state.marks.insert_mut(name, Arc::new(value));
         }
-        for (name, entry) in named(sql, "SELECT name, entry FROM logs WHERE session = ?1 ORDER BY name, n", self.id)? {
+        for (name, entry) in read_named_values(sql, "SELECT name, entry FROM logs WHERE session = ?1 ORDER BY name, n", self.id)? {
             let log = state.logs.get(&name).cloned().unwrap_or_default();
             state.logs.insert_mut(name, log.push_back(Arc::new(entry)));
         }
-        for (key, proof) in named(sql, "SELECT key, proof FROM evidence WHERE session = ?1", self.id)? {
+        for (key, proof) in read_named_values(sql, "SELECT key, proof FROM evidence WHERE session = ?1", self.id)? {
             state.evidence.insert_mut(serde_json::from_str(&key)?, Arc::new(serde_json::from_value::<Evidence>(proof)?));
         }
         let mut statement = sql.prepare_cached("SELECT key, stamp FROM revocations WHERE session = ?1")?;
         let mut rows = statement.query([self.id])?;
         while let Some(row) = rows.next()? {
-            state.revocations.insert_mut(serde_json::from_str(&row.get::<_, String>(0)?)?, unsigned(row.get(1)?));
+            state.revocations.insert_mut(serde_json::from_str(&row.get::<_, String>(0)?)?, to_u64(row.get(1)?));
         }
         // Values are stored as keyed fingerprints and cannot be read back.
-        state.values.set_flags(self.memory);
+        state.values.set_flags(self.provenance_flags);
         Ok(state)
     }
 
     /// Reads the latest evidence for a key, even if it was revoked.
-    fn proof(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Evidence>> {
+    fn latest_evidence(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Evidence>> {
         let found: Option<String> = sql
             .prepare_cached("SELECT proof FROM evidence WHERE session = ?1 AND key = ?2")?
-            .query_row(params![self.id, text(key)?], |row| row.get(0))
+            .query_row(params![self.id, canonical_text(key)?], |row| row.get(0))
             .optional()?;
         found.map(|found| serde_json::from_str(&found)).transpose().map_err(Into::into)
     }
 
     /// Reads the latest evidence for a key, unless it was revoked.
-    pub(crate) fn evidence(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Arc<Evidence>>> {
-        let Some(proof) = self.proof(sql, key)? else { return Ok(None) };
-        if self.revokes {
+    pub(crate) fn current_evidence(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Arc<Evidence>>> {
+        let Some(proof) = self.latest_evidence(sql, key)? else { return Ok(None) };
+        if self.has_revocations {
             for key in proof.keys_if(false) {
                 let revoked: Option<i64> = sql
                     .prepare_cached("SELECT stamp FROM revocations WHERE session = ?1 AND key = ?2")?
-                    .query_row(params![self.id, text(&key)?], |row| row.get(0))
+                    .query_row(params![self.id, canonical_text(&key)?], |row| row.get(0))
                     .optional()?;
-                if revoked.is_some_and(|at| unsigned(at) >= proof.stamp) {
+                if revoked.is_some_and(|at| to_u64(at) >= proof.stamp) {
                     return Ok(None);
                 }
             }
@@ -224,7 +224,7 @@ impl Session {
         Ok(Some(Arc::new(proof)))
     }
 
-    pub(crate) fn append(&mut self, sql: &Connection, logs: Vec<(Arc<str>, Value)>) -> Done<()> {
+    pub(crate) fn append_logs(&mut self, sql: &Connection, logs: Vec<(Arc<str>, Value)>) -> Done<()> {
         self.stamp += 1;
         for (name, entry) in logs {
             sql.prepare_cached(
@@ -236,45 +236,45 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) fn revoke(&mut self, sql: &Connection, key: &EvidenceKey) -> Done<()> {
+    pub(crate) fn revoke_evidence(&mut self, sql: &Connection, key: &EvidenceKey) -> Done<()> {
         self.stamp += 1;
-        self.revokes = true;
+        self.has_revocations = true;
         sql.prepare_cached("INSERT OR REPLACE INTO revocations (session, key, stamp) VALUES (?1, ?2, ?3)")?.execute(params![
             self.id,
-            text(key)?,
-            signed(self.stamp)
+            canonical_text(key)?,
+            to_i64(self.stamp)
         ])?;
         Ok(())
     }
 
-    pub(crate) fn apply(&mut self, sql: &Connection, changes: Changes) -> Done<()> {
+    pub(crate) fn apply_changes(&mut self, sql: &Connection, changes: Changes) -> Done<()> {
         self.version += u64::from(changes.needs_version());
         self.stamp += 1;
-        self.change(sql, "slices", changes.slices)?;
-        self.change(sql, "marks", changes.marks)?;
+        self.store_values(sql, "slices", changes.slices)?;
+        self.store_values(sql, "marks", changes.marks)?;
         if let Some(mut evidence) = changes.evidence {
             let is_late = evidence.stamp < self.stamp;
             evidence.stamp = evidence.stamp.min(self.stamp);
             for key in evidence.keys() {
                 // Do not replace newer evidence.
-                if !is_late || self.proof(sql, &key)?.is_none_or(|known| known.stamp <= evidence.stamp) {
-                    self.prove(sql, &key, &evidence)?;
+                if !is_late || self.latest_evidence(sql, &key)?.is_none_or(|known| known.stamp <= evidence.stamp) {
+                    self.store_evidence(sql, &key, &evidence)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn prove(&self, sql: &Connection, key: &EvidenceKey, evidence: &Evidence) -> Done<()> {
+    fn store_evidence(&self, sql: &Connection, key: &EvidenceKey, evidence: &Evidence) -> Done<()> {
         sql.prepare_cached("INSERT OR REPLACE INTO evidence (session, key, proof) VALUES (?1, ?2, ?3)")?.execute(params![
             self.id,
-            text(key)?,
+            canonical_text(key)?,
             serde_json::to_string(evidence)?
         ])?;
         Ok(())
     }
 
-    fn change(&self, sql: &Connection, table: &str, changes: Vec<Change>) -> Done<()> {
+    fn store_values(&self, sql: &Connection, table: &str, changes: Vec<Change>) -> Done<()> {
         for (name, value) in changes {
             match value {
                 Some(value) => sql
@@ -288,34 +288,34 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) fn alter(&mut self, sql: &Connection, key: &[u8; 32], alter: Alter) -> Done<()> {
+    pub(crate) fn edit(&mut self, sql: &Connection, key: &[u8; 32], alter: Alter) -> Done<()> {
         self.version += 1;
         self.stamp += 1;
         match alter {
-            Alter::Heard(words) => {
-                let mut memory = Prints::of(sql, key, self);
+            Alter::UserText(words) => {
+                let mut memory = Prints::new(sql, key, self);
                 values::hear(&mut memory, &words);
-                self.memory = memory.finish()?;
+                self.provenance_flags = memory.finish()?;
             }
             Alter::Reset => {
-                self.clear(sql, &["slices", "marks", "evidence", "revocations", "logs"])?;
-                self.revokes = false;
+                self.clear_tables(sql, &["slices", "marks", "evidence", "revocations", "logs"])?;
+                self.has_revocations = false;
             }
             Alter::Restore(earlier) => {
-                self.clear(sql, &["slices", "marks", "evidence", "revocations"])?;
+                self.clear_tables(sql, &["slices", "marks", "evidence", "revocations"])?;
                 let all =
                     |map: &toolgate::session::Slices| map.iter().map(|(name, value)| (Arc::clone(name), Some((**value).clone()))).collect();
-                self.change(sql, "slices", all(&earlier.slices))?;
-                self.change(sql, "marks", all(&earlier.marks))?;
+                self.store_values(sql, "slices", all(&earlier.slices))?;
+                self.store_values(sql, "marks", all(&earlier.marks))?;
                 for (key, evidence) in &earlier.evidence {
-                    self.prove(sql, key, evidence)?;
+                    self.store_evidence(sql, key, evidence)?;
                 }
-                self.revokes = !earlier.revocations.is_empty();
+                self.has_revocations = !earlier.revocations.is_empty();
                 for (key, stamp) in &earlier.revocations {
                     sql.prepare_cached("INSERT INTO revocations (session, key, stamp) VALUES (?1, ?2, ?3)")?.execute(params![
                         self.id,
-                        text(key)?,
-                        signed(*stamp)
+                        canonical_text(key)?,
+                        to_i64(*stamp)
                     ])?;
                 }
             }
@@ -323,7 +323,7 @@ impl Session {
         Ok(())
     }
 
-    fn clear(&self, sql: &Connection, tables: &[&str]) -> Done<()> {
+    fn clear_tables(&self, sql: &Connection, tables: &[&str]) -> Done<()> {
         for table in tables {
             sql.prepare_cached(&format!("DELETE FROM {table} WHERE session = ?1"))?.execute([self.id])?;
         }
@@ -331,23 +331,23 @@ impl Session {
     }
 
     /// Stores the provenance of values.
-    pub(crate) fn see(&mut self, sql: &Connection, key: &[u8; 32], seen: values::Seen) -> Done<()> {
+    pub(crate) fn store_provenance(&mut self, sql: &Connection, key: &[u8; 32], seen: values::Seen) -> Done<()> {
         self.stamp += 1;
-        let (mut memory, mut carriers) = (Prints::of(sql, key, self), Carriers::of(sql));
+        let (mut memory, mut carriers) = (Prints::new(sql, key, self), Carriers::new(sql));
         values::take_in(&mut memory, seen, &mut carriers);
-        self.memory = memory.finish()?;
+        self.provenance_flags = memory.finish()?;
         carriers.finish()
     }
 }
 
 /// Loads evidence, marks and origins into the facts.
-pub(crate) fn load(sql: &Connection, secret: &[u8; 32], key: &SessionKey, needs: &Needs, facts: &mut Facts) -> Done<()> {
+pub(crate) fn load_facts(sql: &Connection, secret: &[u8; 32], key: &SessionKey, needs: &Needs, facts: &mut Facts) -> Done<()> {
     if needs.evidence.is_empty() && needs.marks.is_empty() && needs.origins.is_empty() {
         return Ok(());
     }
     let session = Session::find(sql, key)?;
     for key in &needs.evidence {
-        let found = session.as_ref().map(|session| session.evidence(sql, key)).transpose()?.flatten();
+        let found = session.as_ref().map(|session| session.current_evidence(sql, key)).transpose()?.flatten();
         facts.evidence.push((key.clone(), found));
     }
     for mark in &needs.marks {
@@ -363,7 +363,7 @@ pub(crate) fn load(sql: &Connection, secret: &[u8; 32], key: &SessionKey, needs:
     for (place, value) in &needs.origins {
         let known = match &session {
             Some(session) => {
-                let memory = Prints::of(sql, secret, session);
+                let memory = Prints::new(sql, secret, session);
                 let known = values::known(&memory, value);
                 memory.finish()?;
                 known
@@ -375,7 +375,7 @@ pub(crate) fn load(sql: &Connection, secret: &[u8; 32], key: &SessionKey, needs:
     Ok(())
 }
 
-fn named(sql: &Connection, query: &str, session: i64) -> Done<Vec<(Arc<str>, Value)>> {
+fn read_named_values(sql: &Connection, query: &str, session: i64) -> Done<Vec<(Arc<str>, Value)>> {
     let mut statement = sql.prepare_cached(query)?;
     let mut rows = statement.query([session])?;
     let mut found = Vec::new();
@@ -385,12 +385,12 @@ fn named(sql: &Connection, query: &str, session: i64) -> Done<Vec<(Arc<str>, Val
     Ok(found)
 }
 
-pub(crate) fn time(nanos: i64) -> Timestamp {
+pub(crate) fn from_nanos(nanos: i64) -> Timestamp {
     Timestamp::from_nanosecond(nanos.into()).unwrap_or(Timestamp::MAX)
 }
 
 /// Reads the `meta` table.
-pub(crate) fn meta(sql: &Connection) -> Done<BTreeMap<String, String>> {
+pub(crate) fn read_meta(sql: &Connection) -> Done<BTreeMap<String, String>> {
     let mut statement = sql.prepare("SELECT name, value FROM meta")?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)

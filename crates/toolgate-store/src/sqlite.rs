@@ -18,11 +18,11 @@ use toolgate::store::{Hold, StoreError};
 
 use crate::claims;
 use crate::fault::{Done, Fault};
-use crate::home::Home;
+use crate::home::StateDir;
 use crate::keys::Keys;
 use crate::ledger;
 use crate::open;
-use crate::tx::{Shared, Tx, lock};
+use crate::tx::{Shared, Tx, lock_unpoisoned};
 use crate::writer::Writer;
 use hold::{Guard, Held, Own};
 
@@ -36,9 +36,9 @@ pub struct SqliteStore {
     /// Declared before `writer`: the last connection to close cleans up, which needs the writer.
     readers: Mutex<Vec<Connection>>,
     writer: Writer,
-    locks: Mutex<HashMap<SessionKey, Arc<Own>>>,
+    session_locks: Mutex<HashMap<SessionKey, Arc<Own>>>,
     /// Number of session locks so far. Unused entries of `locks` are removed now and then.
-    holds: AtomicU64,
+    lock_count: AtomicU64,
 }
 
 /// Longest pause between two transactions of a pruning, in which other processes can write.
@@ -67,28 +67,28 @@ impl SqliteStore {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         // The state directory is beside the file itself, not beside a symbolic link to it.
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
-        let (path, state) = (path.as_path(), crate::home::beside(&path));
+        let (path, state) = (path.as_path(), crate::home::state_dir_for(&path));
         let state = state.as_path();
         let open = || -> Done<Self> {
-            let there = |error: std::io::Error| Fault::Said(format!("{}: {error}", state.display()));
-            open::is_ours(path)?;
+            let there = |error: std::io::Error| Fault::Message(format!("{}: {error}", state.display()));
+            open::check_file(path)?;
             let look = "check that the directory exists and is writable";
-            let no_door = |error: std::io::Error| Fault::Said(format!("{}: {error}; {look}", state.display()));
-            let _door = Home::door(state).map_err(no_door)?;
-            let sql = open::writing(path)?;
-            let home = Home::enter(state).map_err(there)?;
-            let (id, keys) = open::acquaint(&sql, &home)?;
-            open::is_newest(&sql, &home, &id)?;
+            let no_door = |error: std::io::Error| Fault::Message(format!("{}: {error}; {look}", state.display()));
+            let _door = StateDir::door(state).map_err(no_door)?;
+            let sql = open::open_writable(path)?;
+            let home = StateDir::enter(state).map_err(there)?;
+            let (id, keys) = open::link_state_dir(&sql, &home)?;
+            open::check_not_older(&sql, &home, &id)?;
             let shared = Shared::new(home, id, keys);
-            let unsigned = crate::pen::sweep(&sql, &shared, Timestamp::now())?;
-            shared.home.tidy().map_err(there)?;
+            let unsigned = crate::pen::sweep_on_open(&sql, &shared, Timestamp::now())?;
+            shared.state_dir.tidy().map_err(there)?;
             Ok(Self {
                 path: path.to_owned(),
                 writer: Writer::start(sql, Arc::clone(&shared), unsigned)?,
                 shared,
                 readers: Mutex::default(),
-                locks: Mutex::default(),
-                holds: AtomicU64::new(0),
+                session_locks: Mutex::default(),
+                lock_count: AtomicU64::new(0),
             })
         };
         open().map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))
@@ -100,23 +100,23 @@ impl SqliteStore {
     ///
     /// # Errors
     /// As for [`SqliteStore::open`].
-    pub fn open_briefly(path: impl AsRef<Path>) -> Result<Option<Self>, StoreError> {
+    pub fn open_for_one_call(path: impl AsRef<Path>) -> Result<Option<Self>, StoreError> {
         let path = path.as_ref();
         let Ok(path) = std::fs::canonicalize(path) else { return Ok(None) };
         let open = || -> Done<Option<Self>> {
-            let Some(sql) = open::ready(&path)? else { return Ok(None) };
-            let home = Home::pass(&crate::home::beside(&path))
-                .map_err(|error| Fault::Said(format!("{}: {error}", crate::home::beside(&path).display())))?;
-            let Some((id, keys)) = open::known(&sql, &home)? else { return Ok(None) };
-            open::is_newest(&sql, &home, &id)?;
+            let Some(sql) = open::open_current(&path)? else { return Ok(None) };
+            let home = StateDir::pass(&crate::home::state_dir_for(&path))
+                .map_err(|error| Fault::Message(format!("{}: {error}", crate::home::state_dir_for(&path).display())))?;
+            let Some((id, keys)) = open::read_identity(&sql, &home)? else { return Ok(None) };
+            open::check_not_older(&sql, &home, &id)?;
             let shared = Shared::new(home, id, keys);
             Ok(Some(Self {
                 path: path.clone(),
-                writer: Writer::here(sql, Arc::clone(&shared)),
+                writer: Writer::inline(sql, Arc::clone(&shared)),
                 shared,
                 readers: Mutex::default(),
-                locks: Mutex::default(),
-                holds: AtomicU64::new(0),
+                session_locks: Mutex::default(),
+                lock_count: AtomicU64::new(0),
             }))
         };
         open().map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))
@@ -125,7 +125,7 @@ impl SqliteStore {
     /// Returns the public key of this ledger in hexadecimal digits, which verifies its receipts.
     #[must_use]
     pub fn public_key(&self) -> Arc<str> {
-        Arc::clone(self.shared.keys().public())
+        Arc::clone(self.shared.keys().public_key())
     }
 
     /// Returns the path of the file.
@@ -137,20 +137,20 @@ impl SqliteStore {
     /// Returns the id of this ledger. Another file at the same path has another id.
     #[must_use]
     pub fn id(&self) -> &str {
-        &self.shared.id
+        &self.shared.ledger_id
     }
 
     /// Returns the number of transactions that this process has committed.
     #[must_use]
-    pub fn transactions(&self) -> u64 {
-        self.writer.count()
+    pub fn transaction_count(&self) -> u64 {
+        self.writer.transaction_count()
     }
 
     /// Checks that the store can write: writes an unchanged value to the disk.
     ///
     /// # Errors
     /// The write failed.
-    pub async fn try_out(&self) -> Result<(), StoreError> {
+    pub async fn check_writable(&self) -> Result<(), StoreError> {
         self.write(true, |tx| Ok(tx.sql.execute("UPDATE meta SET value = value WHERE name = 'id'", []).map(drop)?)).await
     }
 
@@ -159,11 +159,12 @@ impl SqliteStore {
     /// # Errors
     /// The key cannot be created or stored.
     pub async fn rotate_key(&self) -> Result<Arc<str>, StoreError> {
-        let new = Arc::new(Keys::with_new_signing_key(&self.shared.home.keys()).map_err(|e| self.named(&StoreError(e.to_string())))?);
+        let new =
+            Arc::new(Keys::with_new_signing_key(&self.shared.state_dir.keys()).map_err(|e| self.with_path(&StoreError(e.to_string())))?);
         let next = Arc::clone(&new);
-        self.write(true, move |tx| ledger::rotate(tx, Timestamp::now(), &next).map(|_| ())).await?;
-        let public = Arc::clone(new.public());
-        *lock(&self.shared.keys) = new;
+        self.write(true, move |tx| ledger::rotate_key(tx, Timestamp::now(), &next).map(|_| ())).await?;
+        let public = Arc::clone(new.public_key());
+        *lock_unpoisoned(&self.shared.keys) = new;
         Ok(public)
     }
 
@@ -177,18 +178,18 @@ impl SqliteStore {
     pub async fn prune(&self, rows_before: Timestamp, sealed_before: Timestamp) -> Result<Gone, StoreError> {
         let (mut gone, mut after) = (Gone { rows: 0, sealed: 0 }, Some(0));
         while let Some(from) = after {
-            let (sealed, next) = self.write_and_rest(move |tx| claims::forget(tx.sql, sealed_before, from)).await?;
+            let (sealed, next) = self.write_and_pause(move |tx| claims::prune_outcomes(tx.sql, sealed_before, from)).await?;
             gone.sealed += sealed;
             after = next;
         }
         loop {
-            match self.write_and_rest(move |tx| claims::clear(tx.sql, sealed_before)).await? {
+            match self.write_and_pause(move |tx| claims::prune_approvals_and_outputs(tx.sql, sealed_before)).await? {
                 0 => break,
                 sealed => gone.sealed += sealed,
             }
         }
         loop {
-            match self.write_and_rest(move |tx| ledger::prune(tx, rows_before, Timestamp::now())).await? {
+            match self.write_and_pause(move |tx| ledger::prune_rows(tx, rows_before, Timestamp::now())).await? {
                 0 => return Ok(gone),
                 rows => gone.rows += rows,
             }
@@ -196,7 +197,7 @@ impl SqliteStore {
     }
 
     /// Writes, and then pauses for about as long as the write took, so that others can write.
-    async fn write_and_rest<T: Send + 'static>(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
+    async fn write_and_pause<T: Send + 'static>(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
         let begun = Instant::now();
         let written = self.write(true, f).await?;
         tokio::time::sleep(begun.elapsed().min(MOST_REST)).await;
@@ -208,33 +209,33 @@ impl SqliteStore {
         durable: bool,
         f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.writer.write(durable, f).await.map_err(|error| self.named(&error))
+        self.writer.write(durable, f).await.map_err(|error| self.with_path(&error))
     }
 
     /// Reads a little on this thread: by a key, from pages that are mostly cached.
     ///
     /// The read ends before another thread would have started.
-    fn read_here<T>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T>) -> Result<T, StoreError> {
-        let f = match self.writer.glance(f) {
-            Ok(found) => return found.map_err(|fault| self.named(&fault.into())),
+    fn read_inline<T>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T>) -> Result<T, StoreError> {
+        let f = match self.writer.try_read(f) {
+            Ok(found) => return found.map_err(|fault| self.with_path(&fault.into())),
             Err(f) => f,
         };
-        let sql = lock(&self.readers).pop();
+        let sql = lock_unpoisoned(&self.readers).pop();
         let read = || -> Done<(Connection, T)> {
             let sql = match sql {
                 Some(sql) => sql,
-                None => open::reading(&self.path)?,
+                None => open::open_readonly(&self.path)?,
             };
             let found = f(&sql, &self.shared)?;
             Ok((sql, found))
         };
-        let (sql, found) = read().map_err(|fault| self.named(&fault.into()))?;
-        self.put_back(sql);
+        let (sql, found) = read().map_err(|fault| self.with_path(&fault.into()))?;
+        self.return_reader(sql);
         Ok(found)
     }
 
-    fn put_back(&self, sql: Connection) {
-        let mut readers = lock(&self.readers);
+    fn return_reader(&self, sql: Connection) {
+        let mut readers = lock_unpoisoned(&self.readers);
         if readers.len() < 8 {
             readers.push(sql);
         }
@@ -242,27 +243,27 @@ impl SqliteStore {
 
     /// Reads on another thread, because the read may be long.
     async fn read<T: Send + 'static>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
-        let f = match self.writer.read(f) {
-            Ok(found) => return found.map_err(|fault| self.named(&fault.into())),
+        let f = match self.writer.read_if_inline(f) {
+            Ok(found) => return found.map_err(|fault| self.with_path(&fault.into())),
             Err(f) => f,
         };
-        let sql = lock(&self.readers).pop();
+        let sql = lock_unpoisoned(&self.readers).pop();
         let (path, shared) = (self.path.clone(), Arc::clone(&self.shared));
         let work = move || -> Done<(Connection, T)> {
             let sql = match sql {
                 Some(sql) => sql,
-                None => open::reading(&path)?,
+                None => open::open_readonly(&path)?,
             };
             let found = f(&sql, &shared)?;
             Ok((sql, found))
         };
         let done = tokio::task::spawn_blocking(work).await.map_err(|error| StoreError(error.to_string()))?;
-        let (sql, found) = done.map_err(|fault| self.named(&fault.into()))?;
-        self.put_back(sql);
+        let (sql, found) = done.map_err(|fault| self.with_path(&fault.into()))?;
+        self.return_reader(sql);
         Ok(found)
     }
 
-    fn named(&self, error: &StoreError) -> StoreError {
+    fn with_path(&self, error: &StoreError) -> StoreError {
         StoreError(format!("the ledger {}: {error}", self.path.display()))
     }
 
@@ -271,21 +272,21 @@ impl SqliteStore {
     }
 
     /// Locks a session against other calls of this process, then against other processes.
-    async fn acquire(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
+    async fn acquire_session_lock(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
         let until = Instant::now().checked_add(wait);
         let own = {
-            let mut locks = lock(&self.locks);
-            if self.holds.fetch_add(1, Ordering::Relaxed) % 1_024 == 1_023 {
+            let mut locks = lock_unpoisoned(&self.session_locks);
+            if self.lock_count.fetch_add(1, Ordering::Relaxed) % 1_024 == 1_023 {
                 locks.retain(|_, own| Arc::strong_count(own) > 1);
             }
             Arc::clone(locks.entry(key.clone()).or_default())
         };
-        let calls = Arc::clone(&own.calls);
-        let guard = async { if alone { Guard::Alone(calls.write_owned().await) } else { Guard::Together(calls.read_owned().await) } };
+        let calls = Arc::clone(&own.call_lock);
+        let guard = async { if alone { Guard::Exclusive(calls.write_owned().await) } else { Guard::Shared(calls.read_owned().await) } };
         let Ok(guard) = tokio::time::timeout(wait, guard).await else { return Ok(None) };
         loop {
-            let held = Held::take(Arc::clone(&own), Arc::clone(&self.shared), key, alone);
-            match held.map_err(|error| self.named(&StoreError(format!("cannot lock the session: {error}"))))? {
+            let held = Held::acquire(Arc::clone(&own), Arc::clone(&self.shared), key, alone);
+            match held.map_err(|error| self.with_path(&StoreError(format!("cannot lock the session: {error}"))))? {
                 Some(held) => return Ok(Some(Hold::new((held, guard)))),
                 None if until.is_none_or(|until| Instant::now() < until) => tokio::time::sleep(Duration::from_millis(5)).await,
                 None => return Ok(None),

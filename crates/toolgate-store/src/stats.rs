@@ -48,7 +48,7 @@ impl Ledger {
     ///
     /// # Errors
     /// The rows cannot be read.
-    pub fn stats(&self, filter: &Filter) -> Result<Stats, StoreError> {
+    pub fn compute_stats(&self, filter: &Filter) -> Result<Stats, StoreError> {
         let mut stats = Stats::default();
         let mut times: BTreeMap<Gate, Histogram> = BTreeMap::new();
         self.query(filter, |Entry { row, .. }| {
@@ -74,11 +74,11 @@ impl Ledger {
                 *stats.observed.entry(observed.rule.clone()).or_default() += 1;
             }
             for gate in Gate::ALL.into_iter().filter(|gate| row.latency.at(*gate) > 0) {
-                times.entry(gate).or_default().add(row.latency.at(gate));
+                times.entry(gate).or_default().record(row.latency.at(gate));
             }
             Ok(true)
         })?;
-        let told = |times: &Histogram| Times { p50_ns: times.at(0.5), p95_ns: times.at(0.95), p99_ns: times.at(0.99) };
+        let told = |times: &Histogram| Times { p50_ns: times.quantile(0.5), p95_ns: times.quantile(0.95), p99_ns: times.quantile(0.99) };
         stats.latency = times.iter().map(|(gate, times)| (gate.name(), told(times))).collect();
         Ok(stats)
     }
@@ -92,7 +92,7 @@ struct Histogram {
 }
 
 impl Histogram {
-    fn add(&mut self, value: u64) {
+    fn record(&mut self, value: u64) {
         let bits = 63 - value.max(16).leading_zeros();
         let part = (value.max(16) >> (bits - 4)) & 15;
         *self.buckets.entry(bits * 16 + u32::try_from(part).unwrap_or(0)).or_default() += 1;
@@ -100,7 +100,7 @@ impl Histogram {
     }
 
     /// Returns the lower bound of the bucket that contains the quantile `part`.
-    fn at(&self, part: f64) -> u64 {
+    fn quantile(&self, part: f64) -> u64 {
         #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a percentile")]
         let mut left = (self.count as f64 * part).ceil() as u64;
         for (bucket, count) in &self.buckets {

@@ -9,23 +9,28 @@ use toolgate::store::{Intent, Settle};
 use toolgate::{CallId, SessionKey};
 
 use crate::claims::Claim;
-use crate::counters::{Reserved, counts_from, settle_charge};
+use crate::counters::{Reserved, counted_from, settle_charge};
 use crate::fault::Done;
-use crate::ledger::{digest, nanos};
-use crate::session::{Session, time};
+use crate::ledger::{parse_digest, to_nanos};
+use crate::session::{Session, from_nanos};
 use crate::tx::Tx;
 
 /// Computes the row id of a call from the time and the random bits of its call id.
 ///
 /// New rows are mostly last in the table.
-const fn place(call: CallId) -> i64 {
+const fn row_id(call: CallId) -> i64 {
     let [_, _, a, b, c, d, _, _, _, _, _, _, e, f, g, h] = *call.as_bytes();
     i64::from_be_bytes([a & 0x7f, b, c, d, e, f, g, h])
 }
 
 /// Inserts a claim that this process ends itself. Returns false if it must go to `claims` instead.
-pub(crate) fn begin(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, reserved: &[(usize, i64, &Charge, Decimal)]) -> Done<bool> {
-    let is_own = intent.effect && intent.pass.is_none() && tx.shared.home.owner() == Some(&intent.owner);
+pub(crate) fn insert_inflight(
+    tx: &Tx<'_>,
+    intent: &Intent,
+    draft: Option<&str>,
+    reserved: &[(usize, i64, &Charge, Decimal)],
+) -> Done<bool> {
+    let is_own = intent.effect && intent.pass.is_none() && tx.shared.state_dir.owner() == Some(&intent.owner);
     if !is_own || intent.seen.is_some() || !intent.recall.is_empty() || !intent.carriers.is_empty() {
         return Ok(false);
     }
@@ -37,7 +42,7 @@ pub(crate) fn begin(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, reserved:
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
         )?
         .execute(params![
-            place(intent.call),
+            row_id(intent.call),
             intent.call.as_bytes().as_slice(),
             &*intent.key.agent,
             &*intent.key.principal,
@@ -46,45 +51,45 @@ pub(crate) fn begin(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, reserved:
             intent.digest.as_bytes().as_slice(),
             intent.asked.as_bytes().as_slice(),
             &*intent.owner,
-            nanos(intent.lease),
+            to_nanos(intent.lease),
             revokes,
             serde_json::to_string(reserved)?,
             draft,
         ])?;
     // Another call may have the same id already.
     if written > 0 {
-        tx.take_own(intent.call, Some(reserved.iter().map(|(n, at, charge, _)| (*n, *at, (*charge).clone())).collect()));
+        tx.replace_own_charges(intent.call, Some(reserved.iter().map(|(n, at, charge, _)| (*n, *at, (*charge).clone())).collect()));
     }
     Ok(written > 0)
 }
 
 /// Ends a claim of this process. Returns false if there is none, or if it is in `claims` now.
-pub(crate) fn end(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>, now: jiff::Timestamp) -> Done<bool> {
-    let Some(reserved) = tx.take_own(call, None) else { return Ok(false) };
+pub(crate) fn end_inflight(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>, now: jiff::Timestamp) -> Done<bool> {
+    let Some(reserved) = tx.replace_own_charges(call, None) else { return Ok(false) };
     if settle == Settle::Pending {
-        adopt(tx, call)?;
+        move_to_claims(tx, call)?;
         return Ok(false);
     }
-    if !remove(tx.sql, call)? {
+    if !delete_inflight(tx.sql, call)? {
         return Ok(false);
     }
     for (n, at, charge) in reserved {
-        let from = counts_from(at, &charge, now);
+        let from = counted_from(at, &charge, now);
         settle_charge(tx.sql, call, (n, at, &charge), settle.amount(&charge, spent), from)?;
     }
     Ok(true)
 }
 
-fn remove(sql: &Connection, call: CallId) -> Done<bool> {
+fn delete_inflight(sql: &Connection, call: CallId) -> Done<bool> {
     let mut statement = sql.prepare_cached("DELETE FROM under_way WHERE id = ?1 AND call = ?2")?;
-    Ok(statement.execute(params![place(call), call.as_bytes().as_slice()])? > 0)
+    Ok(statement.execute(params![row_id(call), call.as_bytes().as_slice()])? > 0)
 }
 
 /// Returns true if a running call holds this charge.
-pub(crate) fn holds(sql: &Connection, call: CallId, n: usize) -> Done<bool> {
+pub(crate) fn holds_charge(sql: &Connection, call: CallId, n: usize) -> Done<bool> {
     let charges: Option<String> = sql
         .prepare_cached("SELECT charges FROM under_way WHERE id = ?1 AND call = ?2")?
-        .query_row(params![place(call), call.as_bytes().as_slice()], |row| row.get(0))
+        .query_row(params![row_id(call), call.as_bytes().as_slice()], |row| row.get(0))
         .optional()?;
     let Some(charges) = charges else { return Ok(false) };
     let charges: Vec<(usize, i64, Charge, Decimal)> = serde_json::from_str(&charges)?;
@@ -92,23 +97,23 @@ pub(crate) fn holds(sql: &Connection, call: CallId, n: usize) -> Done<bool> {
 }
 
 /// Returns true if the table has any row.
-pub(crate) fn any(sql: &Connection) -> Done<bool> {
+pub(crate) fn has_inflight(sql: &Connection) -> Done<bool> {
     Ok(sql.prepare_cached("SELECT 1 FROM under_way LIMIT 1")?.exists([])?)
 }
 
 const COLUMNS: &str = "call, agent, principal, session, tool, digest, asked, owner, lease, revokes, charges, draft FROM under_way";
 
-fn read(row: &rusqlite::Row<'_>) -> Done<Claim> {
+fn read_claim(row: &rusqlite::Row<'_>) -> Done<Claim> {
     let text = |column: usize| row.get::<_, String>(column);
-    let (owner, lease) = (text(7)?, time(row.get(8)?));
+    let (owner, lease) = (text(7)?, from_nanos(row.get(8)?));
     let revokes: Option<String> = row.get(9)?;
     let charges: Vec<(usize, i64, Charge, Decimal)> = serde_json::from_str(&text(10)?)?;
     let intent = Intent {
         call: CallId::from_bytes(row.get(0)?),
         key: SessionKey::new(text(1)?, text(2)?, text(3)?),
         tool: text(4)?.into(),
-        digest: digest(&row.get::<_, Vec<u8>>(5)?)?,
-        asked: digest(&row.get::<_, Vec<u8>>(6)?)?,
+        digest: parse_digest(&row.get::<_, Vec<u8>>(5)?)?,
+        asked: parse_digest(&row.get::<_, Vec<u8>>(6)?)?,
         recall: Vec::new(),
         owner: owner.clone().into(),
         lease,
@@ -121,11 +126,11 @@ fn read(row: &rusqlite::Row<'_>) -> Done<Claim> {
     };
     let used = charges.iter().map(|(_, _, charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
     let reserved: Vec<Reserved> = charges.into_iter().map(|(n, at, charge, _)| (n, at, charge)).collect();
-    Ok(Claim::open_of(intent, reserved, used, row.get(11)?))
+    Ok(Claim::new_open(intent, reserved, used, row.get(11)?))
 }
 
 /// Reads the claims of all processes. A read-only ledger with an older schema has no such table.
-pub(crate) fn all(sql: &Connection) -> Done<Vec<Claim>> {
+pub(crate) fn read_inflight(sql: &Connection) -> Done<Vec<Claim>> {
     if !sql.prepare_cached("SELECT 1 FROM sqlite_schema WHERE name = 'under_way'")?.exists([])? {
         return Ok(Vec::new());
     }
@@ -133,32 +138,32 @@ pub(crate) fn all(sql: &Connection) -> Done<Vec<Claim>> {
     let mut rows = statement.query([])?;
     let mut all = Vec::new();
     while let Some(row) = rows.next()? {
-        all.push(read(row)?);
+        all.push(read_claim(row)?);
     }
     Ok(all)
 }
 
 /// Moves a call to `claims`, if it is in this table.
-pub(crate) fn adopt(tx: &Tx<'_>, call: CallId) -> Done<()> {
+pub(crate) fn move_to_claims(tx: &Tx<'_>, call: CallId) -> Done<()> {
     let mut statement = tx.sql.prepare_cached(&format!("SELECT {COLUMNS} WHERE id = ?1 AND call = ?2"))?;
-    let mut rows = statement.query(params![place(call), call.as_bytes().as_slice()])?;
-    let found = rows.next()?.map(read).transpose()?;
+    let mut rows = statement.query(params![row_id(call), call.as_bytes().as_slice()])?;
+    let found = rows.next()?.map(read_claim).transpose()?;
     drop(rows);
-    found.map_or(Ok(()), |claim| adopt_this(tx, &claim))
+    found.map_or(Ok(()), |claim| move_claim(tx, &claim))
 }
 
 /// Moves calls of processes that have ended to `claims`.
-pub(crate) fn adopt_abandoned(tx: &Tx<'_>, now: jiff::Timestamp) -> Done<()> {
-    if !any(tx.sql)? {
+pub(crate) fn move_abandoned_to_claims(tx: &Tx<'_>, now: jiff::Timestamp) -> Done<()> {
+    if !has_inflight(tx.sql)? {
         return Ok(());
     }
-    let abandoned = all(tx.sql)?.into_iter().filter(|claim| claim.is_abandoned(&tx.shared.home, now));
-    abandoned.into_iter().try_for_each(|claim| adopt_this(tx, &claim))
+    let abandoned = read_inflight(tx.sql)?.into_iter().filter(|claim| claim.is_abandoned(&tx.shared.state_dir, now));
+    abandoned.into_iter().try_for_each(|claim| move_claim(tx, &claim))
 }
 
-fn adopt_this(tx: &Tx<'_>, claim: &Claim) -> Done<()> {
-    remove(tx.sql, claim.call)?;
-    let session = Session::find_or_make(tx.sql, &claim.intent.key)?;
+fn move_claim(tx: &Tx<'_>, claim: &Claim) -> Done<()> {
+    delete_inflight(tx.sql, claim.call)?;
+    let session = Session::get_or_create(tx.sql, &claim.intent.key)?;
     claim.insert(tx.sql, session.id)
 }
 
@@ -170,20 +175,20 @@ mod tests {
     use toolgate::json::Digest;
 
     use super::*;
-    use crate::home::Home;
+    use crate::home::StateDir;
     use crate::tx::Shared;
 
     #[test]
-    fn who_finds_its_place_taken_is_a_claim_like_any_other() {
+    fn a_call_whose_row_id_is_taken_goes_to_claims() {
         let directory = tempfile::tempdir().unwrap();
-        let sql = crate::open::writing(&directory.path().join("ledger.db")).unwrap();
+        let sql = crate::open::open_writable(&directory.path().join("ledger.db")).unwrap();
         let state = directory.path().join("state");
-        drop(Home::door(&state).unwrap());
-        let home = Home::enter(&state).unwrap();
-        let (id, keys) = crate::open::acquaint(&sql, &home).unwrap();
+        drop(StateDir::door(&state).unwrap());
+        let home = StateDir::enter(&state).unwrap();
+        let (id, keys) = crate::open::link_state_dir(&sql, &home).unwrap();
         let shared = Shared::new(home, id, keys);
         let mut configs = HashSet::new();
-        let tx = Tx::new(&sql, &shared, crate::ledger::tip(&sql).unwrap(), &mut configs);
+        let tx = Tx::new(&sql, &shared, crate::ledger::read_head(&sql).unwrap(), &mut configs);
         // The ids differ only in bits that the row id does not contain.
         let calls = [1, 2].map(|n| CallId::from_bytes([1, 2, 3, 4, 5, 6, 7, n, 9, 10, 11, 12, 13, 14, 15, 16]));
         let now = Timestamp::now();
@@ -195,7 +200,7 @@ mod tests {
                 digest: Digest::default(),
                 asked: Digest::default(),
                 recall: Vec::new(),
-                owner: shared.home.owner().cloned().unwrap(),
+                owner: shared.state_dir.owner().cloned().unwrap(),
                 lease: now,
                 effect: true,
                 row: None,
@@ -204,13 +209,13 @@ mod tests {
                 seen: None,
                 revokes: Vec::new(),
             };
-            crate::claims::claim(&tx, &intent, None, &[], &[], now).unwrap();
+            crate::claims::store_claim(&tx, &intent, None, &[], &[], now).unwrap();
         }
         let [first, second] = calls;
         assert!(Claim::find(&sql, first).unwrap().is_none() && Claim::find(&sql, second).unwrap().is_some());
-        assert_eq!(Claim::unsettled(&sql).unwrap().len(), 2);
-        assert!(end(&tx, first, Settle::Done, None, now).unwrap());
-        assert!(!end(&tx, second, Settle::Done, None, now).unwrap());
-        assert_eq!(Claim::unsettled(&sql).unwrap().len(), 1);
+        assert_eq!(Claim::read_unsettled(&sql).unwrap().len(), 2);
+        assert!(end_inflight(&tx, first, Settle::Done, None, now).unwrap());
+        assert!(!end_inflight(&tx, second, Settle::Done, None, now).unwrap());
+        assert_eq!(Claim::read_unsettled(&sql).unwrap().len(), 1);
     }
 }

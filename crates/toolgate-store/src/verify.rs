@@ -12,8 +12,8 @@ use crate::chain;
 use crate::fault::Done;
 use crate::flaw::{Anchor, Flaw, Trust, Verified};
 use crate::home::Mark;
-use crate::keys::{Keys, is_signed};
-use crate::ledger::{self, Checkpoint, Pruned, digest, nanos, signed, unsigned};
+use crate::keys::{Keys, is_valid_signature};
+use crate::ledger::{self, Checkpoint, Pruned, parse_digest, to_i64, to_nanos, to_u64};
 
 /// Progress of the verification in the chain of one session.
 struct Seen {
@@ -21,7 +21,7 @@ struct Seen {
     rows: u64,
     head: Digest,
     /// Number of rows and head in the `sessions` table.
-    said: (u64, Digest),
+    stored: (u64, Digest),
 }
 
 impl Ledger {
@@ -34,41 +34,41 @@ impl Ledger {
     pub fn verify(&self, trust: &Trust, mut progress: impl FnMut(u64)) -> Result<Verified, Flaw> {
         let keys = match &trust.key {
             Some(key) => vec![key.clone()],
-            None => match Keys::own(&self.home.keys()) {
+            None => match Keys::read_own_public_keys(&self.state_dir.keys()) {
                 Ok(keys) if !keys.is_empty() => keys,
-                Ok(_) => return Err(Flaw::unchecked(format!("no key in {}; pass one with `--key`", self.home.keys().display()))),
+                Ok(_) => return Err(Flaw::unchecked(format!("no key in {}; pass one with `--key`", self.state_dir.keys().display()))),
                 Err(error) => {
                     return Err(Flaw::unchecked(format!(
                         "cannot read a key in {} ({error}); pass one with `--key`",
-                        self.home.keys().display()
+                        self.state_dir.keys().display()
                     )));
                 }
             },
         };
         // Read the mark first, because it only moves forward. Then read the ledger in one
         // transaction, because other processes may write.
-        let mark = self.home.mark().map_err(|error| match error.kind() {
-            std::io::ErrorKind::Other => Flaw::of(error.to_string()),
-            _ => Flaw::unchecked(format!("{}: {error}", self.home.path().join("mark.json").display())),
+        let mark = self.state_dir.mark().map_err(|error| match error.kind() {
+            std::io::ErrorKind::Other => Flaw::new(error.to_string()),
+            _ => Flaw::unchecked(format!("{}: {error}", self.state_dir.path().join("mark.json").display())),
         })?;
         self.sql.execute_batch("BEGIN")?;
-        let verified = self.check(trust, &keys, mark.as_ref(), &mut progress);
+        let verified = self.check_ledger(trust, &keys, mark.as_ref(), &mut progress);
         self.sql.execute_batch("COMMIT")?;
         verified
     }
 
-    fn check(&self, trust: &Trust, keys: &[String], mark: Option<&Mark>, progress: &mut dyn FnMut(u64)) -> Result<Verified, Flaw> {
+    fn check_ledger(&self, trust: &Trust, keys: &[String], mark: Option<&Mark>, progress: &mut dyn FnMut(u64)) -> Result<Verified, Flaw> {
         let (anchor, given) = (trust.anchor, trust.key.is_some());
         let damage: String = self.sql.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
         if damage != "ok" {
-            return Err(Flaw::of(format!("the file is damaged: {damage}")));
+            return Err(Flaw::new(format!("the file is damaged: {damage}")));
         }
-        let mut meta = crate::session::meta(&self.sql)?;
+        let mut meta = crate::session::read_meta(&self.sql)?;
         let (id, key) = (meta.remove("id").unwrap_or_default(), meta.remove("key").unwrap_or_default());
-        let believed = self.believed(keys)?;
-        let pruned = self.pruned(&id, &believed)?;
-        let mut sessions = self.heads()?;
-        let checkpoints = self.checkpoints(&id, &key, &believed, pruned.as_ref())?;
+        let believed = self.trusted_keys(keys)?;
+        let pruned = self.read_prune_record(&id, &believed)?;
+        let mut sessions = self.read_session_heads()?;
+        let checkpoints = self.read_checkpoints(&id, &key, &believed, pruned.as_ref())?;
         if let (Some(anchor), Some(pruned)) = (anchor, &pruned)
             && anchor.seq < pruned.seq
         {
@@ -77,7 +77,7 @@ impl Ledger {
                 anchor.seq, pruned.seq
             )));
         }
-        let walked = self.walk(
+        let walked = self.check_rows(
             &mut sessions,
             pruned.as_ref(),
             &checkpoints,
@@ -85,43 +85,41 @@ impl Ledger {
             progress,
         )?;
         for seen in sessions.values() {
-            if (seen.rows, seen.head) != seen.said {
+            if (seen.rows, seen.head) != seen.stored {
                 let what = format!(
                     "session `{}` of `{}` with `{}` should end at its row {}, but ends at {}",
-                    seen.key.session, seen.key.principal, seen.key.agent, seen.said.0, seen.rows
+                    seen.key.session, seen.key.principal, seen.key.agent, seen.stored.0, seen.rows
                 );
-                return Err(Flaw::of(what));
+                return Err(Flaw::new(what));
             }
         }
         let signed_to = checkpoints.iter().map(|(seq, _)| *seq).max().or(pruned.as_ref().map(|p| p.seq)).unwrap_or(0);
         if let Some(mark) = mark {
             if mark.store != id {
-                return Err(Flaw::of(format!("another ledger was here, with {} rows", mark.seq)));
+                return Err(Flaw::new(format!("another ledger was here, with {} rows", mark.seq)));
             }
-            if walked.tip.seq < mark.seq {
-                return Err(Flaw::at(walked.tip.seq + 1, format!("missing: the ledger had {} rows, but ends here", mark.seq)));
+            if walked.end.seq < mark.seq {
+                return Err(Flaw::at_row(walked.end.seq + 1, format!("missing: the ledger had {} rows, but ends here", mark.seq)));
             }
             if signed_to < mark.seq {
-                return Err(Flaw::of(format!(
+                return Err(Flaw::new(format!(
                     "signatures are missing: row {} was signed, but no signature is after row {signed_to}",
                     mark.seq
                 )));
             }
         }
-        if let Some(anchor) = anchor.filter(|anchor| walked.tip.seq < anchor.seq) {
-            return Err(Flaw::at(
-                walked.tip.seq + 1,
+        if let Some(anchor) = anchor.filter(|anchor| walked.end.seq < anchor.seq) {
+            return Err(Flaw::at_row(
+                walked.end.seq + 1,
                 format!("missing: the ledger had {} rows when the anchor was printed, but ends here", anchor.seq),
             ));
         }
         // If the state directory has the keys, it should have the mark, too.
         if mark.is_none() && signed_to > 0 && !given && anchor.is_none() {
-            return Err(Flaw::of(
-                "the high-water mark is missing, so missing rows cannot be detected; pass a saved anchor",
-            ));
+            return Err(Flaw::new("the high-water mark is missing, so missing rows cannot be detected; pass a saved anchor"));
         }
         if signed_to == 0 && walked.rows > 0 && mark.is_none() && anchor.is_none() {
-            return Err(Flaw::of("no row is signed, so nothing can be verified; open the ledger once to sign it, or pass an anchor"));
+            return Err(Flaw::new("no row is signed, so nothing can be verified; open the ledger once to sign it, or pass an anchor"));
         }
         Ok(Verified {
             rows: walked.rows,
@@ -129,7 +127,7 @@ impl Ledger {
             pruned: pruned.map_or(0, |pruned| pruned.seq),
             checkpoints: checkpoints.len() as u64,
             signed_to,
-            anchor: walked.tip,
+            anchor: walked.end,
             keys: believed.into_iter().collect(),
         })
     }
@@ -137,7 +135,7 @@ impl Ledger {
     /// Returns the given keys and those that they vouch for.
     ///
     /// At a rotation, the old key names the new one, and the new key the old one.
-    fn believed(&self, keys: &[String]) -> Result<BTreeSet<String>, Flaw> {
+    fn trusted_keys(&self, keys: &[String]) -> Result<BTreeSet<String>, Flaw> {
         let mut vouches: Vec<(String, String)> = Vec::new();
         let mut statement = self.sql.prepare(
             "SELECT body, key, signature FROM checkpoints
@@ -147,7 +145,7 @@ impl Ledger {
         while let Some(row) = rows.next()? {
             let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
             if let Ok(checkpoint) = serde_json::from_str::<Checkpoint>(&body)
-                && is_signed(&key, &ledger::statement("checkpoint", &body), &signature)
+                && is_valid_signature(&key, &ledger::signed_statement("checkpoint", &body), &signature)
             {
                 vouches.extend(checkpoint.next_key.into_iter().chain(checkpoint.previous_key).map(|other| (key.clone(), other)));
             }
@@ -167,17 +165,17 @@ impl Ledger {
     }
 
     /// Reads the record of pruned rows and checks its signature.
-    fn pruned(&self, id: &str, believed: &BTreeSet<String>) -> Result<Option<Pruned>, Flaw> {
+    fn read_prune_record(&self, id: &str, believed: &BTreeSet<String>) -> Result<Option<Pruned>, Flaw> {
         let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?));
         let found = self.sql.query_row("SELECT body, key, signature FROM prunes ORDER BY seq DESC LIMIT 1", [], read).optional()?;
         let Some((body, key, signature)) = found else { return Ok(None) };
         if !believed.contains(&key) {
-            return Err(Flaw::of(format!("the record of pruned rows is signed with {key}, which is not a trusted key")));
+            return Err(Flaw::new(format!("the record of pruned rows is signed with {key}, which is not a trusted key")));
         }
-        let wrong = || Flaw::of("the record of pruned rows does not match its signature");
+        let wrong = || Flaw::new("the record of pruned rows does not match its signature");
         let pruned: Pruned = serde_json::from_str(&body).map_err(|_| wrong())?;
-        let holds = is_signed(&key, &ledger::statement("prune", &body), &signature);
-        if !holds || pruned.store != id || ledger::anchors(&self.sql)? != pruned.anchors {
+        let holds = is_valid_signature(&key, &ledger::signed_statement("prune", &body), &signature);
+        if !holds || pruned.store != id || ledger::anchors_digest(&self.sql)? != pruned.anchors {
             return Err(wrong());
         }
         Ok(Some(pruned))
@@ -198,29 +196,35 @@ impl Ledger {
             let named = call.as_bytes().iter().take(6).fold(0_i64, |millis, byte| (millis << 8) | i64::from(*byte));
             Ok((named <= pruned.at.as_millisecond()).then_some(pruned.seq))
         };
-        self.named(find())
+        self.with_path(find())
     }
 
-    fn heads(&self) -> Result<HashMap<i64, Seen>, Flaw> {
+    fn read_session_heads(&self) -> Result<HashMap<i64, Seen>, Flaw> {
         let mut statement = self.sql.prepare("SELECT id, agent, principal, session, rows, head, pruned, anchor FROM sessions")?;
         let mut rows = statement.query([])?;
         let mut sessions = HashMap::new();
         while let Some(row) = rows.next()? {
             let key = SessionKey::new(row.get::<_, String>(1)?, row.get::<_, String>(2)?, row.get::<_, String>(3)?);
             let anchor: Option<Vec<u8>> = row.get(7)?;
-            let pruned = unsigned(row.get(6)?);
+            let pruned = to_u64(row.get(6)?);
             let head = match anchor {
-                Some(anchor) if pruned > 0 => digest(&anchor)?,
-                _ => chain::opening(&key),
+                Some(anchor) if pruned > 0 => parse_digest(&anchor)?,
+                _ => chain::session_genesis(&key),
             };
-            let said = (unsigned(row.get(4)?), digest(row.get_ref(5)?.as_blob().unwrap_or_default())?);
-            sessions.insert(row.get(0)?, Seen { key, rows: pruned, head, said });
+            let said = (to_u64(row.get(4)?), parse_digest(row.get_ref(5)?.as_blob().unwrap_or_default())?);
+            sessions.insert(row.get(0)?, Seen { key, rows: pruned, head, stored: said });
         }
         Ok(sessions)
     }
 
     /// Reads the checkpoints and checks that the key that was current at the time signed each.
-    fn checkpoints(&self, id: &str, signs: &str, believed: &BTreeSet<String>, pruned: Option<&Pruned>) -> Result<Vec<(u64, Digest)>, Flaw> {
+    fn read_checkpoints(
+        &self,
+        id: &str,
+        signs: &str,
+        believed: &BTreeSet<String>,
+        pruned: Option<&Pruned>,
+    ) -> Result<Vec<(u64, Digest)>, Flaw> {
         let mut statement = self.sql.prepare("SELECT body, key, signature, seq FROM checkpoints ORDER BY rowid")?;
         let mut rows = statement.query([])?;
         let mut found: Vec<(u64, Digest)> = Vec::new();
@@ -228,13 +232,13 @@ impl Ledger {
         let mut in_force: Option<String> = None;
         while let Some(row) = rows.next()? {
             let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
-            let seq = unsigned(row.get(3)?);
-            let wrong = |what: &str| Flaw::of(format!("the checkpoint at row {seq} {what}"));
+            let seq = to_u64(row.get(3)?);
+            let wrong = |what: &str| Flaw::new(format!("the checkpoint at row {seq} {what}"));
             if !believed.contains(&key) {
                 return Err(wrong(&format!("is signed with {key}, which is not a trusted key")));
             }
             let checkpoint: Checkpoint = serde_json::from_str(&body).map_err(|_| wrong("cannot be read"))?;
-            if !is_signed(&key, &ledger::statement("checkpoint", &body), &signature) || checkpoint.seq != seq {
+            if !is_valid_signature(&key, &ledger::signed_statement("checkpoint", &body), &signature) || checkpoint.seq != seq {
                 return Err(wrong("does not match its signature"));
             }
             if checkpoint.store != id {
@@ -249,12 +253,12 @@ impl Ledger {
             }
         }
         if let Some(in_force) = in_force.filter(|in_force| in_force != signs) {
-            return Err(Flaw::of(format!("the next signature would use {signs}, but {in_force} is current: a key rotation was undone")));
+            return Err(Flaw::new(format!("the next signature would use {signs}, but {in_force} is current: a key rotation was undone")));
         }
         Ok(found)
     }
 
-    fn walk(
+    fn check_rows(
         &self,
         sessions: &mut HashMap<i64, Seen>,
         pruned: Option<&Pruned>,
@@ -283,16 +287,16 @@ impl Ledger {
             if let Some(claims) = due.remove(&tip.seq) {
                 for (chain, who) in claims {
                     if chain != tip.chain {
-                        return Err(Flaw::at(tip.seq, format!("the rows up to here do not match {who}")));
+                        return Err(Flaw::at_row(tip.seq, format!("the rows up to here do not match {who}")));
                     }
                 }
             }
             let Some(row) = rows.next()? else { break };
-            let seq = unsigned(row.get(0)?);
+            let seq = to_u64(row.get(0)?);
             if seq != tip.seq + 1 {
-                return Err(Flaw::at(tip.seq + 1, "missing"));
+                return Err(Flaw::at_row(tip.seq + 1, "missing"));
             }
-            let stored = Stored::read(row).map_err(|fault| Flaw::at(seq, fault.to_string()))?;
+            let stored = Stored::from_row(row).map_err(|fault| Flaw::at_row(seq, fault.to_string()))?;
             let flaw = |what: &str| Flaw {
                 seq: Some(seq),
                 call: stored.row.as_ref().map(|row| row.call),
@@ -304,24 +308,24 @@ impl Ledger {
             if stored.n != seen.rows + 1 {
                 return Err(flaw("not the next row of its session"));
             }
-            let link = chain::link(&seen.head, stored.n, stored.body.as_bytes());
+            let link = chain::session_link(&seen.head, stored.n, stored.body.as_bytes());
             if link != stored.hash {
                 return Err(flaw("the row was changed"));
             }
-            let chain = chain::next(&tip.chain, seq, &link);
+            let chain = chain::ledger_link(&tip.chain, seq, &link);
             if chain != stored.chain {
                 return Err(flaw("the row was moved"));
             }
             let Some(read) = &stored.row else { return Err(flaw("the row cannot be read")) };
-            if !stored.agrees || read.key != seen.key {
+            if !stored.has_matching_columns || read.key != seen.key {
                 return Err(flaw("the search columns do not match the row"));
             }
-            for (name, value) in ledger::entities(read) {
+            for (name, value) in ledger::distinct_entities(read) {
                 about += 1;
                 let there = self
                     .sql
                     .prepare_cached("SELECT 1 FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3")?
-                    .exists(params![name, value, signed(seq)])?;
+                    .exists(params![name, value, to_i64(seq)])?;
                 if !there {
                     return Err(flaw(&format!("the entity index has no entry for its `{name}`")));
                 }
@@ -338,29 +342,29 @@ impl Ledger {
             }
         }
         if let Some((seq, _)) = due.iter().filter(|(seq, _)| **seq > tip.seq).min_by_key(|(seq, _)| **seq) {
-            return Err(Flaw::at(tip.seq + 1, format!("missing: row {seq} was signed, but the ledger ends here")));
+            return Err(Flaw::at_row(tip.seq + 1, format!("missing: row {seq} was signed, but the ledger ends here")));
         }
         let indexed: i64 = self.sql.query_row("SELECT count(*) FROM entities", [], |row| row.get(0))?;
-        if unsigned(indexed) != about {
-            return Err(Flaw::of("the entity index has entries for entities that no row has"));
+        if to_u64(indexed) != about {
+            return Err(Flaw::new("the entity index has entries for entities that no row has"));
         }
-        self.definitions(&configs)?;
-        Ok(Walked { tip, rows: count })
+        self.check_definitions(&configs)?;
+        Ok(Walked { end: tip, rows: count })
     }
 
     /// Checks that each agent definition that rows refer to is stored and matches its digest.
-    fn definitions(&self, configs: &BTreeSet<Digest>) -> Result<(), Flaw> {
+    fn check_definitions(&self, configs: &BTreeSet<Digest>) -> Result<(), Flaw> {
         let mut statement = self.sql.prepare("SELECT digest, body FROM configs")?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
-            let name = digest(row.get_ref(0)?.as_blob().unwrap_or_default())?;
+            let name = parse_digest(row.get_ref(0)?.as_blob().unwrap_or_default())?;
             if Digest::of(row.get_ref(1)?.as_bytes().unwrap_or_default()) != name {
-                return Err(Flaw::of(format!("the configuration {name} was changed")));
+                return Err(Flaw::new(format!("the configuration {name} was changed")));
             }
         }
         for config in configs.iter().filter(|config| **config != Digest::default()) {
             if !self.sql.prepare_cached("SELECT 1 FROM configs WHERE digest = ?1")?.exists([config.as_bytes().as_slice()])? {
-                return Err(Flaw::of(format!("the configuration {config} is missing, but rows refer to it")));
+                return Err(Flaw::new(format!("the configuration {config} is missing, but rows refer to it")));
             }
         }
         Ok(())
@@ -368,7 +372,7 @@ impl Ledger {
 }
 
 struct Walked {
-    tip: Anchor,
+    end: Anchor,
     rows: u64,
 }
 
@@ -381,18 +385,18 @@ struct Stored {
     body: String,
     row: Option<Row>,
     /// Whether the columns match the body.
-    agrees: bool,
+    has_matching_columns: bool,
 }
 
 impl Stored {
-    fn read(stored: &rusqlite::Row<'_>) -> Done<Self> {
+    fn from_row(stored: &rusqlite::Row<'_>) -> Done<Self> {
         let body: String = stored.get(12)?;
         let row: Option<Row> = serde_json::from_str(&body).ok();
         let text = |column: usize| stored.get::<_, Option<String>>(column);
         let agrees = match &row {
             Some(row) => {
                 stored.get_ref(3)?.as_blob().is_ok_and(|call| call == row.call.as_bytes())
-                    && stored.get::<_, i64>(4)? == nanos(row.at)
+                    && stored.get::<_, i64>(4)? == to_nanos(row.at)
                     && text(5)?.as_deref() == Some(&*row.tool)
                     && text(6)?.as_deref() == Some(row.decision.name())
                     && text(7)?.as_deref() == Some(row.gate.name())
@@ -403,12 +407,12 @@ impl Stored {
         };
         Ok(Self {
             session: stored.get(1)?,
-            n: unsigned(stored.get(2)?),
-            hash: digest(stored.get_ref(10)?.as_blob().unwrap_or_default())?,
-            chain: digest(stored.get_ref(11)?.as_blob().unwrap_or_default())?,
+            n: to_u64(stored.get(2)?),
+            hash: parse_digest(stored.get_ref(10)?.as_blob().unwrap_or_default())?,
+            chain: parse_digest(stored.get_ref(11)?.as_blob().unwrap_or_default())?,
             body,
             row,
-            agrees,
+            has_matching_columns: agrees,
         })
     }
 }
@@ -416,5 +420,5 @@ impl Stored {
 /// Verifies a receipt with the public key of the ledger only.
 #[must_use]
 pub fn check_receipt(receipt: &Receipt, key: &str) -> bool {
-    *receipt.key == *key && receipt.statement().is_ok_and(|statement| is_signed(key, &statement, &receipt.signature))
+    *receipt.key == *key && receipt.statement().is_ok_and(|statement| is_valid_signature(key, &statement, &receipt.signature))
 }

@@ -16,7 +16,7 @@ use toolgate::store::StoreError;
 use crate::fault::Done;
 use crate::ledger::Tip;
 use crate::pen::{Pen, Signs};
-use crate::tx::{Shared, Tx, at_once, lock};
+use crate::tx::{Shared, Tx, lock_unpoisoned, read_transaction};
 
 /// Most jobs in one transaction of the writer thread, and of a caller that writes inline.
 const MOST: usize = 512;
@@ -25,7 +25,7 @@ const MOST_HERE: usize = 64;
 /// Something to write.
 pub(crate) trait Work: Send {
     fn run(&mut self, tx: &mut Tx<'_>) -> Done<()>;
-    fn end(self: Box<Self>, failed: Option<StoreError>);
+    fn complete(self: Box<Self>, failed: Option<StoreError>);
 }
 
 struct Task<F, T> {
@@ -41,7 +41,7 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Done<T> + Send> Work for Task<F, T> {
         Ok(())
     }
 
-    fn end(self: Box<Self>, failed: Option<StoreError>) {
+    fn complete(self: Box<Self>, failed: Option<StoreError>) {
         let result = match (failed, self.result) {
             (None, Some(result)) => Ok(result),
             (Some(error), _) => Err(error),
@@ -53,13 +53,13 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Done<T> + Send> Work for Task<F, T> {
 }
 
 pub(crate) struct Job {
-    pub(crate) durable: bool,
-    pub(crate) work: Box<dyn Work>,
+    pub(crate) is_durable: bool,
+    pub(crate) task: Box<dyn Work>,
 }
 
 /// Handle to the write queue.
 pub(crate) struct Writer {
-    desk: Arc<Desk>,
+    queue: Arc<Desk>,
     /// The thread for slow work, if any: syncs, signatures and WAL checkpoints.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -67,13 +67,13 @@ pub(crate) struct Writer {
 /// Write queue. The writer thread or a caller empties the queue, one at a time.
 struct Desk {
     /// Whether there is no writer thread, so that callers write everything inline.
-    alone: bool,
-    pen: Mutex<Pen>,
-    tray: Mutex<Tray>,
-    ring: Condvar,
-    count: AtomicU64,
+    is_inline: bool,
+    connection: Mutex<Pen>,
+    pending: Mutex<Tray>,
+    wakeup: Condvar,
+    transaction_count: AtomicU64,
     /// Set by a caller that found the connection busy, so that the writer checks the queue again.
-    missed: AtomicBool,
+    has_missed: AtomicBool,
     shared: Arc<Shared>,
 }
 
@@ -82,15 +82,15 @@ struct Desk {
 struct Tray {
     jobs: VecDeque<Job>,
     /// Whether the writer thread was called.
-    rung: bool,
+    is_thread_called: bool,
     /// Whether the queue accepts no more jobs.
-    closed: bool,
+    is_closed: bool,
 }
 
 impl Tray {
     /// Returns true if the queue is empty, or the writer thread will empty it.
-    fn is_settled(&self) -> bool {
-        self.rung || self.jobs.is_empty()
+    fn is_handled(&self) -> bool {
+        self.is_thread_called || self.jobs.is_empty()
     }
 }
 
@@ -100,12 +100,20 @@ const TURNS: usize = 4;
 impl Desk {
     fn new(alone: bool, sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
         let pen = Mutex::new(Pen::new(sql, Arc::clone(&shared), unsigned));
-        Self { alone, pen, tray: Mutex::default(), ring: Condvar::new(), count: AtomicU64::new(0), missed: AtomicBool::new(false), shared }
+        Self {
+            is_inline: alone,
+            connection: pen,
+            pending: Mutex::default(),
+            wakeup: Condvar::new(),
+            transaction_count: AtomicU64::new(0),
+            has_missed: AtomicBool::new(false),
+            shared,
+        }
     }
 
     /// Returns the write connection, unless it is in use.
-    fn pen(&self) -> Option<MutexGuard<'_, Pen>> {
-        match self.pen.try_lock() {
+    fn try_connection(&self) -> Option<MutexGuard<'_, Pen>> {
+        match self.connection.try_lock() {
             Ok(pen) => Some(pen),
             Err(TryLockError::Poisoned(pen)) => Some(pen.into_inner()),
             Err(TryLockError::WouldBlock) => None,
@@ -113,15 +121,15 @@ impl Desk {
     }
 
     /// Adds a job, and calls the writer thread if `ring` is true. Returns false if closed.
-    fn leave(&self, job: Job, ring: bool) -> bool {
-        let mut tray = lock(&self.tray);
-        if tray.closed {
+    fn enqueue(&self, job: Job, ring: bool) -> bool {
+        let mut tray = lock_unpoisoned(&self.pending);
+        if tray.is_closed {
             return false;
         }
         tray.jobs.push_back(job);
         if ring {
-            tray.rung = true;
-            self.ring.notify_one();
+            tray.is_thread_called = true;
+            self.wakeup.notify_one();
         }
         true
     }
@@ -129,15 +137,15 @@ impl Desk {
     /// Returns true if a caller found the connection busy and its job is still in the queue.
     ///
     /// Checked after the connection is released: a caller sets `missed` before it tries to lock.
-    fn has_missed(&self) -> bool {
+    fn has_missed_jobs(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.missed.load(Ordering::Relaxed) && !lock(&self.tray).is_settled()
+        self.has_missed.load(Ordering::Relaxed) && !lock_unpoisoned(&self.pending).is_handled()
     }
 
-    fn call_thread(&self) {
-        if !self.alone {
-            lock(&self.tray).rung = true;
-            self.ring.notify_one();
+    fn wake_thread(&self) {
+        if !self.is_inline {
+            lock_unpoisoned(&self.pending).is_thread_called = true;
+            self.wakeup.notify_one();
         }
     }
 
@@ -145,10 +153,10 @@ impl Desk {
     ///
     /// If a job is durable and `may_wait` is false, no job is taken: the writer thread or another
     /// caller writes them.
-    fn take(&self, may_wait: bool) -> (Vec<Job>, bool) {
-        let mut tray = lock(&self.tray);
+    fn take_batch(&self, may_wait: bool) -> (Vec<Job>, bool) {
+        let mut tray = lock_unpoisoned(&self.pending);
         let most = tray.jobs.len().min(if may_wait { MOST } else { MOST_HERE });
-        if !may_wait && tray.jobs.iter().take(most).any(|job| job.durable) {
+        if !may_wait && tray.jobs.iter().take(most).any(|job| job.is_durable) {
             return (Vec::new(), false);
         }
         let jobs = tray.jobs.drain(..most).collect();
@@ -159,81 +167,81 @@ impl Desk {
     ///
     /// The other thread checks the queue again afterwards. Durable jobs are written here only if
     /// `may_wait` is true.
-    fn write_here(&self, may_wait: bool) {
+    fn write_inline(&self, may_wait: bool) {
         for turn in 0.. {
             // Without a writer thread, the caller continues until the queue is empty.
-            if turn == TURNS && !self.alone {
+            if turn == TURNS && !self.is_inline {
                 break;
             }
-            self.missed.store(true, Ordering::Relaxed);
+            self.has_missed.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            let Some(mut pen) = self.pen() else {
+            let Some(mut pen) = self.try_connection() else {
                 // The other thread may be unable to wait for the disk.
-                return if may_wait && !self.alone {
-                    self.call_thread()
+                return if may_wait && !self.is_inline {
+                    self.wake_thread()
                 };
             };
-            self.missed.store(false, Ordering::Relaxed);
-            let (jobs, more) = self.take(may_wait);
+            self.has_missed.store(false, Ordering::Relaxed);
+            let (jobs, more) = self.take_batch(may_wait);
             if !jobs.is_empty() {
-                let quiet = pen.unsigned == 0;
+                let quiet = pen.unsigned_rows == 0;
                 // If another process is writing, the writer thread waits for it.
-                let durable = jobs.iter().any(|job| job.durable);
-                if !self.alone && !pen.could_begin(durable) {
-                    let mut tray = lock(&self.tray);
+                let durable = jobs.iter().any(|job| job.is_durable);
+                if !self.is_inline && !pen.try_begin(durable) {
+                    let mut tray = lock_unpoisoned(&self.pending);
                     jobs.into_iter().rev().for_each(|job| tray.jobs.push_front(job));
                     drop(tray);
-                    return self.call_thread();
+                    return self.wake_thread();
                 }
-                let written = pen.write(jobs, if self.alone { Signs::WithRows } else { Signs::Never });
-                self.count.fetch_add(u64::from(written.done), Ordering::Relaxed);
-                pen.shared.set_mark(written.mark);
+                let written = pen.write(jobs, if self.is_inline { Signs::WithRows } else { Signs::Never });
+                self.transaction_count.fetch_add(u64::from(written.is_committed), Ordering::Relaxed);
+                pen.shared.advance_mark(written.mark);
                 // The writer thread signs, some time after the first unsigned row or when due.
-                if (pen.unsigned > 0 && (quiet || pen.is_to_sign())) || pen.is_loose() {
-                    self.call_thread();
+                if (pen.unsigned_rows > 0 && (quiet || pen.is_signature_due())) || pen.needs_wal_checkpoint() {
+                    self.wake_thread();
                 }
             }
             drop(pen);
             // Other callers write their jobs themselves, unless they found the connection busy or
             // the transaction was full.
-            if !more && !self.has_missed() {
+            if !more && !self.has_missed_jobs() {
                 return;
             }
         }
-        self.call_thread();
+        self.wake_thread();
     }
 
     /// Runs the writer thread.
-    fn keep(&self) {
+    fn run_thread(&self) {
         loop {
-            let (until, begun) = (lock(&self.pen).signs_in(), Instant::now());
-            let mut tray = lock(&self.tray);
-            while !tray.rung && !tray.closed && tray.jobs.is_empty() {
+            let (until, begun) = (lock_unpoisoned(&self.connection).time_until_signature(), Instant::now());
+            let mut tray = lock_unpoisoned(&self.pending);
+            while !tray.is_thread_called && !tray.is_closed && tray.jobs.is_empty() {
                 let left = until.map(|until| until.saturating_sub(begun.elapsed()));
                 tray = match left {
                     Some(Duration::ZERO) => break,
-                    Some(left) => self.ring.wait_timeout(tray, left).unwrap_or_else(PoisonError::into_inner).0,
-                    None => self.ring.wait(tray).unwrap_or_else(PoisonError::into_inner),
+                    Some(left) => self.wakeup.wait_timeout(tray, left).unwrap_or_else(PoisonError::into_inner).0,
+                    None => self.wakeup.wait(tray).unwrap_or_else(PoisonError::into_inner),
                 };
             }
-            tray.rung = false;
-            let closed = tray.closed;
+            tray.is_thread_called = false;
+            let closed = tray.is_closed;
             drop(tray);
             // Jobs that arrive during the sync go into the next transaction.
-            let mut pen = lock(&self.pen);
-            let (jobs, _) = self.take(true);
-            if !jobs.is_empty() || (!closed && pen.is_to_sign()) {
+            let mut pen = lock_unpoisoned(&self.connection);
+            let (jobs, _) = self.take_batch(true);
+            if !jobs.is_empty() || (!closed && pen.is_signature_due()) {
                 let written = pen.write(jobs, Signs::WhenDue);
                 let shared = Arc::clone(&pen.shared);
                 // Release the connection before writing the high-water mark, so others can write.
                 drop(pen);
-                self.count.fetch_add(u64::from(written.done), Ordering::Relaxed);
-                self.write_here(false);
-                shared.set_mark(written.mark);
-            } else if pen.is_loose() {
-                pen.tie();
+                self.transaction_count.fetch_add(u64::from(written.is_committed), Ordering::Relaxed);
+                self.write_inline(false);
+                shared.advance_mark(written.mark);
+            } else if pen.needs_wal_checkpoint() {
+                pen.checkpoint_wal();
             } else if closed {
-                return pen.sign();
+                return pen.sign_now();
             }
         }
     }
@@ -246,28 +254,28 @@ impl Writer {
         let kept = Arc::clone(&desk);
         let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || {
             let _ended = Ended(&kept);
-            kept.keep();
+            kept.run_thread();
         })?;
-        Ok(Self { desk, thread: Mutex::new(Some(thread)) })
+        Ok(Self { queue: desk, thread: Mutex::new(Some(thread)) })
     }
 
     /// Creates a writer without a thread, for a process that makes one call.
-    pub(crate) fn here(sql: Connection, shared: Arc<Shared>) -> Self {
-        Self { desk: Arc::new(Desk::new(true, sql, shared, 0)), thread: Mutex::default() }
+    pub(crate) fn inline(sql: Connection, shared: Arc<Shared>) -> Self {
+        Self { queue: Arc::new(Desk::new(true, sql, shared, 0)), thread: Mutex::default() }
     }
 
     /// Reads with the write connection, if there is no writer thread.
-    pub(crate) fn read<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
-        if self.desk.alone { self.glance(f) } else { Err(f) }
+    pub(crate) fn read_if_inline<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
+        if self.queue.is_inline { self.try_read(f) } else { Err(f) }
     }
 
     /// Reads a little with the write connection, whose page cache has recent writes.
     ///
     /// Returns `f` if the connection is busy.
-    pub(crate) fn glance<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
+    pub(crate) fn try_read<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
         // A caller may find the connection busy meanwhile.
-        let _free = Free(&self.desk);
-        let Some(pen) = self.desk.pen().filter(|pen| pen.sql.is_autocommit()) else { return Err(f) };
+        let _free = Free(&self.queue);
+        let Some(pen) = self.queue.try_connection().filter(|pen| pen.sql.is_autocommit()) else { return Err(f) };
         Ok(f(&pen.sql, &pen.shared))
     }
 
@@ -275,32 +283,32 @@ impl Writer {
     ///
     /// Returns `None` if the connection is busy or another process has appended rows. The caller
     /// then uses a write transaction.
-    pub(crate) fn look<T>(&self, f: impl FnOnce(&Connection, &Shared, Tip) -> Done<Option<T>>) -> Done<Option<T>> {
-        let _free = Free(&self.desk);
-        let Some(pen) = self.desk.pen().filter(|pen| pen.sql.is_autocommit()) else { return Ok(None) };
-        at_once(&pen.sql, |sql| match crate::ledger::tip(sql)? {
-            tip if pen.ends_at(tip) => f(sql, &pen.shared, tip),
+    pub(crate) fn try_read_consistent<T>(&self, f: impl FnOnce(&Connection, &Shared, Tip) -> Done<Option<T>>) -> Done<Option<T>> {
+        let _free = Free(&self.queue);
+        let Some(pen) = self.queue.try_connection().filter(|pen| pen.sql.is_autocommit()) else { return Ok(None) };
+        read_transaction(&pen.sql, |sql| match crate::ledger::read_head(sql)? {
+            tip if pen.is_head(tip) => f(sql, &pen.shared, tip),
             // Another process has written meanwhile.
             _ => Ok(None),
         })
     }
 
-    pub(crate) fn is_here(&self) -> bool {
-        self.desk.alone
+    pub(crate) fn is_inline(&self) -> bool {
+        self.queue.is_inline
     }
 
     /// Returns the number of committed transactions.
-    pub(crate) fn count(&self) -> u64 {
-        self.desk.count.load(Ordering::Relaxed)
+    pub(crate) fn transaction_count(&self) -> u64 {
+        self.queue.transaction_count.load(Ordering::Relaxed)
     }
 
     /// Queues a job for the next transaction without waiting.
-    pub(crate) fn post(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<()> + Send + 'static) {
+    pub(crate) fn enqueue(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<()> + Send + 'static) {
         // A process that makes one call stores its definition with the call.
-        if !self.desk.alone {
+        if !self.queue.is_inline {
             let (reply, _) = oneshot::channel();
-            self.desk.leave(Job { durable: false, work: Box::new(Task { f: Some(f), result: None, reply }) }, false);
-            self.desk.call_thread();
+            self.queue.enqueue(Job { is_durable: false, task: Box::new(Task { f: Some(f), result: None, reply }) }, false);
+            self.queue.wake_thread();
         }
     }
 
@@ -313,16 +321,16 @@ impl Writer {
         let gone = || StoreError("the writer thread has ended".to_owned());
         let (reply, mut answer) = oneshot::channel();
         // If other calls are running, the writer thread waits for the disk, so that they do not.
-        let others = self.desk.shared.calls.load(Ordering::Relaxed) > 1;
-        let thread = durable && others && !self.desk.alone;
-        if !self.desk.leave(Job { durable, work: Box::new(Task { f: Some(f), result: None, reply }) }, thread) {
+        let others = self.queue.shared.running_calls.load(Ordering::Relaxed) > 1;
+        let thread = durable && others && !self.queue.is_inline;
+        if !self.queue.enqueue(Job { is_durable: durable, task: Box::new(Task { f: Some(f), result: None, reply }) }, thread) {
             return Err(gone());
         }
         if !thread {
             // Writing inline is faster than waking another thread. Other tasks that are ready run
             // first, so that their jobs share the transaction.
-            let left = Left(&self.desk, self.desk.alone || durable);
-            if others && !self.desk.alone {
+            let left = Left(&self.queue, self.queue.is_inline || durable);
+            if others && !self.queue.is_inline {
                 tokio::task::yield_now().await;
             }
             drop(left);
@@ -341,8 +349,8 @@ struct Left<'d>(&'d Desk, bool);
 
 impl Drop for Left<'_> {
     fn drop(&mut self) {
-        if !lock(&self.0.tray).is_settled() {
-            self.0.write_here(self.1);
+        if !lock_unpoisoned(&self.0.pending).is_handled() {
+            self.0.write_inline(self.1);
         }
     }
 }
@@ -352,8 +360,8 @@ struct Free<'d>(&'d Desk);
 
 impl Drop for Free<'_> {
     fn drop(&mut self) {
-        if self.0.has_missed() {
-            self.0.write_here(self.0.alone);
+        if self.0.has_missed_jobs() {
+            self.0.write_inline(self.0.is_inline);
         }
     }
 }
@@ -363,8 +371,8 @@ struct Ended<'d>(&'d Desk);
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
-        let mut tray = lock(&self.0.tray);
-        tray.closed = true;
+        let mut tray = lock_unpoisoned(&self.0.pending);
+        tray.is_closed = true;
         tray.jobs.clear();
     }
 }
@@ -372,14 +380,14 @@ impl Drop for Ended<'_> {
 /// Writes and signs the remaining jobs before the store is closed.
 impl Drop for Writer {
     fn drop(&mut self) {
-        lock(&self.desk.tray).closed = true;
-        self.desk.ring.notify_one();
-        match lock(&self.thread).take() {
+        lock_unpoisoned(&self.queue.pending).is_closed = true;
+        self.queue.wakeup.notify_one();
+        match lock_unpoisoned(&self.thread).take() {
             Some(thread) => drop(thread.join()),
             None => {
-                let mut pen = lock(&self.desk.pen);
-                pen.sign();
-                pen.shorten_log();
+                let mut pen = lock_unpoisoned(&self.queue.connection);
+                pen.sign_now();
+                pen.truncate_wal();
             }
         }
     }
@@ -391,49 +399,49 @@ mod tests {
 
     use super::*;
     use crate::fault::Fault;
-    use crate::home::Home;
+    use crate::home::StateDir;
 
     fn writer(directory: &std::path::Path) -> (Writer, Arc<Shared>) {
-        let sql = crate::open::writing(&directory.join("ledger.db")).unwrap();
+        let sql = crate::open::open_writable(&directory.join("ledger.db")).unwrap();
         let state = directory.join("state");
-        drop(Home::door(&state).unwrap());
-        let home = Home::enter(&state).unwrap();
-        let (id, keys) = crate::open::acquaint(&sql, &home).unwrap();
+        drop(StateDir::door(&state).unwrap());
+        let home = StateDir::enter(&state).unwrap();
+        let (id, keys) = crate::open::link_state_dir(&sql, &home).unwrap();
         let shared = Shared::new(home, id, keys);
         (Writer::start(sql, Arc::clone(&shared), 0).unwrap(), shared)
     }
 
     #[tokio::test]
-    async fn what_is_rolled_back_is_forgotten_in_memory_too() {
+    async fn a_rollback_restores_the_state_in_memory() {
         let directory = tempfile::tempdir().unwrap();
         let (writer, shared) = writer(directory.path());
         let call = CallId::from_bytes([7; 16]);
         let kept = CallId::from_bytes([8; 16]);
-        writer.write(false, move |tx| Ok(tx.take_read(kept, Some(Vec::new())))).await.unwrap();
+        writer.write(false, move |tx| Ok(tx.replace_read_charges(kept, Some(Vec::new())))).await.unwrap();
         let failed = writer
             .write(false, move |tx| -> Done<()> {
-                tx.take_read(call, Some(Vec::new()));
-                tx.take_read(kept, None);
-                Err(Fault::Said("no".to_owned()))
+                tx.replace_read_charges(call, Some(Vec::new()));
+                tx.replace_read_charges(kept, None);
+                Err(Fault::Message("no".to_owned()))
             })
             .await;
         assert!(failed.is_err());
-        let reads: Vec<CallId> = lock(&shared.reads).keys().copied().collect();
+        let reads: Vec<CallId> = lock_unpoisoned(&shared.read_charges).keys().copied().collect();
         assert_eq!(reads, [kept]);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn however_many_come_at_once_nobody_is_forgotten() {
+    async fn concurrent_writes_are_all_answered() {
         let directory = tempfile::tempdir().unwrap();
         let (writer, shared) = writer(directory.path());
         // Other calls are running, so each task yields before it writes.
-        shared.calls.store(2, Ordering::Relaxed);
+        shared.running_calls.store(2, Ordering::Relaxed);
         let writer = Arc::new(writer);
         for _ in 0..20 {
             let tasks: Vec<_> = (0..600)
                 .map(|_| {
                     let writer = Arc::clone(&writer);
-                    tokio::spawn(async move { writer.write(false, |tx| Ok(tx.tip.seq)).await.unwrap() })
+                    tokio::spawn(async move { writer.write(false, |tx| Ok(tx.head.seq)).await.unwrap() })
                 })
                 .collect();
             for task in tasks {
@@ -454,7 +462,7 @@ mod tests {
             })
             .await
             .unwrap();
-        lock(&writer.desk.pen).unsigned = 5_000;
+        lock_unpoisoned(&writer.queue.connection).unsigned_rows = 5_000;
         let (told, closed) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             drop(writer);
@@ -464,7 +472,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn everybody_is_answered_whoever_is_at_it_and_whoever_hangs_up() {
+    async fn writes_are_answered_although_others_are_cancelled() {
         let directory = tempfile::tempdir().unwrap();
         let (writer, _) = writer(directory.path());
         let writer = Arc::new(writer);
@@ -483,7 +491,7 @@ mod tests {
                     } else {
                         write.await.unwrap();
                     }
-                    let _ = writer.glance(|sql, _| Ok(sql.query_row("SELECT count(*) FROM meta", [], |row| row.get::<_, i64>(0))?));
+                    let _ = writer.try_read(|sql, _| Ok(sql.query_row("SELECT count(*) FROM meta", [], |row| row.get::<_, i64>(0))?));
                 }
             }));
         }
@@ -492,7 +500,7 @@ mod tests {
         }
         // Jobs of cancelled callers are written, too.
         for _ in 0..6_000 {
-            if lock(&writer.desk.tray).jobs.is_empty() {
+            if lock_unpoisoned(&writer.queue.pending).jobs.is_empty() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -131,14 +131,14 @@ fn arguments(n: usize) -> Vec<u8> {
     format!(r#"{{"customer_id": "C-1042", "order_id": "A-{n}", "amount": {}.50}}"#, n % 400).into_bytes()
 }
 
-async fn opened(gate: &Toolgate, name: &str) -> Session {
+async fn open_verified_session(gate: &Toolgate, name: &str) -> Session {
     let session = gate.session("bench", "alice", name);
     let verified = session.call("verify", json!({"customer_id": "C-1042"})).await;
     assert!(verified.outcome.success().is_some(), "{verified:?}");
     session
 }
 
-async fn governed(session: &Session, from: usize, count: usize) -> f64 {
+async fn time_governed_calls(session: &Session, from: usize, count: usize) -> f64 {
     let calls: Vec<Vec<u8>> = (from..from + count).map(arguments).collect();
     let start = Instant::now();
     for arguments in calls {
@@ -148,7 +148,7 @@ async fn governed(session: &Session, from: usize, count: usize) -> f64 {
     start.elapsed().as_nanos() as f64 / count as f64
 }
 
-async fn floor(validator: &Arc<jsonschema::Validator>, count: usize) -> f64 {
+async fn time_floor(validator: &Arc<jsonschema::Validator>, count: usize) -> f64 {
     let calls: Vec<Vec<u8>> = (0..count).map(arguments).collect();
     let start = Instant::now();
     for text in calls {
@@ -172,17 +172,17 @@ async fn measure() -> Vec<Line> {
     schema["additionalProperties"] = json!(false);
     let validator = Arc::new(jsonschema::validator_for(&schema).unwrap());
     let (few, many) = (gate(2), gate(1_000));
-    let old = opened(&few, "old").await;
-    governed(&old, 0, 100_000).await;
-    let wide = opened(&many, "wide").await;
+    let old = open_verified_session(&few, "old").await;
+    time_governed_calls(&old, 0, 100_000).await;
+    let wide = open_verified_session(&many, "wide").await;
     let (mut floors, mut fresh, mut aged, mut widened) = (vec![], vec![], vec![], vec![]);
     for round in 0..ROUNDS {
-        let session = opened(&few, &format!("fresh-{round}")).await;
-        governed(&session, 0, 10).await;
-        floors.push(floor(&validator, STRETCH).await);
-        fresh.push(governed(&session, 10, STRETCH).await);
-        aged.push(governed(&old, 100_000 + round * STRETCH, STRETCH).await);
-        widened.push(governed(&wide, round * STRETCH, STRETCH).await);
+        let session = open_verified_session(&few, &format!("fresh-{round}")).await;
+        time_governed_calls(&session, 0, 10).await;
+        floors.push(time_floor(&validator, STRETCH).await);
+        fresh.push(time_governed_calls(&session, 10, STRETCH).await);
+        aged.push(time_governed_calls(&old, 100_000 + round * STRETCH, STRETCH).await);
+        widened.push(time_governed_calls(&wide, round * STRETCH, STRETCH).await);
     }
     vec![
         line("governed_call", fresh.clone(), floors, "floor: parse, validate, bare handler, same task hop"),

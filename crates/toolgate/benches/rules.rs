@@ -45,17 +45,17 @@ fn tool(name: &str) -> Tool {
     Tool::dynamic(name, "A tool.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read).entity("customer", "/customer")
 }
 
-fn start(agent: AgentBuilder) -> Session {
+fn start_session(agent: AgentBuilder) -> Session {
     Toolgate::builder().agent(agent.build().unwrap()).build().unwrap().session("a", "alice", "s")
 }
 
 /// Returns a session whose tool `act` has a number of rules of one kind.
-fn under(count: usize, rule: impl Fn(AgentBuilder, &str) -> AgentBuilder) -> Session {
-    start((0..count).fold(Agent::builder("a").tool(tool("act")), |agent, n| rule(agent, &format!("r{n}"))))
+fn session_with_rules(count: usize, rule: impl Fn(AgentBuilder, &str) -> AgentBuilder) -> Session {
+    start_session((0..count).fold(Agent::builder("a").tool(tool("act")), |agent, n| rule(agent, &format!("r{n}"))))
 }
 
 /// Returns a session with a number of rules, of which three apply to `act`.
-fn three_of(count: usize) -> Session {
+fn session_with_three_matching(count: usize) -> Session {
     let others = (0..count.div_ceil(10)).map(|n| tool(&format!("other_{n}")));
     let mut agent = Agent::builder("a").tool(tool("act")).tool(tool("proof")).tools(others);
     for n in 3..count {
@@ -70,10 +70,10 @@ fn three_of(count: usize) -> Session {
             _ => agent.policy(Limit::calls("limit", ["act"], 1_000_000_000).per(Per::Entity("/customer".into()))),
         };
     }
-    start(agent)
+    start_session(agent)
 }
 
-async fn calls(session: &Session, from: usize, count: usize) -> f64 {
+async fn time_calls(session: &Session, from: usize, count: usize) -> f64 {
     let calls: Vec<Value> =
         (from..from + count).map(|n| json!({"customer": "C-1", "amount": n % 400, "currency": "EUR", "n": n})).collect();
     let start = Instant::now();
@@ -84,14 +84,14 @@ async fn calls(session: &Session, from: usize, count: usize) -> f64 {
     start.elapsed().as_nanos() as f64 / count as f64
 }
 
-async fn proved(session: &Session) {
+async fn add_evidence(session: &Session) {
     let answer = session.call("proof", json!({"customer": "C-1"})).await;
     assert!(answer.outcome.success().is_some(), "{answer:?}");
 }
 
 /// Evaluates the same expression with the `cel` crate as documented: compiled once, shared root
 /// context.
-fn peer(count: usize) -> f64 {
+fn time_cel_crate(count: usize) -> f64 {
     let program = cel::Program::compile(WHEN).unwrap();
     let root = cel::Context::default();
     let text = |text: &str| Plain::Text(text.to_owned());
@@ -122,35 +122,35 @@ async fn measure() -> Vec<Line> {
     let by_hand = |agent: AgentBuilder, name: &str| agent.policy(ByHand(name.to_owned(), "/amount".into()));
     let in_cel = |agent: AgentBuilder, name: &str| agent.policy(Deny::new(name, ["act"]).when_cel(WHEN));
     let pairs = [
-        [under(1, typed), under(1 + MANY, typed)],
-        [under(1, by_hand), under(1 + MANY, by_hand)],
-        [under(1, in_cel), under(1 + MANY, in_cel)],
+        [session_with_rules(1, typed), session_with_rules(1 + MANY, typed)],
+        [session_with_rules(1, by_hand), session_with_rules(1 + MANY, by_hand)],
+        [session_with_rules(1, in_cel), session_with_rules(1 + MANY, in_cel)],
     ];
-    let sized: Vec<Session> = [3, 10, 100, 1_000].into_iter().map(three_of).collect();
+    let sized: Vec<Session> = [3, 10, 100, 1_000].into_iter().map(session_with_three_matching).collect();
     for session in &sized {
-        proved(session).await;
+        add_evidence(session).await;
     }
-    let old = three_of(3);
-    proved(&old).await;
-    calls(&old, 0, 100_000).await;
+    let old = session_with_three_matching(3);
+    add_evidence(&old).await;
+    time_calls(&old, 0, 100_000).await;
     let mut each: Vec<Vec<f64>> = vec![Vec::new(); 3];
     let mut by_size: Vec<Vec<f64>> = vec![Vec::new(); 4];
     let (mut peers, mut fresh, mut aged) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         for (index, [one, many]) in pairs.iter().enumerate() {
-            let (one, many) = (calls(one, round * STRETCH, STRETCH).await, calls(many, round * STRETCH, STRETCH).await);
+            let (one, many) = (time_calls(one, round * STRETCH, STRETCH).await, time_calls(many, round * STRETCH, STRETCH).await);
             each[index].push((many - one) / MANY as f64);
         }
-        peers.push(peer(STRETCH));
+        peers.push(time_cel_crate(STRETCH));
         for (index, session) in sized.iter().enumerate() {
-            by_size[index].push(calls(session, round * STRETCH, STRETCH).await);
+            by_size[index].push(time_calls(session, round * STRETCH, STRETCH).await);
         }
         // The same store is used, so that only the age of the session differs.
-        let young = old.gate().session("a", "alice", &format!("young-{round}"));
-        proved(&young).await;
-        calls(&young, 0, 10).await;
-        fresh.push(calls(&young, 10, STRETCH).await);
-        aged.push(calls(&old, 100_000 + round * STRETCH, STRETCH).await);
+        let young = old.toolgate().session("a", "alice", &format!("young-{round}"));
+        add_evidence(&young).await;
+        time_calls(&young, 0, 10).await;
+        fresh.push(time_calls(&young, 10, STRETCH).await);
+        aged.push(time_calls(&old, 100_000 + round * STRETCH, STRETCH).await);
     }
     let smallest = by_size.iter().min_by(|a, b| median((*a).clone()).total_cmp(&median((*b).clone()))).unwrap().clone();
     vec![

@@ -21,7 +21,7 @@ const REASON: usize = 300;
 pub struct CallId(Uuid);
 
 impl CallId {
-    pub(crate) fn fresh() -> Self {
+    pub(crate) fn generate() -> Self {
         Self(Uuid::now_v7())
     }
 
@@ -84,9 +84,9 @@ pub enum Arguments {
 impl Drop for Arguments {
     fn drop(&mut self) {
         if let Self::Value(value) = self
-            && crate::json::is_deep(value)
+            && crate::json::is_nested_too_deeply(value)
         {
-            crate::json::dismantle(value.take());
+            crate::json::drop_iteratively(value.take());
         }
     }
 }
@@ -142,7 +142,7 @@ pub struct Call {
     /// An approval to use. Its stored arguments run, not the ones given here.
     pub approval: Option<String>,
     /// How long the caller waits.
-    pub within: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// Why the model stopped to make this call.
     pub stop_reason: Option<String>,
     /// Cancels the call from outside.
@@ -153,11 +153,11 @@ pub struct Call {
     ///
     /// Gates do not read the value. Its presence tells them that tools run here and not at a
     /// client.
-    pub carried: Option<Carried>,
+    pub extension: Option<Carried>,
     /// Why the entry point rejects the call.
-    pub turned_away: Option<String>,
+    pub transport_rejection: Option<String>,
     /// The entry point rejects the call because it cannot parse the request.
-    pub misread: bool,
+    pub is_unparsable: bool,
 }
 
 /// A value that the entry point passes to the handler; see [`Call::carrying`].
@@ -181,13 +181,13 @@ impl Call {
             client_id: None,
             idempotency_key: None,
             approval: None,
-            within: None,
+            timeout: None,
             stop_reason: None,
             cancel: None,
             client_asks: false,
-            carried: None,
-            turned_away: None,
-            misread: false,
+            extension: None,
+            transport_rejection: None,
+            is_unparsable: false,
         }
     }
 
@@ -217,8 +217,8 @@ impl Call {
     ///
     /// The first gate rejects the call with this message, and the call gets a ledger row.
     #[must_use]
-    pub fn turned_away(mut self, why: impl Into<String>) -> Self {
-        self.turned_away = Some(why.into());
+    pub fn with_transport_rejection(mut self, why: impl Into<String>) -> Self {
+        self.transport_rejection = Some(why.into());
         self
     }
 
@@ -226,10 +226,10 @@ impl Call {
     ///
     /// Unlike [`turned_away`](Self::turned_away), the client can correct this error.
     #[must_use]
-    pub fn misread(mut self, why: impl Into<String>) -> Self {
-        self.misread = true;
+    pub fn with_parse_error(mut self, why: impl Into<String>) -> Self {
+        self.is_unparsable = true;
         // The reason may quote client data of any length.
-        self.turned_away(why.into().chars().take(REASON).collect::<String>())
+        self.with_transport_rejection(why.into().chars().take(REASON).collect::<String>())
     }
 
     /// Sets the approval to use.
@@ -241,8 +241,8 @@ impl Call {
 
     /// Sets how long the caller waits.
     #[must_use]
-    pub const fn within(mut self, limit: Duration) -> Self {
-        self.within = Some(limit);
+    pub const fn timeout(mut self, limit: Duration) -> Self {
+        self.timeout = Some(limit);
         self
     }
 
@@ -266,8 +266,8 @@ impl Call {
     ///
     /// The value has no influence on decisions and is not recorded.
     #[must_use]
-    pub fn carrying<T: std::any::Any + Send + Sync>(mut self, thing: Arc<T>) -> Self {
-        self.carried = Some(Carried(thing));
+    pub fn with_extension<T: std::any::Any + Send + Sync>(mut self, thing: Arc<T>) -> Self {
+        self.extension = Some(Carried(thing));
         self
     }
 
@@ -292,7 +292,7 @@ pub struct Judged {
 impl Judged {
     /// Canonicalizes arguments for a tool and computes their digest.
     pub(crate) fn new(tool: &str, value: Value) -> Self {
-        let bytes = crate::json::canonical(&value);
+        let bytes = crate::json::to_canonical_bytes(&value);
         let digest = Digest::of_parts([tool.as_bytes(), &bytes]);
         Self { value: Arc::new(value), bytes, digest, shell: OnceLock::new() }
     }
@@ -316,7 +316,7 @@ impl Judged {
     }
 
     /// Returns the shared arguments.
-    pub(crate) fn shared(&self) -> Arc<Value> {
+    pub(crate) fn shared_value(&self) -> Arc<Value> {
         Arc::clone(&self.value)
     }
 

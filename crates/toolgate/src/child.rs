@@ -13,7 +13,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use crate::lead::HEARD;
 
 /// Configures a command with piped streams, a separate process group and an explicit environment.
-pub(crate) fn shut_off(command: &mut Command, led: bool, inherit: &[String], set: &BTreeMap<String, OsString>) {
+pub(crate) fn configure_isolation(command: &mut Command, led: bool, inherit: &[String], set: &BTreeMap<String, OsString>) {
     command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // The supervisor must stay alive until it has killed all descendants.
     command.process_group(0).kill_on_drop(!led);
@@ -23,7 +23,7 @@ pub(crate) fn shut_off(command: &mut Command, led: bool, inherit: &[String], set
 
 /// Writes the input. Ignores errors: a program may exit without reading, and its output still
 /// counts.
-pub(crate) async fn feed(stdin: Option<ChildStdin>, text: &[u8]) {
+pub(crate) async fn write_stdin(stdin: Option<ChildStdin>, text: &[u8]) {
     if let Some(mut stdin) = stdin {
         let _ = stdin.write_all(text).await;
         let _ = stdin.shutdown().await;
@@ -34,19 +34,19 @@ pub(crate) async fn feed(stdin: Option<ChildStdin>, text: &[u8]) {
 /// else its process group.
 pub(crate) struct Group {
     id: Option<Pid>,
-    led: bool,
-    over: AtomicBool,
+    has_supervisor: bool,
+    has_exited: AtomicBool,
 }
 
 impl Group {
     pub(crate) fn of(program: &Child, led: bool) -> Self {
         let id = program.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        Self { id, led, over: AtomicBool::new(false) }
+        Self { id, has_supervisor: led, has_exited: AtomicBool::new(false) }
     }
 
     /// Tells the supervisor that the output is read completely, so it need not wait for that.
-    pub(crate) fn is_heard(&self) {
-        if let Some(id) = self.id.filter(|_| self.led && !self.over.load(Ordering::Relaxed)) {
+    pub(crate) fn notify_output_drained(&self) {
+        if let Some(id) = self.id.filter(|_| self.has_supervisor && !self.has_exited.load(Ordering::Relaxed)) {
             let _ = kill_process(id, HEARD);
         }
     }
@@ -54,9 +54,9 @@ impl Group {
     /// Waits until the program has ended.
     pub(crate) async fn wait(&self, program: &mut Child) -> std::io::Result<ExitStatus> {
         let status = program.wait().await?;
-        self.over.store(true, Ordering::Relaxed);
+        self.has_exited.store(true, Ordering::Relaxed);
         // If the supervisor was killed by force, only the process group of the rest is known.
-        if let Some(id) = self.id.filter(|_| self.led && status.signal() == Some(Signal::KILL.as_raw())) {
+        if let Some(id) = self.id.filter(|_| self.has_supervisor && status.signal() == Some(Signal::KILL.as_raw())) {
             let _ = kill_process_group(id, Signal::KILL);
         }
         Ok(status)
@@ -67,9 +67,9 @@ impl Drop for Group {
     fn drop(&mut self) {
         let Some(id) = self.id else { return };
         // An error means that the processes are gone already.
-        if !self.led {
+        if !self.has_supervisor {
             let _ = kill_process_group(id, Signal::KILL);
-        } else if !self.over.load(Ordering::Relaxed) {
+        } else if !self.has_exited.load(Ordering::Relaxed) {
             let _ = kill_process(id, Signal::TERM);
             // A stopped supervisor would not receive the signal.
             let _ = kill_process(id, Signal::CONT);

@@ -61,7 +61,7 @@ pub(crate) const LENGTHS: &str = "write `90d`, `1h` or `30s`";
 /// assert_eq!(toolgate::clock::duration("-5s"), None);
 /// ```
 #[must_use]
-pub fn duration(text: &str) -> Option<SignedDuration> {
+pub fn parse_duration(text: &str) -> Option<SignedDuration> {
     let text = text.trim();
     if text.starts_with(['+', '-']) || text.ends_with("ago") {
         return None;

@@ -29,10 +29,10 @@ pub struct Txn {
     pub(crate) slices: Vec<Change>,
     pub(crate) logs: Vec<(Arc<str>, Value)>,
     pub(crate) events: Vec<(Arc<str>, Value)>,
-    pub(crate) observed: Vec<Observation>,
-    pub(crate) spent: Option<Spend>,
+    pub(crate) observations: Vec<Observation>,
+    pub(crate) cost: Option<Spend>,
     pub(crate) message: Option<String>,
-    pub(crate) hidden: bool,
+    pub(crate) is_value_hidden: bool,
     pub(crate) files: Option<Box<dyn FileTxn>>,
 }
 
@@ -61,9 +61,9 @@ struct Inner {
     remaining: Remaining,
     cancel: CancellationToken,
     /// Cancelled when the call is cancelled or the run is stopped. Created on first use.
-    over: OnceLock<CancellationToken>,
-    carried: Option<Carried>,
-    beat: Mutex<Instant>,
+    stop_token: OnceLock<CancellationToken>,
+    extension: Option<Carried>,
+    last_heartbeat: Mutex<Instant>,
     /// `None` once the call has ended.
     txn: Mutex<Option<Txn>>,
 }
@@ -80,7 +80,7 @@ pub(crate) struct Parts {
     pub(crate) deadline: Option<Instant>,
     pub(crate) remaining: Remaining,
     pub(crate) cancel: CancellationToken,
-    pub(crate) carried: Option<Carried>,
+    pub(crate) extension: Option<Carried>,
 }
 
 impl Ctx {
@@ -96,23 +96,23 @@ impl Ctx {
             deadline: parts.deadline,
             remaining: parts.remaining,
             cancel: parts.cancel,
-            over: OnceLock::new(),
-            carried: parts.carried,
-            beat: Mutex::new(Instant::now()),
+            stop_token: OnceLock::new(),
+            extension: parts.extension,
+            last_heartbeat: Mutex::new(Instant::now()),
             txn: Mutex::new(Some(Txn::default())),
         }))
     }
 
     /// Ends the run. Later changes, from tasks that are still running, are ignored.
-    pub(crate) fn end(&self) -> Txn {
+    pub(crate) fn finish(&self) -> Txn {
         crate::lock(&self.0.txn).take().unwrap_or_default()
     }
 
-    pub(crate) fn last_beat(&self) -> Instant {
-        *crate::lock(&self.0.beat)
+    pub(crate) fn last_heartbeat(&self) -> Instant {
+        *crate::lock(&self.0.last_heartbeat)
     }
 
-    fn record<T>(&self, f: impl FnOnce(&mut Txn) -> T) -> Option<T> {
+    fn record_change<T>(&self, f: impl FnOnce(&mut Txn) -> T) -> Option<T> {
         crate::lock(&self.0.txn).as_mut().map(f)
     }
 
@@ -133,7 +133,7 @@ impl Ctx {
     /// # Errors
     /// The slice has another type.
     pub fn slice<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, serde_json::Error> {
-        let own = self.record(|txn| txn.slices.iter().rev().find(|(n, _)| &**n == name).map(|(_, value)| value.clone())).flatten();
+        let own = self.record_change(|txn| txn.slices.iter().rev().find(|(n, _)| &**n == name).map(|(_, value)| value.clone())).flatten();
         match own {
             Some(value) => value.map(serde_json::from_value).transpose(),
             None => self.0.state.slice(name).map(T::deserialize).transpose(),
@@ -145,14 +145,14 @@ impl Ctx {
     /// # Errors
     /// The value cannot be serialized as JSON.
     pub fn set_slice<T: Serialize>(&self, name: &str, value: &T) -> Result<(), serde_json::Error> {
-        let value = kept(value)?;
-        self.record(|txn| txn.slices.push((name.into(), Some(value))));
+        let value = to_storable_json(value)?;
+        self.record_change(|txn| txn.slices.push((name.into(), Some(value))));
         Ok(())
     }
 
     /// Removes a state slice. The change is committed only if the call succeeds.
     pub fn remove_slice(&self, name: &str) {
-        self.record(|txn| txn.slices.push((name.into(), None)));
+        self.record_change(|txn| txn.slices.push((name.into(), None)));
     }
 
     /// Appends to a log slice. The entry is kept even if the call fails.
@@ -160,8 +160,8 @@ impl Ctx {
     /// # Errors
     /// The entry cannot be serialized as JSON.
     pub fn log<T: Serialize>(&self, name: &str, entry: &T) -> Result<(), serde_json::Error> {
-        let entry = kept(entry)?;
-        self.record(|txn| txn.logs.push((name.into(), entry)));
+        let entry = to_storable_json(entry)?;
+        self.record_change(|txn| txn.logs.push((name.into(), entry)));
         Ok(())
     }
 
@@ -174,8 +174,8 @@ impl Ctx {
     /// Returns the value that the entry point attached, if it has this type; see
     /// [`crate::Call::carrying`].
     #[must_use]
-    pub fn carried<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        self.0.carried.as_ref().and_then(|carried| Arc::clone(&carried.0).downcast().ok())
+    pub fn extension<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.0.extension.as_ref().and_then(|carried| Arc::clone(&carried.0).downcast().ok())
     }
 
     /// Returns the agent's file system. Changes are rolled back if the call fails.
@@ -203,13 +203,13 @@ impl Ctx {
 
     /// Returns the remaining budgets at the start of the call.
     #[must_use]
-    pub fn budget(&self) -> Remaining {
+    pub fn remaining_budget(&self) -> Remaining {
         self.0.remaining
     }
 
     /// Reports the cost of the run. Without a report, the declared cost of the tool counts.
     pub fn spend(&self, spend: Spend) {
-        self.record(|txn| txn.spent = Some(txn.spent.unwrap_or_default().plus(spend)));
+        self.record_change(|txn| txn.cost = Some(txn.cost.unwrap_or_default().plus(spend)));
     }
 
     /// Returns a token that is cancelled when the call is cancelled or its time is up.
@@ -217,29 +217,29 @@ impl Ctx {
     /// The run itself is dropped at its next `await`. Use this token for background tasks. They may
     /// continue if the run ends by itself.
     #[must_use]
-    pub fn cancelled(&self) -> &CancellationToken {
-        self.0.over.get_or_init(|| self.0.cancel.child_token())
+    pub fn cancellation_token(&self) -> &CancellationToken {
+        self.0.stop_token.get_or_init(|| self.0.cancel.child_token())
     }
 
     /// Sends a heartbeat.
-    pub fn beat(&self) {
-        *crate::lock(&self.0.beat) = Instant::now();
+    pub fn send_heartbeat(&self) {
+        *crate::lock(&self.0.last_heartbeat) = Instant::now();
     }
 
     /// Publishes an event of the tool. Listeners receive it after the call has succeeded.
     pub fn publish(&self, name: &str, payload: Value) {
-        self.record(|txn| txn.events.push((name.into(), payload)));
+        self.record_change(|txn| txn.events.push((name.into(), payload)));
     }
 
     /// Sets a message for the model, in addition to the value.
-    pub fn say(&self, message: impl Into<String>) {
+    pub fn set_message(&self, message: impl Into<String>) {
         let message = message.into();
-        self.record(|txn| txn.message = Some(message));
+        self.record_change(|txn| txn.message = Some(message));
     }
 
     /// Hides the value from the model.
     pub fn hide_value(&self) {
-        self.record(|txn| txn.hidden = true);
+        self.record_change(|txn| txn.is_value_hidden = true);
     }
 
     /// Returns a stored output of this session.
@@ -249,9 +249,9 @@ impl Ctx {
 }
 
 /// Converts a value to JSON that a session can store and read back.
-fn kept(value: &impl Serialize) -> Result<Value, serde_json::Error> {
+fn to_storable_json(value: &impl Serialize) -> Result<Value, serde_json::Error> {
     let value = serde_json::to_value(value)?;
-    match crate::json::value_over_bounds(&value, &crate::gate::OUTPUT_BOUNDS) {
+    match crate::json::find_exceeded_bound_of_value(&value, &crate::gate::OUTPUT_BOUNDS) {
         Some(why) => Err(serde::ser::Error::custom(format!("cannot store the value in a session: {why}"))),
         None => Ok(value),
     }
@@ -262,7 +262,7 @@ fn kept(value: &impl Serialize) -> Result<Value, serde_json::Error> {
 pub struct Files(Ctx);
 
 impl Files {
-    fn with<T>(&self, f: impl FnOnce(&mut dyn FileTxn) -> Result<T, FileError>) -> Result<T, FileError> {
+    fn with_transaction<T>(&self, f: impl FnOnce(&mut dyn FileTxn) -> Result<T, FileError>) -> Result<T, FileError> {
         let inner = &self.0.0;
         let files = inner.resources.files().ok_or(FileError::Closed)?;
         let mut guard = crate::lock(&inner.txn);
@@ -270,12 +270,12 @@ impl Files {
         f(txn.files.get_or_insert_with(|| files.begin(inner.call, inner.expects.clone())).as_mut())
     }
 
-    fn may_write(&self) -> Result<(), FileError> {
+    fn check_writable(&self) -> Result<(), FileError> {
         if self.0.0.effect == Effect::Read { Err(FileError::ReadOnly) } else { Ok(()) }
     }
 
-    fn observe(&self, seen: Observation) {
-        self.0.record(|txn| txn.observed.push(seen));
+    fn record_observation(&self, seen: Observation) {
+        self.0.record_change(|txn| txn.observations.push(seen));
     }
 
     /// Reads a whole file.
@@ -284,8 +284,8 @@ impl Files {
     /// The file cannot be read.
     pub fn read(&self, path: &str) -> Result<Vec<u8>, FileError> {
         let path = normal_path(path)?;
-        let content = self.with(|txn| txn.read(&path))?;
-        self.observe(Observation::Read(path, Digest::of(&content)));
+        let content = self.with_transaction(|txn| txn.read(&path))?;
+        self.record_observation(Observation::Read(path, Digest::of(&content)));
         Ok(content)
     }
 
@@ -294,10 +294,10 @@ impl Files {
     /// # Errors
     /// The file cannot be changed. In this case, nothing has changed.
     pub fn write(&self, path: &str, content: &[u8]) -> Result<(), FileError> {
-        self.may_write()?;
+        self.check_writable()?;
         let path = normal_path(path)?;
-        self.with(|txn| txn.write(&path, content))?;
-        self.observe(Observation::Wrote(path, Digest::of(content)));
+        self.with_transaction(|txn| txn.write(&path, content))?;
+        self.record_observation(Observation::Wrote(path, Digest::of(content)));
         Ok(())
     }
 
@@ -306,10 +306,10 @@ impl Files {
     /// # Errors
     /// The file cannot be changed. In this case, nothing has changed.
     pub fn remove(&self, path: &str) -> Result<(), FileError> {
-        self.may_write()?;
+        self.check_writable()?;
         let path = normal_path(path)?;
-        self.with(|txn| txn.remove(&path))?;
-        self.observe(Observation::Removed(path));
+        self.with_transaction(|txn| txn.remove(&path))?;
+        self.record_observation(Observation::Removed(path));
         Ok(())
     }
 
@@ -318,9 +318,9 @@ impl Files {
     /// # Errors
     /// The file cannot be read.
     pub fn list(&self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
-        let names = self.with(|txn| txn.list(below, most))?;
+        let names = self.with_transaction(|txn| txn.list(below, most))?;
         for name in &names {
-            self.observe(Observation::Listed(name.clone()));
+            self.record_observation(Observation::Listed(name.clone()));
         }
         Ok(names)
     }

@@ -245,12 +245,12 @@ impl ToolError {
     /// [`AgentBuilder::dialect`](crate::AgentBuilder::dialect).
     #[must_use]
     pub fn for_model_in(&self, dialect: Dialect) -> String {
-        format!("{}\n{}", self.message, self.told_in(dialect))
+        format!("{}\n{}", self.message, self.to_json_in(dialect))
     }
 
     /// Serializes the error in a dialect.
     #[must_use]
-    pub fn told_in(&self, dialect: Dialect) -> Value {
+    pub fn to_json_in(&self, dialect: Dialect) -> Value {
         match dialect {
             Dialect::Standard => serde_json::to_value(self).unwrap_or_default(),
             Dialect::Bucket => self.to_bucket(),

@@ -11,7 +11,7 @@ use crate::ledger::Row;
 #[derive(Debug, Clone)]
 pub enum Event {
     /// A call ended, with any outcome. Each call has exactly one such event.
-    ToolInvoked(Arc<Row>),
+    CallEnded(Arc<Row>),
     /// A handler published an event, and its call succeeded.
     Published {
         /// The call.

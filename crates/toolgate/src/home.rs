@@ -9,12 +9,12 @@ use std::path::PathBuf;
 /// Does not use the C library, which loads NSS modules. A statically linked program crashes on
 /// that.
 #[must_use]
-pub fn home() -> Option<PathBuf> {
+pub fn home_dir() -> Option<PathBuf> {
     let said = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
-    said.or_else(listed).filter(|home| home.is_absolute())
+    said.or_else(home_from_passwd).filter(|home| home.is_absolute())
 }
 
-fn listed() -> Option<PathBuf> {
+fn home_from_passwd() -> Option<PathBuf> {
     let (number, users) = (rustix::process::getuid().as_raw().to_string(), std::fs::read_to_string("/etc/passwd").ok()?);
     let own = users.lines().find(|line| line.split(':').nth(2) == Some(&*number))?;
     own.split(':').nth(5).map(PathBuf::from)

@@ -57,25 +57,25 @@ pub const NOT_BEGUN: i32 = 127;
 pub(crate) const NEVER_RAN: Signal = Signal::USR2;
 
 /// Runs the supervisor if this process was started as one, and does not return then.
-pub(crate) fn enter_if_asked() {
+pub(crate) fn run_as_supervisor_if_requested() {
     let mut words = std::env::args_os().skip(1);
     let word = words.next();
     let code = if word.as_deref() == Some(LAST.as_ref()) {
         let (Some(leader), Some(program)) = (words.next(), words.next()) else { std::process::exit(NOT_BEGUN) };
         // Returns only if `exec` fails.
-        let why = match begin(&leader) {
+        let why = match prepare_exec(&leader) {
             Ok(()) => Command::new(&program).args(words).exec().to_string(),
             Err(why) => why,
         };
-        cannot_start(&program, &why)
+        report_start_error(&program, &why)
     } else if let Some(kind) =
-        [(WORD, Kind::Served), (HEARD_OUT, Kind::Heard)].into_iter().find(|(known, _)| word.as_deref() == Some(known.as_ref()))
+        [(WORD, Kind::Service), (HEARD_OUT, Kind::Captured)].into_iter().find(|(known, _)| word.as_deref() == Some(known.as_ref()))
     {
         let (Some(parent), words) = (words.next(), words.collect::<Vec<_>>()) else { std::process::exit(NOT_BEGUN) };
         let Some(program) = words.first() else { std::process::exit(NOT_BEGUN) };
-        match lead(&parent, LAST, &words, kind.1) {
-            Ok((status, _)) => code_of(status),
-            Err(why) => cannot_start(program, &why),
+        match supervise(&parent, LAST, &words, kind.1) {
+            Ok((status, _)) => exit_code_of(status),
+            Err(why) => report_start_error(program, &why),
         }
     } else {
         return;
@@ -87,11 +87,11 @@ pub(crate) fn enter_if_asked() {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A program that runs until it is stopped.
-    Served,
+    Service,
     /// A program whose output matters.
-    Heard,
+    Captured,
     /// The same in a sandbox, which may be unavailable.
-    Room,
+    Sandboxed,
 }
 
 /// Supervises a child process: restarts this executable with `next`, this pid and `words`.
@@ -99,26 +99,26 @@ pub(crate) enum Kind {
 /// Waits until the child or the parent has ended, then kills all remaining descendants. Returns the
 /// exit status of the child, and whether the child reported that it could not become the program.
 /// For a sandbox, the number of the error pipe follows the pid.
-pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString], kind: Kind) -> Result<(Option<WaitStatus>, bool), String> {
+pub(crate) fn supervise(parent: &OsStr, next: &str, words: &[OsString], kind: Kind) -> Result<(Option<WaitStatus>, bool), String> {
     // A signal that one thread blocks is delivered to another thread.
     if std::fs::read_dir("/proc/self/task").map_err(|error| error.to_string())?.count() > 1 {
         return Err("the process has several threads: call `enter_if_asked` first in `main`".to_owned());
     }
     // The parent may have exited already, which a later check could not detect.
-    let parent = getppid().filter(|now| parent.to_str() == Some(number(*now).as_str())).ok_or("the parent process has exited")?;
+    let parent = getppid().filter(|now| parent.to_str() == Some(pid_text(*now).as_str())).ok_or("the parent process has exited")?;
     if let Some(before) = std::env::var(FILES).ok().and_then(|files| files.parse().ok()) {
-        give_back(before);
+        restore_file_limit(before);
     }
     // Inherited files are not for the program.
     crate::sandbox::close_inherited()?;
     let said = |error: std::io::Error| error.to_string();
-    let told = listen().map_err(said)?;
+    let told = watch_signals().map_err(said)?;
     let nothing = File::options().read(true).write(true).open("/dev/null").map_err(said)?;
     // The extra process is needed because a child would inherit this process's blocked signals.
     let mut command = Command::new("/proc/self/exe");
-    command.arg(next).arg(number(getpid())).env_remove(FILES);
+    command.arg(next).arg(pid_text(getpid())).env_remove(FILES);
     let mut news = None;
-    let tell = if kind == Kind::Room {
+    let tell = if kind == Kind::Sandboxed {
         let (hear, tell) = std::io::pipe().map_err(said)?;
         ioctl_fionbio(&hear, true).and_then(|()| fcntl_setfd(&tell, FdFlags::empty())).map_err(|error| error.to_string())?;
         command.arg(tell.as_raw_fd().to_string());
@@ -133,7 +133,7 @@ pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString], kind: Kind) -
     let _ = rustix::stdio::dup2_stdin(&nothing);
     let _ = rustix::stdio::dup2_stdout(&nothing);
     let _ = rustix::stdio::dup2_stderr(&nothing);
-    Ok(accompany(i32::try_from(child.id()).ok().and_then(Pid::from_raw), parent, &told, kind, news))
+    Ok(wait_and_reap(i32::try_from(child.id()).ok().and_then(Pid::from_raw), parent, &told, kind, news))
 }
 
 /// Pipe on which the child reports that `exec` failed (one byte).
@@ -144,28 +144,28 @@ pub(crate) struct Tell(File);
 impl Tell {
     /// Opens the pipe that `lead` has created under this number, and closes all other files except
     /// the standard streams.
-    pub(crate) fn at(number: &OsStr) -> Result<Self, String> {
+    pub(crate) fn open(number: &OsStr) -> Result<Self, String> {
         let number: i32 = number.to_str().and_then(|number| number.parse().ok()).ok_or("invalid number of the error pipe")?;
         let tell = File::options().write(true).open(format!("/proc/self/fd/{number}")).map_err(|error| error.to_string())?;
         crate::sandbox::close_all_but(Some(tell.as_raw_fd()))?;
         Ok(Self(tell))
     }
 
-    pub(crate) fn did_not_begin(mut self) {
+    pub(crate) fn report_failure(mut self) {
         // If the write fails, the supervisor assumes that the program ran and failed.
         let _ = self.0.write_all(b"!");
     }
 }
 
 /// Tells a supervisor that the output is read completely.
-pub(crate) fn is_heard(leader: &Child) {
+pub(crate) fn notify_output_drained(leader: &Child) {
     if let Some(id) = i32::try_from(leader.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process(id, HEARD);
     }
 }
 
 /// Reads whether the program did not start. `None` if that is not known yet.
-fn did_not_begin(news: &PipeReader) -> Option<bool> {
+fn read_spawn_error(news: &PipeReader) -> Option<bool> {
     match rustix::io::read(news, &mut [0; 1]) {
         Ok(bytes) => Some(bytes > 0),
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
@@ -174,13 +174,13 @@ fn did_not_begin(news: &PipeReader) -> Option<bool> {
 }
 
 /// Ends this process in a way that tells the parent that the program did not run.
-pub(crate) fn end_without() -> ! {
-    end_by(NEVER_RAN);
+pub(crate) fn exit_never_ran() -> ! {
+    exit_by_signal(NEVER_RAN);
     std::process::exit(NOT_BEGUN)
 }
 
 /// Ends this process by a signal, if possible.
-fn end_by(signal: Signal) {
+fn exit_by_signal(signal: Signal) {
     // A core dump of the supervisor would be of no use.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     // Unblock only this signal, not other pending ones.
@@ -193,36 +193,36 @@ fn end_by(signal: Signal) {
 }
 
 /// Restores the open-file limit for the program.
-fn give_back(before: u64) {
+fn restore_file_limit(before: u64) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let current = Some(maximum.map_or(before, |most| most.min(before)));
     let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
 }
 
 /// Prepares the process for the program: unblocks all signals, and dies with the supervisor.
-pub(crate) fn begin(leader: &OsStr) -> Result<(), String> {
+pub(crate) fn prepare_exec(leader: &OsStr) -> Result<(), String> {
     let _ = SigSet::empty().thread_set_mask();
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| format!("cannot set the parent-death signal: {error}"))?;
     // The supervisor may have exited before the signal was set.
-    if getppid().map(number).as_deref() == leader.to_str() { Ok(()) } else { Err("the supervisor has exited".to_owned()) }
+    if getppid().map(pid_text).as_deref() == leader.to_str() { Ok(()) } else { Err("the supervisor has exited".to_owned()) }
 }
 
 /// Ends this process with the status of the program, including a signal.
-pub(crate) fn end_as(status: Option<WaitStatus>) -> ! {
+pub(crate) fn exit_like(status: Option<WaitStatus>) -> ! {
     let signal = status.and_then(WaitStatus::terminating_signal).and_then(Signal::from_named_raw);
     // A signal that is ignored here is reported by the exit code below.
     if let Some(signal) = signal.filter(|signal| *signal != NEVER_RAN) {
-        end_by(signal);
+        exit_by_signal(signal);
     }
-    std::process::exit(code_of(status))
+    std::process::exit(exit_code_of(status))
 }
 
-fn number(pid: Pid) -> String {
+fn pid_text(pid: Pid) -> String {
     pid.as_raw_nonzero().get().to_string()
 }
 
 /// Prints why the program cannot be started. Only this process knows the reason.
-fn cannot_start(program: &OsStr, why: &str) -> i32 {
+fn report_start_error(program: &OsStr, why: &str) -> i32 {
     #[expect(clippy::print_stderr, reason = "standard error is the output channel of the program")]
     {
         eprintln!("`{}` cannot be started: {why}", program.display());
@@ -231,7 +231,7 @@ fn cannot_start(program: &OsStr, why: &str) -> i32 {
 }
 
 /// Makes this process the subreaper of orphaned descendants, and starts to receive signals.
-fn listen() -> std::io::Result<SignalFd> {
+fn watch_signals() -> std::io::Result<SignalFd> {
     set_child_subreaper(Some(getpid()))?;
     SigSet::all().thread_block()?;
     let heard: SigSet = ENDING.into_iter().chain([Name::SIGCHLD, Name::SIGUSR1]).collect();
@@ -241,12 +241,12 @@ fn listen() -> std::io::Result<SignalFd> {
 /// Waits until the program or the parent has ended, then kills all remaining descendants.
 ///
 /// Returns the status of the program, and whether it reported that it did not start.
-fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, mut news: Option<PipeReader>) -> (Option<WaitStatus>, bool) {
+fn wait_and_reap(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, mut news: Option<PipeReader>) -> (Option<WaitStatus>, bool) {
     let watched = pidfd_open(parent, PidfdFlags::empty()).ok();
-    let (mut ended, mut never, mut heard) = (None, false, kind == Kind::Served);
+    let (mut ended, mut never, mut heard) = (None, false, kind == Kind::Service);
     loop {
         // The pipe closes when the program starts.
-        if let Some(known) = news.as_ref().and_then(did_not_begin) {
+        if let Some(known) = news.as_ref().and_then(read_spawn_error) {
             (news, never) = (None, known);
         }
         // Read signals first, then reap children. A child that ends in between sends another
@@ -282,10 +282,10 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, mut n
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 // No children are left.
-                Err(_) => return (ended, never || news.as_ref().and_then(did_not_begin) == Some(true)),
+                Err(_) => return (ended, never || news.as_ref().and_then(read_spawn_error) == Some(true)),
             }
         }
-        for pid in children() {
+        for pid in child_pids() {
             let _ = kill_process(pid, Signal::KILL);
         }
         std::thread::sleep(AGAIN);
@@ -293,13 +293,13 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, mut n
     (ended, never)
 }
 
-fn code_of(status: Option<WaitStatus>) -> i32 {
+fn exit_code_of(status: Option<WaitStatus>) -> i32 {
     let code = |status: WaitStatus| status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal));
     status.and_then(code).unwrap_or(NOT_BEGUN)
 }
 
 /// Returns the children of this process, including adopted orphans.
-fn children() -> Vec<Pid> {
+fn child_pids() -> Vec<Pid> {
     let own = getpid().as_raw_nonzero().get();
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());

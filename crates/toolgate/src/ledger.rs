@@ -225,9 +225,9 @@ pub struct Settlement {
 impl Row {
     /// Builds the row that settles a call with unknown outcome.
     #[must_use]
-    pub fn settled(&self, outcome: Outcome, effects: Effects, by: &str, at: Timestamp) -> Self {
+    pub fn settlement(&self, outcome: Outcome, effects: Effects, by: &str, at: Timestamp) -> Self {
         Self {
-            call: CallId::fresh(),
+            call: CallId::generate(),
             client_id: None,
             at,
             decision: Decision::Settled,
@@ -246,7 +246,7 @@ impl Row {
 
     /// Returns when the call ended.
     #[must_use]
-    pub fn ended(&self) -> Timestamp {
+    pub fn ended_at(&self) -> Timestamp {
         let took = jiff::SignedDuration::from_nanos(i64::try_from(self.latency.total()).unwrap_or(i64::MAX));
         self.at.checked_add(took).unwrap_or(self.at)
     }
@@ -255,7 +255,7 @@ impl Row {
     ///
     /// Returns false for a settlement and for a rejected report of a call without admission.
     #[must_use]
-    pub fn is_a_call(&self) -> bool {
+    pub fn is_call(&self) -> bool {
         self.decision != Decision::Settled && !(self.gate == Gate::Settle && self.decision == Decision::Refused)
     }
 
@@ -270,7 +270,7 @@ impl Row {
     /// # Errors
     /// The value cannot be serialized as JSON.
     pub fn canonical(&self) -> Result<Vec<u8>, serde_json::Error> {
-        crate::json::canonical_of(self)
+        crate::json::serialize_canonical(self)
     }
 }
 
@@ -352,8 +352,8 @@ impl Receipt {
     /// The value cannot be serialized as JSON.
     pub fn statement(&self) -> Result<Vec<u8>, serde_json::Error> {
         let said = match self.signature.is_empty() {
-            true => crate::json::canonical_of(self)?,
-            false => crate::json::canonical_of(&Self { signature: String::new(), ..self.clone() })?,
+            true => crate::json::serialize_canonical(self)?,
+            false => crate::json::serialize_canonical(&Self { signature: String::new(), ..self.clone() })?,
         };
         Ok([b"toolgate-receipt-v1\0".as_slice(), &said].concat())
     }

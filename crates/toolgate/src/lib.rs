@@ -40,8 +40,8 @@ pub use context::{Ctx, Files, Remaining, Txn};
 pub use error::{ApprovalRef, Category, Dialect, Effects, FieldError, NextStep, ToolError};
 pub use event::{Event, Listener};
 pub use gate::{
-    Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Kept, Permit, PolicyEngine, Reconciled, Replay, RuleNote, Ruling, Said,
-    Session, Snapshot, Toolgate, ToolgateBuilder, Would,
+    Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Kept, Permit, PolicyEngine, Reconciled, Replay, RuleNote, Ruling,
+    Said, Session, Snapshot, Toolgate, ToolgateBuilder, Would,
 };
 pub use jiff::{SignedDuration, Timestamp};
 pub use ledger::{Decision, Gate, Latency, Receipt, Recorded, Row, Settlement, Signer};
@@ -51,7 +51,7 @@ pub use resource::{HostFs, MemoryFs};
 pub use rust_decimal::Decimal;
 pub use store::{MemoryStore, Store};
 pub use tool::{
-    CommandTool, Effect, Example, Extra, Failure, Filled, Handler, Polling, Reconcile, Retry, Spec, Template, Tool, classify_status,
+    CommandTool, Effect, Example, Extra, Failure, FilledPart, Handler, Polling, Reconcile, Retry, Spec, Template, Tool, classify_status,
     without_contract,
 };
 

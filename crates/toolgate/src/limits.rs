@@ -105,7 +105,7 @@ impl Charge {
 
     /// Reports whether the charge fits, given the amount already used.
     #[must_use]
-    pub fn fits_on(&self, used: Decimal) -> bool {
+    pub fn fits_within(&self, used: Decimal) -> bool {
         // A charge in observe mode always fits.
         if self.cap == Decimal::MAX {
             return true;
@@ -148,7 +148,7 @@ struct Entry {
     call: CallId,
     amount: Decimal,
     /// The outcome of the call is unknown, so the entry stays for any length of time.
-    held: bool,
+    is_held: bool,
 }
 
 impl Counter {
@@ -161,7 +161,7 @@ impl Counter {
                 if now.duration_since(entry.at) < window {
                     break;
                 }
-                if entry.held {
+                if entry.is_held {
                     first += 1;
                     continue;
                 }
@@ -176,9 +176,9 @@ impl Counter {
     ///
     /// # Errors
     /// The charge does not fit. The error has the amount used and when the charge will fit.
-    pub fn fits(&mut self, now: Timestamp, charge: &Charge) -> Result<(), Over> {
+    pub fn check_charge(&mut self, now: Timestamp, charge: &Charge) -> Result<(), Over> {
         let used = self.used(now, charge.window);
-        if charge.fits_on(used) {
+        if charge.fits_within(used) {
             return Ok(());
         }
         // Finds when enough entries have left the window. `None` if the charge alone exceeds the
@@ -199,7 +199,7 @@ impl Counter {
     pub fn reserve(&mut self, now: Timestamp, call: CallId, charge: &Charge, held: bool) {
         self.total = self.total.saturating_add(charge.amount);
         if charge.window.is_some() {
-            self.entries.push_back(Entry { at: now, call, amount: charge.amount, held: held && charge.is_held() });
+            self.entries.push_back(Entry { at: now, call, amount: charge.amount, is_held: held && charge.is_held() });
         }
     }
 
@@ -209,11 +209,11 @@ impl Counter {
     pub fn settle(&mut self, now: Timestamp, call: CallId, charge: &Charge, held: bool, actual: Decimal) {
         if let Some(window) = charge.window {
             let held = held && charge.is_held();
-            let is_it = |entry: &Entry| entry.call == call && entry.amount == charge.amount && entry.held == held;
+            let is_it = |entry: &Entry| entry.call == call && entry.amount == charge.amount && entry.is_held == held;
             // An entry that has left the window is not part of the total any more.
             let Some(index) = self.entries.iter().rposition(is_it) else { return };
             let Some(entry) = self.entries.get_mut(index) else { return };
-            (entry.amount, entry.held) = (actual, false);
+            (entry.amount, entry.is_held) = (actual, false);
             if held
                 && now.duration_since(entry.at) >= window
                 && let Some(entry) = self.entries.remove(index)
@@ -277,21 +277,25 @@ mod tests {
             unit: Unit::Fixed,
         };
         let mut counter = Counter::default();
-        let call = CallId::fresh();
-        assert_eq!(counter.fits(at(0), &charge), Ok(()));
+        let call = CallId::generate();
+        assert_eq!(counter.check_charge(at(0), &charge), Ok(()));
         counter.reserve(at(0), call, &charge, false);
-        assert_eq!(counter.fits(at(20), &charge), Err(Over { used: 300.into(), retry_after: Some(SignedDuration::from_secs(40)) }));
+        assert_eq!(counter.check_charge(at(20), &charge), Err(Over { used: 300.into(), retry_after: Some(SignedDuration::from_secs(40)) }));
         let two = Charge { amount: 100.into(), ..charge.clone() };
-        counter.reserve(at(10), CallId::fresh(), &two, false);
+        counter.reserve(at(10), CallId::generate(), &two, false);
         let most = Charge { amount: 450.into(), ..charge.clone() };
         assert_eq!(
-            counter.fits(at(20), &most),
+            counter.check_charge(at(20), &most),
             Err(Over { used: 400.into(), retry_after: Some(SignedDuration::from_secs(50)) }),
             "both must leave"
         );
         let never = Charge { amount: 501.into(), ..charge.clone() };
-        assert_eq!(counter.fits(at(20), &never), Err(Over { used: 400.into(), retry_after: None }), "it would not fit an empty counter");
-        assert_eq!(counter.fits(at(70), &charge), Ok(()));
+        assert_eq!(
+            counter.check_charge(at(20), &never),
+            Err(Over { used: 400.into(), retry_after: None }),
+            "it would not fit an empty counter"
+        );
+        assert_eq!(counter.check_charge(at(70), &charge), Ok(()));
         counter.reserve(at(60), call, &charge, false);
         counter.settle(at(60), call, &charge, false, 0.into());
         assert_eq!(counter.used(at(60), charge.window), Decimal::ZERO);

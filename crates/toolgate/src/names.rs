@@ -22,7 +22,7 @@ pub struct Mapped {
     /// Maps each valid name to its foreign name.
     pub names: BTreeMap<String, String>,
     /// Foreign names that collide once mapped, or have no valid character.
-    pub held_back: BTreeSet<String>,
+    pub excluded: BTreeSet<String>,
 }
 
 /// Maps foreign names to valid ones. Names that collide are all excluded, so that none shadows
@@ -46,7 +46,7 @@ pub fn map_foreign<'a>(foreign: impl IntoIterator<Item = &'a str>) -> Mapped {
             (1, Some(name)) if meaningful => {
                 mapped.names.insert(legal, (*name).to_owned());
             }
-            _ => mapped.held_back.extend(names.into_iter().map(str::to_owned)),
+            _ => mapped.excluded.extend(names.into_iter().map(str::to_owned)),
         }
     }
     mapped

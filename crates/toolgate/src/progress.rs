@@ -100,7 +100,7 @@ impl Progress {
     ///
     /// # Errors
     /// `loop_detected`, or `rate_limited` for a poll that comes too soon.
-    pub(crate) fn judge(&self, tool: &str, polling: Option<&Polling>) -> Result<(), ToolError> {
+    pub(crate) fn check(&self, tool: &str, polling: Option<&Polling>) -> Result<(), ToolError> {
         let Some(polling) = polling else {
             return if self.streak < REPEATS { Ok(()) } else { Err(looped(tool, self.streak)) };
         };
@@ -141,7 +141,7 @@ mod tests {
         for _ in 0..2 {
             progress.count(Digest::default(), Timestamp::UNIX_EPOCH, Some(&polling));
         }
-        let told = progress.judge("poll", Some(&polling)).err().and_then(|error| error.retry_after_ms);
+        let told = progress.check("poll", Some(&polling)).err().and_then(|error| error.retry_after_ms);
         assert_eq!(told, Some(u64::MAX));
     }
 }

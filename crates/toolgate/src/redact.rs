@@ -9,7 +9,7 @@ use regex::Regex;
 use serde_json::Value;
 use sha2::Sha256;
 
-use crate::json::{Digest, Pointer, canonical};
+use crate::json::{Digest, Pointer, to_canonical_bytes};
 
 mod record;
 mod spelled;
@@ -183,16 +183,16 @@ pub(crate) fn is_secret(path: &Pointer, secrets: &[Pointer]) -> bool {
 
 /// A match of a pattern.
 struct Found {
-    place: Range<usize>,
+    range: Range<usize>,
     /// The unescaped secret, if it differs from the text.
-    meant: Option<String>,
+    unescaped: Option<String>,
 }
 
 impl Found {
     /// Extends the match.
     fn join(&mut self, more: &Range<usize>) {
-        self.place = self.place.start.min(more.start)..self.place.end.max(more.end);
-        self.meant = None;
+        self.range = self.range.start.min(more.start)..self.range.end.max(more.end);
+        self.unescaped = None;
     }
 }
 
@@ -263,7 +263,7 @@ impl Redactor {
             return text.into();
         }
         let (mut clean, mut end) = (String::with_capacity(text.len()), 0);
-        for Found { place, meant } in found {
+        for Found { range: place, unescaped: meant } in found {
             clean.push_str(text.get(end..place.start).unwrap_or_default());
             let meant = meant.unwrap_or_else(|| text.get(place.clone()).unwrap_or_default().to_owned());
             clean.push_str(&self.mark_text(&Value::String(meant)));
@@ -281,9 +281,10 @@ impl Redactor {
         if self.patterns.is_empty() {
             return Vec::new();
         }
-        let mut found: Vec<Found> = self.places(text).map(|place| Found { place, meant: None }).collect();
+        let mut found: Vec<Found> = self.places(text).map(|place| Found { range: place, unescaped: None }).collect();
         if let Some(plain) = Unescaped::of(text) {
-            let own = |place: Range<usize>| Found { meant: plain.text.get(place.clone()).map(str::to_owned), place: plain.written(&place) };
+            let own =
+                |place: Range<usize>| Found { unescaped: plain.text.get(place.clone()).map(str::to_owned), range: plain.written(&place) };
             found.extend(self.places(&plain.text).map(own));
         }
         if found.is_empty() {
@@ -291,10 +292,10 @@ impl Redactor {
         }
         let marks = marks(text);
         let outside = |mut one: Found| {
-            let first = marks.partition_point(|mark| mark.end <= one.place.start);
-            let behind = marks.partition_point(|mark| mark.start < one.place.end);
+            let first = marks.partition_point(|mark| mark.end <= one.range.start);
+            let behind = marks.partition_point(|mark| mark.start < one.range.end);
             for mark in marks.get(first..behind).unwrap_or_default() {
-                if mark.start <= one.place.start && one.place.end <= mark.end {
+                if mark.start <= one.range.start && one.range.end <= mark.end {
                     return None;
                 }
                 one.join(mark);
@@ -302,11 +303,11 @@ impl Redactor {
             Some(one)
         };
         found = found.into_iter().filter_map(outside).collect();
-        found.sort_by_key(|one| (one.place.start, one.place.end, one.meant.is_some()));
+        found.sort_by_key(|one| (one.range.start, one.range.end, one.unescaped.is_some()));
         found.dedup_by(|next, one| {
-            let overlaps = next.place.start < one.place.end;
-            if overlaps && next.place != one.place {
-                one.join(&next.place);
+            let overlaps = next.range.start < one.range.end;
+            if overlaps && next.range != one.range {
+                one.join(&next.range);
             }
             overlaps
         });
@@ -320,7 +321,7 @@ impl Redactor {
             end -= 1;
         }
         let found = self.found(text.get(..end).unwrap_or_default());
-        found.iter().find(|one| one.place.start < at && at < one.place.end).map_or(at, |one| one.place.start)
+        found.iter().find(|one| one.range.start < at && at < one.range.end).map_or(at, |one| one.range.start)
     }
 
     /// Returns the matches of each pattern. Empty matches are skipped.
@@ -342,7 +343,7 @@ impl Redactor {
 
     fn mark_text(&self, value: &Value) -> String {
         let mut mac = self.mac.clone();
-        mac.update(&canonical(value));
+        mac.update(&to_canonical_bytes(value));
         let whole = mac.finalize().into_bytes();
         format!("[redacted {}]", crate::json::hex(whole.get(..16).unwrap_or(&whole)))
     }

@@ -304,7 +304,7 @@ pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
     let mut program = command.spawn().map_err(told)?;
     let mut said = Vec::new();
     let heard = program.stderr.take().map_or(Ok(0), |mut stderr| std::io::Read::read_to_end(&mut stderr, &mut said));
-    lead::is_heard(&program);
+    lead::notify_output_drained(&program);
     let status = program.wait().map_err(told)?;
     heard.map_err(told)?;
     let said = String::from_utf8_lossy(&said).trim().to_owned();
@@ -360,25 +360,25 @@ fn threads(status: &str, uid: u32) -> u64 {
 ///
 /// Call this first in `main`, before a second thread exists.
 pub fn enter_if_asked() {
-    lead::enter_if_asked();
+    lead::run_as_supervisor_if_requested();
     let mut words = std::env::args_os().skip(1);
     let word = words.next();
     if word.as_deref() == Some(OsStr::new(ASKED)) {
         // The supervisor stays outside of the sandbox.
-        match lead::lead(&words.next().unwrap_or_default(), ROOM, &words.collect::<Vec<_>>(), lead::Kind::Room) {
-            Ok((status, false)) => lead::end_as(status),
+        match lead::supervise(&words.next().unwrap_or_default(), ROOM, &words.collect::<Vec<_>>(), lead::Kind::Sandboxed) {
+            Ok((status, false)) => lead::exit_like(status),
             Ok((_, true)) => {}
             Err(why) => say(&why),
         }
-        lead::end_without()
+        lead::exit_never_ran()
     }
     if word.as_deref() == Some(OsStr::new(ROOM)) {
         let leader = words.next().unwrap_or_default();
-        match lead::Tell::at(&words.next().unwrap_or_default()) {
+        match lead::Tell::open(&words.next().unwrap_or_default()) {
             Ok(tell) => {
                 let Err(why) = enter(&leader, words);
                 say(&why);
-                tell.did_not_begin();
+                tell.report_failure();
             }
             Err(why) => say(&why),
         }
@@ -393,7 +393,7 @@ fn say(why: &str) {
 
 /// Confines this process and becomes the program. Returns only on error.
 fn enter(leader: &OsStr, mut words: impl Iterator<Item = OsString>) -> Result<std::convert::Infallible, String> {
-    lead::begin(leader)?;
+    lead::prepare_exec(leader)?;
     let spec = words.next().and_then(|spec| spec.into_string().ok()).ok_or("missing sandbox specification")?;
     let room: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
     let program = words.next().ok_or("missing program")?;

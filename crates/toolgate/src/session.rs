@@ -77,7 +77,7 @@ impl State {
                 *self = Self { logs, values, ..(*earlier).clone() };
             }
             Alter::Reset => *self = Self { values: std::mem::take(&mut self.values), ..Self::default() },
-            Alter::Heard(text) => crate::values::hear(&mut self.values, &text),
+            Alter::UserText(text) => crate::values::hear(&mut self.values, &text),
         }
         self.stamp = stamp;
     }
@@ -133,7 +133,7 @@ pub enum Alter {
     /// Clears slices, logs, evidence and marks. Limits, claims and provenance stay.
     Reset,
     /// Adds the exact words of the user.
-    Heard(String),
+    UserText(String),
 }
 
 /// Change of one named value. `None` removes the value.
@@ -207,7 +207,7 @@ impl EvidenceKey {
     /// Restricts the key to one entity.
     #[must_use]
     pub fn about(mut self, name: impl Into<Arc<str>>, value: &Value) -> Self {
-        self.entity = Some((name.into(), crate::json::with_canonical(value, |text| Arc::from(text))));
+        self.entity = Some((name.into(), crate::json::with_canonical_text(value, |text| Arc::from(text))));
         self
     }
 }

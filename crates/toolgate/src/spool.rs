@@ -16,21 +16,21 @@ use crate::store::{StoreError, Unfit};
 
 pub(crate) struct Spool {
     /// The directory shared with the spools of other processes.
-    among: Option<PathBuf>,
+    shared_directory: Option<PathBuf>,
     path: PathBuf,
     file: Mutex<Option<File>>,
     /// Rows that could not be written to a file, for example because the disk is full. Lost at
     /// process exit.
-    held: Mutex<Vec<Arc<Row>>>,
-    waiting: AtomicBool,
+    memory_rows: Mutex<Vec<Arc<Row>>>,
+    is_waiting: AtomicBool,
     /// Number of rows at the start of the file that the store has already, as far as this process
     /// knows.
-    known: AtomicUsize,
+    stored_rows: AtomicUsize,
     /// Held by the task that appends rows to the store. Contains the number of the last failed
     /// attempt and its error.
-    pub(crate) taking: tokio::sync::Mutex<Option<(u64, StoreError)>>,
+    pub(crate) drain_lock: tokio::sync::Mutex<Option<(u64, StoreError)>>,
     /// Number of attempts that have started.
-    pub(crate) tries: AtomicU64,
+    pub(crate) drain_attempts: AtomicU64,
 }
 
 /// Spools in use. All runtimes of one store share a spool, for example after a configuration
@@ -45,16 +45,25 @@ pub(crate) struct Taken {
     pub(crate) rows: Vec<Arc<Row>>,
     end: u64,
     /// Number of these rows that were only in memory.
-    held: usize,
+    from_memory: usize,
     /// The error, if some files could not be read.
-    pub(crate) unread: Option<io::Error>,
+    pub(crate) read_error: Option<io::Error>,
 }
 
 impl Spool {
     pub(crate) fn new(path: PathBuf) -> Self {
         let waiting = AtomicBool::new(path.exists());
         let (file, held, taking) = (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
-        Self { among: None, path, file, held, waiting, known: AtomicUsize::new(0), taking, tries: AtomicU64::new(0) }
+        Self {
+            shared_directory: None,
+            path,
+            file,
+            memory_rows: held,
+            is_waiting: waiting,
+            stored_rows: AtomicUsize::new(0),
+            drain_lock: taking,
+            drain_attempts: AtomicU64::new(0),
+        }
     }
 
     /// Opens the spool of this owner in a shared directory.
@@ -69,14 +78,14 @@ impl Spool {
         let spool = match in_use.get(&path).and_then(Weak::upgrade) {
             Some(spool) => spool,
             None => {
-                let spool = Arc::new(Self { among: Some(directory.to_owned()), ..Self::new(path.clone()) });
+                let spool = Arc::new(Self { shared_directory: Some(directory.to_owned()), ..Self::new(path.clone()) });
                 in_use.insert(path, Arc::downgrade(&spool));
                 spool
             }
         };
         drop(in_use);
         if !spool.orphans()?.is_empty() {
-            spool.waiting.store(true, Ordering::Release);
+            spool.is_waiting.store(true, Ordering::Release);
         }
         Ok(spool)
     }
@@ -86,7 +95,7 @@ impl Spool {
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
-        self.waiting.load(Ordering::Acquire)
+        self.is_waiting.load(Ordering::Acquire)
     }
 
     /// Appends a row and syncs it. On error, keeps the row in memory and returns the error.
@@ -96,10 +105,10 @@ impl Spool {
         line.extend(serde_json::to_vec(&**row)?);
         line.push(b'\n');
         self.append(&mut crate::lock(&self.file), &line).inspect_err(|_| {
-            let mut held = crate::lock(&self.held);
+            let mut held = crate::lock(&self.memory_rows);
             if held.len() < MOST_HELD {
                 held.push(Arc::clone(row));
-                self.waiting.store(true, Ordering::Release);
+                self.is_waiting.store(true, Ordering::Release);
             }
         })
     }
@@ -116,7 +125,7 @@ impl Spool {
         if Digest::of(definition.as_bytes()) != config {
             return Ok(());
         }
-        let draft = path.with_extension(CallId::fresh().to_string());
+        let draft = path.with_extension(CallId::generate().to_string());
         let write = || -> io::Result<()> {
             let mut file = private().create_new(true).write(true).open(&draft)?;
             file.write_all(definition.as_bytes())?;
@@ -133,12 +142,12 @@ impl Spool {
     }
 
     fn definition_at(&self, config: Digest) -> Option<PathBuf> {
-        Some(self.among.as_ref()?.join(format!("{config}.definition")))
+        Some(self.shared_directory.as_ref()?.join(format!("{config}.definition")))
     }
 
     /// Locks the directory so that no process deletes definitions.
     fn together(&self) -> io::Result<Option<Locked>> {
-        self.among.as_ref().map(|directory| Locked::new(directory, FlockOperation::LockShared)).transpose()
+        self.shared_directory.as_ref().map(|directory| Locked::new(directory, FlockOperation::LockShared)).transpose()
     }
 
     /// Deletes the definitions that no row of any process needs.
@@ -146,10 +155,10 @@ impl Spool {
     /// Does nothing if another process stores a definition or takes over rows, or if a file cannot
     /// be read.
     pub(crate) fn sweep(&self) -> io::Result<()> {
-        let Some(directory) = &self.among else { return Ok(()) };
+        let Some(directory) = &self.shared_directory else { return Ok(()) };
         let _alone = Locked::new(directory, FlockOperation::NonBlockingLockExclusive)?;
         let (mut kept, mut needed) = (Vec::new(), BTreeSet::new());
-        needed.extend(crate::lock(&self.held).iter().filter_map(|row| self.definition_at(row.config)));
+        needed.extend(crate::lock(&self.memory_rows).iter().filter_map(|row| self.definition_at(row.config)));
         for entry in std::fs::read_dir(directory)? {
             let path = entry?.path();
             let is = |ending: &str| path.extension().is_some_and(|extension| extension == ending);
@@ -175,7 +184,7 @@ impl Spool {
             }
             return Err(error);
         }
-        self.waiting.store(true, Ordering::Release);
+        self.is_waiting.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -187,7 +196,7 @@ impl Spool {
         if let Some(own) = guard.as_ref() {
             return own.try_clone();
         }
-        if self.among.is_none() {
+        if self.shared_directory.is_none() {
             loop {
                 let file = private().read(true).append(true).create(true).open(&self.path)?;
                 flock(&file, FlockOperation::LockExclusive)?;
@@ -230,7 +239,7 @@ impl Spool {
 
     /// Returns the locked spools of processes that have ended.
     fn orphans(&self) -> io::Result<Vec<(PathBuf, File)>> {
-        let Some(directory) = &self.among else { return Ok(Vec::new()) };
+        let Some(directory) = &self.shared_directory else { return Ok(Vec::new()) };
         let mut found = Vec::new();
         for entry in std::fs::read_dir(directory)? {
             let path = entry?.path();
@@ -251,7 +260,7 @@ impl Spool {
     ///
     /// Reads no further than that row. Rows of ended processes come after the rows of the own file.
     pub(crate) fn first(&self) -> Option<(Arc<Row>, usize)> {
-        let known = self.known.load(Ordering::Relaxed);
+        let known = self.stored_rows.load(Ordering::Relaxed);
         let own = File::open(&self.path).ok().and_then(|file| nth_row(file, known));
         let row = own.or_else(|| self.orphans().ok()?.into_iter().find_map(|(_, file)| nth_row(file, 0)))?;
         Some((row, known))
@@ -259,16 +268,16 @@ impl Spool {
 
     /// Records how many rows of the file the store has.
     pub(crate) fn has_stored(&self, rows: usize) {
-        self.known.fetch_max(rows, Ordering::Relaxed);
+        self.stored_rows.fetch_max(rows, Ordering::Relaxed);
     }
 
     /// Reads the waiting rows and takes over those of ended processes. The rows stay on disk until
     /// [`Spool::taken`].
     pub(crate) fn take(&self) -> io::Result<Taken> {
-        let held = crate::lock(&self.held).clone();
+        let held = crate::lock(&self.memory_rows).clone();
         match self.take_with(held.clone()) {
             // Rows in memory must not wait for a file that cannot be read.
-            Err(error) if !held.is_empty() => Ok(Taken { held: held.len(), rows: held, end: 0, unread: Some(error) }),
+            Err(error) if !held.is_empty() => Ok(Taken { from_memory: held.len(), rows: held, end: 0, read_error: Some(error) }),
             taken => taken,
         }
     }
@@ -284,7 +293,7 @@ impl Spool {
             std::fs::remove_file(&path)?;
         }
         if guard.is_none() && !self.path.exists() {
-            return Ok(Taken { held: held.len(), rows: held, end: 0, unread: None });
+            return Ok(Taken { from_memory: held.len(), rows: held, end: 0, read_error: None });
         }
         let mut file = self.opened(&mut guard)?;
         let mut text = Vec::new();
@@ -299,7 +308,7 @@ impl Spool {
         }
         if spoilt {
             // Keep a copy for a person. The record may have been truncated by a crash.
-            let copy = self.path.with_extension(format!("{}.spoilt", CallId::fresh()));
+            let copy = self.path.with_extension(format!("{}.spoilt", CallId::generate()));
             private().create_new(true).write(true).open(&copy)?.write_all(&text)?;
             // Rewrite the file with the readable rows, so that the error is reported only once.
             let mut good = Vec::new();
@@ -315,12 +324,12 @@ impl Spool {
         }
         let kept = held.len();
         rows.extend(held);
-        Ok(Taken { rows, end: text.len() as u64, held: kept, unread: None })
+        Ok(Taken { rows, end: text.len() as u64, from_memory: kept, read_error: None })
     }
 
     /// Saves the rows that the store can never accept to separate files.
     pub(crate) fn put_aside(&self, taken: &Taken, unfit: &[Unfit]) -> io::Result<()> {
-        for Unfit { call, why } in unfit {
+        for Unfit { call, reason: why } in unfit {
             let Some(row) = taken.rows.iter().find(|row| row.call == *call) else { continue };
             // Named after the call, so that a row that is read again is saved only once.
             let copy = self.path.with_extension(format!("{call}.spoilt"));
@@ -339,22 +348,22 @@ impl Spool {
     pub(crate) fn taken(&self, taken: &Taken) -> io::Result<()> {
         let mut guard = crate::lock(&self.file);
         let is_held = {
-            let mut held = crate::lock(&self.held);
-            let gone = taken.held.min(held.len());
+            let mut held = crate::lock(&self.memory_rows);
+            let gone = taken.from_memory.min(held.len());
             held.drain(..gone);
             !held.is_empty()
         };
         if self.path.exists() {
             let file = self.opened(&mut guard)?;
             if file.metadata()?.len() > taken.end {
-                self.known.store(taken.rows.len().saturating_sub(taken.held), Ordering::Relaxed);
+                self.stored_rows.store(taken.rows.len().saturating_sub(taken.from_memory), Ordering::Relaxed);
                 return Ok(());
             }
             std::fs::remove_file(&self.path)?;
             *guard = None;
         }
-        self.known.store(0, Ordering::Relaxed);
-        self.waiting.store(is_held || taken.unread.is_some() || self.path.exists(), Ordering::Release);
+        self.stored_rows.store(0, Ordering::Relaxed);
+        self.is_waiting.store(is_held || taken.read_error.is_some() || self.path.exists(), Ordering::Release);
         Ok(())
     }
 }

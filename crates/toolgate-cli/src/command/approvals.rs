@@ -9,7 +9,7 @@ use toolgate::Timestamp;
 use toolgate::store::{Approval, Store};
 use toolgate_store::SqliteStore;
 
-use super::ledger::{BOLD, DIM, GREEN, Part, RED, clean, named, only, open, time};
+use super::ledger::{BOLD, DIM, GREEN, Part, RED, at_most_one, format_time, ledger_path, open_ledger, sanitize};
 
 /// List calls that need approval, and approve or deny one.
 #[derive(clap::Args)]
@@ -49,9 +49,9 @@ struct Answer {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     match &args.verb {
-        Verb::List { json } => list(store, *json),
-        Verb::Approve(answer) => say(store, answer, true),
-        Verb::Deny(answer) => say(store, answer, false),
+        Verb::List { json } => list_waiting(store, *json),
+        Verb::Approve(answer) => answer_approval(store, answer, true),
+        Verb::Deny(answer) => answer_approval(store, answer, false),
     }
 }
 
@@ -59,66 +59,70 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 ///
 /// The part must match no other approval in the ledger, answered ones included. Otherwise an
 /// attempt to answer an old approval again could answer another one.
-fn find(store: Option<&Path>, said: &str) -> io::Result<Approval> {
-    let ledger = open(store)?;
-    let mut known = ledger.approvals().map_err(io::Error::other)?;
-    match (known.iter().any(|id| id == said), Part::of(digits(said))) {
+fn find_waiting(store: Option<&Path>, said: &str) -> io::Result<Approval> {
+    let ledger = open_ledger(store)?;
+    let mut known = ledger.approval_ids().map_err(io::Error::other)?;
+    match (known.iter().any(|id| id == said), Part::parse(id_digits(said))) {
         (true, _) => known.retain(|id| id == said),
-        (false, Some(part)) => known.retain(|id| part.fits(digits(id))),
+        (false, Some(part)) => known.retain(|id| part.matches(id_digits(id))),
         (false, None) => {
             let why = "is not an approval id, nor at least 6 digits at its beginning or end";
-            return Err(io::Error::other(format!("`{}` {why}; list waiting approvals with `toolgate approvals list`", clean(said))));
+            return Err(io::Error::other(format!("`{}` {why}; list waiting approvals with `toolgate approvals list`", sanitize(said))));
         }
     }
-    let id = only(known, "approvals")?;
-    let mut waiting = ledger.waiting(Timestamp::now()).map_err(io::Error::other)?.into_iter();
-    let missing = || io::Error::other(format!("`{}` is not waiting; list waiting approvals with `toolgate approvals list`", clean(said)));
+    let id = at_most_one(known, "approvals")?;
+    let mut waiting = ledger.waiting_approvals(Timestamp::now()).map_err(io::Error::other)?.into_iter();
+    let missing =
+        || io::Error::other(format!("`{}` is not waiting; list waiting approvals with `toolgate approvals list`", sanitize(said)));
     waiting.find(|approval| Some(&approval.id) == id.as_ref()).ok_or_else(missing)
 }
 
 /// Returns an id without its prefix.
-fn digits(id: &str) -> &str {
+fn id_digits(id: &str) -> &str {
     id.strip_prefix("apr_").unwrap_or(id)
 }
 
-fn list(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
+fn list_waiting(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
     let mut out = anstream::stdout().lock();
-    let waiting = open(store)?.waiting(Timestamp::now()).map_err(io::Error::other)?;
+    let waiting = open_ledger(store)?.waiting_approvals(Timestamp::now()).map_err(io::Error::other)?;
     for approval in &waiting {
         if as_json {
             writeln!(out, "{}", json!(approval))?;
             continue;
         }
-        writeln!(out, "{BOLD}{}{BOLD:#} {} {}", approval.id, clean(&approval.tool), clean(&approval.shown.to_string()))?;
-        writeln!(out, "  {}", clean(&approval.reason))?;
+        writeln!(out, "{BOLD}{}{BOLD:#} {} {}", approval.id, sanitize(&approval.tool), sanitize(&approval.shown.to_string()))?;
+        writeln!(out, "  {}", sanitize(&approval.reason))?;
         let by = approval.asked_by.join(", ");
         let who: Vec<String> = approval.approvers.iter().map(|people| people.join(" or ")).collect();
         let who = if who.is_empty() { "anyone".to_owned() } else { who.join(", and ") };
-        let (session, until) = (clean(&approval.key.session), time(approval.expires));
-        writeln!(out, "  {DIM}asked by {}; to be answered by {} until {until}; session {session}{DIM:#}", clean(&by), clean(&who))?;
+        let (session, until) = (sanitize(&approval.key.session), format_time(approval.expires));
+        writeln!(out, "  {DIM}asked by {}; to be answered by {} until {until}; session {session}{DIM:#}", sanitize(&by), sanitize(&who))?;
         let caller = format!("{} as {}", approval.key.principal, approval.key.agent);
-        writeln!(out, "  {DIM}for {}; run `toolgate approvals approve {}`, or `deny`{DIM:#}", clean(&caller), approval.id)?;
+        writeln!(out, "  {DIM}for {}; run `toolgate approvals approve {}`, or `deny`{DIM:#}", sanitize(&caller), approval.id)?;
     }
     if waiting.is_empty() && !as_json {
-        writeln!(out, "no approvals are waiting in {}", named(store)?.display())?;
+        writeln!(out, "no approvals are waiting in {}", ledger_path(store)?.display())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn say(store: Option<&Path>, answer: &Answer, yes: bool) -> io::Result<ExitCode> {
-    let name = answer.name.clone().unwrap_or_else(crate::place::user);
-    let approval = find(store, &answer.id)?;
+fn answer_approval(store: Option<&Path>, answer: &Answer, yes: bool) -> io::Result<ExitCode> {
+    let name = answer.name.clone().unwrap_or_else(crate::place::local_user_name);
+    let approval = find_waiting(store, &answer.id)?;
     if !approval.may_be_answered_by(&name) {
-        return Err(io::Error::other(format!("`{}` may not answer this approval; pass the name of an approver with `--as`", clean(&name))));
+        return Err(io::Error::other(format!(
+            "`{}` may not answer this approval; pass the name of an approver with `--as`",
+            sanitize(&name)
+        )));
     }
-    let opened = SqliteStore::open(named(store)?).map_err(io::Error::other)?;
+    let opened = SqliteStore::open(ledger_path(store)?).map_err(io::Error::other)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if !runtime.block_on(opened.answer(&approval.id, yes, &name, Timestamp::now())).map_err(io::Error::other)? {
         return Err(io::Error::other("the approval was answered meanwhile, or has expired"));
     }
     let mut out = anstream::stdout().lock();
     let (style, word) = if yes { (GREEN, "approved") } else { (RED, "denied") };
-    let (shown, ledger) = (clean(&approval.shown.to_string()), named(store)?.display());
-    writeln!(out, "{style}{word}{style:#} {} {shown} in {ledger}", clean(&approval.tool))?;
+    let (shown, ledger) = (sanitize(&approval.shown.to_string()), ledger_path(store)?.display());
+    writeln!(out, "{style}{word}{style:#} {} {shown} in {ledger}", sanitize(&approval.tool))?;
     Ok(ExitCode::SUCCESS)
 }

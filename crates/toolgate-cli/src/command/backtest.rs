@@ -12,7 +12,10 @@ use toolgate::json::Digest;
 use toolgate::{Agent, Backtest, Change, Compared, Definition, Row, Spec, Timestamp};
 use toolgate_store::{Entry, Filter, Ledger};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, bar, clean, counted, last_moment, moment, named, open, time};
+use super::ledger::{
+    BOLD, DIM, GREEN, RED, Unheard, YELLOW, format_count, format_time, ledger_path, open_ledger, parse_end_time, parse_time, progress_bar,
+    sanitize,
+};
 
 /// Test a changed configuration on recorded calls, and list changed decisions.
 ///
@@ -31,10 +34,10 @@ pub(crate) struct Args {
     #[arg(long)]
     agent: Option<String>,
     /// Start of the period: a time, or how long ago.
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     since: Option<Timestamp>,
     /// End of the period: a time, or how long ago; a day counts to its end.
-    #[arg(long, value_name = "TIME", value_parser = last_moment)]
+    #[arg(long, value_name = "TIME", value_parser = parse_end_time)]
     until: Option<Timestamp>,
     /// Print one JSON object per line.
     #[arg(long)]
@@ -50,15 +53,15 @@ struct Tally {
     undecidable: u64,
     circumstance: u64,
     /// Why calls were undecidable.
-    why: BTreeMap<String, u64>,
+    undecidable_reasons: BTreeMap<String, u64>,
 }
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
-    let ledger = open(store)?;
-    let name = agent_name(&ledger, args.agent.as_deref(), &args.config)?;
-    let new = New::read(&args.config, &name)?;
+    let ledger = open_ledger(store)?;
+    let name = resolve_agent_name(&ledger, args.agent.as_deref(), &args.config)?;
+    let new = New::load(&args.config, &name)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let tally = runtime.block_on(play(named(store)?, &ledger, &name, new, args))?;
+    let tally = runtime.block_on(run_backtest(ledger_path(store)?, &ledger, &name, new, args))?;
     let mut out = Unheard(anstream::stdout().lock());
     if args.json {
         writeln!(
@@ -68,8 +71,8 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
                 "undecidable": tally.undecidable, "circumstance": tally.circumstance } })
         )?;
     } else {
-        for (why, count) in &tally.why {
-            writeln!(out, "{YELLOW}{} undecidable{YELLOW:#}: {}", counted(*count, "call"), clean(why))?;
+        for (why, count) in &tally.undecidable_reasons {
+            writeln!(out, "{YELLOW}{} undecidable{YELLOW:#}: {}", format_count(*count, "call"), sanitize(why))?;
         }
         let style = if tally.changed == 0 { GREEN } else { RED };
         let mut parts = vec![format!("{} would be decided the same", tally.same), format!("{style}{} differently{style:#}", tally.changed)];
@@ -83,12 +86,12 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
             parts.push(format!("{} not decided again (a pause, a lock or a timeout decided)", tally.circumstance));
         }
         let gap = if tally.changed > 0 { "\n" } else { "" };
-        writeln!(out, "{gap}{BOLD}{}{BOLD:#}: {}", counted(tally.calls, "call"), parts.join(", "))?;
+        writeln!(out, "{gap}{BOLD}{}{BOLD:#}: {}", format_count(tally.calls, "call"), parts.join(", "))?;
     }
     Ok(if tally.changed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn agent_name(ledger: &Ledger, wanted: Option<&str>, files: &[PathBuf]) -> io::Result<String> {
+fn resolve_agent_name(ledger: &Ledger, wanted: Option<&str>, files: &[PathBuf]) -> io::Result<String> {
     if let Some(name) = wanted {
         return Ok(name.to_owned());
     }
@@ -100,16 +103,16 @@ fn agent_name(ledger: &Ledger, wanted: Option<&str>, files: &[PathBuf]) -> io::R
         // Calls of unknown agents have rows, too. Keep only agents with a configuration.
         let mut real = Vec::new();
         for name in names {
-            let configs = ledger.configs(&name, None, None).map_err(io::Error::other)?;
+            let configs = ledger.config_digests(&name, None, None).map_err(io::Error::other)?;
             real.extend(configs.iter().any(|config| *config != Digest::default()).then_some(name));
         }
         names = real;
     }
     // A complete configuration with one agent selects this agent.
     if let [file] = files
-        && let config = Config::parse(&file.display().to_string(), &read(file)?)
+        && let config = Config::parse(&file.display().to_string(), &read_file(file)?)
         && config.has_tools()
-        && let [one] = config.names().collect::<Vec<_>>().as_slice()
+        && let [one] = config.agent_names().collect::<Vec<_>>().as_slice()
         && names.iter().any(|name| name == one)
     {
         return Ok((*one).to_owned());
@@ -132,7 +135,7 @@ enum New {
 /// An agent of a complete configuration.
 struct Whole {
     /// The configuration, if it asks for approval of undeclared tools.
-    asks: Option<Config>,
+    asking_config: Option<Config>,
     definition: Definition,
 }
 
@@ -140,31 +143,31 @@ impl Whole {
     /// Builds the agent for the tools of a recorded agent.
     ///
     /// If the client runs the tools, undeclared ones need approval.
-    fn with_tools_of(&self, recorded: &Definition) -> Result<Definition, Unplayable> {
+    fn for_recorded_tools(&self, recorded: &Definition) -> Result<Definition, Unplayable> {
         let by_client = recorded.tools().all(Spec::is_run_by_client);
-        let Some(config) = self.asks.as_ref().filter(|_| by_client) else { return Ok(self.definition.clone()) };
+        let Some(config) = self.asking_config.as_ref().filter(|_| by_client) else { return Ok(self.definition.clone()) };
         let tools: Vec<&str> = recorded.tools().map(Spec::name).collect();
-        let agents = config.clone().with_undeclared(self.definition.agent(), &tools).for_client().agents(None);
-        let agents = agents.map_err(|error| Unplayable::Rules(error.render(io::stderr().is_terminal())))?;
-        let agent = agents.iter().find(|agent| agent.name() == self.definition.agent()).ok_or(Unplayable::Unknown)?;
-        Definition::parse(agent.definition()).map_err(|_| Unplayable::Unknown)
+        let agents = config.clone().with_undeclared_tools(self.definition.agent(), &tools).for_client().build_agents(None);
+        let agents = agents.map_err(|error| Unplayable::InvalidRules(error.render(io::stderr().is_terminal())))?;
+        let agent = agents.iter().find(|agent| agent.name() == self.definition.agent()).ok_or(Unplayable::UnknownAgent)?;
+        Definition::parse(agent.definition()).map_err(|_| Unplayable::UnknownAgent)
     }
 }
 
 impl New {
-    fn read(files: &[PathBuf], name: &str) -> io::Result<Self> {
+    fn load(files: &[PathBuf], name: &str) -> io::Result<Self> {
         let colours = io::stderr().is_terminal();
         let wrong = |why: String| io::Error::other(format!("the configuration does not load\n\n{why}"));
         let mut texts = Vec::new();
         for file in files {
-            let text = read(file)?;
+            let text = read_file(file)?;
             let config = Config::parse(&file.display().to_string(), &text);
-            let included = config.files().to_vec();
-            let config = if files.len() == 1 { crate::place::under_own(config, file)? } else { config };
-            if let Err(error) = config.sound() {
+            let included = config.included_files().to_vec();
+            let config = if files.len() == 1 { crate::place::merge_under_user_config(config, file)? } else { config };
+            if let Err(error) = config.check() {
                 return Err(wrong(error.render(colours)));
             }
-            if !config.is_only_rules() {
+            if !config.has_only_rules() {
                 let refused = match (config.has_tools(), files.len()) {
                     (true, 1) => None,
                     (true, _) => Some("declares tools; pass it alone, or only policy files"),
@@ -175,8 +178,8 @@ impl New {
                 }
                 let asks = (config.client.undeclared == Otherwise::Ask).then(|| config.clone());
                 // Include the known tools of upstreams.
-                let config = crate::place::with_known(config, file)?;
-                let agents = config.agents(None).map_err(|error| wrong(error.render(colours)))?;
+                let config = crate::place::with_pinned_tools(config, file)?;
+                let agents = config.build_agents(None).map_err(|error| wrong(error.render(colours)))?;
                 let names: Vec<&str> = agents.iter().map(Agent::name).collect();
                 let agent = agents.iter().find(|agent| agent.name() == name).ok_or_else(|| {
                     io::Error::other(format!(
@@ -186,42 +189,42 @@ impl New {
                     ))
                 })?;
                 let definition = Definition::parse(agent.definition())?;
-                return Ok(Self::Agent(Box::new(Whole { asks, definition })));
+                return Ok(Self::Agent(Box::new(Whole { asking_config: asks, definition })));
             }
             texts.push((file.display().to_string(), text));
             for file in included {
-                texts.push((file.display().to_string(), read(&file)?));
+                texts.push((file.display().to_string(), read_file(&file)?));
             }
         }
         Ok(Self::Rules(texts))
     }
 
-    fn on(&self, recorded: Definition) -> Result<Definition, Unplayable> {
+    fn apply_to(&self, recorded: Definition) -> Result<Definition, Unplayable> {
         match self {
             Self::Rules(files) => Ok(recorded.with_policies(files.iter().cloned())),
-            Self::Agent(whole) => whole.with_tools_of(&recorded).map(|new| recorded.changed_to(new)),
+            Self::Agent(whole) => whole.for_recorded_tools(&recorded).map(|new| recorded.changed_to(new)),
         }
     }
 }
 
-fn read(file: &Path) -> io::Result<String> {
+fn read_file(file: &Path) -> io::Result<String> {
     std::fs::read_to_string(file).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
 }
 
 /// Builds an agent as recorded, and with the new configuration.
-fn agents(ledger: &Ledger, config: Digest, new: &New) -> Result<(Agent, Agent), Unplayable> {
-    let text = ledger.definition(config).ok().flatten().ok_or(Unplayable::Unknown)?;
-    let definition = Definition::parse(&text).map_err(|_| Unplayable::Unknown)?;
-    let then = definition.clone().build().map_err(|_| Unplayable::Unknown)?;
-    let now = new.on(definition)?.build().map_err(|error| Unplayable::Rules(error.render(io::stderr().is_terminal())))?;
+fn build_agents(ledger: &Ledger, config: Digest, new: &New) -> Result<(Agent, Agent), Unplayable> {
+    let text = ledger.definition(config).ok().flatten().ok_or(Unplayable::UnknownAgent)?;
+    let definition = Definition::parse(&text).map_err(|_| Unplayable::UnknownAgent)?;
+    let then = definition.clone().build().map_err(|_| Unplayable::UnknownAgent)?;
+    let now = new.apply_to(definition)?.build().map_err(|error| Unplayable::InvalidRules(error.render(io::stderr().is_terminal())))?;
     Ok((then, now))
 }
 
 /// Returns how far back the recorded and the new rules look; `None` means to the first row.
-fn looks_back(ledger: &Ledger, name: &str, new: &New, args: &Args) -> io::Result<Option<SignedDuration>> {
+fn lookback_window(ledger: &Ledger, name: &str, new: &New, args: &Args) -> io::Result<Option<SignedDuration>> {
     let mut longest = SignedDuration::ZERO;
-    for config in ledger.configs(name, args.since, args.until).map_err(io::Error::other)? {
-        let Ok((then, now)) = agents(ledger, config, new) else { continue };
+    for config in ledger.config_digests(name, args.since, args.until).map_err(io::Error::other)? {
+        let Ok((then, now)) = build_agents(ledger, config, new) else { continue };
         match (then.looks_back(), now.looks_back()) {
             (Some(then), Some(now)) => longest = longest.max(then).max(now),
             _ => return Ok(None),
@@ -232,11 +235,11 @@ fn looks_back(ledger: &Ledger, name: &str, new: &New, args: &Args) -> io::Result
 
 /// Why a configuration cannot be tested.
 enum Unplayable {
-    Unknown,
-    Rules(String),
+    UnknownAgent,
+    InvalidRules(String),
 }
 
-async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -> io::Result<Tally> {
+async fn run_backtest(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -> io::Result<Tally> {
     // If the rules do not load with the newest recorded configuration, report an error instead of
     // undecidable calls. Rows of rejected calls have no configuration.
     let newest = Filter { agent: Some(name.to_owned()), newest_first: true, ..Filter::default() };
@@ -247,32 +250,32 @@ async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -
     };
     ledger.query(&newest, look).map_err(io::Error::other)?;
     let config = config.ok_or_else(|| io::Error::other(format!("the ledger has no calls of an agent `{name}`")))?;
-    match agents(ledger, config, &new) {
+    match build_agents(ledger, config, &new) {
         Ok(_) => {}
-        Err(Unplayable::Rules(why)) => return Err(io::Error::other(format!("the configuration does not load\n\n{why}"))),
-        Err(Unplayable::Unknown) => return Err(io::Error::other(format!("the ledger has no configuration of the agent `{name}`"))),
+        Err(Unplayable::InvalidRules(why)) => return Err(io::Error::other(format!("the configuration does not load\n\n{why}"))),
+        Err(Unplayable::UnknownAgent) => return Err(io::Error::other(format!("the ledger has no configuration of the agent `{name}`"))),
     }
     let from = args.since.unwrap_or(Timestamp::MIN);
-    let warm = looks_back(ledger, name, &new, args)?.and_then(|back| from.checked_sub(back).ok());
-    let rows = ledger.index(name, warm, args.until).map_err(io::Error::other)?;
-    let first = Filter { agent: Some(name.to_owned()), since: args.since, until: args.until, most: Some(1), ..Filter::default() };
+    let warm = lookback_window(ledger, name, &new, args)?.and_then(|back| from.checked_sub(back).ok());
+    let rows = ledger.backtest_places(name, warm, args.until).map_err(io::Error::other)?;
+    let first = Filter { agent: Some(name.to_owned()), since: args.since, until: args.until, limit: Some(1), ..Filter::default() };
     let Some(first) = ledger.find(&first).map_err(io::Error::other)?.first().map(|entry| entry.seq) else {
         return Err(io::Error::other("no calls in this period; check `--since` and `--until`"));
     };
     let own = Ledger::open(path).map_err(io::Error::other)?;
-    let mut backtest = Backtest::new(move |config| match agents(&own, config, &new) {
+    let mut backtest = Backtest::new(move |config| match build_agents(&own, config, &new) {
         Ok(both) => Ok(both),
-        Err(Unplayable::Unknown) => Err("cannot read the recorded configuration".to_owned()),
-        Err(Unplayable::Rules(_)) => Err("the new rules do not load with the recorded tools".to_owned()),
+        Err(Unplayable::UnknownAgent) => Err("cannot read the recorded configuration".to_owned()),
+        Err(Unplayable::InvalidRules(_)) => Err("the new rules do not load with the recorded tools".to_owned()),
     });
-    let bar = bar(2 * rows.len() as u64, "backtesting");
+    let bar = progress_bar(2 * rows.len() as u64, "backtesting");
     let (mut tally, mut out) = (Tally::default(), Unheard(anstream::stdout().lock()));
     let fetch = |seq| {
         bar.inc(1);
-        ledger.row(seq).map_err(io::Error::other)?.ok_or_else(|| io::Error::other(format!("row {seq} is missing")))
+        ledger.find_row(seq).map_err(io::Error::other)?.ok_or_else(|| io::Error::other(format!("row {seq} is missing")))
     };
     backtest
-        .play(&rows, first, fetch, |row, change| {
+        .replay_rows(&rows, first, fetch, |row, change| {
             // Calls before the period are warm-up.
             if row.at < from {
                 return Ok(());
@@ -282,7 +285,7 @@ async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -
                 Compared::Same => tally.same += 1,
                 Compared::Undecidable(why) => {
                     tally.undecidable += 1;
-                    *tally.why.entry(why.clone()).or_default() += 1;
+                    *tally.undecidable_reasons.entry(why.clone()).or_default() += 1;
                 }
                 Compared::Circumstance(_) => tally.circumstance += 1,
                 Compared::Differs(_) => {
@@ -293,7 +296,7 @@ async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -
             if args.json && change.now != Compared::Same {
                 writeln!(out, "{}", json!(change))?;
             } else if !args.json {
-                bar.suspend(|| shown(&mut out, row, &change))?;
+                bar.suspend(|| print_change(&mut out, row, &change))?;
             }
             Ok(())
         })
@@ -302,22 +305,22 @@ async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -
     Ok(tally)
 }
 
-fn shown(out: &mut impl Write, row: &Row, change: &Change) -> io::Result<()> {
+fn print_change(out: &mut impl Write, row: &Row, change: &Change) -> io::Result<()> {
     let Compared::Differs(now) = &change.now else { return Ok(()) };
     let maybe = if change.counterfactual { format!(" {YELLOW}counterfactual{YELLOW:#}") } else { String::new() };
     writeln!(
         out,
         "{DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {} {DIM}session {} call {}{DIM:#}{maybe}",
-        time(change.at),
-        clean(&change.tool),
-        super::audit::about(row),
-        clean(&change.key.session),
+        format_time(change.at),
+        sanitize(&change.tool),
+        super::audit::describe_arguments(row),
+        sanitize(&change.key.session),
         change.call
     )?;
-    writeln!(out, "  was {}", clean(&change.was.to_string()))?;
+    writeln!(out, "  was {}", sanitize(&change.was.to_string()))?;
     let message = match now {
-        toolgate::Ruling::Refused { message, .. } => format!(": {}", clean(message)),
+        toolgate::Ruling::Refused { message, .. } => format!(": {}", sanitize(message)),
         _ => String::new(),
     };
-    writeln!(out, "  now {RED}{}{RED:#}{message}", clean(&now.to_string()))
+    writeln!(out, "  now {RED}{}{RED:#}{message}", sanitize(&now.to_string()))
 }

@@ -10,11 +10,11 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
-use toolgate::config::{Config, ConfigError, Otherwise, PolicyTest, TestCall, read_tests};
+use toolgate::config::{Config, ConfigError, Otherwise, PolicyTest, TestCall, read_policy_tests};
 use toolgate::policy::Problem;
 use toolgate::{Agent, Answer, Ctx, Effects, Explanation, Failure, Gate, Handler, Judged, Permit, ToolError, Toolgate};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, clean, counted};
+use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, format_count, sanitize};
 use crate::place::{self, InForce, State};
 use crate::protected::Protected;
 
@@ -59,12 +59,12 @@ struct Tried {
     principal: Option<String>,
     #[serde(default)]
     agent: Option<String>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "deserialize_given")]
     result: Option<Value>,
 }
 
 /// Deserializes a given result. `null` is a result, too.
-fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+fn deserialize_given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
@@ -76,12 +76,12 @@ struct Script(Mutex<Option<Value>>);
 impl Handler for Script {
     async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
         let result = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        result.ok_or_else(unsaid)
+        result.ok_or_else(no_result_failure)
     }
 }
 
 /// Returns the failure for a call without `result`: the call is done, and produces no evidence.
-fn unsaid() -> Failure {
+fn no_result_failure() -> Failure {
     Failure::business(UNSAID, "the line has no `result`").effects(Effects::Done)
 }
 
@@ -93,7 +93,7 @@ pub(super) struct Desk {
     script: Arc<Script>,
     names: Vec<String>,
     /// Agents and their tools that clients run.
-    external: Vec<(String, String)>,
+    client_tools: Vec<(String, String)>,
     /// Enforced rules.
     rules: Vec<String>,
     /// The configuration in force here, if no file was given.
@@ -103,60 +103,60 @@ pub(super) struct Desk {
 impl Desk {
     /// Opens a configuration file by itself.
     fn open(config: Option<&PathBuf>) -> io::Result<Self> {
-        let path = place::here(config)?;
-        Self::of(place::with_known(Config::load(&path)?, &path)?)
+        let path = place::config_path_or_default(config)?;
+        Self::from_config(place::with_pinned_tools(Config::load(&path)?, &path)?)
     }
 
     /// Opens the given configuration, or what is in force here.
-    pub(super) fn open_here(config: Option<&PathBuf>) -> io::Result<Self> {
+    pub(super) fn open_effective(config: Option<&PathBuf>) -> io::Result<Self> {
         if config.is_some() {
             return Self::open(config);
         }
         // Without a home directory, there is no user configuration and no state.
-        let Ok(state) = State::unopened() else { return Self::open(None) };
-        let found = InForce::tried(&state)?;
-        Self::with_built_in(Arc::new((found, state)), None)
+        let Ok(state) = State::without_opening() else { return Self::open(None) };
+        let found = InForce::load_untrusted(&state)?;
+        Self::open_with_built_in_rules(Arc::new((found, state)), None)
     }
 
     /// Opens the configuration in force with the built-in rules and the given undeclared tool.
-    fn with_built_in(in_force: Arc<(InForce, State)>, undeclared: Option<(&str, &str)>) -> io::Result<Self> {
+    fn open_with_built_in_rules(in_force: Arc<(InForce, State)>, undeclared: Option<(&str, &str)>) -> io::Result<Self> {
         let (found, state) = &*in_force;
         // Report a configuration that does not load without changing it.
-        if found.config.sound().is_err() {
-            return Self::of(found.config.clone());
+        if found.config.check().is_err() {
+            return Self::from_config(found.config.clone());
         }
         // The user may be in a subdirectory of the project.
-        let here = place::project()?;
-        let project = place::of_project(&here).and_then(|file| Some(file.parent()?.to_owned())).unwrap_or(here);
-        let protected = Protected::of(found, state, &project);
+        let here = place::project_dir()?;
+        let project = place::find_project_config(&here).and_then(|file| Some(file.parent()?.to_owned())).unwrap_or(here);
+        let protected = Protected::collect(found, state, &project);
         let config = match undeclared {
-            Some((agent, tool)) => found.config.clone().with_undeclared(agent, &[tool]),
+            Some((agent, tool)) => found.config.clone().with_undeclared_tools(agent, &[tool]),
             None => found.config.clone(),
         };
         // Use the built-in rules of the entry point for these tools: a hook, or the gateway.
         let config = config.with_policies("(built in)", |tools| {
             let is_served = tools.iter().any(|tool| !tool.is_run_by_client());
-            protected.rules(tools, is_served.then_some(project.as_path()))
+            protected.render_rules(tools, is_served.then_some(project.as_path()))
         });
-        let desk = Self::of(config)?;
+        let desk = Self::from_config(config)?;
         Ok(Self { in_force: Some(in_force), ..desk })
     }
 
     /// Returns a desk with an undeclared tool, if the configuration asks about such tools.
-    fn for_undeclared(&self, agent: &str, tool: &str) -> io::Result<Option<Self>> {
+    fn with_undeclared_tool(&self, agent: &str, tool: &str) -> io::Result<Option<Self>> {
         let lacks = !tool.is_empty() && self.gate.agent(agent).is_some_and(|agent| agent.tools().all(|spec| spec.name() != tool));
         match &self.in_force {
             Some(here) if lacks && here.0.config.client.undeclared == Otherwise::Ask => {
-                Self::with_built_in(Arc::clone(here), Some((agent, tool))).map(Some)
+                Self::open_with_built_in_rules(Arc::clone(here), Some((agent, tool))).map(Some)
             }
             _ => Ok(None),
         }
     }
 
-    fn of(config: Config) -> io::Result<Self> {
+    fn from_config(config: Config) -> io::Result<Self> {
         let script = Arc::new(Script::default());
         let handler: Arc<dyn Handler> = script.clone();
-        let agents = config.agents(Some(&handler)).map_err(|error| {
+        let agents = config.build_agents(Some(&handler)).map_err(|error| {
             let problems = error.render(io::stderr().is_terminal());
             io::Error::other(format!("the configuration does not load\n\n{problems}"))
         })?;
@@ -168,11 +168,11 @@ impl Desk {
         };
         let external = agents.iter().flat_map(run_by_client).collect();
         let gate = agents.into_iter().fold(Toolgate::builder(), toolgate::ToolgateBuilder::agent).build()?;
-        Ok(Self { gate, script, names, external, rules, in_force: None })
+        Ok(Self { gate, script, names, client_tools: external, rules, in_force: None })
     }
 
     /// Returns the agent of a call.
-    fn agent(&self, wanted: Option<&String>) -> Result<String, String> {
+    fn resolve_agent(&self, wanted: Option<&String>) -> Result<String, String> {
         match (wanted, self.names.as_slice()) {
             (Some(agent), _) => Ok(agent.clone()),
             (None, [one]) => Ok(one.clone()),
@@ -181,7 +181,7 @@ impl Desk {
     }
 
     async fn decide(&self, agent: &str, tried: &Tried) -> Answer {
-        let by_client = self.external.iter().any(|(of, tool)| *of == agent && *tool == tried.tool);
+        let by_client = self.client_tools.iter().any(|(of, tool)| *of == agent && *tool == tried.tool);
         decide(&self.gate, &self.script, agent, tried, by_client).await
     }
 }
@@ -190,14 +190,14 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     if !args.tests.is_empty() {
         return run_tests(args);
     }
-    let desk = Desk::open_here(args.config.as_ref())?;
+    let desk = Desk::open_effective(args.config.as_ref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (mut out, mut is_empty) = (anstream::stdout().lock(), true);
-    for given in calls(args) {
+    for given in read_calls(args) {
         let (place, line) = given?;
         if !line.trim().is_empty() {
             is_empty = false;
-            tell(&mut out, &desk, &runtime, (place.as_str(), line.as_str()), args.explain, args.json)?;
+            print_decision(&mut out, &desk, &runtime, (place.as_str(), line.as_str()), args.explain, args.json)?;
         }
     }
     if is_empty {
@@ -207,7 +207,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
 }
 
 /// Decides a call and prints the decision, with an explanation if `explains` is true.
-pub(super) fn tell(
+pub(super) fn print_decision(
     out: &mut impl Write,
     desk: &Desk,
     runtime: &Runtime,
@@ -216,13 +216,13 @@ pub(super) fn tell(
     json: bool,
 ) -> io::Result<()> {
     let placed = |why: String| io::Error::other(format!("{place}: {why}"));
-    let tried = read(line).map_err(placed)?;
-    let agent = desk.agent(tried.agent.as_ref()).map_err(placed)?;
-    let undeclared = desk.for_undeclared(&agent, &tried.tool)?;
+    let tried = parse_call(line).map_err(placed)?;
+    let agent = desk.resolve_agent(tried.agent.as_ref()).map_err(placed)?;
+    let undeclared = desk.with_undeclared_tool(&agent, &tried.tool)?;
     let desk = undeclared.as_ref().unwrap_or(desk);
     let explained = if explains { Some(runtime.block_on(explain(&desk.gate, &agent, &tried))) } else { None };
     let answer = runtime.block_on(desk.decide(&agent, &tried));
-    let verdict = verdict(&answer);
+    let verdict = decision_of(&answer);
     if json {
         let mut told = json!(verdict);
         if let (Some(explained), Some(told)) = (explained, told.as_object_mut()) {
@@ -230,18 +230,18 @@ pub(super) fn tell(
         }
         return writeln!(out, "{told}");
     }
-    show(out, &tried, &answer, &verdict)?;
+    print_check(out, &tried, &answer, &verdict)?;
     match explained {
-        Some(explained) => steps(out, &explained),
+        Some(explained) => print_steps(out, &explained),
         None => Ok(()),
     }
 }
 
 /// Prints the results of gates and rules.
-pub(super) fn steps(out: &mut impl Write, why: &Explanation) -> io::Result<()> {
+pub(super) fn print_steps(out: &mut impl Write, why: &Explanation) -> io::Result<()> {
     let mut text = String::new();
-    for line in why.steps().lines() {
-        let line = format!("    {}", clean(line));
+    for line in why.format_steps().lines() {
+        let line = format!("    {}", sanitize(line));
         text.push_str(line.trim_end());
         text.push('\n');
     }
@@ -249,8 +249,8 @@ pub(super) fn steps(out: &mut impl Write, why: &Explanation) -> io::Result<()> {
 }
 
 /// Returns the given calls with their positions.
-fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> + '_> {
-    fn numbered<'l>(
+fn read_calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> + '_> {
+    fn number_lines<'l>(
         lines: impl Iterator<Item = io::Result<String>> + 'l,
         of: String,
     ) -> Box<dyn Iterator<Item = io::Result<(String, String)>> + 'l> {
@@ -264,16 +264,16 @@ fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> +
     if args.calls.is_empty() {
         // Otherwise the user does not see that the command waits for input.
         if io::stdin().is_terminal() {
-            crate::note("type one call per line, like {\"tool\": \"…\", \"arguments\": {…}}; end with Ctrl-D");
+            crate::print_note("type one call per line, like {\"tool\": \"…\", \"arguments\": {…}}; end with Ctrl-D");
         }
-        return numbered(io::stdin().lock().lines(), String::new());
+        return number_lines(io::stdin().lock().lines(), String::new());
     }
     let one = |given: &String| {
         if given.trim_start().starts_with('{') {
-            return numbered(std::iter::once(Ok(given.clone())), String::new());
+            return number_lines(std::iter::once(Ok(given.clone())), String::new());
         }
         match std::fs::File::open(given) {
-            Ok(file) if !Path::new(given).is_dir() => numbered(io::BufReader::new(file).lines(), format!("{given}, ")),
+            Ok(file) if !Path::new(given).is_dir() => number_lines(io::BufReader::new(file).lines(), format!("{given}, ")),
             Ok(_) => Box::new(std::iter::once(Err(io::Error::other(format!("{given}: is a directory; name a file"))))),
             Err(error) => Box::new(std::iter::once(Err(io::Error::new(error.kind(), format!("{given}: {error}"))))),
         }
@@ -282,7 +282,7 @@ fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> +
 }
 
 /// Parses a line. Arguments stay text, so that the pipeline detects duplicate keys.
-fn read(line: &str) -> Result<Tried, String> {
+fn parse_call(line: &str) -> Result<Tried, String> {
     let mut tried: Tried = serde_json::from_str(line).map_err(|e| {
         let how = if e.is_eof() { "write one object per line, like" } else { "like" };
         format!("not a call: {e}; {how} {{\"tool\": \"…\", \"arguments\": {{…}}}}")
@@ -312,7 +312,7 @@ async fn decide(gate: &Toolgate, script: &Script, agent: &str, tried: &Tried, by
     let session = tried.session(gate, agent);
     if by_client {
         return match session.admit(&tried.tool, tried.arguments()).await {
-            Ok(deferred) => session.report(&deferred, tried.result.clone().ok_or_else(unsaid)).await,
+            Ok(deferred) => session.report(&deferred, tried.result.clone().ok_or_else(no_result_failure)).await,
             Err(answer) => answer,
         };
     }
@@ -329,7 +329,7 @@ struct Verdict<'a> {
     error: Option<&'a ToolError>,
 }
 
-fn verdict(answer: &Answer) -> Verdict<'_> {
+fn decision_of(answer: &Answer) -> Verdict<'_> {
     let error = answer.outcome.error().filter(|_| answer.gate < Gate::Run);
     let decision = match error {
         None => "allow",
@@ -339,37 +339,37 @@ fn verdict(answer: &Answer) -> Verdict<'_> {
     Verdict { decision, gate: answer.gate, rule: answer.rule.as_deref().filter(|_| error.is_some()), error }
 }
 
-fn show(out: &mut impl Write, tried: &Tried, answer: &Answer, verdict: &Verdict<'_>) -> io::Result<()> {
+fn print_check(out: &mut impl Write, tried: &Tried, answer: &Answer, verdict: &Verdict<'_>) -> io::Result<()> {
     let (style, word) = match verdict.decision {
         "allow" => (GREEN, "allow"),
         "ask" => (YELLOW, "ask"),
         _ => (RED, "deny"),
     };
-    let rule = verdict.rule.map(|rule| format!(" · {}", clean(rule))).unwrap_or_default();
+    let rule = verdict.rule.map(|rule| format!(" · {}", sanitize(rule))).unwrap_or_default();
     let place = if word == "allow" { String::new() } else { format!(" {DIM}at{DIM:#} {}{rule}", answer.gate) };
-    writeln!(out, "{style}{word:<5}{style:#} {BOLD}{}{BOLD:#} {}{place}", clean(&tried.tool), clean(&tried.arguments()))?;
+    writeln!(out, "{style}{word:<5}{style:#} {BOLD}{}{BOLD:#} {}{place}", sanitize(&tried.tool), sanitize(&tried.arguments()))?;
     if let Some(error) = answer.outcome.error().filter(|_| word != "allow") {
-        told(out, error)?;
+        print_error(out, error)?;
     }
     // Report a result that does not match the schema: in a real call it would be withheld.
     if let Some(error) = answer.outcome.error().filter(|error| word == "allow" && error.code != UNSAID) {
-        writeln!(out, "      {YELLOW}its result{YELLOW:#} {}: {}", error.code, clean(&error.message))?;
+        writeln!(out, "      {YELLOW}its result{YELLOW:#} {}: {}", error.code, sanitize(&error.message))?;
     }
     Ok(())
 }
 
 /// Prints an error and the next step.
-pub(super) fn told(out: &mut impl Write, error: &ToolError) -> io::Result<()> {
-    writeln!(out, "      {} {}: {}", error.category, error.code, clean(&error.message))?;
+pub(super) fn print_error(out: &mut impl Write, error: &ToolError) -> io::Result<()> {
+    writeln!(out, "      {} {}: {}", error.category, error.code, sanitize(&error.message))?;
     match &error.next {
-        Some(next) => writeln!(out, "      {DIM}next{DIM:#} {} {}", next.tool, clean(&next.arguments.to_string())),
+        Some(next) => writeln!(out, "      {DIM}next{DIM:#} {} {}", next.tool, sanitize(&next.arguments.to_string())),
         None => Ok(()),
     }
 }
 
 /// Returns why a test failed.
-fn failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
-    let told = verdict(answer);
+fn test_failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
+    let told = decision_of(answer);
     let (decision, rule, code) = (told.decision, told.rule, told.error.map(|error| &*error.code));
     let expect = &test.expect;
     let differs = decision != expect.decision
@@ -396,12 +396,14 @@ fn failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
 }
 
 /// Returns why a `given` call did not end as the test says.
-fn given_otherwise(number: usize, call: &TestCall, answer: &Answer) -> Option<String> {
+fn given_call_mismatch(number: usize, call: &TestCall, answer: &Answer) -> Option<String> {
     let error = answer.outcome.error();
     let why = error.map(|error| format!("{}: {}", error.code, error.message.trim_end_matches('.'))).unwrap_or_default();
-    match (verdict(answer).decision == "allow", call.refused) {
+    match (decision_of(answer).decision == "allow", call.is_refused) {
         (true, true) => Some(format!("call {number} of `given` is allowed, but has `refused = true`")),
-        (false, false) => Some(format!("call {number} of `given` is refused: {why}; if this is intended, add `refused = true` to the call")),
+        (false, false) => {
+            Some(format!("call {number} of `given` is refused: {why}; if this is intended, add `refused = true` to the call"))
+        }
         // A real call with this result would produce no evidence either.
         (true, false) if call.result.is_some() && error.is_some() => {
             Some(format!("the result of call {number} of `given` does not count: {why}"))
@@ -432,7 +434,7 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
     let mut out = Unheard(anstream::stdout().lock());
     for path in &args.tests {
         let text = std::fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
-        let tests = read_tests(&path.display().to_string(), &text).map_err(|error| {
+        let tests = read_policy_tests(&path.display().to_string(), &text).map_err(|error| {
             io::Error::other(format!(
                 "cannot read the tests
 
@@ -445,25 +447,26 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
             rules.extend(desk.rules.iter().cloned());
             let (mut last, mut broken) = (None, None);
             for (number, call) in test.given.iter().chain([&test.call]).enumerate() {
-                let agent = desk.agent(call.agent.as_ref()).map_err(|why| io::Error::other(format!("test `{}`: {why}", test.name)))?;
+                let agent =
+                    desk.resolve_agent(call.agent.as_ref()).map_err(|why| io::Error::other(format!("test `{}`: {why}", test.name)))?;
                 let answer = runtime.block_on(desk.decide(&agent, &Tried::from(call)));
-                let told = verdict(&answer);
+                let told = decision_of(&answer);
                 spoke.extend(told.rule.map(str::to_owned));
                 // If a `given` call ends differently, the test would pass for the wrong reason.
                 if number < test.given.len() {
-                    broken = broken.or_else(|| given_otherwise(number + 1, call, &answer));
+                    broken = broken.or_else(|| given_call_mismatch(number + 1, call, &answer));
                 }
                 last = Some(answer);
             }
-            let Some(why) = broken.or_else(|| last.as_ref().and_then(|answer| failure(test, answer))) else {
+            let Some(why) = broken.or_else(|| last.as_ref().and_then(|answer| test_failure(test, answer))) else {
                 passed += 1;
                 continue;
             };
             failed += 1;
             if args.json {
-                writeln!(out, "{}", json!({ "test": test.name, "failed": why, "file": &*test.place.file }))?;
+                writeln!(out, "{}", json!({ "test": test.name, "failed": why, "file": &*test.span.file }))?;
             } else {
-                let problem = Problem { place: Some(test.place.clone()), ..Problem::new(format!("test `{}`: {why}", test.name)) };
+                let problem = Problem { place: Some(test.span.clone()), ..Problem::new(format!("test `{}`: {why}", test.name)) };
                 writeln!(out, "{}\n", ConfigError { problems: vec![problem] }.render(colours))?;
             }
         }
@@ -479,12 +482,12 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
         writeln!(
             out,
             "{style}{} passed, {failed} failed{style:#}; {} of {} refused or asked at least once",
-            counted(passed, "test"),
+            format_count(passed, "test"),
             rules.len() - silent.len(),
-            counted(rules.len() as u64, "rule")
+            format_count(rules.len() as u64, "rule")
         )?;
         if !silent.is_empty() {
-            writeln!(out, "{YELLOW}never decided{YELLOW:#}: {}", silent.iter().map(|rule| clean(rule)).collect::<Vec<_>>().join(", "))?;
+            writeln!(out, "{YELLOW}never decided{YELLOW:#}: {}", silent.iter().map(|rule| sanitize(rule)).collect::<Vec<_>>().join(", "))?;
         }
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -15,9 +15,9 @@ use toolgate::Spec;
 use toolgate::config::Reach;
 use toolgate_mcp::{Gateway, Options, Starting, Status};
 
-use self::clients::{clients, served_by};
-use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, clean, counted};
-use super::serve::{Served, pins};
+use self::clients::{check_clients, is_server_registered};
+use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, format_count, sanitize};
+use super::serve::{Served, config_pins_dir};
 use crate::place::{self, InForce, State};
 
 /// Check that the gate is on.
@@ -58,7 +58,7 @@ struct Finding {
 struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn say(&mut self, check: &'static str, state: Health, says: impl Into<String>) {
+    fn add(&mut self, check: &'static str, state: Health, says: impl Into<String>) {
         self.0.push(Finding { check, state, says: says.into() });
     }
 }
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     // Hooks must not inherit open files of this process.
     let _ = toolgate::sandbox::close_inherited();
     let mut found = Findings::default();
-    examine(args, &mut found)?;
+    run_checks(args, &mut found)?;
     let ok = found.0.iter().all(|finding| finding.state != Health::Ill);
     let mut out = Unheard(anstream::stdout().lock());
     if args.json {
@@ -80,9 +80,9 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
                 Health::Ill => (RED, "✗"),
             };
             let mut lines = says.lines();
-            writeln!(out, "{style}{sign}{style:#} {check:<14} {}", clean(lines.next().unwrap_or_default()))?;
+            writeln!(out, "{style}{sign}{style:#} {check:<14} {}", sanitize(lines.next().unwrap_or_default()))?;
             for line in lines {
-                writeln!(out, "                 {DIM}{}{DIM:#}", clean(line))?;
+                writeln!(out, "                 {DIM}{}{DIM:#}", sanitize(line))?;
             }
         }
         let verdict = if ok { "the gate is on" } else { "the gate has problems" };
@@ -91,84 +91,83 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
-    let project = place::project()?;
+fn run_checks(args: &Args, found: &mut Findings) -> io::Result<()> {
+    let project = place::project_dir()?;
     let state = match State::open() {
         Ok(state) => state,
         Err(error) => {
-            found.say("state", Health::Ill, error.to_string());
+            found.add("state", Health::Ill, error.to_string());
             return Ok(());
         }
     };
-    found.say("state", Health::Well, format!("{} is private", state.path().display()));
+    found.add("state", Health::Well, format!("{} is private", state.path().display()));
     let own = std::env::current_exe()?;
     let mut declared: Vec<String> = Vec::new();
     // If rows cannot be written, every call is denied. Report this once, and skip the canary.
     let (mut serves, mut records) = (false, true);
     match InForce::find(args.config.as_deref(), &project, &state) {
-        Err(error) => found.say("configuration", Health::Ill, error.to_string()),
+        Err(error) => found.add("configuration", Health::Ill, error.to_string()),
         Ok(in_force) => {
             // Programs of upstreams are not part of the configuration, though changes to them are
             // detected.
-            let is_program =
-                |file: &Path| {
-                    in_force.config.upstreams.iter().any(
-                        |upstream| matches!(&upstream.reach, Reach::Command { program, .. } if file == program || file.ends_with(program)),
-                    )
-                };
+            let is_program = |file: &Path| {
+                in_force.config.upstreams.iter().any(
+                    |upstream| matches!(&upstream.transport, Reach::Command { program, .. } if file == program || file.ends_with(program)),
+                )
+            };
             let files = in_force.files.iter().filter(|file| !is_program(file)).map(|file| file.display().to_string());
             let files = files.collect::<Vec<_>>().join(", ");
             if let Some(notice) = &in_force.notice {
-                found.say("trust", Health::Ill, notice.clone());
+                found.add("trust", Health::Ill, notice.clone());
             }
             let (store, kept) = (in_force.store.clone(), in_force.retention());
-            serves = !in_force.config.upstreams.is_empty() || in_force.config.gateway.given || served_by(&project)?;
+            serves = !in_force.config.upstreams.is_empty() || in_force.config.gateway.is_declared || is_server_registered(&project)?;
             if serves {
-                gateway(args, found)?;
+                check_gateway(args, found)?;
             }
-            let names: Vec<String> = in_force.config.names().map(str::to_owned).collect();
-            match in_force.config.for_client().agents(None) {
-                Err(error) => found.say("configuration", Health::Ill, format!("the configuration does not load\n{}", error.render(false))),
+            let names: Vec<String> = in_force.config.agent_names().map(str::to_owned).collect();
+            match in_force.config.for_client().build_agents(None) {
+                Err(error) => found.add("configuration", Health::Ill, format!("the configuration does not load\n{}", error.render(false))),
                 Ok(agents) => {
                     let rules: usize = agents.iter().map(|agent| agent.enforced_rules().count()).sum();
-                    found.say(
+                    found.add(
                         "configuration",
                         Health::Well,
-                        format!("{files} ({} enforced)", super::ledger::counted(rules as u64, "rule")),
+                        format!("{files} ({} enforced)", super::ledger::format_count(rules as u64, "rule")),
                     );
                     let tools = || agents.iter().flat_map(|agent| agent.tools());
-                    let asked = asked_for(tools(), state.path());
+                    let asked = find_canary_call(tools(), state.path());
                     declared = tools().map(|tool| tool.name().to_owned()).collect();
-                    records = ledger(&store, kept, &state, found);
+                    records = check_ledger(&store, kept, &state, found);
                     if !serves && records {
-                        canary(args, &names, &own, asked.as_ref(), found);
+                        check_canary(args, &names, &own, asked.as_ref(), found);
                     }
                 }
             }
         }
     }
     match toolgate::sandbox::try_out(&own) {
-        Ok(None) => found.say("sandbox", Health::Well, "command tools run in a sandbox"),
-        Ok(Some(gap)) => found.say("sandbox", Health::Note, gap),
-        Err(why) => found.say("sandbox", Health::Note, format!("command tools cannot run here: {why}")),
+        Ok(None) => found.add("sandbox", Health::Well, "command tools run in a sandbox"),
+        Ok(Some(gap)) => found.add("sandbox", Health::Note, gap),
+        Err(why) => found.add("sandbox", Health::Note, format!("command tools cannot run here: {why}")),
     }
-    clients(&project, &state, &declared, (serves, records), &own, found)
+    check_clients(&project, &state, &declared, (serves, records), &own, found)
 }
 
 /// Checks that the ledger is writable and private. Returns true if it is writable.
-fn ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, found: &mut Findings) -> bool {
+fn check_ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, found: &mut Findings) -> bool {
     match super::hook::open_store(store, state) {
         Err(error) => {
-            found.say("ledger", Health::Ill, error.to_string());
+            found.add("ledger", Health::Ill, error.to_string());
             false
         }
         Ok(opened) => {
             let runtime = tokio::runtime::Builder::new_current_thread().build();
             if let Err(why) = runtime
                 .map_err(|error| error.to_string())
-                .and_then(|runtime| runtime.block_on(opened.try_out()).map_err(|error| error.to_string()))
+                .and_then(|runtime| runtime.block_on(opened.check_writable()).map_err(|error| error.to_string()))
             {
-                found.say("ledger", Health::Ill, format!("cannot write to the ledger: {why}"));
+                found.add("ledger", Health::Ill, format!("cannot write to the ledger: {why}"));
                 return false;
             }
             drop(opened);
@@ -182,53 +181,56 @@ fn ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, f
                 .collect();
             let them = if loose.len() == 1 { "it" } else { "them" };
             match loose.first() {
-                Some(_) => found.say("ledger", Health::Ill, format!("other users can read {}; run `chmod go-rwx` on {them}", loose.join(", "))),
+                Some(_) => {
+                    found.add("ledger", Health::Ill, format!("other users can read {}; run `chmod go-rwx` on {them}", loose.join(", ")))
+                }
                 None => {
-                    let kept = crate::retention::told(store, kept).map(|told| format!("\n{told}")).unwrap_or_default();
-                    found.say("ledger", Health::Well, format!("{}{kept}", store.display()));
+                    let kept = crate::retention::describe_retention(store, kept).map(|told| format!("\n{told}")).unwrap_or_default();
+                    found.add("ledger", Health::Well, format!("{}{kept}", store.display()));
                 }
             }
-            clock(store, found);
+            check_clock(store, found);
             true
         }
     }
 }
 
 /// Checks the clock, on which limits and evidence depend.
-fn clock(store: &Path, found: &mut Findings) {
+fn check_clock(store: &Path, found: &mut Findings) {
     let now = jiff::Timestamp::now();
-    let newest = toolgate_store::Ledger::open(store).ok().and_then(|ledger| ledger.row(ledger.last().ok()?).ok()?).map(|row| row.at);
+    let newest =
+        toolgate_store::Ledger::open(store).ok().and_then(|ledger| ledger.find_row(ledger.last_seq().ok()?).ok()?).map(|row| row.at);
     match newest {
         Some(last) if last.duration_since(now) > jiff::SignedDuration::from_mins(5) => {
-            found.say("clock", Health::Ill, format!("the clock went backwards: it is {now}, but the ledger has a row of {last}"));
+            found.add("clock", Health::Ill, format!("the clock went backwards: it is {now}, but the ledger has a row of {last}"));
         }
-        _ if now.as_second() < 1_767_225_600 => found.say("clock", Health::Ill, format!("the clock is wrong: it is at {now}")),
-        _ => found.say("clock", Health::Well, now.strftime("%Y-%m-%d %H:%M:%SZ").to_string()),
+        _ if now.as_second() < 1_767_225_600 => found.add("clock", Health::Ill, format!("the clock is wrong: it is at {now}")),
+        _ => found.add("clock", Health::Well, now.strftime("%Y-%m-%d %H:%M:%SZ").to_string()),
     }
 }
 
 /// Makes a call that must be refused, with the hook program as clients start it.
-fn canary(args: &Args, agents: &[String], own: &Path, asked: Option<&(String, Value)>, found: &mut Findings) {
+fn check_canary(args: &Args, agents: &[String], own: &Path, asked: Option<&(String, Value)>, found: &mut Findings) {
     let Some((tool, input)) = asked else {
-        found.say("canary", Health::Note, "no declared tool can be asked for a file, so the canary cannot run");
+        found.add("canary", Health::Note, "no declared tool can be asked for a file, so the canary cannot run");
         return;
     };
     let mut command = Command::new(own);
     command.arg("hook").args(args.config.iter().flat_map(|path| ["--config".as_ref(), path.as_os_str()]));
-    command.args(place::named_store().iter().flat_map(|path| ["--store".as_ref(), path.as_os_str()]));
+    command.args(place::requested_store().iter().flat_map(|path| ["--store".as_ref(), path.as_os_str()]));
     if agents.len() > 1 {
         command.args(agents.first().map(|agent| format!("--agent={agent}")));
     }
-    match refuses(command, "PreToolUse", tool, input) {
-        Err(why) => found.say("canary", Health::Ill, why),
-        Ok(took) => found.say("canary", Health::Well, format!("a call that must be refused was refused, in {took:?}")),
+    match check_refusal(command, "PreToolUse", tool, input) {
+        Err(why) => found.add("canary", Health::Ill, why),
+        Ok(took) => found.add("canary", Health::Well, format!("a call that must be refused was refused, in {took:?}")),
     }
 }
 
 /// Finds a tool that can be asked for toolgate's own state, and the arguments for it.
 ///
 /// The tool must accept any arguments, or a single free text.
-fn asked_for<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> Option<(String, Value)> {
+fn find_canary_call<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> Option<(String, Value)> {
     let key = state.join("key").display().to_string();
     let asks = |tool: &Spec| {
         let Some(schema) = tool.input_schema() else { return Some(json!({"command": format!("cat {key}"), "file_path": key})) };
@@ -252,7 +254,7 @@ fn asked_for<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> Option<
 /// Checks that a hook refuses a call for toolgate's own state by the rule `own_state`.
 ///
 /// A refusal for another reason does not count. Returns the duration, or what the hook did instead.
-fn refuses(mut command: Command, event: &str, tool: &str, input: &Value) -> Result<Duration, String> {
+fn check_refusal(mut command: Command, event: &str, tool: &str, input: &Value) -> Result<Duration, String> {
     let session = format!("toolgate-doctor-{}", jiff::Timestamp::now().as_millisecond());
     let event = json!({"hook_event_name": event, "session_id": session, "tool_use_id": "canary", "tool_name": tool, "tool_input": input});
     let begun = Instant::now();
@@ -289,51 +291,52 @@ fn refuses(mut command: Command, event: &str, tool: &str, input: &Value) -> Resu
 }
 
 /// Starts the gateway, and checks that its upstreams answer and that it refuses the canary.
-fn gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
+fn check_gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
     let served = Served::new(args.config.clone(), None)?;
     let program = std::env::current_exe()?;
     let in_force = served.find()?;
-    let starting = Starting { pins: Some(pins(&State::open()?, &in_force)), launcher: Some(program.clone()) };
+    let starting = Starting { pin_dir: Some(config_pins_dir(&State::open()?, &in_force)), launcher: Some(program.clone()) };
     // In memory, so that the check leaves no rows.
     let options = Options {
-        built_in: None,
+        built_in_rules: None,
         store: std::sync::Arc::new(toolgate::MemoryStore::default()),
         upstreams: starting,
-        patience: Duration::from_secs(15),
+        upstream_start_timeout: Duration::from_secs(15),
         launcher: Some(program),
-        principal: place::user(),
-        own: crate::protected::Protected::of(&in_force, &State::open()?, &place::project()?).places().collect(),
+        principal: place::local_user_name(),
+        own_paths: crate::protected::Protected::collect(&in_force, &State::open()?, &place::project_dir()?).paths().collect(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let opened = Gateway::open(move || Ok(served.find()?.config), options).await;
         match opened {
-            Err(error) => found.say("gateway", Health::Ill, error.to_string()),
+            Err(error) => found.add("gateway", Health::Ill, error.to_string()),
             Ok(gateway) => {
-                found.say("canary", Health::Well, "a call that must be refused was refused");
+                found.add("canary", Health::Well, "a call that must be refused was refused");
                 for one in gateway.health() {
                     match &one.status {
                         Status::Up { .. } if one.held.is_empty() => {
-                            found.say("upstream", Health::Well, format!("{}: {}", one.name, counted(one.tools as u64, "tool")))
+                            found.add("upstream", Health::Well, format!("{}: {}", one.name, format_count(one.tools as u64, "tool")))
                         }
                         Status::Up { .. } => {
-                            let held = counted(one.held.len() as u64, "tool");
-                            let (health, why) = match (one.unwritten(), one.unfit().count()) {
+                            let held = format_count(one.held.len() as u64, "tool");
+                            let (health, why) = match (one.pin_write_error(), one.unusable_tools().count()) {
                                 (Some(why), _) => (Health::Ill, format!(": new definitions cannot be stored: {why}")),
                                 (None, 0) => (Health::Note, "; review with `toolgate upstream diff`".to_owned()),
                                 (None, unfit) => {
-                                    let whys = one.unfit().map(|(tool, why)| format!("\n{tool} does not fit the configuration: {why}"));
+                                    let whys =
+                                        one.unusable_tools().map(|(tool, why)| format!("\n{tool} does not fit the configuration: {why}"));
                                     let rest = if unfit < one.held.len() { "; review with `toolgate upstream diff`" } else { "" };
                                     (Health::Note, format!("{rest}{}", whys.collect::<String>()))
                                 }
                             };
-                            found.say("upstream", health, format!("{}: {held} quarantined{why}", one.name));
+                            found.add("upstream", health, format!("{}: {held} quarantined{why}", one.name));
                         }
-                        Status::Starting => found.say("upstream", Health::Ill, format!("{}: no answer", one.name)),
-                        Status::Down { why, .. } => found.say("upstream", Health::Ill, format!("{}: {why}", one.name)),
+                        Status::Starting => found.add("upstream", Health::Ill, format!("{}: no answer", one.name)),
+                        Status::Down { why, .. } => found.add("upstream", Health::Ill, format!("{}: {why}", one.name)),
                     }
                 }
-                gateway.end().await;
+                gateway.shut_down().await;
             }
         }
     });

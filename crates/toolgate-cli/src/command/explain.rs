@@ -10,10 +10,10 @@ use tokio::runtime::Runtime;
 use toolgate::{Compared, Ruling};
 use toolgate_store::Ledger;
 
-use super::audit::{Named, row_of};
+use super::audit::{Named, find_row};
 use super::check::{self, Desk};
-use super::ledger::{BOLD, DIM, RED, YELLOW, clean, open, style, time};
-use super::replay::replay_of;
+use super::ledger::{BOLD, DIM, RED, YELLOW, decision_style, format_time, open_ledger, sanitize};
+use super::replay::build_replay;
 
 /// Explain why a call was or would be allowed or denied.
 ///
@@ -42,9 +42,9 @@ pub(crate) struct Args {
 #[derive(Debug, Clone)]
 enum Asked {
     /// A recorded call.
-    Made(Named),
+    Recorded(Named),
     /// A hypothetical call as JSON.
-    Tried(String),
+    Hypothetical(String),
 }
 
 impl FromStr for Asked {
@@ -52,31 +52,33 @@ impl FromStr for Asked {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.trim_start().starts_with('{') {
-            return Ok(Self::Tried(text.to_owned()));
+            return Ok(Self::Hypothetical(text.to_owned()));
         }
-        text.parse::<Named>().map(Self::Made).map_err(|why: String| format!("{why}; or a JSON object for a call that was not made"))
+        text.parse::<Named>().map(Self::Recorded).map_err(|why: String| format!("{why}; or a JSON object for a call that was not made"))
     }
 }
 
 impl Args {
     /// Returns true if the command needs no ledger.
     pub(crate) fn is_offline(&self) -> bool {
-        self.calls.iter().all(|call| matches!(call, Asked::Tried(_)))
+        self.calls.iter().all(|call| matches!(call, Asked::Hypothetical(_)))
     }
 }
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Open the ledger and the configuration only if a call needs them.
-    let ledger = if args.is_offline() { None } else { Some(open(store)?) };
-    let tries = args.calls.iter().any(|call| matches!(call, Asked::Tried(_)));
-    let desk = if tries { Some(Desk::open_here(args.config.as_ref())?) } else { None };
+    let ledger = if args.is_offline() { None } else { Some(open_ledger(store)?) };
+    let tries = args.calls.iter().any(|call| matches!(call, Asked::Hypothetical(_)));
+    let desk = if tries { Some(Desk::open_effective(args.config.as_ref())?) } else { None };
     let mut out = anstream::stdout().lock();
     for (number, call) in args.calls.iter().enumerate() {
         let place = format!("call {}", number + 1);
         match (call, &ledger, &desk) {
-            (Asked::Made(call), Some(ledger), _) => made(&mut out, ledger, &runtime, call, args.json)?,
-            (Asked::Tried(line), _, Some(desk)) => check::tell(&mut out, desk, &runtime, (place.as_str(), line.as_str()), true, args.json)?,
+            (Asked::Recorded(call), Some(ledger), _) => explain_recorded(&mut out, ledger, &runtime, call, args.json)?,
+            (Asked::Hypothetical(line), _, Some(desk)) => {
+                check::print_decision(&mut out, desk, &runtime, (place.as_str(), line.as_str()), true, args.json)?
+            }
             _ => {}
         }
     }
@@ -84,40 +86,46 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 }
 
 /// Explains a recorded call.
-fn made(out: &mut impl Write, ledger: &Ledger, runtime: &Runtime, call: &Named, json: bool) -> io::Result<()> {
-    let row = row_of(call, ledger)?;
+fn explain_recorded(out: &mut impl Write, ledger: &Ledger, runtime: &Runtime, call: &Named, json: bool) -> io::Result<()> {
+    let row = find_row(call, ledger)?;
     let unexplained = |why: String| io::Error::other(format!("cannot explain {}: {why}", row.call));
-    let replay = replay_of(ledger, row.config)?.map_err(unexplained)?;
+    let replay = build_replay(ledger, row.config)?.map_err(unexplained)?;
     let (now, why) = runtime.block_on(async { (replay.decide(&row).await, replay.explain(&row).await) });
     let why = why.ok_or_else(|| unexplained("the row is not a call; show it with `toolgate audit show`".to_owned()))?;
     if json {
-        let was = Ruling::of(&row);
+        let was = Ruling::of_row(&row);
         let told = json!({
             "call": row.call, "turn": row.turn, "tool": row.tool, "at": row.at, "was": was, "now": now, "explanation": why,
         });
         return writeln!(out, "{told}");
     }
-    let (style, error) = (style(row.decision), row.outcome.error());
-    let rule = row.rule.as_deref().map(|rule| format!(" · {}", clean(rule))).unwrap_or_default();
+    let (style, error) = (decision_style(row.decision), row.outcome.error());
+    let rule = row.rule.as_deref().map(|rule| format!(" · {}", sanitize(rule))).unwrap_or_default();
     let place = if error.is_some() { format!(" {DIM}at{DIM:#} {}{rule}", row.gate) } else { String::new() };
-    writeln!(out, "{style}{}{style:#} {BOLD}{}{BOLD:#} {}{place}", row.decision, clean(&row.tool), clean(&row.arguments.to_string()))?;
+    writeln!(
+        out,
+        "{style}{}{style:#} {BOLD}{}{BOLD:#} {}{place}",
+        row.decision,
+        sanitize(&row.tool),
+        sanitize(&row.arguments.to_string())
+    )?;
     if let Some(error) = error {
-        check::told(out, error)?;
+        check::print_error(out, error)?;
     }
     let key = &row.key;
     writeln!(
         out,
         "      {DIM}{} session {} of {} with {}{DIM:#}",
-        time(row.at),
-        clean(&key.session),
-        clean(&key.principal),
-        clean(&key.agent)
+        format_time(row.at),
+        sanitize(&key.session),
+        sanitize(&key.principal),
+        sanitize(&key.agent)
     )?;
     match now {
         Compared::Same => {}
-        Compared::Differs(now) => writeln!(out, "      {RED}decided again: {}{RED:#}", clean(&now.to_string()))?,
-        Compared::Undecidable(why) => writeln!(out, "      {YELLOW}undecidable now{YELLOW:#}: {}", clean(&why))?,
-        Compared::Circumstance(why) => writeln!(out, "      {DIM}{}{DIM:#}", clean(&why))?,
+        Compared::Differs(now) => writeln!(out, "      {RED}decided again: {}{RED:#}", sanitize(&now.to_string()))?,
+        Compared::Undecidable(why) => writeln!(out, "      {YELLOW}undecidable now{YELLOW:#}: {}", sanitize(&why))?,
+        Compared::Circumstance(why) => writeln!(out, "      {DIM}{}{DIM:#}", sanitize(&why))?,
     }
-    check::steps(out, &why)
+    check::print_steps(out, &why)
 }

@@ -2,7 +2,7 @@
 
 mod added;
 
-pub(super) use added::tools;
+pub(super) use added::template_tools;
 
 use std::fs;
 use std::io::{self, IsTerminal, Write};
@@ -14,7 +14,7 @@ use toolgate::config::Config;
 use toolgate_store::SqliteStore;
 
 use self::added::Lack;
-use super::ledger::{BOLD, DIM, GREEN, RED, Unstopped, counted};
+use super::ledger::{BOLD, DIM, GREEN, RED, Unstopped, format_count};
 use crate::client::Client;
 use crate::place::{self, FILE, InForce, State};
 use crate::servers;
@@ -75,17 +75,18 @@ pub(crate) struct TrustArgs {
 pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
     let mut out = Unstopped(anstream::stdout().lock());
-    let config = if args.user { place::own().ok_or_else(|| io::Error::other("no home directory"))? } else { project.join(FILE) };
+    let config =
+        if args.user { place::user_config_path().ok_or_else(|| io::Error::other("no home directory"))? } else { project.join(FILE) };
     // The client's settings are read first, so that nothing is written if they are invalid.
     let settings = match args.client {
         Some(client) => {
-            let path = client.file((!args.user).then_some(&*project))?;
+            let path = client.settings_file((!args.user).then_some(&*project))?;
             let program = std::env::current_exe()?.display().to_string();
-            let before = read(&path)?;
+            let before = read_or_empty(&path)?;
             let named = |why: String| io::Error::other(format!("{}: {why}", path.display()));
             let after = match client {
-                Client::ClaudeDesktop => servers::with_toolgate(&before, &program, &config.display().to_string()).map_err(named)?,
-                _ => client.with_hooks(&before, &crate::client::hook_program()?.display().to_string()).map_err(named)?,
+                Client::ClaudeDesktop => servers::add_toolgate_server(&before, &program, &config.display().to_string()).map_err(named)?,
+                _ => client.with_hooks(&before, &crate::client::find_hook_program()?.display().to_string()).map_err(named)?,
             };
             Some((path, before, after))
         }
@@ -98,7 +99,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         (Some(file), _) => {
             let named = |why: String| io::Error::other(format!("{}: {why}", file.display()));
             let text = fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
-            toolgate::config::mcp_servers(&text).map_err(named)?;
+            toolgate::config::parse_mcp_servers(&text).map_err(named)?;
             // A relative path keeps working if the directory moves.
             let beside =
                 config.parent().and_then(|directory| std::path::absolute(file).ok()?.strip_prefix(directory).ok().map(Path::to_owned));
@@ -109,23 +110,27 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     };
     // A file that this command creates is trusted. An existing one must be reviewed first.
     let accepted = if is_new {
-        let text = template(args.client, args.user, store, import.as_deref());
-        change(&mut out, &config, "", &text, args.dry_run)?;
+        let text = render_template(args.client, args.user, store, import.as_deref());
+        apply_change(&mut out, &config, "", &text, args.dry_run)?;
         // Only the nearest configuration is in force.
-        if let Some(above) = project.parent().and_then(place::of_project).filter(|_| !args.user) {
-            writeln!(out, "this file replaces {} in this directory; to use that one, remove this file and run `toolgate init` there", above.display())?;
+        if let Some(above) = project.parent().and_then(place::find_project_config).filter(|_| !args.user) {
+            writeln!(
+                out,
+                "this file replaces {} in this directory; to use that one, remove this file and run `toolgate init` there",
+                above.display()
+            )?;
         }
         true
     } else {
-        extend(&mut out, args, &config)?
+        extend_config(&mut out, args, &config)?
     };
     let unread = import.as_ref().map(|import| format!("mcp_servers = [{}]", serde_json::json!(import)));
     let unread = if is_new { None } else { unread };
-    let unread = unread.filter(|line| read(&config).is_ok_and(|text| !text.contains(line)));
-    say_unread(&mut out, &config, unread.as_deref())?;
+    let unread = unread.filter(|line| read_or_empty(&config).is_ok_and(|text| !text.contains(line)));
+    print_missing_import(&mut out, &config, unread.as_deref())?;
     if let Some((path, before, after)) = &settings {
-        change(&mut out, path, before, after, args.dry_run)?;
-        if let Some((client, why)) = args.client.and_then(|client| Some((client.name(), client.leaves_aside(after)?))) {
+        apply_change(&mut out, path, before, after, args.dry_run)?;
+        if let Some((client, why)) = args.client.and_then(|client| Some((client.name(), client.ignored_file_reason(after)?))) {
             writeln!(out, "{RED}{client} ignores this file{RED:#} and all hooks in it: {why}")?;
         }
     }
@@ -136,7 +141,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     if !args.user {
         if accepted {
             state.trust(&config)?;
-        } else if !state.trusts(&config)? {
+        } else if !state.is_trusted(&config)? {
             writeln!(out, "not in force yet: read the file, then run {BOLD}toolgate trust{BOLD:#}")?;
         }
     }
@@ -152,22 +157,26 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         Some(_) => {
             if let Some((path, ..)) = settings.as_ref().filter(|_| !args.user) {
                 let path = path.file_name().unwrap_or_default().to_string_lossy();
-                writeln!(out, "{DIM}{path} has the path of toolgate on this machine; other users of the file need it at the same path{DIM:#}")?;
+                writeln!(
+                    out,
+                    "{DIM}{path} has the path of toolgate on this machine; other users of the file need it at the same path{DIM:#}"
+                )?;
             }
             writeln!(out, "check the setup with {BOLD}toolgate doctor{BOLD:#}")?;
         }
-        None if args.import.is_some() => {
-            writeln!(out, "list the tools with {BOLD}toolgate upstream list{BOLD:#}, and start the gateway with {BOLD}toolgate serve{BOLD:#}")?
-        }
+        None if args.import.is_some() => writeln!(
+            out,
+            "list the tools with {BOLD}toolgate upstream list{BOLD:#}, and start the gateway with {BOLD}toolgate serve{BOLD:#}"
+        )?,
         None => writeln!(out, "register a client with {BOLD}toolgate init --for claude-code{BOLD:#}")?,
     }
     // Without this line the client has no tools, so it is repeated at the end of the output.
-    say_unread(&mut out, &config, unread.as_deref())?;
+    print_missing_import(&mut out, &config, unread.as_deref())?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the line that the configuration needs to include the servers.
-fn say_unread(out: &mut impl Write, config: &Path, line: Option<&str>) -> io::Result<()> {
+fn print_missing_import(out: &mut impl Write, config: &Path, line: Option<&str>) -> io::Result<()> {
     match line {
         Some(line) => writeln!(out, "add this line at the top of {} to include the servers: {BOLD}{line}{BOLD:#}", config.display()),
         None => Ok(()),
@@ -175,25 +184,25 @@ fn say_unread(out: &mut impl Write, config: &Path, line: Option<&str>) -> io::Re
 }
 
 /// Adds the tools of a client to an existing configuration, and returns whether it is trusted.
-fn extend(out: &mut impl Write, args: &InitArgs, config: &Path) -> io::Result<bool> {
-    let text = read(config)?;
+fn extend_config(out: &mut impl Write, args: &InitArgs, config: &Path) -> io::Result<bool> {
+    let text = read_or_empty(config)?;
     let hooked = args.client.filter(|client| Client::HOOKED.contains(client));
-    let lack = hooked.map_or(Lack::Nothing, |client| Lack::of(client, config, &text, beside(args.user).as_ref()));
+    let lack = hooked.map_or(Lack::NothingMissing, |client| Lack::determine(client, config, &text, load_user_config(args.user).as_ref()));
     let name = hooked.map(Client::name).unwrap_or_default();
-    if let Lack::Added(after) = &lack {
+    if let Lack::Extended(after) = &lack {
         // If the file was trusted, the added part is trusted too.
-        let accepted = !args.user && !args.dry_run && State::open()?.trusts(config)?;
-        change(out, config, &text, after, args.dry_run)?;
+        let accepted = !args.user && !args.dry_run && State::open()?.is_trusted(config)?;
+        apply_change(out, config, &text, after, args.dry_run)?;
         return Ok(accepted);
     }
     writeln!(out, "{DIM}{} exists and is unchanged{DIM:#}", config.display())?;
     match &lack {
-        Lack::Nothing | Lack::Added(_) => {}
-        Lack::Unfit(text) => {
+        Lack::NothingMissing | Lack::Extended(_) => {}
+        Lack::ManualShellTool(text) => {
             writeln!(out, "it does not declare the shell tool of {name}, and cannot be extended automatically")?;
             writeln!(out, "add this for the agent of {name}:\n\n{text}")?;
         }
-        Lack::Others(text) => {
+        Lack::ManualOtherTools(text) => {
             writeln!(out, "it does not declare some tools of {name}; to declare them, add this at the end:\n\n{text}")?;
         }
     }
@@ -201,8 +210,8 @@ fn extend(out: &mut impl Write, args: &InitArgs, config: &Path) -> io::Result<bo
 }
 
 /// Returns the user's own configuration if it applies together with that of a project.
-fn beside(is_own: bool) -> Option<Config> {
-    let own = place::own().filter(|own| !is_own && own.is_file())?;
+fn load_user_config(is_own: bool) -> Option<Config> {
+    let own = place::user_config_path().filter(|own| !is_own && own.is_file())?;
     Config::load(own).ok()
 }
 
@@ -213,48 +222,49 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
         args.client.map_or_else(|| Client::HOOKED.into_iter().chain([Client::ClaudeDesktop]).collect(), |client| vec![client]);
     let mut found = false;
     for client in clients.iter().copied() {
-        let path = client.file((!args.user).then_some(&*project))?;
-        let before = read(&path)?;
+        let path = client.settings_file((!args.user).then_some(&*project))?;
+        let before = read_or_empty(&path)?;
         let why = |why: String| io::Error::other(format!("{}: {why}", path.display()));
         let is_server = client == Client::ClaudeDesktop;
         let registered = match is_server {
             _ if before.is_empty() => false,
-            true => servers::registered(&before).map_err(why)?.is_some(),
-            false => !Client::registered(&before).map_err(why)?.is_empty(),
+            true => servers::find_toolgate_server(&before).map_err(why)?.is_some(),
+            false => !Client::find_hook_entries(&before).map_err(why)?.is_empty(),
         };
         if !registered {
             continue;
         }
         found = true;
-        let after = if is_server { servers::without_toolgate(&before) } else { Client::without_hooks(&before) }.map_err(why)?;
+        let after = if is_server { servers::remove_toolgate_server(&before) } else { Client::without_hooks(&before) }.map_err(why)?;
         // A symbolic link is not removed, because that would leave the hooks in its target.
-        let after = if crate::client::says_nothing(&after) && !path.is_symlink() { String::new() } else { after };
-        change(&mut out, &path, &before, &after, args.dry_run)?;
+        let after = if crate::client::is_settings_file_empty(&after) && !path.is_symlink() { String::new() } else { after };
+        apply_change(&mut out, &path, &before, &after, args.dry_run)?;
     }
-    found |= shorten(&mut out, args, &project, &clients)?;
+    found |= remove_managed_blocks(&mut out, args, &project, &clients)?;
     if !found {
-        let above = hooked_above(&project).filter(|_| !args.user);
-        let above = above.map(|above| format!("; it is in the settings of {}: run this command there", above.display())).unwrap_or_default();
+        let above = find_hooked_parent(&project).filter(|_| !args.user);
+        let above =
+            above.map(|above| format!("; it is in the settings of {}: run this command there", above.display())).unwrap_or_default();
         writeln!(out, "no settings with toolgate found{above}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Removes what was added to a configuration for clients, and returns whether there was anything.
-fn shorten(out: &mut impl Write, args: &EjectArgs, project: &Path, clients: &[Client]) -> io::Result<bool> {
-    let config = if args.user { place::own() } else { Some(project.join(FILE)) };
+fn remove_managed_blocks(out: &mut impl Write, args: &EjectArgs, project: &Path, clients: &[Client]) -> io::Result<bool> {
+    let config = if args.user { place::user_config_path() } else { Some(project.join(FILE)) };
     let Some(config) = config else { return Ok(false) };
     let mut others = Vec::new();
     for other in Client::HOOKED.into_iter().filter(|other| !clients.contains(other)) {
-        let settings = read(&other.file((!args.user).then_some(project))?)?;
-        if Client::registered(&settings).is_ok_and(|entries| !entries.is_empty()) {
+        let settings = read_or_empty(&other.settings_file((!args.user).then_some(project))?)?;
+        if Client::find_hook_entries(&settings).is_ok_and(|entries| !entries.is_empty()) {
             others.push(other);
         }
     }
-    let (own, before) = (beside(args.user), read(&config)?);
+    let (own, before) = (load_user_config(args.user), read_or_empty(&config)?);
     let (mut after, mut found) = (before.clone(), false);
     for client in clients {
-        match added::without(*client, &config, &after, own.as_ref(), &others) {
+        match added::remove_managed_block(*client, &config, &after, own.as_ref(), &others) {
             Ok(None) => continue,
             Ok(Some(left)) => after = left,
             Err(why) => writeln!(out, "cannot remove from {} what was added for {}: {why}", config.display(), client.name())?,
@@ -263,8 +273,8 @@ fn shorten(out: &mut impl Write, args: &EjectArgs, project: &Path, clients: &[Cl
     }
     if after != before {
         // If the file was trusted, the rest is trusted too.
-        let accepted = !args.user && !args.dry_run && State::open()?.trusts(&config)?;
-        change(out, &config, &before, &after, args.dry_run)?;
+        let accepted = !args.user && !args.dry_run && State::open()?.is_trusted(&config)?;
+        apply_change(out, &config, &before, &after, args.dry_run)?;
         if accepted {
             State::open()?.trust(&config)?;
         }
@@ -278,9 +288,9 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     let directory = std::env::current_dir()?;
     let config = match &args.config {
         Some(path) => path.clone(),
-        None => place::of_project(&directory)
-            .or_else(|| place::own().filter(|own| args.new_ledger && own.exists()))
-            .ok_or_else(place::nothing_here)?,
+        None => place::find_project_config(&directory)
+            .or_else(|| place::user_config_path().filter(|own| args.new_ledger && own.exists()))
+            .ok_or_else(place::missing_config_error)?,
     };
     if args.revoke {
         let was = state.distrust(&config)?;
@@ -290,18 +300,18 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     if args.new_ledger {
         let store = match &args.config {
             Some(path) => InForce::find(Some(path), &directory, &state)?.store,
-            None => match place::named_store() {
+            None => match place::requested_store() {
                 Some(named) => std::path::absolute(named)?,
-                None => place::store_of(&place::project()?)?.unwrap_or_else(|| state.ledger()),
+                None => place::find_store_for_reading(&place::project_dir()?)?.unwrap_or_else(|| state.ledger_path()),
             },
         };
-        begin(&store, &state)?;
+        create_ledger(&store, &state)?;
         writeln!(out, "created a new ledger at {}", store.display())?;
         return Ok(ExitCode::SUCCESS);
     }
     let found = InForce::find(Some(&config), &directory, &state)?;
-    let (files, names) = (found.config.files().len(), place::names_of(found.config.files(), &config));
-    let agents = place::with_known(found.config, &config)?.agents(None).map_err(|error| {
+    let (files, names) = (found.config.included_files().len(), place::format_included_files(found.config.included_files(), &config));
+    let agents = place::with_pinned_tools(found.config, &config)?.build_agents(None).map_err(|error| {
         let problems = error.render(io::stderr().is_terminal());
         io::Error::other(format!("invalid configuration, so it is not trusted\n\n{problems}"))
     })?;
@@ -309,22 +319,22 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     writeln!(out, "{GREEN}trusted{GREEN:#} {}", config.display())?;
     for agent in &agents {
         let (tools, rules) = (agent.tools().count() as u64, agent.enforced_rules().count() as u64);
-        writeln!(out, "  {} has {} and {}", agent.name(), counted(tools, "tool"), counted(rules, "rule"))?;
+        writeln!(out, "  {} has {} and {}", agent.name(), format_count(tools, "tool"), format_count(rules, "rule"))?;
     }
     if files > 0 {
-        writeln!(out, "  with {}: {names}", counted(files as u64, "included file"))?;
+        writeln!(out, "  with {}: {names}", format_count(files as u64, "included file"))?;
     }
     writeln!(out, "{DIM}after any change, run `toolgate trust` again{DIM:#}")?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Creates a ledger if no part of another one exists, and cleans up if that fails.
-fn begin(store: &Path, state: &State) -> io::Result<()> {
-    let beside = toolgate_store::beside(store);
+fn create_ledger(store: &Path, state: &State) -> io::Result<()> {
+    let beside = toolgate_store::state_dir_for(store);
     if let Some(left) = [store, beside.as_path()].into_iter().find(|path| path.exists()) {
         return Err(io::Error::other(format!("{} exists; move it away first", left.display())));
     }
-    let begun = SqliteStore::open(store).map_err(io::Error::other).and_then(|new| state.know_ledger(store, new.id()));
+    let begun = SqliteStore::open(store).map_err(io::Error::other).and_then(|new| state.remember_ledger(store, new.id()));
     if begun.is_err() {
         let _ = (fs::remove_file(store), fs::remove_dir_all(beside));
     }
@@ -332,33 +342,33 @@ fn begin(store: &Path, state: &State) -> io::Result<()> {
 }
 
 /// Returns the parent directory whose configuration is in force here and whose clients have hooks.
-pub(super) fn hooked_above(directory: &Path) -> Option<PathBuf> {
-    let above = place::of_project(directory)?.parent()?.to_owned();
+pub(super) fn find_hooked_parent(directory: &Path) -> Option<PathBuf> {
+    let above = place::find_project_config(directory)?.parent()?.to_owned();
     let is_hooked = |client: Client| {
-        let text = client.file(Some(&above)).and_then(|path| read(&path)).unwrap_or_default();
-        Client::registered(&text).is_ok_and(|entries| !entries.is_empty())
+        let text = client.settings_file(Some(&above)).and_then(|path| read_or_empty(&path)).unwrap_or_default();
+        Client::find_hook_entries(&text).is_ok_and(|entries| !entries.is_empty())
     };
     (above != directory && Client::HOOKED.into_iter().any(is_hooked)).then_some(above)
 }
 
 /// Reads a file, and returns an empty text if it does not exist.
-pub(crate) fn read(path: &Path) -> io::Result<String> {
+pub(crate) fn read_or_empty(path: &Path) -> io::Result<String> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(named(path, &error)),
+        Err(error) => Err(with_path(path, &error)),
         text => text,
     }
 }
 
 /// Replaces a file atomically, and prints the difference. An empty file is removed.
-fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run: bool) -> io::Result<()> {
+fn apply_change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run: bool) -> io::Result<()> {
     if before == after {
         return writeln!(out, "{DIM}{} is unchanged{DIM:#}", path.display());
     }
     match (dry_run, after.is_empty()) {
         (true, _) => {}
-        (false, true) => remove(path)?,
-        (false, false) => put(path, after)?,
+        (false, true) => remove_file(path)?,
+        (false, false) => write_atomically(path, after)?,
     }
     let verb = match (dry_run, before.is_empty(), after.is_empty()) {
         (true, true, _) => "would write",
@@ -388,8 +398,8 @@ fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run:
 }
 
 /// Removes a file, and its directory if it is empty.
-fn remove(path: &Path) -> io::Result<()> {
-    fs::remove_file(path).map_err(|error| named(path, &error))?;
+fn remove_file(path: &Path) -> io::Result<()> {
+    fs::remove_file(path).map_err(|error| with_path(path, &error))?;
     // A `hooks` directory has a parent that was created with it.
     if let Some(directory) = path.parent()
         && fs::remove_dir(directory).is_ok()
@@ -402,7 +412,7 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Writes a file atomically.
-pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
+pub(crate) fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
     // A symbolic link stays, and its target is replaced.
     let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let write = || -> io::Result<()> {
@@ -419,16 +429,16 @@ pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
         draft.as_file().sync_all()?;
         draft.persist(&target).map(drop).map_err(|error| error.error)
     };
-    write().map_err(|error| named(path, &error))
+    write().map_err(|error| with_path(path, &error))
 }
 
 /// Adds the path to an error.
-fn named(path: &Path, error: &io::Error) -> io::Error {
+fn with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 /// Returns the configuration template of a client.
-const fn template_of(client: Client) -> &'static str {
+const fn client_template(client: Client) -> &'static str {
     match client {
         Client::ClaudeDesktop => include_str!("init/server.toml"),
         Client::ClaudeCode => include_str!("init/claude-code.toml"),
@@ -439,10 +449,10 @@ const fn template_of(client: Client) -> &'static str {
 }
 
 /// Renders a new configuration for a project, or for the user if `is_own`.
-fn template(client: Option<Client>, is_own: bool, store: Option<&Path>, import: Option<&Path>) -> String {
+fn render_template(client: Option<Client>, is_own: bool, store: Option<&Path>, import: Option<&Path>) -> String {
     let text = match client {
-        Some(client) => template_of(client),
-        None if import.is_some() => template_of(Client::ClaudeDesktop),
+        Some(client) => client_template(client),
+        None if import.is_some() => client_template(Client::ClaudeDesktop),
         None => include_str!("init/bare.toml"),
     };
     // The user's own configuration needs no `toolgate trust`.

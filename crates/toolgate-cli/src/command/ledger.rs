@@ -20,39 +20,39 @@ pub(crate) const CYAN: Style = AnsiColor::Cyan.on_default();
 pub(crate) const YELLOW: Style = AnsiColor::Yellow.on_default();
 
 /// Returns the path of the ledger, or an error if none is given.
-pub(crate) fn named(store: Option<&Path>) -> io::Result<&Path> {
+pub(crate) fn ledger_path(store: Option<&Path>) -> io::Result<&Path> {
     store.ok_or_else(|| io::Error::other("no ledger given; pass `--store PATH`, or set `store` in toolgate.toml"))
 }
 
-pub(crate) fn open(store: Option<&Path>) -> io::Result<Ledger> {
-    Ledger::open(named(store)?).map_err(io::Error::other)
+pub(crate) fn open_ledger(store: Option<&Path>) -> io::Result<Ledger> {
+    Ledger::open(ledger_path(store)?).map_err(io::Error::other)
 }
 
 /// At least 6 hexadecimal digits at the beginning or the end of an id.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     /// The part as given.
-    pub(crate) said: String,
+    pub(crate) text: String,
     digits: String,
 }
 
 impl Part {
-    pub(crate) fn of(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let said = text.trim_start_matches('…').trim_end_matches('…');
         let digits = said.replace('-', "").to_ascii_lowercase();
         let right = digits.len() >= 6 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-        right.then(|| Self { said: said.to_owned(), digits })
+        right.then(|| Self { text: said.to_owned(), digits })
     }
 
     /// Returns true if an id begins or ends with these digits.
-    pub(crate) fn fits(&self, name: &str) -> bool {
+    pub(crate) fn matches(&self, name: &str) -> bool {
         let digits = name.replace('-', "");
         digits.starts_with(&self.digits) || digits.ends_with(&self.digits)
     }
 }
 
 /// Returns the only match, or `None`. Several matches are an error, so that the user chooses.
-pub(crate) fn only<T: ToString>(mut found: Vec<T>, what: &str) -> io::Result<Option<T>> {
+pub(crate) fn at_most_one<T: ToString>(mut found: Vec<T>, what: &str) -> io::Result<Option<T>> {
     if found.len() > 1 {
         let names: Vec<String> = found.iter().take(5).map(ToString::to_string).collect();
         let more = if found.len() > names.len() { ", …" } else { "" };
@@ -82,16 +82,16 @@ pub(crate) struct Unheard<W>(pub(crate) W);
 
 impl<W: Write> Write for Unheard<W> {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        heard(self.0.write_all(text))?;
+        ignore_broken_pipe(self.0.write_all(text))?;
         Ok(text.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        heard(self.0.flush())
+        ignore_broken_pipe(self.0.flush())
     }
 }
 
-fn heard(written: io::Result<()>) -> io::Result<()> {
+fn ignore_broken_pipe(written: io::Result<()>) -> io::Result<()> {
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other,
@@ -104,10 +104,10 @@ pub(crate) struct Wanted {
     /// Filter by start: a time (2026-11-15, today) or how long ago (2h, 7d).
     ///
     /// A time is like 2026-11-15T09:00:00Z, 2026-11-15, today or yesterday.
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     since: Option<Timestamp>,
     /// Filter by end: a time or how long ago; a day counts to its end.
-    #[arg(long, value_name = "TIME", value_parser = last_moment)]
+    #[arg(long, value_name = "TIME", value_parser = parse_end_time)]
     until: Option<Timestamp>,
     /// Filter by tool.
     #[arg(long)]
@@ -125,7 +125,7 @@ pub(crate) struct Wanted {
     #[arg(long)]
     session: Option<String>,
     /// Filter by decision: succeeded, failed, refused, replayed, signalled, settled.
-    #[arg(long, value_parser = decision)]
+    #[arg(long, value_parser = parse_decision)]
     decision: Option<Decision>,
     /// Filter by error code.
     #[arg(long)]
@@ -134,18 +134,18 @@ pub(crate) struct Wanted {
     #[arg(long)]
     rule: Option<String>,
     /// Filter by entity, such as customer_id=C-1001. Finds redacted values, too.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = entity)]
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_entity)]
     entity: Option<(String, Value)>,
 }
 
 impl Wanted {
-    pub(crate) fn filter(&self) -> Filter {
+    pub(crate) fn to_filter(&self) -> Filter {
         Filter {
             since: self.since,
             until: self.until,
             tool: self.tool.clone(),
             agent: self.agent.clone(),
-            without_agent: (!self.all && self.agent.is_none()).then(|| toolgate_mcp::CANARY.to_owned()),
+            excluded_agent: (!self.all && self.agent.is_none()).then(|| toolgate_mcp::CANARY.to_owned()),
             principal: self.principal.clone(),
             session: self.session.clone(),
             decision: self.decision,
@@ -157,12 +157,12 @@ impl Wanted {
     }
 
     /// Returns the message for no matching rows. Lists the known entities if the name is unknown.
-    pub(crate) fn nothing(&self, ledger: &Ledger) -> String {
+    pub(crate) fn no_rows_message(&self, ledger: &Ledger) -> String {
         let nothing = "no matching rows".to_owned();
         let Some((name, _)) = &self.entity else { return nothing };
         match ledger.entity_names() {
             Ok(names) if !names.is_empty() && !names.contains(name) => {
-                format!("{nothing}; no row has the entity `{}`, known entities: {}", clean(name), clean(&names.join(", ")))
+                format!("{nothing}; no row has the entity `{}`, known entities: {}", sanitize(name), sanitize(&names.join(", ")))
             }
             _ => nothing,
         }
@@ -170,7 +170,7 @@ impl Wanted {
 }
 
 /// Parses a day: a date, `today` or `yesterday`.
-fn day(text: &str) -> Option<Date> {
+fn parse_day(text: &str) -> Option<Date> {
     let today = || Timestamp::now().to_zoned(TimeZone::UTC).date();
     match text {
         "today" => Some(today()),
@@ -179,47 +179,47 @@ fn day(text: &str) -> Option<Date> {
     }
 }
 
-fn begins(day: Date) -> Option<Timestamp> {
+fn start_of_day(day: Date) -> Option<Timestamp> {
     day.to_zoned(TimeZone::UTC).ok().map(|at| at.timestamp())
 }
 
 /// Parses a time. A day means its last nanosecond.
-pub(crate) fn last_moment(text: &str) -> Result<Timestamp, String> {
-    let next = day(text).and_then(|day| begins(day.tomorrow().ok()?));
+pub(crate) fn parse_end_time(text: &str) -> Result<Timestamp, String> {
+    let next = parse_day(text).and_then(|day| start_of_day(day.tomorrow().ok()?));
     match next.and_then(|next| next.checked_sub(toolgate::SignedDuration::from_nanos(1)).ok()) {
         Some(last) => Ok(last),
-        None => moment(text),
+        None => parse_time(text),
     }
 }
 
-pub(crate) fn moment(text: &str) -> Result<Timestamp, String> {
+pub(crate) fn parse_time(text: &str) -> Result<Timestamp, String> {
     if let Ok(at) = text.parse() {
         return Ok(at);
     }
-    if let Some(at) = day(text).and_then(begins) {
+    if let Some(at) = parse_day(text).and_then(start_of_day) {
         return Ok(at);
     }
-    let ago = toolgate::clock::duration(text)
+    let ago = toolgate::clock::parse_duration(text)
         .ok_or("not a time: use 2026-11-15T09:00:00Z, 2026-11-15, today, yesterday, or a duration like 90s, 15m, 2h, 7d or 3w")?;
     // A duration that is too long means from the beginning.
     Ok(Timestamp::now().checked_sub(ago).unwrap_or(Timestamp::MIN))
 }
 
-pub(crate) fn duration(text: &str) -> Result<toolgate::SignedDuration, String> {
-    toolgate::clock::duration(text).ok_or_else(|| "not a duration: use a form like 90s, 15m, 2h, 7d or 3w".to_owned())
+pub(crate) fn parse_duration(text: &str) -> Result<toolgate::SignedDuration, String> {
+    toolgate::clock::parse_duration(text).ok_or_else(|| "not a duration: use a form like 90s, 15m, 2h, 7d or 3w".to_owned())
 }
 
 /// Parses a whole number.
-pub(crate) fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+pub(crate) fn parse_number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "expected a whole number, like 20".to_owned())
 }
 
-fn decision(text: &str) -> Result<Decision, String> {
+fn parse_decision(text: &str) -> Result<Decision, String> {
     let names = || Decision::ALL.map(Decision::name).join(", ");
     Decision::ALL.into_iter().find(|decision| decision.name() == text).ok_or_else(|| format!("expected one of {}", names()))
 }
 
-fn entity(text: &str) -> Result<(String, Value), String> {
+fn parse_entity(text: &str) -> Result<(String, Value), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE, like customer_id=C-1001")?;
     Ok((name.to_owned(), Value::String(value.to_owned())))
 }
@@ -230,26 +230,26 @@ fn entity(text: &str) -> Result<(String, Value), String> {
 pub(crate) struct Table {
     head: Vec<String>,
     /// Columns that may be cut, with their least width. The last entry is cut first.
-    cut: Vec<(usize, usize)>,
+    cut_columns: Vec<(usize, usize)>,
     rows: Vec<Vec<(String, Style)>>,
 }
 
 impl Table {
     pub(crate) fn new(head: &[&str]) -> Self {
-        Self { head: head.iter().map(|&head| head.to_owned()).collect(), cut: Vec::new(), rows: Vec::new() }
+        Self { head: head.iter().map(|&head| head.to_owned()).collect(), cut_columns: Vec::new(), rows: Vec::new() }
     }
 
-    pub(crate) fn cutting(mut self, column: usize, least: usize) -> Self {
-        self.cut.push((column, least));
+    pub(crate) fn with_cut_column(mut self, column: usize, least: usize) -> Self {
+        self.cut_columns.push((column, least));
         self
     }
 
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = (String, Style)>) {
+    pub(crate) fn push_row(&mut self, cells: impl IntoIterator<Item = (String, Style)>) {
         self.rows.push(cells.into_iter().collect());
     }
 
-    pub(crate) fn plain(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.row(cells.into_iter().map(|cell| (cell, Style::new())));
+    pub(crate) fn push_plain(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.push_row(cells.into_iter().map(|cell| (cell, Style::new())));
     }
 
     pub(crate) fn print(&self, out: &mut impl Write) -> io::Result<()> {
@@ -261,13 +261,13 @@ impl Table {
             }
         }
         let room = if io::stdout().is_terminal() { terminal_width() } else { usize::MAX };
-        for (column, least) in self.cut.iter().rev() {
+        for (column, least) in self.cut_columns.iter().rev() {
             let all: usize = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
             if let Some(width) = widths.get_mut(*column) {
                 *width = width.saturating_sub(all.saturating_sub(room)).max((*least).min(*width));
             }
         }
-        for (column, _) in self.cut.iter().rev() {
+        for (column, _) in self.cut_columns.iter().rev() {
             let all: usize = widths.iter().filter(|width| **width > 0).map(|width| width + 2).sum();
             if all > room.saturating_add(2)
                 && let Some(width) = widths.get_mut(*column)
@@ -305,16 +305,16 @@ fn terminal_width() -> usize {
 
 /// Replaces control and format characters in untrusted text, so that the text cannot change the
 /// terminal.
-pub(crate) fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() || is_format(c) { '\u{fffd}' } else { c }).collect()
+pub(crate) fn sanitize(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() || is_format_char(c) { '\u{fffd}' } else { c }).collect()
 }
 
 /// Formats untrusted JSON for people. Control and format characters are written as JSON escapes.
-pub(crate) fn pretty(value: &impl Serialize) -> io::Result<String> {
+pub(crate) fn to_safe_json(value: &impl Serialize) -> io::Result<String> {
     let text = serde_json::to_string_pretty(value)?;
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        if c == '\n' || !(c.is_control() || is_format(c)) {
+        if c == '\n' || !(c.is_control() || is_format_char(c)) {
             shown.push(c);
             continue;
         }
@@ -326,7 +326,7 @@ pub(crate) fn pretty(value: &impl Serialize) -> io::Result<String> {
 }
 
 /// Returns true for characters that change the text direction, break lines or are invisible.
-fn is_format(c: char) -> bool {
+fn is_format_char(c: char) -> bool {
     matches!(
         c,
         '\u{ad}'
@@ -342,7 +342,7 @@ fn is_format(c: char) -> bool {
 }
 
 /// Returns the colour of a decision.
-pub(crate) const fn style(decision: Decision) -> Style {
+pub(crate) const fn decision_style(decision: Decision) -> Style {
     match decision {
         Decision::Succeeded => GREEN,
         Decision::Failed | Decision::Refused => RED,
@@ -352,17 +352,17 @@ pub(crate) const fn style(decision: Decision) -> Style {
 }
 
 /// Formats why a call was decided: the code and the rule, or the settlement.
-pub(crate) fn why(row: &Row) -> String {
+pub(crate) fn describe_reason(row: &Row) -> String {
     let code = row.code().unwrap_or_default();
-    clean(&match (&row.rule, &row.settles) {
-        (_, Some(settled)) => format!("{} · by {}", settlement(row), settled.by),
+    sanitize(&match (&row.rule, &row.settles) {
+        (_, Some(settled)) => format!("{} · by {}", settlement_text(row), settled.by),
         (Some(rule), _) if rule != code => format!("{code} · {rule}"),
         _ => code.to_owned(),
     })
 }
 
 /// Returns the text for the outcome of a settled call.
-pub(crate) fn settlement(row: &Row) -> &'static str {
+pub(crate) fn settlement_text(row: &Row) -> &'static str {
     match row.effects {
         toolgate::Effects::Done => "it happened",
         toolgate::Effects::None | toolgate::Effects::RolledBack => "it never happened",
@@ -371,12 +371,12 @@ pub(crate) fn settlement(row: &Row) -> &'static str {
 }
 
 /// Formats a time in UTC, to the second.
-pub(crate) fn time(at: Timestamp) -> String {
+pub(crate) fn format_time(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
 /// Formats a duration with a unit.
-pub(crate) fn length(nanos: u64) -> String {
+pub(crate) fn format_nanos(nanos: u64) -> String {
     match nanos {
         0..1_000 => format!("{nanos} ns"),
         1_000..1_000_000 => format!("{}.{} µs", nanos / 1_000, nanos % 1_000 / 100),
@@ -386,7 +386,7 @@ pub(crate) fn length(nanos: u64) -> String {
 }
 
 /// Creates a progress bar, which is hidden with `--quiet` and without a terminal.
-pub(crate) fn bar(length: u64, what: &'static str) -> ProgressBar {
+pub(crate) fn progress_bar(length: u64, what: &'static str) -> ProgressBar {
     if crate::is_quiet() {
         return ProgressBar::hidden();
     }
@@ -396,12 +396,12 @@ pub(crate) fn bar(length: u64, what: &'static str) -> ProgressBar {
 }
 
 /// Formats a count with its noun in singular or plural.
-pub(crate) fn counted(count: u64, what: &str) -> String {
+pub(crate) fn format_count(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Indents each line by two spaces.
-pub(crate) fn indented(text: &str) -> String {
+pub(crate) fn indent_lines(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
 }
 
@@ -410,13 +410,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_day_is_meant_from_its_beginning_to_its_end() {
+    fn a_day_lasts_from_its_start_to_its_end() {
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
-        assert_eq!(moment("2026-10-31"), Ok(at("2026-10-31T00:00:00Z")));
-        assert_eq!(last_moment("2026-10-31"), Ok(at("2026-10-31T23:59:59.999999999Z")));
+        assert_eq!(parse_time("2026-10-31"), Ok(at("2026-10-31T00:00:00Z")));
+        assert_eq!(parse_end_time("2026-10-31"), Ok(at("2026-10-31T23:59:59.999999999Z")));
         // An exact time is not extended to the end of its day.
-        assert_eq!(last_moment("2026-10-31T09:00:00Z"), Ok(at("2026-10-31T09:00:00Z")));
-        assert_eq!(last_moment("9999-12-31").is_ok(), moment("9999-12-31").is_ok());
-        assert!(last_moment("2026-02-30").is_err() && last_moment("tomorrow").is_err());
+        assert_eq!(parse_end_time("2026-10-31T09:00:00Z"), Ok(at("2026-10-31T09:00:00Z")));
+        assert_eq!(parse_end_time("9999-12-31").is_ok(), parse_time("9999-12-31").is_ok());
+        assert!(parse_end_time("2026-02-30").is_err() && parse_end_time("tomorrow").is_err());
     }
 }

@@ -12,7 +12,7 @@ use toolgate::config::{Config, ConfigError, Finding, LINTS, Usage};
 use toolgate::policy::{Place, Problem, Severity};
 use toolgate_store::Ledger;
 
-use super::ledger::{BOLD, GREEN, Unheard, clean, counted};
+use super::ledger::{BOLD, GREEN, Unheard, format_count, sanitize};
 use crate::place;
 
 /// Find mistakes in a configuration, and descriptions that a model may misread.
@@ -49,42 +49,44 @@ enum Format {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let mut mended: Vec<String> = Vec::new();
-    let path = crate::place::here(args.config.as_ref())?;
-    let mut found = look(&path, store)?;
+    let path = crate::place::config_path_or_default(args.config.as_ref())?;
+    let mut found = collect_findings(&path, store)?;
     if args.fix {
         // One fix may reveal another problem.
         for _ in 0..16 {
-            let now = mend(&found)?;
+            let now = apply_fixes(&found)?;
             if now.is_empty() {
                 break;
             }
             mended.extend(now);
-            found = look(&path, store)?;
+            found = collect_findings(&path, store)?;
         }
     }
     let mut out = Unheard(anstream::stdout().lock());
     match args.format {
-        Format::Text => text(&mut out, &found, &mended)?,
-        Format::Json => writeln!(out, "{}", json!({"findings": found.iter().map(described).collect::<Vec<_>>(), "mended": mended.len()}))?,
-        Format::Github => found.iter().try_for_each(|finding| writeln!(out, "{}", annotation(finding)))?,
-        Format::Sarif => writeln!(out, "{:#}", sarif(&found))?,
+        Format::Text => print_text(&mut out, &found, &mended)?,
+        Format::Json => {
+            writeln!(out, "{}", json!({"findings": found.iter().map(finding_to_json).collect::<Vec<_>>(), "mended": mended.len()}))?
+        }
+        Format::Github => found.iter().try_for_each(|finding| writeln!(out, "{}", github_annotation(finding)))?,
+        Format::Sarif => writeln!(out, "{:#}", to_sarif(&found))?,
     }
     let wrong = found.iter().any(|finding| finding.problem.severity == Severity::Error);
     Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Returns all findings of a configuration.
-fn look(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
-    let usage = store.map(usage).transpose()?;
-    let config = place::with_known(Config::load(path)?, path)?;
-    let left = |code: &str, of: Option<&String>| config.is_left(code, of.map_or("", String::as_str));
+fn collect_findings(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
+    let usage = store.map(count_usage).transpose()?;
+    let config = place::with_pinned_tools(Config::load(path)?, path)?;
+    let left = |code: &str, of: Option<&String>| config.is_finding_allowed(code, of.map_or("", String::as_str));
     let mut found = config.lint(usage.as_ref());
     // A problem with its own lint code keeps that code. Any other problem is `load` or `dead_rule`.
     let told = |problem: Problem, otherwise: &'static str| {
-        let code = problem.lint.unwrap_or(otherwise);
-        if code != "load" && left(code, problem.rule.as_ref()) { None } else { Some(Finding::of(code, problem)) }
+        let code = problem.lint_code.unwrap_or(otherwise);
+        if code != "load" && left(code, problem.rule.as_ref()) { None } else { Some(Finding::from_problem(code, problem)) }
     };
-    let loaded = place::with_known(Config::load(path)?, path)?.agents(None);
+    let loaded = place::with_pinned_tools(Config::load(path)?, path)?.build_agents(None);
     match loaded {
         Err(error) => found.splice(0..0, error.problems.into_iter().filter_map(|problem| told(problem, "load"))).for_each(drop),
         Ok(agents) => {
@@ -97,7 +99,7 @@ fn look(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
 }
 
 /// Counts the sessions in which each tool was used.
-fn usage(store: &Path) -> io::Result<Usage> {
+fn count_usage(store: &Path) -> io::Result<Usage> {
     let ledger = Ledger::open(store).map_err(io::Error::other)?;
     let mut usage = Usage::default();
     for (agent, tool, sessions) in ledger.sessions_by_tool().map_err(io::Error::other)? {
@@ -113,7 +115,7 @@ fn usage(store: &Path) -> io::Result<Usage> {
 type Fix<'f> = (Range<usize>, &'f str, usize);
 
 /// Applies the fixes of all findings to their files. Returns a description of each fix.
-fn mend(found: &[Finding]) -> io::Result<Vec<String>> {
+fn apply_fixes(found: &[Finding]) -> io::Result<Vec<String>> {
     let mut files: BTreeMap<String, Vec<Fix<'_>>> = BTreeMap::new();
     for finding in found {
         if let (Some(place), Some((span, text))) = (&finding.problem.place, &finding.fix) {
@@ -133,17 +135,17 @@ fn mend(found: &[Finding]) -> io::Result<Vec<String>> {
                 told.push(format!("{path}:{line}: {old} -> {new}"));
             }
         }
-        super::init::put(Path::new(&path), &text)?;
+        super::init::write_atomically(Path::new(&path), &text)?;
         mended.extend(told.into_iter().rev());
     }
     Ok(mended)
 }
 
-fn text(out: &mut impl Write, found: &[Finding], mended: &[String]) -> io::Result<()> {
+fn print_text(out: &mut impl Write, found: &[Finding], mended: &[String]) -> io::Result<()> {
     if !mended.is_empty() {
-        writeln!(out, "{GREEN}fixed{GREEN:#} {}", counted(mended.len() as u64, "problem"))?;
+        writeln!(out, "{GREEN}fixed{GREEN:#} {}", format_count(mended.len() as u64, "problem"))?;
         for one in mended {
-            writeln!(out, "  {}", clean(one))?;
+            writeln!(out, "  {}", sanitize(one))?;
         }
         writeln!(out)?;
     }
@@ -159,21 +161,21 @@ fn text(out: &mut impl Write, found: &[Finding], mended: &[String]) -> io::Resul
     let errors = found.iter().filter(|finding| finding.problem.severity == Severity::Error).count() as u64;
     let notes = found.iter().filter(|finding| finding.problem.severity == Severity::Note).count() as u64;
     let warnings = found.len() as u64 - errors - notes;
-    let noted = if notes > 0 { format!(", {}", counted(notes, "note")) } else { String::new() };
+    let noted = if notes > 0 { format!(", {}", format_count(notes, "note")) } else { String::new() };
     let mendable = found.iter().filter(|finding| finding.fix.is_some()).count();
     let hint = if mendable > 0 { "; `--fix` fixes some" } else { "" };
-    writeln!(out, "{BOLD}{}, {}{noted}{BOLD:#}{hint}", counted(errors, "error"), counted(warnings, "warning"))
+    writeln!(out, "{BOLD}{}, {}{noted}{BOLD:#}{hint}", format_count(errors, "error"), format_count(warnings, "warning"))
 }
 
 /// Returns the line and column of a byte, counted from 1.
-fn position(place: &Place, at: usize) -> (usize, usize) {
+fn line_and_column(place: &Place, at: usize) -> (usize, usize) {
     let before = place.text.get(..at).unwrap_or(&place.text);
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
     (line, column)
 }
 
-const fn level(severity: Severity) -> &'static str {
+const fn severity_name(severity: Severity) -> &'static str {
     match severity {
         Severity::Error => "error",
         Severity::Warning => "warning",
@@ -181,34 +183,34 @@ const fn level(severity: Severity) -> &'static str {
     }
 }
 
-fn described(finding: &Finding) -> Value {
+fn finding_to_json(finding: &Finding) -> Value {
     let problem = &finding.problem;
     let place = problem.place.as_ref().map(|place| {
-        let ((line, column), (end_line, end_column)) = (position(place, place.span.start), position(place, place.span.end));
+        let ((line, column), (end_line, end_column)) = (line_and_column(place, place.span.start), line_and_column(place, place.span.end));
         json!({"file": &*place.file, "line": line, "column": column, "endLine": end_line, "endColumn": end_column})
     });
     let fix = finding.fix.as_ref().map(|(_, text)| text);
     json!({
-        "code": finding.code, "severity": level(problem.severity), "message": problem.message, "help": problem.help, "rule": problem.rule,
+        "code": finding.code, "severity": severity_name(problem.severity), "message": problem.message, "help": problem.help, "rule": problem.rule,
         "place": place, "fix": fix,
     })
 }
 
-fn annotation(finding: &Finding) -> String {
+fn github_annotation(finding: &Finding) -> String {
     let problem = &finding.problem;
     let escape = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
     let place = problem.place.as_ref().map_or_else(String::new, |place| {
-        let (line, column) = position(place, place.span.start);
+        let (line, column) = line_and_column(place, place.span.start);
         format!("file={},line={line},col={column},", escape(&place.file).replace(':', "%3A").replace(',', "%2C"))
     });
     let help = problem.help.as_ref().map(|help| format!("\n{help}")).unwrap_or_default();
     // GitHub calls a note `notice`.
-    let level = if problem.severity == Severity::Note { "notice" } else { level(problem.severity) };
+    let level = if problem.severity == Severity::Note { "notice" } else { severity_name(problem.severity) };
     format!("::{level} {place}title={}::{}", finding.code, escape(&format!("{}{help}", problem.message)))
 }
 
 /// Converts a path to a URI: relative to the current directory if possible, else absolute.
-fn address(file: &str) -> String {
+fn file_uri(file: &str) -> String {
     let whole = std::path::absolute(file).unwrap_or_else(|_| PathBuf::from(file));
     let leads_up = whole.components().any(|part| part == Component::ParentDir);
     let whole = if leads_up { fs::canonicalize(&whole).unwrap_or(whole) } else { whole };
@@ -224,19 +226,20 @@ fn address(file: &str) -> String {
     format!("{scheme}{}", encoded.collect::<String>())
 }
 
-fn sarif(found: &[Finding]) -> Value {
+fn to_sarif(found: &[Finding]) -> Value {
     let result = |finding: &Finding| {
         let problem = &finding.problem;
         let location = problem.place.as_ref().map(|place| {
-            let ((line, column), (end_line, end_column)) = (position(place, place.span.start), position(place, place.span.end));
+            let ((line, column), (end_line, end_column)) =
+                (line_and_column(place, place.span.start), line_and_column(place, place.span.end));
             json!({"physicalLocation": {
-                "artifactLocation": {"uri": address(&place.file)},
+                "artifactLocation": {"uri": file_uri(&place.file)},
                 "region": {"startLine": line, "startColumn": column, "endLine": end_line, "endColumn": end_column},
             }})
         });
         let help = problem.help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
         json!({
-            "ruleId": finding.code, "level": level(problem.severity), "message": {"text": format!("{}{help}", problem.message)},
+            "ruleId": finding.code, "level": severity_name(problem.severity), "message": {"text": format!("{}{help}", problem.message)},
             "locations": location.into_iter().collect::<Vec<_>>(),
         })
     };

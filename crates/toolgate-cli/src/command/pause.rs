@@ -9,7 +9,7 @@ use toolgate::names::{is_tool_name, of_client};
 use toolgate::store::{Store, Target};
 use toolgate_store::SqliteStore;
 
-use super::ledger::{clean, named, open};
+use super::ledger::{ledger_path, open_ledger, sanitize};
 
 /// Pause an agent, a tool, a principal or a session at once.
 ///
@@ -58,7 +58,7 @@ impl What {
 
     fn target(&self) -> io::Result<Target> {
         Ok(match (&self.tool, &self.agent, &self.principal, &self.session) {
-            (Some(tool), ..) => Target::Tool(own_name(tool).into()),
+            (Some(tool), ..) => Target::Tool(toolgate_name(tool).into()),
             (_, Some(agent), Some(principal), Some(session)) => {
                 Target::Session(SessionKey::new(agent.as_str(), principal.as_str(), session.as_str()))
             }
@@ -67,42 +67,46 @@ impl What {
             (_, Some(_), Some(_), None) => {
                 return Err(io::Error::other("missing `--session`: add it, or leave out `--agent` or `--principal`"));
             }
-            _ => return Err(io::Error::other("missing target: pass `--agent`, `--tool`, `--principal`, or `--session` with its agent and principal")),
+            _ => {
+                return Err(io::Error::other(
+                    "missing target: pass `--agent`, `--tool`, `--principal`, or `--session` with its agent and principal",
+                ));
+            }
         })
     }
 }
 
 pub(crate) fn pause(args: &PauseArgs, store: Option<&Path>) -> io::Result<ExitCode> {
-    let ledger = open(store)?;
+    let ledger = open_ledger(store)?;
     let mut out = io::stdout().lock();
     if args.target.is_empty() {
-        let paused = ledger.paused().map_err(io::Error::other)?;
+        let paused = ledger.paused_targets().map_err(io::Error::other)?;
         for (target, why) in &paused {
-            writeln!(out, "{}: {}", clean(&called(target)), clean(why))?;
+            writeln!(out, "{}: {}", sanitize(&describe_target(target)), sanitize(why))?;
         }
         if paused.is_empty() {
-            writeln!(out, "nothing is paused in {}", named(store)?.display())?;
+            writeln!(out, "nothing is paused in {}", ledger_path(store)?.display())?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     let reason = args.because.clone().filter(|why| !why.trim().is_empty());
     let reason = reason.ok_or_else(|| io::Error::other("missing `--because REASON`: the model and the ledger see the reason"))?;
     let target = args.target.target()?;
-    let is_known = ledger.knows(&target).map_err(io::Error::other)?;
-    set(&target, Some(reason), store)?;
+    let is_known = ledger.has_target(&target).map_err(io::Error::other)?;
+    set_pause(&target, Some(reason), store)?;
     if !is_known {
-        crate::note(&format!("note: {} does not occur in this ledger yet; it is paused anyway", clean(&called(&target))));
+        crate::print_note(&format!("note: {} does not occur in this ledger yet; it is paused anyway", sanitize(&describe_target(&target))));
     }
-    let ledger = named(store)?;
-    match args.target.tool.as_deref().filter(|tool| own_name(tool) != **tool) {
-        Some(tool) => writeln!(out, "the tool `{}` is paused as `{}` in {}", clean(tool), own_name(tool), ledger.display())?,
-        None => writeln!(out, "{} is paused in {}", clean(&called(&target)), ledger.display())?,
+    let ledger = ledger_path(store)?;
+    match args.target.tool.as_deref().filter(|tool| toolgate_name(tool) != **tool) {
+        Some(tool) => writeln!(out, "the tool `{}` is paused as `{}` in {}", sanitize(tool), toolgate_name(tool), ledger.display())?,
+        None => writeln!(out, "{} is paused in {}", sanitize(&describe_target(&target)), ledger.display())?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<ExitCode> {
-    let (mut target, paused) = (args.target.target()?, open(store)?.paused().map_err(io::Error::other)?);
+    let (mut target, paused) = (args.target.target()?, open_ledger(store)?.paused_targets().map_err(io::Error::other)?);
     let is_paused = |target: &Target| paused.iter().any(|(paused, _)| paused == target);
     // The tool may have been paused by the given name instead of the toolgate name.
     if let Some(given) = args.target.tool.as_deref().map(|tool| Target::Tool(tool.into()))
@@ -112,20 +116,23 @@ pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<Exit
         target = given;
     }
     if !is_paused(&target) {
-        return Err(io::Error::other(format!("{} is not paused; list paused targets with `toolgate pause`", clean(&called(&target)))));
+        return Err(io::Error::other(format!(
+            "{} is not paused; list paused targets with `toolgate pause`",
+            sanitize(&describe_target(&target))
+        )));
     }
-    set(&target, None, store)?;
-    writeln!(io::stdout().lock(), "{} is resumed in {}", clean(&called(&target)), named(store)?.display())?;
+    set_pause(&target, None, store)?;
+    writeln!(io::stdout().lock(), "{} is resumed in {}", sanitize(&describe_target(&target)), ledger_path(store)?.display())?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Returns the toolgate name of a tool. An invalid name is the client's name, as in a hook event.
-fn own_name(tool: &str) -> String {
+fn toolgate_name(tool: &str) -> String {
     if is_tool_name(tool) { tool.to_owned() } else { of_client(tool) }
 }
 
 /// Formats a target for people.
-fn called(target: &Target) -> String {
+fn describe_target(target: &Target) -> String {
     match target {
         Target::Agent(name) => format!("the agent `{name}`"),
         Target::Tool(name) => format!("the tool `{name}`"),
@@ -134,8 +141,8 @@ fn called(target: &Target) -> String {
     }
 }
 
-fn set(target: &Target, reason: Option<String>, store: Option<&Path>) -> io::Result<()> {
-    let store = SqliteStore::open(named(store)?).map_err(io::Error::other)?;
+fn set_pause(target: &Target, reason: Option<String>, store: Option<&Path>) -> io::Result<()> {
+    let store = SqliteStore::open(ledger_path(store)?).map_err(io::Error::other)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(store.set_pause(target.clone(), reason)).map_err(io::Error::other)
 }

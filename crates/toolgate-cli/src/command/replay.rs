@@ -10,7 +10,9 @@ use toolgate::json::Digest;
 use toolgate::{Compared, Definition, Replay, Ruling};
 use toolgate_store::{Entry, Filter, Ledger};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, clean, counted, number, open, time, why};
+use super::ledger::{
+    BOLD, DIM, GREEN, RED, Unheard, YELLOW, describe_reason, format_count, format_time, open_ledger, parse_number, sanitize,
+};
 
 /// Decide a recorded session again, call by call, without running any tool.
 ///
@@ -31,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long)]
     principal: Option<String>,
     /// Stop after this turn of the model, or after this call if no turns are known.
-    #[arg(long, value_name = "TURN", value_parser = number::<u64>)]
+    #[arg(long, value_name = "TURN", value_parser = parse_number::<u64>)]
     until: Option<u64>,
     /// Print one JSON object per line.
     #[arg(long)]
@@ -39,13 +41,13 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
-    let ledger = open(store)?;
+    let ledger = open_ledger(store)?;
     let mut keys = ledger.sessions(Some(&args.session)).map_err(io::Error::other)?;
     keys.retain(|key| args.agent.as_deref().is_none_or(|agent| *key.agent == *agent));
     keys.retain(|key| args.principal.as_deref().is_none_or(|principal| *key.principal == *principal));
     let [key] = keys.as_slice() else {
         let found: Vec<String> =
-            keys.iter().map(|key| format!("--agent {} --principal {}", clean(&key.agent), clean(&key.principal))).collect();
+            keys.iter().map(|key| format!("--agent {} --principal {}", sanitize(&key.agent), sanitize(&key.principal))).collect();
         let message = match found.is_empty() {
             true => format!("the ledger has no session `{}`; list sessions with `toolgate audit query`", args.session),
             false => format!("several sessions are called `{}`; choose one:\n  {}", args.session, found.join("\n  ")),
@@ -67,17 +69,17 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
             writeln!(
                 Unheard(anstream::stderr().lock()),
                 "{YELLOW}note{YELLOW:#}: the first {} of this session were pruned",
-                counted(first.n - 1, "row")
+                format_count(first.n - 1, "row")
             )?;
         }
         Some(_) => {}
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let differs = runtime.block_on(play(&ledger, &entries, args))?;
+    let differs = runtime.block_on(replay_rows(&ledger, &entries, args))?;
     Ok(if differs { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<bool> {
+async fn replay_rows(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<bool> {
     let mut by_config: HashMap<Digest, Result<Replay, String>> = HashMap::new();
     let (mut same, mut differ, mut unknown, mut moment) = (0, 0, 0, 0);
     let mut out = Unheard(anstream::stdout().lock());
@@ -91,7 +93,7 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
         }
         let replay = match by_config.entry(row.config) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(new) => new.insert(replay_of(ledger, row.config)?),
+            std::collections::hash_map::Entry::Vacant(new) => new.insert(build_replay(ledger, row.config)?),
         };
         let compared = match replay {
             Ok(replay) => replay.decide(row).await,
@@ -104,7 +106,7 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
             Compared::Circumstance(_) if row.settles.is_some() => {}
             Compared::Circumstance(_) => moment += 1,
         }
-        let was = Ruling::of(row);
+        let was = Ruling::of_row(row);
         if args.json {
             writeln!(
                 out,
@@ -114,24 +116,24 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
             continue;
         }
         if row.settles.is_some() {
-            writeln!(out, "{:>4}  {DIM}· {} {} {}{DIM:#}", "", time(row.at), clean(&row.tool), why(row))?;
+            writeln!(out, "{:>4}  {DIM}· {} {} {}{DIM:#}", "", format_time(row.at), sanitize(&row.tool), describe_reason(row))?;
             continue;
         }
         let (style, mark, more) = match &compared {
             Compared::Same => (GREEN, "=", String::new()),
-            Compared::Differs(now) => (RED, "≠", format!("\n      {RED}now {}{RED:#}", clean(&now.to_string()))),
-            Compared::Undecidable(why) => (YELLOW, "?", format!(" {DIM}undecidable: {}{DIM:#}", clean(why))),
-            Compared::Circumstance(why) => (DIM, "·", format!(" {DIM}not decided again: {}{DIM:#}", clean(why))),
+            Compared::Differs(now) => (RED, "≠", format!("\n      {RED}now {}{RED:#}", sanitize(&now.to_string()))),
+            Compared::Undecidable(why) => (YELLOW, "?", format!(" {DIM}undecidable: {}{DIM:#}", sanitize(why))),
+            Compared::Circumstance(why) => (DIM, "·", format!(" {DIM}not decided again: {}{DIM:#}", sanitize(why))),
         };
         let turn = if tells_turns { row.turn.map_or_else(String::new, |turn| turn.to_string()) } else { entry.n.to_string() };
-        let about = super::audit::about(row);
+        let about = super::audit::describe_arguments(row);
         let about = if about.is_empty() { about } else { format!(" {DIM}{about}{DIM:#}") };
         writeln!(
             out,
             "{turn:>4}  {style}{mark}{style:#} {DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {}{about}{more}",
-            time(row.at),
-            clean(&row.tool),
-            clean(&was.to_string())
+            format_time(row.at),
+            sanitize(&row.tool),
+            sanitize(&was.to_string())
         )?;
     }
     if args.json {
@@ -144,7 +146,7 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
 }
 
 /// Rebuilds the agent that decided a row.
-pub(super) fn replay_of(ledger: &Ledger, config: Digest) -> io::Result<Result<Replay, String>> {
+pub(super) fn build_replay(ledger: &Ledger, config: Digest) -> io::Result<Result<Replay, String>> {
     if config == Digest::default() {
         // The agent was unknown when the row was written.
         return Replay::new([]).map(Ok);

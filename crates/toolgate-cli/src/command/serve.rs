@@ -12,11 +12,11 @@ use toolgate::config::Config;
 use toolgate_mcp::{Gateway, Options, Starting, Status};
 use toolgate_store::SqliteStore;
 
-use super::ledger::{BOLD, DIM, GREEN, RED, counted};
+use super::ledger::{BOLD, DIM, GREEN, RED, format_count};
 use crate::Telling;
-use crate::place::{self, InForce, Stamp, State, stamp};
+use crate::place::{self, InForce, Stamp, State, fingerprint};
 use crate::protected::Protected;
-use crate::say::say;
+use crate::say::print_stderr;
 use crate::telemetry::Telemetry;
 
 /// Run the MCP gateway.
@@ -32,46 +32,46 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "listen")]
     stdio: bool,
     /// Address to listen on [default: `listen` of the configuration, or 127.0.0.1:7070].
-    #[arg(long, value_name = "ADDR", value_parser = address)]
+    #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     listen: Option<SocketAddr>,
     /// Agent for clients that name none.
     #[arg(long)]
     agent: Option<String>,
     /// Longest time to wait for upstreams at the start.
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = super::ledger::duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = super::ledger::parse_duration)]
     patience: toolgate::SignedDuration,
 }
 
 /// Default address to listen on.
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
 
-fn address(text: &str) -> Result<SocketAddr, String> {
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let port = text.trim_start_matches(':').parse::<u16>().unwrap_or(HERE.port());
     text.parse().map_err(|_| format!("expected an address and a port, like 127.0.0.1:{port}"))
 }
 
 /// Returns the directory with the pinned tool definitions of the upstreams.
-pub(crate) fn pins(state: &State, found: &InForce) -> PathBuf {
-    place::pins(state.path(), found.files.first().map_or(Path::new(""), PathBuf::as_path))
+pub(crate) fn config_pins_dir(state: &State, found: &InForce) -> PathBuf {
+    place::pins_dir(state.path(), found.files.first().map_or(Path::new(""), PathBuf::as_path))
 }
 
 /// Source of the configuration that the gateway serves.
 pub(crate) struct Served {
-    given: Option<PathBuf>,
+    path: Option<PathBuf>,
     agent: Option<String>,
     state: State,
 }
 
 impl Served {
     pub(crate) fn new(given: Option<PathBuf>, agent: Option<String>) -> io::Result<Self> {
-        Ok(Self { given, agent, state: State::open()? })
+        Ok(Self { path: given, agent, state: State::open()? })
     }
 
     pub(crate) fn find(&self) -> io::Result<InForce> {
-        InForce::find(self.given.as_deref(), &place::project()?, &self.state)
+        InForce::find(self.path.as_deref(), &place::project_dir()?, &self.state)
     }
 
-    fn config(&self) -> io::Result<Config> {
+    fn load(&self) -> io::Result<Config> {
         let mut config = self.find()?.config;
         if self.agent.is_some() {
             config.gateway.agent.clone_from(&self.agent);
@@ -84,11 +84,11 @@ pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Re
     // Programs that run as hooks must not inherit open files of the caller.
     let _ = toolgate::sandbox::close_inherited();
     // Each connected client needs an open file.
-    toolgate_mcp::raise_open_files();
+    toolgate_mcp::raise_open_file_limit();
     let served = Arc::new(Served::new(args.config.clone(), args.agent.clone())?);
     let found = served.find()?;
     let telemetry = Telemetry::start(found.config.gateway.otlp.as_ref())?;
-    telling.begin(Some(&telemetry));
+    telling.install(Some(&telemetry));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let code = runtime.block_on(serve(args, store, served, found))?;
     // The task that reads standard input may be blocked in a read.
@@ -105,11 +105,11 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     // A `SIGHUP` during the start must not end the process. It is handled once the gateway serves.
     let hang_up = signal(SignalKind::hangup())?;
     if let Some(notice) = &found.notice {
-        say(notice);
+        print_stderr(notice);
     }
-    if let Some(agent) = args.agent.as_deref().filter(|agent| found.config.names().all(|known| known != *agent)) {
-        let known: Vec<&str> = found.config.names().collect();
-        return Err(io::Error::other(format!("unknown agent `{}`; {}", super::ledger::clean(agent), place::there_are(&known))));
+    if let Some(agent) = args.agent.as_deref().filter(|agent| found.config.agent_names().all(|known| known != *agent)) {
+        let known: Vec<&str> = found.config.agent_names().collect();
+        return Err(io::Error::other(format!("unknown agent `{}`; {}", super::ledger::sanitize(agent), place::list_known_names(&known))));
     }
     // Settings that the command line overrides.
     let given: Vec<&str> = store.map(|_| "store").into_iter().chain(args.listen.map(|_| "listen")).collect();
@@ -124,49 +124,49 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     // one.
     let (kept, ledger) = (Arc::clone(&served), std::path::absolute(&path)?);
     let kept = move || kept.find().ok().filter(|found| found.store == ledger).and_then(|found| found.retention());
-    let keeping = crate::retention::keep(Arc::clone(&store), kept, crate::note);
+    let keeping = crate::retention::prune_daily(Arc::clone(&store), kept, crate::print_note);
     let program = std::env::current_exe()?;
     // The rules follow the current files, or the files at the start if those do not load.
-    let (looks, project) = (Arc::clone(&served), place::project()?);
-    let protected = Protected::of(&found, &served.state, &project);
-    let own = protected.places().chain([path.clone()]).collect();
+    let (looks, project) = (Arc::clone(&served), place::project_dir()?);
+    let protected = Protected::collect(&found, &served.state, &project);
+    let own = protected.paths().chain([path.clone()]).collect();
     let rules = move |tools: &[&toolgate::Spec]| match looks.find() {
-        Ok(found) => Protected::of(&found, &looks.state, &project).rules(tools, Some(&project)),
-        Err(_) => protected.rules(tools, Some(&project)),
+        Ok(found) => Protected::collect(&found, &looks.state, &project).render_rules(tools, Some(&project)),
+        Err(_) => protected.render_rules(tools, Some(&project)),
     };
     let options = Options {
-        built_in: Some(Arc::new(rules)),
+        built_in_rules: Some(Arc::new(rules)),
         store,
-        upstreams: Starting { pins: Some(pins(&served.state, &found)), launcher: Some(program.clone()) },
-        patience: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),
+        upstreams: Starting { pin_dir: Some(config_pins_dir(&served.state, &found)), launcher: Some(program.clone()) },
+        upstream_start_timeout: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),
         launcher: Some(program),
-        principal: place::user(),
-        own,
+        principal: place::local_user_name(),
+        own_paths: own,
     };
     let listen = found.config.gateway.listen.as_deref().and_then(|address| address.parse().ok());
     let address = args.listen.or(listen).unwrap_or(HERE);
     let reader = Arc::clone(&served);
     let gateway = tokio::select! {
-        opened = Gateway::open(move || reader.config(), options) => opened?,
+        opened = Gateway::open(move || reader.load(), options) => opened?,
         // Upstreams that were started meanwhile end with this process.
-        () = ending.told() => return Ok(ExitCode::SUCCESS),
+        () = ending.wait() => return Ok(ExitCode::SUCCESS),
     };
     // Restoring files of agents needs rows, so pruning starts after that.
     let retention = tokio::spawn(keeping);
     tokio::spawn({
         let gateway = gateway.clone();
-        async move { gateway.watch(Duration::from_secs(60)).await }
+        async move { gateway.run_periodic_checks(Duration::from_secs(60)).await }
     });
-    let begun = (found.watched(), fixed(&found, &given));
-    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), begun, given, hang_up));
+    let begun = (found.watched_files(), startup_settings(&found, &given));
+    let keeper = tokio::spawn(reload_on_change(gateway.clone(), Arc::clone(&served), begun, given, hang_up));
     let ended = if args.stdio {
-        crate::note("toolgate serves on standard input and output");
+        crate::print_note("toolgate serves on standard input and output");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
         tokio::select! {
             ended = &mut serving => ended,
-            () = ending.told() => {
+            () = ending.wait() => {
                 // Let calls in progress end first.
-                gateway.begin_to_end();
+                gateway.start_shutdown();
                 serving.await
             }
         }
@@ -174,24 +174,24 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         let listening = gateway.listen(address).await;
         match listening {
             Ok(listening) => {
-                report(&gateway, listening.address, found.config.gateway.tls.is_some())?;
-                ending.told().await;
-                gateway.begin_to_end();
-                listening.ended().await;
+                print_startup_report(&gateway, listening.address, found.config.gateway.tls.is_some())?;
+                ending.wait().await;
+                gateway.start_shutdown();
+                listening.wait_stopped().await;
                 Ok(())
             }
             Err(error) => Err(error),
         }
     };
     retention.abort();
-    gateway.end().await;
+    gateway.shut_down().await;
     // The reload task has stopped by now.
     keeper.abort();
     ended.map(|()| ExitCode::SUCCESS)
 }
 
 /// Prints the address, and the agents and upstreams unless `--quiet` was given.
-fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
+fn print_startup_report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
     let scheme = if tls { "https" } else { "http" };
     let mut out = anstream::stdout().lock();
     writeln!(out, "toolgate serves at {BOLD}{scheme}://{address}/mcp{BOLD:#}")?;
@@ -199,22 +199,22 @@ fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
     if crate::is_quiet() {
         return Ok(());
     }
-    for (agent, tools) in gateway.offers() {
-        say(&format!("  {DIM}agent{DIM:#} {agent}: {}", counted(tools as u64, "tool")));
+    for (agent, tools) in gateway.tool_counts() {
+        print_stderr(&format!("  {DIM}agent{DIM:#} {agent}: {}", format_count(tools as u64, "tool")));
     }
     for health in gateway.health() {
-        say(&match &health.status {
-            Status::Up { .. } => format!("  {GREEN}✓{GREEN:#} {}: {}", health.name, counted(health.tools as u64, "tool")),
+        print_stderr(&match &health.status {
+            Status::Up { .. } => format!("  {GREEN}✓{GREEN:#} {}: {}", health.name, format_count(health.tools as u64, "tool")),
             Status::Starting => format!("  {DIM}… {}: still starting{DIM:#}", health.name),
             // The reason was logged when it was detected.
             Status::Down { .. } => format!("  {RED}✗{RED:#} {}: unavailable", health.name),
         });
         if !health.held.is_empty() {
-            let held = counted(health.held.len() as u64, "tool");
-            say(&match health.unwritten() {
+            let held = format_count(health.held.len() as u64, "tool");
+            print_stderr(&match health.pin_write_error() {
                 Some(why) => format!("    {held} quarantined: cannot save the pins of new tools: {why}"),
                 // The reason was logged when it was detected.
-                None if health.unfit().count() == health.held.len() => {
+                None if health.unusable_tools().count() == health.held.len() => {
                     format!("    {held} quarantined; see `toolgate upstream list`")
                 }
                 None => format!("    {held} quarantined; see `toolgate upstream diff`"),
@@ -236,7 +236,7 @@ impl Ending {
     }
 
     /// Waits for one of the signals.
-    async fn told(&mut self) {
+    async fn wait(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -245,8 +245,8 @@ impl Ending {
 }
 
 /// Returns whether only pin files have changed; `None` if nothing has.
-fn changed(files: &[(PathBuf, Option<Stamp>)], pins: &[PathBuf]) -> Option<bool> {
-    let changed: Vec<&PathBuf> = files.iter().filter(|(file, was)| stamp(file) != *was).map(|(file, _)| file).collect();
+fn only_pins_changed(files: &[(PathBuf, Option<Stamp>)], pins: &[PathBuf]) -> Option<bool> {
+    let changed: Vec<&PathBuf> = files.iter().filter(|(file, was)| fingerprint(file) != *was).map(|(file, _)| file).collect();
     (!changed.is_empty()).then(|| changed.iter().all(|file| pins.contains(file)))
 }
 
@@ -254,14 +254,14 @@ fn changed(files: &[(PathBuf, Option<Stamp>)], pins: &[PathBuf]) -> Option<bool>
 type Fixed = Vec<(&'static str, String)>;
 
 /// Returns these settings of a configuration, except those that the command line overrides.
-fn fixed(found: &InForce, given: &[&str]) -> Fixed {
+fn startup_settings(found: &InForce, given: &[&str]) -> Fixed {
     let gateway = &found.config.gateway;
     let all = [
         ("store", format!("{:?}", found.store)),
         ("listen", format!("{:?}", gateway.listen)),
         ("hosts", format!("{:?}", gateway.hosts)),
         ("origins", format!("{:?}", gateway.origins)),
-        ("concurrency", format!("{:?}", gateway.concurrency)),
+        ("concurrency", format!("{:?}", gateway.max_concurrency)),
         ("tls", format!("{:?}", gateway.tls)),
         ("otlp", format!("{:?}", gateway.otlp)),
     ];
@@ -269,7 +269,7 @@ fn fixed(found: &InForce, given: &[&str]) -> Fixed {
 }
 
 /// Reloads the configuration when it changes, and on `SIGHUP`.
-async fn keep_current(
+async fn reload_on_change(
     gateway: Gateway,
     served: Arc<Served>,
     (files, begun): (Vec<(PathBuf, Option<Stamp>)>, Fixed),
@@ -277,7 +277,7 @@ async fn keep_current(
     mut hang_up: Signal,
 ) {
     let with_pins = |files: Vec<(PathBuf, Option<Stamp>)>| {
-        let pins = gateway.files().into_iter().map(|file| (file.clone(), stamp(&file)));
+        let pins = gateway.pin_files().into_iter().map(|file| (file.clone(), fingerprint(&file)));
         files.into_iter().chain(pins).collect::<Vec<_>>()
     };
     let (mut files, mut told) = (with_pins(files), begun.clone());
@@ -287,7 +287,7 @@ async fn keep_current(
         let because = tokio::select! {
             _ = hang_up.recv() => "SIGHUP",
             _ = look.tick() => {
-                let Some(pins) = changed(&files, &gateway.files()) else { continue };
+                let Some(pins) = only_pins_changed(&files, &gateway.pin_files()) else { continue };
                 only_pins = pins;
                 // The file may be only partly written.
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -297,38 +297,38 @@ async fn keep_current(
         // Fingerprints are taken before the reload, so that a change during the reload triggers
         // another one.
         for (file, was) in &mut files {
-            *was = stamp(file);
+            *was = fingerprint(file);
         }
-        let now = served.find().map(|found| (with_pins(found.watched()), fixed(&found, &given)));
+        let now = served.find().map(|found| (with_pins(found.watched_files()), startup_settings(&found, &given)));
         match gateway.reload().await {
             // A tool definition has changed, or was accepted.
             Ok(()) if only_pins => {
                 let health = gateway.health();
                 // The gateway itself logs tools that do not fit their declaration.
-                let fits = |one: &toolgate_mcp::Health, tool: &str| one.unfit().all(|(unfit, _)| unfit != tool);
+                let fits = |one: &toolgate_mcp::Health, tool: &str| one.unusable_tools().all(|(unfit, _)| unfit != tool);
                 let held = health.iter().flat_map(|one| one.held.iter().filter(move |change| fits(one, &change.tool)));
                 let held = held.map(|change| format!("{} {}", change.upstream, change.tool));
-                let held: Vec<String> = held.map(|tool| super::ledger::clean(&tool)).collect();
+                let held: Vec<String> = held.map(|tool| super::ledger::sanitize(&tool)).collect();
                 match held.is_empty() {
-                    true => crate::note("all tools of upstreams match their pins"),
-                    false => say(&format!("quarantined: {}; see `toolgate upstream diff`", held.join(", "))),
+                    true => crate::print_note("all tools of upstreams match their pins"),
+                    false => print_stderr(&format!("quarantined: {}; see `toolgate upstream diff`", held.join(", "))),
                 }
                 files = now.map_or(files, |(files, _)| files);
             }
             Ok(()) => {
-                crate::note(&format!("reloaded the configuration: {because}"));
+                crate::print_note(&format!("reloaded the configuration: {because}"));
                 let Ok((watched, now)) = now else { continue };
                 let other = now.iter().zip(&begun).filter(|(now, begun)| now != begun).map(|((name, _), _)| format!("`{name}`"));
                 let other: Vec<String> = other.collect();
                 if !other.is_empty() && now != told {
-                    say(&format!("changed settings need a restart of `toolgate serve`: {}", other.join(", ")));
+                    print_stderr(&format!("changed settings need a restart of `toolgate serve`: {}", other.join(", ")));
                 }
                 (files, told) = (watched, now);
             }
-            Err(_) if gateway.is_ending() => return,
+            Err(_) if gateway.is_shutting_down() => return,
             Err(error) => {
-                say(&format!("error: cannot reload the configuration, so the previous one stays in force: {error}"));
-                place::watch_too(&mut files, now.map(|(files, _)| files).unwrap_or_default());
+                print_stderr(&format!("error: cannot reload the configuration, so the previous one stays in force: {error}"));
+                place::add_watched_files(&mut files, now.map(|(files, _)| files).unwrap_or_default());
             }
         }
     }

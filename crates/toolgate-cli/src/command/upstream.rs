@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use toolgate::config::{Config, Undeclared, Upstream};
 use toolgate_mcp::{Change, Pins, Starting, Status, Suspicion, Upstreams};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, Table, YELLOW, clean, counted};
-use super::serve::{Served, pins};
+use super::ledger::{BOLD, DIM, GREEN, RED, Table, YELLOW, format_count, sanitize};
+use super::serve::{Served, config_pins_dir};
 use crate::place::{self, State};
-use crate::say::say;
+use crate::say::print_stderr;
 
 /// List the MCP servers behind the gateway, and review changes of their tools.
 #[derive(clap::Args)]
@@ -58,17 +58,17 @@ enum Verb {
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     let served = Served::new(args.config.clone(), None)?;
     let found = served.find()?;
-    let pins = pins(&State::open()?, &found);
+    let pins = config_pins_dir(&State::open()?, &found);
     let config = found.config;
     match &args.verb {
-        Verb::List => list(config, &pins, args.json),
-        Verb::Diff { upstream } => diff(&config, &pins, upstream.as_deref(), args.json),
-        Verb::Accept { upstream, tool } => accept(&config, &pins, upstream, tool.as_deref(), args.json),
+        Verb::List => list_upstreams(config, &pins, args.json),
+        Verb::Diff { upstream } => print_quarantined(&config, &pins, upstream.as_deref(), args.json),
+        Verb::Accept { upstream, tool } => accept_tools(&config, &pins, upstream, tool.as_deref(), args.json),
     }
 }
 
-fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
-    let starting = Starting { pins: Some(pins.to_owned()), launcher: Some(std::env::current_exe()?) };
+fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
+    let starting = Starting { pin_dir: Some(pins.to_owned()), launcher: Some(std::env::current_exe()?) };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let (health, exposed) = runtime.block_on(async {
         let upstreams = Upstreams::start(&config, &starting, Duration::from_secs(20)).await?;
@@ -79,16 +79,20 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
             .map(|one| {
                 (
                     one.name.clone(),
-                    toolgate::config::Backend::tools(&upstreams, &one.name).unwrap_or_default().into_iter().map(|tool| tool.name).collect(),
+                    toolgate::config::Backend::accepted_tools(&upstreams, &one.name)
+                        .unwrap_or_default()
+                        .into_iter()
+                        .map(|tool| tool.name)
+                        .collect(),
                 )
             })
             .collect();
-        let connected = config.behind(&upstreams);
-        let exposed = connected.exposed().to_vec();
+        let connected = config.with_backend(&upstreams);
+        let exposed = connected.exposed_tools().to_vec();
         // `check` and `lint` report problems of the configuration itself.
-        let unfit = connected.fitted(None).map(|(_, unfit)| unfit).unwrap_or_default();
-        let health = upstreams.health_with(&unfit);
-        upstreams.end().await;
+        let unfit = connected.build_with_upstreams(None).map(|(_, unfit)| unfit).unwrap_or_default();
+        let health = upstreams.health_with_unusable(&unfit);
+        upstreams.stop_all().await;
         Ok::<_, io::Error>((health, (undeclared, offers, exposed)))
     })?;
     let (undeclared, offers, exposed) = exposed;
@@ -102,7 +106,7 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
                 let mut shown = json!(one);
                 let offered: Vec<Value> = tools(&one.name)
                     .into_iter()
-                    .map(|tool| json!({"tool": tool, "as": exposed.iter().filter(|e| e.upstream == one.name && e.tool == tool).map(|e| json!({"agent": e.agent, "name": e.name, "effect": e.effect, "declared": e.declared})).collect::<Vec<_>>()}))
+                    .map(|tool| json!({"tool": tool, "as": exposed.iter().filter(|e| e.upstream == one.name && e.tool == tool).map(|e| json!({"agent": e.agent, "name": e.name, "effect": e.effect, "declared": e.is_declared})).collect::<Vec<_>>()}))
                     .collect();
                 if let Some(fields) = shown.as_object_mut() {
                     fields.insert("offers".to_owned(), json!(offered));
@@ -116,27 +120,27 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
             match &one.status {
                 Status::Up { .. } => writeln!(out, "{GREEN}✓{GREEN:#} {BOLD}{}{BOLD:#}", one.name)?,
                 Status::Starting => writeln!(out, "{YELLOW}…{YELLOW:#} {BOLD}{}{BOLD:#} has not answered yet", one.name)?,
-                Status::Down { why, .. } => writeln!(out, "{RED}✗{RED:#} {BOLD}{}{BOLD:#} {}", one.name, clean(why))?,
+                Status::Down { why, .. } => writeln!(out, "{RED}✗{RED:#} {BOLD}{}{BOLD:#} {}", one.name, sanitize(why))?,
             }
             let undeclared = match undeclared.iter().find(|(name, _)| *name == one.name).map(|(_, how)| how) {
                 Some(Undeclared::Ask) => "undeclared: ask",
                 Some(Undeclared::Open) => "undeclared: allow",
                 _ => "undeclared: treated as a read",
             };
-            let mut table = Table::new(&["  tool", "offered as", "agent", "effect"]).cutting(1, 12);
+            let mut table = Table::new(&["  tool", "offered as", "agent", "effect"]).with_cut_column(1, 12);
             for tool in offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools) {
                 let found: Vec<_> = exposed.iter().filter(|e| e.upstream == one.name && e.tool == *tool).collect();
                 if found.is_empty() {
-                    table.plain([
-                        format!("  {}", clean(tool)),
+                    table.push_plain([
+                        format!("  {}", sanitize(tool)),
                         "not offered: no table declares it".to_owned(),
                         String::new(),
                         String::new(),
                     ]);
                 }
                 for exposed in found {
-                    let effect = if exposed.declared { format!("{:?}", exposed.effect).to_lowercase() } else { undeclared.to_owned() };
-                    table.plain([format!("  {}", clean(tool)), exposed.name.clone(), exposed.agent.clone(), effect]);
+                    let effect = if exposed.is_declared { format!("{:?}", exposed.effect).to_lowercase() } else { undeclared.to_owned() };
+                    table.push_plain([format!("  {}", sanitize(tool)), exposed.name.clone(), exposed.agent.clone(), effect]);
                 }
             }
             if offers.iter().any(|(own, tools)| *own == one.name && !tools.is_empty()) {
@@ -145,7 +149,7 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
                 writeln!(out, "  {DIM}no tools known{DIM:#}")?;
             }
             for change in &one.held {
-                writeln!(out, "  {RED}quarantined{RED:#} {}: {}", clean(&change.tool), why(change))?;
+                writeln!(out, "  {RED}quarantined{RED:#} {}: {}", sanitize(&change.tool), describe_suspicions(change))?;
             }
             if hides(&one.name) {
                 let hidden = offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools);
@@ -168,49 +172,49 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
     Ok(if all_up { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn why(change: &Change) -> String {
+fn describe_suspicions(change: &Change) -> String {
     if change.why.is_empty() {
         return "the definition changed since it was accepted".to_owned();
     }
     let one = |suspicion: &Suspicion| match suspicion {
         Suspicion::Invisible { part } => format!("invisible characters in its {part}"),
-        Suspicion::Instruction { part, words } => format!("instructions to the model in its {part}: “{}”", clean(words)),
-        Suspicion::Shadow { tool } => format!("it mentions `{}`, a tool of another upstream", clean(tool)),
-        Suspicion::Unwritten { why } => format!("it is new, and its definition cannot be stored: {}", clean(why)),
-        Suspicion::Unfit { why } => format!("it does not fit the configuration: {}", clean(why)),
+        Suspicion::Instruction { part, words } => format!("instructions to the model in its {part}: “{}”", sanitize(words)),
+        Suspicion::Shadow { tool } => format!("it mentions `{}`, a tool of another upstream", sanitize(tool)),
+        Suspicion::Unwritten { why } => format!("it is new, and its definition cannot be stored: {}", sanitize(why)),
+        Suspicion::Unfit { why } => format!("it does not fit the configuration: {}", sanitize(why)),
     };
     change.why.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-fn known<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Vec<&'c Upstream>> {
+fn find_upstreams<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Vec<&'c Upstream>> {
     let found: Vec<&Upstream> = config.upstreams.iter().filter(|one| wanted.is_none_or(|wanted| wanted == one.name)).collect();
     match wanted {
         Some(wanted) if found.is_empty() => {
             let names: Vec<&str> = config.upstreams.iter().map(|one| one.name.as_str()).collect();
-            Err(io::Error::other(format!("there is no upstream `{wanted}`; {}", place::there_are(&names))))
+            Err(io::Error::other(format!("there is no upstream `{wanted}`; {}", place::list_known_names(&names))))
         }
         _ => Ok(found),
     }
 }
 
-fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
+fn print_quarantined(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
     let is_wanted = |one: &Upstream| wanted.is_none_or(|wanted| wanted == one.name);
-    known(config, wanted)?;
+    find_upstreams(config, wanted)?;
     let mut all: Vec<(&Upstream, Pins)> = Vec::new();
     for one in &config.upstreams {
         match Pins::open(Some(pins), one) {
             Ok(pins) => all.push((one, pins)),
             Err(error) if is_wanted(one) => return Err(error),
             // Only the tool names of other upstreams are needed.
-            Err(error) => say(&format!("warning: cannot check whether a tool mentions one of `{}`: {error}", one.name)),
+            Err(error) => print_stderr(&format!("warning: cannot check whether a tool mentions one of `{}`: {error}", one.name)),
         }
     }
     // A changed definition may mention tools of other upstreams. The user must see this before
     // accepting the tool.
-    toolgate_mcp::look_for_shadows(config, &all, wanted);
+    toolgate_mcp::quarantine_shadowing_tools(config, &all, wanted);
     let mut changes = Vec::new();
     for (_, pins) in all.iter().filter(|(one, _)| is_wanted(one)) {
-        changes.extend(pins.show()?);
+        changes.extend(pins.show_quarantined()?);
     }
     let mut out = anstream::stdout().lock();
     if as_json {
@@ -219,14 +223,14 @@ fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io
         writeln!(out, "no tool is quarantined as of the last check; check again with `toolgate upstream list`")?;
     } else {
         for change in &changes {
-            writeln!(out, "{BOLD}{} {}{BOLD:#}: {}", change.upstream, clean(&change.tool), why(change))?;
+            writeln!(out, "{BOLD}{} {}{BOLD:#}: {}", change.upstream, sanitize(&change.tool), describe_suspicions(change))?;
             let text = |value: &Value| serde_json::to_string_pretty(value).unwrap_or_default();
             let before = change.before.as_ref().map(text).unwrap_or_default();
             let now = text(&change.now);
             for line in
                 similar::TextDiff::from_lines(&before, &now).iter_all_changes().filter(|line| line.tag() != similar::ChangeTag::Equal)
             {
-                let said = clean(line.value().trim_end_matches('\n'));
+                let said = sanitize(line.value().trim_end_matches('\n'));
                 match line.tag() {
                     similar::ChangeTag::Delete => writeln!(out, "  {RED}-{said}{RED:#}")?,
                     _ => writeln!(out, "  {GREEN}+{said}{GREEN:#}")?,
@@ -238,22 +242,22 @@ fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io
     Ok(if changes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn accept(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
+fn accept_tools(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
     let (mut done, mut held, mut unseen, mut names) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for upstream in known(config, Some(upstream))? {
+    for upstream in find_upstreams(config, Some(upstream))? {
         let pins = Pins::open(Some(pins), upstream)?;
-        held.extend(pins.changes().into_iter().map(|change| change.tool));
-        names.extend(pins.names());
+        held.extend(pins.quarantined().into_iter().map(|change| change.tool));
+        names.extend(pins.tool_names());
         let accepted = pins.accept(tool)?;
         done.extend(accepted.tools);
-        unseen.extend(accepted.unseen);
+        unseen.extend(accepted.not_shown);
     }
     // The upstream may have changed a tool after `diff` showed it.
     if !unseen.is_empty() {
         return Err(io::Error::other(format!(
             "{}: the current definition was not shown yet{}; run `toolgate upstream diff`, then accept it",
-            clean(&unseen.join(", ")),
-            if done.is_empty() { String::new() } else { format!(" (accepted: {})", clean(&done.join(", "))) }
+            sanitize(&unseen.join(", ")),
+            if done.is_empty() { String::new() } else { format!(" (accepted: {})", sanitize(&done.join(", "))) }
         )));
     }
     // The user may have passed the exposed name instead of the upstream's name.
@@ -263,22 +267,24 @@ fn accept(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>, as_j
     {
         return Err(io::Error::other(format!(
             "`{}` is not quarantined; of `{upstream}`, these are: {}",
-            clean(tool),
-            clean(&held.join(", "))
+            sanitize(tool),
+            sanitize(&held.join(", "))
         )));
     }
     if let Some(tool) = tool.filter(|tool| names.iter().all(|name| name != tool)) {
         let says = match toolgate::suggest::closest(tool, names.iter().map(String::as_str)) {
-            Some(meant) => format!("did you mean `{}`?", clean(meant)),
+            Some(meant) => format!("did you mean `{}`?", sanitize(meant)),
             None => "list its tools with `toolgate upstream list`".to_owned(),
         };
-        return Err(io::Error::other(format!("`{upstream}` has no tool `{}`; {says}", clean(tool))));
+        return Err(io::Error::other(format!("`{upstream}` has no tool `{}`; {says}", sanitize(tool))));
     }
     let mut out = anstream::stdout().lock();
     match (as_json, done.is_empty()) {
         (true, _) => writeln!(out, "{}", json!({"upstream": upstream, "accepted": done}))?,
         (false, true) => writeln!(out, "no matching tool is quarantined")?,
-        (false, false) => writeln!(out, "{GREEN}accepted{GREEN:#} {}: {}", counted(done.len() as u64, "tool"), clean(&done.join(", ")))?,
+        (false, false) => {
+            writeln!(out, "{GREEN}accepted{GREEN:#} {}: {}", format_count(done.len() as u64, "tool"), sanitize(&done.join(", ")))?
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -200,7 +200,9 @@ fn an_upstream_that_lacks_a_variable_keeps_nobody_else_from_working() {
     assert!(code == 1 && stdout.contains("far: the environment variable `NO_SUCH_ROOM` is not set"), "{stdout}");
     let (code, stdout, _) = project.run(&["lint"], "");
     assert!(
-        code == 0 && stdout.contains("the upstream `far` would stay offline: the environment variable `NO_SUCH_ROOM` is not set [missing_reference]"),
+        code == 0
+            && stdout
+                .contains("the upstream `far` would stay offline: the environment variable `NO_SUCH_ROOM` is not set [missing_reference]"),
         "{stdout}"
     );
     // Whoever is let in, and what a tool of this file itself needs, is nobody else's: that is not begun without.

@@ -328,8 +328,8 @@ async fn a_configuration_puts_a_program_behind_a_tool() {
     "#;
     let path = directory.path().join("toolgate.toml");
     std::fs::write(&path, config).unwrap();
-    let loaded = toolgate::config::Config::load(&path).unwrap().launcher(env!("CARGO_BIN_EXE_toolgate"));
-    let agent = loaded.agents(None).unwrap_or_else(|error| panic!("{}", error.render(false))).remove(0);
+    let loaded = toolgate::config::Config::load(&path).unwrap().with_launcher(env!("CARGO_BIN_EXE_toolgate"));
+    let agent = loaded.build_agents(None).unwrap_or_else(|error| panic!("{}", error.render(false))).remove(0);
     assert!(!agent.definition().contains("s3cret"));
     let session = Toolgate::builder().agent(agent).build().unwrap().session("default", "b", "c");
     let answer = session.call("show", json!({"word": "hello"})).await;

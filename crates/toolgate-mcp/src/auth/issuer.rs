@@ -13,9 +13,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use toolgate::config::{CANARY_PRINCIPAL, Jwt};
 
-use super::{NotLetIn, is_address};
+use super::{NotLetIn, is_url};
 use crate::gateway::lock;
-use crate::identity::{Caller, Proof, is_name};
+use crate::identity::{Caller, Proof, is_session_name};
 
 /// Minimum time between fetches while keys are known, however many tokens use unknown ones.
 const SOONEST: Duration = Duration::from_secs(30);
@@ -54,7 +54,7 @@ struct Key {
 }
 
 impl Key {
-    fn fits(&self, algorithm: Algorithm) -> bool {
+    fn is_usable_with(&self, algorithm: Algorithm) -> bool {
         self.algorithm.is_none_or(|own| own == algorithm) && self.key.family() == algorithm.family()
     }
 }
@@ -67,20 +67,20 @@ pub(super) struct Issuer {
     pub(super) jwt: Jwt,
     keys: RwLock<Arc<Ring>>,
     /// When the last fetch started.
-    fetched: Mutex<Option<Instant>>,
+    fetch_started: Mutex<Option<Instant>>,
     /// When the last fetch ended, successful or not.
-    asked: Mutex<Option<Instant>>,
+    fetch_ended: Mutex<Option<Instant>>,
     /// Lets one request fetch while the others wait for the result.
-    fetching: Arc<tokio::sync::Mutex<()>>,
+    fetch_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Issuer {
     pub(super) fn new(jwt: Jwt) -> Self {
-        Self { jwt, keys: RwLock::default(), fetched: Mutex::default(), asked: Mutex::default(), fetching: Arc::default() }
+        Self { jwt, keys: RwLock::default(), fetch_started: Mutex::default(), fetch_ended: Mutex::default(), fetch_lock: Arc::default() }
     }
 
     /// Authenticates the bearer of a token.
-    pub(super) async fn caller(self: &Arc<Self>, token: &str) -> Result<Caller, NotLetIn> {
+    pub(super) async fn authenticate(self: &Arc<Self>, token: &str) -> Result<Caller, NotLetIn> {
         let header = jsonwebtoken::decode_header(token).map_err(|_| NotLetIn::Invalid("the token is malformed"))?;
         if !ALGORITHMS.contains(&header.alg) {
             return Err(NotLetIn::Invalid("the signature algorithm of the token is not allowed"));
@@ -90,42 +90,42 @@ impl Issuer {
             return Err(NotLetIn::Invalid("the token has an unsupported critical header parameter"));
         }
         if self.is_stale() {
-            let turn = self.turn().await?;
+            let turn = self.lock_fetch().await?;
             // Another request may have fetched the keys meanwhile.
             if self.is_stale() {
-                let _ = self.fetch_in(turn).await;
+                let _ = self.spawn_fetch(turn).await;
             }
         }
         let kid = header.kid.unwrap_or_default();
         let known = self.keys();
-        let mut claims = self.claims(&known, token, &kid, header.alg);
+        let mut claims = self.verify_claims(&known, token, &kid, header.alg);
         if claims.is_none() {
             // A key may have been replaced, even under the same ID. Only requests with an
             // unverifiable token wait for a fetch, and fetches are rate limited. While no key is
             // known, fetches are more frequent.
-            let turn = self.turn().await?;
+            let turn = self.lock_fetch().await?;
             let age = if self.is_empty() { RETRY } else { SOONEST };
             if Arc::ptr_eq(&known, &self.keys()) && self.is_due(age) {
-                let _ = self.fetch_in(turn).await;
+                let _ = self.spawn_fetch(turn).await;
             }
             let renewed = self.keys();
             if !Arc::ptr_eq(&known, &renewed) {
-                claims = self.claims(&renewed, token, &kid, header.alg);
+                claims = self.verify_claims(&renewed, token, &kid, header.alg);
             }
         }
         let claims = claims.ok_or(NotLetIn::Invalid("the token is signed with an unknown key"))??;
         // Refreshes in the background, unless a fetch is running. Requests with a new key wait for
         // it.
-        if let Ok(turn) = Arc::clone(&self.fetching).try_lock_owned()
+        if let Ok(turn) = Arc::clone(&self.fetch_lock).try_lock_owned()
             && self.is_due(OLDEST)
         {
-            drop(self.fetch_in(turn));
+            drop(self.spawn_fetch(turn));
         }
-        self.named(&claims)
+        self.caller_from_claims(&claims)
     }
 
     /// Returns the claims of a valid token, or `None` if none of these keys signed it.
-    fn claims(&self, keys: &Ring, token: &str, kid: &str, algorithm: Algorithm) -> Option<Result<Value, NotLetIn>> {
+    fn verify_claims(&self, keys: &Ring, token: &str, kid: &str, algorithm: Algorithm) -> Option<Result<Value, NotLetIn>> {
         let mut validation = Validation::new(algorithm);
         validation.set_audience(&[&self.jwt.audience]);
         validation.set_issuer(&[&self.jwt.issuer]);
@@ -134,9 +134,9 @@ impl Issuer {
         validation.validate_exp = false;
         // A token without a key ID refers to the only key.
         let named = keys.get(kid).or_else(|| keys.values().next().filter(|_| kid.is_empty() && keys.len() == 1))?;
-        named.iter().filter(|key| key.fits(algorithm)).take(MOST).find_map(|key| {
+        named.iter().filter(|key| key.is_usable_with(algorithm)).take(MOST).find_map(|key| {
             match jsonwebtoken::decode::<Value>(token, &key.key, &validation) {
-                Ok(token) => Some(in_time(&token.claims).map(|()| token.claims)),
+                Ok(token) => Some(check_dates(&token.claims).map(|()| token.claims)),
                 Err(error) => match error.kind() {
                     ErrorKind::InvalidSignature => None,
                     ErrorKind::InvalidAudience => Some(Err(NotLetIn::Invalid("the token is for another audience"))),
@@ -148,7 +148,7 @@ impl Issuer {
     }
 
     /// Builds the caller from the claims.
-    fn named(&self, claims: &Value) -> Result<Caller, NotLetIn> {
+    fn caller_from_claims(&self, claims: &Value) -> Result<Caller, NotLetIn> {
         let claim = |name: &str| claims.get(name);
         let principal = claim(&self.jwt.principal).and_then(Value::as_str).filter(|who| !who.is_empty());
         let principal = principal.ok_or(NotLetIn::Invalid("the token does not name a principal"))?.to_owned();
@@ -163,8 +163,10 @@ impl Issuer {
             Some(_) => return Err(NotLetIn::Invalid("the session claim of the token is not text")),
         };
         // The bearer cannot correct the claim, so the token is rejected.
-        if session.as_deref().is_some_and(|name| !is_name(name)) {
-            return Err(NotLetIn::Invalid("the session claim of the token must have 1 to 128 ASCII letters, digits or punctuation characters"));
+        if session.as_deref().is_some_and(|name| !is_session_name(name)) {
+            return Err(NotLetIn::Invalid(
+                "the session claim of the token must have 1 to 128 ASCII letters, digits or punctuation characters",
+            ));
         }
         // If the configured claim is missing, the caller may act as no agent.
         let agents = self.jwt.agents.as_deref().map(|name| match claim(name) {
@@ -172,7 +174,7 @@ impl Issuer {
             Some(Value::String(names)) => names.split_whitespace().map(str::to_owned).collect(),
             _ => Vec::new(),
         });
-        Ok(Caller { principal, agents, session, proof: Proof::Issuer(self.jwt.issuer.clone()) })
+        Ok(Caller { principal, agents, session, auth_method: Proof::Issuer(self.jwt.issuer.clone()) })
     }
 
     fn keys(&self) -> Arc<Ring> {
@@ -185,7 +187,7 @@ impl Issuer {
 
     /// Returns whether a fetch is due, and if so marks it as started.
     fn is_due(&self, age: Duration) -> bool {
-        let mut fetched = lock(&self.fetched);
+        let mut fetched = lock(&self.fetch_started);
         let due = fetched.is_none_or(|at| at.elapsed() > age);
         if due {
             *fetched = Some(Instant::now());
@@ -195,12 +197,12 @@ impl Issuer {
 
     /// Returns whether keys must be fetched before any of them is trusted.
     fn is_stale(&self) -> bool {
-        lock(&self.asked).is_some_and(|at| at.elapsed() > IDLE)
+        lock(&self.fetch_ended).is_some_and(|at| at.elapsed() > IDLE)
     }
 
     /// Waits until no fetch is running.
-    async fn turn(&self) -> Result<OwnedMutexGuard<()>, NotLetIn> {
-        let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.fetching).lock_owned()).await;
+    async fn lock_fetch(&self) -> Result<OwnedMutexGuard<()>, NotLetIn> {
+        let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.fetch_lock).lock_owned()).await;
         turn.map_err(|_| NotLetIn::Invalid("the keys for tokens are not available now"))
     }
 
@@ -208,7 +210,7 @@ impl Issuer {
     /// others.
     ///
     /// If the fetch fails, the known keys stay.
-    fn fetch_in(self: &Arc<Self>, turn: OwnedMutexGuard<()>) -> JoinHandle<()> {
+    fn spawn_fetch(self: &Arc<Self>, turn: OwnedMutexGuard<()>) -> JoinHandle<()> {
         let own = Arc::clone(self);
         tokio::spawn(async move {
             if let Err(error) = own.fetch().await {
@@ -219,17 +221,17 @@ impl Issuer {
     }
 
     pub(super) async fn fetch(&self) -> Result<(), String> {
-        *lock(&self.fetched) = Some(Instant::now());
-        let replaced = self.replace().await;
+        *lock(&self.fetch_started) = Some(Instant::now());
+        let replaced = self.replace_keys().await;
         // Requests that waited for this fetch do not start another one.
-        *lock(&self.fetched) = Some(Instant::now());
-        *lock(&self.asked) = Some(Instant::now());
+        *lock(&self.fetch_started) = Some(Instant::now());
+        *lock(&self.fetch_ended) = Some(Instant::now());
         replaced
     }
 
     /// Replaces the known keys by the published ones.
-    async fn replace(&self) -> Result<(), String> {
-        let text = self.read().await?;
+    async fn replace_keys(&self) -> Result<(), String> {
+        let text = self.read_key_set().await?;
         let set: JwkSet = serde_json::from_str(&text).map_err(|error| format!("the key set for tokens is not valid: {error}"))?;
         let mut keys = Ring::new();
         for jwk in &set.keys {
@@ -251,15 +253,15 @@ impl Issuer {
     }
 
     /// Reads the published key set.
-    async fn read(&self) -> Result<String, String> {
-        if !is_address(&self.jwt.keys) {
+    async fn read_key_set(&self) -> Result<String, String> {
+        if !is_url(&self.jwt.keys) {
             return std::fs::read_to_string(&self.jwt.keys).map_err(|error| format!("{}: {error}", self.jwt.keys));
         }
         // The URL may contain a secret.
         let said = |error: reqwest::Error| format!("the request for the key set failed: {}", error.without_url());
-        let request = crate::http::client().map_err(said)?.get(&self.jwt.keys).timeout(Duration::from_secs(10));
+        let request = crate::http::upstream_client().map_err(said)?.get(&self.jwt.keys).timeout(Duration::from_secs(10));
         let answer = request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
-        let bytes = crate::bounded::whole(answer).await.map_err(said)?.ok_or("the key set for tokens is too large")?;
+        let bytes = crate::bounded::read_body(answer).await.map_err(said)?.ok_or("the key set for tokens is too large")?;
         String::from_utf8(bytes).map_err(|_| "the key set for tokens is not valid UTF-8".to_owned())
     }
 }
@@ -268,7 +270,7 @@ impl Issuer {
 ///
 /// A date is a number of seconds, possibly with a fraction or exponent (RFC 7519, section 2). The
 /// library does not recognize such a number when numbers keep their digits.
-fn in_time(claims: &Value) -> Result<(), NotLetIn> {
+fn check_dates(claims: &Value) -> Result<(), NotLetIn> {
     let now = toolgate::Timestamp::now().as_duration().as_secs_f64();
     let date = |name: &str| claims.get(name).map(Value::as_f64);
     match date("exp") {
@@ -318,8 +320,8 @@ mod tests {
             std::fs::write(self.home.path().join("keys.json"), json!({"keys": keys}).to_string()).unwrap();
         }
 
-        async fn lets_in(&self, token: &str) -> bool {
-            self.issuer.caller(token).await.is_ok()
+        async fn accepts(&self, token: &str) -> bool {
+            self.issuer.authenticate(token).await.is_ok()
         }
     }
 
@@ -337,12 +339,12 @@ mod tests {
         jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(pair.0.as_bytes()).unwrap()).unwrap()
     }
 
-    async fn later(than: Duration) {
+    async fn advance_past(than: Duration) {
         tokio::time::advance(than + Duration::from_secs(1)).await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_key_that_was_withdrawn_signs_nothing_any_more() {
+    async fn withdrawn_key_is_rejected() {
         let signer = Signer::new();
         let (one, token) = (Some("one"), signed(Some("one"), ONE));
         for others in [vec![], vec![public(Some("two"), TWO)]] {
@@ -350,65 +352,67 @@ mod tests {
             signer.issuer.fetch().await.unwrap();
             // An invalid key set does not replace the known keys.
             std::fs::write(signer.home.path().join("keys.json"), "busy").unwrap();
-            assert!(signer.issuer.fetch().await.is_err() && signer.lets_in(&token).await, "{others:?}");
+            assert!(signer.issuer.fetch().await.is_err() && signer.accepts(&token).await, "{others:?}");
             signer.publish(&others);
-            assert!(signer.lets_in(&token).await, "the keys are fresh: {others:?}");
-            later(OLDEST).await;
+            assert!(signer.accepts(&token).await, "the keys are fresh: {others:?}");
+            advance_past(OLDEST).await;
             let refused = async {
-                while signer.lets_in(&token).await {
+                while signer.accepts(&token).await {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             };
-            tokio::time::timeout(Duration::from_secs(60), refused).await.unwrap_or_else(|_| panic!("the token is still accepted: {others:?}"));
+            tokio::time::timeout(Duration::from_secs(60), refused)
+                .await
+                .unwrap_or_else(|_| panic!("the token is still accepted: {others:?}"));
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_comes_in_after_a_long_silence_with_a_key_that_was_withdrawn_meanwhile() {
+    async fn withdrawn_key_is_rejected_after_idle_time() {
         let signer = Signer::new();
         let (first, second) = (signed(Some("one"), ONE), signed(Some("two"), TWO));
         signer.publish(&[public(Some("one"), ONE)]);
         signer.issuer.fetch().await.unwrap();
-        later(IDLE).await;
+        advance_past(IDLE).await;
         signer.publish(&[public(Some("two"), TWO)]);
         // The withdrawn key is rejected, also for concurrent requests.
-        assert_eq!(tokio::join!(signer.lets_in(&first), signer.lets_in(&first), signer.lets_in(&second)), (false, false, true));
+        assert_eq!(tokio::join!(signer.accepts(&first), signer.accepts(&first), signer.accepts(&second)), (false, false, true));
         // If the fetch fails, the known keys count, and requests do not wait for another fetch.
         std::fs::write(signer.home.path().join("keys.json"), "busy").unwrap();
-        later(IDLE).await;
-        assert!(signer.lets_in(&second).await);
+        advance_past(IDLE).await;
+        assert!(signer.accepts(&second).await);
         signer.publish(&[]);
-        assert!(signer.lets_in(&second).await);
+        assert!(signer.accepts(&second).await);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_key_may_be_replaced_by_one_of_the_same_name_or_without_any() {
+    async fn key_can_be_replaced_under_the_same_id() {
         for kid in [None, Some("same")] {
             let signer = Signer::new();
             let (first, second) = (signed(kid, ONE), signed(kid, TWO));
             signer.publish(&[public(kid, ONE)]);
             signer.issuer.fetch().await.unwrap();
-            assert!(signer.lets_in(&first).await && !signer.lets_in(&second).await, "{kid:?}");
-            later(SOONEST).await;
+            assert!(signer.accepts(&first).await && !signer.accepts(&second).await, "{kid:?}");
+            advance_past(SOONEST).await;
             signer.publish(&[public(kid, TWO)]);
-            assert!(signer.lets_in(&second).await, "{kid:?}");
-            assert!(!signer.lets_in(&first).await, "the key was withdrawn: {kid:?}");
+            assert!(signer.accepts(&second).await, "{kid:?}");
+            assert!(!signer.accepts(&first).await, "the key was withdrawn: {kid:?}");
             // Many tokens with an unknown key cause no earlier fetch; known keys are accepted
             // meanwhile.
-            later(SOONEST).await;
-            assert!(!signer.lets_in(&first).await, "{kid:?}");
+            advance_past(SOONEST).await;
+            assert!(!signer.accepts(&first).await, "{kid:?}");
             signer.publish(&[public(kid, ONE)]);
             for _ in 0..20 {
-                assert!(!signer.lets_in(&first).await && signer.lets_in(&second).await, "{kid:?}");
+                assert!(!signer.accepts(&first).await && signer.accepts(&second).await, "{kid:?}");
                 tokio::time::advance(Duration::from_secs(1)).await;
             }
-            later(Duration::from_secs(10)).await;
-            assert!(signer.lets_in(&first).await, "{kid:?}");
+            advance_past(Duration::from_secs(10)).await;
+            assert!(signer.accepts(&first).await, "{kid:?}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn several_keys_may_have_the_same_name_or_none() {
+    async fn several_keys_may_share_an_id() {
         // A key of another type, which signs nothing here.
         let other = |kid: Option<&str>| {
             let mut key = json!({"kty": "OKP", "crv": "Ed25519", "x": ONE.1});
@@ -421,18 +425,18 @@ mod tests {
             let signer = Signer::new();
             signer.publish(&[public(kid, ONE), public(kid, TWO), other(kid)]);
             signer.issuer.fetch().await.unwrap();
-            assert!(signer.lets_in(&signed(kid, ONE)).await && signer.lets_in(&signed(kid, TWO)).await, "{kid:?}");
-            assert!(!signer.lets_in(&signed(Some("other"), ONE)).await, "{kid:?}");
+            assert!(signer.accepts(&signed(kid, ONE)).await && signer.accepts(&signed(kid, TWO)).await, "{kid:?}");
+            assert!(!signer.accepts(&signed(Some("other"), ONE)).await, "{kid:?}");
             // An expired token is reported as such, whichever key signed it.
             let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": 1});
             let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::ES256) };
             let token = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(TWO.0.as_bytes()).unwrap()).unwrap();
-            assert_eq!(signer.issuer.caller(&token).await, Err(NotLetIn::Invalid("the token has expired")), "{kid:?}");
+            assert_eq!(signer.issuer.authenticate(&token).await, Err(NotLetIn::Invalid("the token has expired")), "{kid:?}");
         }
     }
 
     #[tokio::test]
-    async fn a_date_may_have_a_fraction_or_an_exponent() {
+    async fn dates_may_have_fraction_or_exponent() {
         let signer = Signer::new();
         signer.publish(&[public(None, ONE)]);
         signer.issuer.fetch().await.unwrap();
@@ -460,13 +464,13 @@ mod tests {
             let claims: Value = serde_json::from_str(&format!("{{\"iss\": \"i\", \"aud\": \"a\", \"sub\": \"ann\", {dates}}}")).unwrap();
             let key = EncodingKey::from_ec_pem(ONE.0.as_bytes()).unwrap();
             let token = jsonwebtoken::encode(&Header::new(Algorithm::ES256), &claims, &key).unwrap();
-            assert_eq!(signer.issuer.caller(&token).await.err(), why.map(NotLetIn::Invalid), "{dates}");
+            assert_eq!(signer.issuer.authenticate(&token).await.err(), why.map(NotLetIn::Invalid), "{dates}");
         }
     }
 
     /// A client that disconnects during a fetch does not cancel it for others.
     #[tokio::test]
-    async fn keys_are_fetched_also_for_who_hangs_up() {
+    async fn disconnect_does_not_cancel_key_fetch() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let issuer = issuer(format!("http://{}/keys", listener.local_addr().unwrap()));
         let (asked, mut asks) = tokio::sync::mpsc::unbounded_channel();
@@ -490,14 +494,14 @@ mod tests {
         });
         issuer.fetch().await.unwrap();
         asks.recv().await.unwrap();
-        *lock(&issuer.fetched) = None;
+        *lock(&issuer.fetch_started) = None;
         let (own, token) = (Arc::clone(&issuer), signed(None, TWO));
-        let comes = tokio::spawn(async move { own.caller(&token).await });
+        let comes = tokio::spawn(async move { own.authenticate(&token).await });
         asks.recv().await.unwrap();
         comes.abort();
         assert!(comes.await.is_err());
         gone.notify_one();
         // A second fetch would not be due yet.
-        assert!(issuer.caller(&signed(None, TWO)).await.is_ok());
+        assert!(issuer.authenticate(&signed(None, TWO)).await.is_ok());
     }
 }

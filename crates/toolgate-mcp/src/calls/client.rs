@@ -25,13 +25,13 @@ pub(crate) struct Client<'c> {
     /// Head of the request, over HTTP.
     pub(crate) parts: Option<&'c Parts>,
     /// The arguments as they were sent, if they are invalid.
-    pub(crate) raw: Option<&'c Raw>,
+    pub(crate) raw_arguments: Option<&'c Raw>,
     pub(crate) capabilities: Option<ClientCapabilities>,
     /// Whether the client uses 2026-07-28 or later.
-    pub(crate) modern: bool,
+    pub(crate) is_modern: bool,
     /// Cancelled when the client disconnects.
-    pub(crate) gone: &'c CancellationToken,
-    pub(crate) ear: Ear<'c>,
+    pub(crate) disconnected: &'c CancellationToken,
+    pub(crate) channel: Ear<'c>,
 }
 
 /// How a client receives notifications during a call.
@@ -39,34 +39,34 @@ pub(crate) enum Ear<'c> {
     /// Over its connection, where it also answers questions.
     Peer(&'c Peer<RoleServer>),
     /// In the response stream of its request.
-    Answer(&'c mpsc::Sender<ServerNotification>),
+    ResponseStream(&'c mpsc::Sender<ServerNotification>),
 }
 
 impl<'c> Client<'c> {
     /// Formats a request ID for the ledger, cut to the maximum length.
-    pub(crate) fn name(id: &RequestId) -> String {
+    pub(crate) fn format_id(id: &RequestId) -> String {
         id.to_string().chars().take(LONGEST_ID).collect()
     }
 
-    pub(crate) fn of(context: &'c RequestContext<RoleServer>) -> Self {
+    pub(crate) fn from_context(context: &'c RequestContext<RoleServer>) -> Self {
         let parts: Option<&Parts> = context.extensions.get();
         Self {
-            id: Self::name(&context.id),
+            id: Self::format_id(&context.id),
             meta: &context.meta,
-            raw: parts.and_then(|parts| parts.extensions.get()).or_else(|| context.extensions.get()),
+            raw_arguments: parts.and_then(|parts| parts.extensions.get()).or_else(|| context.extensions.get()),
             parts,
             capabilities: context.client_capabilities(),
-            modern: context.protocol_version().is_some_and(|version| version.as_str() >= crate::MODERN),
-            gone: &context.ct,
-            ear: Ear::Peer(&context.peer),
+            is_modern: context.protocol_version().is_some_and(|version| version.as_str() >= crate::MODERN),
+            disconnected: &context.ct,
+            channel: Ear::Peer(&context.peer),
         }
     }
 
     /// Sends a notification. A slow client does not delay the call.
-    pub(super) async fn tell(&self, said: ServerNotification) {
-        match self.ear {
+    pub(super) async fn notify(&self, said: ServerNotification) {
+        match self.channel {
             Ear::Peer(peer) => drop(peer.send_notification(said).await),
-            Ear::Answer(answer) => drop(answer.try_send(said)),
+            Ear::ResponseStream(answer) => drop(answer.try_send(said)),
         }
     }
 }
@@ -75,9 +75,9 @@ impl<'c> Client<'c> {
 ///
 /// 2026-07-28 defines an error code for this case. All other errors of an upstream are returned as
 /// tool errors.
-pub(super) fn lacking(answer: &Answer, client: &Client<'_>) -> Option<ErrorData> {
+pub(super) fn missing_capability_error(answer: &Answer, client: &Client<'_>) -> Option<ErrorData> {
     let (error, word) = (answer.outcome.error()?, ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY);
-    let said = error.upstream.as_ref().filter(|_| client.modern)?;
+    let said = error.upstream.as_ref().filter(|_| client.is_modern)?;
     if said.get("code").and_then(Value::as_i64) != Some(i64::from(word.0)) {
         return None;
     }
@@ -87,7 +87,7 @@ pub(super) fn lacking(answer: &Answer, client: &Client<'_>) -> Option<ErrorData>
         asks.insert("form".to_owned(), json!({}));
     }
     // Removes the capabilities that the client has.
-    let lacks = missing(said.pointer("/data/requiredCapabilities").filter(|needs| needs.is_object())?, &has, DEPTH)?;
+    let lacks = missing_capabilities(said.pointer("/data/requiredCapabilities").filter(|needs| needs.is_object())?, &has, DEPTH)?;
     let mut data = misread::contract(&error.message, Some(answer));
     data.as_object_mut()?.insert("requiredCapabilities".to_owned(), lacks);
     Some(ErrorData::new(word, error.message.clone(), Some(data)))
@@ -96,7 +96,7 @@ pub(super) fn lacking(answer: &Answer, client: &Client<'_>) -> Option<ErrorData>
 /// Returns the missing parts of a capability, or `None` if it is complete.
 ///
 /// The result has names only, because values are text of the upstream.
-fn missing(needs: &Value, has: &Value, depth: u8) -> Option<Value> {
+fn missing_capabilities(needs: &Value, has: &Value, depth: u8) -> Option<Value> {
     let is_not = |value: &Value| matches!(value, Value::Null | Value::Bool(false));
     if is_not(needs) {
         return None;
@@ -104,7 +104,7 @@ fn missing(needs: &Value, has: &Value, depth: u8) -> Option<Value> {
     let parts = needs.as_object().filter(|_| depth > 0).into_iter().flatten();
     let lacks = parts.filter_map(|(name, part)| {
         let there = has.get(name.as_str()).unwrap_or(&Value::Null);
-        Some((name.clone(), missing(part, there, depth.saturating_sub(1))?))
+        Some((name.clone(), missing_capabilities(part, there, depth.saturating_sub(1))?))
     });
     let lacks: JsonObject = lacks.collect();
     (is_not(has) || !lacks.is_empty()).then_some(Value::Object(lacks))
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_client_lacks_is_told_by_its_names() {
+    fn missing_capabilities_have_names_only() {
         for (needs, has, lacks) in [
             (json!({"sampling": {}}), json!({}), Some(json!({"sampling": {}}))),
             (json!({"sampling": {}}), json!({"sampling": {}}), None),
@@ -129,7 +129,7 @@ mod tests {
             (json!({"roots": {"listChanged": false}}), json!({"roots": {}}), None),
             (json!({}), json!({}), None),
         ] {
-            assert_eq!(missing(&needs, &has, DEPTH), lacks, "{needs} {has}");
+            assert_eq!(missing_capabilities(&needs, &has, DEPTH), lacks, "{needs} {has}");
         }
     }
 }

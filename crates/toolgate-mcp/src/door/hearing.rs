@@ -10,7 +10,7 @@ use rmcp::{ErrorData, RoleServer};
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::{Door, stopped};
+use super::{Door, pause_error};
 use crate::calls::Client;
 use crate::gateway::Running;
 use crate::identity::{self, Caller};
@@ -21,34 +21,40 @@ impl Door {
     /// Creates the listener for a lasting session or for this request.
     ///
     /// A pause that stops calls also stops listeners.
-    pub(super) async fn listener(
+    pub(super) async fn create_listener(
         &self,
         running: &Running,
         context: &RequestContext<RoleServer>,
         lasting: bool,
     ) -> Result<Arc<Listener>, ErrorData> {
-        let key = identity::session(&self.gateway, running, self.fixed.as_ref(), &Client::of(context))?;
-        let (caller, agent) = identity::caller(running, self.fixed.as_ref(), context.extensions.get())?;
-        match running.gate.stopped(&key).await {
-            None => Ok(Arc::new(Listener { caller, agent, key, local: self.fixed.is_some(), lasting })),
-            Some(error) => Err(stopped(&error)),
+        let key = identity::resolve_session(&self.gateway, running, self.stdio_identity.as_ref(), &Client::from_context(context))?;
+        let (caller, agent) = identity::resolve_caller(running, self.stdio_identity.as_ref(), context.extensions.get())?;
+        match running.runtime.paused_error(&key).await {
+            None => Ok(Arc::new(Listener { caller, agent, key, is_local: self.stdio_identity.is_some(), has_session: lasting })),
+            Some(error) => Err(pause_error(&error)),
         }
     }
 
     /// Returns the supported part of a subscription filter.
     ///
     /// These are the lists that the agent has, and resources whose upstreams support subscriptions.
-    pub(super) fn honoured(&self, running: &Running, caller: &Caller, agent: &str, wanted: &SubscriptionFilter) -> SubscriptionFilter {
+    pub(super) fn supported_subset(
+        &self,
+        running: &Running,
+        caller: &Caller,
+        agent: &str,
+        wanted: &SubscriptionFilter,
+    ) -> SubscriptionFilter {
         let mut lists = SubscriptionFilter::new();
         lists.tools_list_changed = wanted.tools_list_changed;
         lists.prompts_list_changed = wanted.prompts_list_changed;
         lists.resources_list_changed = wanted.resources_list_changed;
-        let mut honoured = lists.supported_by(&self.info(running, Some(agent)).capabilities);
+        let mut honoured = lists.supported_by(&self.server_config(running, Some(agent)).capabilities);
         let mut seen = HashSet::new();
         let each = wanted.resource_subscriptions.iter().flatten().filter(|address| seen.insert(address.as_str()));
-        let room = self.gateway.room_to_subscribe(running, caller, self.fixed.is_some());
-        let found = Place::find_each(running, agent, each.take(SUBSCRIPTIONS.min(room))).into_iter().flatten();
-        let fitting = self.gateway.fitting(running, caller, self.fixed.is_some(), found.filter(Place::is_told_of));
+        let room = self.gateway.remaining_subscriptions(running, caller, self.stdio_identity.is_some());
+        let found = Place::resolve_all(running, agent, each.take(SUBSCRIPTIONS.min(room))).into_iter().flatten();
+        let fitting = self.gateway.filter_by_limits(running, caller, self.stdio_identity.is_some(), found.filter(Place::can_subscribe));
         let addresses: Vec<String> = fitting.into_iter().map(|place| place.address).collect();
         honoured.resource_subscriptions = (!addresses.is_empty()).then_some(addresses);
         honoured
@@ -58,15 +64,15 @@ impl Door {
     ///
     /// The library acknowledges the request without knowing its caller. Returns whether the message
     /// was rewritten.
-    pub(crate) fn prune(&self, running: &Running, caller: &Caller, agent: Option<&str>, message: &mut Message) -> bool {
+    pub(crate) fn filter_subscriptions(&self, running: &Running, caller: &Caller, agent: Option<&str>, message: &mut Message) -> bool {
         if message.value.get("method").and_then(Value::as_str) != Some("subscriptions/listen") {
             return false;
         }
         let Some(wanted) = message.value.pointer_mut("/params/notifications") else { return false };
         // The library rejects a malformed filter.
         let Ok(filter) = SubscriptionFilter::deserialize(&*wanted) else { return false };
-        let honoured = match identity::agent(running, caller, agent) {
-            Ok(agent) => self.honoured(running, caller, &agent, &filter),
+        let honoured = match identity::resolve_agent(running, caller, agent) {
+            Ok(agent) => self.supported_subset(running, caller, &agent, &filter),
             Err(_) => SubscriptionFilter::new(),
         };
         *wanted = serde_json::to_value(honoured).unwrap_or_default();
@@ -75,22 +81,22 @@ impl Door {
     }
 
     /// Notifies a client of changes until it stops listening.
-    pub(super) async fn tell(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
-        let running = self.gateway.running();
+    pub(super) async fn stream_changes(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
+        let running = self.gateway.active_config();
         let mut changes = self.gateway.0.changes.subscribe();
-        let mut updates = running.upstreams.updates().subscribe();
-        let listener = self.listener(&running, context.request_context(), false).await?;
+        let mut updates = running.upstreams.resource_updates().subscribe();
+        let listener = self.create_listener(&running, context.request_context(), false).await?;
         // When this handler is dropped at the end of the stream, it ends the subscriptions.
         let ear = Self::new(self.gateway.clone(), None);
         let mut wanted = Vec::new();
-        for found in Place::find_each(&running, &listener.agent, context.accepted().resource_subscriptions.iter().flatten()) {
+        for found in Place::resolve_all(&running, &listener.agent, context.accepted().resource_subscriptions.iter().flatten()) {
             wanted.push(found?);
-            ear.subscribes.store(true, Ordering::Relaxed);
+            ear.has_subscriptions.store(true, Ordering::Relaxed);
         }
         drop(running);
         let mut subscribing = std::pin::pin!(async {
             for place in &wanted {
-                self.gateway.subscribe(place, ear.number, &listener, None).await?;
+                self.gateway.subscribe(place, ear.connection_id, &listener, None).await?;
             }
             Ok::<_, ErrorData>(())
         });
@@ -105,17 +111,17 @@ impl Door {
                 }
                 () = context.cancelled() => return Ok(()),
                 () = self.gateway.0.stop.cancelled() => return Ok(()),
-                () = self.gone.cancelled() => return Ok(()),
+                () = self.disconnected.cancelled() => return Ok(()),
                 changed = changes.changed() => {
                     if changed.is_err() {
                         return Ok(());
                     }
-                    let running = self.gateway.running();
-                    if !listener.is_let_in(&running) {
+                    let running = self.gateway.active_config();
+                    if !listener.is_admitted(&running) {
                         return Err(ErrorData::invalid_request("access to the subscription was withdrawn", None));
                     }
-                    if let Some(error) = running.gate.stopped(&listener.key).await {
-                        return Err(stopped(&error));
+                    if let Some(error) = running.runtime.paused_error(&listener.key).await {
+                        return Err(pause_error(&error));
                     }
                     let sink = context.sink();
                     let _ = sink.notify_tool_list_changed().await;
@@ -133,10 +139,10 @@ impl Door {
                     // any more.
                     let is_meant = |place: &&Place| heard.as_ref().is_none_or(|(upstream, uri)| place.link.upstream.name == *upstream && place.uri == *uri);
                     for place in wanted.iter().filter(is_meant) {
-                        let running = self.gateway.running();
-                        if listener.hears_of(&running, &place.link.upstream.name) {
-                            if let Some(error) = running.gate.stopped(&listener.key).await {
-                                return Err(stopped(&error));
+                        let running = self.gateway.active_config();
+                        if listener.can_see(&running, &place.link.upstream.name) {
+                            if let Some(error) = running.runtime.paused_error(&listener.key).await {
+                                return Err(pause_error(&error));
                             }
                             let _ = context.sink().notify_resource_updated(place.address.clone()).await;
                         }

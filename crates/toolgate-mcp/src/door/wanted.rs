@@ -8,8 +8,8 @@ use rmcp::model::{ClientRequest, ErrorData, ServerResult};
 use rmcp::service::RequestContext;
 use tokio::sync::mpsc;
 
-use super::{Door, passed};
-use crate::calls::{Client, WORDS, poll};
+use super::{Door, client_error};
+use crate::calls::{Client, WORDS, poll_optional};
 use crate::upstream::Link;
 
 impl Door {
@@ -17,21 +17,21 @@ impl Door {
     ///
     /// If the client cancels, the request to the upstream is cancelled. Callers box this future,
     /// because the library reserves room for the largest request in each session.
-    pub(super) async fn wanted(
+    pub(super) async fn forward_request(
         &self,
         link: &Arc<Link>,
         request: ClientRequest,
         context: &RequestContext<RoleServer>,
     ) -> Result<ServerResult, ErrorData> {
         // Counted before the check, so that shutdown waits for this request.
-        let _counted = self.gateway.count();
+        let _counted = self.gateway.count_call();
         if self.gateway.0.stop.is_cancelled() {
             return Err(ErrorData::internal_error("the gateway is shutting down", None));
         }
         let peer = link.peer().ok_or_else(|| ErrorData::internal_error("the upstream is not connected", None))?;
-        let client = Client::of(context);
+        let client = Client::from_context(context);
         let (line, mut heard) = mpsc::channel(WORDS);
-        let mut asked = pin!(link.asked(link.ask(peer, request, line, self.level(&client))));
+        let mut asked = pin!(link.send_request(link.forward_request(peer, request, line, self.log_level(&client))));
         let cancelled = || ErrorData::invalid_request("the request was cancelled", None);
         // The timeout of the upstream also runs while the client receives a notification.
         let mut telling = None;
@@ -41,8 +41,8 @@ impl Door {
                 biased;
                 () = context.ct.cancelled() => return Err(cancelled()),
                 answer = &mut asked => break answer,
-                () = poll(&mut telling), if busy => telling = None,
-                Some(said) = heard.recv(), if !busy => telling = Some(Box::pin(self.hear(said, &client))),
+                () = poll_optional(&mut telling), if busy => telling = None,
+                Some(said) = heard.recv(), if !busy => telling = Some(Box::pin(self.deliver_event(said, &client))),
             }
         };
         // Delivers messages that the upstream sent before its answer.
@@ -51,13 +51,13 @@ impl Door {
                 telling.await;
             }
             while let Ok(said) = heard.try_recv() {
-                self.hear(said, &client).await;
+                self.deliver_event(said, &client).await;
             }
         };
         tokio::select! {
             () = context.ct.cancelled() => return Err(cancelled()),
             () = told => {}
         }
-        answer.map_err(passed)
+        answer.map_err(client_error)
     }
 }

@@ -17,16 +17,19 @@ impl Gateway {
     ///
     /// If an upstream announces a change but its tools are the same, clients are notified without a
     /// reload.
-    pub(super) async fn follow_upstreams(self) {
+    pub(super) async fn reload_on_upstream_change(self) {
         let (mut heard, mut told, mut patience) = (0, String::new(), FIRST);
         loop {
             let mut replaced = self.0.changes.subscribe();
-            let running = self.running();
-            let both = |link: &Arc<Link>| [link.changed.subscribe(), link.claimed.subscribe()];
-            let mut watches: Vec<_> = running.upstreams.links().flat_map(both).collect();
-            let claimed: u64 = running.upstreams.links().map(|link| *link.claimed.borrow()).sum();
+            let running = self.active_config();
+            let both = |link: &Arc<Link>| [link.list_changes.subscribe(), link.announced_changes.subscribe()];
+            let mut watches: Vec<_> = running.upstreams.supervisors().flat_map(both).collect();
+            let claimed: u64 = running.upstreams.supervisors().map(|link| *link.announced_changes.borrow()).sum();
             // The active rules do not cover changes that came after they were built.
-            let missed = running.upstreams.links().any(|link| running.seen.get(&link.upstream.name) != Some(&*link.changed.borrow()));
+            let missed = running
+                .upstreams
+                .supervisors()
+                .any(|link| running.upstream_versions.get(&link.upstream.name) != Some(&*link.list_changes.borrow()));
             drop(running);
             if !missed {
                 (told, patience) = (String::new(), FIRST);
@@ -52,7 +55,7 @@ impl Gateway {
             }
             heard = claimed;
             if !missed {
-                self.tell_changed().await;
+                self.notify_changed().await;
             } else if let Err(error) = self.reload().await {
                 if self.0.stop.is_cancelled() {
                     return;

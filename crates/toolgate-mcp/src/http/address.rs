@@ -39,12 +39,12 @@ impl Resolve for Guard {
 
 /// Returns whether an address is private, local or reserved, and not allowed.
 pub(super) fn is_forbidden(address: IpAddr, allowed: &[IpNet]) -> bool {
-    let address = plain(address);
+    let address = extract_ipv4(address);
     !allowed.iter().any(|network| network.contains(&address)) && !is_public(address)
 }
 
 /// Extracts an IPv4 address that is embedded in an IPv6 address.
-fn plain(address: IpAddr) -> IpAddr {
+fn extract_ipv4(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };
     let [a, b, c, d, e, f, g, h] = v6.segments();
     let embedded = |high: u16, low: u16| {
@@ -88,7 +88,7 @@ fn is_public(address: IpAddr) -> bool {
 }
 
 /// Percent-encodes a value for a URL, except letters, digits and `-._~`.
-pub(super) fn encoded(text: &str) -> String {
+pub(super) fn percent_encoded(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_private_however_it_is_dressed() {
+    fn private_addresses_are_forbidden_in_every_form() {
         let forbidden = [
             "127.0.0.1",
             "127.9.9.9",
@@ -142,8 +142,8 @@ mod tests {
     }
 
     #[test]
-    fn values_are_spelled_out() {
-        assert_eq!(encoded("a/b?c#d e%"), "a%2Fb%3Fc%23d%20e%25");
-        assert_eq!(encoded("Ä-._~"), "%C3%84-._~");
+    fn values_are_percent_encoded() {
+        assert_eq!(percent_encoded("a/b?c#d e%"), "a%2Fb%3Fc%23d%20e%25");
+        assert_eq!(percent_encoded("Ä-._~"), "%C3%84-._~");
     }
 }

@@ -42,7 +42,7 @@ pub struct Listening {
 
 impl Listening {
     /// Waits until it stops listening and all requests are answered.
-    pub async fn ended(self) {
+    pub async fn wait_stopped(self) {
         let _ = self.task.await;
     }
 }
@@ -54,26 +54,26 @@ impl Gateway {
     /// # Errors
     /// The address cannot be bound, or is not local although no token is required.
     pub async fn listen(&self, address: SocketAddr) -> io::Result<Listening> {
-        let running = self.running();
-        if running.keys.is_open() && !address.ip().is_loopback() {
+        let running = self.active_config();
+        if running.authenticator.is_auth_disabled() && !address.ip().is_loopback() {
             return Err(io::Error::other(format!(
                 "{address} is reachable from other hosts, and no token is required; add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen on 127.0.0.1"
             )));
         }
-        let tls = running.settings.tls.as_ref().map(|(certificate, key)| tls(certificate, key)).transpose()?;
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}; choose another address with `--listen`")))?;
+        let tls = running.settings.tls.as_ref().map(|(certificate, key)| tls_acceptor(certificate, key)).transpose()?;
+        let listener = TcpListener::bind(address).await.map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot listen on {address}: {error}; choose another address with `--listen`"))
+        })?;
         let address = listener.local_addr()?;
         lock(&self.0.addresses).push(address);
         let http = Arc::new(Http::new(self.clone(), &running, address));
         let gateway = self.clone();
-        let task = self.0.listeners.spawn(async move { accept(listener, http, tls, gateway).await });
+        let task = self.0.listeners.spawn(async move { accept_connections(listener, http, tls, gateway).await });
         Ok(Listening { address, task })
     }
 }
 
-fn tls(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
+fn tls_acceptor(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
     let named = |path: &Path, error: String| io::Error::other(format!("{}: {error}", path.display()));
     let chain: Vec<CertificateDer<'static>> =
         CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect).map_err(|error| named(certificate, error.to_string()))?;
@@ -88,8 +88,8 @@ fn tls(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>, gateway: Gateway) {
-    let seats = Arc::new(Semaphore::new(crate::files::connections(CONNECTIONS)));
+async fn accept_connections(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>, gateway: Gateway) {
+    let seats = Arc::new(Semaphore::new(crate::files::max_connections(CONNECTIONS)));
     let graceful = hyper_util::server::graceful::GracefulShutdown::new();
     let mut sweep = tokio::time::interval(SWEEP);
     loop {
@@ -97,7 +97,7 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
             accepted = listener.accept() => accepted,
             _ = sweep.tick() => {
                 let http = Arc::clone(&http);
-                tokio::spawn(async move { http.end_idle(SESSION_LIFE).await });
+                tokio::spawn(async move { http.close_idle_sessions(SESSION_LIFE).await });
                 continue;
             }
             () = gateway.0.stop.cancelled() => break,
@@ -113,12 +113,12 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
         let (http, tls, watcher) = (Arc::clone(&http), tls.clone(), graceful.watcher());
         tokio::spawn(InPlace::new(async move {
             let _seat = seat;
-            connection(stream, http, tls, watcher).await;
+            serve_connection(stream, http, tls, watcher).await;
         }));
     }
     drop(listener);
     // Running requests finish, up to a timeout. Then streams that only listen are closed.
-    gateway.quiet(LAST).await;
+    gateway.wait_idle(LAST).await;
     let mut shutdown = std::pin::pin!(graceful.shutdown());
     if tokio::time::timeout(Duration::from_millis(500), &mut shutdown).await.is_err() {
         gateway.0.closed.cancel();
@@ -132,10 +132,10 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
     lock(&http.sessions.owners).clear();
 }
 
-async fn connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>, watcher: hyper_util::server::graceful::Watcher) {
+async fn serve_connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>, watcher: hyper_util::server::graceful::Watcher) {
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let http = Arc::clone(&http);
-        async move { Ok::<_, Infallible>(http.answer(request).await) }
+        async move { Ok::<_, Infallible>(http.respond(request).await) }
     });
     // A client that stops reading would occupy one of the limited connections.
     let mut stream = TimeoutStream::new(stream);
@@ -162,26 +162,26 @@ mod tests {
     use sha2::{Digest as _, Sha256};
     use tokio::io::AsyncWriteExt as _;
 
-    use super::super::sessions::tests::served_by;
+    use super::super::sessions::tests::test_server_with;
     use super::*;
     use crate::seat::Seats;
 
-    fn token(principal: &str) -> String {
+    fn token_config(principal: &str) -> String {
         let digest: String = Sha256::digest(principal.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
         format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{digest}\"\n")
     }
 
     /// Listens for clients, and returns the URL.
-    async fn opened(http: Http) -> (Arc<Http>, String) {
+    async fn listen_on_free_port(http: Http) -> (Arc<Http>, String) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
         let (gateway, http) = (http.gateway.clone(), Arc::new(http));
-        tokio::spawn(accept(listener, Arc::clone(&http), None, gateway));
+        tokio::spawn(accept_connections(listener, Arc::clone(&http), None, gateway));
         (http, url)
     }
 
     /// Waits until a condition holds.
-    async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
+    async fn wait_until(what: &str, mut is: impl AsyncFnMut() -> bool) {
         let waits = async {
             while !is().await {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -191,7 +191,7 @@ mod tests {
     }
 
     /// Builds a request of a client of 2026-07-28.
-    fn newer(http: &reqwest::Client, url: &str, method: &str, name: Option<&str>, mut params: Value) -> RequestBuilder {
+    fn modern_request(http: &reqwest::Client, url: &str, method: &str, name: Option<&str>, mut params: Value) -> RequestBuilder {
         params["_meta"] = json!({"io.modelcontextprotocol/protocolVersion": crate::MODERN, "io.modelcontextprotocol/clientCapabilities": {},
             "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
         let request = http.post(url).header("accept", "application/json, text/event-stream").header("mcp-method", method);
@@ -201,14 +201,14 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn who_listens_on_half_of_the_streams_leaves_the_others_to_others() {
-        let mut http = served_by(&(token("ann") + &token("bob"))).await;
-        http.listening = Seats::new(4);
-        let (http, url) = opened(http).await;
+    async fn one_principal_gets_at_most_half_of_the_streams() {
+        let mut http = test_server_with(&(token_config("ann") + &token_config("bob"))).await;
+        http.stream_permits = Seats::new(4);
+        let (http, url) = listen_on_free_port(http).await;
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let listen = async |who: &str| {
             let wanted = json!({"notifications": {"toolsListChanged": true}});
-            newer(&client, &url, "subscriptions/listen", None, wanted).bearer_auth(who).send().await.unwrap()
+            modern_request(&client, &url, "subscriptions/listen", None, wanted).bearer_auth(who).send().await.unwrap()
         };
         let streams = [listen("ann").await, listen("ann").await];
         assert!(streams.iter().all(|stream| stream.status() == 200), "{streams:?}");
@@ -217,22 +217,22 @@ mod tests {
         // Another principal still gets a stream, and calls are still possible.
         let other = listen("bob").await;
         assert_eq!(other.status(), 200);
-        let calc = newer(&client, &url, "tools/call", Some("calc"), json!({"name": "calc", "arguments": {"expression": "1"}}));
+        let calc = modern_request(&client, &url, "tools/call", Some("calc"), json!({"name": "calc", "arguments": {"expression": "1"}}));
         assert_eq!(calc.bearer_auth("ann").send().await.unwrap().status(), 200);
         // A disconnect releases the permits.
         drop(streams);
-        until("there is room again", async || listen("ann").await.status() == 200).await;
-        http.gateway.end().await;
+        wait_until("there is room again", async || listen("ann").await.status() == 200).await;
+        http.gateway.shut_down().await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_session_does_not_end_by_its_age_while_a_call_is_under_way_or_somebody_listens() {
+    async fn busy_session_does_not_expire() {
         let service = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let slow = format!(
             "[tools.slow]\nkind = \"http\"\neffect = \"read\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://{}/\"\nretry = {{ times = 0 }}\n",
             service.local_addr().unwrap()
         );
-        let (http, url) = opened(served_by(&slow).await).await;
+        let (http, url) = listen_on_free_port(test_server_with(&slow).await).await;
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let lives = async || !http.sessions.local.sessions.read().await.is_empty();
         let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
@@ -244,7 +244,7 @@ mod tests {
         let request = |method: reqwest::Method| client.request(method, &url).header("accept", accept).header("mcp-session-id", &session);
         let listening = request(reqwest::Method::GET).send().await.unwrap();
         assert_eq!(listening.status(), 200);
-        http.end_idle(Duration::ZERO).await;
+        http.close_idle_sessions(Duration::ZERO).await;
         assert!(lives().await, "a client listens");
         // A slow call whose client has disconnected.
         let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "slow", "arguments": {}}});
@@ -252,16 +252,16 @@ mod tests {
         let (mut asked, _) = tokio::time::timeout(Duration::from_secs(60), service.accept()).await.unwrap().unwrap();
         drop((listening, calling));
         tokio::time::sleep(Duration::from_millis(300)).await;
-        http.end_idle(Duration::ZERO).await;
+        http.close_idle_sessions(Duration::ZERO).await;
         assert!(lives().await, "a call is running");
         assert_eq!(http.sessions.local.session_config.keep_alive, None, "the library does not end it either");
         asked.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
-        until("the session has ended", async || {
-            http.end_idle(Duration::ZERO).await;
+        wait_until("the session has ended", async || {
+            http.close_idle_sessions(Duration::ZERO).await;
             !lives().await
         })
         .await;
         assert_eq!(request(reqwest::Method::GET).send().await.unwrap().status(), 404);
-        http.gateway.end().await;
+        http.gateway.shut_down().await;
     }
 }

@@ -34,9 +34,9 @@ type Refused = LocalSessionManagerError;
 pub(crate) struct Returning {
     pub(super) local: LocalSessionManager,
     gateway: Gateway,
-    tapes: Tapes,
+    buffers: Tapes,
     /// Sessions whose clients resume streams that end early: those of 2025-11-25 and later.
-    known_to_return: Mutex<HashSet<SessionId>>,
+    resumable: Mutex<HashSet<SessionId>>,
     /// Owners of open sessions.
     pub(super) owners: Mutex<HashMap<SessionId, Owner>>,
 }
@@ -46,12 +46,12 @@ impl Returning {
         let mut local = LocalSessionManager::default();
         // The library does not count a running call as activity.
         local.session_config.keep_alive = None;
-        Self { local, gateway, tapes: Tapes::default(), known_to_return: Mutex::default(), owners: Mutex::default() }
+        Self { local, gateway, buffers: Tapes::default(), resumable: Mutex::default(), owners: Mutex::default() }
     }
 
     /// Returns the error. Removes a session that has ended by itself, so that its client starts
     /// another.
-    async fn refused(&self, id: &SessionId, why: Refused) -> Refused {
+    async fn close_if_ended(&self, id: &SessionId, why: Refused) -> Refused {
         if matches!(why, Refused::SessionNotFound(_) | Refused::SessionError(SessionError::SessionServiceTerminated)) {
             drop(self.close_session(id).await);
         }
@@ -59,22 +59,22 @@ impl Returning {
     }
 
     /// Wraps a stream that ends with the answer, or earlier if its client can resume it.
-    fn heard(&self, session: &SessionId, rest: Rest) -> Events {
-        let returns = || lock(&self.known_to_return).contains(session);
-        let life = self.gateway.running().settings.stream.filter(|_| returns());
-        let keeper = Keeper { tapes: self.tapes.clone(), session: session.clone(), closed: self.gateway.0.closed.clone() };
+    fn wrap_stream(&self, session: &SessionId, rest: Rest) -> Events {
+        let returns = || lock(&self.resumable).contains(session);
+        let life = self.gateway.active_config().settings.max_stream_duration.filter(|_| returns());
+        let keeper = Keeper { buffers: self.buffers.clone(), session: session.clone(), closed: self.gateway.0.closed.clone() };
         Box::pin(Heard {
             rest: Some(rest),
-            begun: Instant::now(),
-            end: life.map(|life| Box::pin(tokio::time::sleep(life))),
+            started: Instant::now(),
+            deadline: life.map(|life| Box::pin(tokio::time::sleep(life))),
             stop: self.gateway.0.stop.clone(),
-            keeper,
+            recorder: keeper,
         })
     }
 }
 
 /// Returns the request in the ID of an event. The ID of an event without a request is shorter.
-fn request_of(event: &str) -> Option<&str> {
+fn request_of_event(event: &str) -> Option<&str> {
     event.split_once('/').map(|(_, request)| request)
 }
 
@@ -92,7 +92,7 @@ impl SessionManager for Returning {
             && let ServerResult::InitializeResult(agreed) = &response.result
             && agreed.protocol_version >= ProtocolVersion::V_2025_11_25
         {
-            lock(&self.known_to_return).insert(id.clone());
+            lock(&self.resumable).insert(id.clone());
         }
         // A rejected handshake creates no session.
         if matches!(answer, JsonRpcMessage::Error(_)) {
@@ -106,8 +106,8 @@ impl SessionManager for Returning {
     }
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Refused> {
-        self.tapes.forget(id);
-        lock(&self.known_to_return).remove(id);
+        self.buffers.drop_session(id);
+        lock(&self.resumable).remove(id);
         drop(lock(&self.owners).remove(id));
         self.local.close_session(id).await
     }
@@ -118,15 +118,15 @@ impl SessionManager for Returning {
         message: ClientJsonRpcMessage,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
         match self.local.create_stream(id, message).await {
-            Ok(events) => Ok(self.heard(id, Rest { events: Box::pin(events), request: None, resumed: false, taped: false })),
-            Err(why) => Err(self.refused(id, why).await),
+            Ok(events) => Ok(self.wrap_stream(id, Rest { events: Box::pin(events), request: None, is_resumed: false, is_buffered: false })),
+            Err(why) => Err(self.close_if_ended(id, why).await),
         }
     }
 
     async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Refused> {
         match self.local.accept_message(id, message).await {
             Ok(()) => Ok(()),
-            Err(why) => Err(self.refused(id, why).await),
+            Err(why) => Err(self.close_if_ended(id, why).await),
         }
     }
 
@@ -136,23 +136,23 @@ impl SessionManager for Returning {
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
         match self.local.create_standalone_stream(id).await {
             Ok(events) => Ok(events),
-            Err(why) => Err(self.refused(id, why).await),
+            Err(why) => Err(self.close_if_ended(id, why).await),
         }
     }
 
     async fn resume(&self, id: &SessionId, last: String) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
-        let Some(request) = request_of(&last).map(str::to_owned) else {
+        let Some(request) = request_of_event(&last).map(str::to_owned) else {
             return match self.local.resume(id, last).await {
                 Ok(rest) => Ok(Box::pin(rest) as Events),
-                Err(why) => Err(self.refused(id, why).await),
+                Err(why) => Err(self.close_if_ended(id, why).await),
             };
         };
-        let taped = self.tapes.replay(id, &request, last.clone());
+        let taped = self.buffers.replay(id, &request, last.clone());
         let (rest, taped): (Events, bool) = match taped {
             Some(taped) => (Box::pin(taped), true),
             None => match self.local.resume(id, last.clone()).await {
                 Ok(rest) => (Box::pin(rest), false),
-                Err(why) => return Err(self.refused(id, why).await),
+                Err(why) => return Err(self.close_if_ended(id, why).await),
             },
         };
         // The first event has an ID, so that the client can resume this stream as well. The library
@@ -161,7 +161,7 @@ impl SessionManager for Returning {
         let (first, known) = (ServerSseMessage::priming(last.clone(), retry), last);
         let rest = rest.filter(move |event| std::future::ready(event.event_id.as_ref() != Some(&known)));
         let events = Box::pin(stream::once(std::future::ready(first)).chain(rest));
-        Ok(self.heard(id, Rest { events, request: Some(request), resumed: true, taped }))
+        Ok(self.wrap_stream(id, Rest { events, request: Some(request), is_resumed: true, is_buffered: taped }))
     }
 
     async fn restore_session(&self, id: SessionId) -> Result<RestoreOutcome<Self::Transport>, Refused> {
@@ -175,20 +175,20 @@ struct Rest {
     /// Known from the first event on.
     request: Option<String>,
     /// Whether a client has resumed the stream.
-    resumed: bool,
+    is_resumed: bool,
     /// Whether the events come from a buffer.
-    taped: bool,
+    is_buffered: bool,
 }
 
 /// A response stream. If its client leaves before the answer, the rest is buffered.
 struct Heard {
     /// `None` after the last event.
     rest: Option<Rest>,
-    begun: Instant,
-    end: Option<Pin<Box<Sleep>>>,
+    started: Instant,
+    deadline: Option<Pin<Box<Sleep>>>,
     /// During shutdown no stream ends early, because its client could not resume it.
     stop: CancellationToken,
-    keeper: Keeper,
+    recorder: Keeper,
 }
 
 impl Stream for Heard {
@@ -199,9 +199,9 @@ impl Stream for Heard {
         let Some(rest) = &mut this.rest else { return Poll::Ready(None) };
         let Poll::Ready(said) = rest.events.as_mut().poll_next(context) else {
             // Before the first event, the client has no ID to resume with.
-            if let (Some(end), true) = (&mut this.end, rest.request.is_some()) {
+            if let (Some(end), true) = (&mut this.deadline, rest.request.is_some()) {
                 ready!(end.as_mut().poll(context));
-                this.end = None;
+                this.deadline = None;
                 if !this.stop.is_cancelled() {
                     return Poll::Ready(None);
                 }
@@ -210,13 +210,13 @@ impl Stream for Heard {
         };
         match &said {
             Some(event) if !is_answer(event) => {
-                let named = || event.event_id.as_deref().and_then(request_of).map(str::to_owned);
+                let named = || event.event_id.as_deref().and_then(request_of_event).map(str::to_owned);
                 rest.request = rest.request.take().or_else(named);
             }
             ended => {
-                let slow = (rest.resumed || this.begun.elapsed() >= SLOW) && !rest.taped;
+                let slow = (rest.is_resumed || this.started.elapsed() >= SLOW) && !rest.is_buffered;
                 if let (Some(answer), Some(request), true) = (ended, &rest.request, slow) {
-                    this.keeper.tapes.keep(&this.keeper.session, request, answer.clone());
+                    this.recorder.buffers.store_answer(&this.recorder.session, request, answer.clone());
                 }
                 this.rest = None;
             }
@@ -228,34 +228,34 @@ impl Stream for Heard {
 impl Drop for Heard {
     fn drop(&mut self) {
         // Events from a buffer are still in it.
-        if let Some(Rest { events, request: Some(request), taped: false, .. }) = self.rest.take() {
-            self.keeper.keep(request, events);
+        if let Some(Rest { events, request: Some(request), is_buffered: false, .. }) = self.rest.take() {
+            self.recorder.record(request, events);
         }
     }
 }
 
 /// Buffers the rest of a stream that no client reads.
 struct Keeper {
-    tapes: Tapes,
+    buffers: Tapes,
     session: SessionId,
     closed: CancellationToken,
 }
 
 impl Keeper {
-    fn keep(&self, request: String, mut rest: Events) {
+    fn record(&self, request: String, mut rest: Events) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let Some(number) = self.tapes.begin(&self.session, &request) else { return };
-        let (tapes, session, closed) = (self.tapes.clone(), self.session.clone(), self.closed.clone());
+        let Some(number) = self.buffers.open(&self.session, &request) else { return };
+        let (tapes, session, closed) = (self.buffers.clone(), self.session.clone(), self.closed.clone());
         runtime.spawn(async move {
             let taping = async {
                 while let Some(event) = rest.next().await {
-                    if !tapes.add(&session, &request, number, event) {
+                    if !tapes.push(&session, &request, number, event) {
                         break;
                     }
                 }
             };
             closed.run_until_cancelled(taping).await;
-            tapes.end(&session, &request, number);
+            tapes.close(&session, &request, number);
         });
     }
 }

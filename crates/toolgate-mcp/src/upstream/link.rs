@@ -28,13 +28,13 @@ use super::straight::Straight;
 use crate::client::Ears;
 use crate::gateway::lock;
 
-pub(super) use offer::remote;
-pub(super) use patience::Fault;
+pub(super) use offer::remote_tool_spec;
+pub(super) use patience::UpstreamFailure;
 
 /// A token younger than this cannot have expired, so a 401 means that it is wrong.
 const TOKEN: Duration = Duration::from_secs(2);
 /// The time for telling the upstream that its subscriptions end.
-const GOODBYE: Duration = Duration::from_millis(500);
+const UNSUBSCRIBE_TIMEOUT: Duration = Duration::from_millis(500);
 /// The time for a process to exit after its input is closed.
 const ENDING: Duration = Duration::from_secs(3);
 /// The interval between health checks.
@@ -108,144 +108,144 @@ pub(super) struct Standing {
     pub(super) generation: u64,
     pub(super) peer: Peer<RoleClient>,
     /// The fast path for calls, if the upstream supports it.
-    pub(super) straight: Option<Straight>,
+    pub(super) direct: Option<Straight>,
 }
 
 pub(crate) struct Link {
     pub(crate) upstream: Upstream,
     pub(super) pins: Pins,
     pub(super) routes: Routes,
-    pub(super) seats: Semaphore,
+    pub(super) slots: Semaphore,
     /// Suspended calls, which wait for client input and hold no slot.
-    pub(super) parked: TaskTracker,
+    pub(super) suspended_calls: TaskTracker,
     launcher: Option<PathBuf>,
     status: watch::Sender<Status>,
     /// The current connection.
-    standing: Mutex<Option<Arc<Standing>>>,
+    connection: Mutex<Option<Arc<Standing>>>,
     /// Since when the upstream is not connected, if it is not.
-    away_since: Mutex<Timestamp>,
-    offer: Mutex<Arc<Offer>>,
+    down_since: Mutex<Timestamp>,
+    catalog: Mutex<Arc<Offer>>,
     /// Counts changes of the lists.
-    pub(crate) changed: watch::Sender<u64>,
+    pub(crate) list_changes: watch::Sender<u64>,
     /// Counts announced changes that changed nothing.
-    pub(crate) claimed: watch::Sender<u64>,
-    claims: patience::Claims,
+    pub(crate) announced_changes: watch::Sender<u64>,
+    announcement_limiter: patience::Claims,
     /// Resource updates of all upstreams.
-    pub(super) updates: Updates,
+    pub(super) resource_updates: Updates,
     /// Resources that clients are subscribed to.
-    pub(crate) wanted: Mutex<Wanted>,
-    pub(super) resubscribe: Notify,
+    pub(crate) subscribed_uris: Mutex<Wanted>,
+    pub(super) resubscribe_requested: Notify,
     /// The log level that was requested last.
-    pub(crate) level: Mutex<Option<LoggingLevel>>,
+    pub(crate) log_level: Mutex<Option<LoggingLevel>>,
     /// Serializes subscription requests to the upstream.
-    pub(super) heeding: tokio::sync::Mutex<()>,
+    pub(super) subscription_lock: tokio::sync::Mutex<()>,
     /// The upstream announced a change that was not read yet.
-    told: AtomicBool,
-    pub(super) relist: Notify,
+    is_change_announced: AtomicBool,
+    pub(super) relist_requested: Notify,
     /// The generation of the last connection whose session was lost.
-    again: watch::Sender<u64>,
-    pub(super) starts: AtomicU32,
+    lost_generation: watch::Sender<u64>,
+    pub(super) start_count: AtomicU32,
     breaker: patience::Breaker,
     /// Set while the upstream may have changed its protocol revision.
-    doubt: Mutex<Option<patience::Doubt>>,
+    revision_suspicion: Mutex<Option<patience::Doubt>>,
     /// Counts responses.
-    answers: AtomicU64,
+    response_count: AtomicU64,
     /// The circuit breaker opened, and the upstream has not responded since.
-    doubted: AtomicBool,
+    is_suspect: AtomicBool,
     /// Consecutive error responses to listings, reset by any successful request.
-    refusals: AtomicU32,
+    listing_refusals: AtomicU32,
     /// Consecutive listings that the upstream rejected as one of another revision would.
-    strange: AtomicU32,
-    silence: patience::Silence,
+    revision_rejections: AtomicU32,
+    idle_watch: patience::Silence,
     /// The last handshake got no response, or the process exited right after a modern handshake.
-    mute: AtomicBool,
+    is_legacy_handshake_due: AtomicBool,
     /// A secret or variable that the configuration refers to is missing.
-    lacks: AtomicBool,
+    has_missing_references: AtomicBool,
     /// Notified when the missing references exist.
-    retry: Notify,
-    last_words: Mutex<std::collections::VecDeque<String>>,
-    pub(super) stop: CancellationToken,
-    ended: watch::Sender<bool>,
+    retry_requested: Notify,
+    stderr_tail: Mutex<std::collections::VecDeque<String>>,
+    pub(super) stop_requested: CancellationToken,
+    stopped: watch::Sender<bool>,
 }
 
 impl Link {
     pub(super) fn start(upstream: Upstream, pins: Pins, launcher: Option<PathBuf>, updates: Updates) -> Arc<Self> {
         let offer = Offer { tools: pins.accepted().unwrap_or_default(), ..Offer::default() };
         let link = Arc::new(Self {
-            seats: Semaphore::new(upstream.concurrency),
-            parked: TaskTracker::new(),
-            silence: patience::Silence::new(upstream.timeout),
+            slots: Semaphore::new(upstream.max_concurrency),
+            suspended_calls: TaskTracker::new(),
+            idle_watch: patience::Silence::new(upstream.timeout),
             upstream,
             pins,
             routes: Routes::default(),
             launcher,
             status: watch::Sender::new(Status::Starting),
-            standing: Mutex::default(),
-            away_since: Mutex::new(Timestamp::now()),
-            offer: Mutex::new(Arc::new(offer)),
-            changed: watch::Sender::new(0),
-            claimed: watch::Sender::new(0),
-            claims: patience::Claims::default(),
-            updates,
-            wanted: Mutex::default(),
-            resubscribe: Notify::new(),
-            level: Mutex::default(),
-            heeding: tokio::sync::Mutex::default(),
-            told: AtomicBool::new(false),
-            relist: Notify::new(),
-            again: watch::Sender::new(0),
-            starts: AtomicU32::new(0),
+            connection: Mutex::default(),
+            down_since: Mutex::new(Timestamp::now()),
+            catalog: Mutex::new(Arc::new(offer)),
+            list_changes: watch::Sender::new(0),
+            announced_changes: watch::Sender::new(0),
+            announcement_limiter: patience::Claims::default(),
+            resource_updates: updates,
+            subscribed_uris: Mutex::default(),
+            resubscribe_requested: Notify::new(),
+            log_level: Mutex::default(),
+            subscription_lock: tokio::sync::Mutex::default(),
+            is_change_announced: AtomicBool::new(false),
+            relist_requested: Notify::new(),
+            lost_generation: watch::Sender::new(0),
+            start_count: AtomicU32::new(0),
             breaker: patience::Breaker::default(),
-            doubt: Mutex::default(),
-            answers: AtomicU64::new(0),
-            doubted: AtomicBool::new(false),
-            refusals: AtomicU32::new(0),
-            strange: AtomicU32::new(0),
-            mute: AtomicBool::new(false),
-            lacks: AtomicBool::new(false),
-            retry: Notify::new(),
-            last_words: Mutex::default(),
-            stop: CancellationToken::new(),
-            ended: watch::Sender::new(false),
+            revision_suspicion: Mutex::default(),
+            response_count: AtomicU64::new(0),
+            is_suspect: AtomicBool::new(false),
+            listing_refusals: AtomicU32::new(0),
+            revision_rejections: AtomicU32::new(0),
+            is_legacy_handshake_due: AtomicBool::new(false),
+            has_missing_references: AtomicBool::new(false),
+            retry_requested: Notify::new(),
+            stderr_tail: Mutex::default(),
+            stop_requested: CancellationToken::new(),
+            stopped: watch::Sender::new(false),
         });
         tokio::spawn(Arc::clone(&link).supervise());
         link
     }
 
     /// Returns whether the supervisor runs this configuration.
-    pub(super) fn is_for(&self, upstream: &Upstream) -> bool {
+    pub(super) fn has_config(&self, upstream: &Upstream) -> bool {
         // References are compared by their current value and by the value used for the connection.
-        self.upstream.is_same(upstream)
+        self.upstream.is_unchanged(upstream)
     }
 
     /// Waits until the first attempt to connect succeeded or failed.
-    pub(super) async fn settled(&self) {
+    pub(super) async fn wait_for_first_attempt(&self) {
         let mut status = self.status.subscribe();
         let _ = status.wait_for(|status| *status != Status::Starting).await;
     }
 
     /// Stops the supervisor and its child process.
-    pub(crate) async fn end(&self) {
-        self.stop.cancel();
-        let mut ended = self.ended.subscribe();
+    pub(crate) async fn stop(&self) {
+        self.stop_requested.cancel();
+        let mut ended = self.stopped.subscribe();
         let _ = tokio::time::timeout(Duration::from_secs(10), ended.wait_for(|ended| *ended)).await;
     }
 
     /// Connects, watches the connection, and reconnects with backoff.
     async fn supervise(self: Arc<Self>) {
         let mut tries: u32 = 0;
-        while !self.stop.is_cancelled() {
-            self.starts.fetch_add(1, Ordering::Relaxed);
-            let why = self.once(&mut tries).await;
-            *lock(&self.standing) = None;
-            if self.stop.is_cancelled() {
+        while !self.stop_requested.is_cancelled() {
+            self.start_count.fetch_add(1, Ordering::Relaxed);
+            let why = self.run_connection(&mut tries).await;
+            *lock(&self.connection) = None;
+            if self.stop_requested.is_cancelled() {
                 break;
             }
-            let wait = patience::wait(tries);
+            let wait = patience::reconnect_backoff(tries);
             tries = tries.saturating_add(1);
             let now = Timestamp::now();
             let next = now.checked_add(wait).unwrap_or(now);
-            let why = self.with_last_words(why);
+            let why = self.with_stderr_tail(why);
             self.status.send_modify(|status| {
                 let (since, news) = match status {
                     Status::Down { since, why: before, .. } => (*since, *before != why),
@@ -259,22 +259,22 @@ impl Link {
             });
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
-                () = self.retry.notified() => {}
-                () = self.stop.cancelled() => {}
+                () = self.retry_requested.notified() => {}
+                () = self.stop_requested.cancelled() => {}
             }
         }
-        self.ended.send_replace(true);
+        self.stopped.send_replace(true);
     }
 
     /// Runs one connection, and returns why it ended.
-    async fn once(self: &Arc<Self>, tries: &mut u32) -> String {
+    async fn run_connection(self: &Arc<Self>, tries: &mut u32) -> String {
         // Do not connect while a reference is missing.
-        let missing = self.upstream.lacks();
-        self.lacks.store(!missing.is_empty(), Ordering::Relaxed);
+        let missing = self.upstream.missing_references();
+        self.has_missing_references.store(!missing.is_empty(), Ordering::Relaxed);
         if !missing.is_empty() {
             return missing.join("; ");
         }
-        let mut connection = match self.greet().await {
+        let mut connection = match self.connect().await {
             Ok(connection) => connection,
             Err(why) => return why,
         };
@@ -282,46 +282,46 @@ impl Link {
         // Cached responses could be outdated.
         peer.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
         let listed = tokio::select! {
-            listed = self.list(&peer) => listed.map_err(offer::Unlisted::why),
-            () = self.stop.cancelled() => Err("toolgate is stopping".to_owned()),
+            listed = self.refresh_catalog(&peer) => listed.map_err(offer::Unlisted::into_reason),
+            () = self.stop_requested.cancelled() => Err("toolgate is stopping".to_owned()),
         };
         if let Err(why) = listed {
             // A program that exits right after a modern handshake may work with the older protocol.
-            let ended = connection.child.is_some() && connection.over.is_cancelled();
-            self.mute.store(ended && is_modern(&peer), Ordering::Relaxed);
+            let ended = connection.child.is_some() && connection.closed.is_cancelled();
+            self.is_legacy_handshake_due.store(ended && is_modern(&peer), Ordering::Relaxed);
             let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
             return format!("cannot list its tools: {why}");
         }
-        self.trust();
-        let generation = u64::from(self.starts.load(Ordering::Relaxed));
-        let straight = connection.straight.take();
-        *lock(&self.standing) = Some(Arc::new(Standing { generation, peer: peer.clone(), straight }));
+        self.on_connected();
+        let generation = u64::from(self.start_count.load(Ordering::Relaxed));
+        let straight = connection.direct.take();
+        *lock(&self.connection) = Some(Arc::new(Standing { generation, peer: peer.clone(), direct: straight }));
         let begun = tokio::time::Instant::now();
         self.status.send_replace(Status::Up { since: Timestamp::now() });
         tracing::info!(upstream = self.upstream.name, "upstream is up");
-        let why = self.watch(&connection.service, &connection.over, &peer, generation).await;
+        let why = self.watch_connection(&connection.service, &connection.closed, &peer, generation).await;
         // Connections that keep failing early increase the backoff.
         if begun.elapsed() > STEADY {
             *tries = 0;
         }
-        *lock(&self.away_since) = Timestamp::now();
-        *lock(&self.standing) = None;
+        *lock(&self.down_since) = Timestamp::now();
+        *lock(&self.connection) = None;
         let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
         if let Some(child) = connection.child.take() {
-            child.end(if self.stop.is_cancelled() { ENDING } else { Duration::ZERO }).await;
+            child.stop(if self.stop_requested.is_cancelled() { ENDING } else { Duration::ZERO }).await;
         }
         why
     }
 
     /// Watches a connection until it fails, and returns the reason.
-    async fn watch(
+    async fn watch_connection(
         self: &Arc<Self>,
         service: &rmcp::service::RunningService<RoleClient, Ears>,
         over: &CancellationToken,
         peer: &Peer<RoleClient>,
         generation: u64,
     ) -> String {
-        let mut again = self.again.subscribe();
+        let mut again = self.lost_generation.subscribe();
         let mut pulse = tokio::time::interval(PULSE);
         pulse.tick().await;
         let mut look = tokio::time::interval(Duration::from_millis(50));
@@ -330,31 +330,31 @@ impl Link {
         // Listings run concurrently with the other branches.
         let mut asking: Asking<'_> = None;
         let mut changes = Box::pin(async {
-            self.say_level(peer).await;
-            self.subscribe_again(peer).await;
-            self.hear_changes(peer).await;
+            self.restore_log_level(peer).await;
+            self.restore_subscriptions(peer).await;
+            self.listen_for_changes(peer).await;
         });
         loop {
             tokio::select! {
                 () = &mut changes => return "the server closed the connection".to_owned(),
                 () = over.cancelled() => return "the server closed the connection".to_owned(),
-                () = self.stop.cancelled() => {
+                () = self.stop_requested.cancelled() => {
                     // Close the subscriptions first: many servers do not exit while a client
                     // listens.
-                    let _ = tokio::time::timeout(GOODBYE, &mut changes).await;
+                    let _ = tokio::time::timeout(UNSUBSCRIBE_TIMEOUT, &mut changes).await;
                     return "toolgate is stopping".to_owned();
                 }
                 () = async { drop(again.wait_for(|lost| *lost >= generation).await) } => return "the server lost the session".to_owned(),
-                said = answer(&mut asking) => {
+                said = wait_for_listing(&mut asking) => {
                     asking = None;
                     if let Err(why) = said {
                         return why;
                     }
                 }
                 // Limit the rate of listings, however often changes are announced.
-                () = self.relist.notified(), if asking.is_none() && listed.is_none_or(|at| at.elapsed() > SOONEST) => {
+                () = self.relist_requested.notified(), if asking.is_none() && listed.is_none_or(|at| at.elapsed() > SOONEST) => {
                     listed = Some(tokio::time::Instant::now());
-                    asking = Some(self.list_or_work(peer, "cannot list its tools").boxed());
+                    asking = Some(self.check_health(peer, "cannot list its tools").boxed());
                 }
                 _ = look.tick() => {
                     if service.is_closed() || peer.is_transport_closed() {
@@ -362,12 +362,12 @@ impl Link {
                     }
                 }
                 _ = pulse.tick() => {
-                    if let Some(straight) = self.standing().as_ref().and_then(|standing| standing.straight.as_ref()) {
-                        straight.sweep();
+                    if let Some(straight) = self.connection().as_ref().and_then(|standing| standing.direct.as_ref()) {
+                        straight.close_idle();
                     }
                     // List again even without a notification: it also is the health check.
-                    if asking.is_none() && patience::is_due(&mut passed_over, self.is_busy()) {
-                        asking = Some(self.list_or_work(peer, "health check failed").boxed());
+                    if asking.is_none() && patience::is_health_check_due(&mut passed_over, self.is_busy()) {
+                        asking = Some(self.check_health(peer, "health check failed").boxed());
                     }
                 }
             }
@@ -375,8 +375,8 @@ impl Link {
     }
 
     /// Ends a connection whose session was lost.
-    pub(super) fn lost(&self, generation: u64) {
-        self.again.send_if_modified(|lost| {
+    pub(super) fn report_session_lost(&self, generation: u64) {
+        self.lost_generation.send_if_modified(|lost| {
             let news = generation > *lost;
             *lost = generation.max(*lost);
             news
@@ -384,17 +384,17 @@ impl Link {
     }
 
     /// Returns whether the access token may have expired and can be fetched again.
-    pub(super) fn may_renew(&self) -> bool {
-        let renews = matches!(&self.upstream.reach, Reach::Url { credentials: Credentials::Client { .. }, .. });
+    pub(super) fn can_renew_token(&self) -> bool {
+        let renews = matches!(&self.upstream.transport, Reach::Http { credentials: Credentials::ClientCredentials { .. }, .. });
         let fresh = |since: &Timestamp| Duration::try_from(Timestamp::now().duration_since(*since)).is_ok_and(|age| age < TOKEN);
         let fresh = matches!(&*self.status.borrow(), Status::Up { since } if fresh(since));
         renews && !fresh
     }
 
-    fn hear(&self, line: String) {
-        let line = self.upstream.without_secrets(&line);
+    fn record_stderr_line(&self, line: String) {
+        let line = self.upstream.redact_secrets(&line);
         tracing::info!(upstream = self.upstream.name, "{line}");
-        let mut words = lock(&self.last_words);
+        let mut words = lock(&self.stderr_tail);
         words.push_back(line);
         while words.len() > 5 {
             words.pop_front();
@@ -402,9 +402,9 @@ impl Link {
     }
 
     /// Adds the last line of standard error to a reason.
-    fn with_last_words(&self, why: String) -> String {
-        let words: Vec<String> = std::mem::take(&mut *lock(&self.last_words)).into();
-        let why = self.upstream.without_secrets(&why);
+    fn with_stderr_tail(&self, why: String) -> String {
+        let words: Vec<String> = std::mem::take(&mut *lock(&self.stderr_tail)).into();
+        let why = self.upstream.redact_secrets(&why);
         match words.last().filter(|word| !word.is_empty()) {
             Some(word) if *word == why => why,
             Some(word) => format!("{why} (stderr: {})", word.chars().take(200).collect::<String>()),
@@ -414,28 +414,28 @@ impl Link {
 
     /// Returns the peer of the current connection.
     pub(crate) fn peer(&self) -> Option<Peer<RoleClient>> {
-        self.standing().map(|standing| standing.peer.clone())
+        self.connection().map(|standing| standing.peer.clone())
     }
 
     /// The current connection.
-    pub(super) fn standing(&self) -> Option<Arc<Standing>> {
-        lock(&self.standing).clone()
+    pub(super) fn connection(&self) -> Option<Arc<Standing>> {
+        lock(&self.connection).clone()
     }
 
     /// Returns since when the upstream is not connected.
-    pub(super) fn away_since(&self) -> Timestamp {
-        *lock(&self.away_since)
+    pub(super) fn down_since(&self) -> Timestamp {
+        *lock(&self.down_since)
     }
 
     pub(crate) fn status(&self) -> Status {
         self.status.borrow().clone()
     }
 
-    pub(crate) fn offer(&self) -> Arc<Offer> {
-        Arc::clone(&lock(&self.offer))
+    pub(crate) fn catalog(&self) -> Arc<Offer> {
+        Arc::clone(&lock(&self.catalog))
     }
 
-    pub(crate) fn file(&self) -> Option<&std::path::Path> {
+    pub(crate) fn pin_file(&self) -> Option<&std::path::Path> {
         self.pins.file()
     }
 
@@ -443,20 +443,20 @@ impl Link {
         Health {
             name: self.upstream.name.clone(),
             status: self.status(),
-            starts: self.starts.load(Ordering::Relaxed),
+            starts: self.start_count.load(Ordering::Relaxed),
             tools: self.pins.accepted().map_or(0, |tools| tools.len()),
-            held: self.pins.changes(),
+            held: self.pins.quarantined(),
         }
     }
 
     /// Returns the client channel that a request or message of the upstream belongs to.
-    pub(crate) async fn line_of(&self, origin: Option<&RequestId>) -> Option<ToClient> {
-        self.routes.of(origin).await
+    pub(crate) async fn client_for(&self, origin: Option<&RequestId>) -> Option<ToClient> {
+        self.routes.find(origin).await
     }
 
     /// Returns the client channel that a progress token belongs to.
-    pub(crate) async fn line_by_token(&self, token: &ProgressToken) -> Option<ToClient> {
-        self.routes.by_token(token).await
+    pub(crate) async fn client_by_token(&self, token: &ProgressToken) -> Option<ToClient> {
+        self.routes.find_by_token(token).await
     }
 }
 
@@ -464,7 +464,7 @@ impl Link {
 type Asking<'q> = Option<BoxFuture<'q, Result<(), String>>>;
 
 /// Waits for the listing in progress, or forever if there is none.
-async fn answer(asking: &mut Asking<'_>) -> Result<(), String> {
+async fn wait_for_listing(asking: &mut Asking<'_>) -> Result<(), String> {
     match asking {
         Some(asking) => asking.await,
         None => std::future::pending().await,

@@ -15,7 +15,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::handler::Trouble;
-use super::link::{Fault, Link, is_modern};
+use super::link::{Link, UpstreamFailure, is_modern};
 use crate::gateway::lock;
 
 /// The limits on a list of an upstream, in entries, pages and bytes.
@@ -74,7 +74,7 @@ impl Wanted {
 }
 
 /// Builds the filter of a subscription: the given resources, or the lists if none is given.
-fn filter(wanted: &[String]) -> SubscriptionFilter {
+fn subscription_filter(wanted: &[String]) -> SubscriptionFilter {
     if wanted.is_empty() {
         return SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
     }
@@ -84,7 +84,7 @@ fn filter(wanted: &[String]) -> SubscriptionFilter {
 }
 
 /// Waits for the next notification, or forever without a subscription.
-async fn next(heard: &mut Option<Subscription>) -> Result<Option<ServerNotification>, ServiceError> {
+async fn next_notification(heard: &mut Option<Subscription>) -> Result<Option<ServerNotification>, ServiceError> {
     match heard {
         Some(heard) => heard.next().await,
         None => std::future::pending().await,
@@ -92,7 +92,7 @@ async fn next(heard: &mut Option<Subscription>) -> Result<Option<ServerNotificat
 }
 
 /// Waits until a time, or forever without one.
-async fn at(due: Option<Instant>) {
+async fn sleep_until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,
@@ -100,7 +100,7 @@ async fn at(due: Option<Instant>) {
 }
 
 /// Reads all pages of a list, and returns whether the list is complete.
-pub(super) async fn pages<T: Serialize, L, F: Future<Output = Result<L, ServiceError>>>(
+pub(super) async fn read_pages<T: Serialize, L, F: Future<Output = Result<L, ServiceError>>>(
     ask: impl Fn(Option<PaginatedRequestParams>) -> F,
     read: impl Fn(L) -> (Vec<T>, Option<String>),
 ) -> Result<(Vec<T>, bool), ServiceError> {
@@ -127,20 +127,20 @@ pub(super) async fn pages<T: Serialize, L, F: Future<Output = Result<L, ServiceE
 
 impl Link {
     /// Restores the log level on a new connection. Since 2026-07-28 each request carries the level.
-    pub(super) async fn say_level(&self, peer: &Peer<RoleClient>) {
-        let level = *lock(&self.level);
-        let Some(level) = level.filter(|_| !is_modern(peer) && self.offer().capabilities.logging.is_some()) else { return };
+    pub(super) async fn restore_log_level(&self, peer: &Peer<RoleClient>) {
+        let level = *lock(&self.log_level);
+        let Some(level) = level.filter(|_| !is_modern(peer) && self.catalog().capabilities.logging.is_some()) else { return };
         let _ = tokio::time::timeout(Duration::from_secs(5), peer.set_level(SetLevelRequestParams::new(level))).await;
     }
 
     /// Restores resource subscriptions on a new connection.
-    pub(super) async fn subscribe_again(&self, peer: &Peer<RoleClient>) {
+    pub(super) async fn restore_subscriptions(&self, peer: &Peer<RoleClient>) {
         let modern = is_modern(peer);
-        let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
+        let wanted: Vec<String> = lock(&self.subscribed_uris).iter().cloned().collect();
         for uri in wanted.into_iter().filter(|_| !modern) {
             let _ = tokio::time::timeout(Duration::from_secs(5), peer.subscribe(SubscribeRequestParams::new(uri.clone()))).await;
             // The resource may have changed while the upstream was not connected.
-            self.updated(uri);
+            self.publish_resource_update(uri);
         }
     }
 
@@ -149,40 +149,40 @@ impl Link {
     ///
     /// Lists and resources have separate subscriptions: clients choose the resources, and a
     /// rejected one must not disable list notifications.
-    pub(super) async fn hear_changes(&self, peer: &Peer<RoleClient>) {
+    pub(super) async fn listen_for_changes(&self, peer: &Peer<RoleClient>) {
         if !is_modern(peer) {
-            return self.stop.cancelled().await;
+            return self.stop_requested.cancelled().await;
         }
-        tokio::join!(self.hear_of(peer, false), self.hear_of(peer, true));
+        tokio::join!(self.keep_subscription_open(peer, false), self.keep_subscription_open(peer, true));
     }
 
     /// Keeps one subscription open: for lists, or for subscribed resources.
-    async fn hear_of(&self, peer: &Peer<RoleClient>, resources: bool) {
+    async fn keep_subscription_open(&self, peer: &Peer<RoleClient>, resources: bool) {
         let mut heard: Option<Subscription> = None;
         let (mut patience, mut begun) = (SOON, Instant::now());
         // When to subscribe next, and whether a notification may have been missed meanwhile.
-        let (mut due, mut deaf) = (Some(Instant::now()), self.starts.load(Ordering::Relaxed) > 1);
+        let (mut due, mut deaf) = (Some(Instant::now()), self.start_count.load(Ordering::Relaxed) > 1);
         // Whether a subscription ever succeeded.
         let mut knows = false;
         loop {
-            if !self.stop.is_cancelled() && due.is_some_and(|due| due <= Instant::now()) {
-                let wanted: Vec<String> = if resources { lock(&self.wanted).iter().cloned().collect() } else { Vec::new() };
+            if !self.stop_requested.is_cancelled() && due.is_some_and(|due| due <= Instant::now()) {
+                let wanted: Vec<String> = if resources { lock(&self.subscribed_uris).iter().cloned().collect() } else { Vec::new() };
                 let before = heard.is_some();
                 due = None;
                 if resources && wanted.is_empty() {
                     (heard, deaf) = (None, false);
-                } else if let Some(opened) = self.listen_anew(peer, filter(&wanted), &mut heard).await {
+                } else if let Some(opened) = self.open_subscription(peer, subscription_filter(&wanted), &mut heard).await {
                     deaf |= before && heard.is_none();
                     // Handle what is left of the old subscription before the new one.
                     while let Some(said) = heard.as_mut().and_then(|before| before.next().now_or_never()) {
-                        if !self.pass_on(said) {
+                        if !self.dispatch_notification(said) {
                             break;
                         }
                     }
                     (heard, begun, knows) = (Some(opened), Instant::now(), true);
                     if std::mem::take(&mut deaf) {
-                        self.relist.notify_one();
-                        wanted.into_iter().for_each(|uri| self.updated(uri));
+                        self.relist_requested.notify_one();
+                        wanted.into_iter().for_each(|uri| self.publish_resource_update(uri));
                     }
                 } else {
                     // The server may not support subscriptions, so try rarely.
@@ -193,7 +193,7 @@ impl Link {
             }
             tokio::select! {
                 biased;
-                () = self.stop.cancelled() => {
+                () = self.stop_requested.cancelled() => {
                     // Many servers do not exit while a subscription is open.
                     if let Some(mut heard) = heard {
                         let _ = heard.cancel().await;
@@ -201,10 +201,10 @@ impl Link {
                     }
                     return;
                 }
-                () = self.resubscribe.notified(), if resources => due = Some(Instant::now()),
-                () = at(due) => {}
-                said = next(&mut heard) => {
-                    if !self.pass_on(said) {
+                () = self.resubscribe_requested.notified(), if resources => due = Some(Instant::now()),
+                () = sleep_until(due) => {}
+                said = next_notification(&mut heard) => {
+                    if !self.dispatch_notification(said) {
                         (heard, deaf) = (None, true);
                         // Back off if the subscription keeps ending early.
                         patience = if begun.elapsed() > STEADY { SOON } else { patience };
@@ -217,7 +217,7 @@ impl Link {
     }
 
     /// Opens a subscription while still receiving from the old one.
-    async fn listen_anew(
+    async fn open_subscription(
         &self,
         peer: &Peer<RoleClient>,
         filter: SubscriptionFilter,
@@ -227,8 +227,8 @@ impl Link {
         loop {
             tokio::select! {
                 opened = &mut opening => return opened.ok()?.ok(),
-                said = next(before) => {
-                    if !self.pass_on(said) {
+                said = next_notification(before) => {
+                    if !self.dispatch_notification(said) {
                         *before = None;
                     }
                 }
@@ -237,10 +237,10 @@ impl Link {
     }
 
     /// Dispatches a notification, and returns whether the subscription is still open.
-    fn pass_on(&self, said: Result<Option<ServerNotification>, ServiceError>) -> bool {
+    fn dispatch_notification(&self, said: Result<Option<ServerNotification>, ServiceError>) -> bool {
         match said {
-            Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => self.updated(updated.params.uri),
-            Ok(Some(_)) => self.lists_changed(),
+            Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => self.publish_resource_update(updated.params.uri),
+            Ok(Some(_)) => self.on_lists_changed(),
             Ok(None) | Err(_) => return false,
         }
         true
@@ -250,47 +250,47 @@ impl Link {
     ///
     /// The result counts for the circuit breaker, but waiting for a slot does not. If the breaker
     /// is open, the request is not sent.
-    pub(crate) async fn asked<T>(&self, question: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ServiceError> {
-        if self.rests().is_some() {
+    pub(crate) async fn send_request<T>(&self, question: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ServiceError> {
+        if self.circuit_open().is_some() {
             let message = "the upstream failed repeatedly and its circuit breaker is open; try again later";
             return Err(ServiceError::McpError(ErrorData::internal_error(message, None)));
         }
-        let (timeout, generation) = (self.upstream.timeout, self.standing().map(|standing| standing.generation));
+        let (timeout, generation) = (self.upstream.timeout, self.connection().map(|standing| standing.generation));
         let full = || ErrorData::internal_error("the upstream is at its concurrency limit; try again later", None);
-        let seat = tokio::time::timeout(timeout, self.seats.acquire()).await;
+        let seat = tokio::time::timeout(timeout, self.slots.acquire()).await;
         let _seat = seat.map_err(|_| ServiceError::McpError(full()))?.map_err(|_| ServiceError::TransportClosed)?;
         // A request of the upstream may now belong to this question instead of to the only call.
-        let _other = self.routes.other();
+        let _other = self.routes.add_unrouted();
         let said = tokio::time::timeout(timeout, question).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
         let trouble = match &said {
-            Err(ServiceError::TransportSend(why)) => Some(Trouble::of(why)),
+            Err(ServiceError::TransportSend(why)) => Some(Trouble::classify(why)),
             _ => None,
         };
         match (&said, trouble, generation) {
             // Reconnect with a new access token.
-            (_, Some(Trouble::Status(401, _)), Some(generation)) if self.may_renew() => self.lost(generation),
+            (_, Some(Trouble::Rejected(401, _)), Some(generation)) if self.can_renew_token() => self.report_session_lost(generation),
             // Reconnect, because the server lost the session.
-            (_, Some(Trouble::Lost), Some(generation)) => self.lost(generation),
+            (_, Some(Trouble::SessionLost), Some(generation)) => self.report_session_lost(generation),
             // A rejected request does not count against the upstream.
-            (_, Some(Trouble::Status(..)), _) => {}
-            (Err(ServiceError::Timeout { .. }), _, Some(generation)) => self.failed(generation, Fault::Late),
+            (_, Some(Trouble::Rejected(..)), _) => {}
+            (Err(ServiceError::Timeout { .. }), _, Some(generation)) => self.on_failure(generation, UpstreamFailure::Late),
             // The supervisor notices the end of the only stream.
             (Err(ServiceError::TransportClosed), ..) if self.has_one_stream() => {}
             (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed), _, Some(generation)) => {
-                self.failed(generation, Fault::Broken);
+                self.on_failure(generation, UpstreamFailure::Broken);
             }
             // The upstream was not connected in the first place.
             (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => {}
-            (Ok(_), ..) => self.served(),
-            _ => self.answered(),
+            (Ok(_), ..) => self.on_success(),
+            _ => self.on_response(),
         }
         said
     }
 
     /// Publishes a change of a resource if a client is subscribed to it.
-    pub(crate) fn updated(&self, uri: String) {
-        if lock(&self.wanted).contains(&uri) {
-            let _ = self.updates.send((self.upstream.name.clone(), uri));
+    pub(crate) fn publish_resource_update(&self, uri: String) {
+        if lock(&self.subscribed_uris).contains(&uri) {
+            let _ = self.resource_updates.send((self.upstream.name.clone(), uri));
         }
     }
 
@@ -298,7 +298,7 @@ impl Link {
     ///
     /// The request continues if the caller stops waiting. If `promised`, the subscription is kept
     /// while the upstream is down.
-    pub(crate) async fn heed(
+    pub(crate) async fn update_subscription(
         self: &Arc<Self>,
         uri: String,
         promised: bool,
@@ -306,15 +306,15 @@ impl Link {
     ) -> Result<(), ServiceError> {
         let own = Arc::clone(self);
         let told = tokio::spawn(async move {
-            let _one = own.heeding.lock().await;
-            own.tell(&uri, wanted(), promised).await
+            let _one = own.subscription_lock.lock().await;
+            own.send_subscription(&uri, wanted(), promised).await
         });
         told.await.unwrap_or(Err(ServiceError::TransportClosed))
     }
 
-    async fn tell(&self, uri: &str, wants: bool, promised: bool) -> Result<(), ServiceError> {
+    async fn send_subscription(&self, uri: &str, wants: bool, promised: bool) -> Result<(), ServiceError> {
         let news = {
-            let mut wanted = lock(&self.wanted);
+            let mut wanted = lock(&self.subscribed_uris);
             if wants && !wanted.contains(uri) && wanted.bytes() + uri.len() > MOST_WANTED {
                 let full = ErrorData::internal_error("too many resource subscriptions for this upstream; try again later", None);
                 return Err(ServiceError::McpError(full));
@@ -326,11 +326,11 @@ impl Link {
         }
         let timeout = self.upstream.timeout;
         let told = async {
-            let standing = self.standing().ok_or(ServiceError::TransportClosed)?;
+            let standing = self.connection().ok_or(ServiceError::TransportClosed)?;
             let peer = &standing.peer;
             let told = match (is_modern(peer), wants) {
                 (true, _) => {
-                    self.resubscribe.notify_one();
+                    self.resubscribe_requested.notify_one();
                     Ok(())
                 }
                 (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await,
@@ -338,8 +338,8 @@ impl Link {
             };
             match told {
                 // The supervisor reconnects.
-                Err(ServiceError::TransportSend(why)) if matches!(Trouble::of(&why), Trouble::Lost) => {
-                    self.lost(standing.generation);
+                Err(ServiceError::TransportSend(why)) if matches!(Trouble::classify(&why), Trouble::SessionLost) => {
+                    self.report_session_lost(standing.generation);
                     Err(ServiceError::TransportClosed)
                 }
                 told => told,
@@ -351,7 +351,7 @@ impl Link {
             Err(ServiceError::TransportClosed) if wants && promised => Ok(()),
             Err(error) => {
                 if wants {
-                    lock(&self.wanted).remove(uri);
+                    lock(&self.subscribed_uris).remove(uri);
                 }
                 Err(error)
             }
@@ -365,11 +365,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_cursor_without_a_letter_is_the_end() {
+    async fn an_empty_cursor_marks_the_last_page() {
         let pages_of = async |cursors: [&str; 2]| {
             let ask =
                 |page: Option<PaginatedRequestParams>| async move { Ok::<_, ServiceError>(page.and_then(|page| page.cursor).is_some()) };
-            pages(ask, |later: bool| (vec![later], Some(cursors[usize::from(later)].to_owned()))).await.unwrap()
+            read_pages(ask, |later: bool| (vec![later], Some(cursors[usize::from(later)].to_owned()))).await.unwrap()
         };
         assert_eq!(pages_of(["", "b"]).await, (vec![false], true));
         assert_eq!(pages_of(["a", ""]).await, (vec![false, true], true));

@@ -26,15 +26,15 @@ pub use link::{Health, Status};
 pub(crate) use link::{Link, Updates};
 pub(crate) use listen::MOST_WANTED;
 pub use pins::{Accepted, Change, Pins};
-pub(crate) use route::{Asker, FromUpstream, Line, Reply, ToClient, is_short};
+pub(crate) use route::{Asker, FromUpstream, Line, Reply, ToClient, is_within_notification_limit};
 pub use scan::Suspicion;
-pub(crate) use scan::{is_invisible, is_plain};
-pub use shadows::look_for_shadows;
+pub(crate) use scan::{is_harmless_text, is_invisible};
+pub use shadows::quarantine_shadowing_tools;
 
 impl Health {
     /// Returns why new tools cannot be pinned. Such tools are quarantined and cannot be accepted.
     #[must_use]
-    pub fn unwritten(&self) -> Option<&str> {
+    pub fn pin_write_error(&self) -> Option<&str> {
         self.held.iter().flat_map(|change| &change.why).find_map(|why| match why {
             Suspicion::Unwritten { why } => Some(why.as_str()),
             _ => None,
@@ -44,7 +44,7 @@ impl Health {
     /// Returns the tools that do not fit the configuration, each with the reason.
     ///
     /// These tools cannot be accepted until the configuration or the upstream is fixed.
-    pub fn unfit(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub fn unusable_tools(&self) -> impl Iterator<Item = (&str, &str)> {
         self.held.iter().filter_map(|change| {
             let why = change.why.iter().find_map(|why| if let Suspicion::Unfit { why } = why { Some(why.as_str()) } else { None })?;
             Some((change.tool.as_str(), why))
@@ -55,15 +55,15 @@ impl Health {
 /// The upstreams of a configuration.
 #[derive(Clone)]
 pub struct Upstreams {
-    links: Arc<BTreeMap<String, Arc<Link>>>,
-    updates: Updates,
+    supervisors: Arc<BTreeMap<String, Arc<Link>>>,
+    resource_updates: Updates,
 }
 
 /// Options for starting upstreams.
 #[derive(Debug, Clone, Default)]
 pub struct Starting {
     /// The directory of the pin files [default: keep pins in memory].
-    pub pins: Option<PathBuf>,
+    pub pin_dir: Option<PathBuf>,
     /// A program that kills child processes when this process ends; see
     /// [`enter_if_asked`](crate::enter_if_asked).
     pub launcher: Option<PathBuf>,
@@ -75,29 +75,29 @@ impl Upstreams {
         let updates = Updates::new(256);
         let mut opened = Vec::new();
         for upstream in &config.upstreams {
-            opened.push((upstream, Pins::open(starting.pins.as_deref(), upstream)?));
+            opened.push((upstream, Pins::open(starting.pin_dir.as_deref(), upstream)?));
         }
         let mut links = BTreeMap::new();
         // Do everything that can fail before starting a process.
         for (upstream, pins) in opened {
             links.insert(upstream.name.clone(), Link::start(upstream.clone(), pins, starting.launcher.clone(), updates.clone()));
         }
-        let all = Self { links: Arc::new(links), updates };
-        let settled = futures_util::future::join_all(all.links.values().map(|link| link.settled()));
+        let all = Self { supervisors: Arc::new(links), resource_updates: updates };
+        let settled = futures_util::future::join_all(all.supervisors.values().map(|link| link.wait_for_first_attempt()));
         let _ = tokio::time::timeout(wait, settled).await;
-        all.look_for_shadows(config);
+        all.quarantine_shadowing_tools(config);
         Ok(all)
     }
 
     /// Returns the health of each upstream.
     #[must_use]
     pub fn health(&self) -> Vec<Health> {
-        self.links.values().map(|link| link.health()).collect()
+        self.supervisors.values().map(|link| link.health()).collect()
     }
 
     /// Returns the health of each upstream, including tools that do not fit the configuration.
     #[must_use]
-    pub fn health_with(&self, unfit: &[Unfit]) -> Vec<Health> {
+    pub fn health_with_unusable(&self, unfit: &[Unfit]) -> Vec<Health> {
         let mut all = self.health();
         // Skip awaited tools: their upstream is down or already lists the tool as quarantined.
         for one in unfit.iter().filter(|one| !one.awaited) {
@@ -106,60 +106,60 @@ impl Upstreams {
             match health.held.iter_mut().find(|change| change.tool == one.tool) {
                 Some(change) if change.why.contains(&why) => {}
                 Some(change) => change.why.push(why),
-                None => health.held.push(self.change(one, why)),
+                None => health.held.push(self.describe_unusable(one, why)),
             }
         }
         all
     }
 
     /// Describes an unchanged tool that is quarantined.
-    fn change(&self, unfit: &Unfit, why: Suspicion) -> Change {
-        let offered = self.links.get(&unfit.upstream).map(|link| link.offer());
+    fn describe_unusable(&self, unfit: &Unfit, why: Suspicion) -> Change {
+        let offered = self.supervisors.get(&unfit.upstream).map(|link| link.catalog());
         let now = offered.iter().flat_map(|offer| &offer.tools).find(|tool| tool.name == unfit.tool);
         let now = now.and_then(|tool| serde_json::to_value(tool).ok()).unwrap_or_default();
         Change { upstream: unfit.upstream.clone(), tool: unfit.tool.clone(), before: Some(now.clone()), now, why: vec![why] }
     }
 
     /// Returns the channel for resource updates.
-    pub(crate) const fn updates(&self) -> &Updates {
-        &self.updates
+    pub(crate) const fn resource_updates(&self) -> &Updates {
+        &self.resource_updates
     }
 
     /// Returns an upstream by name.
-    pub(crate) fn link(&self, name: &str) -> Option<&Arc<Link>> {
-        self.links.get(name)
+    pub(crate) fn supervisor(&self, name: &str) -> Option<&Arc<Link>> {
+        self.supervisors.get(name)
     }
 
-    pub(crate) fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
-        self.links.values()
+    pub(crate) fn supervisors(&self) -> impl Iterator<Item = &Arc<Link>> {
+        self.supervisors.values()
     }
 
     /// Builds the upstreams of a new configuration, reusing unchanged ones so that their calls go
     /// on.
     ///
     /// New upstreams are awaited until `enough` completes.
-    pub(crate) async fn renewed(&self, config: &Config, starting: &Starting, enough: impl Future<Output = ()>) -> std::io::Result<Self> {
+    pub(crate) async fn reload(&self, config: &Config, starting: &Starting, enough: impl Future<Output = ()>) -> std::io::Result<Self> {
         let mut opened = Vec::new();
         for upstream in &config.upstreams {
-            let same = self.links.get(&upstream.name).filter(|link| link.is_for(upstream));
-            let pins = if same.is_some() { None } else { Some(Pins::open(starting.pins.as_deref(), upstream)?) };
+            let same = self.supervisors.get(&upstream.name).filter(|link| link.has_config(upstream));
+            let pins = if same.is_some() { None } else { Some(Pins::open(starting.pin_dir.as_deref(), upstream)?) };
             opened.push((upstream, same, pins));
         }
         let (mut links, mut fresh) = (BTreeMap::new(), Vec::new());
         for (upstream, same, pins) in opened {
             let link = match (same, pins) {
                 (Some(link), _) => {
-                    link.look_again();
+                    link.recheck_pins_and_references();
                     Arc::clone(link)
                 }
                 (None, Some(pins)) => {
-                    let link = Link::start(upstream.clone(), pins, starting.launcher.clone(), self.updates.clone());
+                    let link = Link::start(upstream.clone(), pins, starting.launcher.clone(), self.resource_updates.clone());
                     // Carry over subscriptions and the log level.
-                    if let Some(before) = self.links.get(&upstream.name) {
-                        let wanted = crate::gateway::lock(&before.wanted).clone();
-                        *crate::gateway::lock(&link.wanted) = wanted;
-                        let level = *crate::gateway::lock(&before.level);
-                        *crate::gateway::lock(&link.level) = level;
+                    if let Some(before) = self.supervisors.get(&upstream.name) {
+                        let wanted = crate::gateway::lock(&before.subscribed_uris).clone();
+                        *crate::gateway::lock(&link.subscribed_uris) = wanted;
+                        let level = *crate::gateway::lock(&before.log_level);
+                        *crate::gateway::lock(&link.log_level) = level;
                     }
                     fresh.push(Arc::clone(&link));
                     link
@@ -169,54 +169,54 @@ impl Upstreams {
             links.insert(upstream.name.clone(), link);
         }
         tokio::select! {
-            _ = futures_util::future::join_all(fresh.iter().map(|link| link.settled())) => {}
+            _ = futures_util::future::join_all(fresh.iter().map(|link| link.wait_for_first_attempt())) => {}
             () = enough => {}
         }
-        Ok(Self { links: Arc::new(links), updates: self.updates.clone() })
+        Ok(Self { supervisors: Arc::new(links), resource_updates: self.resource_updates.clone() })
     }
 
     /// Stops the upstreams that are not in `others`, each once it is idle.
-    pub(crate) async fn end_but(&self, others: &Self, patience: Duration) {
-        let gone = self.links.values().filter(|link| !others.links.values().any(|other| Arc::ptr_eq(link, other)));
-        futures_util::future::join_all(gone.map(|link| link.end_when_idle(patience))).await;
+    pub(crate) async fn stop_all_except(&self, others: &Self, patience: Duration) {
+        let gone = self.supervisors.values().filter(|link| !others.supervisors.values().any(|other| Arc::ptr_eq(link, other)));
+        futures_util::future::join_all(gone.map(|link| link.stop_when_idle(patience))).await;
     }
 
     /// Stops all upstreams and their child processes.
-    pub async fn end(&self) {
-        futures_util::future::join_all(self.links.values().map(|link| link.end())).await;
+    pub async fn stop_all(&self) {
+        futures_util::future::join_all(self.supervisors.values().map(|link| link.stop())).await;
     }
 
     /// Quarantines tools that mention another upstream's tool.
-    pub(crate) fn look_for_shadows(&self, config: &Config) {
-        let names = shadows::Names::of(config, self.links.values().map(|link| (&link.upstream, &link.pins)));
-        self.links.values().for_each(|link| link.hold_shadows(&names));
+    pub(crate) fn quarantine_shadowing_tools(&self, config: &Config) {
+        let names = shadows::Names::build(config, self.supervisors.values().map(|link| (&link.upstream, &link.pins)));
+        self.supervisors.values().for_each(|link| link.quarantine_shadowing(&names));
     }
 }
 
 impl Backend for Upstreams {
-    fn tools(&self, upstream: &str) -> Option<Vec<Remote>> {
-        self.links.get(upstream).and_then(|link| link.remotes())
+    fn accepted_tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+        self.supervisors.get(upstream).and_then(|link| link.accepted_tools())
     }
 
-    fn held(&self, upstream: &str) -> Vec<String> {
-        self.links.get(upstream).map(|link| held(&link.pins)).unwrap_or_default()
+    fn quarantined_tools(&self, upstream: &str) -> Vec<String> {
+        self.supervisors.get(upstream).map(|link| new_quarantined_tools(&link.pins)).unwrap_or_default()
     }
 
-    fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler> {
-        match self.links.get(&upstream.name) {
+    fn remote_handler(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler> {
+        match self.supervisors.get(&upstream.name) {
             Some(link) => Arc::new(handler::RemoteTool::new(Arc::clone(link), tool)),
             None => Arc::new(handler::Nobody(upstream.name.clone())),
         }
     }
 
-    fn http(&self, tool: &HttpTool) -> Arc<dyn Handler> {
-        crate::http::tool(tool)
+    fn http_handler(&self, tool: &HttpTool) -> Arc<dyn Handler> {
+        crate::http::http_tool_handler(tool)
     }
 }
 
 /// Returns the tools that were never accepted.
-fn held(pins: &Pins) -> Vec<String> {
-    pins.changes().into_iter().filter(|change| change.before.is_none()).map(|change| change.tool).collect()
+fn new_quarantined_tools(pins: &Pins) -> Vec<String> {
+    pins.quarantined().into_iter().filter(|change| change.before.is_none()).map(|change| change.tool).collect()
 }
 
 /// The accepted tools of a configuration's upstreams, read from the pin files.
@@ -229,12 +229,13 @@ impl Known {
     ///
     /// # Errors
     /// A pin file cannot be read.
-    pub fn of(config: &Config, pins: &std::path::Path) -> std::io::Result<Self> {
+    pub fn read(config: &Config, pins: &std::path::Path) -> std::io::Result<Self> {
         let mut known = BTreeMap::new();
         for upstream in &config.upstreams {
             let pins = Pins::open(Some(pins), upstream)?;
             if let Some(tools) = pins.accepted() {
-                known.insert(upstream.name.clone(), (tools.into_iter().map(link::remote).collect(), held(&pins)));
+                known
+                    .insert(upstream.name.clone(), (tools.into_iter().map(link::remote_tool_spec).collect(), new_quarantined_tools(&pins)));
             }
         }
         Ok(Self(known))
@@ -242,20 +243,20 @@ impl Known {
 }
 
 impl Backend for Known {
-    fn tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+    fn accepted_tools(&self, upstream: &str) -> Option<Vec<Remote>> {
         self.0.get(upstream).map(|(tools, _)| tools.clone())
     }
 
-    fn held(&self, upstream: &str) -> Vec<String> {
+    fn quarantined_tools(&self, upstream: &str) -> Vec<String> {
         self.0.get(upstream).map(|(_, held)| held.clone()).unwrap_or_default()
     }
 
-    fn remote(&self, upstream: &Upstream, _: &str) -> Arc<dyn Handler> {
+    fn remote_handler(&self, upstream: &Upstream, _: &str) -> Arc<dyn Handler> {
         Arc::new(handler::Nobody(upstream.name.clone()))
     }
 
-    fn http(&self, tool: &HttpTool) -> Arc<dyn Handler> {
-        crate::http::tool(tool)
+    fn http_handler(&self, tool: &HttpTool) -> Arc<dyn Handler> {
+        crate::http::http_tool_handler(tool)
     }
 
     fn is_live(&self) -> bool {

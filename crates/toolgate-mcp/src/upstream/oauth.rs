@@ -23,22 +23,22 @@ pub(super) struct Asking<'a> {
 
 impl Asking<'_> {
     /// Fetches a token for an upstream.
-    pub(super) async fn token(&self, client: &Client, upstream: &str) -> Result<String, String> {
-        let (id, secret) = (self.client_id.take()?, self.client_secret.take()?);
-        self.fetch(client, upstream, &id, &secret).await.map_err(|why| format!("cannot get an access token: {why}"))
+    pub(super) async fn fetch_token(&self, client: &Client, upstream: &str) -> Result<String, String> {
+        let (id, secret) = (self.client_id.resolve_and_remember()?, self.client_secret.resolve_and_remember()?);
+        self.request_token(client, upstream, &id, &secret).await.map_err(|why| format!("cannot get an access token: {why}"))
     }
 
-    async fn fetch(&self, client: &Client, upstream: &str, id: &str, secret: &str) -> Result<String, String> {
+    async fn request_token(&self, client: &Client, upstream: &str, id: &str, secret: &str) -> Result<String, String> {
         let mut form = vec![("grant_type", "client_credentials".to_owned())];
         let mut scope = self.scope.map(str::to_owned);
         let (url, in_form) = match self.source {
             TokenSource::Url(url) => (url.clone(), false),
             TokenSource::Issuer(issuer) => {
-                let wants = Wants::of(client, upstream, issuer).await?;
-                let service = Service::of(client, issuer).await?;
+                let wants = Wants::load(client, upstream, issuer).await?;
+                let service = Service::discover(client, issuer).await?;
                 scope = scope.or(wants.scope);
                 form.push(("resource", wants.resource));
-                (service.token_endpoint, service.in_form)
+                (service.url, service.has_form_credentials)
             }
         };
         form.extend(scope.map(|scope| ("scope", scope)));
@@ -46,18 +46,18 @@ impl Asking<'_> {
         if in_form {
             form.extend([("client_id", id.to_owned()), ("client_secret", secret.to_owned())]);
         } else {
-            request = request.basic_auth(encoded(id), Some(encoded(secret)));
+            request = request.basic_auth(form_encoded(id), Some(form_encoded(secret)));
         }
-        let (status, answer) = ask(request.form(&form)).await?;
+        let (status, answer) = send_json_request(request.form(&form)).await?;
         if status != 200 {
             return Err(format!("the token endpoint answered with status {status}"));
         }
-        text(&answer, "access_token").ok_or_else(|| "the token endpoint returned no `access_token`".to_owned())
+        string_field(&answer, "access_token").ok_or_else(|| "the token endpoint returned no `access_token`".to_owned())
     }
 }
 
 /// Encodes a credential for the `Authorization` header (RFC 6749, section 2.3.1).
-fn encoded(text: &str) -> String {
+fn form_encoded(text: &str) -> String {
     url::form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
@@ -69,7 +69,7 @@ struct Wants {
 }
 
 impl Wants {
-    async fn of(client: &Client, upstream: &str, issuer: &str) -> Result<Self, String> {
+    async fn load(client: &Client, upstream: &str, issuer: &str) -> Result<Self, String> {
         let own = Url::parse(upstream).map_err(|error| format!("`url`: {error}"))?;
         let request = client.get(own.clone()).header(ACCEPT, "application/json, text/event-stream").timeout(PATIENCE);
         let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
@@ -77,27 +77,27 @@ impl Wants {
         // Close the response: a server that does not reject it may stream forever.
         drop(answer);
         // Use only metadata of the same origin.
-        let named = parameter(&challenge, "resource_metadata").and_then(|url| Url::parse(&url).ok());
-        let places = named.filter(|url| url.origin() == own.origin()).into_iter().chain(well_known(&own, "oauth-protected-resource"));
-        let Some(metadata) = first(client, places).await? else {
+        let named = challenge_parameter(&challenge, "resource_metadata").and_then(|url| Url::parse(&url).ok());
+        let places = named.filter(|url| url.origin() == own.origin()).into_iter().chain(well_known_urls(&own, "oauth-protected-resource"));
+        let Some(metadata) = first_json_object(client, places).await? else {
             // Without metadata, the URL is the resource identifier.
-            return Ok(Self { resource: bare(&own), scope: parameter(&challenge, "scope") });
+            return Ok(Self { resource: resource_identifier(&own), scope: challenge_parameter(&challenge, "scope") });
         };
-        let resource = text(&metadata, "resource").ok_or("the resource metadata of the upstream has no `resource`")?;
-        if !Url::parse(&resource).is_ok_and(|resource| covers(&resource, &own)) {
-            return Err(format!("the resource metadata of the upstream names another resource: `{}`", cut(&resource)));
+        let resource = string_field(&metadata, "resource").ok_or("the resource metadata of the upstream has no `resource`")?;
+        if !Url::parse(&resource).is_ok_and(|resource| is_same_or_parent(&resource, &own)) {
+            return Err(format!("the resource metadata of the upstream names another resource: `{}`", truncate_text(&resource)));
         }
-        let issuers = texts(&metadata, "authorization_servers");
+        let issuers = string_array_field(&metadata, "authorization_servers");
         if !issuers.iter().any(|named| named.trim_end_matches('/') == issuer.trim_end_matches('/')) {
-            return Err(format!("the upstream accepts tokens of `{}`, not of the issuer `{issuer}`", cut(&issuers.join("`, `"))));
+            return Err(format!("the upstream accepts tokens of `{}`, not of the issuer `{issuer}`", truncate_text(&issuers.join("`, `"))));
         }
-        let all = texts(&metadata, "scopes_supported").join(" ");
-        Ok(Self { resource, scope: parameter(&challenge, "scope").or((!all.is_empty()).then_some(all)) })
+        let all = string_array_field(&metadata, "scopes_supported").join(" ");
+        Ok(Self { resource, scope: challenge_parameter(&challenge, "scope").or((!all.is_empty()).then_some(all)) })
     }
 }
 
 /// Returns a URL as resource identifier, without parts that may be secret (RFC 8707).
-fn bare(address: &Url) -> String {
+fn resource_identifier(address: &Url) -> String {
     let mut bare = address.clone();
     bare.set_query(None);
     bare.set_fragment(None);
@@ -106,7 +106,7 @@ fn bare(address: &Url) -> String {
 }
 
 /// Truncates text of a server for an error message.
-fn cut(text: &str) -> String {
+fn truncate_text(text: &str) -> String {
     let mut words: String = text.chars().take(200).collect();
     if words.len() < text.len() {
         words.push('…');
@@ -115,52 +115,53 @@ fn cut(text: &str) -> String {
 }
 
 /// Returns whether a resource identifier is the address or a parent path of it.
-fn covers(resource: &Url, address: &Url) -> bool {
+fn is_same_or_parent(resource: &Url, address: &Url) -> bool {
     let (outer, inner) = (resource.path().trim_end_matches('/'), address.path());
     resource.origin() == address.origin() && inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The token endpoint of an issuer, and how clients authenticate there (RFC 8414).
 struct Service {
-    token_endpoint: String,
+    url: String,
     /// Send the credentials in the form instead of the header.
-    in_form: bool,
+    has_form_credentials: bool,
 }
 
 impl Service {
-    async fn of(client: &Client, issuer: &str) -> Result<Self, String> {
+    async fn discover(client: &Client, issuer: &str) -> Result<Self, String> {
         let own = Url::parse(issuer).map_err(|error| format!("`issuer`: {error}"))?;
-        let own_place = |what: &str| well_known(&own, what).into_iter().next();
+        let own_place = |what: &str| well_known_urls(&own, what).into_iter().next();
         let mut places: Vec<Url> = ["oauth-authorization-server", "openid-configuration"].into_iter().filter_map(own_place).collect();
         places.extend(Url::parse(&format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'))));
         let (mut metadata, mut why) = (None, format!("cannot find the metadata of the issuer `{issuer}`; set `token_url`"));
         for place in places {
-            let Some(said) = first(client, [place]).await.unwrap_or_default() else { continue };
-            let named = text(&said, "issuer").unwrap_or_default();
+            let Some(said) = first_json_object(client, [place]).await.unwrap_or_default() else { continue };
+            let named = string_field(&said, "issuer").unwrap_or_default();
             if named.trim_end_matches('/') == issuer.trim_end_matches('/') {
                 metadata = Some(said);
                 break;
             }
-            why = format!("the metadata of the issuer `{issuer}` names another issuer: `{}`", cut(&named));
+            why = format!("the metadata of the issuer `{issuer}` names another issuer: `{}`", truncate_text(&named));
         }
         let metadata = metadata.ok_or(why)?;
-        let token_endpoint = text(&metadata, "token_endpoint").ok_or_else(|| format!("the metadata of the issuer `{issuer}` has no `token_endpoint`"))?;
+        let token_endpoint = string_field(&metadata, "token_endpoint")
+            .ok_or_else(|| format!("the metadata of the issuer `{issuer}` has no `token_endpoint`"))?;
         // Never send a secret unencrypted if the issuer uses HTTPS.
         if own.scheme() == "https" && !token_endpoint.starts_with("https://") {
-            return Err(format!("the token endpoint of the issuer `{issuer}` is not encrypted: `{}`", cut(&token_endpoint)));
+            return Err(format!("the token endpoint of the issuer `{issuer}` is not encrypted: `{}`", truncate_text(&token_endpoint)));
         }
-        let methods = texts(&metadata, "token_endpoint_auth_methods_supported");
+        let methods = string_array_field(&metadata, "token_endpoint_auth_methods_supported");
         let takes = |method: &str| methods.iter().any(|known| known == method);
         let in_form = takes("client_secret_post") && !takes("client_secret_basic");
         if !in_form && !methods.is_empty() && !takes("client_secret_basic") {
-            return Err(format!("the issuer `{issuer}` does not support client secrets, only {}", cut(&methods.join(", "))));
+            return Err(format!("the issuer `{issuer}` does not support client secrets, only {}", truncate_text(&methods.join(", "))));
         }
-        Ok(Self { token_endpoint, in_form })
+        Ok(Self { url: token_endpoint, has_form_credentials: in_form })
     }
 }
 
 /// Returns the well-known URLs of an address: for its path, and for the host.
-fn well_known(address: &Url, what: &str) -> Vec<Url> {
+fn well_known_urls(address: &Url, what: &str) -> Vec<Url> {
     let at = |path: &str| address.join(&format!("/.well-known/{what}{path}")).ok();
     let path = address.path().trim_end_matches('/');
     let root = (!path.is_empty()).then(|| at("")).flatten();
@@ -168,9 +169,9 @@ fn well_known(address: &Url, what: &str) -> Vec<Url> {
 }
 
 /// Returns the first JSON object that one of the URLs returns.
-async fn first(client: &Client, places: impl IntoIterator<Item = Url>) -> Result<Option<Value>, String> {
+async fn first_json_object(client: &Client, places: impl IntoIterator<Item = Url>) -> Result<Option<Value>, String> {
     for place in places {
-        let (status, said) = ask(client.get(place).header(ACCEPT, "application/json").timeout(PATIENCE)).await?;
+        let (status, said) = send_json_request(client.get(place).header(ACCEPT, "application/json").timeout(PATIENCE)).await?;
         if status == 200 && said.is_object() {
             return Ok(Some(said));
         }
@@ -179,23 +180,23 @@ async fn first(client: &Client, places: impl IntoIterator<Item = Url>) -> Result
 }
 
 /// Sends a request, and returns the status and the JSON body; null if the body is not JSON.
-async fn ask(request: reqwest::RequestBuilder) -> Result<(u16, Value), String> {
+async fn send_json_request(request: reqwest::RequestBuilder) -> Result<(u16, Value), String> {
     let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
     let status = answer.status().as_u16();
-    let said = crate::bounded::whole(answer).await.map_err(|error| error.without_url().to_string())?;
+    let said = crate::bounded::read_body(answer).await.map_err(|error| error.without_url().to_string())?;
     Ok((status, said.and_then(|said| serde_json::from_slice(&said).ok()).unwrap_or_default()))
 }
 
-fn text(value: &Value, key: &str) -> Option<String> {
+fn string_field(value: &Value, key: &str) -> Option<String> {
     value.get(key).and_then(Value::as_str).map(str::to_owned)
 }
 
-fn texts(value: &Value, key: &str) -> Vec<String> {
+fn string_array_field(value: &Value, key: &str) -> Vec<String> {
     value.get(key).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 /// Returns a parameter of a challenge such as `Bearer scope="a b", error="x"`.
-fn parameter(challenge: &str, name: &str) -> Option<String> {
+fn challenge_parameter(challenge: &str, name: &str) -> Option<String> {
     let mut rest = challenge.trim_start().split_once(' ').map_or("", |(_, parameters)| parameters);
     loop {
         let (key, after) = rest.split_once('=')?;
@@ -221,14 +222,14 @@ mod tests {
         for (name, value) in
             [("resource_metadata", Some("https://a.example/x")), ("scope", Some("a b")), ("Error", Some("invalid_token")), ("none", None)]
         {
-            assert_eq!(parameter(challenge, name).as_deref(), value, "{name}");
+            assert_eq!(challenge_parameter(challenge, name).as_deref(), value, "{name}");
         }
-        assert_eq!(parameter("Bearer", "scope"), None);
-        assert_eq!(parameter("Bearer scope=\"open", "scope"), None);
+        assert_eq!(challenge_parameter("Bearer", "scope"), None);
+        assert_eq!(challenge_parameter("Bearer scope=\"open", "scope"), None);
     }
 
     #[test]
-    fn an_upstream_is_what_it_calls_itself_or_within() {
+    fn a_resource_covers_itself_and_the_paths_below() {
         for (resource, address, is) in [
             ("https://a.example/mcp", "https://a.example/mcp", true),
             ("https://a.example", "https://a.example/mcp", true),
@@ -236,7 +237,7 @@ mod tests {
             ("https://evil.example/mcp", "https://a.example/mcp", false),
             ("http://a.example/mcp", "https://a.example/mcp", false),
         ] {
-            assert_eq!(covers(&Url::parse(resource).unwrap(), &Url::parse(address).unwrap()), is, "{resource} {address}");
+            assert_eq!(is_same_or_parent(&Url::parse(resource).unwrap(), &Url::parse(address).unwrap()), is, "{resource} {address}");
         }
     }
 }

@@ -17,7 +17,7 @@ use toolgate::Timestamp;
 use toolgate::config::Upstream;
 use toolgate::json::Digest;
 
-use super::scan::{Suspicion, scan, words};
+use super::scan::{Suspicion, scan_tool, tool_text};
 use super::shadows::Names;
 use kept::{Stamp, Taken};
 
@@ -45,7 +45,7 @@ struct Offered {
 
 impl Offered {
     /// Returns whether this is the accepted definition.
-    fn is(&self, accepted: Option<Digest>) -> bool {
+    fn is_accepted(&self, accepted: Option<Digest>) -> bool {
         !self.ambiguous && accepted == Some(self.digest)
     }
 }
@@ -75,23 +75,23 @@ struct Pin {
 
 impl Pin {
     /// Returns the digest of the accepted definition.
-    fn digest(&self) -> Option<Digest> {
-        *self.known_digest.get_or_init(|| self.accepted.as_ref().map(digest))
+    fn accepted_digest(&self) -> Option<Digest> {
+        *self.known_digest.get_or_init(|| self.accepted.as_ref().map(tool_digest))
     }
 
     /// Returns the new pin if the offered definition differs from the stored pin.
     ///
     /// `before` is the digest that the own upstream offered under this name before.
-    fn of(known: Option<&Self>, now: &Offered, before: Option<Digest>) -> Option<Self> {
+    fn next_pin(known: Option<&Self>, now: &Offered, before: Option<Digest>) -> Option<Self> {
         let Some(pin) = known else {
-            let why = scan(&now.tool);
+            let why = scan_tool(&now.tool);
             let is_fine = why.is_empty() && !now.ambiguous;
             let (accepted, seen) = if is_fine { (Some(now.tool.clone()), None) } else { (None, Some(now.tool.clone())) };
             let known_digest = std::sync::OnceLock::new();
             return Some(Self { accepted, known_digest, seen, why, first: Timestamp::now(), shown: None, vouched: None });
         };
-        let (seen, is_news) = (pin.seen.as_ref().map(digest), before != Some(now.digest));
-        if now.is(pin.digest()) {
+        let (seen, is_news) = (pin.seen.as_ref().map(tool_digest), before != Some(now.digest));
+        if now.is_accepted(pin.accepted_digest()) {
             // A difference that was stored before this process looked, or that this process found
             // itself, is resolved. A difference that another process finds meanwhile is not.
             let is_over = seen.is_some() && is_news && (before.is_none() || before == seen);
@@ -100,7 +100,7 @@ impl Pin {
         // If two processes see different definitions, the stored one stays until it is resolved.
         // Otherwise the two processes would overwrite each other forever.
         let is_told = seen == Some(now.digest) || (seen.is_some() && !is_news);
-        (!is_told).then(|| Self { seen: Some(now.tool.clone()), why: scan(&now.tool), ..pin.clone() })
+        (!is_told).then(|| Self { seen: Some(now.tool.clone()), why: scan_tool(&now.tool), ..pin.clone() })
     }
 }
 
@@ -129,10 +129,10 @@ impl Known {
     }
 
     /// Indexes a list by name. If two tools share a name, the unaccepted definition wins.
-    fn offered(&self, tools: &[Tool]) -> BTreeMap<String, Offered> {
+    fn index_by_name(&self, tools: &[Tool]) -> BTreeMap<String, Offered> {
         let mut offered = BTreeMap::<String, Offered>::new();
         for tool in tools {
-            let digest = digest(tool);
+            let digest = tool_digest(tool);
             let Some(other) = offered.get_mut(&*tool.name) else {
                 offered.insert(tool.name.to_string(), Offered { tool: tool.clone(), digest, ambiguous: false });
                 continue;
@@ -140,7 +140,7 @@ impl Known {
             if other.digest == digest {
                 continue;
             }
-            let accepted = self.tools.get(&*tool.name).and_then(Pin::digest);
+            let accepted = self.tools.get(&*tool.name).and_then(Pin::accepted_digest);
             if accepted == Some(other.digest) {
                 (other.tool, other.digest) = (tool.clone(), digest);
             }
@@ -151,19 +151,19 @@ impl Known {
 
     /// Returns the definitions of the own upstream that differ from the accepted ones and are not
     /// stored as such.
-    fn untold(&self) -> Vec<Offered> {
-        let is_untold = |(name, now): &(&String, &Offered)| Pin::of(self.tools.get(*name), now, Some(now.digest)).is_some();
+    fn unstored_differences(&self) -> Vec<Offered> {
+        let is_untold = |(name, now): &(&String, &Offered)| Pin::next_pin(self.tools.get(*name), now, Some(now.digest)).is_some();
         self.own.iter().filter(is_untold).map(|(_, now)| now.clone()).collect()
     }
 
     /// Quarantines tools that mention another upstream's tool. Returns whether any of it is new.
-    fn hold_shadows(&mut self, own: &Upstream, names: &Names<'_>) -> bool {
+    fn quarantine_shadowing(&mut self, own: &Upstream, names: &Names<'_>) -> bool {
         let mut found = false;
         for pin in self.tools.values_mut() {
             let is_told = pin.why.iter().any(|why| matches!(why, Suspicion::Shadow { .. }));
             // Do not ask again about a definition that a person accepted.
-            let vouched = |tool: &&Tool| pin.vouched.is_some_and(|vouched| vouched == digest(tool));
-            let speaks = |tool: &Tool, since| names.another(own, since, &words(tool));
+            let vouched = |tool: &&Tool| pin.vouched.is_some_and(|vouched| vouched == tool_digest(tool));
+            let speaks = |tool: &Tool, since| names.find_foreign_mention(own, since, &tool_text(tool));
             // A changed definition counts as of now, however old the tool name is.
             let seen = pin.seen.as_ref().filter(|tool| !is_told && !vouched(tool)).and_then(|tool| speaks(tool, Timestamp::now()));
             // Check the accepted definition too: the upstream of another process may still offer
@@ -188,11 +188,11 @@ impl Known {
 /// The pinned tools of one upstream.
 pub struct Pins {
     file: Option<PathBuf>,
-    known: Mutex<Known>,
+    contents: Mutex<Known>,
     /// The state of the file when it was last read.
-    stamp: Mutex<Option<Stamp>>,
+    file_version: Mutex<Option<Stamp>>,
     /// New tools that could not be stored and are therefore not accepted, and the reason.
-    unwritten: Mutex<(String, Vec<Tool>)>,
+    unwritten_tools: Mutex<(String, Vec<Tool>)>,
 }
 
 /// A quarantined tool and the reasons.
@@ -218,20 +218,20 @@ pub struct Accepted {
     /// The accepted tools.
     pub tools: Vec<String>,
     /// Tools whose current definition was not shown to a person, so they are not accepted.
-    pub unseen: Vec<String>,
+    pub not_shown: Vec<String>,
 }
 
-fn written(tool: &Tool) -> Value {
+fn to_json(tool: &Tool) -> Value {
     serde_json::to_value(tool).unwrap_or_default()
 }
 
-fn changes(known: &Known) -> Vec<Change> {
+fn quarantined_tools(known: &Known) -> Vec<Change> {
     let one = |(name, pin): (&String, &Pin)| {
         Some(Change {
             upstream: known.upstream.clone(),
             tool: name.clone(),
-            before: pin.accepted.as_ref().map(written),
-            now: written(pin.seen.as_ref()?),
+            before: pin.accepted.as_ref().map(to_json),
+            now: to_json(pin.seen.as_ref()?),
             why: pin.why.clone(),
         })
     };
@@ -239,19 +239,19 @@ fn changes(known: &Known) -> Vec<Change> {
 }
 
 /// Returns the quarantined tools with their current definitions.
-fn held(known: &Known) -> Vec<(String, Tool)> {
+fn quarantined_definitions(known: &Known) -> Vec<(String, Tool)> {
     known.tools.iter().filter_map(|(name, pin)| Some((name.clone(), pin.seen.clone()?))).collect()
 }
 
 /// Returns the digest of all parts of a tool that a model or a client depends on.
-pub(super) fn digest(tool: &Tool) -> Digest {
+pub(super) fn tool_digest(tool: &Tool) -> Digest {
     let mut written = serde_json::to_value(tool).unwrap_or_default();
     if let Some(fields) = written.as_object_mut() {
         fields.retain(|key, _| {
             matches!(key.as_str(), "name" | "title" | "description" | "inputSchema" | "outputSchema" | "annotations" | "_meta")
         });
     }
-    Digest::of(&toolgate::json::canonical(&written))
+    Digest::of(&toolgate::json::to_canonical_bytes(&written))
 }
 
 impl Pins {
@@ -265,8 +265,8 @@ impl Pins {
     pub fn open(directory: Option<&Path>, upstream: &Upstream) -> io::Result<Self> {
         let file = directory.map(|directory| directory.join(format!("{}.json", upstream.name)));
         let known = Known { upstream: upstream.name.clone(), ..Known::default() };
-        let pins = Self { file, known: Mutex::new(known), stamp: Mutex::default(), unwritten: Mutex::default() };
-        pins.read()?;
+        let pins = Self { file, contents: Mutex::new(known), file_version: Mutex::default(), unwritten_tools: Mutex::default() };
+        pins.reload()?;
         Ok(pins)
     }
 
@@ -276,11 +276,11 @@ impl Pins {
         self.file.as_deref()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
-        if let Err(error) = self.read() {
+    fn lock_reloaded(&self) -> std::sync::MutexGuard<'_, Known> {
+        if let Err(error) = self.reload() {
             tracing::error!(%error, "cannot read the pin file");
         }
-        crate::gateway::lock(&self.known)
+        crate::gateway::lock(&self.contents)
     }
 
     /// Records what the upstream offers now. Returns whether the set of quarantined tools changed.
@@ -289,13 +289,15 @@ impl Pins {
     ///
     /// # Errors
     /// The upstream has offered more than can be stored.
-    pub(super) fn note(&self, tools: &[Tool]) -> Result<bool, String> {
-        let turn = self.enter();
-        let mut known = self.lock();
+    pub(super) fn record_offered(&self, tools: &[Tool]) -> Result<bool, String> {
+        let turn = self.lock_file();
+        let mut known = self.lock_reloaded();
         if !known.has_room_for(tools) {
-            return Err(format!("the upstream has offered more than {MOST_TOOLS} tools or {MOST_BYTES} bytes of tools since it was pinned"));
+            return Err(format!(
+                "the upstream has offered more than {MOST_TOOLS} tools or {MOST_BYTES} bytes of tools since it was pinned"
+            ));
         }
-        let offered = known.offered(tools);
+        let offered = known.index_by_name(tools);
         let Known { tools: pins, own, .. } = &mut *known;
         // Keep removed tools: a tool is called as it was accepted or not at all.
         own.retain(|name, _| pins.contains_key(name));
@@ -304,18 +306,18 @@ impl Pins {
             (now, before.map(|before| before.digest))
         };
         let offered = offered.into_iter().map(with_before).collect();
-        Ok(self.take(&mut known, offered, turn))
+        Ok(self.store_offered(&mut known, offered, turn))
     }
 
     /// Stores tools that could not be stored, and differences that another process resolved.
-    pub(super) fn note_again(&self) {
-        let is_told = self.lock().untold().is_empty();
+    pub(super) fn retry_recording(&self) {
+        let is_told = self.lock_reloaded().unstored_differences().is_empty();
         if is_told {
             return;
         }
-        let turn = self.enter();
-        let mut known = self.lock();
-        let untold = known.untold();
+        let turn = self.lock_file();
+        let mut known = self.lock_reloaded();
+        let untold = known.unstored_differences();
         let tools: Vec<Tool> = untold.iter().map(|now| now.tool.clone()).collect();
         // The next listing reports it if there is no room.
         if known.has_room_for(&tools) {
@@ -323,26 +325,26 @@ impl Pins {
                 let digest = now.digest;
                 (now, Some(digest))
             };
-            self.take(&mut known, untold.into_iter().map(as_before).collect(), turn);
+            self.store_offered(&mut known, untold.into_iter().map(as_before).collect(), turn);
         }
     }
 
     /// Stores offered definitions, each with the digest that was offered under the name before.
     ///
     /// Returns whether the set of quarantined tools changed.
-    fn take(&self, known: &mut Known, offered: Vec<(Offered, Option<Digest>)>, turn: Taken) -> bool {
-        let (before, mut fresh) = (held(known), Vec::new());
+    fn store_offered(&self, known: &mut Known, offered: Vec<(Offered, Option<Digest>)>, turn: Taken) -> bool {
+        let (before, mut fresh) = (quarantined_definitions(known), Vec::new());
         for (now, was) in offered {
             let name = now.tool.name.to_string();
             let found = known.tools.get(&name);
-            let Some(pin) = Pin::of(found, &now, was) else { continue };
+            let Some(pin) = Pin::next_pin(found, &now, was) else { continue };
             if found.is_none() {
                 fresh.extend(pin.accepted.clone());
             }
             known.tools.insert(name, pin);
         }
-        let kept = self.keep(known, turn);
-        let mut unwritten = crate::gateway::lock(&self.unwritten);
+        let kept = self.write_or_explain(known, turn);
+        let mut unwritten = crate::gateway::lock(&self.unwritten_tools);
         *unwritten = match kept {
             Ok(()) => <(String, Vec<Tool>)>::default(),
             // The tools count as never seen, so the next listing treats them as new.
@@ -351,82 +353,83 @@ impl Pins {
                 (why, fresh)
             }
         };
-        held(known) != before
+        quarantined_definitions(known) != before
     }
 
     /// Quarantines tools that mention another upstream's tool, even if the tools did not change.
     ///
     /// Tools that are already quarantined get one more finding. All changes are stored at once.
-    pub(super) fn hold_shadows(&self, own: &Upstream, names: &Names<'_>) {
-        let found = self.lock().hold_shadows(own, names);
+    pub(super) fn quarantine_shadowing(&self, own: &Upstream, names: &Names<'_>) {
+        let found = self.lock_reloaded().quarantine_shadowing(own, names);
         // If storing fails, the check runs again after the next start.
         if found {
-            let turn = self.enter();
-            let mut known = self.lock();
+            let turn = self.lock_file();
+            let mut known = self.lock_reloaded();
             // Another process may have changed the file meanwhile.
-            known.hold_shadows(own, names);
-            let _ = self.keep(&known, turn);
+            known.quarantine_shadowing(own, names);
+            let _ = self.write_or_explain(&known, turn);
         }
     }
 
     /// Returns the accepted tools; `None` if no tool was ever seen.
     pub(super) fn accepted(&self) -> Option<Vec<Tool>> {
-        let known = self.lock();
+        let known = self.lock_reloaded();
         (!known.tools.is_empty()).then(|| known.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
     }
 
     /// Returns all tools that were ever seen, with the first time and whether one is accepted.
-    pub(super) fn seen(&self) -> BTreeMap<String, (Timestamp, bool)> {
-        let known = self.lock();
+    pub(super) fn first_seen(&self) -> BTreeMap<String, (Timestamp, bool)> {
+        let known = self.lock_reloaded();
         known.tools.iter().map(|(name, pin)| (name.clone(), (pin.first, pin.accepted.is_some()))).collect()
     }
 
     /// Returns the digest of the accepted definition of a tool.
-    pub(super) fn digest_of(&self, tool: &str) -> Option<Digest> {
-        self.lock().tools.get(tool).and_then(|pin| pin.accepted.as_ref().map(digest))
+    pub(super) fn accepted_digest(&self, tool: &str) -> Option<Digest> {
+        self.lock_reloaded().tools.get(tool).and_then(|pin| pin.accepted.as_ref().map(tool_digest))
     }
 
     /// Returns whether calls of a tool need no `x-mcp-header` arguments in HTTP headers.
-    pub(super) fn is_plain(&self, tool: &str) -> bool {
-        let known = crate::gateway::lock(&self.known);
+    pub(super) fn can_use_fast_path(&self, tool: &str) -> bool {
+        let known = crate::gateway::lock(&self.contents);
         let schema = known.tools.get(tool).and_then(|pin| pin.accepted.as_ref()).map(|tool| &tool.input_schema);
-        schema.is_some_and(|schema| !crate::speaks_in_headers(schema))
+        schema.is_some_and(|schema| !crate::has_header_arguments(schema))
     }
 
     /// Returns whether a tool still has the given accepted definition, so it may be called.
     ///
     /// Differences that another process found do not count, because its upstream may have another
     /// version. They count only if the own upstream has not listed the tool yet.
-    pub(super) fn holds(&self, tool: &str, accepted: Option<Digest>) -> bool {
-        let known = crate::gateway::lock(&self.known);
-        let Some(pin) = known.tools.get(tool).filter(|pin| accepted.is_some() && pin.digest() == accepted) else { return false };
-        known.own.get(tool).map_or(pin.seen.is_none(), |now| now.is(accepted))
+    pub(super) fn is_current(&self, tool: &str, accepted: Option<Digest>) -> bool {
+        let known = crate::gateway::lock(&self.contents);
+        let Some(pin) = known.tools.get(tool).filter(|pin| accepted.is_some() && pin.accepted_digest() == accepted) else { return false };
+        known.own.get(tool).map_or(pin.seen.is_none(), |now| now.is_accepted(accepted))
     }
 
     /// Returns the names of all tools that were ever seen, as the upstream spells them.
     #[must_use]
-    pub fn names(&self) -> Vec<String> {
-        self.lock().tools.keys().cloned().collect()
+    pub fn tool_names(&self) -> Vec<String> {
+        self.lock_reloaded().tools.keys().cloned().collect()
     }
 
     /// Returns the quarantined tools.
     ///
     /// If this process has listed its own upstream, that list decides. Otherwise the file does.
     #[must_use]
-    pub fn changes(&self) -> Vec<Change> {
-        let known = self.lock();
-        let unwritten = crate::gateway::lock(&self.unwritten);
+    pub fn quarantined(&self) -> Vec<Change> {
+        let known = self.lock_reloaded();
+        let unwritten = crate::gateway::lock(&self.unwritten_tools);
         let (why, tools) = &*unwritten;
         // Another process may have stored these tools meanwhile.
         let waiting = tools.iter().filter(|tool| !known.tools.contains_key(&*tool.name)).map(|tool| Change {
             upstream: known.upstream.clone(),
             tool: tool.name.to_string(),
             before: None,
-            now: written(tool),
+            now: to_json(tool),
             why: vec![Suspicion::Unwritten { why: why.clone() }],
         });
-        let is_as_accepted = |tool: &str| known.own.get(tool).is_some_and(|now| now.is(known.tools.get(tool).and_then(Pin::digest)));
-        changes(&known).into_iter().filter(|change| !is_as_accepted(&change.tool)).chain(waiting).collect()
+        let is_as_accepted =
+            |tool: &str| known.own.get(tool).is_some_and(|now| now.is_accepted(known.tools.get(tool).and_then(Pin::accepted_digest)));
+        quarantined_tools(&known).into_iter().filter(|change| !is_as_accepted(&change.tool)).chain(waiting).collect()
     }
 
     /// Accepts the current definition of one tool or of all tools, and returns which.
@@ -434,13 +437,13 @@ impl Pins {
     /// # Errors
     /// The pin file cannot be written.
     pub fn accept(&self, tool: Option<&str>) -> io::Result<Accepted> {
-        let turn = self.enter();
-        let mut known = self.lock();
+        let turn = self.lock_file();
+        let mut known = self.lock_reloaded();
         let (mut next, mut accepted) = (known.clone(), Accepted::default());
         for (name, pin) in next.tools.iter_mut().filter(|(name, _)| tool.is_none_or(|tool| tool == *name)) {
             let Some(seen) = &pin.seen else { continue };
-            if pin.shown != Some(digest(seen)) {
-                accepted.unseen.push(name.clone());
+            if pin.shown != Some(tool_digest(seen)) {
+                accepted.not_shown.push(name.clone());
                 continue;
             }
             pin.accepted = pin.seen.take();
@@ -458,13 +461,13 @@ impl Pins {
     ///
     /// # Errors
     /// The pin file cannot be written.
-    pub fn show(&self) -> io::Result<Vec<Change>> {
-        let turn = self.enter();
+    pub fn show_quarantined(&self) -> io::Result<Vec<Change>> {
+        let turn = self.lock_file();
         // Hold the lock, so that the recorded definitions are exactly the returned ones.
-        let mut known = self.lock();
-        let changes = changes(&known);
+        let mut known = self.lock_reloaded();
+        let changes = quarantined_tools(&known);
         for pin in known.tools.values_mut() {
-            pin.shown = pin.seen.as_ref().map(digest);
+            pin.shown = pin.seen.as_ref().map(tool_digest);
         }
         self.write(&known, turn)?;
         Ok(changes)

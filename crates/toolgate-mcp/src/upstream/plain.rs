@@ -8,26 +8,28 @@ use rmcp::service::ClientInitializeError;
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 
 /// Describes why the handshake failed.
-pub(super) fn hello(error: &ClientInitializeError) -> String {
+pub(super) fn describe_handshake_error(error: &ClientInitializeError) -> String {
     match error {
         ClientInitializeError::ConnectionClosed(_) => ENDED.to_owned(),
-        ClientInitializeError::TransportError { error, .. } => transport(error, ENDED),
-        ClientInitializeError::JsonRpcError(error) => format!("the server rejected the handshake: {} (code {})", error.message, error.code.0),
+        ClientInitializeError::TransportError { error, .. } => describe_transport_error(error, ENDED),
+        ClientInitializeError::JsonRpcError(error) => {
+            format!("the server rejected the handshake: {} (code {})", error.message, error.code.0)
+        }
         ClientInitializeError::NoCompatibleProtocolVersion { server_supported, .. } => {
             let known: Vec<&str> = server_supported.iter().map(rmcp::model::ProtocolVersion::as_str).collect();
             format!("the server supports only protocol revisions that toolgate does not support: {}", known.join(", "))
         }
-        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => hello(fallback),
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => describe_handshake_error(fallback),
         ClientInitializeError::Cancelled => "the handshake was cancelled".to_owned(),
         _ => "the server sent an unexpected response to the handshake".to_owned(),
     }
 }
 
 /// Returns the HTTP status of a rejected handshake.
-pub(super) fn status(error: &ClientInitializeError) -> Option<u16> {
+pub(super) fn handshake_status(error: &ClientInitializeError) -> Option<u16> {
     let mut cause: Option<&(dyn Error + 'static)> = match error {
         ClientInitializeError::TransportError { error, .. } => Some(error),
-        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => return status(fallback),
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => return handshake_status(fallback),
         _ => None,
     };
     while let Some(error) = cause {
@@ -40,10 +42,10 @@ pub(super) fn status(error: &ClientInitializeError) -> Option<u16> {
 }
 
 /// Describes why a request got no result.
-pub(super) fn question(error: &ServiceError) -> String {
+pub(super) fn describe_request_error(error: &ServiceError) -> String {
     match error {
         ServiceError::McpError(error) => format!("{} (code {})", error.message, error.code.0),
-        ServiceError::TransportSend(error) => unsent(error),
+        ServiceError::TransportSend(error) => describe_send_error(error),
         ServiceError::TransportClosed => GONE.to_owned(),
         ServiceError::Timeout { timeout } => format!("no response within {timeout:?}"),
         other => other.to_string(),
@@ -53,22 +55,22 @@ pub(super) fn question(error: &ServiceError) -> String {
 /// Describes why a request could not be sent.
 ///
 /// The library's own text would contain the whole URL, which may contain a key.
-pub(super) fn unsent(error: &(dyn Error + 'static)) -> String {
-    transport(error, GONE)
+pub(super) fn describe_send_error(error: &(dyn Error + 'static)) -> String {
+    describe_transport_error(error, GONE)
 }
 
 const ENDED: &str = "the server exited or closed its output before the handshake was complete";
 const GONE: &str = "the server closed the connection";
 
 /// Describes the first cause that is understood.
-fn transport(error: &(dyn Error + 'static), ended: &str) -> String {
+fn describe_transport_error(error: &(dyn Error + 'static), ended: &str) -> String {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
-            return http(error);
+            return describe_http_error(error);
         }
         if let Some(error) = error.downcast_ref::<reqwest::Error>() {
-            return request(error);
+            return describe_reqwest_error(error);
         }
         if let Some(error) = error.downcast_ref::<io::Error>() {
             return match error.kind() {
@@ -79,26 +81,28 @@ fn transport(error: &(dyn Error + 'static), ended: &str) -> String {
         cause = error.source();
     }
     // For unknown errors, the innermost cause is the most specific.
-    innermost(error).to_string()
+    innermost_cause(error).to_string()
 }
 
-fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'static) {
+fn innermost_cause<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'static) {
     while let Some(inner) = error.source() {
         error = inner;
     }
     error
 }
 
-fn http(error: &StreamableHttpError<reqwest::Error>) -> String {
+fn describe_http_error(error: &StreamableHttpError<reqwest::Error>) -> String {
     let status = |status: u16| match status {
         401 | 403 => {
-            format!("the server answered HTTP {status}: credentials are missing or wrong; set `bearer`, `oauth` or `headers` of the upstream")
+            format!(
+                "the server answered HTTP {status}: credentials are missing or wrong; set `bearer`, `oauth` or `headers` of the upstream"
+            )
         }
         404 | 405 => format!("the server answered HTTP {status}: no MCP endpoint at this address; check the path of `url`"),
         _ => format!("the server answered HTTP {status}"),
     };
     match error {
-        StreamableHttpError::Client(error) => request(error),
+        StreamableHttpError::Client(error) => describe_reqwest_error(error),
         StreamableHttpError::HttpStatus(error) => status(error.status),
         StreamableHttpError::SessionExpired => "the server no longer knows the session".to_owned(),
         StreamableHttpError::UnexpectedContentType(kind) => {
@@ -110,9 +114,9 @@ fn http(error: &StreamableHttpError<reqwest::Error>) -> String {
     }
 }
 
-fn request(error: &reqwest::Error) -> String {
+fn describe_reqwest_error(error: &reqwest::Error) -> String {
     let place = error.url().map(|url| url.origin().ascii_serialization()).unwrap_or_default();
-    let cause = innermost(error);
+    let cause = innermost_cause(error);
     match (error.is_connect(), error.is_timeout()) {
         (_, true) => format!("{place} did not respond in time"),
         (true, _) => format!("cannot reach {place}: {cause}"),

@@ -25,7 +25,7 @@ pub(crate) type Asker = (Peer<RoleClient>, ProgressToken);
 pub(crate) struct Reply<T> {
     to: oneshot::Sender<Result<T, ErrorData>>,
     /// Where to report progress of the answer.
-    pub(crate) asker: Option<Asker>,
+    pub(crate) origin: Option<Asker>,
     /// Counts the question as open until it is dropped.
     question: Option<Question>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Reply<T> {
 impl<T> Reply<T> {
     pub(crate) fn new(asker: Option<Asker>) -> (Self, oneshot::Receiver<Result<T, ErrorData>>) {
         let (to, answer) = oneshot::channel();
-        (Self { to, asker, question: None }, answer)
+        (Self { to, origin: asker, question: None }, answer)
     }
 
     /// Sends the answer. The receiver may be gone.
@@ -43,7 +43,7 @@ impl<T> Reply<T> {
     }
 
     /// Waits until the asker no longer waits for the answer.
-    pub(crate) async fn unwanted(&mut self) {
+    pub(crate) async fn closed(&mut self) {
         self.to.closed().await;
     }
 }
@@ -64,12 +64,12 @@ pub(crate) enum FromUpstream {
 pub(super) struct Asked(Arc<AtomicUsize>);
 
 impl Asked {
-    fn one_more(&self) -> Question {
+    fn add(&self) -> Question {
         self.0.fetch_add(1, Ordering::SeqCst);
         Question(Arc::clone(&self.0))
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(super) fn has_open(&self) -> bool {
         self.0.load(Ordering::SeqCst) > 0
     }
 }
@@ -87,7 +87,7 @@ impl Drop for Question {
 #[derive(Clone)]
 pub(crate) struct ToClient {
     to: mpsc::Sender<FromUpstream>,
-    asked: Asked,
+    open_questions: Asked,
 }
 
 /// The message was not delivered to the client.
@@ -96,7 +96,7 @@ pub(crate) struct Missed;
 impl ToClient {
     /// Forwards a message. A client that reads too slowly misses messages.
     pub(crate) fn try_send(&self, mut said: FromUpstream) -> Result<(), Missed> {
-        let question = || Some(self.asked.one_more());
+        let question = || Some(self.open_questions.add());
         match &mut said {
             FromUpstream::Elicit(_, reply) => reply.question = question(),
             FromUpstream::Sample(_, reply) => reply.question = question(),
@@ -112,7 +112,7 @@ impl ToClient {
 pub(super) const LONGEST_WORD: usize = 64 << 10;
 
 /// Returns whether a message is small enough to be buffered for a client.
-pub(crate) fn is_short(said: &impl Serialize) -> bool {
+pub(crate) fn is_within_notification_limit(said: &impl Serialize) -> bool {
     struct Room(usize);
     impl io::Write for Room {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -135,9 +135,9 @@ pub(crate) struct Line {
     /// The client's capabilities.
     pub(crate) capabilities: ClientCapabilities,
     /// The minimum log level that the client wants; `None` for no log messages.
-    pub(crate) level: Option<LoggingLevel>,
+    pub(crate) log_level: Option<LoggingLevel>,
     /// The unmodified result of the upstream.
-    pub(crate) answered: Mutex<Option<(serde_json::Value, Box<rmcp::model::CallToolResult>)>>,
+    pub(crate) raw_result: Mutex<Option<(serde_json::Value, Box<rmcp::model::CallToolResult>)>>,
 }
 
 /// A request in progress, and the client that receives its messages.
@@ -153,10 +153,10 @@ struct Route {
 #[derive(Default)]
 pub(super) struct Routes {
     /// Locked while a request is sent, so that its route exists before its first message.
-    calls: tokio::sync::Mutex<HashMap<RequestId, Route>>,
+    routes: tokio::sync::Mutex<HashMap<RequestId, Route>>,
     /// The number of requests in progress that have no client channel.
-    others: AtomicUsize,
-    next: AtomicU64,
+    unrouted: AtomicUsize,
+    next_number: AtomicU64,
 }
 
 /// A request without a client channel. Dropping it decrements the count.
@@ -170,7 +170,7 @@ impl Drop for Other<'_> {
 
 impl Routes {
     /// Sends a request, and returns the number of its route if it has one.
-    pub(super) async fn open<T, E>(
+    pub(super) async fn send_for_call<T, E>(
         &self,
         line: Option<&Line>,
         asked: &Asked,
@@ -178,41 +178,41 @@ impl Routes {
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
     ) -> Result<(T, Option<u64>), E> {
         let Some(line) = line else { return Ok((send.await?, None)) };
-        let line = ToClient { to: line.to_client.clone(), asked: asked.clone() };
-        let (sent, number) = self.open_to(line, true, send, id).await?;
+        let line = ToClient { to: line.to_client.clone(), open_questions: asked.clone() };
+        let (sent, number) = self.send_routed(line, true, send, id).await?;
         Ok((sent, Some(number)))
     }
 
-    async fn open_to<T, E>(
+    async fn send_routed<T, E>(
         &self,
         line: ToClient,
         is_call: bool,
         send: impl Future<Output = Result<T, E>>,
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
     ) -> Result<(T, u64), E> {
-        let mut calls = self.calls.lock().await;
+        let mut calls = self.routes.lock().await;
         let sent = send.await?;
         let (id, token) = id(&sent);
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         calls.insert(id, Route { number, token, line, is_call });
         Ok((sent, number))
     }
 
     /// Counts a request without a client channel.
-    pub(super) fn other(&self) -> Other<'_> {
-        self.others.fetch_add(1, Ordering::SeqCst);
-        Other(&self.others)
+    pub(super) fn add_unrouted(&self) -> Other<'_> {
+        self.unrouted.fetch_add(1, Ordering::SeqCst);
+        Other(&self.unrouted)
     }
 
-    pub(super) async fn close(&self, id: &RequestId, number: u64) {
-        let mut calls = self.calls.lock().await;
+    pub(super) async fn remove(&self, id: &RequestId, number: u64) {
+        let mut calls = self.routes.lock().await;
         if calls.get(id).is_some_and(|route| route.number == number) {
             calls.remove(id);
         }
     }
 
-    pub(super) async fn by_token(&self, token: &ProgressToken) -> Option<ToClient> {
-        let calls = self.calls.lock().await;
+    pub(super) async fn find_by_token(&self, token: &ProgressToken) -> Option<ToClient> {
+        let calls = self.routes.lock().await;
         // Routes of an earlier connection may remain.
         let newest = calls.values().filter(|route| route.token == *token).max_by_key(|route| route.number);
         newest.map(|route| route.line.clone())
@@ -222,13 +222,13 @@ impl Routes {
     ///
     /// If the origin is known, that is the client of that request. Otherwise it is the client of
     /// the only request in progress.
-    pub(super) async fn of(&self, origin: Option<&RequestId>) -> Option<ToClient> {
-        let calls = self.calls.lock().await;
+    pub(super) async fn find(&self, origin: Option<&RequestId>) -> Option<ToClient> {
+        let calls = self.routes.lock().await;
         match origin {
             Some(id) => calls.get(id).map(|route| route.line.clone()),
             None => {
                 let mut all = calls.values().filter(|route| route.is_call);
-                let only = all.next().filter(|_| all.next().is_none() && self.others.load(Ordering::SeqCst) == 0);
+                let only = all.next().filter(|_| all.next().is_none() && self.unrouted.load(Ordering::SeqCst) == 0);
                 only.map(|route| route.line.clone())
             }
         }
@@ -241,16 +241,16 @@ struct Waited {
     peer: Peer<RoleClient>,
     id: RequestId,
     route: u64,
-    over: bool,
+    is_done: bool,
 }
 
 impl Drop for Waited {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
         let (link, peer, id) = (Arc::clone(&self.link), self.peer.clone(), self.id.clone());
-        let (route, over) = (self.route, self.over);
+        let (route, over) = (self.route, self.is_done);
         runtime.spawn(async move {
-            link.routes.close(&id, route).await;
+            link.routes.remove(&id, route).await;
             if !over {
                 let gone = CancelledNotificationParam::new(Some(id), Some("the caller no longer waits for the response".to_owned()));
                 let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
@@ -263,14 +263,14 @@ impl Link {
     /// Sends a request that is not a call, and forwards its progress and log messages.
     ///
     /// An upstream of revision 2026-07-28 receives the log level with the request.
-    pub(crate) async fn ask(
+    pub(crate) async fn forward_request(
         self: &Arc<Self>,
         peer: Peer<RoleClient>,
         request: ClientRequest,
         line: mpsc::Sender<FromUpstream>,
         level: Option<LoggingLevel>,
     ) -> Result<ServerResult, ServiceError> {
-        let line = ToClient { to: line, asked: Asked::default() };
+        let line = ToClient { to: line, open_questions: Asked::default() };
         let mut options = PeerRequestOptions::no_options();
         if let Some(level) = level.filter(|_| is_modern(&peer)) {
             let mut meta = RequestMetaObject::default();
@@ -278,11 +278,11 @@ impl Link {
             options = options.with_meta(meta);
         }
         let send = peer.send_request_with_option(request, options);
-        let opened = self.routes.open_to(line, false, send, |handle| (handle.id.clone(), handle.progress_token.clone()));
+        let opened = self.routes.send_routed(line, false, send, |handle| (handle.id.clone(), handle.progress_token.clone()));
         let (handle, route) = opened.await?;
-        let mut waited = Waited { link: Arc::clone(self), peer: peer.clone(), id: handle.id.clone(), route, over: false };
+        let mut waited = Waited { link: Arc::clone(self), peer: peer.clone(), id: handle.id.clone(), route, is_done: false };
         let answer = handle.await_response().await;
-        waited.over = true;
+        waited.is_done = true;
         answer
     }
 }
@@ -292,21 +292,21 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_over_closes_no_later_route_of_the_same_name() {
+    async fn removing_a_route_keeps_a_newer_one_of_the_same_id() {
         let (routes, id) = (Routes::default(), RequestId::Number(1));
         let open = async || {
             let (to, heard) = mpsc::channel(1);
-            let line = ToClient { to, asked: Asked::default() };
-            let opened = routes.open_to(line, true, async { Ok::<_, ErrorData>(()) }, |_| (id.clone(), ProgressToken(id.clone())));
+            let line = ToClient { to, open_questions: Asked::default() };
+            let opened = routes.send_routed(line, true, async { Ok::<_, ErrorData>(()) }, |_| (id.clone(), ProgressToken(id.clone())));
             (opened.await.unwrap().1, heard)
         };
         let (before, _) = open().await;
         let (after, mut heard) = open().await;
-        routes.close(&id, before).await;
-        let line = routes.of(Some(&id)).await.unwrap();
+        routes.remove(&id, before).await;
+        let line = routes.find(Some(&id)).await.unwrap();
         assert!(line.try_send(FromUpstream::Progress(ProgressNotificationParam::new(ProgressToken(id.clone()), 1.0))).is_ok());
         assert!(heard.try_recv().is_ok());
-        routes.close(&id, after).await;
-        assert!(routes.of(Some(&id)).await.is_none());
+        routes.remove(&id, after).await;
+        assert!(routes.find(Some(&id)).await.is_none());
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// Returns whether a successful result contains only an error text.
 ///
 /// Many servers report failures that way: `Error: …`, `Database error: …`.
-pub(super) fn blurts(result: &CallToolResult) -> bool {
+pub(super) fn is_error_in_success(result: &CallToolResult) -> bool {
     let ([ContentBlock::Text(text)], None) = (result.content.as_slice(), &result.structured_content) else { return false };
     let Some((head, _)) = text.text.split_once(": ") else { return false };
     let is_word = |word: &str| !word.is_empty() && word.chars().all(char::is_alphabetic);
@@ -16,7 +16,7 @@ pub(super) fn blurts(result: &CallToolResult) -> bool {
 }
 
 /// Returns the concatenated text blocks of a result.
-pub(super) fn words(result: &CallToolResult) -> String {
+pub(super) fn result_text(result: &CallToolResult) -> String {
     let texts = result.content.iter().filter_map(|block| block.as_text().map(|text| text.text.as_str()));
     texts.collect::<Vec<_>>().join("\n")
 }
@@ -25,15 +25,15 @@ pub(super) fn words(result: &CallToolResult) -> String {
 ///
 /// The value is the structured content if there is any, else JSON if the text is JSON, else the
 /// text. Binary blocks are replaced by a description.
-pub(super) fn value_of(result: &CallToolResult) -> Value {
+pub(super) fn result_value(result: &CallToolResult) -> Value {
     if let Some(structured) = &result.structured_content {
         return structured.clone();
     }
     match result.content.as_slice() {
         [] => Value::Null,
         [ContentBlock::Text(text)] => text_value(&text.text),
-        blocks if blocks.iter().all(|block| block.as_text().is_some()) => Value::String(words(result)),
-        blocks => Value::Array(blocks.iter().map(described).collect()),
+        blocks if blocks.iter().all(|block| block.as_text().is_some()) => Value::String(result_text(result)),
+        blocks => Value::Array(blocks.iter().map(describe_block).collect()),
     }
 }
 
@@ -44,7 +44,7 @@ fn text_value(text: &str) -> Value {
 }
 
 /// Describes a content block, with a digest in place of binary data.
-fn described(block: &ContentBlock) -> Value {
+fn describe_block(block: &ContentBlock) -> Value {
     let binary = |kind: &str, mime: Option<&str>, data: &str| json!({"type": kind, "mimeType": mime, "base64Length": data.len(), "sha256": toolgate::json::Digest::of(data.as_bytes()).to_string()});
     match block {
         ContentBlock::Text(text) => json!({"type": "text", "text": text.text}),
@@ -70,10 +70,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_blurted_out_is_told_from_what_is_said() {
+    fn error_texts_in_successes_are_detected() {
         let says = |text: &str| CallToolResult::success(vec![ContentBlock::text(text)]);
         for text in ["Error: no such table", "error: x", "Database error: near \"x\"", "Invalid input error: y"] {
-            assert!(blurts(&says(text)), "{text}");
+            assert!(is_error_in_success(&says(text)), "{text}");
         }
         for text in [
             "Errors: 0",
@@ -83,13 +83,13 @@ mod tests {
             "the log says\nError: x",
             "Terror: a film",
         ] {
-            assert!(!blurts(&says(text)), "{text}");
+            assert!(!is_error_in_success(&says(text)), "{text}");
         }
         let mut several = says("Error: x");
         several.content.push(ContentBlock::text("and more"));
-        assert!(!blurts(&several));
+        assert!(!is_error_in_success(&several));
         let mut structured = says("Error: x");
         structured.structured_content = Some(json!({"rows": []}));
-        assert!(!blurts(&structured));
+        assert!(!is_error_in_success(&structured));
     }
 }

@@ -50,30 +50,30 @@ type Drive = Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>;
 struct Wire {
     send: SendRequest<Full<Bytes>>,
     /// `None` once the connection has ended. Waiting requests then fail.
-    drive: Option<Drive>,
+    connection: Option<Drive>,
     /// The unread end of the last response.
-    rest: Option<Events>,
+    unread_events: Option<Events>,
 }
 
 impl Wire {
     /// Returns whether the connection can take the next request.
-    fn stands(&mut self, context: &mut Context<'_>) -> bool {
-        if !self.goes_on(context) {
+    fn is_ready(&mut self, context: &mut Context<'_>) -> bool {
+        if !self.is_open(context) {
             return false;
         }
-        while let Some(rest) = &mut self.rest {
+        while let Some(rest) = &mut self.unread_events {
             match rest.as_mut().poll_next(context) {
                 Poll::Ready(Some(Ok(_))) => {}
-                Poll::Ready(None) => self.rest = None,
+                Poll::Ready(None) => self.unread_events = None,
                 Poll::Ready(Some(Err(_))) | Poll::Pending => return false,
             }
         }
         // Reading the end of a response frees the connection.
-        self.goes_on(context) && matches!(self.send.poll_ready(context), Poll::Ready(Ok(())))
+        self.is_open(context) && matches!(self.send.poll_ready(context), Poll::Ready(Ok(())))
     }
 
-    fn goes_on(&mut self, context: &mut Context<'_>) -> bool {
-        goes_on(&mut self.drive, context)
+    fn is_open(&mut self, context: &mut Context<'_>) -> bool {
+        drive_connection(&mut self.connection, context)
     }
 }
 
@@ -83,27 +83,27 @@ pub(super) struct Straight {
     port: u16,
     target: Uri,
     headers: HeaderMap,
-    kept: Mutex<Vec<(Instant, Wire)>>,
-    next: AtomicU64,
+    idle: Mutex<Vec<(Instant, Wire)>>,
+    next_id: AtomicU64,
 }
 
 /// Why a call on the fast path has no result.
 pub(super) enum Broken {
     /// The upstream returned a JSON-RPC error.
-    Refused(ErrorData),
+    JsonRpc(ErrorData),
     /// The connection could not be opened, and nothing was sent.
-    Nobody(String),
+    NotConnected(String),
     /// The server rejected the request with a status, and a retry delay in milliseconds if given.
-    Status(u16, Option<u64>),
+    Rejected(u16, Option<u64>),
     /// The response exceeds the size limit.
     TooLong,
     /// The response is not valid.
-    Unread(String),
+    InvalidResponse(String),
     /// The status does not say whether the request was executed. The second field is the retry
     /// delay in milliseconds.
-    Failing(u16, Option<u64>),
+    ServerError(u16, Option<u64>),
     /// The request may have been executed.
-    Unclear(String),
+    Unknown(String),
 }
 
 /// The parameters of a `tools/call` request.
@@ -149,9 +149,9 @@ pub(super) enum Word {
     /// For the client of the call.
     Client(FromUpstream),
     /// A list of the upstream changed.
-    Lists,
+    ListsChanged,
     /// A resource changed.
-    Resource(String),
+    ResourceUpdated(String),
 }
 
 impl Straight {
@@ -188,8 +188,8 @@ impl Straight {
             port: url.port_or_known_default()?,
             target: target.parse().ok()?,
             headers,
-            kept: Mutex::default(),
-            next: AtomicU64::new(0),
+            idle: Mutex::default(),
+            next_id: AtomicU64::new(0),
         })
     }
 
@@ -197,20 +197,22 @@ impl Straight {
     ///
     /// Dropping the future closes the connection, which cancels the request in this revision.
     pub(super) async fn call(&self, params: &Params<'_>, mut tell: impl FnMut(Word)) -> Result<ServerResult, Broken> {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let asked = Asked { jsonrpc: "2.0", id, method: "tools/call", params };
-        let body = serde_json::to_vec(&asked).map_err(|error| Broken::Nobody(error.to_string()))?;
+        let body = serde_json::to_vec(&asked).map_err(|error| Broken::NotConnected(error.to_string()))?;
         let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.target.clone();
         *request.headers_mut() = self.headers.clone();
-        request.headers_mut().insert("mcp-name", HeaderValue::from_str(params.name).map_err(|error| Broken::Nobody(error.to_string()))?);
+        request
+            .headers_mut()
+            .insert("mcp-name", HeaderValue::from_str(params.name).map_err(|error| Broken::NotConnected(error.to_string()))?);
         loop {
-            let (mut wire, kept) = match self.take().await {
+            let (mut wire, kept) = match self.take_idle().await {
                 Some(wire) => (wire, true),
-                None => (self.open().await.map_err(Broken::Nobody)?, false),
+                None => (self.open_connection().await.map_err(Broken::NotConnected)?, false),
             };
-            let sent = driven(&mut wire.drive, wire.send.try_send_request(request)).await;
+            let sent = drive_while(&mut wire.connection, wire.send.try_send_request(request)).await;
             let answer = match sent {
                 Ok(answer) => answer,
                 Err(mut failed) => match failed.take_message() {
@@ -219,47 +221,47 @@ impl Straight {
                         request = unsent;
                         continue;
                     }
-                    Some(_) => return Err(Broken::Nobody(failed.error().to_string())),
-                    None => return Err(Broken::Unclear(failed.error().to_string())),
+                    Some(_) => return Err(Broken::NotConnected(failed.error().to_string())),
+                    None => return Err(Broken::Unknown(failed.error().to_string())),
                 },
             };
-            let heard = driven(&mut wire.drive, hear(answer, id, &mut tell)).await?;
-            wire.rest = heard.rest;
-            self.keep(wire);
-            return heard.said;
+            let heard = drive_while(&mut wire.connection, read_response(answer, id, &mut tell)).await?;
+            wire.unread_events = heard.unread_events;
+            self.return_idle(wire);
+            return heard.result;
         }
     }
 
     /// Takes an idle connection that is still open.
-    async fn take(&self) -> Option<Wire> {
+    async fn take_idle(&self) -> Option<Wire> {
         loop {
-            let (since, mut wire) = lock(&self.kept).pop()?;
+            let (since, mut wire) = lock(&self.idle).pop()?;
             if since.elapsed() > KEPT {
                 // All others in the stack are older.
-                lock(&self.kept).clear();
+                lock(&self.idle).clear();
                 return None;
             }
-            let stands = poll_fn(|context| Poll::Ready(wire.stands(context)));
+            let stands = poll_fn(|context| Poll::Ready(wire.is_ready(context)));
             if stands.await {
                 return Some(wire);
             }
         }
     }
 
-    fn keep(&self, wire: Wire) {
-        let mut kept = lock(&self.kept);
-        if kept.len() < MOST && wire.drive.is_some() {
+    fn return_idle(&self, wire: Wire) {
+        let mut kept = lock(&self.idle);
+        if kept.len() < MOST && wire.connection.is_some() {
             kept.push((Instant::now(), wire));
         }
     }
 
     /// Closes connections that were idle for too long.
-    pub(super) fn sweep(&self) {
-        lock(&self.kept).retain(|(since, _)| since.elapsed() <= KEPT);
+    pub(super) fn close_idle(&self) {
+        lock(&self.idle).retain(|(since, _)| since.elapsed() <= KEPT);
     }
 
     /// Connects to the first address of the host that responds.
-    async fn connected(&self) -> Result<TcpStream, String> {
+    async fn connect_tcp(&self) -> Result<TcpStream, String> {
         let addresses = tokio::net::lookup_host((self.host.as_str(), self.port)).await.map_err(|error| error.to_string())?;
         let mut why = "the host name has no address".to_owned();
         for address in addresses {
@@ -272,19 +274,19 @@ impl Straight {
         Err(why)
     }
 
-    async fn open(&self) -> Result<Wire, String> {
+    async fn open_connection(&self) -> Result<Wire, String> {
         let standing = tokio::time::timeout(HELLO, async {
-            let stream = self.connected().await?;
+            let stream = self.connect_tcp().await?;
             let _ = stream.set_nodelay(true);
             let (send, drive) = http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-            Ok(Wire { send, drive: Some(Box::pin(drive)), rest: None })
+            Ok(Wire { send, connection: Some(Box::pin(drive)), unread_events: None })
         });
         standing.await.map_err(|_| format!("no connection within {HELLO:?}"))?
     }
 }
 
 /// Polls a connection, and drops it if it has ended. Unsent requests then return to the caller.
-fn goes_on<D: Future + Unpin>(drive: &mut Option<D>, context: &mut Context<'_>) -> bool {
+fn drive_connection<D: Future + Unpin>(drive: &mut Option<D>, context: &mut Context<'_>) -> bool {
     if drive.as_mut().is_some_and(|drive| Pin::new(drive).poll(context).is_ready()) {
         *drive = None;
     }
@@ -292,13 +294,13 @@ fn goes_on<D: Future + Unpin>(drive: &mut Option<D>, context: &mut Context<'_>) 
 }
 
 /// Polls `work` while driving the connection.
-async fn driven<T, D: Future + Unpin>(drive: &mut Option<D>, work: impl Future<Output = T>) -> T {
+async fn drive_while<T, D: Future + Unpin>(drive: &mut Option<D>, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     poll_fn(move |context| {
         if let Poll::Ready(done) = work.as_mut().poll(context) {
             return Poll::Ready(done);
         }
-        goes_on(drive, context);
+        drive_connection(drive, context);
         work.as_mut().poll(context)
     })
     .await
@@ -306,42 +308,42 @@ async fn driven<T, D: Future + Unpin>(drive: &mut Option<D>, work: impl Future<O
 
 /// A response and the unread rest of its stream.
 struct Heard {
-    said: Result<ServerResult, Broken>,
-    rest: Option<Events>,
+    result: Result<ServerResult, Broken>,
+    unread_events: Option<Events>,
 }
 
 type Events = BoxStream<'static, Result<Sse, SseError>>;
 
 /// Reads a response. After an error the connection cannot be used any more.
-async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) -> Result<Heard, Broken> {
+async fn read_response(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) -> Result<Heard, Broken> {
     let status = answer.status();
     let kind = answer.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let (json, events) = (kind.starts_with(b"application/json"), kind.starts_with(b"text/event-stream"));
     if events && status.is_success() {
-        let mut events: Events = bounded::events(answer.into_body().into_data_stream());
+        let mut events: Events = bounded::bounded_events(answer.into_body().into_data_stream());
         while let Some(event) = events.next().await {
-            let event = event.map_err(|error| if is_too_long(&error) { Broken::TooLong } else { Broken::Unclear(error.to_string()) })?;
+            let event = event.map_err(|error| if is_too_long(&error) { Broken::TooLong } else { Broken::Unknown(error.to_string()) })?;
             let is_message = event.event.as_deref().is_none_or(|kind| matches!(kind, "" | "message"));
             // Empty events only keep the connection alive.
             let Some(text) = event.data.filter(|text| is_message && !text.trim().is_empty()) else { continue };
-            if let Some(said) = understand(text.as_bytes(), id, true, tell) {
+            if let Some(said) = interpret_message(text.as_bytes(), id, true, tell) {
                 // Many servers end the stream right after the response.
                 let over = matches!(futures_util::poll!(events.next()), Poll::Ready(None));
-                return Ok(Heard { said, rest: (!over).then_some(events) });
+                return Ok(Heard { result: said, unread_events: (!over).then_some(events) });
             }
         }
-        return Err(Broken::Unclear("the response ended early".to_owned()));
+        return Err(Broken::Unknown("the response ended early".to_owned()));
     }
-    let wait = crate::http::wait_of(answer.headers());
+    let wait = crate::http::retry_after_ms(answer.headers());
     let turned_away = (400..500).contains(&status.as_u16()) && status != StatusCode::REQUEST_TIMEOUT;
     let refused = || match turned_away {
-        true => Broken::Status(status.as_u16(), wait),
-        false if status.is_success() => Broken::Unread("the response is not a JSON-RPC message".to_owned()),
-        false => Broken::Failing(status.as_u16(), wait),
+        true => Broken::Rejected(status.as_u16(), wait),
+        false if status.is_success() => Broken::InvalidResponse("the response is not a JSON-RPC message".to_owned()),
+        false => Broken::ServerError(status.as_u16(), wait),
     };
     // An event stream with an error status is not read, but it may contain the result.
     if events && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
-        return Err(Broken::Failing(status.as_u16(), wait));
+        return Err(Broken::ServerError(status.as_u16(), wait));
     }
     // For 401, 403 and 429 the status alone decides.
     if !json || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
@@ -350,25 +352,25 @@ async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) 
     let text = match Limited::new(answer.into_body(), LONGEST).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => return Err(Broken::TooLong),
-        Err(error) => return Err(Broken::Unclear(error.to_string())),
+        Err(error) => return Err(Broken::Unknown(error.to_string())),
     };
-    let said = match understand(&text, id, status.is_success(), tell) {
+    let said = match interpret_message(&text, id, status.is_success(), tell) {
         // Some servers also express the result by the status.
         Some(said) => said,
         None if !status.is_success() => Err(refused()),
-        None => Err(Broken::Unread("the response does not match the request".to_owned())),
+        None => Err(Broken::InvalidResponse("the response does not match the request".to_owned())),
     };
-    Ok(Heard { said, rest: None })
+    Ok(Heard { result: said, unread_events: None })
 }
 
 /// Interprets a message: the response, or a notification before it.
 ///
 /// An error without an id, or an invalid message, is the response only if the request was accepted
 /// (`taken`).
-fn understand(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Word)) -> Option<Result<ServerResult, Broken>> {
+fn interpret_message(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Word)) -> Option<Result<ServerResult, Broken>> {
     let said: Said<'_> = match serde_json::from_slice(text) {
         Ok(said) => said,
-        Err(error) => return taken.then(|| Err(Broken::Unread(error.to_string()))),
+        Err(error) => return taken.then(|| Err(Broken::InvalidResponse(error.to_string()))),
     };
     if let Some(method) = said.method {
         let params = said.params.map_or("{}", RawValue::get);
@@ -381,11 +383,11 @@ fn understand(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Word)) ->
             "notifications/message" => {
                 serde_json::from_str::<LoggingMessageNotificationParam>(params).ok().map(|said| Word::Client(FromUpstream::Log(said)))
             }
-            "notifications/resources/updated" => {
-                serde_json::from_str::<rmcp::model::ResourceUpdatedNotificationParam>(params).ok().map(|said| Word::Resource(said.uri))
-            }
+            "notifications/resources/updated" => serde_json::from_str::<rmcp::model::ResourceUpdatedNotificationParam>(params)
+                .ok()
+                .map(|said| Word::ResourceUpdated(said.uri)),
             "notifications/tools/list_changed" | "notifications/prompts/list_changed" | "notifications/resources/list_changed" => {
-                Some(Word::Lists)
+                Some(Word::ListsChanged)
             }
             _ => None,
         };
@@ -400,14 +402,14 @@ fn understand(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Word)) ->
         // A server that could not parse the request does not know its id. If the request was
         // rejected, the status says more.
         let nobodys = taken && said.id.is_none_or(|id| id.get() == "null");
-        return (own || nobodys).then_some(Err(Broken::Refused(error)));
+        return (own || nobodys).then_some(Err(Broken::JsonRpc(error)));
     }
     let result = said.result.filter(|_| own)?.get();
     Some(match serde_json::from_str::<CallToolResult>(result) {
         Ok(result) => Ok(ServerResult::CallToolResult(result)),
         Err(error) => match serde_json::from_str::<InputRequiredResult>(result) {
             Ok(asked) => Ok(ServerResult::InputRequiredResult(asked)),
-            Err(_) => Err(Broken::Unread(error.to_string())),
+            Err(_) => Err(Broken::InvalidResponse(error.to_string())),
         },
     })
 }
@@ -417,16 +419,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_finds_its_connection_closed_comes_back_unsent() {
+    async fn a_request_on_a_closed_connection_returns_unsent() {
         let (near, far) = tokio::io::duplex(1024);
         let (mut send, drive) = http1::Builder::new().handshake(TokioIo::new(near)).await.unwrap();
         let mut drive = Some(Box::pin(drive));
         // The connection is open when checked and closed when used.
-        assert!(poll_fn(|context| Poll::Ready(goes_on(&mut drive, context))).await);
+        assert!(poll_fn(|context| Poll::Ready(drive_connection(&mut drive, context))).await);
         let request = Request::post("/mcp").body(Full::new(Bytes::from_static(b"{}"))).unwrap();
         let sent = send.try_send_request(request);
         drop(far);
-        let sent = tokio::time::timeout(Duration::from_secs(60), driven(&mut drive, sent)).await.expect("the request never fails");
+        let sent = tokio::time::timeout(Duration::from_secs(60), drive_while(&mut drive, sent)).await.expect("the request never fails");
         assert!(sent.unwrap_err().take_message().is_some());
     }
 }

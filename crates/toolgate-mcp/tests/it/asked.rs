@@ -41,7 +41,7 @@ async fn who_may_answer_goes_by_what_the_tool_is_when_the_answer_comes() {
     let of_newer = newer.ask("tools/call", back).await.1["result"].clone();
     for result in [of_older, of_newer] {
         // It still waits for whoever may.
-        assert!(gate.gateway.gate().answer_approval(approval(&result), true, "lead").await.unwrap(), "{result}");
+        assert!(gate.gateway.runtime().answer_approval(approval(&result), true, "lead").await.unwrap(), "{result}");
     }
     drop(older);
     gate.end().await;

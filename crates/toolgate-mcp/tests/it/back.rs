@@ -102,7 +102,7 @@ async fn all_is_well(gate: Gate, (reads, pay): (Vec<JoinHandle<Value>>, JoinHand
     }
     let error = pay.await.unwrap()["_meta"]["toolgate/error"].clone();
     assert_eq!((&error["code"], &error["effects"]), (&json!("upstream_unavailable"), &json!("unknown")), "{error}");
-    assert_eq!(gate.gateway.gate().pending().await.unwrap().len(), 1);
+    assert_eq!(gate.gateway.runtime().pending_calls().await.unwrap().len(), 1);
     let mut expected: BTreeMap<String, usize> = (0..MANY).map(|n| (format!("read-{n}"), 2)).collect();
     expected.insert("pay".to_owned(), 1);
     let mut found = times();
@@ -209,7 +209,7 @@ async fn a_program_that_dies_while_its_question_is_open_is_sent_nothing_more() {
         error.is_null()
     })
     .await;
-    assert!(gate.gateway.gate().pending().await.unwrap().is_empty());
+    assert!(gate.gateway.runtime().pending_calls().await.unwrap().is_empty());
     gate.end().await;
 }
 

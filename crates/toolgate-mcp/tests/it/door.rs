@@ -84,7 +84,7 @@ async fn two_names_for_a_conversation_are_refused() {
         let told = &answer["error"]["data"];
         assert_eq!((&told["code"], &told["errorCategory"]), (&json!("invalid_request"), &json!("VALIDATION")), "{bad}: {answer}");
     }
-    let key = gate.gateway.gate().session("default", "local", "(turned away)");
+    let key = gate.gateway.runtime().session("default", "local", "(turned away)");
     assert_eq!(key.rows().await.unwrap().len(), 6, "each has its row");
     // The same where another word names it, and by the decision API.
     let (_, answer) = gate.client().in_session("a b").ask("tools/call", json!({"name": "echo", "arguments": {"text": "x"}})).await;
@@ -105,7 +105,7 @@ async fn a_name_in_the_address_is_decoded_once() {
         client.url = format!("{}/{path}", client.url);
         client
     };
-    let rows = async |agent: &str, session: &str| gate.gateway.gate().session(agent, "local", session).rows().await.unwrap().len();
+    let rows = async |agent: &str, session: &str| gate.gateway.runtime().session(agent, "local", session).rows().await.unwrap().len();
     let calc = |n: usize| json!({"expression": format!("{n} + 1")});
     // However it is spelt, it is one conversation.
     for (n, path) in ["default/a-b", "default/a%2Db", "def%61ult/%61-b"].into_iter().enumerate() {
@@ -147,7 +147,7 @@ async fn a_row_says_in_which_turn_a_model_made_the_call_and_why_it_stopped() {
     assert_eq!(post("check", &call).await.status().as_u16(), 200);
     call["result"] = json!({});
     assert_eq!(post("report", &call).await.status().as_u16(), 200);
-    let rows = gate.gateway.gate().session("default", "local", "s").rows().await.unwrap();
+    let rows = gate.gateway.runtime().session("default", "local", "s").rows().await.unwrap();
     let said: Vec<_> = rows.iter().map(|row| (row.turn, row.stop_reason.as_deref())).collect();
     assert_eq!(said, [(Some(3), Some("tool_use")), (Some(4), Some("tool_calls"))]);
     gate.end().await;
@@ -256,7 +256,7 @@ async fn an_approval_that_is_named_is_for_the_arguments_that_come_along() {
     for (text, same) in [("one", json!({"text": "one"})), ("two", json!({}))] {
         let asked = client.call("echo", json!({"text": text})).await;
         let id = asked["_meta"]["toolgate/error"]["approval"]["id"].as_str().unwrap().to_owned();
-        assert!(gate.gateway.gate().answer_approval(&id, true, "lead").await.unwrap());
+        assert!(gate.gateway.runtime().answer_approval(&id, true, "lead").await.unwrap());
         let named = |arguments: &Value| json!({"name": "echo", "arguments": arguments, "_meta": {"toolgate/approval": id}});
         for other in [json!({"text": "other"}), json!({"txt": text})] {
             let refused = client.ask("tools/call", named(&other)).await.1;
@@ -283,7 +283,7 @@ async fn who_cannot_ask_or_may_not_gets_an_id() {
         assert_eq!(answer["result"]["resultType"] == "input_required", is_asked, "{rules}: {answer}");
         if !is_asked {
             let id = answer["result"]["_meta"]["toolgate/error"]["approval"]["id"].as_str().unwrap().to_owned();
-            assert!(gate.gateway.gate().answer_approval(&id, true, "lead").await.unwrap());
+            assert!(gate.gateway.runtime().answer_approval(&id, true, "lead").await.unwrap());
             assert_eq!(client.code("count", json!({})).await, "ok");
         }
         gate.end().await;
@@ -316,7 +316,7 @@ async fn a_question_that_is_closed_leaves_the_call_as_it_stood() {
     assert!(meta["toolgate/receipt"]["signature"].is_string(), "{answer}");
     // Nobody has refused: it can be approved elsewhere, once.
     let id = meta["toolgate/error"]["approval"]["id"].as_str().unwrap();
-    assert!(gate.gateway.gate().answer_approval(id, true, "lead").await.unwrap());
+    assert!(gate.gateway.runtime().answer_approval(id, true, "lead").await.unwrap());
     assert_eq!(client.code("count", json!({})).await, "ok");
     gate.end().await;
 }
@@ -429,7 +429,7 @@ async fn an_edited_call_is_a_new_call_for_those_who_run_their_tools_themselves()
         let (_, asked) = post("check", &call(id, amount)).await;
         assert_eq!(asked["decision"], "ask", "{asked}");
         let approval = asked["error"]["approval"]["id"].as_str().unwrap_or_else(|| panic!("{asked}")).to_owned();
-        assert!(gate.gateway.gate().answer_approval(&approval, true, "lead").await.unwrap());
+        assert!(gate.gateway.runtime().answer_approval(&approval, true, "lead").await.unwrap());
         approval
     };
     let approval = approved("1", 50).await;

@@ -74,7 +74,7 @@ async fn ending_waits_for_nobody_who_is_asked_to_approve() {
     let call = older.begin("tools/call", &json!({"name": "count", "arguments": {}}));
     older.ears.hear(|said| said["method"] == "elicitation/create").await;
     let gateway = gate.gateway.clone();
-    let ending = tokio::spawn(async move { gateway.end().await });
+    let ending = tokio::spawn(async move { gateway.shut_down().await });
     // It is told how it can be approved otherwise.
     let answer = older.answer_to(call).await;
     let error = &answer["result"]["_meta"]["toolgate/error"];
@@ -92,9 +92,9 @@ async fn a_call_that_waits_for_its_client_has_its_row_when_the_gateway_ends() {
     let client = gate.client().in_session("s").who_can(json!({"elicitation": {}}));
     let asked = client.call("mark", json!({"key": "a", "how": "asks"})).await;
     assert_eq!(asked["resultType"], "input_required", "{asked}");
-    gate.gateway.end().await;
+    gate.gateway.shut_down().await;
     // There by now, and by what became of it, not by what becomes of an upstream that ends.
-    let rows = gate.gateway.gate().session("default", "local", "s").rows().await.unwrap();
+    let rows = gate.gateway.runtime().session("default", "local", "s").rows().await.unwrap();
     assert_eq!(rows.iter().map(|row| row.code()).collect::<Vec<_>>(), [Some("cancelled")]);
     gate.end().await;
 }
@@ -112,7 +112,7 @@ async fn ending_lets_prompts_resources_and_completions_end() {
         asked.push((id, place, found));
     }
     let gateway = gate.gateway.clone();
-    let ending = tokio::spawn(async move { gateway.end().await });
+    let ending = tokio::spawn(async move { gateway.shut_down().await });
     // Longer than those have who only listen.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let_go.add_permits(asked.len());
@@ -136,7 +136,7 @@ async fn who_reads_the_configuration_while_the_gateway_ends_leaves_nothing_behin
     let gateway = gate.gateway.clone();
     let reading = tokio::spawn(async move { gateway.reload().await });
     until("it is started", async || !processes(88).is_empty()).await;
-    gate.gateway.end().await;
+    gate.gateway.shut_down().await;
     // What it has started meanwhile is not put in place where nobody would end it, and nothing more is started.
     assert!(reading.await.unwrap().is_err());
     assert!(gate.gateway.reload().await.is_err());

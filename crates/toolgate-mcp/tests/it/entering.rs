@@ -294,7 +294,7 @@ async fn an_older_client_is_asked_in_the_middle_of_its_call() {
     let closed = older.approve("echo", &json!({"text": "closed"}), &json!({"action": "cancel"})).await;
     assert_eq!(code(&closed), "approval_required", "{closed}");
     let id = closed["_meta"]["toolgate/error"]["approval"]["id"].as_str().unwrap();
-    assert!(gate.gateway.gate().answer_approval(id, true, "lead").await.unwrap());
+    assert!(gate.gateway.runtime().answer_approval(id, true, "lead").await.unwrap());
     let call = json!({"name": "echo", "arguments": {"text": "closed"}});
     assert_eq!(code(&older.ask("tools/call", call.clone()).await["result"]), "ok");
     // Who cannot ask anybody is not asked.

@@ -91,7 +91,7 @@ async fn who_is_listened_to_ends_by_itself() {
             let upstreams = Upstreams::start(&config, &Starting::default(), Duration::from_secs(20)).await.unwrap();
             assert!(upstreams.health().iter().all(|health| matches!(health.status, Status::Up { .. })), "{:?}", upstreams.health());
             tokio::time::sleep(Duration::from_millis(pause)).await;
-            upstreams.end().await;
+            upstreams.stop_all().await;
             if word.exists() {
                 break;
             }
@@ -308,8 +308,8 @@ async fn restarted_on_another_version() {
     let upstream = toolgate::config::Config::parse("toolgate.toml", &text).upstreams.into_iter().find(|one| one.name == "ill").unwrap();
     let pins = toolgate_mcp::Pins::open(Some(&gate.pins()), &upstream).unwrap();
     // What nobody was shown cannot be accepted.
-    assert_eq!(pins.accept(Some("echo")).unwrap().unseen, ["echo"]);
-    assert_eq!(pins.show().unwrap().len(), 1);
+    assert_eq!(pins.accept(Some("echo")).unwrap().not_shown, ["echo"]);
+    assert_eq!(pins.show_quarantined().unwrap().len(), 1);
     assert_eq!(pins.accept(Some("echo")).unwrap().tools, ["echo"]);
     gate.reload(&text).await.unwrap();
     assert_eq!(client.in_session("d").code("ill_echo", json!({"text": "x"})).await, "ok");
@@ -388,7 +388,7 @@ async fn secrets_are_told_to_nobody_else() {
     let (ledger, home) = (gate.home.path().join("ledger.db"), gate.home.path().to_owned());
     assert!(!said.contains(secret) && !health.contains(secret), "{said} {health}");
     let store = Arc::clone(&gate.store);
-    gate.gateway.end().await;
+    gate.gateway.shut_down().await;
     drop(store);
     for file in [ledger, home.join("ledger.db-wal")] {
         let text = std::fs::read(&file).unwrap_or_default();
@@ -443,7 +443,10 @@ async fn why_an_upstream_is_away_is_told_in_plain_words() {
     let expected = [
         ("closed", format!("cannot reach http://{closed}: Connection refused (os error 111)")),
         ("page", "the server answered with text/html, not with MCP; check the path of `url`".to_owned()),
-        ("locked", "the server answered HTTP 401: credentials are missing or wrong; set `bearer`, `oauth` or `headers` of the upstream".to_owned()),
+        (
+            "locked",
+            "the server answered HTTP 401: credentials are missing or wrong; set `bearer`, `oauth` or `headers` of the upstream".to_owned(),
+        ),
         ("lost", "the server answered HTTP 404: no MCP endpoint at this address; check the path of `url`".to_owned()),
         ("brief", "the server exited or closed its output before the handshake was complete".to_owned()),
         ("nowhere", "`/no/such/program` cannot be started: No such file or directory (os error 2)".to_owned()),

@@ -38,7 +38,7 @@ fn tool(name: &str, properties: Value) -> Value {
 /// What of an upstream does not fit, and why.
 fn unfit(gate: &Gate, upstream: &str) -> Vec<(String, String)> {
     let health = gate.gateway.health().into_iter().find(|health| health.name == upstream).unwrap();
-    health.unfit().map(|(tool, why)| (tool.to_owned(), why.to_owned())).collect()
+    health.unusable_tools().map(|(tool, why)| (tool.to_owned(), why.to_owned())).collect()
 }
 
 /// What a call comes to, once something else than that its upstream is not there.

@@ -144,7 +144,7 @@ async fn a_token_that_was_fetched_is_not_told_by_who_fails() {
         let said = gate.client().in_session(how).call("far_talk", json!({"how": how})).await;
         let upstream = said["_meta"]["toolgate/error"]["upstream"].to_string();
         assert!(upstream.contains("[redacted]") && !said.to_string().contains(TOKEN), "{said}");
-        let rows = gate.gateway.gate().session("default", "local", how).rows().await.unwrap();
+        let rows = gate.gateway.runtime().session("default", "local", how).rows().await.unwrap();
         assert_eq!(rows.len(), 1);
         assert!(!format!("{rows:?}").contains(TOKEN), "{rows:?}");
     }
@@ -168,7 +168,11 @@ async fn the_secret_goes_to_nobody_else() {
             Says { issuer: issuer("https://evil.example", basic.clone()), ..says() },
             "another issuer: `https://evil.example`",
         ),
-        ("an issuer that wants no secret", Says { issuer: issuer("OWN/tenant", json!(["private_key_jwt"])), ..says() }, "does not support client secrets"),
+        (
+            "an issuer that wants no secret",
+            Says { issuer: issuer("OWN/tenant", json!(["private_key_jwt"])), ..says() },
+            "does not support client secrets",
+        ),
         ("an issuer that says nothing", Says { issuer: json!([]), ..says() }, "cannot find the metadata"),
     ] {
         let asked_for: Arc<Mutex<Vec<(String, String)>>> = Arc::default();

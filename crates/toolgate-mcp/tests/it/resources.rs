@@ -377,7 +377,7 @@ async fn what_stops_calls_stops_prompts_resources_and_completions() {
     let asked_for: Arc<Mutex<Vec<Value>>> = Arc::default();
     let x = library("x", Arc::default(), Arc::clone(&asked_for)).await;
     let gate = Gate::open(&upstream("x", &x, "")).await;
-    let runtime = gate.gateway.gate();
+    let runtime = gate.gateway.runtime();
     let client = gate.client().in_session("s");
     let wanted = [
         ("prompts/list", json!({})),
@@ -438,7 +438,7 @@ async fn whoever_is_paused_hears_of_no_resource() {
         updates(&paused.told) > 0 && updates(&other.told) > 0
     })
     .await;
-    gate.gateway.gate().pause(Target::Agent("a".into()), "a token is out").await.unwrap();
+    gate.gateway.runtime().pause(Target::Agent("a".into()), "a token is out").await.unwrap();
     // What was on its way until then has come by now.
     while let Ok(said) = tokio::time::timeout(Duration::from_millis(300), paused.next()).await {
         paused.told.push(said);

@@ -74,7 +74,7 @@ async fn a_secret_that_has_changed_is_taken_up_and_the_one_before_stays_one() {
     }
     let health = serde_json::to_string(&gate.gateway.health()).unwrap();
     assert!(!health.contains("key-of-ours"), "{health}");
-    gate.gateway.end().await;
+    gate.gateway.shut_down().await;
     for file in [gate.ledger(), gate.home.path().join("ledger.db-wal")] {
         let text = std::fs::read(&file).unwrap_or_default();
         for key in [FIRST, SECOND] {

@@ -66,7 +66,7 @@ async fn tokens_are_known_by_their_digests() {
     }
     // Each of them has its row. What an agent was called that is not there is the caller's text, and opens no conversation of its own.
     let turned_away = async |agent: &str, principal: &str| {
-        let rows = gate.gateway.gate().session(agent, principal, "(turned away)").rows().await.unwrap();
+        let rows = gate.gateway.runtime().session(agent, principal, "(turned away)").rows().await.unwrap();
         rows.iter().map(|row| (row.gate.name().to_owned(), row.code().unwrap_or_default().to_owned())).collect::<Vec<_>>()
     };
     let one = || ("admit".to_owned(), "forbidden".to_owned());
@@ -76,7 +76,7 @@ async fn tokens_are_known_by_their_digests() {
     for (page, status) in [("healthz", 200), ("readyz", 200), ("metrics", 401), ("v1/calls/check", 401)] {
         assert_eq!(reqwest::get(format!("{}/{page}", gate.url)).await.unwrap().status().as_u16(), status, "{page}");
     }
-    assert!(gate.gateway.gate().session("b", "bob", "x").rows().await.unwrap().is_empty());
+    assert!(gate.gateway.runtime().session("b", "bob", "x").rows().await.unwrap().is_empty());
     gate.end().await;
 }
 
@@ -193,7 +193,7 @@ async fn signed_tokens_hold_only_as_a_whole() {
     let (_, refused) = calc(&client.with_token(&jwt("one", &but("conversation", json!("c-1")))).in_session("c-2")).await;
     assert_eq!(refused["result"]["structuredContent"]["code"], json!("forbidden"), "{refused}");
     assert_eq!(calc(&client.with_token(&jwt("one", &but("conversation", json!("c-1"))))).await.1["result"]["isError"], json!(false));
-    assert_eq!(gate.gateway.gate().session("default", "ann", "c-1").rows().await.unwrap().len(), 1);
+    assert_eq!(gate.gateway.runtime().session("default", "ann", "c-1").rows().await.unwrap().len(), 1);
     // RFC 9728: where tokens are to be had.
     let answer = reqwest::Client::new().post(format!("{}/mcp", gate.url)).body("{}").send().await.unwrap();
     let challenge = answer.headers()["www-authenticate"].to_str().unwrap().to_owned();

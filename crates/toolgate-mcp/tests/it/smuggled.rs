@@ -23,7 +23,7 @@ async fn what_stands_behind_a_request_of_two_lengths_is_never_heard() {
     let last =
         |session: &str| call(&gate, session, |body| (format!("content-length: {}\r\nconnection: close\r\n", body.len()), body.to_owned()));
     let chunked = |body: &str| format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
-    let rows = async |session: &str| gate.gateway.gate().session("default", "local", session).rows().await.unwrap().len();
+    let rows = async |session: &str| gate.gateway.runtime().session("default", "local", session).rows().await.unwrap().len();
     for (n, (lengths, is_heard)) in [
         // As a test of this test: one behind another is heard.
         ("transfer-encoding: chunked\r\n", true),

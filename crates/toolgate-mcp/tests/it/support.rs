@@ -68,12 +68,12 @@ impl Gate {
         let store = Arc::new(SqliteStore::open(home.path().join("ledger.db")).map_err(std::io::Error::other)?);
         let options = Options {
             store: Arc::clone(&store) as Arc<dyn Store>,
-            upstreams: Starting { pins: Some(pins.unwrap_or_else(|| home.path().join("pins"))), launcher: None },
-            patience,
+            upstreams: Starting { pin_dir: Some(pins.unwrap_or_else(|| home.path().join("pins"))), launcher: None },
+            upstream_start_timeout: patience,
             launcher: None,
-            built_in: None,
+            built_in_rules: None,
             principal: "local".to_owned(),
-            own: Vec::new(),
+            own_paths: Vec::new(),
         };
         let path = home.path().join("toolgate.toml");
         let gateway = Gateway::open(move || Config::load(&path), options).await?;
@@ -103,9 +103,9 @@ impl Gate {
     }
 
     pub(crate) async fn end(mut self) {
-        self.gateway.end().await;
+        self.gateway.shut_down().await;
         if let Some(listening) = self.listening.take() {
-            listening.ended().await;
+            listening.wait_stopped().await;
         }
     }
 

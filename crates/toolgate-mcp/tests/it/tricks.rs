@@ -291,7 +291,7 @@ async fn a_reload_does_not_open_the_door_to_the_world() {
     assert!(error.contains("requires no token"), "{error}");
     assert_eq!(gate.client().ask("tools/list", json!({})).await.0, 401);
     gate.end().await;
-    listening.ended().await;
+    listening.wait_stopped().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -470,7 +470,7 @@ async fn who_comes_back_without_the_answer_is_refused_and_has_its_row() {
         let told = &answer["error"]["data"];
         assert_eq!((&told["code"], told["callId"].is_string()), (&json!("invalid_request"), true), "{answer}");
         // So has the one that was asked about.
-        let rows = async || gate.gateway.gate().session("default", "local", session).rows().await.unwrap().len();
+        let rows = async || gate.gateway.runtime().session("default", "local", session).rows().await.unwrap().len();
         until("both have their rows", async || rows().await == 2).await;
     }
     gate.end().await;

@@ -24,7 +24,7 @@ async fn a_new_tool_that_cannot_be_pinned_is_not_offered_until_it_can_be() {
     kill(61);
     let health = || gate.gateway.health().remove(0);
     let is_up = || matches!(health().status, Status::Up { .. });
-    until("it is there again, and what is new is seen", async || health().unwritten().is_some() && is_up()).await;
+    until("it is there again, and what is new is seen", async || health().pin_write_error().is_some() && is_up()).await;
     let held = serde_json::to_value(health().held).unwrap();
     let why = |tool: &str| held.as_array().unwrap().iter().find(|one| one["tool"] == tool).map(|one| one["why"].clone());
     assert!(why("extra").unwrap()[0]["why"].as_str().unwrap().contains("fix.json"), "{held}");
@@ -37,7 +37,7 @@ async fn a_new_tool_that_cannot_be_pinned_is_not_offered_until_it_can_be() {
     std::fs::remove_file(gate.pins()).unwrap();
     std::fs::rename(&aside, gate.pins()).unwrap();
     gate.reload(&text).await.unwrap();
-    assert!(health().unwritten().is_none());
+    assert!(health().pin_write_error().is_none());
     assert_eq!(client.in_session("c").code("extra", json!({})).await, "ok");
     gate.end().await;
 }

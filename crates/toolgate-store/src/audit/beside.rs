@@ -8,17 +8,17 @@ use toolgate::store::{Approval, ApprovalState, Intent, StoreError, Target};
 use super::Ledger;
 use crate::claims::{self, Claim};
 use crate::fault::Done;
-use crate::tx::at_once;
+use crate::tx::read_transaction;
 
 impl Ledger {
     /// Returns the approvals that wait for an answer, oldest first.
     ///
     /// # Errors
     /// The approvals cannot be read.
-    pub fn waiting(&self, now: Timestamp) -> Result<Vec<Approval>, StoreError> {
+    pub fn waiting_approvals(&self, now: Timestamp) -> Result<Vec<Approval>, StoreError> {
         let find = || -> Done<Vec<Approval>> {
             let mut statement = self.sql.prepare("SELECT body FROM approvals WHERE expires >= ?1 ORDER BY n")?;
-            let mut rows = statement.query([crate::ledger::nanos(now)])?;
+            let mut rows = statement.query([crate::ledger::to_nanos(now)])?;
             let mut found = Vec::new();
             while let Some(row) = rows.next()? {
                 let approval: Approval = serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?;
@@ -28,21 +28,21 @@ impl Ledger {
             }
             Ok(found)
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns the ids of all stored approvals, oldest first, including answered and expired ones.
     ///
     /// # Errors
     /// The approvals cannot be read.
-    pub fn approvals(&self) -> Result<Vec<String>, StoreError> {
+    pub fn approval_ids(&self) -> Result<Vec<String>, StoreError> {
         let find = || -> Done<Vec<String>> {
             let mut statement = self.sql.prepare("SELECT id FROM approvals ORDER BY n")?;
             let ids = statement.query_map([], |row| row.get::<_, String>(0))?;
             let ids = ids.collect::<Result<Vec<_>, _>>()?;
             Ok(ids)
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns the definition of an agent by its digest in rows.
@@ -54,26 +54,26 @@ impl Ledger {
             let bytes = config.as_bytes().as_slice();
             Ok(self.sql.query_row("SELECT body FROM configs WHERE digest = ?1", [bytes], |row| row.get(0)).optional()?)
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns the pending claims: calls with effects whose outcome is unknown.
     ///
     /// # Errors
     /// The claims cannot be read.
-    pub fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
+    pub fn pending_claims(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
         let find = || -> Done<Vec<Intent>> {
-            let unsettled = at_once(&self.sql, Claim::unsettled)?;
-            unsettled.into_iter().filter(|claim| claim.is_pending(&self.home, now)).map(claims::shown).collect()
+            let unsettled = read_transaction(&self.sql, Claim::read_unsettled)?;
+            unsettled.into_iter().filter(|claim| claim.is_pending(&self.state_dir, now)).map(claims::into_intent).collect()
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns the paused targets with their reasons.
     ///
     /// # Errors
     /// The table cannot be read.
-    pub fn paused(&self) -> Result<Vec<(Target, String)>, StoreError> {
+    pub fn paused_targets(&self) -> Result<Vec<(Target, String)>, StoreError> {
         let find = || -> Done<Vec<(Target, String)>> {
             let mut statement = self.sql.prepare("SELECT target, reason FROM paused ORDER BY target")?;
             let mut rows = statement.query([])?;
@@ -83,14 +83,14 @@ impl Ledger {
             }
             Ok(found)
         };
-        self.named(find())
+        self.with_path(find())
     }
 
     /// Returns true if this agent, tool, principal or session occurs in the ledger.
     ///
     /// # Errors
     /// The ledger cannot be read.
-    pub fn knows(&self, target: &Target) -> Result<bool, StoreError> {
+    pub fn has_target(&self, target: &Target) -> Result<bool, StoreError> {
         let find = || -> Done<bool> {
             Ok(match target {
                 Target::Agent(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE agent = ?1")?.exists([&**name])?,
@@ -102,6 +102,6 @@ impl Ledger {
                 }
             })
         };
-        self.named(find())
+        self.with_path(find())
     }
 }

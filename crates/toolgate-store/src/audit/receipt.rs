@@ -7,15 +7,15 @@ use toolgate::{Receipt, Row};
 use super::{Entry, Ledger};
 use crate::fault::Done;
 use crate::keys::Keys;
-use crate::ledger::{digest, unsigned};
-use crate::tx::at_once;
+use crate::ledger::{parse_digest, to_u64};
+use crate::tx::read_transaction;
 
 impl Ledger {
     /// Checks whether the row of a receipt is unchanged. Returns `None` if there is no such row.
     ///
     /// # Errors
     /// The row cannot be read.
-    pub fn holds(&self, receipt: &Receipt) -> Result<Option<bool>, StoreError> {
+    pub fn check_receipt_row(&self, receipt: &Receipt) -> Result<Option<bool>, StoreError> {
         let find = || -> Done<Option<bool>> {
             let read = |row: &rusqlite::Row<'_>| {
                 Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?, row.get::<_, String>(3)?))
@@ -36,14 +36,14 @@ impl Ledger {
                 .optional()?
                 .flatten();
             let before = match before.or(anchor) {
-                Some(hash) => digest(&hash)?,
-                None => crate::chain::opening(&row.key),
+                Some(hash) => parse_digest(&hash)?,
+                None => crate::chain::session_genesis(&row.key),
             };
             // Compute the link from the row itself. The stored hash may have been changed.
-            let link = crate::chain::link(&before, unsigned(n), body.as_bytes());
-            Ok(Some(link == receipt.hash && unsigned(seq) == receipt.seq))
+            let link = crate::chain::session_link(&before, to_u64(n), body.as_bytes());
+            Ok(Some(link == receipt.hash && to_u64(seq) == receipt.seq))
         };
-        self.named(at_once(&self.sql, |_| find()))
+        self.with_path(read_transaction(&self.sql, |_| find()))
     }
 
     /// Creates a signed receipt for a row.
@@ -53,14 +53,14 @@ impl Ledger {
     ///
     /// # Errors
     /// The ledger does not verify, the row is not signed yet, or the key is missing.
-    pub fn receipt(&self, entry: &Entry) -> Result<Receipt, StoreError> {
+    pub fn sign_receipt(&self, entry: &Entry) -> Result<Receipt, StoreError> {
         let verified =
             self.verify(&crate::flaw::Trust::default(), |_| ()).map_err(|flaw| StoreError(format!("the ledger is not intact: {flaw}")))?;
         if entry.seq > verified.signed_to {
             return Err(StoreError(format!("row {} is not signed yet; try again in a second", entry.seq)));
         }
-        let keys = Keys::open(&self.home.keys(), &self.public_key()?).map_err(|e| StoreError(e.to_string()))?;
-        Ok(crate::keys::recorded(std::sync::Arc::new(keys), &entry.row, entry.seq, entry.hash).receipt())
+        let keys = Keys::open(&self.state_dir.keys(), &self.public_key()?).map_err(|e| StoreError(e.to_string()))?;
+        Ok(crate::keys::recorded_row(std::sync::Arc::new(keys), &entry.row, entry.seq, entry.hash).receipt())
     }
 
     /// Returns the public key of this ledger.
@@ -68,8 +68,8 @@ impl Ledger {
     /// # Errors
     /// The key cannot be read, or the state directory does not have it.
     pub fn public_key(&self) -> Result<String, StoreError> {
-        let key = self.named(crate::session::meta(&self.sql))?.remove("key").unwrap_or_default();
-        let own = Keys::own(&self.home.keys()).unwrap_or_default();
+        let key = self.with_path(crate::session::read_meta(&self.sql))?.remove("key").unwrap_or_default();
+        let own = Keys::read_own_public_keys(&self.state_dir.keys()).unwrap_or_default();
         if own.contains(&key) { Ok(key) } else { Err(StoreError("the state directory does not have the key of this ledger".to_owned())) }
     }
 }

@@ -10,7 +10,7 @@ use toolgate::{Effects, Row};
 use crate::claims::{self, Claim};
 use crate::counters;
 use crate::fault::{Done, Fault};
-use crate::ledger::{self, nanos};
+use crate::ledger::{self, to_nanos};
 use crate::session::Session;
 use crate::tx::Tx;
 use crate::under_way;
@@ -19,58 +19,58 @@ use crate::under_way;
 pub(super) type Appended = (Arc<Row>, u64, Digest);
 
 /// Commits a call: state, claim, charges and row.
-pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<u8>>) -> Done<Result<Appended, Conflict>> {
+pub(super) fn commit_call(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<u8>>) -> Done<Result<Appended, Conflict>> {
     let row = &finish.row;
-    let (now, ended_at) = (row.at, row.ended());
-    let mut session = Session::find_or_make(tx.sql, &row.key)?;
+    let (now, ended_at) = (row.at, row.ended_at());
+    let mut session = Session::get_or_create(tx.sql, &row.key)?;
     if finish.changes.as_ref().is_some_and(|changes| changes.needs_version()) && session.version != finish.version {
         return Ok(Err(Conflict));
     }
-    session.catch_up(tx, &row.key);
+    session.count_uncounted_calls(tx, &row.key);
     if !finish.logs.is_empty() {
-        session.append(tx.sql, finish.logs)?;
+        session.append_logs(tx.sql, finish.logs)?;
     }
     for revoked in finish.revoked {
-        session.revoke(tx.sql, &revoked.key())?;
+        session.revoke_evidence(tx.sql, &revoked.key())?;
     }
     if let Some(changes) = finish.changes {
-        session.apply(tx.sql, changes)?;
+        session.apply_changes(tx.sql, changes)?;
     }
     if let Some(ended) = &finish.ended {
         session.progress.ended(ended);
     }
-    if let Some(seen) = finish.seen {
-        session.see(tx.sql, &tx.shared.keys().redact, *seen)?;
+    if let Some(seen) = finish.provenance {
+        session.store_provenance(tx.sql, &tx.shared.keys().redaction_key, *seen)?;
     }
     for ((handle, _), sealed) in finish.outputs.iter().zip(outputs) {
         tx.sql.prepare_cached("INSERT OR REPLACE INTO outputs (session, handle, at, text) VALUES (?1, ?2, ?3, ?4)")?.execute(params![
             session.id,
             handle,
-            nanos(now),
+            to_nanos(now),
             sealed
         ])?;
     }
-    let ended = counters::end_read(tx, row.call, finish.settle, finish.spent)?
-        || under_way::end(tx, row.call, finish.settle, finish.spent, ended_at)?;
+    let ended = counters::settle_read(tx, row.call, finish.resolution, finish.spent)?
+        || under_way::end_inflight(tx, row.call, finish.resolution, finish.spent, ended_at)?;
     let claim = match ended {
         true => None,
         false => Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()),
     };
-    let (row, (seq, hash)) = match ledger::append(tx, &mut session, row, body) {
+    let (row, (seq, hash)) = match ledger::append_to_chains(tx, &mut session, row, body) {
         // The call was abandoned and has a row that says so. This is its late result.
         Err(Fault::Sql(error))
-            if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) && ledger::has(tx.sql, &row.call)? =>
+            if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) && ledger::has_row(tx.sql, &row.call)? =>
         {
-            let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
-            let body = ledger::text(&late)?;
-            let appended = ledger::append(tx, &mut session, &late, &body)?;
+            let late = row.settlement(row.outcome.clone(), row.effects, "a report that came late", row.ended_at());
+            let body = ledger::canonical_text(&late)?;
+            let appended = ledger::append_to_chains(tx, &mut session, &late, &body)?;
             (Arc::new(late), appended)
         }
         appended => (Arc::clone(row), appended?),
     };
     session.save(tx.sql)?;
     if let Some(claim) = claim {
-        claims::end(tx, claim, finish.settle, finish.spent, finish.outcome.as_ref(), ended_at)?;
+        claims::end_claim(tx, claim, finish.resolution, finish.spent, finish.outcome.as_ref(), ended_at)?;
     }
     Ok(Ok((row, seq, hash)))
 }
@@ -78,43 +78,43 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
 /// Appends a row that was spooled while the store was unavailable, and ends its claim.
 ///
 /// A row that is in the ledger already is skipped.
-pub(super) fn take_in(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
-    counters::end_read(tx, row.call, Settle::by(row.effects), row.spent)?;
+pub(super) fn append_spooled_row(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
+    counters::settle_read(tx, row.call, Settle::by(row.effects), row.spent)?;
     // Handle the claim like one of another process.
-    tx.take_own(row.call, None);
-    under_way::adopt(tx, row.call)?;
+    tx.replace_own_charges(row.call, None);
+    under_way::move_to_claims(tx, row.call)?;
     let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
-    if ledger::has(tx.sql, &row.call)? {
+    if ledger::has_row(tx.sql, &row.call)? {
         // The call was abandoned meanwhile, and this is its real outcome.
         if let Some(claim) = claim.filter(|_| row.effects != Effects::Unknown) {
-            let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
+            let late = row.settlement(row.outcome.clone(), row.effects, "a report that came late", row.ended_at());
             claims::append_row(tx, &late)?;
-            claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.ended())?;
+            claims::end_claim(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.ended_at())?;
         }
         return Ok(());
     }
     if let Some(claim) = claim {
         if Settle::by(row.effects) != Settle::Released {
-            claims::revoke_for(tx, &claim)?;
+            claims::revoke_evidence_of(tx, &claim)?;
         }
-        claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.ended())?;
+        claims::end_claim(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.ended_at())?;
     }
     claims::append_row(tx, row).map(|_| ())
 }
 
 /// Appends a spooled row. Skips and returns a row that can never be stored.
-pub(super) fn take_in_if_fit(tx: &mut Tx<'_>, row: &Row) -> Done<Option<Unfit>> {
-    let (before, done) = (tx.tip, tx.done());
+pub(super) fn append_spooled_row_if_valid(tx: &mut Tx<'_>, row: &Row) -> Done<Option<Unfit>> {
+    let (before, done) = (tx.head, tx.undo_len());
     tx.sql.prepare_cached("SAVEPOINT spooled")?.execute([])?;
-    let unfit = match take_in(tx, row) {
+    let unfit = match append_spooled_row(tx, row) {
         Ok(()) => None,
-        Err(fault) if fault.is_for_good() && !tx.sql.is_autocommit() => {
+        Err(fault) if fault.is_permanent() && !tx.sql.is_autocommit() => {
             tx.sql.prepare_cached("ROLLBACK TO spooled")?.execute([])?;
-            tx.tip = before;
-            tx.unwind(done);
+            tx.head = before;
+            tx.undo_to(done);
             // A definition of the failed row may be in the set.
-            tx.configs.clear();
-            Some(Unfit { call: row.call, why: fault.to_string() })
+            tx.stored_configs.clear();
+            Some(Unfit { call: row.call, reason: fault.to_string() })
         }
         Err(fault) => return Err(fault),
     };

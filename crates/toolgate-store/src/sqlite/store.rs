@@ -19,14 +19,14 @@ use toolgate::store::{
 use toolgate::{CallId, Decision, Outcome, Recorded, Row, SessionKey};
 
 use super::SqliteStore;
-use super::end::{end, take_in, take_in_if_fit};
+use super::end::{append_spooled_row, append_spooled_row_if_valid, commit_call};
 use crate::claims::{self, Claim};
 use crate::counters;
 use crate::fault::{Done, Fault};
-use crate::keys::recorded;
-use crate::ledger::{self, nanos};
+use crate::keys::recorded_row;
+use crate::ledger::{self, to_nanos};
 use crate::session::{self, Session};
-use crate::tx::{Counted, Shared, at_once, lock};
+use crate::tx::{Counted, Shared, lock_unpoisoned, read_transaction};
 
 /// How many calls of a session may be counted in memory before they are stored.
 const AHEAD: usize = 64;
@@ -42,30 +42,30 @@ struct Entering {
 }
 
 impl Entering {
-    fn of(enter: &Enter<'_>) -> Self {
+    fn from_request(enter: &Enter<'_>) -> Self {
         Self {
             key: enter.key.clone(),
             digest: enter.digest,
-            recall: enter.recall.to_vec(),
-            counts: enter.counts,
+            recall: enter.dedup_keys.to_vec(),
+            counts: enter.counts_repetition,
             polling: enter.polling.copied(),
             now: enter.now,
         }
     }
 
-    fn counted(&self) -> Option<Counted> {
+    fn counted_call(&self) -> Option<Counted> {
         self.counts.then_some(Counted { digest: self.digest, at: self.now, polling: self.polling })
     }
 
-    fn recalled(&self, sql: &Connection, shared: &Shared) -> Done<Option<(Recalled, RecalledBy)>> {
+    fn find_prior_call(&self, sql: &Connection, shared: &Shared) -> Done<Option<(Recalled, RecalledBy)>> {
         if self.recall.is_empty() {
             return Ok(None);
         }
-        claims::recall(sql, &shared.home, &shared.keys(), &self.recall, self.digest, self.now)
+        claims::find_prior_call(sql, &shared.state_dir, &shared.keys(), &self.recall, self.digest, self.now)
     }
 }
 
-fn paused(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> Done<Option<(Target, String)>> {
+fn find_pause(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> Done<Option<(Target, String)>> {
     // Usually nothing is paused.
     if !sql.prepare_cached("SELECT 1 FROM paused LIMIT 1")?.exists([])? {
         return Ok(None);
@@ -79,7 +79,7 @@ fn paused(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> Done<Option<(T
     for target in targets {
         let why: Option<String> = sql
             .prepare_cached("SELECT reason FROM paused WHERE target = ?1")?
-            .query_row([ledger::text(&target)?], |row| row.get(0))
+            .query_row([ledger::canonical_text(&target)?], |row| row.get(0))
             .optional()?;
         if let Some(why) = why {
             return Ok(Some((target, why)));
@@ -88,17 +88,17 @@ fn paused(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> Done<Option<(T
     Ok(None)
 }
 
-fn approval(shared: &Shared, body: &str, sealed: &[u8]) -> Done<Approval> {
+fn decrypt_approval(shared: &Shared, body: &str, sealed: &[u8]) -> Done<Approval> {
     let approval: Approval = serde_json::from_str(body)?;
     let opened = shared.keys().unseal(&format!("approval {}", approval.id), sealed);
-    let opened = opened.ok_or_else(|| Fault::Said("cannot decrypt an approval: another key encrypted it".to_owned()))?;
+    let opened = opened.ok_or_else(|| Fault::Message("cannot decrypt an approval: another key encrypted it".to_owned()))?;
     Ok(Approval { arguments: serde_json::from_slice(&opened)?, ..approval })
 }
 
 fn find_approval(sql: &Connection, shared: &Shared, id: &str) -> Done<Option<Approval>> {
     let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?));
     let found = sql.prepare_cached("SELECT body, arguments FROM approvals WHERE id = ?1")?.query_row([id], read).optional()?;
-    found.map(|(body, sealed)| approval(shared, &body, &sealed)).transpose()
+    found.map(|(body, sealed)| decrypt_approval(shared, &body, &sealed)).transpose()
 }
 
 fn save_approval(sql: &Connection, approval: &Approval) -> Done<()> {
@@ -110,12 +110,12 @@ fn save_approval(sql: &Connection, approval: &Approval) -> Done<()> {
 impl Store for SqliteStore {
     async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
         let (key, tool) = (key.clone(), Arc::clone(tool));
-        self.read_here(move |sql, _| paused(sql, &key, &tool))
+        self.read_inline(move |sql, _| find_pause(sql, &key, &tool))
     }
 
     async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError> {
         self.write(true, move |tx| {
-            let target = ledger::text(&target)?;
+            let target = ledger::canonical_text(&target)?;
             match reason {
                 Some(reason) => tx.sql.execute("INSERT OR REPLACE INTO paused (target, reason) VALUES (?1, ?2)", [target, reason])?,
                 None => tx.sql.execute("DELETE FROM paused WHERE target = ?1", [target])?,
@@ -126,66 +126,66 @@ impl Store for SqliteStore {
     }
 
     async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
-        self.acquire(key, alone, wait).await
+        self.acquire_session_lock(key, alone, wait).await
     }
 
     async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
-        let hold = match enter.hold {
-            Some((alone, wait)) => match self.acquire(enter.key, alone, wait).await? {
+        let hold = match enter.lock {
+            Some((alone, wait)) => match self.acquire_session_lock(enter.key, alone, wait).await? {
                 Some(hold) => Some(hold),
                 None => return Ok(None),
             },
             None => None,
         };
-        let entering = Entering::of(&enter);
+        let entering = Entering::from_request(&enter);
         // A long-lived process sweeps when it opens the ledger. A process that makes one call
         // sweeps a little each time.
-        let sweeps = self.writer.is_here();
+        let sweeps = self.writer.is_inline();
         // Opening a known session writes nothing, unless many calls are counted in memory only.
         let look = |sql: &Connection, shared: &Shared, tip: ledger::Tip| -> Done<_> {
-            let call = entering.counted();
-            let Some((session, opened, ahead)) = Session::known(sql, shared, &entering.key, call)? else { return Ok(None) };
+            let call = entering.counted_call();
+            let Some((session, opened, ahead)) = Session::find_opened(sql, shared, &entering.key, call)? else { return Ok(None) };
             if ahead.len() > AHEAD {
                 return Ok(None);
             }
-            let slices = session.raw_slices(sql)?;
+            let slices = session.read_raw_slices(sql)?;
             if call.is_some() {
-                lock(&shared.ahead).insert(entering.key.clone(), ahead);
+                lock_unpoisoned(&shared.uncounted_calls).insert(entering.key.clone(), ahead);
             }
             Ok(Some((session, opened, slices, tip.seq, None)))
         };
         let known = match sweeps || !entering.recall.is_empty() {
             true => None,
-            false => self.writer.look(look).map_err(|fault| self.named(&fault.into()))?,
+            false => self.writer.try_read_consistent(look).map_err(|fault| self.with_path(&fault.into()))?,
         };
-        let (session, opened, slices, rows, recalled) = match known {
+        let (session, started_at, slices, row_count, recalled) = match known {
             Some(known) => known,
             None => {
                 let entered = self.write(false, move |tx| {
                     if sweeps {
-                        claims::sweep_some(tx, entering.now)?;
+                        claims::sweep_client_claims(tx, entering.now)?;
                     }
-                    let recalled = entering.recalled(tx.sql, tx.shared)?;
-                    let call = entering.counted().filter(|_| !matches!(recalled, Some((Recalled::Settled(_), _))));
-                    let (session, opened) = Session::enter(tx, &entering.key, call, entering.now)?;
-                    let slices = session.raw_slices(tx.sql)?;
-                    Ok((session, opened, slices, tx.tip.seq, recalled))
+                    let recalled = entering.find_prior_call(tx.sql, tx.shared)?;
+                    let call = entering.counted_call().filter(|_| !matches!(recalled, Some((Recalled::Settled(_), _))));
+                    let (session, opened) = Session::open_for_call(tx, &entering.key, call, entering.now)?;
+                    let slices = session.read_raw_slices(tx.sql)?;
+                    Ok((session, opened, slices, tx.head.seq, recalled))
                 });
                 entered.await?
             }
         };
         // Parse outside of the writer thread.
-        let state = Arc::new(session.state_of(slices).map_err(|fault| self.named(&fault.into()))?);
-        let (version, progress) = (session.version, session.progress);
-        let (recalled, recalled_by) = recalled.unzip();
-        Ok(Some(Box::new(Entered { version, opened, state, rows, recalled, recalled_by, progress, hold })))
+        let state = Arc::new(session.build_state(slices).map_err(|fault| self.with_path(&fault.into()))?);
+        let (version, repetitions) = (session.version, session.progress);
+        let (prior_call, dedup_key_kind) = recalled.unzip();
+        Ok(Some(Box::new(Entered { version, started_at, state, row_count, prior_call, dedup_key_kind, repetitions, lock: hold })))
     }
 
     async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
-        let entering = Entering::of(&enter);
+        let entering = Entering::from_request(&enter);
         self.read(move |sql, shared| {
-            at_once(sql, |sql| {
-                let (recalled, recalled_by) = entering.recalled(sql, shared)?.unzip();
+            read_transaction(sql, |sql| {
+                let (recalled, recalled_by) = entering.find_prior_call(sql, shared)?.unzip();
                 let session = Session::find(sql, &entering.key)?;
                 let mut progress = session.as_ref().map(|session| session.progress).unwrap_or_default();
                 if entering.counts {
@@ -193,13 +193,13 @@ impl Store for SqliteStore {
                 }
                 Ok(Box::new(Entered {
                     version: session.as_ref().map_or(0, |session| session.version),
-                    opened: session.as_ref().and_then(|session| session.opened).unwrap_or(entering.now),
-                    state: Arc::new(session.map(|session| session.slices(sql)).transpose()?.unwrap_or_default()),
-                    rows: ledger::tip(sql)?.seq,
-                    recalled,
-                    recalled_by,
-                    progress,
-                    hold: None,
+                    started_at: session.as_ref().and_then(|session| session.opened_at).unwrap_or(entering.now),
+                    state: Arc::new(session.map(|session| session.read_slices(sql)).transpose()?.unwrap_or_default()),
+                    row_count: ledger::read_head(sql)?.seq,
+                    prior_call: recalled,
+                    dedup_key_kind: recalled_by,
+                    repetitions: progress,
+                    lock: None,
                 }))
             })
         })
@@ -208,13 +208,13 @@ impl Store for SqliteStore {
 
     async fn load(&self, key: &SessionKey, needs: &Needs, _: &State, facts: &mut Facts) -> Result<(), StoreError> {
         let (key, needs, mut found) = (key.clone(), needs.clone(), Facts::at(facts.now));
-        let mut found = self.read_here(move |sql, shared| {
-            at_once(sql, |sql| {
+        let mut found = self.read_inline(move |sql, shared| {
+            read_transaction(sql, |sql| {
                 for (counter, window) in &needs.counters {
-                    let used = counters::used(sql, counter, *window, found.now)?;
+                    let used = counters::read_used(sql, counter, *window, found.now)?;
                     found.counters.push((counter.clone(), *window, used));
                 }
-                session::load(sql, &shared.keys().redact, &key, &needs, &mut found)
+                session::load_facts(sql, &shared.keys().redaction_key, &key, &needs, &mut found)
             })?;
             Ok(found)
         })?;
@@ -230,7 +230,9 @@ impl Store for SqliteStore {
             return Ok(Vec::new());
         }
         let charges = charges.to_vec();
-        self.read_here(move |sql, _| at_once(sql, |sql| charges.iter().map(|charge| counters::fits(sql, charge, now)).collect()))
+        self.read_inline(move |sql, _| {
+            read_transaction(sql, |sql| charges.iter().map(|charge| counters::check_charge(sql, charge, now)).collect())
+        })
     }
 
     async fn begin(
@@ -245,14 +247,14 @@ impl Store for SqliteStore {
         let draft = intent.row.as_ref().map(|row| serde_json::to_string(&**row)).transpose();
         let draft = draft.map_err(|error| StoreError::from(Fault::from(error)))?;
         self.write(intent.effect, move |tx| {
-            if let Some((target, why)) = paused(tx.sql, &intent.key, &intent.tool)? {
+            if let Some((target, why)) = find_pause(tx.sql, &intent.key, &intent.tool)? {
                 return Ok(Err(NotClaimed::Paused(target, why)));
             }
-            let recalled = claims::recall(tx.sql, &tx.shared.home, &tx.shared.keys(), &intent.recall, intent.asked, now)?;
+            let recalled = claims::find_prior_call(tx.sql, &tx.shared.state_dir, &tx.shared.keys(), &intent.recall, intent.asked, now)?;
             if let Some((recalled, by)) = recalled {
-                return Ok(Err(NotClaimed::Recalled(recalled, by)));
+                return Ok(Err(NotClaimed::PriorCall(recalled, by)));
             }
-            let used = match room_for(&charges, |charge| counters::fits(tx.sql, charge, now))? {
+            let used = match room_for(&charges, |charge| counters::check_charge(tx.sql, charge, now))? {
                 Ok(used) => used,
                 Err(full) => return Ok(Err(full)),
             };
@@ -261,48 +263,48 @@ impl Store for SqliteStore {
                     Some(a) if a.is_usable(now) && a.digest == intent.digest && a.key == intent.key => {
                         save_approval(tx.sql, &Approval { state: ApprovalState::Used, ..a })?;
                     }
-                    _ => return Ok(Err(NotClaimed::ApprovalGone)),
+                    _ => return Ok(Err(NotClaimed::ApprovalUnavailable)),
                 }
             }
             if let Some(row) = &intent.row {
-                ledger::keep_config(tx, row.config)?;
+                ledger::store_definition(tx, row.config)?;
             }
-            claims::claim(tx, &intent, draft.as_deref(), &charges, &used, now)?;
-            claims::write_ahead(tx, &mut intent)?;
+            claims::store_claim(tx, &intent, draft.as_deref(), &charges, &used, now)?;
+            claims::apply_claim_effects(tx, &mut intent)?;
             Ok(Ok(used))
         })
         .await
     }
 
     async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError> {
-        let body = ledger::text(&*finish.row).map_err(StoreError::from)?;
+        let body = ledger::canonical_text(&*finish.row).map_err(StoreError::from)?;
         let keys = self.keys();
         let outputs: Result<Vec<_>, _> =
             finish.outputs.iter().map(|(handle, text)| keys.seal(&format!("output {handle}"), text.as_bytes())).collect();
-        let outputs = outputs.map_err(|error| self.named(&StoreError(error.to_string())))?;
+        let outputs = outputs.map_err(|error| self.with_path(&StoreError(error.to_string())))?;
         // A process that makes one call cannot sign later, so it signs each row in its transaction.
-        let durable = finish.durable || self.writer.is_here();
-        let written = self.write(durable, move |tx| end(tx, *finish, &body, outputs)).await?;
+        let durable = finish.is_durable || self.writer.is_inline();
+        let written = self.write(durable, move |tx| commit_call(tx, *finish, &body, outputs)).await?;
         let Ok((row, seq, hash)) = written else { return Ok(Err(Conflict)) };
-        Ok(Ok(Some(recorded(self.keys(), &row, seq, hash))))
+        Ok(Ok(Some(recorded_row(self.keys(), &row, seq, hash))))
     }
 
     async fn take_pass(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<Taken>, StoreError> {
         let (key, client, tool) = (key.clone(), client.to_owned(), tool.to_owned());
-        self.write(false, move |tx| claims::take_pass(tx, &key, &client, &tool)).await
+        self.write(false, move |tx| claims::take_deferred(tx, &key, &client, &tool)).await
     }
 
     async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
         let key = key.clone();
-        self.write(true, move |tx| claims::leave(tx, &key, now)).await
+        self.write(true, move |tx| claims::close_client_session(tx, &key, now)).await
     }
 
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
         let key = key.clone();
         self.read(move |sql, _| {
-            at_once(sql, |sql| {
+            read_transaction(sql, |sql| {
                 let Some(session) = Session::find(sql, &key)? else { return Ok((0, Arc::default())) };
-                Ok((session.version, Arc::new(session.slices(sql)?)))
+                Ok((session.version, Arc::new(session.read_slices(sql)?)))
             })
         })
         .await
@@ -310,15 +312,17 @@ impl Store for SqliteStore {
 
     async fn session(&self, key: &SessionKey) -> Result<Option<Arc<State>>, StoreError> {
         let key = key.clone();
-        self.read(move |sql, _| at_once(sql, |sql| Session::find(sql, &key)?.map(|session| session.whole(sql).map(Arc::new)).transpose()))
-            .await
+        self.read(move |sql, _| {
+            read_transaction(sql, |sql| Session::find(sql, &key)?.map(|session| session.read_all(sql).map(Arc::new)).transpose())
+        })
+        .await
     }
 
     async fn alter(&self, key: &SessionKey, alter: Alter) -> Result<(), StoreError> {
         let key = key.clone();
         self.write(false, move |tx| {
-            let mut session = Session::find_or_make(tx.sql, &key)?;
-            session.alter(tx.sql, &tx.shared.keys().redact, alter)?;
+            let mut session = Session::get_or_create(tx.sql, &key)?;
+            session.edit(tx.sql, &tx.shared.keys().redaction_key, alter)?;
             session.save(tx.sql)
         })
         .await
@@ -327,10 +331,10 @@ impl Store for SqliteStore {
     async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
         let charges = charges.to_vec();
         self.write(false, move |tx| {
-            let call = CallId::from_bytes(crate::keys::random()?);
+            let call = CallId::from_bytes(crate::keys::random_bytes()?);
             for (n, charge) in charges.iter().enumerate() {
-                let used = counters::used(tx.sql, &charge.counter, charge.window, now)?;
-                counters::reserve(tx.sql, call, n, charge, used, now)?;
+                let used = counters::read_used(tx.sql, &charge.counter, charge.window, now)?;
+                counters::reserve_charge(tx.sql, call, n, charge, used, now)?;
             }
             Ok(())
         })
@@ -341,14 +345,14 @@ impl Store for SqliteStore {
         let arguments = serde_json::to_vec(&approval.arguments).map_err(|e| StoreError(e.to_string()))?;
         let sealed = self.keys().seal(&format!("approval {}", approval.id), &arguments).map_err(|e| StoreError(e.to_string()))?;
         self.write(true, move |tx| {
-            let session = Session::find_or_make(tx.sql, &approval.key)?;
+            let session = Session::get_or_create(tx.sql, &approval.key)?;
             tx.sql
                 .prepare_cached("INSERT INTO approvals (id, session, digest, expires, body, arguments) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
                 .execute(params![
                     approval.id,
                     session.id,
                     approval.digest.as_bytes().as_slice(),
-                    nanos(approval.expires),
+                    to_nanos(approval.expires),
                     serde_json::to_string(&approval)?,
                     sealed
                 ])?;
@@ -366,14 +370,14 @@ impl Store for SqliteStore {
                 .prepare_cached("SELECT body, arguments FROM approvals WHERE session = ?1 AND digest = ?2 ORDER BY n DESC LIMIT 1")?
                 .query_row(params![session.id, digest.as_bytes().as_slice()], read)
                 .optional()?;
-            found.map(|(body, sealed)| approval(shared, &body, &sealed)).transpose()
+            found.map(|(body, sealed)| decrypt_approval(shared, &body, &sealed)).transpose()
         })
         .await
     }
 
     async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError> {
         let id = id.to_owned();
-        self.read_here(move |sql, shared| find_approval(sql, shared, &id))
+        self.read_inline(move |sql, shared| find_approval(sql, shared, &id))
     }
 
     async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
@@ -391,9 +395,9 @@ impl Store for SqliteStore {
 
     async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
         self.write(true, move |tx| {
-            claims::sweep(tx, now)?;
-            let unsettled = Claim::unsettled(tx.sql)?;
-            unsettled.into_iter().filter(|claim| claim.is_pending(&tx.shared.home, now)).map(claims::shown).collect()
+            claims::sweep_abandoned(tx, now)?;
+            let unsettled = Claim::read_unsettled(tx.sql)?;
+            unsettled.into_iter().filter(|claim| claim.is_pending(&tx.shared.state_dir, now)).map(claims::into_intent).collect()
         })
         .await
     }
@@ -408,7 +412,7 @@ impl Store for SqliteStore {
         now: Timestamp,
     ) -> Result<bool, StoreError> {
         let by = by.to_owned();
-        self.write(true, move |tx| claims::settle(tx, call, settle, (&outcome, shown), &by, now)).await
+        self.write(true, move |tx| claims::settle_claim(tx, call, settle, (&outcome, shown), &by, now)).await
     }
 
     async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
@@ -450,12 +454,12 @@ impl Store for SqliteStore {
     }
 
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
-        self.write(true, move |tx| take_in(tx, &row)).await
+        self.write(true, move |tx| append_spooled_row(tx, &row)).await
     }
 
     async fn take_in_all(&self, rows: &[Arc<Row>]) -> Result<Vec<Unfit>, StoreError> {
         let rows = rows.to_vec();
-        self.write(true, move |tx| rows.iter().filter_map(|row| take_in_if_fit(tx, row).transpose()).collect()).await
+        self.write(true, move |tx| rows.iter().filter_map(|row| append_spooled_row_if_valid(tx, row).transpose()).collect()).await
     }
 
     fn introduce(&self, config: Digest, definition: &Arc<str>) {
@@ -463,25 +467,25 @@ impl Store for SqliteStore {
         if Digest::of(definition.as_bytes()) != config {
             return;
         }
-        let mut definitions = lock(&self.shared.definitions);
+        let mut definitions = lock_unpoisoned(&self.shared.definitions);
         // A configuration is often reloaded without changes.
         if definitions.iter().all(|(known, _)| *known != config) {
             definitions.push((config, Arc::clone(definition)));
         }
         drop(definitions);
-        self.writer.post(move |tx| ledger::keep_config(tx, config));
+        self.writer.enqueue(move |tx| ledger::store_definition(tx, config));
     }
 
     fn redaction_key(&self) -> Option<[u8; 32]> {
-        Some(self.keys().redact)
+        Some(self.keys().redaction_key)
     }
 
     fn home(&self) -> Option<&Path> {
-        Some(self.shared.home.path())
+        Some(self.shared.state_dir.path())
     }
 
     fn owner(&self) -> Option<Arc<str>> {
-        self.shared.home.owner().map(Arc::clone)
+        self.shared.state_dir.owner().map(Arc::clone)
     }
 }
 
@@ -490,12 +494,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_definition_is_kept_in_memory_once_however_often_it_is_told() {
+    fn a_definition_is_kept_in_memory_once() {
         let directory = tempfile::tempdir().unwrap();
         let store = SqliteStore::open(directory.path().join("ledger.db")).unwrap();
         for definition in ["{}", "[]", "{}", "{}"] {
             store.introduce(Digest::of(definition.as_bytes()), &Arc::from(definition));
         }
-        assert_eq!(lock(&store.shared.definitions).len(), 2);
+        assert_eq!(lock_unpoisoned(&store.shared.definitions).len(), 2);
     }
 }

@@ -238,9 +238,9 @@ fn a_clock_that_is_set_back_changes_neither_the_order_of_rows_nor_their_chain() 
     let (mut tip, mut heads) = (chain::genesis(), BTreeMap::<SessionKey, (u64, Digest)>::new());
     for (seq, entry) in (1..).zip(&entries) {
         let key = &entry.row.key;
-        let (n, head) = heads.get(key).copied().unwrap_or_else(|| (0, chain::opening(key)));
-        let link = chain::link(&head, n + 1, &entry.row.canonical().unwrap());
-        tip = chain::next(&tip, seq, &link);
+        let (n, head) = heads.get(key).copied().unwrap_or_else(|| (0, chain::session_genesis(key)));
+        let link = chain::session_link(&head, n + 1, &entry.row.canonical().unwrap());
+        tip = chain::ledger_link(&tip, seq, &link);
         assert_eq!((entry.seq, entry.n, entry.hash, entry.chain), (seq, n + 1, link, tip));
         heads.insert(key.clone(), (n + 1, link));
     }
@@ -313,12 +313,12 @@ fn what_takes_evidence_away_takes_it_away_again() {
         assert_eq!(codes, expected);
     });
     let ledger = desk.ledger();
-    let index = ledger.index("desk", None, None).unwrap();
+    let index = ledger.backtest_places("desk", None, None).unwrap();
     let mut said = Vec::new();
-    let fetch = |seq| ledger.row(seq).map(Option::unwrap);
+    let fetch = |seq| ledger.find_row(seq).map(Option::unwrap);
     runtime().block_on(async {
         let mut backtest = Backtest::new(move |_| Ok((agent(), agent())));
-        let played = backtest.play(&index, 0, fetch, |row, change| {
+        let played = backtest.replay_rows(&index, 0, fetch, |row, change| {
             said.push((row.tool.to_string(), change.now, change.was.to_string()));
             Ok(())
         });

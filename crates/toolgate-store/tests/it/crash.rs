@@ -58,7 +58,7 @@ pub(crate) fn worker() {
             .filter_map(|line| Some((line.split(' ').next()?.to_owned(), line.split(' ').nth(1)?.parse().ok()?)))
             .collect();
         let world = lines(&directory.join("world.log"));
-        let pending = gate.pending().await.unwrap();
+        let pending = gate.pending_calls().await.unwrap();
         for (name, task) in tried.iter().filter(|(name, _)| !acked.contains(*name)) {
             let open = pending.iter().find(|intent| intent.row.as_ref().is_some_and(|row| row.arguments["name"] == **name));
             let happened = world.contains(name);
@@ -149,7 +149,7 @@ fn a_process_that_is_killed_loses_nothing_and_does_nothing_twice() {
         lines(&directory.join("tries.log")).iter().map(|line| line.split(' ').next().unwrap().to_owned()).collect();
     let acked: BTreeSet<String> = acks.iter().filter_map(|line| line.strip_suffix_code("ok")).map(str::to_owned).collect();
     assert_eq!(tried, acked, "in the end every call came to its end");
-    assert!(ledger.pending(jiff::Timestamp::now()).unwrap().is_empty());
+    assert!(ledger.pending_claims(jiff::Timestamp::now()).unwrap().is_empty());
     assert!(world.len() > 20, "the test did something: {}", world.len());
     println!("{} effects, {} settled by hand, {} rows", world.len(), lines(&directory.join("settled.log")).len(), rows.len());
     // What was reserved is what was done.

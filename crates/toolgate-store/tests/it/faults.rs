@@ -58,7 +58,7 @@ fn a_full_disk_is_told_and_its_rows_come_in_later() {
     let acks = lines(&desk.directory.path().join("acks.log"));
     runtime().block_on(async {
         let gate = desk.open();
-        gate.recover().await.unwrap();
+        gate.recover_spool().await.unwrap();
         let rows = gate.session("desk", "alice", "s").rows().await.unwrap();
         for ack in acks {
             let (call, code) = ack.split_once(' ').unwrap();

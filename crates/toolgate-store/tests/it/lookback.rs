@@ -35,11 +35,11 @@ pub(crate) fn decided_alike(path: &Path) {
 
 async fn look_back(path: &Path) -> Seen {
     let (ledger, mut seen, mut by_config) = (Ledger::open(path).unwrap(), Seen::default(), HashMap::new());
-    let mut filter = Filter { after: Some(0), most: Some(PAGE), ..Filter::default() };
+    let mut filter = Filter { after_seq: Some(0), limit: Some(PAGE), ..Filter::default() };
     loop {
         let page = ledger.find(&filter).unwrap();
         let Some(last) = page.last() else { return seen };
-        filter.after = Some(last.seq);
+        filter.after_seq = Some(last.seq);
         for entry in &page {
             let row = &entry.row;
             // Each by the configuration that decided it, whatever has been in force since.
@@ -47,7 +47,7 @@ async fn look_back(path: &Path) -> Seen {
             match replay.decide(row).await {
                 Compared::Same => seen.same += 1,
                 Compared::Differs(now) => {
-                    seen.otherwise.push(format!("row {}: `{}` was {}, now {now}", entry.seq, row.tool, Ruling::of(row)));
+                    seen.otherwise.push(format!("row {}: `{}` was {}, now {now}", entry.seq, row.tool, Ruling::of_row(row)));
                 }
                 Compared::Undecidable(why) | Compared::Circumstance(why) => *seen.unjudged.entry(why).or_default() += 1,
             }

@@ -36,7 +36,7 @@ fn a_ledger_of_an_older_shape_is_brought_up_and_nothing_is_forgotten() {
         for name in ["a", "b"] {
             gate.call(session.prepare("pay", json!({"name": name, "arrives": true})).idempotency_key(name)).await;
         }
-        let pending = gate.pending().await.unwrap();
+        let pending = gate.pending_calls().await.unwrap();
         assert_eq!(pending.len(), 2);
         assert!(
             gate.settle_pending(pending[0].call, Some(toolgate::Outcome::Success(toolgate::Output::of(json!("done")))), "eve")
@@ -48,7 +48,7 @@ fn a_ledger_of_an_older_shape_is_brought_up_and_nothing_is_forgotten() {
     runtime().block_on(async {
         let gate = dark(&desk);
         let session = gate.session("desk", "alice", "s");
-        assert_eq!(gate.pending().await.unwrap().len(), 1);
+        assert_eq!(gate.pending_calls().await.unwrap().len(), 1);
         let again =
             async |name: &str| gate.call(session.prepare("pay", json!({"name": name, "arrives": true})).idempotency_key(name)).await;
         assert!(again("a").await.outcome.success().is_some_and(|output| output.replayed));

@@ -42,7 +42,7 @@ pub(crate) fn worker() {
         let rules = toolgate::config::Rules::parse("rules.toml", RULES);
         let agent = toolgate::Agent::builder("desk").tool(count(&directory)).rules(rules).build().unwrap();
         // Nobody stands in a queue: on a slow disk it may take long until one finds the session free.
-        let gate = Toolgate::builder().agent(agent).store(store).busy_wait(std::time::Duration::from_secs(60)).build().unwrap();
+        let gate = Toolgate::builder().agent(agent).store(store).busy_timeout(std::time::Duration::from_secs(60)).build().unwrap();
         let session = gate.session("desk", "alice", "the same");
         for n in 0..30 {
             let answer = session.call("count", json!({"by": format!("{} {n}", std::process::id())})).await;
@@ -110,7 +110,7 @@ fn the_log_stays_short_however_many_come_by_for_one_call() {
     runtime().block_on(async {
         for n in 0..200 {
             // As a hook does that lets a call through: one small transaction, and gone.
-            let store = SqliteStore::open_briefly(&path).unwrap().unwrap();
+            let store = SqliteStore::open_for_one_call(&path).unwrap().unwrap();
             let key = toolgate::SessionKey::new("desk", "alice", format!("s{}", n % 3));
             toolgate::store::Store::alter(&store, &key, toolgate::session::Alter::Reset).await.unwrap();
             drop(store);

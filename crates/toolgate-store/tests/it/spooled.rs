@@ -57,9 +57,9 @@ fn what_waits_for_the_store_comes_in_together() {
             calls.push(session.call("look", json!({"customer": format!("C-{n}0")})).await.call);
         }
         sql("DROP TRIGGER away");
-        let before = store.transactions();
-        assert_eq!(gate.recover().await, Ok(100));
-        let written = store.transactions() - before;
+        let before = store.transaction_count();
+        assert_eq!(gate.recover_spool().await, Ok(100));
+        let written = store.transaction_count() - before;
         assert!(written < 20, "100 rows took {written} transactions");
         let rows: Vec<_> = session.rows().await.unwrap().iter().skip(1).map(|row| row.call).collect();
         assert_eq!(rows, calls, "in the order in which they ended");
@@ -84,7 +84,7 @@ fn a_store_that_has_room_for_one_row_more_is_not_taken_for_one_that_is_back() {
             session.call("look", json!({"customer": format!("C-{n}0")})).await;
         }
         full_at(1);
-        assert!(gate.recover().await.is_err());
+        assert!(gate.recover_spool().await.is_err());
         assert_eq!(session.rows().await.unwrap().len(), 1);
         // Whoever reads as far as this makes a copy of the file.
         let files = || -> Vec<_> {
@@ -93,10 +93,10 @@ fn a_store_that_has_room_for_one_row_more_is_not_taken_for_one_that_is_back() {
         };
         let ends_in = |ending: &str| files().into_iter().find(|path| path.to_string_lossy().ends_with(ending));
         append(&ends_in(".jsonl").unwrap(), "no row");
-        assert!(gate.recover().await.is_err());
+        assert!(gate.recover_spool().await.is_err());
         assert_eq!(ends_in(".spoilt"), None, "nobody has read all that waits");
         sql("DROP TRIGGER no_room");
-        assert_eq!(gate.recover().await, Ok(3));
+        assert_eq!(gate.recover_spool().await, Ok(3));
         assert_eq!(session.rows().await.unwrap().len(), 3);
     });
     desk.verify();
@@ -119,11 +119,11 @@ fn what_others_left_behind_is_not_taken_over_before_the_store_is_back() {
         assert_eq!(left.len(), 1);
         // As many processes as make one call each.
         for _ in 0..3 {
-            let _ = desk.open().recover().await;
+            let _ = desk.open().recover_spool().await;
             assert_eq!(files(), left, "nobody has read and written it all again");
         }
         sql("DROP TRIGGER away");
-        assert_eq!(desk.open().recover().await, Ok(1));
+        assert_eq!(desk.open().recover_spool().await, Ok(1));
         assert_eq!(files(), Vec::<std::path::PathBuf>::new());
     });
     assert_eq!(desk.verify().rows, 1);
@@ -151,7 +151,7 @@ fn a_row_that_can_never_come_in_keeps_no_other_out() {
         let never = look(&gate, "damaged", 4).await;
         let second = look(&gate, "sound", 5).await;
         // As long as the store is away, nothing is put aside.
-        assert!(gate.recover().await.is_err());
+        assert!(gate.recover_spool().await.is_err());
         let spool = desk.directory.path().join("ledger.db.state/spool");
         let left = |ending: &str| -> Vec<_> {
             let files = std::fs::read_dir(&spool).unwrap().map(|file| file.unwrap().path());
@@ -159,7 +159,7 @@ fn a_row_that_can_never_come_in_keeps_no_other_out() {
         };
         assert_eq!((left("spoilt").len(), left("jsonl").len()), (0, 1));
         sql().execute_batch("DROP TRIGGER away").unwrap();
-        assert_eq!(gate.recover().await, Ok(2));
+        assert_eq!(gate.recover_spool().await, Ok(2));
         let rows = gate.session("desk", "alice", "sound").rows().await.unwrap();
         assert_eq!(rows.iter().skip(1).map(|row| row.call).collect::<Vec<_>>(), [first, second]);
         let (aside, waiting) = (left("spoilt"), left("jsonl"));
@@ -193,9 +193,9 @@ fn a_definition_stands_beside_rows_for_as_long_as_one_of_them_waits() {
         }
         assert_eq!(definitions(), 2);
         sql("DROP TRIGGER away");
-        assert_eq!(one.recover().await, Ok(1));
+        assert_eq!(one.recover_spool().await, Ok(1));
         assert_eq!(definitions(), 1, "the other waits still");
-        assert_eq!(two.recover().await, Ok(1));
+        assert_eq!(two.recover_spool().await, Ok(1));
         assert_eq!(definitions(), 0);
     });
     assert_eq!(desk.verify().rows, 2);
@@ -219,14 +219,14 @@ fn what_is_only_in_memory_does_not_speak_for_what_cannot_be_read() {
         let mut files = std::fs::read_dir(&spool).unwrap().map(|entry| entry.unwrap().path());
         let own = files.find(|path| path.extension().is_some_and(|extension| extension == "jsonl")).unwrap();
         sql("DROP TRIGGER away");
-        assert_eq!(gate.recover().await, Ok(1));
+        assert_eq!(gate.recover_spool().await, Ok(1));
         // Its file cannot be made again, and what somebody has left behind cannot be read.
         let odd = [own.with_extension("new"), spool.join("gone.jsonl")];
         odd.iter().for_each(|path| std::fs::create_dir(path).unwrap());
         sql(away);
         assert_eq!(look(2).await.as_deref(), Some("store_unavailable"));
         sql("DROP TRIGGER away");
-        assert!(gate.recover().await.is_err());
+        assert!(gate.recover_spool().await.is_err());
         assert_eq!(session.rows().await.unwrap().len(), 2, "what was in memory is in");
         assert_eq!(look(3).await.as_deref(), Some("store_unavailable"));
         odd.iter().for_each(|path| std::fs::remove_dir(path).unwrap());
@@ -256,7 +256,7 @@ fn what_was_decided_by_a_definition_that_the_store_had_not_heard_of_can_be_verif
         runtime().block_on(async {
             let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
             let gate = Toolgate::builder().agent(next).store(store).build().unwrap();
-            assert_eq!(gate.recover().await, Ok(1));
+            assert_eq!(gate.recover_spool().await, Ok(1));
         });
         assert_eq!(desk.verify().rows, 1);
     }

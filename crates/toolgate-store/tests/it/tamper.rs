@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
-use toolgate::json::{Digest, canonical};
+use toolgate::json::{Digest, to_canonical_bytes};
 use toolgate::{Row, SessionKey};
 use toolgate_store::{Anchor, Flaw, Ledger, SqliteStore, Trust, Verified, chain};
 
@@ -55,10 +55,10 @@ fn relink(sql: &Connection) {
     let mut chained = chain::genesis();
     for (index, (old, session, body)) in rows.iter().enumerate() {
         let row: Row = serde_json::from_str(body).unwrap();
-        let (n, head) = heads.get(session).copied().unwrap_or_else(|| (0, chain::opening(&row.key)));
+        let (n, head) = heads.get(session).copied().unwrap_or_else(|| (0, chain::session_genesis(&row.key)));
         let seq = u64::try_from(first).unwrap() + index as u64 + 1;
-        let link = chain::link(&head, n + 1, body.as_bytes());
-        chained = chain::next(&chained, seq, &link);
+        let link = chain::session_link(&head, n + 1, body.as_bytes());
+        chained = chain::ledger_link(&chained, seq, &link);
         heads.insert(*session, (n + 1, link));
         let (seq, n) = (i64::try_from(seq).unwrap(), i64::try_from(n + 1).unwrap());
         sql.execute(
@@ -77,7 +77,7 @@ fn relink(sql: &Connection) {
         )
         .unwrap();
         for (name, value) in &row.entities {
-            let value = String::from_utf8(canonical(value)).unwrap();
+            let value = String::from_utf8(to_canonical_bytes(value)).unwrap();
             sql.execute("INSERT OR IGNORE INTO entities VALUES (?1, ?2, ?3)", params![&**name, value, seq]).unwrap();
         }
     }
@@ -171,9 +171,9 @@ const ATTACKS: [Attack; 18] = [
             sql.query_row("SELECT hash FROM ledger WHERE session = ?1 AND n = ?2", [session, n - 1], |row| row.get(0)).optional().unwrap();
         let before = match before {
             Some(hash) => Digest::from_bytes(hash.try_into().unwrap()),
-            None => chain::opening(&serde_json::from_str::<Row>(&body).unwrap().key),
+            None => chain::session_genesis(&serde_json::from_str::<Row>(&body).unwrap().key),
         };
-        let link = chain::link(&before, u64::try_from(n).unwrap(), body.as_bytes());
+        let link = chain::session_link(&before, u64::try_from(n).unwrap(), body.as_bytes());
         sql.execute("UPDATE ledger SET hash = ?2 WHERE seq = ?1", params![seq as i64, link.as_bytes()]).unwrap();
         at(seq, "the row was moved")
     }),
@@ -272,7 +272,7 @@ const ATTACKS: [Attack; 18] = [
         let id: String = sql.query_row("SELECT value FROM meta WHERE name = 'id'", [], |row| row.get(0)).unwrap();
         let chained = Digest::from_bytes(chained.try_into().unwrap());
         let body = json!({"at": "2026-11-15T00:00:00Z", "chain": chained, "seq": seq, "store": id});
-        let body = String::from_utf8(canonical(&body)).unwrap();
+        let body = String::from_utf8(to_canonical_bytes(&body)).unwrap();
         sql.execute("DELETE FROM checkpoints", []).unwrap();
         sql.execute("INSERT INTO checkpoints VALUES (?1, ?2, ?3, ?4)", params![seq, body, key, sign("checkpoint", &body)]).unwrap();
         sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [&key]).unwrap();
@@ -286,7 +286,7 @@ const ATTACKS: [Attack; 18] = [
         let chained = Digest::from_bytes(chained.try_into().unwrap());
         let (key, sign) = signed_by_another(desk);
         let vouch = json!({"at": "2026-11-15T00:00:00Z", "chain": chain::genesis(), "seq": 0, "store": id, "next_key": right});
-        let vouch = String::from_utf8(canonical(&vouch)).unwrap();
+        let vouch = String::from_utf8(to_canonical_bytes(&vouch)).unwrap();
         sql.execute(
             "INSERT INTO checkpoints (rowid, seq, body, key, signature) VALUES (-5, 0, ?1, ?2, ?3)",
             params![vouch, key, sign("checkpoint", &vouch)],
@@ -306,13 +306,13 @@ const ATTACKS: [Attack; 18] = [
         let mut rows = statement.query([]).unwrap();
         while let Some(row) = rows.next().unwrap() {
             let names: [String; 3] = [row.get(3).unwrap(), row.get(4).unwrap(), row.get(5).unwrap()];
-            all.extend(canonical(&json!(names)));
+            all.extend(to_canonical_bytes(&json!(names)));
             all.extend(row.get::<_, i64>(0).unwrap().to_be_bytes());
             all.extend(row.get::<_, i64>(1).unwrap().to_be_bytes());
             all.extend(row.get::<_, Vec<u8>>(2).unwrap());
         }
         let body = json!({"at": "2026-11-15T00:00:00Z", "chain": chained, "seq": gone, "store": id, "anchors": Digest::of(&all)});
-        let body = String::from_utf8(canonical(&body)).unwrap();
+        let body = String::from_utf8(to_canonical_bytes(&body)).unwrap();
         sql.execute("INSERT INTO prunes VALUES (?1, ?2, ?3, ?4)", params![gone, body, key, sign("prune", &body)]).unwrap();
         nowhere(format!("the record of pruned rows is signed with {key}, which is not a trusted key"))
     }),
@@ -340,7 +340,7 @@ fn every_attack_is_found() {
             is_found("with what stands beside it", copy.ledger().verify(&Trust::default(), |_| ()), &what);
             // Nor does it hold for somebody who has nothing but the public key.
             let key = Some(verified.keys[0].clone());
-            let elsewhere = Ledger::open_beside(copy.path(), std::path::Path::new("/nowhere")).unwrap();
+            let elsewhere = Ledger::open_with_state_dir(copy.path(), std::path::Path::new("/nowhere")).unwrap();
             // Where all of it is still there, an anchor is as good as a signature.
             let (anchor, what) = match name == UNSIGNED {
                 true => (None, "no row is signed"),
@@ -420,5 +420,5 @@ fn a_flipped_bit_is_found_or_changes_no_row() {
 #[test]
 fn names_of_sessions_do_not_run_into_each_other() {
     let (a, b) = (SessionKey::new("a", "b", "c"), SessionKey::new("a", "b\",\"c", ""));
-    assert_ne!(chain::opening(&a), chain::opening(&b));
+    assert_ne!(chain::session_genesis(&a), chain::session_genesis(&b));
 }

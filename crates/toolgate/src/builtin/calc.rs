@@ -50,69 +50,70 @@ pub fn calc() -> Tool {
 struct Number {
     value: Decimal,
     /// Whether an earlier division was rounded, which makes all later results inexact.
-    rounded: bool,
+    is_rounded: bool,
 }
 
 impl Number {
     const fn exact(value: Decimal) -> Self {
-        Self { value, rounded: false }
+        Self { value, is_rounded: false }
     }
 
     /// Combines two numbers: exactly, or rounded if one of them is rounded already.
-    fn with(
+    fn combine(
         self,
         other: Self,
         exactly: fn(Decimal, Decimal) -> Option<Decimal>,
         nearly: fn(Decimal, Decimal) -> Option<Decimal>,
     ) -> Option<Self> {
         match exactly(self.value, other.value) {
-            Some(value) => Some(Self { value, rounded: self.rounded || other.rounded }),
-            None if self.rounded || other.rounded => nearly(self.value, other.value).map(|value| Self { value, rounded: true }),
+            Some(value) => Some(Self { value, is_rounded: self.is_rounded || other.is_rounded }),
+            None if self.is_rounded || other.is_rounded => nearly(self.value, other.value).map(|value| Self { value, is_rounded: true }),
             None => None,
         }
     }
 
     fn plus(self, other: Self) -> Option<Self> {
-        self.with(other, added, Decimal::checked_add)
+        self.combine(other, add_exact, Decimal::checked_add)
     }
 
-    fn times(self, other: Self) -> Option<Self> {
-        self.with(other, multiplied, Decimal::checked_mul)
+    fn multiply(self, other: Self) -> Option<Self> {
+        self.combine(other, multiply_exact, Decimal::checked_mul)
     }
 
-    fn over(self, other: Self) -> Option<Self> {
+    fn divide(self, other: Self) -> Option<Self> {
         let value = self.value.checked_div(other.value)?;
-        let exact = multiplied(value, other.value) == Some(self.value.normalize());
-        let rounded = self.rounded || other.rounded || !exact;
+        let exact = multiply_exact(value, other.value) == Some(self.value.normalize());
+        let rounded = self.is_rounded || other.is_rounded || !exact;
         // A finite quotient with too many digits is an error, not rounded.
-        (exact || self.rounded || other.rounded || !ends(self.value, other.value)).then_some(Self { value, rounded })
+        (exact || self.is_rounded || other.is_rounded || !is_finite_quotient(self.value, other.value))
+            .then_some(Self { value, is_rounded: rounded })
     }
 
-    fn to_the(self, exponent: i64) -> Option<Self> {
-        let base = if exponent < 0 { Self::exact(Decimal::ONE).over(self) } else { Some(self) };
+    fn power(self, exponent: i64) -> Option<Self> {
+        let base = if exponent < 0 { Self::exact(Decimal::ONE).divide(self) } else { Some(self) };
         let power = |base: Self| {
             let (mut power, mut square, mut left) = (Self::exact(Decimal::ONE), base, exponent.unsigned_abs());
             while left > 0 {
                 if left % 2 == 1 {
-                    power = power.times(square)?;
+                    power = power.multiply(square)?;
                 }
                 left /= 2;
                 if left > 0 {
-                    square = square.times(square)?;
+                    square = square.multiply(square)?;
                 }
             }
             Some(power)
         };
         match base {
-            Some(base) if exponent >= 0 || !base.rounded => power(base),
+            Some(base) if exponent >= 0 || !base.is_rounded => power(base),
             // Invert the result, so that rounding happens once and not with every step.
-            _ => Self::exact(Decimal::ONE).over(self.to_the(exponent.checked_neg()?)?),
+            _ => Self::exact(Decimal::ONE).divide(self.power(exponent.checked_neg()?)?),
         }
     }
 }
 
 /// Returns whether a quotient is finite: the reduced divisor has only the factors 2 and 5.
-fn ends(left: Decimal, right: Decimal) -> bool {
+fn is_finite_quotient(left: Decimal, right: Decimal) -> bool {
     let (mut a, mut b) = (left.normalize().mantissa().abs(), right.normalize().mantissa().abs());
     let whole = b;
     while b != 0 {
@@ -130,11 +131,11 @@ fn ends(left: Decimal, right: Decimal) -> bool {
 /// Evaluates an expression, or describes the error and its position.
 fn evaluate(expression: &str) -> Result<Decimal, String> {
     let mut parser = Parser { rest: expression, depth: 0 };
-    let value = parser.sum()?.value;
-    parser.space();
+    let value = parser.parse_sum()?.value;
+    parser.skip_spaces();
     match parser.rest.chars().next() {
         None => Ok(value),
-        Some(c) => Err(format!("`{}` was not expected at character {}", crate::names::shown(&c.to_string()), parser.place(expression))),
+        Some(c) => Err(format!("`{}` was not expected at character {}", crate::names::shown(&c.to_string()), parser.position(expression))),
     }
 }
 
@@ -144,16 +145,16 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn place(&self, whole: &str) -> usize {
+    fn position(&self, whole: &str) -> usize {
         whole.chars().count() - self.rest.chars().count() + 1
     }
 
-    fn space(&mut self) {
+    fn skip_spaces(&mut self) {
         self.rest = self.rest.trim_start();
     }
 
-    fn take(&mut self, c: char) -> bool {
-        self.space();
+    fn accept(&mut self, c: char) -> bool {
+        self.skip_spaces();
         match self.rest.strip_prefix(c) {
             Some(rest) => {
                 self.rest = rest;
@@ -163,13 +164,13 @@ impl Parser<'_> {
         }
     }
 
-    fn sum(&mut self) -> Result<Number, String> {
-        let mut value = self.product()?;
+    fn parse_sum(&mut self) -> Result<Number, String> {
+        let mut value = self.parse_product()?;
         loop {
-            let right = if self.take('+') {
-                self.product()?
-            } else if self.take('-') {
-                let right = self.product()?;
+            let right = if self.accept('+') {
+                self.parse_product()?
+            } else if self.accept('-') {
+                let right = self.parse_product()?;
                 Number { value: -right.value, ..right }
             } else {
                 return Ok(value);
@@ -178,77 +179,77 @@ impl Parser<'_> {
         }
     }
 
-    fn product(&mut self) -> Result<Number, String> {
-        let mut value = self.signed()?;
+    fn parse_product(&mut self) -> Result<Number, String> {
+        let mut value = self.parse_signed()?;
         loop {
-            let (divide, remainder) = if self.take('*') {
+            let (divide, remainder) = if self.accept('*') {
                 (false, false)
-            } else if self.take('/') {
+            } else if self.accept('/') {
                 (true, false)
-            } else if self.take('%') {
+            } else if self.accept('%') {
                 (true, true)
             } else {
                 return Ok(value);
             };
-            let right = self.signed()?;
+            let right = self.parse_signed()?;
             if divide && right.value.is_zero() {
                 return Err("division by zero".to_owned());
             }
             value = match (divide, remainder) {
-                (false, _) => value.times(right),
-                (true, false) => value.over(right),
+                (false, _) => value.multiply(right),
+                (true, false) => value.divide(right),
                 (true, true) => {
-                    let rounded = value.rounded || right.rounded;
-                    value.value.checked_rem(right.value).map(|value| Number { value, rounded })
+                    let rounded = value.is_rounded || right.is_rounded;
+                    value.value.checked_rem(right.value).map(|value| Number { value, is_rounded: rounded })
                 }
             }
             .ok_or_else(too_large)?;
         }
     }
 
-    fn signed(&mut self) -> Result<Number, String> {
+    fn parse_signed(&mut self) -> Result<Number, String> {
         let mut negative = false;
         loop {
-            if self.take('-') {
+            if self.accept('-') {
                 negative = !negative;
-            } else if !self.take('+') {
+            } else if !self.accept('+') {
                 break;
             }
         }
-        let value = self.power()?;
+        let value = self.parse_power()?;
         Ok(if negative { Number { value: -value.value, ..value } } else { value })
     }
 
-    fn power(&mut self) -> Result<Number, String> {
-        let base = self.atom()?;
-        if !self.take('^') {
+    fn parse_power(&mut self) -> Result<Number, String> {
+        let base = self.parse_atom()?;
+        if !self.accept('^') {
             return Ok(base);
         }
         self.depth += 1;
         if self.depth > DEPTH {
             return Err("the expression is nested too deeply".to_owned());
         }
-        let exponent = self.signed()?.value;
+        let exponent = self.parse_signed()?.value;
         self.depth -= 1;
         let whole = i64::try_from(exponent).ok().filter(|_| exponent.fract().is_zero()).filter(|e| e.abs() <= 1_000);
         let whole = whole.ok_or_else(|| "an exponent must be a whole number between -1000 and 1000".to_owned())?;
         if base.value.is_zero() && whole < 0 {
             return Err("division by zero".to_owned());
         }
-        base.to_the(whole).ok_or_else(too_large)
+        base.power(whole).ok_or_else(too_large)
     }
 
-    fn atom(&mut self) -> Result<Number, String> {
-        if self.take('(') {
+    fn parse_atom(&mut self) -> Result<Number, String> {
+        if self.accept('(') {
             self.depth += 1;
             if self.depth > DEPTH {
                 return Err("the expression is nested too deeply".to_owned());
             }
-            let value = self.sum()?;
+            let value = self.parse_sum()?;
             self.depth -= 1;
-            return if self.take(')') { Ok(value) } else { Err("a `)` is missing".to_owned()) };
+            return if self.accept(')') { Ok(value) } else { Err("a `)` is missing".to_owned()) };
         }
-        self.space();
+        self.skip_spaces();
         let end = self.rest.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(self.rest.len());
         let (digits, rest) = self.rest.split_at_checked(end).unwrap_or((self.rest, ""));
         if digits.is_empty() {
@@ -264,7 +265,7 @@ impl Parser<'_> {
 }
 
 /// Adds two numbers; returns `None` if the exact sum has too many digits.
-fn added(left: Decimal, right: Decimal) -> Option<Decimal> {
+fn add_exact(left: Decimal, right: Decimal) -> Option<Decimal> {
     let (left, right) = (left.normalize(), right.normalize());
     let sum = left.checked_add(right)?;
     // If the sum was rounded, subtracting one operand does not give the other.
@@ -272,18 +273,18 @@ fn added(left: Decimal, right: Decimal) -> Option<Decimal> {
 }
 
 /// Multiplies two numbers; returns `None` if the exact product has too many digits.
-fn multiplied(left: Decimal, right: Decimal) -> Option<Decimal> {
+fn multiply_exact(left: Decimal, right: Decimal) -> Option<Decimal> {
     let (left, right) = (left.normalize(), right.normalize());
     let product = left.checked_mul(right)?;
     // The product needs the decimal places of both factors, except for trailing zeros.
     let missing = (left.scale() + right.scale()).saturating_sub(product.scale());
-    let times = |factor: i128| times_in(left.mantissa(), factor) + times_in(right.mantissa(), factor);
+    let times = |factor: i128| count_factor(left.mantissa(), factor) + count_factor(right.mantissa(), factor);
     let exact = left.is_zero() || right.is_zero() || times(2).min(times(5)) >= missing;
     exact.then_some(product)
 }
 
 /// Returns how often a number is divisible by a factor.
-fn times_in(mut number: i128, factor: i128) -> u32 {
+fn count_factor(mut number: i128, factor: i128) -> u32 {
     let mut times = 0;
     while number != 0 && number % factor == 0 {
         (number, times) = (number / factor, times + 1);

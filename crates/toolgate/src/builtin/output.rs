@@ -50,8 +50,8 @@ pub fn read_output() -> Tool {
                     format!("no result of this session has the handle `{}`", crate::names::shown(&args.handle)),
                 )
             })?;
-            let start = boundary(&text, args.offset);
-            let end = boundary(&text, start.saturating_add(args.limit.unwrap_or(PAGE).min(PAGE)));
+            let start = char_boundary(&text, args.offset);
+            let end = char_boundary(&text, start.saturating_add(args.limit.unwrap_or(PAGE).min(PAGE)));
             Ok(Page {
                 text: text.get(start..end).unwrap_or_default().to_owned(),
                 next: (end < text.len()).then_some(end),
@@ -64,7 +64,7 @@ pub fn read_output() -> Tool {
 }
 
 /// Returns the nearest character boundary at or before an offset.
-fn boundary(text: &str, offset: usize) -> usize {
+fn char_boundary(text: &str, offset: usize) -> usize {
     let mut at = offset.min(text.len());
     while !text.is_char_boundary(at) {
         at -= 1;

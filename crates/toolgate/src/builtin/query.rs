@@ -46,7 +46,7 @@ pub fn json_query() -> Tool {
                     _ => None,
                 };
                 let Some(next) = next else {
-                    ctx.say(dead_end(at, part));
+                    ctx.set_message(describe_missing(at, part));
                     return Ok(Found { found: false, value: Value::Null });
                 };
                 at = next;
@@ -62,7 +62,7 @@ pub fn json_query() -> Tool {
     )
 }
 
-fn dead_end(at: &Value, part: &str) -> String {
+fn describe_missing(at: &Value, part: &str) -> String {
     let part = crate::names::shown(part);
     match at {
         Value::Object(map) => {
@@ -75,6 +75,6 @@ fn dead_end(at: &Value, part: &str) -> String {
             )
         }
         Value::Array(items) => format!("`{part}` is not an index of an array with {} items", items.len()),
-        other => format!("`{part}` cannot be looked up in a {}", crate::json::kind_of(other)),
+        other => format!("`{part}` cannot be looked up in a {}", crate::json::json_type_of(other)),
     }
 }

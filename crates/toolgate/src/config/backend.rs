@@ -17,16 +17,16 @@ use crate::values::USER;
 /// Runs HTTP tools and tools of MCP servers.
 pub trait Backend {
     /// Returns the accepted tools of an upstream, or `None` if the upstream was never seen.
-    fn tools(&self, upstream: &str) -> Option<Vec<Remote>>;
+    fn accepted_tools(&self, upstream: &str) -> Option<Vec<Remote>>;
     /// Lists the quarantined tools of an upstream, by the names that the upstream uses.
-    fn held(&self, upstream: &str) -> Vec<String> {
+    fn quarantined_tools(&self, upstream: &str) -> Vec<String> {
         let _ = upstream;
         Vec::new()
     }
     /// Returns the handler that calls a tool of an upstream.
-    fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler>;
+    fn remote_handler(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler>;
     /// Returns the handler that makes an HTTP request.
-    fn http(&self, tool: &HttpTool) -> Arc<dyn Handler>;
+    fn http_handler(&self, tool: &HttpTool) -> Arc<dyn Handler>;
     /// Checks whether tools really run, so that all secrets must be present.
     fn is_live(&self) -> bool {
         true
@@ -73,7 +73,7 @@ pub struct Exposed {
     /// Declared effect.
     pub effect: Effect,
     /// Whether a table declares the tool.
-    pub declared: bool,
+    pub is_declared: bool,
 }
 
 /// Maximum number of characters of a description for a model.
@@ -82,34 +82,35 @@ const LONGEST: usize = 1_024;
 impl Config {
     /// Connects all tools to a backend: HTTP tools make requests, and upstream tools are called.
     #[must_use]
-    pub fn behind(mut self, backend: &dyn Backend) -> Self {
+    pub fn with_backend(mut self, backend: &dyn Backend) -> Self {
         // A missing secret fails the load only for HTTP tools; an upstream without its secret stays
         // offline.
         let missing = self.agents.iter().flat_map(|declared| {
-            declared.tools.iter().flat_map(|entry| match &entry.behind {
+            declared.tools.iter().flat_map(|entry| match &entry.backend {
                 Some(Behind::Http(http)) => http.headers.iter().map(|(_, value)| value).collect::<Vec<_>>(),
                 _ => Vec::new(),
             })
         });
-        let missing: Vec<Problem> = missing.filter(|_| backend.is_live()).filter_map(super::Reference::problem).collect();
+        let missing: Vec<Problem> = missing.filter(|_| backend.is_live()).filter_map(super::Reference::resolution_problem).collect();
         self.problems.extend(missing);
-        self.offered.live = backend.is_live();
-        for upstream in self.upstreams.iter().filter(|upstream| backend.tools(&upstream.name).is_some()) {
-            let names: Vec<String> = backend.held(&upstream.name).iter().map(|tool| upstream.undeclared_name(tool)).collect();
-            self.offered.seen.insert(upstream.name.clone(), each_mapped(names.iter().map(String::as_str)).collect());
+        self.upstream_inventory.live = backend.is_live();
+        for upstream in self.upstreams.iter().filter(|upstream| backend.accepted_tools(&upstream.name).is_some()) {
+            let names: Vec<String> =
+                backend.quarantined_tools(&upstream.name).iter().map(|tool| upstream.default_tool_name(tool)).collect();
+            self.upstream_inventory.seen.insert(upstream.name.clone(), map_each_name(names.iter().map(String::as_str)).collect());
         }
         let single = self.agents.len() == 1;
         let mut agents = std::mem::take(&mut self.agents);
         for declared in &mut agents {
             for entry in &mut declared.tools {
-                match entry.behind.clone() {
-                    Some(Behind::Http(http)) => entry.tool = entry.tool.clone().handled_by(backend.http(&http)),
+                match entry.backend.clone() {
+                    Some(Behind::Http(http)) => entry.tool = entry.tool.clone().handled_by(backend.http_handler(&http)),
                     Some(Behind::Mcp { upstream, tools, described, timed }) => {
-                        let known = backend.tools(&upstream).unwrap_or_default();
+                        let known = backend.accepted_tools(&upstream).unwrap_or_default();
                         let meant = tools.iter().find(|tool| known.iter().any(|remote| remote.name == **tool)).or_else(|| tools.first());
                         let Some(tool) = meant.cloned() else { continue };
-                        let is_there = self.connect(entry, &upstream, &tool, described, timed, backend);
-                        entry.behind = Some(Behind::Mcp { upstream: upstream.clone(), tools: vec![tool.clone()], described, timed });
+                        let is_there = self.connect_tool(entry, &upstream, &tool, described, timed, backend);
+                        entry.backend = Some(Behind::Mcp { upstream: upstream.clone(), tools: vec![tool.clone()], described, timed });
                         let spec = entry.tool.spec();
                         let (name, effect) = (spec.name().to_owned(), spec.effect());
                         // A missing tool must not stop the other tools. A call of it is refused
@@ -118,14 +119,14 @@ impl Config {
                             let why = "the upstream does not offer it, or it is quarantined; see `toolgate upstream list`".to_owned();
                             let (agent, name) = (declared.name.clone(), name.clone());
                             let (upstream, tool) = (upstream.clone(), tool.clone());
-                            self.offered.unfit.push(Unfit { agent, name, upstream, tool, why, awaited: true });
+                            self.upstream_inventory.unfit.push(Unfit { agent, name, upstream, tool, why, awaited: true });
                         }
-                        self.exposed.push(Exposed { agent: declared.name.clone(), name, upstream, tool, effect, declared: true });
+                        self.exposed_tools.push(Exposed { agent: declared.name.clone(), name, upstream, tool, effect, is_declared: true });
                     }
                     None => {}
                 }
             }
-            self.offer_undeclared(declared, single, backend);
+            self.offer_undeclared_tools(declared, single, backend);
         }
         self.agents = agents;
         self
@@ -135,8 +136,8 @@ impl Config {
     ///
     /// Each item is the declared name and the possible names at the upstream. The first of these
     /// that exists is used.
-    pub fn declared_of<'c>(&'c self, upstream: &'c str) -> impl Iterator<Item = (&'c str, &'c [String])> {
-        self.agents.iter().flat_map(|declared| &declared.tools).filter_map(move |entry| match &entry.behind {
+    pub fn declared_tools_of<'c>(&'c self, upstream: &'c str) -> impl Iterator<Item = (&'c str, &'c [String])> {
+        self.agents.iter().flat_map(|declared| &declared.tools).filter_map(move |entry| match &entry.backend {
             Some(Behind::Mcp { upstream: from, tools, .. }) if from == upstream => Some((entry.tool.spec().name(), tools.as_slice())),
             _ => None,
         })
@@ -144,20 +145,20 @@ impl Config {
 
     /// Connects a declared tool to its upstream. Returns false if the upstream is known not to
     /// offer it.
-    fn connect(&self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, timed: bool, backend: &dyn Backend) -> bool {
+    fn connect_tool(&self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, timed: bool, backend: &dyn Backend) -> bool {
         // An unknown upstream was reported when the file was read.
         let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else { return true };
-        let handler = backend.remote(found, tool);
+        let handler = backend.remote_handler(found, tool);
         let mut connected = entry.tool.clone().handled_by(handler);
         if !timed {
             connected = connected.timeout(found.timeout);
         }
-        let known = backend.tools(upstream);
+        let known = backend.accepted_tools(upstream);
         let remote = known.iter().flatten().find(|remote| remote.name == tool);
         if let Some(remote) = remote {
             connected = connected.with_schemas(remote.input.clone(), remote.output.clone());
             if !described {
-                connected = connected.description(&cut(&remote.description, &remote.name));
+                connected = connected.description(&shorten_description(&remote.description, &remote.name));
             }
         }
         entry.tool = connected;
@@ -165,7 +166,7 @@ impl Config {
     }
 
     /// Offers tools that no table declares, if the table of their upstream allows that.
-    fn offer_undeclared(&mut self, declared: &mut Declared, single: bool, backend: &dyn Backend) {
+    fn offer_undeclared_tools(&mut self, declared: &mut Declared, single: bool, backend: &dyn Backend) {
         let mut asks = Vec::new();
         let mut found: Vec<(String, &Upstream, Remote)> = Vec::new();
         for upstream in &self.upstreams {
@@ -176,18 +177,18 @@ impl Config {
             if !taken || upstream.undeclared == Undeclared::Deny {
                 continue;
             }
-            let remotes = backend.tools(&upstream.name).unwrap_or_default();
-            let names: Vec<String> = remotes.iter().map(|remote| upstream.undeclared_name(&remote.name)).collect();
+            let remotes = backend.accepted_tools(&upstream.name).unwrap_or_default();
+            let names: Vec<String> = remotes.iter().map(|remote| upstream.default_tool_name(&remote.name)).collect();
             let mapped = crate::names::map_foreign(names.iter().map(String::as_str));
             // Tools of one upstream whose mapped names collide are left out.
-            let left_out = each_mapped(mapped.held_back.iter().map(String::as_str));
-            if let Some(seen) = self.offered.seen.get_mut(&upstream.name) {
+            let left_out = map_each_name(mapped.excluded.iter().map(String::as_str));
+            if let Some(seen) = self.upstream_inventory.seen.get_mut(&upstream.name) {
                 seen.extend(left_out);
             }
             for (legal, foreign) in &mapped.names {
                 let Some(remote) = names.iter().position(|name| name == foreign).and_then(|at| remotes.get(at)) else { continue };
                 let declares = |entry: &Entry| {
-                    let own = matches!(&entry.behind, Some(Behind::Mcp { upstream: from, tools, .. }) if *from == upstream.name && tools.contains(&remote.name));
+                    let own = matches!(&entry.backend, Some(Behind::Mcp { upstream: from, tools, .. }) if *from == upstream.name && tools.contains(&remote.name));
                     own || entry.tool.spec().name() == legal
                 };
                 if !declared.tools.iter().any(declares) {
@@ -205,22 +206,22 @@ impl Config {
             .collect();
         for (legal, upstream, remote) in &found {
             if twice.contains(legal) {
-                self.offered.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
+                self.upstream_inventory.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
                 tracing::warn!(upstream = upstream.name, tool = legal, "another upstream has a tool of this name; both are quarantined");
                 continue;
             }
             let tool = Tool::with_handler(
                 legal,
-                &cut(&remote.description, &remote.name),
+                &shorten_description(&remote.description, &remote.name),
                 remote.input.clone(),
-                backend.remote(upstream, &remote.name),
+                backend.remote_handler(upstream, &remote.name),
             )
             .timeout(upstream.timeout);
             let tool = remote.output.clone().map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
             // A tool that would prevent the agent from being built is quarantined.
-            if let Some(why) = unbuildable(&tool, &declared.rules) {
-                self.offered.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
-                self.offered.unfit.push(Unfit {
+            if let Some(why) = find_build_error(&tool, &declared.rules) {
+                self.upstream_inventory.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
+                self.upstream_inventory.unfit.push(Unfit {
                     agent: declared.name.clone(),
                     name: legal.clone(),
                     upstream: upstream.name.clone(),
@@ -238,43 +239,50 @@ impl Config {
             if upstream.undeclared == Undeclared::Ask {
                 asks.push(legal.clone());
             }
-            self.exposed.push(Exposed {
+            self.exposed_tools.push(Exposed {
                 agent: declared.name.clone(),
                 name: legal.clone(),
                 upstream: upstream.name.clone(),
                 tool: remote.name.clone(),
                 effect: tool.spec().effect(),
-                declared: false,
+                is_declared: false,
             });
-            let place = upstream.place.clone().unwrap_or_else(|| self.whole.clone());
+            let place = upstream.span.clone().unwrap_or_else(|| self.file_span.clone());
             let behind =
                 Some(Behind::Mcp { upstream: upstream.name.clone(), tools: vec![remote.name.clone()], described: false, timed: true });
-            declared.tools.push(Entry { tool, place, section: None, behind, secrets: Vec::new(), on_files: false });
+            declared.tools.push(Entry { tool, span: place, section: None, backend: behind, secrets: Vec::new(), uses_agent_files: false });
         }
         if !asks.is_empty() {
-            declared.ask_before(&asks, UNSAID);
+            declared.require_approval(&asks, UNSAID);
         }
     }
 
     /// Adds tools that the client of an agent has and no table declares. A person is asked before
     /// each call of them.
     #[must_use]
-    pub fn with_undeclared(mut self, agent: &str, tools: &[&str]) -> Self {
+    pub fn with_undeclared_tools(mut self, agent: &str, tools: &[&str]) -> Self {
         let Some(declared) = self.agents.iter_mut().find(|declared| declared.name == agent) else { return self };
         let mut lacking = Vec::new();
         for tool in tools.iter().copied() {
             if declared.tools.iter().all(|entry| entry.tool.spec().name() != tool) {
                 let external = Tool::external(tool, tool, None);
-                let place = self.whole.clone();
-                declared.tools.push(Entry { tool: external, place, section: None, behind: None, secrets: Vec::new(), on_files: false });
+                let place = self.file_span.clone();
+                declared.tools.push(Entry {
+                    tool: external,
+                    span: place,
+                    section: None,
+                    backend: None,
+                    secrets: Vec::new(),
+                    uses_agent_files: false,
+                });
                 lacking.push(tool.to_owned());
             }
         }
         // The name in the configuration may differ from the name in the client.
         match lacking.as_slice() {
             [] => {}
-            [one] => declared.ask_before(&lacking, &format!("{UNSAID} To declare it, add `[tools.{one}]` to the configuration.")),
-            _ => declared.ask_before(&lacking, UNSAID),
+            [one] => declared.require_approval(&lacking, &format!("{UNSAID} To declare it, add `[tools.{one}]` to the configuration.")),
+            _ => declared.require_approval(&lacking, UNSAID),
         }
         self
     }
@@ -285,32 +293,32 @@ const UNSAID: &str = "This tool is not declared.";
 
 impl Declared {
     /// Adds a rule that asks a person before each call of these undeclared tools.
-    fn ask_before(&mut self, tools: &[String], reason: &str) {
+    fn require_approval(&mut self, tools: &[String], reason: &str) {
         let text = format!(
             "[[policy]]\nname = \"undeclared_tool\"\nrule = \"ask\"\ntools = {}\nwhen = \"true\"\nreason = {}\n",
             json!(tools),
             json!(reason)
         );
-        self.rules = std::mem::take(&mut self.rules).and(Rules::parse("(built in)", &text));
+        self.rules = std::mem::take(&mut self.rules).append(Rules::parse("(built in)", &text));
     }
 }
 
 /// Maps each name as if it were the only one.
-fn each_mapped<'n>(names: impl Iterator<Item = &'n str>) -> impl Iterator<Item = String> {
+fn map_each_name<'n>(names: impl Iterator<Item = &'n str>) -> impl Iterator<Item = String> {
     names.flat_map(|name| crate::names::map_foreign([name]).names.into_keys())
 }
 
 /// Explains why no agent with these rules can have a tool.
-fn unbuildable(tool: &Tool, rules: &Rules) -> Option<String> {
+fn find_build_error(tool: &Tool, rules: &Rules) -> Option<String> {
     if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
         return Some(error.problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>().join("; "));
     }
-    let means_the_user = tool.spec().name() == USER && rules.written().any(|written| written.policy.sources().is_some());
+    let means_the_user = tool.spec().name() == USER && rules.sourced_rules().any(|written| written.policy.sources().is_some());
     means_the_user.then(|| "rules about provenance reserve this name for the user; declare the tool under another name".to_owned())
 }
 
 /// Shortens a description for a model; an empty description becomes the name.
-fn cut(description: &str, name: &str) -> String {
+fn shorten_description(description: &str, name: &str) -> String {
     let description = if description.trim().is_empty() { name } else { description.trim() };
     if description.chars().count() <= LONGEST {
         return description.to_owned();

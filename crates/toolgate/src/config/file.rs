@@ -72,19 +72,19 @@ pub struct Config {
     pub upstreams: Vec<Upstream>,
     pub(super) agents: Vec<Declared>,
     pub(super) problems: Vec<Problem>,
-    files: Vec<PathBuf>,
+    included_files: Vec<PathBuf>,
     /// All files that affect the configuration.
-    goes_by: workspace::GoesBy,
-    tells_store: bool,
-    tells_retention: bool,
-    pub(super) silences: Vec<Silence>,
+    dependencies: workspace::GoesBy,
+    is_store_known: bool,
+    is_retention_known: bool,
+    pub(super) allowed_findings: Vec<Silence>,
     /// Position of the `listen` key of the gateway.
-    pub(super) listens: Option<Place>,
+    pub(super) listen_span: Option<Place>,
     /// Tools of upstreams, known once the upstreams are connected.
-    pub(super) exposed: Vec<Exposed>,
-    pub(super) offered: Offered,
+    pub(super) exposed_tools: Vec<Exposed>,
+    pub(super) upstream_inventory: Offered,
     /// The file itself.
-    pub(super) whole: Place,
+    pub(super) file_span: Place,
 }
 
 /// An agent as declared in the file.
@@ -94,24 +94,24 @@ pub(super) struct Declared {
     principals: Option<Vec<String>>,
     limits: Limits,
     /// Limits of 0 that refuse every call.
-    pub(super) shut: Vec<Place>,
+    pub(super) zero_limits: Vec<Place>,
     max_output: Option<usize>,
     dialect: Option<Dialect>,
     /// Directory whose files the agent works on, and the position of the key.
     files: Option<(PathBuf, Place)>,
     /// The same directory, once it is open.
-    opened: Option<Arc<dyn FileSystem>>,
+    open_files: Option<Arc<dyn FileSystem>>,
     /// Whether a client runs all tools, on files that toolgate cannot read.
-    for_client: bool,
+    is_for_client: bool,
     pub(super) tools: Vec<Entry>,
     /// Upstreams whose undeclared tools the agent is offered.
     ///
     /// `None` means all upstreams if this is the only agent, else no upstream.
     pub(super) upstreams: Option<Vec<String>>,
     /// Tools for which an allowed call also grants the client's permission.
-    grants: Vec<String>,
+    granted_tools: Vec<String>,
     hooks: Vec<CommandHook>,
-    hook_places: Vec<(String, Place)>,
+    hook_spans: Vec<(String, Place)>,
     pub(super) rules: Rules,
 }
 
@@ -119,17 +119,17 @@ pub(super) struct Declared {
 #[derive(Clone)]
 pub(super) struct Entry {
     pub(super) tool: Tool,
-    pub(super) place: Place,
+    pub(super) span: Place,
     pub(super) section: Option<String>,
-    pub(super) behind: Option<Behind>,
+    pub(super) backend: Option<Behind>,
     /// Positions of the declared secrets.
     pub(super) secrets: Vec<(Pointer, Place)>,
     /// Whether the tool is built in and works on the files of its agent.
-    pub(super) on_files: bool,
+    pub(super) uses_agent_files: bool,
 }
 
 impl Entry {
-    fn with(self, change: impl FnOnce(Tool) -> Tool) -> Self {
+    fn map_tool(self, change: impl FnOnce(Tool) -> Tool) -> Self {
         Self { tool: change(self.tool), ..self }
     }
 }
@@ -161,7 +161,7 @@ impl Config {
     pub fn load(path: impl AsRef<Path>) -> std::io::Result<Self> {
         let path = path.as_ref();
         let named = |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        Ok(Self::parse(&path.display().to_string(), &super::text::text_of(path).map_err(named)?))
+        Ok(Self::parse(&path.display().to_string(), &super::text::read_text_file(path).map_err(named)?))
     }
 
     /// Reads the text of a file. Included policy files are resolved relative to it.
@@ -177,18 +177,18 @@ impl Config {
             upstreams: Vec::new(),
             agents: Vec::new(),
             problems: Vec::new(),
-            files: Vec::new(),
-            goes_by: workspace::GoesBy::default(),
-            tells_store: false,
-            tells_retention: false,
-            silences: Vec::new(),
-            listens: None,
-            exposed: Vec::new(),
-            offered: Offered::default(),
-            whole: file.place(0..0),
+            included_files: Vec::new(),
+            dependencies: workspace::GoesBy::default(),
+            is_store_known: false,
+            is_retention_known: false,
+            allowed_findings: Vec::new(),
+            listen_span: None,
+            exposed_tools: Vec::new(),
+            upstream_inventory: Offered::default(),
+            file_span: file.span_at(0..0),
         };
         let (document, errors) = DeTable::parse_recoverable(text);
-        config.problems.extend(errors.iter().map(|error| file.broken(error)));
+        config.problems.extend(errors.iter().map(|error| file.syntax_problem(error)));
         if !config.problems.is_empty() {
             return config;
         }
@@ -198,49 +198,50 @@ impl Config {
         let store = table.text("store");
         if store.is_some_and(|path| path.trim().is_empty()) {
             let problem = Problem::new("`store` is empty; it must name a file");
-            table.wrong("store", problem.help("like `store = \"ledger.db\"`; without it, rows go to the user's own ledger"));
+            table.report("store", problem.help("like `store = \"ledger.db\"`; without it, rows go to the user's own ledger"));
         }
         config.store = store.filter(|path| !path.trim().is_empty()).map(|path| beside.join(path));
-        config.tells_store = config.store.is_some() || !table.has("store");
-        config.retention = retention(&table);
-        config.tells_retention = config.retention.is_some() || !table.has("retention");
-        config.redact = config.patterns(&table);
-        config.silences = super::lint::silences(&table);
+        config.is_store_known = config.store.is_some() || !table.has_key("store");
+        config.retention = read_retention(&table);
+        config.is_retention_known = config.retention.is_some() || !table.has_key("retention");
+        config.redact = config.read_redactions(&table);
+        config.allowed_findings = super::lint::read_allowed_findings(&table);
         if let Some(client) = table.table("client") {
-            let otherwise = |key: &str| client.word(key, &[("deny", Otherwise::Deny), ("ask", Otherwise::Ask)]).unwrap_or_default();
+            let otherwise = |key: &str| client.keyword(key, &[("deny", Otherwise::Deny), ("ask", Otherwise::Ask)]).unwrap_or_default();
             config.client = Client { on_failure: otherwise("on_failure"), undeclared: otherwise("undeclared") };
-            client.finish("`client`");
+            client.reject_unknown_keys("`client`");
         }
         let reader = Reader {
             file: &file,
-            beside: &beside,
-            files: RefCell::default(),
-            referenced: RefCell::default(),
+            base_dir: &beside,
+            included_files: RefCell::default(),
+            referenced_files: RefCell::default(),
             named_agents: RefCell::default(),
             named_upstreams: RefCell::default(),
         };
-        config.upstreams = reader.upstreams(&table);
+        config.upstreams = reader.read_upstreams(&table);
         if let Some(gateway) = table.table("gateway") {
-            config.gateway = reader.gateway(&gateway);
-            config.listens = gateway.has("listen").then(|| gateway.place_of("listen"));
+            config.gateway = reader.read_gateway(&gateway);
+            config.listen_span = gateway.has_key("listen").then(|| gateway.span_of("listen"));
         }
         // A single agent may be declared at the top level, without a table of its own.
-        let has_upstreams = !config.upstreams.is_empty() && !table.has("agents");
-        if table.has("tools") || table.has("policy") || table.has("include") || has_upstreams {
+        let has_upstreams = !config.upstreams.is_empty() && !table.has_key("agents");
+        if table.has_key("tools") || table.has_key("policy") || table.has_key("include") || has_upstreams {
             let name = table.text("name").unwrap_or("default").to_owned();
-            config.agents.push(reader.agent(name, &table));
-        } else if let Some(key) = ["principals", "limits", "max_output", "dialect", "files", "hooks"].into_iter().find(|key| table.has(key))
+            config.agents.push(reader.read_agent(name, &table));
+        } else if let Some(key) =
+            ["principals", "limits", "max_output", "dialect", "files", "hooks"].into_iter().find(|key| table.has_key(key))
         {
             let problem = Problem::new(format!("`{key}` belongs to an agent, but the top level of this file declares none"));
-            table.wrong(key, problem.help("move it into the table of an agent, `[agents.NAME]`"));
-        } else if table.has("name") {
-            table.wrong("name", Problem::new("the agent has a `name` but no tools").help("add `[tools.…]`, or remove `name`"));
+            table.report(key, problem.help("move it into the table of an agent, `[agents.NAME]`"));
+        } else if table.has_key("name") {
+            table.report("name", Problem::new("the agent has a `name` but no tools").help("add `[tools.…]`, or remove `name`"));
         }
         if let Some(agents) = table.table("agents") {
             for name in agents.keys() {
                 if let Some(inner) = agents.table(&name) {
-                    let agent = reader.agent(name, &inner);
-                    inner.finish("an agent");
+                    let agent = reader.read_agent(name, &inner);
+                    inner.reject_unknown_keys("an agent");
                     config.agents.push(agent);
                 }
             }
@@ -250,14 +251,14 @@ impl Config {
         for key in ["name", "principals", "limits", "max_output", "dialect", "files", "tools", "policy", "include", "hooks"] {
             table.mark_read(key);
         }
-        table.finish("a configuration");
+        table.reject_unknown_keys("a configuration");
         let (wrong, _) = shared.into_parts();
         config.problems.extend(wrong);
-        config.files = reader.files.into_inner();
-        config.goes_by = config.goes_by_all(name, reader.referenced.into_inner());
+        config.included_files = reader.included_files.into_inner();
+        config.dependencies = config.collect_dependencies(name, reader.referenced_files.into_inner());
         if config.agents.is_empty() && config.problems.is_empty() {
             let problem = Problem::new("the file declares no agent").help("declare tools in `[tools.…]` and rules in `[[policy]]`");
-            config.problems.push(Problem { place: Some(file.place(0..0)), ..problem });
+            config.problems.push(Problem { place: Some(file.span_at(0..0)), ..problem });
         }
         config
     }
@@ -269,13 +270,13 @@ impl Config {
             let problem = Problem::new(format!("unknown upstream `{}`", crate::names::shown(name)));
             problem.did_you_mean(name, known()).or_help("declare it in `[upstreams.NAME]`")
         };
-        let say = |problem: Problem, place: &Place| table.say_at(place, problem);
+        let say = |problem: Problem, place: &Place| table.report_at(place, problem);
         for declared in &self.agents {
             for entry in &declared.tools {
-                if let Some(Behind::Mcp { upstream, .. }) = &entry.behind
+                if let Some(Behind::Mcp { upstream, .. }) = &entry.backend
                     && !known().any(|name| name == upstream)
                 {
-                    say(unknown(upstream), &entry.place);
+                    say(unknown(upstream), &entry.span);
                 }
             }
         }
@@ -293,18 +294,21 @@ impl Config {
     ///
     /// The list is empty until a backend is connected.
     #[must_use]
-    pub fn exposed(&self) -> &[Exposed] {
-        &self.exposed
+    pub fn exposed_tools(&self) -> &[Exposed] {
+        &self.exposed_tools
     }
 
-    fn patterns(&self, table: &Table<'_>) -> Vec<String> {
+    fn read_redactions(&self, table: &Table<'_>) -> Vec<String> {
         let patterns = table.names("redact").unwrap_or_default();
         for pattern in &patterns {
             if let Err(error) = regex::Regex::new(pattern) {
                 let why = error.to_string();
                 let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
                 let problem = Problem::new(format!("`{}` is not a valid regular expression: {why}", crate::names::shown(pattern)));
-                table.wrong("redact", problem.help("use the syntax of the `regex` crate; put the expression in single quotes to keep backslashes"));
+                table.report(
+                    "redact",
+                    problem.help("use the syntax of the `regex` crate; put the expression in single quotes to keep backslashes"),
+                );
             }
         }
         patterns.into_iter().map(str::to_owned).collect()
@@ -322,7 +326,7 @@ impl Config {
     ///
     /// # Errors
     /// The file has at least one error.
-    pub fn sound(&self) -> Result<(), ConfigError> {
+    pub fn check(&self) -> Result<(), ConfigError> {
         match self.problems.iter().any(|problem| problem.severity == Severity::Error) {
             true => Err(ConfigError { problems: self.problems.clone() }),
             false => Ok(()),
@@ -333,16 +337,16 @@ impl Config {
     ///
     /// Otherwise `store` is not meaningful.
     #[must_use]
-    pub const fn tells_store(&self) -> bool {
-        self.tells_store
+    pub const fn is_store_known(&self) -> bool {
+        self.is_store_known
     }
 
     /// Checks whether the file sets `retention` validly, or does not set it.
     ///
     /// Otherwise `retention` is not meaningful.
     #[must_use]
-    pub const fn tells_retention(&self) -> bool {
-        self.tells_retention
+    pub const fn is_retention_known(&self) -> bool {
+        self.is_retention_known
     }
 
     /// Checks whether the file declares tools or upstreams.
@@ -353,33 +357,33 @@ impl Config {
 
     /// Checks whether an agent of this file declares a tool.
     #[must_use]
-    pub fn declares(&self, tool: &str) -> bool {
+    pub fn declares_tool(&self, tool: &str) -> bool {
         self.agents.iter().flat_map(|declared| &declared.tools).any(|entry| entry.tool.spec().name() == tool)
     }
 
     /// Checks whether the file declares rules for its agents and nothing else.
     #[must_use]
-    pub fn is_only_rules(&self) -> bool {
+    pub fn has_only_rules(&self) -> bool {
         let plain =
             |declared: &Declared| declared.limits == Limits::default() && declared.principals.is_none() && declared.hooks.is_empty();
         !self.has_tools() && self.agents.iter().all(plain)
     }
 
     /// Iterates over the names of the agents.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn agent_names(&self) -> impl Iterator<Item = &str> {
         self.agents.iter().map(|agent| agent.name.as_str())
     }
 
     /// Maps each agent to the upstreams that it names, or to `None` if it names none.
     #[must_use]
-    pub fn upstreams_of_agents(&self) -> BTreeMap<String, Option<Vec<String>>> {
+    pub fn agent_upstreams(&self) -> BTreeMap<String, Option<Vec<String>>> {
         self.agents.iter().map(|declared| (declared.name.clone(), declared.upstreams.clone())).collect()
     }
 
     /// Lists included files and the programs of hooks and tools.
     #[must_use]
-    pub fn files(&self) -> &[PathBuf] {
-        &self.files
+    pub fn included_files(&self) -> &[PathBuf] {
+        &self.included_files
     }
 
     /// Checks whether an agent has hooks.
@@ -390,16 +394,19 @@ impl Config {
 
     /// Iterates over the tools of an agent for which an allowed call also grants the client's
     /// permission.
-    pub fn granted(&self, agent: &str) -> impl Iterator<Item = &str> {
-        self.agents.iter().filter(move |declared| declared.name == agent).flat_map(|declared| declared.grants.iter().map(String::as_str))
+    pub fn granted_tools(&self, agent: &str) -> impl Iterator<Item = &str> {
+        self.agents
+            .iter()
+            .filter(move |declared| declared.name == agent)
+            .flat_map(|declared| declared.granted_tools.iter().map(String::as_str))
     }
 
     /// Prepares the configuration for a client that runs all tools itself.
     #[must_use]
     pub fn for_client(mut self) -> Self {
         for declared in &mut self.agents {
-            declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.with(Tool::run_by_client)).collect();
-            declared.for_client = true;
+            declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.map_tool(Tool::run_by_client)).collect();
+            declared.is_for_client = true;
             // The client limits large results itself.
             declared.max_output = declared.max_output.or(Some(usize::MAX));
         }
@@ -412,7 +419,7 @@ impl Config {
         for declared in &mut self.agents {
             let specs: Vec<&Spec> = declared.tools.iter().map(|entry| entry.tool.spec()).collect();
             let rules = Rules::parse(name, &text(&specs));
-            declared.rules = std::mem::take(&mut declared.rules).and(rules);
+            declared.rules = std::mem::take(&mut declared.rules).append(rules);
         }
         self
     }
@@ -422,20 +429,20 @@ impl Config {
     /// All rules of the user's configuration apply as well. If both configure a tool, limits or the
     /// store, the user's configuration takes precedence.
     #[must_use]
-    pub fn under(mut self, own: Self) -> Self {
+    pub fn merge_under_user_config(mut self, own: Self) -> Self {
         // The file that names the ledger also sets its retention.
         if own.store.is_some() {
             self.retention = own.retention;
-            self.tells_retention = own.tells_retention;
+            self.is_retention_known = own.is_retention_known;
         }
-        self.tells_retention &= own.tells_retention;
+        self.is_retention_known &= own.is_retention_known;
         self.store = own.store.or(self.store);
         self.redact.extend(own.redact);
         self.client.on_failure = own.client.on_failure;
         self.client.undeclared = own.client.undeclared;
         self.problems.extend(own.problems);
-        self.files.extend(own.files);
-        self.goes_by.extend(own.goes_by);
+        self.included_files.extend(own.included_files);
+        self.dependencies.extend(own.dependencies);
         self.upstreams.retain(|upstream| own.upstreams.iter().all(|theirs| theirs.name != upstream.name));
         self.upstreams.extend(own.upstreams);
         for theirs in own.agents {
@@ -446,11 +453,11 @@ impl Config {
                 continue;
             };
             declared.tools.retain(|entry| theirs.tools.iter().all(|own| own.tool.spec().name() != entry.tool.spec().name()));
-            declared.grants.retain(|name| theirs.tools.iter().all(|own| own.tool.spec().name() != name));
+            declared.granted_tools.retain(|name| theirs.tools.iter().all(|own| own.tool.spec().name() != name));
             declared.tools.extend(theirs.tools);
-            declared.grants.extend(theirs.grants);
+            declared.granted_tools.extend(theirs.granted_tools);
             declared.hooks = theirs.hooks.into_iter().chain(std::mem::take(&mut declared.hooks)).collect();
-            declared.rules = theirs.rules.and_new(std::mem::take(&mut declared.rules));
+            declared.rules = theirs.rules.append_new(std::mem::take(&mut declared.rules));
             declared.principals = theirs.principals.or(declared.principals.take());
             declared.max_output = theirs.max_output.or(declared.max_output);
             declared.dialect = theirs.dialect.or(declared.dialect);
@@ -466,11 +473,11 @@ impl Config {
 /// State that is collected while a file is read.
 pub(super) struct Reader<'r> {
     file: &'r File,
-    pub(super) beside: &'r Path,
+    pub(super) base_dir: &'r Path,
     /// Included files.
-    pub(super) files: RefCell<Vec<PathBuf>>,
+    pub(super) included_files: RefCell<Vec<PathBuf>>,
     /// Files that are referenced but not included.
-    pub(super) referenced: RefCell<workspace::Referenced>,
+    pub(super) referenced_files: RefCell<workspace::Referenced>,
     /// Agents that the gateway names, and where.
     pub(super) named_agents: RefCell<Vec<(String, Place)>>,
     /// Upstreams that agents name, and where.
@@ -479,26 +486,26 @@ pub(super) struct Reader<'r> {
 
 /// Reads the retention. Only the file that names the ledger may set it, so that no file can delete
 /// the rows of another ledger.
-fn retention(table: &Table<'_>) -> Option<SignedDuration> {
+fn read_retention(table: &Table<'_>) -> Option<SignedDuration> {
     let kept = table.duration("retention")?;
     let problem = if kept < SignedDuration::from_hours(24) {
         Problem::new("`retention` must be at least one day").help("like `retention = \"90d\"`")
-    } else if !table.has("store") {
+    } else if !table.has_key("store") {
         Problem::new("`retention` applies to the ledger in `store`, but this file does not set `store`").help("add `store = \"…\"`")
     } else {
         return Some(kept);
     };
-    table.wrong("retention", problem);
+    table.report("retention", problem);
     None
 }
 
 /// Reads a rate limit.
-pub(super) fn rate(table: &Table<'_>) -> Option<Rate> {
+pub(super) fn read_rate_limit(table: &Table<'_>) -> Option<Rate> {
     table.table("rate").and_then(|inner| {
-        let (calls, per) = (inner.count("calls"), inner.length("per"));
-        inner.finish("a rate");
-        if !inner.has("calls") || !inner.has("per") {
-            table.wrong("rate", Problem::new("a rate limit needs `calls` and `per`").help("like `rate = { calls = 10, per = \"1s\" }`"));
+        let (calls, per) = (inner.count("calls"), inner.positive_std_duration("per"));
+        inner.reject_unknown_keys("a rate");
+        if !inner.has_key("calls") || !inner.has_key("per") {
+            table.report("rate", Problem::new("a rate limit needs `calls` and `per`").help("like `rate = { calls = 10, per = \"1s\" }`"));
         }
         Some(Rate { calls: u32::try_from(calls?).unwrap_or(u32::MAX), per: per? })
     })

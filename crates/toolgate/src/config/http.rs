@@ -28,7 +28,7 @@ pub struct HttpTool {
     /// Private or local networks that are allowed: `10.0.0.0/8`, `127.0.0.1`.
     pub networks: Vec<String>,
     /// Maximum size of a response in bytes.
-    pub most: usize,
+    pub max_response_bytes: usize,
 }
 
 /// The body of a request.
@@ -48,8 +48,8 @@ pub enum Body {
 impl HttpTool {
     /// Removes the secrets of the headers from a text.
     #[must_use]
-    pub fn without_secrets(&self, text: &str) -> String {
-        super::reference::without_values(self.headers.iter().map(|(_, value)| value), text)
+    pub fn redact_secrets(&self, text: &str) -> String {
+        super::reference::redact_references(self.headers.iter().map(|(_, value)| value), text)
     }
 }
 
@@ -58,29 +58,29 @@ type Read = (HttpTool, Vec<u16>, Option<Retry>);
 
 impl Reader<'_> {
     /// Reads the request, the statuses that mean an empty result, and the retries.
-    pub(super) fn http(&self, table: &Table<'_>, input: &Value) -> Option<Read> {
+    pub(super) fn read_http_tool(&self, table: &Table<'_>, input: &Value) -> Option<Read> {
         let method = table.text("method").unwrap_or("GET").to_ascii_uppercase();
         if !["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"].contains(&method.as_str()) {
             let problem = Problem::new(format!("unknown method `{}`", crate::names::shown(&method)));
-            table.wrong("method", problem.help("expected one of GET, HEAD, POST, PUT, PATCH, DELETE"));
+            table.report("method", problem.help("expected one of GET, HEAD, POST, PUT, PATCH, DELETE"));
         }
         let url = table.text("url");
-        if !table.has("url") {
+        if !table.has_key("url") {
             let problem = Problem::new("an HTTP tool needs a `url`");
-            table.wrong("kind", problem.help("like `url = \"https://api.example.com/orders/{/order_id}\"`"));
+            table.report("kind", problem.help("like `url = \"https://api.example.com/orders/{/order_id}\"`"));
         }
         let url = url.map(Template::new);
-        let host = url.as_ref().and_then(|url| host_of(table, url));
+        let host = url.as_ref().and_then(|url| fixed_host(table, url));
         let pairs = |key: &str| -> Vec<(String, Template)> {
             let Some(inner) = table.table(key) else { return Vec::new() };
             inner.keys().into_iter().filter_map(|name| inner.text(&name).map(|text| (name.clone(), Template::new(text)))).collect()
         };
         let (query, form) = (pairs("query"), pairs("form"));
-        let form = table.has("form").then_some(form);
+        let form = table.has_key("form").then_some(form);
         let sends = matches!(method.as_str(), "POST" | "PUT" | "PATCH");
         let body = match (table.value("body"), form) {
             (Some(_), Some(_)) => {
-                table.wrong("form", Problem::new("a request has a `body` or a `form`, not both").help("remove one of them"));
+                table.report("form", Problem::new("a request has a `body` or a `form`, not both").help("remove one of them"));
                 Body::None
             }
             (Some(json), None) => Body::Json(json),
@@ -94,7 +94,7 @@ impl Reader<'_> {
         });
         let mut paths: Vec<(&str, String)> = named.flat_map(Template::named).map(|path| ("url", path.to_string())).collect();
         if let Body::Json(json) = &body {
-            collect(json, &mut paths);
+            collect_arguments(json, &mut paths);
         }
         let properties = input.get("properties").and_then(Value::as_object);
         for (key, path) in paths {
@@ -102,48 +102,45 @@ impl Reader<'_> {
             if properties.is_none_or(|properties| !properties.contains_key(&first)) {
                 let problem = Problem::new(format!("`{path}` is not an argument of this tool"));
                 let known = properties.into_iter().flat_map(|properties| properties.keys());
-                table.wrong(key, problem.did_you_mean(&first, known).or_help("declare it in `input`"));
+                table.report(key, problem.did_you_mean(&first, known).or_help("declare it in `input`"));
             }
         }
-        let headers = self.references(table, "headers");
+        let headers = self.read_references(table, "headers");
         for (name, _) in &headers {
             let legal = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
             if !legal || ["host", "content-length", "transfer-encoding", "connection"].contains(&name.to_ascii_lowercase().as_str()) {
                 let problem = Problem::new(format!("the header `{}` cannot be set", crate::names::shown(name)));
-                table.wrong("headers", problem.help("use letters, digits, `_` and `-`; the host and the length are set automatically"));
+                table.report("headers", problem.help("use letters, digits, `_` and `-`; the host and the length are set automatically"));
             }
         }
         let hosts = table.names("hosts").map(|names| names.into_iter().map(str::to_ascii_lowercase).collect());
         let networks: Vec<String> = table.names("networks").unwrap_or_default().into_iter().map(str::to_owned).collect();
         for network in networks.iter().filter(|network| !is_network(network)) {
             let problem = Problem::new(format!("`{}` is not a network", crate::names::shown(network)));
-            table.wrong("networks", problem.help("like `10.0.0.0/8`, `127.0.0.1` or `fd00::/8`"));
+            table.report("networks", problem.help("like `10.0.0.0/8`, `127.0.0.1` or `fd00::/8`"));
         }
         let most = table.bytes("max_response").and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(1 << 20);
-        let empty = statuses(table, "empty_on");
+        let empty = read_statuses(table, "empty_on");
         let retry = table.table("retry").map(|retry| {
             let (times, delay) = (retry.count("times"), retry.duration("delay").and_then(|delay| Duration::try_from(delay).ok()));
-            retry.finish("`retry`");
+            retry.reject_unknown_keys("`retry`");
             // Missing keys have the defaults of [`Retry`].
             let usual = Retry::default();
             let times = times.and_then(|times| u32::try_from(times).ok()).unwrap_or(usual.times);
             Retry { times, delay: delay.unwrap_or(usual.delay) }
         });
         let hosts = hosts.unwrap_or_else(|| host.into_iter().collect());
-        Some((HttpTool { method, url: url?, query, headers, body, hosts, networks, most }, empty, retry))
+        Some((HttpTool { method, url: url?, query, headers, body, hosts, networks, max_response_bytes: most }, empty, retry))
     }
 }
 
 /// Returns the host of the URL. The host must be fixed, so that no argument can choose where a
 /// request goes.
-fn host_of(table: &Table<'_>, url: &Template) -> Option<String> {
+fn fixed_host(table: &Table<'_>, url: &Template) -> Option<String> {
     let head = url.head();
     let rest = head.strip_prefix("https://").or_else(|| head.strip_prefix("http://"));
     let Some(rest) = rest else {
-        table.wrong(
-            "url",
-            Problem::new("the URL must begin with `https://` or `http://`").help("like `https://api.example.com/orders`"),
-        );
+        table.report("url", Problem::new("the URL must begin with `https://` or `http://`").help("like `https://api.example.com/orders`"));
         return None;
     };
     let end = rest.find(['/', '?']);
@@ -151,11 +148,11 @@ fn host_of(table: &Table<'_>, url: &Template) -> Option<String> {
     // Without a `/` before it, an argument would extend the host.
     if end.is_none() && url.named().next().is_some() {
         let problem = Problem::new("an argument must not be part of the host");
-        table.wrong("url", problem.help("the host is fixed; put arguments into the path or the query"));
+        table.report("url", problem.help("the host is fixed; put arguments into the path or the query"));
         return None;
     }
     if authority.is_empty() || authority.contains('@') || head.contains('#') {
-        table.wrong(
+        table.report(
             "url",
             Problem::new("the URL has no host, or it contains a user or a fragment").help("like `https://api.example.com/orders`"),
         );
@@ -169,22 +166,22 @@ fn host_of(table: &Table<'_>, url: &Template) -> Option<String> {
 }
 
 /// Reads HTTP statuses.
-fn statuses(table: &Table<'_>, key: &str) -> Vec<u16> {
+fn read_statuses(table: &Table<'_>, key: &str) -> Vec<u16> {
     let status = |value: &Value| value.as_u64().and_then(|status| u16::try_from(status).ok()).filter(|status| (100..600).contains(status));
     let written = table.values(key).unwrap_or_default();
     if let Some(wrong) = written.iter().find(|value| status(value).is_none()) {
         let problem = Problem::new(format!("`{}` is not an HTTP status", crate::names::shown(&wrong.to_string())));
-        table.wrong(key, problem.help(format!("use numbers from 100 to 599, like `{key} = [404]`")));
+        table.report(key, problem.help(format!("use numbers from 100 to 599, like `{key} = [404]`")));
     }
     written.iter().filter_map(status).collect()
 }
 
 /// Collects the arguments that a body contains.
-fn collect(value: &Value, paths: &mut Vec<(&str, String)>) {
+fn collect_arguments(value: &Value, paths: &mut Vec<(&str, String)>) {
     match value {
         Value::String(text) => paths.extend(Template::new(text).named().map(|path| ("body", path.to_string()))),
-        Value::Array(items) => items.iter().for_each(|item| collect(item, paths)),
-        Value::Object(map) => map.values().for_each(|item| collect(item, paths)),
+        Value::Array(items) => items.iter().for_each(|item| collect_arguments(item, paths)),
+        Value::Object(map) => map.values().for_each(|item| collect_arguments(item, paths)),
         _ => {}
     }
 }

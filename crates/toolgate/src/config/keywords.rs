@@ -55,9 +55,9 @@ const OF_PARTS: [&str; 9] = [
 const BY_NAME: [&str; 6] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 
 /// Returns the problems of a schema, each with a help text.
-pub(super) fn misspelt(schema: &Value) -> Vec<(String, String)> {
+pub(super) fn find_misspelled_keywords(schema: &Value) -> Vec<(String, String)> {
     let mut found = Vec::new();
-    look(schema, "", true, &mut found);
+    check_schema(schema, "", true, &mut found);
     found
 }
 
@@ -65,10 +65,10 @@ pub(super) fn misspelt(schema: &Value) -> Vec<(String, String)> {
 ///
 /// If `whole` is false, the schema is part of another one and may require properties that the other
 /// one declares.
-fn look(schema: &Value, at: &str, whole: bool, found: &mut Vec<(String, String)>) {
+fn check_schema(schema: &Value, at: &str, whole: bool, found: &mut Vec<(String, String)>) {
     let Value::Object(members) = schema else { return };
     if whole {
-        undeclared(members, at, found);
+        check_required(members, at, found);
     }
     for (key, value) in members {
         let place = format!("{at}/{key}");
@@ -76,25 +76,25 @@ fn look(schema: &Value, at: &str, whole: bool, found: &mut Vec<(String, String)>
         if BY_NAME.contains(&name) {
             let whole = !matches!(name, "dependentSchemas" | "dependencies");
             for (part, inner) in value.as_object().into_iter().flatten() {
-                look(inner, &format!("{place}/{part}"), whole, found);
+                check_schema(inner, &format!("{place}/{part}"), whole, found);
             }
         } else if OF_SAME.contains(&name) || OF_PARTS.contains(&name) {
             let whole = OF_PARTS.contains(&name);
-            look(value, &place, whole, found);
+            check_schema(value, &place, whole, found);
             for (index, inner) in value.as_array().into_iter().flatten().enumerate() {
-                look(inner, &format!("{place}/{index}"), whole, found);
+                check_schema(inner, &format!("{place}/{index}"), whole, found);
             }
         } else if !PLAIN.contains(&name) && !name.starts_with('$') && !name.starts_with("x-") {
             let known = PLAIN.into_iter().chain(OF_SAME).chain(OF_PARTS).chain(BY_NAME);
             let help = closest(name, known)
                 .map_or_else(|| "remove it, or prefix its name with `x-`".to_owned(), |guess| format!("did you mean `{guess}`?"));
-            found.push((format!("has `{}`{}, which is not a JSON Schema keyword", shown(name), within(at)), help));
+            found.push((format!("has `{}`{}, which is not a JSON Schema keyword", shown(name), location_suffix(at)), help));
         }
     }
 }
 
 /// Finds required properties that are not declared.
-fn undeclared(members: &Map<String, Value>, at: &str, found: &mut Vec<(String, String)>) {
+fn check_required(members: &Map<String, Value>, at: &str, found: &mut Vec<(String, String)>) {
     let (Some(properties), Some(required)) =
         (members.get("properties").and_then(Value::as_object), members.get("required").and_then(Value::as_array))
     else {
@@ -108,10 +108,10 @@ fn undeclared(members: &Map<String, Value>, at: &str, found: &mut Vec<(String, S
     for name in required.iter().filter_map(Value::as_str).filter(|name| !properties.contains_key(*name)) {
         let help = closest(name, properties.keys().map(String::as_str))
             .map_or_else(|| "declare it in `properties`".to_owned(), |guess| format!("did you mean `{guess}`?"));
-        found.push((format!("requires `{}`{}, which is not declared in its properties", shown(name), within(at)), help));
+        found.push((format!("requires `{}`{}, which is not declared in its properties", shown(name), location_suffix(at)), help));
     }
 }
 
-fn within(at: &str) -> String {
+fn location_suffix(at: &str) -> String {
     if at.is_empty() { String::new() } else { format!(" in `{}`", shown(at)) }
 }

@@ -40,13 +40,13 @@ pub use file::{Client, Config, ConfigError, Otherwise};
 pub use gateway::{Gateway, Jwt, Otlp, Token};
 pub use http::{Body, HttpTool};
 pub use lint::{Finding, LINTS, Usage};
-pub(crate) use recorded::{rules_of, tables_of};
+pub(crate) use recorded::{parse_recorded_rules, parse_recorded_tables};
 pub use reference::Reference;
-pub use schema::schema;
-pub use tests::{Expected, PolicyTest, TestCall, read_tests};
+pub use schema::config_schema;
+pub use tests::{Expected, PolicyTest, TestCall, read_policy_tests};
 pub use unfit::Unfit;
 pub use upstream::{
-    BEHIND_TOOLGATE, Credentials, ErrorPattern, Reach, TokenSource, UPSTREAM_ENVIRONMENT, Undeclared, Upstream, mcp_servers,
+    BEHIND_TOOLGATE, Credentials, ErrorPattern, Reach, TokenSource, UPSTREAM_ENVIRONMENT, Undeclared, Upstream, parse_mcp_servers,
 };
 
 use std::collections::BTreeMap;
@@ -93,17 +93,17 @@ pub(crate) struct Written {
 struct Source {
     file: Arc<str>,
     text: Arc<str>,
-    parts: BTreeMap<String, Range<usize>>,
+    part_spans: BTreeMap<String, Range<usize>>,
 }
 
 impl Written {
     /// Wraps a rule that was written in Rust.
-    pub(crate) fn in_code(scope: Scope, policy: Arc<dyn Policy>) -> Self {
+    pub(crate) fn from_code(scope: Scope, policy: Arc<dyn Policy>) -> Self {
         Self { scope, policy, source: None }
     }
 
     /// Checks whether two rules have the same name, scope, mode and definition.
-    fn is_same(&self, other: &Self) -> bool {
+    fn is_identical(&self, other: &Self) -> bool {
         let (rule, theirs) = (&self.policy, &other.policy);
         rule.name() == theirs.name()
             && self.scope == other.scope
@@ -112,11 +112,11 @@ impl Written {
     }
 
     /// Checks whether the file sets a field of this rule.
-    pub(crate) fn has(&self, field: &str) -> bool {
-        self.source.as_ref().is_some_and(|source| source.parts.contains_key(field))
+    pub(crate) fn has_field(&self, field: &str) -> bool {
+        self.source.as_ref().is_some_and(|source| source.part_spans.contains_key(field))
     }
 
-    pub(crate) const fn is_from_a_file(&self) -> bool {
+    pub(crate) const fn is_from_file(&self) -> bool {
         self.source.is_some()
     }
 
@@ -126,17 +126,17 @@ impl Written {
     }
 
     /// Returns the position of a field, or of the closest enclosing part if the field is absent.
-    pub(crate) fn place(&self, field: &str, within: Option<Range<usize>>) -> Option<Place> {
+    pub(crate) fn source_span(&self, field: &str, within: Option<Range<usize>>) -> Option<Place> {
         let source = self.source.as_ref()?;
         let mut field = field;
         let span = loop {
-            match (source.parts.get(field), field.rsplit_once('.')) {
+            match (source.part_spans.get(field), field.rsplit_once('.')) {
                 (Some(span), _) => break span.clone(),
                 (None, Some((outer, _))) => field = outer,
-                (None, None) => break source.parts.get("")?.clone(),
+                (None, None) => break source.part_spans.get("")?.clone(),
             }
         };
-        let span = within.and_then(|within| inside(&source.text, &span, within)).unwrap_or(span);
+        let span = within.and_then(|within| map_inner_range(&source.text, &span, within)).unwrap_or(span);
         Some(Place { file: Arc::clone(&source.file), text: Arc::clone(&source.text), span })
     }
 }
@@ -144,7 +144,7 @@ impl Written {
 /// Maps a byte range inside a string value to bytes of the file.
 ///
 /// Returns `None` if the file spells the string with escapes.
-fn inside(text: &str, span: &Range<usize>, within: Range<usize>) -> Option<Range<usize>> {
+fn map_inner_range(text: &str, span: &Range<usize>, within: Range<usize>) -> Option<Range<usize>> {
     let raw = text.get(span.clone())?;
     let quotes = ["\"\"\"\n", "\"\"\"", "'''\n", "'''", "\"", "'"].into_iter().find(|quotes| raw.starts_with(quotes))?;
     if raw.contains('\\') && quotes.starts_with('"') {
@@ -175,7 +175,7 @@ impl Rules {
     ///
     /// Rules keep the order of the files, then the order of the lines.
     pub fn parse_all<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        rule::read(files)
+        rule::read_policy_files(files)
     }
 
     /// Reads files from disk.
@@ -187,7 +187,7 @@ impl Rules {
         for path in paths {
             let path = path.as_ref();
             let named = |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-            files.push((path.display().to_string(), text::text_of(path).map_err(named)?));
+            files.push((path.display().to_string(), text::read_text_file(path).map_err(named)?));
         }
         Ok(Self::parse_all(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))))
     }
@@ -205,23 +205,23 @@ impl Rules {
         self.policies.iter().map(|written| written.policy.name())
     }
 
-    pub(crate) fn written(&self) -> impl Iterator<Item = &Written> {
+    pub(crate) fn sourced_rules(&self) -> impl Iterator<Item = &Written> {
         self.policies.iter()
     }
 
     /// Appends other rules.
     #[must_use]
-    pub(crate) fn and(mut self, others: Self) -> Self {
+    pub(crate) fn append(mut self, others: Self) -> Self {
         self.policies.extend(others.policies);
         self.problems.extend(others.problems);
         self
     }
 
     /// Appends the rules that are not yet present, so that one rule in two files counts once.
-    pub(crate) fn and_new(self, mut others: Self) -> Self {
-        let is_known = |other: &Written| self.policies.iter().any(|own| own.is_same(other));
+    pub(crate) fn append_new(self, mut others: Self) -> Self {
+        let is_known = |other: &Written| self.policies.iter().any(|own| own.is_identical(other));
         others.policies.retain(|other| !is_known(other));
-        self.and(others)
+        self.append(others)
     }
 
     pub(crate) fn into_parts(self) -> (Vec<Written>, Vec<Problem>) {
@@ -230,7 +230,7 @@ impl Rules {
 }
 
 /// Renders problems for a terminal.
-pub(crate) fn render(problems: &[Problem], colours: bool) -> String {
+pub(crate) fn render_problems(problems: &[Problem], colours: bool) -> String {
     let renderer = if colours { Renderer::styled() } else { Renderer::plain() }.decor_style(DecorStyle::Ascii);
     let one = |problem: &Problem| {
         let level = match problem.severity {

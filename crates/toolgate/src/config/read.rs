@@ -23,23 +23,23 @@ pub(super) struct File {
 }
 
 impl File {
-    pub(super) fn place(&self, span: Range<usize>) -> Place {
+    pub(super) fn span_at(&self, span: Range<usize>) -> Place {
         Place { file: Arc::clone(&self.name), text: Arc::clone(&self.text), span }
     }
 
     /// Converts a TOML syntax error into a problem.
-    pub(super) fn broken(&self, error: &toml::de::Error) -> Problem {
+    pub(super) fn syntax_problem(&self, error: &toml::de::Error) -> Problem {
         let span = error.span().unwrap_or(0..0);
         let help = match error.message() {
-            "duplicate key" => self.twice(&span),
+            "duplicate key" => self.duplicate_key_help(&span),
             _ => "put text in quotes, a list in `[ ]`, a table in `{ }`".to_owned(),
         };
         let problem = Problem::new(format!("not valid TOML: {}", error.message())).help(help);
-        Problem { place: Some(self.place(span)), ..problem }
+        Problem { place: Some(self.span_at(span)), ..problem }
     }
 
     /// Suggests how to resolve a duplicate key.
-    fn twice(&self, span: &Range<usize>) -> String {
+    fn duplicate_key_help(&self, span: &Range<usize>) -> String {
         let before = self.text.get(..span.start).and_then(|before| before.rsplit('\n').next()).unwrap_or_default().trim_start();
         let name = self.text.get(span.clone()).unwrap_or_default();
         match before.strip_prefix('[').map(|above| above.trim_start_matches('[')) {
@@ -62,103 +62,103 @@ pub(super) struct Table<'t> {
     prefix: String,
     /// Prefix of the table header in the file, such as `policy.`, or empty.
     header: String,
-    read: RefCell<BTreeSet<String>>,
-    shared: &'t Shared,
+    read_keys: RefCell<BTreeSet<String>>,
+    context: &'t Shared,
 }
 
 /// State that all tables of one rule share.
 #[derive(Default)]
 pub(super) struct Shared {
     problems: RefCell<Vec<Problem>>,
-    parts: RefCell<BTreeMap<String, Range<usize>>>,
+    part_spans: RefCell<BTreeMap<String, Range<usize>>>,
 }
 
 impl Shared {
     pub(super) fn into_parts(self) -> (Vec<Problem>, BTreeMap<String, Range<usize>>) {
-        (self.problems.into_inner(), self.parts.into_inner())
+        (self.problems.into_inner(), self.part_spans.into_inner())
     }
 }
 
 impl<'t> Table<'t> {
     pub(super) fn new(file: &'t File, table: &'t DeTable<'t>, span: Range<usize>, shared: &'t Shared) -> Self {
-        shared.parts.borrow_mut().insert(String::new(), span.clone());
-        Self { file, table, span, prefix: String::new(), header: String::new(), read: RefCell::default(), shared }
+        shared.part_spans.borrow_mut().insert(String::new(), span.clone());
+        Self { file, table, span, prefix: String::new(), header: String::new(), read_keys: RefCell::default(), context: shared }
     }
 
     /// Sets the name under which the file has this table.
-    pub(super) fn under(self, name: &str) -> Self {
+    pub(super) fn with_header(self, name: &str) -> Self {
         Self { header: format!("{name}."), ..self }
     }
 
     /// Reports a problem at a key, or at the whole table if the key is absent.
-    pub(super) fn wrong(&self, key: &str, problem: Problem) {
+    pub(super) fn report(&self, key: &str, problem: Problem) {
         let span = self.table.get(key).map_or_else(|| self.span.clone(), Spanned::span);
-        self.say(span, problem);
+        self.push_problem(span, problem);
     }
 
     /// Reports a problem elsewhere in the file.
-    pub(super) fn say_at(&self, place: &Place, problem: Problem) {
-        self.say(place.span.clone(), problem);
+    pub(super) fn report_at(&self, place: &Place, problem: Problem) {
+        self.push_problem(place.span.clone(), problem);
     }
 
-    fn say(&self, span: Range<usize>, problem: Problem) {
-        self.shared.problems.borrow_mut().push(Problem { place: Some(self.file.place(span)), ..problem });
+    fn push_problem(&self, span: Range<usize>, problem: Problem) {
+        self.context.problems.borrow_mut().push(Problem { place: Some(self.file.span_at(span)), ..problem });
     }
 
     /// Returns a value and records its key as read.
-    fn part(&self, key: &str) -> Option<&'t Spanned<DeValue<'t>>> {
-        self.read.borrow_mut().insert(key.to_owned());
+    fn read_value(&self, key: &str) -> Option<&'t Spanned<DeValue<'t>>> {
+        self.read_keys.borrow_mut().insert(key.to_owned());
         let value = self.table.get(key)?;
-        self.shared.parts.borrow_mut().insert(format!("{}{key}", self.prefix), value.span());
+        self.context.part_spans.borrow_mut().insert(format!("{}{key}", self.prefix), value.span());
         Some(value)
     }
 
-    fn typed<T>(&self, key: &str, wanted: (&str, &str), convert: impl FnOnce(&'t DeValue<'t>) -> Option<T>) -> Option<T> {
-        let value = self.part(key)?;
+    fn read_typed<T>(&self, key: &str, wanted: (&str, &str), convert: impl FnOnce(&'t DeValue<'t>) -> Option<T>) -> Option<T> {
+        let value = self.read_value(key)?;
         let converted = convert(value.get_ref());
         if converted.is_none() {
-            let problem = Problem::new(format!("`{key}` must be {}, not {}", wanted.0, kind(value.get_ref())));
-            self.say(value.span(), problem.help(format!("like `{key} = {}`", wanted.1)));
+            let problem = Problem::new(format!("`{key}` must be {}, not {}", wanted.0, toml_type_name(value.get_ref())));
+            self.push_problem(value.span(), problem.help(format!("like `{key} = {}`", wanted.1)));
         }
         converted
     }
 
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(super) fn has_key(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }
 
     pub(super) fn text(&self, key: &str) -> Option<&'t str> {
-        self.typed(key, ("text", "a string"), DeValue::as_str)
+        self.read_typed(key, ("text", "a string"), DeValue::as_str)
     }
 
     pub(super) fn bool(&self, key: &str) -> Option<bool> {
-        self.typed(key, ("`true` or `false`", "true"), DeValue::as_bool)
+        self.read_typed(key, ("`true` or `false`", "true"), DeValue::as_bool)
     }
 
     pub(super) fn number(&self, key: &str) -> Option<Decimal> {
-        self.typed(key, ("a number of at most 28 digits", "500"), decimal)
+        self.read_typed(key, ("a number of at most 28 digits", "500"), decimal_value)
     }
 
     /// Reads a number that is not negative.
-    pub(super) fn amount(&self, key: &str) -> Option<Decimal> {
+    pub(super) fn non_negative(&self, key: &str) -> Option<Decimal> {
         let amount = self.number(key)?;
         if amount.is_sign_negative() && !amount.is_zero() {
-            self.wrong(key, Problem::new(format!("`{key}` must not be negative")).help(format!("like `{key} = 0.02`")));
+            self.report(key, Problem::new(format!("`{key}` must not be negative")).help(format!("like `{key} = 0.02`")));
         }
         Some(amount)
     }
 
     /// Reads a concurrency limit of at least 1.
-    pub(super) fn at_once(&self, key: &str) -> Option<usize> {
+    pub(super) fn concurrency(&self, key: &str) -> Option<usize> {
         let most = self.count(key)?;
         if most == 0 {
-            self.wrong(key, Problem::new(format!("`{key}` of 0 allows no calls")).help(format!("like `{key} = 16`")));
+            self.report(key, Problem::new(format!("`{key}` of 0 allows no calls")).help(format!("like `{key} = 16`")));
         }
         Some(usize::try_from(most).unwrap_or(usize::MAX).max(1))
     }
 
     pub(super) fn count(&self, key: &str) -> Option<u64> {
-        self.typed(key, ("a non-negative integer", "3"), |value| match value {
+        self.read_typed(key, ("a non-negative integer", "3"), |value| match value {
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),
             _ => None,
         })
@@ -166,7 +166,7 @@ impl<'t> Table<'t> {
 
     /// Reads a number of bytes: `1024` or `"512MB"`.
     pub(super) fn bytes(&self, key: &str) -> Option<u64> {
-        self.typed(key, ("a number of bytes", "\"512MB\""), |value| match value {
+        self.read_typed(key, ("a number of bytes", "\"512MB\""), |value| match value {
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),
             DeValue::String(text) => {
                 let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
@@ -185,40 +185,42 @@ impl<'t> Table<'t> {
 
     /// Reads the path of an argument or of an evidence field.
     pub(super) fn pointer(&self, key: &str) -> Option<Pointer> {
-        self.typed(key, ("the path of an argument", "\"/amount\""), |value| value.as_str().filter(|t| !t.is_empty()).map(Pointer::from))
+        self.read_typed(key, ("the path of an argument", "\"/amount\""), |value| {
+            value.as_str().filter(|t| !t.is_empty()).map(Pointer::from)
+        })
     }
 
     pub(super) fn duration(&self, key: &str) -> Option<SignedDuration> {
-        let text = self.typed(key, ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""), DeValue::as_str)?;
-        let length = crate::clock::duration(text);
+        let text = self.read_typed(key, ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""), DeValue::as_str)?;
+        let length = crate::clock::parse_duration(text);
         if length.is_none() {
             let problem = Problem::new(format!("`{}` is not a duration", crate::names::shown(text)));
-            self.wrong(key, problem.help(crate::clock::LENGTHS));
+            self.report(key, problem.help(crate::clock::LENGTHS));
         }
         length
     }
 
     /// Reads a duration longer than zero; a limit over no time limits nothing.
-    pub(super) fn lasting(&self, key: &str) -> Option<SignedDuration> {
+    pub(super) fn positive_duration(&self, key: &str) -> Option<SignedDuration> {
         let length = self.duration(key)?;
         if !length.is_positive() {
-            self.wrong(key, Problem::new(format!("`{key}` must be longer than zero")).help(format!("like `{key} = \"1s\"`")));
+            self.report(key, Problem::new(format!("`{key}` must be longer than zero")).help(format!("like `{key} = \"1s\"`")));
         }
         Some(length).filter(SignedDuration::is_positive)
     }
 
     /// Reads the same as a [`Duration`].
-    pub(super) fn length(&self, key: &str) -> Option<Duration> {
-        self.lasting(key).and_then(|length| Duration::try_from(length).ok())
+    pub(super) fn positive_std_duration(&self, key: &str) -> Option<Duration> {
+        self.positive_duration(key).and_then(|length| Duration::try_from(length).ok())
     }
 
     pub(super) fn value(&self, key: &str) -> Option<Value> {
-        self.typed(key, ("a value that JSON can represent", "true"), json)
+        self.read_typed(key, ("a value that JSON can represent", "true"), to_json)
     }
 
     /// Reports a problem inside a value, at the deepest part of the path that exists.
-    pub(super) fn wrong_inside(&self, key: &str, at: &Pointer, problem: Problem) {
-        let Some(mut value) = self.table.get(key) else { return self.wrong(key, problem) };
+    pub(super) fn report_inside(&self, key: &str, at: &Pointer, problem: Problem) {
+        let Some(mut value) = self.table.get(key) else { return self.report(key, problem) };
         for part in at.parts() {
             let inner = match value.get_ref() {
                 DeValue::Table(table) => table.get(part.as_str()),
@@ -230,11 +232,11 @@ impl<'t> Table<'t> {
                 None => break,
             }
         }
-        self.say(value.span(), problem);
+        self.push_problem(value.span(), problem);
     }
 
     /// Reads one of a fixed set of words.
-    pub(super) fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Option<T> {
+    pub(super) fn keyword<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Option<T> {
         let text = self.text(key)?;
         let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
         if found.is_none() {
@@ -243,7 +245,7 @@ impl<'t> Table<'t> {
             let problem = Problem::new(format!("unknown {key} `{}`", crate::names::shown(text))).help(help);
             // Suggest only near misspellings: in a short list, another word has another meaning.
             let slips = words.iter().map(|(word, _)| *word).filter(|word| crate::suggest::is_nearly(word, text));
-            self.wrong(key, problem.did_you_mean(text, slips));
+            self.report(key, problem.did_you_mean(text, slips));
         }
         found
     }
@@ -256,12 +258,12 @@ impl<'t> Table<'t> {
             ("VALIDATION", Category::Validation),
             ("TRANSIENT", Category::Transient),
         ];
-        self.word("category", &words)
+        self.keyword("category", &words)
     }
 
     /// Reads one name or a list of names.
     pub(super) fn names(&self, key: &str) -> Option<Vec<&'t str>> {
-        let value = self.part(key)?;
+        let value = self.read_value(key)?;
         if let Some(one) = value.get_ref().as_str() {
             return Some(vec![one]);
         }
@@ -270,38 +272,38 @@ impl<'t> Table<'t> {
         match (names, value.get_ref().as_array()) {
             (Some(names), Some(items)) => {
                 for (index, item) in items.iter().enumerate() {
-                    self.shared.parts.borrow_mut().insert(format!("{}{key}.{index}", self.prefix), item.span());
+                    self.context.part_spans.borrow_mut().insert(format!("{}{key}.{index}", self.prefix), item.span());
                 }
                 Some(names)
             }
             _ => {
-                let problem = Problem::new(format!("`{key}` must be a name or a list of names, not {}", kind(value.get_ref())));
-                self.say(value.span(), problem.help(format!("like `{key} = [\"…\"]`")));
+                let problem = Problem::new(format!("`{key}` must be a name or a list of names, not {}", toml_type_name(value.get_ref())));
+                self.push_problem(value.span(), problem.help(format!("like `{key} = [\"…\"]`")));
                 None
             }
         }
     }
 
     pub(super) fn values(&self, key: &str) -> Option<Vec<Value>> {
-        let values = self.typed(key, ("a list of values", "[\"a\", \"b\"]"), |value| {
-            value.as_array().and_then(|items| items.iter().map(|item| json(item.get_ref())).collect())
+        let values = self.read_typed(key, ("a list of values", "[\"a\", \"b\"]"), |value| {
+            value.as_array().and_then(|items| items.iter().map(|item| to_json(item.get_ref())).collect())
         })?;
         let items = self.table.get(key).and_then(|value| value.get_ref().as_array());
         for (index, item) in items.into_iter().flatten().enumerate() {
-            self.shared.parts.borrow_mut().insert(format!("{}{key}.{index}", self.prefix), item.span());
+            self.context.part_spans.borrow_mut().insert(format!("{}{key}.{index}", self.prefix), item.span());
         }
         Some(values)
     }
 
     /// Reads a nested table.
     pub(super) fn table(&self, key: &str) -> Option<Table<'t>> {
-        let value = self.part(key)?;
+        let value = self.read_value(key)?;
         match value.get_ref() {
-            DeValue::Table(table) => Some(self.inner(key, format!("{}{key}.", self.prefix), table, value.span())),
+            DeValue::Table(table) => Some(self.nested(key, format!("{}{key}.", self.prefix), table, value.span())),
             other => {
-                let problem = Problem::new(format!("`{key}` must be a table, not {}", kind(other)));
-                let line = self.line(key);
-                self.say(value.span(), problem.help(format!("like `{key} = {{ … }}`, or under a header `[{line}]`")));
+                let problem = Problem::new(format!("`{key}` must be a table, not {}", toml_type_name(other)));
+                let line = self.header_of(key);
+                self.push_problem(value.span(), problem.help(format!("like `{key} = {{ … }}`, or under a header `[{line}]`")));
                 None
             }
         }
@@ -309,10 +311,10 @@ impl<'t> Table<'t> {
 
     /// Reads a list of nested tables.
     pub(super) fn tables(&self, key: &str) -> Vec<Table<'t>> {
-        let Some(value) = self.part(key) else { return Vec::new() };
+        let Some(value) = self.read_value(key) else { return Vec::new() };
         let wrong = |span, other: &DeValue<'_>| {
-            let problem = Problem::new(format!("`{key}` must be a list of tables, not {}", kind(other)));
-            self.say(span, problem.help(format!("like `[[{}]]`, or `{key} = [{{ … }}]`", self.line(key))));
+            let problem = Problem::new(format!("`{key}` must be a list of tables, not {}", toml_type_name(other)));
+            self.push_problem(span, problem.help(format!("like `[[{}]]`, or `{key} = [{{ … }}]`", self.header_of(key))));
         };
         let Some(items) = value.get_ref().as_array() else {
             wrong(value.span(), value.get_ref());
@@ -321,8 +323,8 @@ impl<'t> Table<'t> {
         let tables = items.iter().enumerate().filter_map(|(index, item)| match item.get_ref() {
             DeValue::Table(table) => {
                 let prefix = format!("{}{key}.{index}", self.prefix);
-                self.shared.parts.borrow_mut().insert(prefix.clone(), item.span());
-                Some(self.inner(key, format!("{prefix}."), table, item.span()))
+                self.context.part_spans.borrow_mut().insert(prefix.clone(), item.span());
+                Some(self.nested(key, format!("{prefix}."), table, item.span()))
             }
             other => {
                 wrong(item.span(), other);
@@ -332,13 +334,13 @@ impl<'t> Table<'t> {
         tables.collect()
     }
 
-    fn inner(&self, key: &str, prefix: String, table: &'t DeTable<'t>, span: Range<usize>) -> Table<'t> {
-        let header = format!("{}.", self.line(key));
-        Table { file: self.file, table, span, prefix, header, read: RefCell::default(), shared: self.shared }
+    fn nested(&self, key: &str, prefix: String, table: &'t DeTable<'t>, span: Range<usize>) -> Table<'t> {
+        let header = format!("{}.", self.header_of(key));
+        Table { file: self.file, table, span, prefix, header, read_keys: RefCell::default(), context: self.context }
     }
 
     /// Returns the header of a nested table, such as `policy.same`.
-    fn line(&self, key: &str) -> String {
+    fn header_of(&self, key: &str) -> String {
         let is_bare = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
         if is_bare { format!("{}{key}", self.header) } else { format!("{}{key:?}", self.header) }
     }
@@ -353,8 +355,8 @@ impl<'t> Table<'t> {
     }
 
     /// Returns the position of a key.
-    pub(super) fn place_of(&self, key: &str) -> Place {
-        self.file.place(self.table.get(key).map_or_else(|| self.span.clone(), Spanned::span))
+    pub(super) fn span_of(&self, key: &str) -> Place {
+        self.file.span_at(self.table.get(key).map_or_else(|| self.span.clone(), Spanned::span))
     }
 
     /// Returns the byte range of this table.
@@ -363,30 +365,30 @@ impl<'t> Table<'t> {
     }
 
     /// Marks all keys as read, so that none is reported as unknown.
-    pub(super) fn silence(&self) {
-        self.read.borrow_mut().extend(self.keys());
+    pub(super) fn mark_all_read(&self) {
+        self.read_keys.borrow_mut().extend(self.keys());
     }
 
     /// Marks a key as read.
     pub(super) fn mark_read(&self, key: &str) {
-        self.read.borrow_mut().insert(key.to_owned());
+        self.read_keys.borrow_mut().insert(key.to_owned());
     }
 
     /// Counts the problems so far.
-    pub(super) fn problems(&self) -> usize {
-        self.shared.problems.borrow().len()
+    pub(super) fn problem_count(&self) -> usize {
+        self.context.problems.borrow().len()
     }
 
     /// Assigns all problems after the first `since` to this rule.
-    pub(super) fn blame(&self, since: usize, rule: &str) {
-        for problem in self.shared.problems.borrow_mut().iter_mut().skip(since) {
+    pub(super) fn assign_rule(&self, since: usize, rule: &str) {
+        for problem in self.context.problems.borrow_mut().iter_mut().skip(since) {
             problem.rule = Some(rule.to_owned());
         }
     }
 
     /// Returns the byte ranges of the parts of this table.
-    pub(super) fn own_parts(&self) -> BTreeMap<String, Range<usize>> {
-        let parts = self.shared.parts.borrow();
+    pub(super) fn part_spans(&self) -> BTreeMap<String, Range<usize>> {
+        let parts = self.context.part_spans.borrow();
         // The keys are sorted, so this scans only the parts of one rule, even in a long file.
         let own =
             parts.range(self.prefix.clone()..).map_while(|(key, span)| Some((key.strip_prefix(&self.prefix)?.to_owned(), span.clone())));
@@ -394,17 +396,17 @@ impl<'t> Table<'t> {
     }
 
     /// Reports keys that were not read.
-    pub(super) fn finish(&self, kind: &str) {
-        let read = self.read.borrow();
+    pub(super) fn reject_unknown_keys(&self, kind: &str) {
+        let read = self.read_keys.borrow();
         for key in self.table.keys().filter(|key| !read.contains(&**key.get_ref())) {
             let name = key.get_ref();
             let problem = Problem::new(format!("{kind} has no `{}`", crate::names::shown(name)));
-            self.say(key.span(), problem.did_you_mean(name, read.iter()));
+            self.push_problem(key.span(), problem.did_you_mean(name, read.iter()));
         }
     }
 }
 
-pub(super) fn kind(value: &DeValue<'_>) -> &'static str {
+pub(super) fn toml_type_name(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",
         DeValue::Float(written) if written.as_str().ends_with(['n', 'f']) => "a number that is not finite",
@@ -418,11 +420,11 @@ pub(super) fn kind(value: &DeValue<'_>) -> &'static str {
 }
 
 /// Converts the number exactly as written, without rounding to a double.
-fn decimal(value: &DeValue<'_>) -> Option<Decimal> {
-    crate::json::decimal_of(&json(value).filter(Value::is_number)?)
+fn decimal_value(value: &DeValue<'_>) -> Option<Decimal> {
+    crate::json::decimal_of(&to_json(value).filter(Value::is_number)?)
 }
 
-pub(super) fn json(value: &DeValue<'_>) -> Option<Value> {
+pub(super) fn to_json(value: &DeValue<'_>) -> Option<Value> {
     let number = |text: &str| crate::json::canonical_number(text.trim_start_matches('+')).ok().map(Value::Number);
     match value {
         DeValue::String(text) => Some(Value::String(text.to_string())),
@@ -431,9 +433,9 @@ pub(super) fn json(value: &DeValue<'_>) -> Option<Value> {
         DeValue::Float(written) => number(written.as_str()),
         DeValue::Boolean(value) => Some(Value::Bool(*value)),
         DeValue::Datetime(_) => None,
-        DeValue::Array(items) => items.iter().map(|item| json(item.get_ref())).collect::<Option<Vec<_>>>().map(Value::Array),
+        DeValue::Array(items) => items.iter().map(|item| to_json(item.get_ref())).collect::<Option<Vec<_>>>().map(Value::Array),
         DeValue::Table(table) => {
-            let members = table.iter().map(|(key, value)| json(value.get_ref()).map(|value| (key.get_ref().to_string(), value)));
+            let members = table.iter().map(|(key, value)| to_json(value.get_ref()).map(|value| (key.get_ref().to_string(), value)));
             members.collect::<Option<serde_json::Map<_, _>>>().map(Value::Object)
         }
     }

@@ -6,7 +6,7 @@ use super::read::{File, Shared, Table};
 use super::{Rules, rule};
 
 /// Reads the rules of an agent from its policy files and configurations.
-pub(crate) fn rules_of<'a>(agent: &str, files: &[(&'a str, &'a str)]) -> Rules {
+pub(crate) fn parse_recorded_rules<'a>(agent: &str, files: &[(&'a str, &'a str)]) -> Rules {
     let is_configuration = |text: &str| {
         let (document, _) = DeTable::parse_recoverable(text);
         document.get_ref().keys().any(|key| key.get_ref() != "policy")
@@ -19,19 +19,19 @@ pub(crate) fn rules_of<'a>(agent: &str, files: &[(&'a str, &'a str)]) -> Rules {
         let shared = Shared::default();
         let table = Table::new(&file, document.get_ref(), 0..0, &shared);
         let own = table.table("agents").and_then(|agents| agents.table(agent));
-        rule::read_with(&file, &own.as_ref().unwrap_or(&table).tables("policy"), policies)
+        rule::read_rules(&file, &own.as_ref().unwrap_or(&table).tables("policy"), policies)
     };
-    more.iter().fold(rules(name, text, policies), |all, (name, text)| all.and(rules(name, text, Vec::new())))
+    more.iter().fold(rules(name, text, policies), |all, (name, text)| all.append(rules(name, text, Vec::new())))
 }
 
 /// Reads the rules of an agent as tables.
-pub(crate) fn tables_of(agent: &str, files: &[(&str, &str)]) -> Vec<serde_json::Map<String, serde_json::Value>> {
+pub(crate) fn parse_recorded_tables(agent: &str, files: &[(&str, &str)]) -> Vec<serde_json::Map<String, serde_json::Value>> {
     let mut tables = Vec::new();
     for (_, text) in files {
         let (document, _) = DeTable::parse_recoverable(text);
         let own = document.get_ref().get("agents").and_then(|agents| agents.get_ref().as_table()?.get(agent)?.get_ref().as_table());
         let policies = own.unwrap_or_else(|| document.get_ref()).get("policy").and_then(|policies| policies.get_ref().as_array());
-        tables.extend(policies.into_iter().flatten().filter_map(|policy| match super::read::json(policy.get_ref())? {
+        tables.extend(policies.into_iter().flatten().filter_map(|policy| match super::read::to_json(policy.get_ref())? {
             serde_json::Value::Object(table) => Some(table),
             _ => None,
         }));

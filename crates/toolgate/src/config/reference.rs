@@ -15,7 +15,7 @@ use crate::policy::{Place, Problem};
 #[derive(Clone)]
 pub struct Reference {
     parts: Vec<Part>,
-    place: Option<Place>,
+    span: Option<Place>,
 }
 
 #[derive(Clone)]
@@ -37,7 +37,7 @@ impl Reference {
     ///
     /// # Errors
     /// A `${` is not closed.
-    pub fn of(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, String> {
         let mut parts = Vec::new();
         let mut rest = text;
         while let Some((before, after)) = rest.split_once("${") {
@@ -47,12 +47,12 @@ impl Reference {
             rest = behind;
         }
         parts.push(Part::Text(rest.to_owned()));
-        Ok(Self { parts, place: None })
+        Ok(Self { parts, span: None })
     }
 
     /// Parses a value from a client's file. Some clients write `${env:NAME}` for `${NAME}`.
-    pub(super) fn of_client(text: &str) -> Result<Self, String> {
-        let mut reference = Self::of(text)?;
+    pub(super) fn parse_client_value(text: &str) -> Result<Self, String> {
+        let mut reference = Self::parse(text)?;
         for part in &mut reference.parts {
             if let Part::Variable(name) = part
                 // `${env:-default}` is a variable called `env` with a default.
@@ -77,7 +77,7 @@ impl Reference {
                 let missing = || format!("the environment variable `{}` is not set", crate::names::shown(name));
                 std::env::var(name).ok().or_else(|| otherwise.map(str::to_owned)).ok_or_else(missing)
             }
-            Part::File(path, _) => super::text::text_of_named(path)
+            Part::File(path, _) => super::text::read_untrusted_text_file(path)
                 .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
                 .map_err(|error| format!("{}: {error}", path.display())),
         };
@@ -91,9 +91,9 @@ impl Reference {
     ///
     /// # Errors
     /// A variable or file is missing. The message does not reveal values.
-    pub fn take(&self) -> Result<String, String> {
+    pub fn resolve_and_remember(&self) -> Result<String, String> {
         let value = self.resolve()?;
-        if let Some((_, taken)) = self.file() {
+        if let Some((_, taken)) = self.source_file() {
             taken.add(&value);
         }
         Ok(value)
@@ -101,7 +101,7 @@ impl Reference {
 
     /// Returns the file of this value. Only files need to be remembered; the environment of a
     /// process does not change.
-    fn file(&self) -> Option<(&PathBuf, &Given)> {
+    fn source_file(&self) -> Option<(&PathBuf, &Given)> {
         match self.parts.as_slice() {
             [Part::File(path, taken)] => Some((path, taken)),
             _ => None,
@@ -112,9 +112,9 @@ impl Reference {
     ///
     /// If nothing was used yet, the current values are compared. An unreadable or empty file may be
     /// in the middle of a write and counts as unchanged.
-    pub(super) fn is_still(&self, other: &Self) -> bool {
-        let last = self.file().and_then(|(_, taken)| taken.all().pop());
-        let is_one_file = || self.file().zip(other.file()).is_some_and(|((own, _), (theirs, _))| own == theirs);
+    pub(super) fn is_unchanged(&self, other: &Self) -> bool {
+        let last = self.source_file().and_then(|(_, taken)| taken.values().pop());
+        let is_one_file = || self.source_file().zip(other.source_file()).is_some_and(|((own, _), (theirs, _))| own == theirs);
         match (last.map_or_else(|| self.resolve(), Ok), other.resolve()) {
             (Ok(_), Err(_)) => is_one_file(),
             (Ok(_), Ok(theirs)) if theirs.is_empty() && is_one_file() => true,
@@ -123,33 +123,33 @@ impl Reference {
     }
 
     /// Lists the current value and all remembered values.
-    pub(super) fn values(&self) -> Vec<String> {
-        let taken = self.file().map(|(_, taken)| taken.all()).unwrap_or_default();
+    pub(super) fn known_values(&self) -> Vec<String> {
+        let taken = self.source_file().map(|(_, taken)| taken.values()).unwrap_or_default();
         taken.into_iter().chain(self.resolve().ok()).collect()
     }
 
     /// Lists current and remembered values that come from the environment or from a file. They are
     /// secret.
-    pub(super) fn hidden(&self) -> impl Iterator<Item = String> {
+    pub(super) fn secret_values(&self) -> impl Iterator<Item = String> {
         let one = |part: &Part| match part {
             Part::Text(_) => Vec::new(),
-            other => Self { parts: vec![other.clone()], place: None }.values(),
+            other => Self { parts: vec![other.clone()], span: None }.known_values(),
         };
         self.parts.iter().flat_map(one)
     }
 
-    pub(super) fn at(self, place: Place) -> Self {
-        Self { place: Some(place), ..self }
+    pub(super) fn with_span(self, place: Place) -> Self {
+        Self { span: Some(place), ..self }
     }
 
     /// Describes why the value cannot be resolved.
-    pub(super) fn problem(&self) -> Option<Problem> {
+    pub(super) fn resolution_problem(&self) -> Option<Problem> {
         let why = self.resolve().err()?;
         let help = match self.parts.first() {
             Some(Part::File(..)) => "a path is relative to this file",
             _ => "set it where toolgate is started, or use `{ file = \"…\" }`",
         };
-        Some(Problem { place: self.place.clone(), ..Problem::new(why).help(help) })
+        Some(Problem { place: self.span.clone(), ..Problem::new(why).help(help) })
     }
 }
 
@@ -176,20 +176,21 @@ impl Given {
         }
     }
 
-    pub(super) fn all(&self) -> Vec<String> {
+    pub(super) fn values(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 
 /// Removes these values from a text, as a whole and without their authentication scheme.
-pub(super) fn without_values<'a>(references: impl IntoIterator<Item = &'a Reference>, text: &str) -> String {
-    let of = |reference: &'a Reference| reference.hidden().chain(reference.values().into_iter().flat_map(and_behind_scheme));
+pub(super) fn redact_references<'a>(references: impl IntoIterator<Item = &'a Reference>, text: &str) -> String {
+    let of =
+        |reference: &'a Reference| reference.secret_values().chain(reference.known_values().into_iter().flat_map(with_and_without_scheme));
     crate::redact::without(references.into_iter().flat_map(of), text)
 }
 
 /// Returns a value, and the same value without a scheme such as `Bearer`, because services repeat
 /// either.
-pub(super) fn and_behind_scheme(value: String) -> Vec<String> {
+pub(super) fn with_and_without_scheme(value: String) -> Vec<String> {
     let behind = value.split_once(' ').map(|(_, behind)| behind.to_owned());
     let behind = behind.filter(|behind| behind.len() >= 8 && !behind.contains(' '));
     behind.into_iter().chain([value]).collect()
@@ -197,40 +198,40 @@ pub(super) fn and_behind_scheme(value: String) -> Vec<String> {
 
 impl Reader<'_> {
     /// Reads a reference. Problems do not reveal its value.
-    pub(super) fn reference(&self, table: &Table<'_>, key: &str) -> Option<Reference> {
+    pub(super) fn read_reference(&self, table: &Table<'_>, key: &str) -> Option<Reference> {
         if table.is_table(key) {
             let inner = table.table(key)?;
-            let path = inner.text("file").map(|path| self.beside.join(path));
-            inner.finish("a reference");
+            let path = inner.text("file").map(|path| self.base_dir.join(path));
+            inner.reject_unknown_keys("a reference");
             let Some(path) = path else {
-                table.wrong(key, Problem::new("a reference needs a `file`").help("like `{ file = \"/run/secrets/key\" }`"));
+                table.report(key, Problem::new("a reference needs a `file`").help("like `{ file = \"/run/secrets/key\" }`"));
                 return None;
             };
-            self.referenced.borrow_mut().values.push(path.clone());
-            return Some(Reference { parts: vec![Part::File(path, Given::default())], place: Some(table.place_of(key)) });
+            self.referenced_files.borrow_mut().value_files.push(path.clone());
+            return Some(Reference { parts: vec![Part::File(path, Given::default())], span: Some(table.span_of(key)) });
         }
-        match Reference::of(table.text(key)?) {
-            Ok(reference) => Some(reference.at(table.place_of(key))),
+        match Reference::parse(table.text(key)?) {
+            Ok(reference) => Some(reference.with_span(table.span_of(key))),
             Err(why) => {
-                table.wrong(key, Problem::new(why).help("like `${API_KEY}`"));
+                table.report(key, Problem::new(why).help("like `${API_KEY}`"));
                 None
             }
         }
     }
 
     /// Resolves a value that is needed immediately, and returns its secret parts.
-    pub(super) fn secret(&self, table: &Table<'_>, key: &str) -> Option<(String, Vec<String>)> {
-        let reference = self.reference(table, key)?;
-        if let Some(problem) = reference.problem() {
-            table.wrong(key, problem);
+    pub(super) fn read_secret(&self, table: &Table<'_>, key: &str) -> Option<(String, Vec<String>)> {
+        let reference = self.read_reference(table, key)?;
+        if let Some(problem) = reference.resolution_problem() {
+            table.report(key, problem);
             return None;
         }
-        Some((reference.resolve().ok()?, reference.hidden().collect()))
+        Some((reference.resolve().ok()?, reference.secret_values().collect()))
     }
 
     /// Reads a table of references.
-    pub(super) fn references(&self, table: &Table<'_>, key: &str) -> Vec<(String, Reference)> {
+    pub(super) fn read_references(&self, table: &Table<'_>, key: &str) -> Vec<(String, Reference)> {
         let Some(inner) = table.table(key) else { return Vec::new() };
-        inner.keys().into_iter().filter_map(|name| self.reference(&inner, &name).map(|value| (name, value))).collect()
+        inner.keys().into_iter().filter_map(|name| self.read_reference(&inner, &name).map(|value| (name, value))).collect()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use toml::de::{DeTable, DeValue};
 
-use super::read::{File, Shared, Table, kind};
+use super::read::{File, Shared, Table, toml_type_name};
 use super::{Rules, Scope, Source, Written};
 use crate::json::Pointer;
 use crate::policy::{Condition, Deny, Flow, Limit, Mode, Per, Policy, Problem, Proved, ReadBeforeWrite, Require, Sequence, observe};
@@ -43,33 +43,33 @@ enum Draft {
     Flow(Flow),
 }
 
-pub(super) fn read<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
-    put_together(Vec::new(), files)
+pub(super) fn read_policy_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
+    assemble_rules(Vec::new(), files)
 }
 
 /// Reads the rules of a larger file and of the policy files that it includes.
 ///
 /// Problems of the larger file are reported where that file is read.
-pub(super) fn read_with<'a>(file: &File, tables: &[Table<'_>], files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
+pub(super) fn read_rules<'a>(file: &File, tables: &[Table<'_>], files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
     let mut drafts = Vec::new();
     for table in tables {
-        let before = table.problems();
-        let read = rule(table);
-        if table.problems() > before {
-            table.blame(before, table.text("name").unwrap_or("unnamed"));
+        let before = table.problem_count();
+        let read = read_rule(table);
+        if table.problem_count() > before {
+            table.assign_rule(before, table.text("name").unwrap_or("unnamed"));
         } else if let Some((draft, mode, scope)) = read {
-            let source = Source { file: Arc::clone(&file.name), text: Arc::clone(&file.text), parts: table.own_parts() };
+            let source = Source { file: Arc::clone(&file.name), text: Arc::clone(&file.text), part_spans: table.part_spans() };
             drafts.push((draft, mode, scope, source));
         }
     }
-    put_together(drafts, files)
+    assemble_rules(drafts, files)
 }
 
-fn put_together<'a>(mut drafts: Vec<(Draft, Mode, Scope, Source)>, files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
+fn assemble_rules<'a>(mut drafts: Vec<(Draft, Mode, Scope, Source)>, files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
     let mut problems = Vec::new();
     for (name, text) in files {
         let file = File { name: name.into(), text: text.into() };
-        read_file(&file, &mut drafts, &mut problems);
+        read_policy_file(&file, &mut drafts, &mut problems);
     }
     // An expression in any rule may read a limit of any file.
     let limits: Vec<Limit> =
@@ -80,13 +80,13 @@ fn put_together<'a>(mut drafts: Vec<(Draft, Mode, Scope, Source)>, files: impl I
             Draft::Require(rule) => Draft::Require(limits.iter().fold(rule, Require::reading)),
             other => other,
         };
-        Written { scope, policy: draft.place(mode), source: Some(Arc::new(source)) }
+        Written { scope, policy: draft.into_policy(mode), source: Some(Arc::new(source)) }
     });
     Rules { policies: policies.collect(), problems }
 }
 
 impl Draft {
-    fn place(self, mode: Mode) -> Arc<dyn Policy> {
+    fn into_policy(self, mode: Mode) -> Arc<dyn Policy> {
         fn at<P: Policy + 'static>(policy: P, mode: Mode) -> Arc<dyn Policy> {
             match mode {
                 Mode::Enforce => Arc::new(policy),
@@ -104,9 +104,9 @@ impl Draft {
     }
 }
 
-fn read_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, problems: &mut Vec<Problem>) {
+fn read_policy_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, problems: &mut Vec<Problem>) {
     let (document, errors) = DeTable::parse_recoverable(&file.text);
-    problems.extend(errors.iter().map(|error| file.broken(error)));
+    problems.extend(errors.iter().map(|error| file.syntax_problem(error)));
     // The parser recovers from syntax errors, but the recovered rules may differ from the intended
     // ones.
     if !errors.is_empty() {
@@ -116,25 +116,25 @@ fn read_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, proble
         if key.get_ref() != "policy" {
             let problem = Problem::new(format!("unknown key `{}` in a policy file", crate::names::shown(key.get_ref())));
             let problem = problem.help("rules are `[[policy]]` tables").did_you_mean(key.get_ref(), ["policy"].iter());
-            problems.push(Problem { place: Some(file.place(key.span())), ..problem });
+            problems.push(Problem { place: Some(file.span_at(key.span())), ..problem });
             continue;
         }
         let DeValue::Array(tables) = value.get_ref() else {
-            let problem = Problem::new(format!("`policy` must be a list of tables, not {}", kind(value.get_ref())));
-            problems.push(Problem { place: Some(file.place(key.span())), ..problem.help("write `[[policy]]`") });
+            let problem = Problem::new(format!("`policy` must be a list of tables, not {}", toml_type_name(value.get_ref())));
+            problems.push(Problem { place: Some(file.span_at(key.span())), ..problem.help("write `[[policy]]`") });
             continue;
         };
         for item in tables {
             let DeValue::Table(table) = item.get_ref() else {
-                let problem = Problem::new(format!("a rule must be a table, not {}", kind(item.get_ref())));
-                problems.push(Problem { place: Some(file.place(item.span())), ..problem });
+                let problem = Problem::new(format!("a rule must be a table, not {}", toml_type_name(item.get_ref())));
+                problems.push(Problem { place: Some(file.span_at(item.span())), ..problem });
                 continue;
             };
             let shared = Shared::default();
-            let read = rule(&Table::new(file, table, item.span(), &shared).under("policy"));
+            let read = read_rule(&Table::new(file, table, item.span(), &shared).with_header("policy"));
             let (wrong, parts) = shared.into_parts();
             if let (Some((draft, mode, scope)), true) = (read, wrong.is_empty()) {
-                let source = Source { file: Arc::clone(&file.name), text: Arc::clone(&file.text), parts };
+                let source = Source { file: Arc::clone(&file.name), text: Arc::clone(&file.text), part_spans: parts };
                 drafts.push((draft, mode, scope, source));
             }
             let named = table.get("name").and_then(|name| name.get_ref().as_str());
@@ -146,46 +146,46 @@ fn read_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, proble
     }
 }
 
-fn rule(table: &Table<'_>) -> Option<(Draft, Mode, Scope)> {
+fn read_rule(table: &Table<'_>) -> Option<(Draft, Mode, Scope)> {
     let name = table.text("name");
-    if !table.has("name") || name.is_some_and(|name| name.trim().is_empty()) {
-        table.wrong("name", Problem::new("a rule needs a `name`").help("the name is shown in refusals, in the ledger and by `explain`"));
+    if !table.has_key("name") || name.is_some_and(|name| name.trim().is_empty()) {
+        table.report("name", Problem::new("a rule needs a `name`").help("the name is shown in refusals, in the ledger and by `explain`"));
     }
-    if !table.has("rule") {
+    if !table.has_key("rule") {
         let kinds = KINDS.map(|(kind, _)| format!("`{kind}`")).join(", ");
-        table.wrong("rule", Problem::new("a rule needs a `rule` kind").help(format!("one of {kinds}")));
+        table.report("rule", Problem::new("a rule needs a `rule` kind").help(format!("one of {kinds}")));
         return None;
     }
-    let kind = table.word("rule", &KINDS)?;
+    let kind = table.keyword("rule", &KINDS)?;
     let name = name.unwrap_or("unnamed");
     let draft = match kind {
-        Kind::Require => require(table, name),
-        Kind::Deny | Kind::Ask => deny(table, name, kind == Kind::Ask),
-        Kind::Limit => limit(table, name),
-        Kind::Sequence => sequence(table, name),
-        Kind::ReadBeforeWrite => read_before_write(table, name),
-        Kind::Flow | Kind::OnlyFrom => flow(table, name, kind == Kind::OnlyFrom),
+        Kind::Require => read_require(table, name),
+        Kind::Deny | Kind::Ask => read_deny(table, name, kind == Kind::Ask),
+        Kind::Limit => read_limit(table, name),
+        Kind::Sequence => read_sequence(table, name),
+        Kind::ReadBeforeWrite => read_write_guard(table, name),
+        Kind::Flow | Kind::OnlyFrom => read_flow(table, name, kind == Kind::OnlyFrom),
     };
-    let mode = table.word("mode", &[("enforce", Mode::Enforce), ("observe", Mode::Observe)]).unwrap_or_default();
-    let scope = scope(table);
+    let mode = table.keyword("mode", &[("enforce", Mode::Enforce), ("observe", Mode::Observe)]).unwrap_or_default();
+    let scope = read_scope(table);
     let draft = draft?;
     let word = KINDS.iter().find(|(_, known)| *known == kind).map_or("", |(word, _)| *word);
-    table.finish(&format!("a `{word}` rule"));
+    table.reject_unknown_keys(&format!("a `{word}` rule"));
     Some((draft, mode, scope))
 }
 
 /// Reads where the rule is attached, from the narrowest scope to the widest: tool, section, prompt,
 /// agent.
-fn scope(table: &Table<'_>) -> Scope {
+fn read_scope(table: &Table<'_>) -> Scope {
     if let Some(section) = table.text("section") {
-        if table.has("level") {
-            table.wrong("level", Problem::new("a rule has a `section` or a `level`, not both").help("remove one of them"));
+        if table.has_key("level") {
+            table.report("level", Problem::new("a rule has a `section` or a `level`, not both").help("remove one of them"));
         }
         return Scope::Section(section.to_owned());
     }
-    match table.word("level", &[("agent", 0), ("prompt", 1), ("tool", 2)]) {
+    match table.keyword("level", &[("agent", 0), ("prompt", 1), ("tool", 2)]) {
         Some(2) => {
-            let named = ["tools", "after", "guard"].into_iter().find(|key| table.has(key));
+            let named = ["tools", "after", "guard"].into_iter().find(|key| table.has_key(key));
             let tools = match named {
                 Some("tools") => table.names("tools").unwrap_or_default().into_iter().map(str::to_owned).collect(),
                 Some(key) => table.table(key).map(|inner| inner.keys()).unwrap_or_default(),
@@ -199,9 +199,9 @@ fn scope(table: &Table<'_>) -> Scope {
 }
 
 /// Reads the tools that a rule governs.
-fn tools<'t>(table: &Table<'t>) -> Vec<&'t str> {
-    if !table.has("tools") {
-        table.wrong("tools", Problem::new("a rule needs the `tools` that it governs").help("like `tools = [\"issue_refund\"]`"));
+fn read_tools<'t>(table: &Table<'t>) -> Vec<&'t str> {
+    if !table.has_key("tools") {
+        table.report("tools", Problem::new("a rule needs the `tools` that it governs").help("like `tools = [\"issue_refund\"]`"));
     }
     table.names("tools").unwrap_or_default()
 }
@@ -226,22 +226,25 @@ macro_rules! refusal {
     }};
 }
 
-fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
-    if !table.has("any_of") {
-        table.wrong(
+fn read_require(table: &Table<'_>, name: &str) -> Option<Draft> {
+    if !table.has_key("any_of") {
+        table.report(
             "any_of",
             Problem::new("a `require` rule needs `any_of`: the tools of which one must have succeeded")
                 .help("like `any_of = [\"verify_customer\"]`"),
         );
     }
-    let mut rule = Require::new(name, tools(table), table.names("any_of").unwrap_or_default());
-    for (argument, condition) in conditions(table) {
+    let mut rule = Require::new(name, read_tools(table), table.names("any_of").unwrap_or_default());
+    for (argument, condition) in read_conditions(table) {
         rule = rule.only_when(argument, condition);
     }
     if let Some(same) = table.table("same") {
         let keys = same.keys();
         let [entity] = keys.as_slice() else {
-            table.wrong("same", Problem::new("`same` must name exactly one entity").help("like `same = { customer_id = \"/customer_id\" }`"));
+            table.report(
+                "same",
+                Problem::new("`same` must name exactly one entity").help("like `same = { customer_id = \"/customer_id\" }`"),
+            );
             return None;
         };
         rule = rule.same(entity, same.pointer(entity)?);
@@ -251,9 +254,9 @@ fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
             rule = match fields.is_table(&path).then(|| fields.table(&path)).flatten() {
                 Some(inner) => {
                     let argument = inner.pointer("argument");
-                    inner.finish("a field that is compared with an argument");
-                    if !inner.has("argument") {
-                        inner.wrong(
+                    inner.reject_unknown_keys("a field that is compared with an argument");
+                    if !inner.has_key("argument") {
+                        inner.report(
                             "argument",
                             Problem::new("the `argument` to compare with is missing").help("like `{ argument = \"/customer_id\" }`"),
                         );
@@ -267,7 +270,7 @@ fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
     if let Some(when) = table.text("when") {
         rule = rule.when_cel(when);
     }
-    if let Some(age) = table.lasting("within") {
+    if let Some(age) = table.positive_duration("within") {
         rule = rule.within(age);
     }
     if table.bool("reported") == Some(true) {
@@ -276,10 +279,10 @@ fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
     Some(Draft::Require(refusal!(table, rule)))
 }
 
-fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
-    let tools = tools(table);
+fn read_deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
+    let tools = read_tools(table);
     let mut rule = if asks { Deny::ask(name, tools) } else { Deny::new(name, tools) };
-    for (argument, condition) in conditions(table) {
+    for (argument, condition) in read_conditions(table) {
         rule = rule.when(argument, condition);
     }
     if let Some(when) = table.text("when") {
@@ -293,7 +296,7 @@ fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
         // An empty list is more likely a mistake than permission for everyone.
         if people.is_empty() {
             let problem = Problem::new("`approvers` is empty, which would allow everyone to answer");
-            table.wrong("approvers", problem.help("name the approvers, or remove the key to allow everyone"));
+            table.report("approvers", problem.help("name the approvers, or remove the key to allow everyone"));
         }
         rule = rule.approvers(people);
     }
@@ -304,44 +307,42 @@ fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
 }
 
 /// Reads the conditions on arguments.
-fn conditions(table: &Table<'_>) -> Vec<(Pointer, Condition)> {
+fn read_conditions(table: &Table<'_>) -> Vec<(Pointer, Condition)> {
     let mut conditions = Vec::new();
     for inner in table.tables("where") {
         inner.mark_read("argument");
         // With `touches` alone, all arguments are searched for files.
-        let argument = if inner.has("argument") { inner.pointer("argument") } else { inner.has("touches").then(Pointer::default) };
-        if !inner.has("argument") && argument.is_none() {
-            inner.wrong(
-                "argument",
-                Problem::new("a condition needs an `argument`").help("like `{ argument = \"/amount\", above = 500 }`"),
-            );
+        let argument = if inner.has_key("argument") { inner.pointer("argument") } else { inner.has_key("touches").then(Pointer::default) };
+        if !inner.has_key("argument") && argument.is_none() {
+            inner
+                .report("argument", Problem::new("a condition needs an `argument`").help("like `{ argument = \"/amount\", above = 500 }`"));
         }
-        if let Some(condition) = condition(&inner)
+        if let Some(condition) = read_condition(&inner)
             && let Some(argument) = argument
         {
             conditions.push((argument, condition));
         }
-        inner.finish("a condition");
+        inner.reject_unknown_keys("a condition");
     }
     conditions
 }
 
 /// Reads the directory where a search begins.
-fn from(table: &Table<'_>) -> Option<String> {
+fn read_search_root(table: &Table<'_>) -> Option<String> {
     let from = table.text("from")?;
     if !from.starts_with('/') {
-        table.wrong("from", Problem::new("`from` must be the absolute path of a directory").help("like `from = \"/home/ann/desk\"`"));
+        table.report("from", Problem::new("`from` must be the absolute path of a directory").help("like `from = \"/home/ann/desk\"`"));
     }
     Some(from.to_owned())
 }
 
-fn condition(table: &Table<'_>) -> Option<Condition> {
+fn read_condition(table: &Table<'_>) -> Option<Condition> {
     let pattern = |text: &str| match Condition::matches(text) {
         Ok(condition) => Some(condition),
         Err(error) => {
             let why = error.to_string();
             let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-            table.wrong(
+            table.report(
                 "matches",
                 Problem::new(format!("not a valid regular expression: {why}"))
                     .help("use the syntax of the `regex` crate, with `\\\\` before literal special characters"),
@@ -350,7 +351,7 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
         }
     };
     let asked: Vec<&str> =
-        ["above", "below", "in", "not_in", "glob", "matches", "runs", "touches"].into_iter().filter(|word| table.has(word)).collect();
+        ["above", "below", "in", "not_in", "glob", "matches", "runs", "touches"].into_iter().filter(|word| table.has_key(word)).collect();
     let found = [
         table.number("above").map(Condition::Above),
         table.number("below").map(Condition::Below),
@@ -364,12 +365,12 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
             lenient: table.bool("lenient").unwrap_or(false),
             trees: table.bool("recursive").unwrap_or(true),
             whole: table.bool("qualified").unwrap_or(false),
-            from: from(table),
+            from: read_search_root(table),
         }),
     ];
     if asked.len() != 1 {
         let problem = Problem::new(format!("a condition needs exactly one test, not {}", asked.len()));
-        table.wrong(
+        table.report(
             asked.get(1).copied().unwrap_or_default(),
             problem.help("one of `above`, `below`, `in`, `not_in`, `glob`, `matches`, `runs`, `touches`"),
         );
@@ -378,31 +379,30 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
     found.into_iter().flatten().next()
 }
 
-fn limit(table: &Table<'_>, name: &str) -> Option<Draft> {
-    let tools = tools(table);
+fn read_limit(table: &Table<'_>, name: &str) -> Option<Draft> {
+    let tools = read_tools(table);
     let (calls, sum, most) = (table.count("calls"), table.pointer("sum"), table.number("max"));
-    let mut rule = match (table.has("calls"), table.has("sum")) {
+    let mut rule = match (table.has_key("calls"), table.has_key("sum")) {
         (true, false) => {
-            if table.has("max") {
-                table.wrong("max", Problem::new("`max` belongs to `sum`, but this limit counts calls").help("remove one of them"));
+            if table.has_key("max") {
+                table.report("max", Problem::new("`max` belongs to `sum`, but this limit counts calls").help("remove one of them"));
             }
             Limit::calls(name, tools, calls?)
         }
         (false, true) => {
-            if !table.has("max") {
-                table.wrong("sum", Problem::new("a limit with `sum` needs `max`").help("like `max = 500`"));
+            if !table.has_key("max") {
+                table.report("sum", Problem::new("a limit with `sum` needs `max`").help("like `max = 500`"));
             }
             Limit::sum(name, tools, sum?, most?)
         }
         (true, true) => {
-            table.wrong("calls", Problem::new("a limit has `calls` or `sum`, not both").help("write two rules"));
+            table.report("calls", Problem::new("a limit has `calls` or `sum`, not both").help("write two rules"));
             return None;
         }
         (false, false) => {
-            table.wrong(
+            table.report(
                 "calls",
-                Problem::new("a limit needs `calls` or `sum`")
-                    .help("like `calls = 3`, or `sum = \"/amount\"` with `max = 500`"),
+                Problem::new("a limit needs `calls` or `sum`").help("like `calls = 3`, or `sum = \"/amount\"` with `max = 500`"),
             );
             return None;
         }
@@ -411,43 +411,44 @@ fn limit(table: &Table<'_>, name: &str) -> Option<Draft> {
         rule = rule.currency(currency);
     }
     table.mark_read("per");
-    if table.has("per") {
-        rule = rule.per(per(table)?);
+    if table.has_key("per") {
+        rule = rule.per(read_per(table)?);
     }
-    if let Some(window) = table.lasting("within") {
+    if let Some(window) = table.positive_duration("within") {
         rule = rule.within(window);
     }
     Some(Draft::Limit(refusal!(table, rule)))
 }
 
-fn per(table: &Table<'_>) -> Option<Per> {
+fn read_per(table: &Table<'_>) -> Option<Per> {
     if !table.is_table("per") {
         return match table.text("per")? {
             path if path.starts_with('/') => Some(Per::Entity(path.into())),
             _ => table
-                .word("per", &[("session", false), ("principal", true)])
+                .keyword("per", &[("session", false), ("principal", true)])
                 .map(|principal| if principal { Per::Principal } else { Per::Session }),
         };
     }
     let inner = table.table("per")?;
     let same = inner.table("same");
     let (tool, field, otherwise) = (inner.text("proved_by"), inner.pointer("field"), inner.pointer("argument"));
-    inner.finish("`per`");
+    inner.reject_unknown_keys("`per`");
     let keys = same.as_ref().map(Table::keys).unwrap_or_default();
     let (Some(tool), Some(field), Some(same), [entity]) = (tool, field, same, keys.as_slice()) else {
         let help = "like `per = { proved_by = \"lookup_order\", same = { order_id = \"/order_id\" }, field = \"/customer_id\" }`";
-        table.wrong("per", Problem::new("an entity from evidence needs `proved_by`, `same` with one entity, and `field`").help(help));
+        table.report("per", Problem::new("an entity from evidence needs `proved_by`, `same` with one entity, and `field`").help(help));
         return None;
     };
     let same = (Arc::from(entity.as_str()), same.pointer(entity)?);
-    Some(Per::Proved(Box::new(Proved { tool: tool.into(), same, field, otherwise })))
+    Some(Per::ProvedEntity(Box::new(Proved { tool: tool.into(), entity: same, field, fallback: otherwise })))
 }
 
-fn sequence(table: &Table<'_>, name: &str) -> Option<Draft> {
-    if !table.has("after") {
-        table.wrong(
+fn read_sequence(table: &Table<'_>, name: &str) -> Option<Draft> {
+    if !table.has_key("after") {
+        table.report(
             "after",
-            Problem::new("a sequence needs `after`: each tool with the tools that come before it").help("like `after = { deploy = [\"test\", \"build\"] }`"),
+            Problem::new("a sequence needs `after`: each tool with the tools that come before it")
+                .help("like `after = { deploy = [\"test\", \"build\"] }`"),
         );
     }
     let after = table.table("after")?;
@@ -461,7 +462,7 @@ fn sequence(table: &Table<'_>, name: &str) -> Option<Draft> {
     Some(Draft::Sequence(rule))
 }
 
-fn read_before_write(table: &Table<'_>, name: &str) -> Option<Draft> {
+fn read_write_guard(table: &Table<'_>, name: &str) -> Option<Draft> {
     let mut rule = ReadBeforeWrite::new(name);
     match table.table("guard") {
         Some(guard) => {
@@ -477,10 +478,10 @@ fn read_before_write(table: &Table<'_>, name: &str) -> Option<Draft> {
     Some(Draft::ReadBeforeWrite(rule))
 }
 
-fn flow(table: &Table<'_>, name: &str, strict: bool) -> Option<Draft> {
-    let tools = tools(table);
-    if !table.has("arguments") {
-        table.wrong("arguments", Problem::new("the `arguments` to guard are missing").help("like `arguments = [\"/to\"]`"));
+fn read_flow(table: &Table<'_>, name: &str, strict: bool) -> Option<Draft> {
+    let tools = read_tools(table);
+    if !table.has_key("arguments") {
+        table.report("arguments", Problem::new("the `arguments` to guard are missing").help("like `arguments = [\"/to\"]`"));
     }
     let arguments = table.names("arguments").unwrap_or_default();
     let mut rule = if strict { Flow::only_from(name, tools, arguments) } else { Flow::new(name, tools, arguments) };

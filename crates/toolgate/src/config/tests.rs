@@ -23,7 +23,7 @@ pub struct TestCall {
     /// The agent, if there are several.
     pub agent: Option<String>,
     /// Whether a given call is expected to be denied or to need approval.
-    pub refused: bool,
+    pub is_refused: bool,
 }
 
 /// The expected decision on a call.
@@ -49,7 +49,7 @@ pub struct PolicyTest {
     /// The expected decision.
     pub expect: Expected,
     /// Position of the expectation.
-    pub place: Place,
+    pub span: Place,
 }
 
 /// Reads the tests of a file.
@@ -69,16 +69,16 @@ pub struct PolicyTest {
 /// assert_eq!(tests[0].expect.decision, "deny");
 /// # Ok::<(), toolgate::config::ConfigError>(())
 /// ```
-pub fn read_tests(name: &str, text: &str) -> Result<Vec<PolicyTest>, ConfigError> {
+pub fn read_policy_tests(name: &str, text: &str) -> Result<Vec<PolicyTest>, ConfigError> {
     let file = File { name: name.into(), text: text.into() };
     let (document, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        return Err(ConfigError { problems: errors.iter().map(|error| file.broken(error)).collect() });
+        return Err(ConfigError { problems: errors.iter().map(|error| file.syntax_problem(error)).collect() });
     }
     let shared = Shared::default();
     let table = Table::new(&file, document.get_ref(), 0..0, &shared);
     let tests = table.tables("test").iter().filter_map(|table| read_test(&file, table)).collect();
-    table.finish("a file of tests");
+    table.reject_unknown_keys("a file of tests");
     let problems = shared.into_parts().0;
     if problems.is_empty() { Ok(tests) } else { Err(ConfigError { problems }) }
 }
@@ -90,26 +90,26 @@ fn read_test(file: &File, table: &Table<'_>) -> Option<PolicyTest> {
     for (key, like) in
         [("name", "\"a refund needs a verified customer\""), ("call", "{ tool = \"…\", arguments = { … } }"), ("expect", "\"deny\"")]
     {
-        if !table.has(key) {
-            table.wrong(key, Problem::new(format!("a test needs `{key}`")).help(format!("like `{key} = {like}`")));
+        if !table.has_key(key) {
+            table.report(key, Problem::new(format!("a test needs `{key}`")).help(format!("like `{key} = {like}`")));
         }
     }
     let given: Vec<Option<TestCall>> = table.tables("given").iter().map(|given| read_call(given, true)).collect();
     let call = table.table("call").and_then(|call| read_call(&call, false));
-    let decision = table.word("expect", &DECISIONS);
+    let decision = table.keyword("expect", &DECISIONS);
     let (rule, code) = (table.text("rule").map(str::to_owned), table.text("code").map(str::to_owned));
     if decision == Some("allow") && (rule.is_some() || code.is_some()) {
-        table.wrong("expect", Problem::new("an allowed call has no refusing rule or code").help("remove `rule` and `code`"));
+        table.report("expect", Problem::new("an allowed call has no refusing rule or code").help("remove `rule` and `code`"));
     }
-    table.finish("a test");
-    let place = file.place(table.own_parts().get("expect").cloned().unwrap_or_else(|| table.span()));
+    table.reject_unknown_keys("a test");
+    let place = file.span_at(table.part_spans().get("expect").cloned().unwrap_or_else(|| table.span()));
     let expect = Expected { decision: decision?, rule, code };
-    Some(PolicyTest { name: name?.to_owned(), given: given.into_iter().collect::<Option<_>>()?, call: call?, expect, place })
+    Some(PolicyTest { name: name?.to_owned(), given: given.into_iter().collect::<Option<_>>()?, call: call?, expect, span: place })
 }
 
 fn read_call(table: &Table<'_>, comes_first: bool) -> Option<TestCall> {
-    if !table.has("tool") {
-        table.wrong("tool", Problem::new("a call needs a `tool`").help("like `tool = \"issue_refund\"`"));
+    if !table.has_key("tool") {
+        table.report("tool", Problem::new("a call needs a `tool`").help("like `tool = \"issue_refund\"`"));
     }
     let call = TestCall {
         tool: table.text("tool").unwrap_or_default().to_owned(),
@@ -118,8 +118,8 @@ fn read_call(table: &Table<'_>, comes_first: bool) -> Option<TestCall> {
         principal: table.text("principal").map(str::to_owned),
         session: table.text("session").map(str::to_owned),
         agent: table.text("agent").map(str::to_owned),
-        refused: comes_first && table.bool("refused") == Some(true),
+        is_refused: comes_first && table.bool("refused") == Some(true),
     };
-    table.finish("a call");
-    table.has("tool").then_some(call)
+    table.reject_unknown_keys("a call");
+    table.has_key("tool").then_some(call)
 }

@@ -9,15 +9,15 @@ use std::path::Path;
 const LONGEST: u64 = 16 << 20;
 
 /// Reads a text file.
-pub(super) fn text_of(path: &Path) -> io::Result<String> {
-    read(File::open(path)?)
+pub(super) fn read_text_file(path: &Path) -> io::Result<String> {
+    read_bounded(File::open(path)?)
 }
 
 /// Reads a text file that a configuration names.
 ///
 /// The configuration may be hostile. A pipe blocks the reader, a device never ends, and files of
 /// the kernel report length 0, so that a digest would not cover their content.
-pub(super) fn text_of_named(path: &Path) -> io::Result<String> {
+pub(super) fn read_untrusted_text_file(path: &Path) -> io::Result<String> {
     // A directory gets a better message from the read itself.
     let plain = |found: Metadata| match found.is_file() || found.is_dir() {
         true => Ok(found),
@@ -28,14 +28,14 @@ pub(super) fn text_of_named(path: &Path) -> io::Result<String> {
     plain(path.metadata()?)?;
     let file = File::options().read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path)?;
     let found = plain(file.metadata()?)?;
-    let text = read(file)?;
+    let text = read_bounded(file)?;
     if text.len() as u64 > found.len() {
         return Err(io::Error::other("the file is longer than its reported length: it is not a regular file, or it is being written"));
     }
     Ok(text)
 }
 
-fn read(file: File) -> io::Result<String> {
+fn read_bounded(file: File) -> io::Result<String> {
     let mut text = String::new();
     let length = file.take(LONGEST + 1).read_to_string(&mut text)?;
     if length as u64 > LONGEST {
@@ -56,8 +56,8 @@ mod tests {
         std::fs::write(&plain, "text").unwrap();
         std::fs::write(&empty, "").unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
-        assert_eq!(text_of_named(&plain).unwrap(), "text");
-        assert_eq!(text_of_named(&empty).unwrap(), "");
+        assert_eq!(read_untrusted_text_file(&plain).unwrap(), "text");
+        assert_eq!(read_untrusted_text_file(&empty).unwrap(), "");
         for (path, why) in [
             (&*pipe, "not a regular file"),
             // A socket cannot even be opened.
@@ -65,7 +65,7 @@ mod tests {
             (Path::new("/dev/zero"), "not a regular file"),
             (Path::new("/proc/self/environ"), "longer than"),
         ] {
-            let error = text_of_named(path).unwrap_err().to_string();
+            let error = read_untrusted_text_file(path).unwrap_err().to_string();
             assert!(error.contains(why), "{}: {error}", path.display());
         }
     }

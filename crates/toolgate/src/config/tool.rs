@@ -30,48 +30,48 @@ const KINDS: [(&str, Kind); 5] =
     [("client", Kind::Client), ("builtin", Kind::Builtin), ("command", Kind::Command), ("http", Kind::Http), ("mcp", Kind::Mcp)];
 
 pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> Option<(Tool, Option<Behind>)> {
-    let kind = table.word("kind", &KINDS);
+    let kind = table.keyword("kind", &KINDS);
     let description = table.text("description").unwrap_or(name);
-    let (input, output) = (schema(name, table, "input"), schema(name, table, "output"));
+    let (input, output) = (read_schema(name, table, "input"), read_schema(name, table, "output"));
     let mut behind = None;
     let mut tool = match kind {
-        Some(Kind::Builtin) => built_in(name, table)?,
+        Some(Kind::Builtin) => read_builtin(name, table)?,
         Some(Kind::Client) => Tool::external(name, description, input),
         Some(Kind::Command) => {
             let input = input.unwrap_or_else(|| serde_json::json!({"type": "object"}));
-            let program = command(table, &input, reader)?;
+            let program = read_command(table, &input, reader)?;
             Tool::command(name, description, input, program)
         }
         Some(Kind::Http) => {
             let input = input.unwrap_or_else(|| serde_json::json!({"type": "object"}));
-            let (http, empty, retry) = reader.http(table, &input)?;
+            let (http, empty, retry) = reader.read_http_tool(table, &input)?;
             behind = Some(Behind::Http(Box::new(http)));
             let tool = empty.into_iter().fold(Tool::declared(name, description, input), Tool::empty_on);
             retry.into_iter().fold(tool, |tool, retry| tool.retry(retry.times, retry.delay))
         }
         Some(Kind::Mcp) => {
-            behind = Some(remote(name, table)?);
+            behind = Some(read_remote(name, table)?);
             Tool::declared(name, description, serde_json::json!({"type": "object"}))
         }
         None => Tool::declared(name, description, input.unwrap_or_else(|| serde_json::json!({"type": "object"}))),
     };
-    if kind == Some(Kind::Builtin) && (table.has("input") || table.has("output")) {
+    if kind == Some(Kind::Builtin) && (table.has_key("input") || table.has_key("output")) {
         let problem = Problem::new(format!("the built-in tool `{}` has its own schemas", crate::names::shown(name)));
-        table.wrong("kind", problem.help("remove `input` and `output`"));
+        table.report("kind", problem.help("remove `input` and `output`"));
     }
-    if kind == Some(Kind::Mcp) && (table.has("input") || table.has("output")) {
-        table.wrong("kind", Problem::new("the upstream defines the schemas of its tool").help("remove `input` and `output`"));
+    if kind == Some(Kind::Mcp) && (table.has_key("input") || table.has_key("output")) {
+        table.report("kind", Problem::new("the upstream defines the schemas of its tool").help("remove `input` and `output`"));
     }
     if let Some(schema) = output {
         tool = tool.output_schema(schema);
     }
-    if let Some(effect) = table.word("effect", &EFFECTS) {
+    if let Some(effect) = table.keyword("effect", &EFFECTS) {
         tool = tool.effect(effect);
     }
-    if let Some(extra) = table.word("extra", &EXTRAS) {
+    if let Some(extra) = table.keyword("extra", &EXTRAS) {
         tool = tool.extra(extra);
     }
-    if table.word("policy", &[("open", true)]) == Some(true) {
+    if table.keyword("policy", &[("open", true)]) == Some(true) {
         tool = tool.open();
     }
     for (key, set) in [("once", Tool::once as fn(Tool) -> Tool), ("idempotent", Tool::idempotent), ("untrusted", Tool::untrusted)] {
@@ -79,14 +79,14 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
             tool = set(tool);
         }
     }
-    match table.length("timeout") {
+    match table.positive_std_duration("timeout") {
         Some(timeout) => tool = tool.timeout(timeout),
         // A client may ask its user before it runs the tool, so it gets more time.
         None if kind == Some(Kind::Client) => tool = tool.timeout(Duration::from_secs(600)),
         None => {}
     }
     for rule in table.tables("normalize") {
-        if let Some(rule) = normalization(&rule) {
+        if let Some(rule) = read_normalization(&rule) {
             tool = tool.normalize(rule);
         }
     }
@@ -96,18 +96,18 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
             ("description", description.is_some(), "description = \"half of an order\""),
             ("input", input.is_some(), "input = { order_id = \"A-1\" }"),
         ] {
-            if !is_there && !example.has(key) {
-                example.wrong(key, Problem::new(format!("an example needs `{key}`")).help(format!("like `{like}`")));
+            if !is_there && !example.has_key(key) {
+                example.report(key, Problem::new(format!("an example needs `{key}`")).help(format!("like `{like}`")));
             }
         }
-        example.finish("an example");
+        example.reject_unknown_keys("an example");
         if let (Some(description), Some(input)) = (description, input) {
             tool = tool.example(description, input, output.unwrap_or_default());
         }
     }
     if let Some(cost) = table.table("cost") {
-        let spend = Spend { tokens: cost.count("tokens").unwrap_or_default(), money: cost.amount("money").unwrap_or_default() };
-        cost.finish("`cost`");
+        let spend = Spend { tokens: cost.count("tokens").unwrap_or_default(), money: cost.non_negative("money").unwrap_or_default() };
+        cost.reject_unknown_keys("`cost`");
         tool = tool.cost(spend);
     }
     if let Some(path) = table.pointer("shell") {
@@ -127,13 +127,13 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
     if let Some(who) = table.names("visible_to") {
         tool = tool.visible_to(who);
     }
-    if let Some(reconcile) = table.table("reconcile").and_then(|reconcile| reconciliation(&reconcile)) {
+    if let Some(reconcile) = table.table("reconcile").and_then(|reconcile| read_reconcile(&reconcile)) {
         tool = tool.reconcile(reconcile);
     }
     if let Some(polling) = table.table("polling") {
         // Without an interval, the tool may be polled immediately.
         let (interval, most) = (polling.duration("interval").unwrap_or_default(), polling.count("max_unchanged"));
-        polling.finish("`polling`");
+        polling.reject_unknown_keys("`polling`");
         tool = tool.polling(Duration::try_from(interval).unwrap_or_default(), most.and_then(|most| u32::try_from(most).ok()).unwrap_or(10));
     }
     if let Some(bytes) = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok()) {
@@ -143,16 +143,16 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
 }
 
 /// Reads how to find out whether a call with unknown outcome took effect.
-fn reconciliation(table: &Table<'_>) -> Option<Reconcile> {
-    if !table.has("tool") {
-        table.wrong("tool", Problem::new("`reconcile` needs a `tool`").help("like `tool = \"find_refund\"`"));
+fn read_reconcile(table: &Table<'_>) -> Option<Reconcile> {
+    if !table.has_key("tool") {
+        table.report("tool", Problem::new("`reconcile` needs a `tool`").help("like `tool = \"find_refund\"`"));
     }
     let says_happened = table.is_table("happened") && table.table("happened").is_some_and(|fields| !fields.keys().is_empty());
-    if !says_happened && (table.is_table("happened") || !table.has("happened")) {
+    if !says_happened && (table.is_table("happened") || !table.has_key("happened")) {
         let problem = Problem::new("`reconcile` needs `happened`: the result that means that the call took effect");
-        table.wrong("happened", problem.help("like `happened = { \"/status\" = \"paid\" }`"));
+        table.report("happened", problem.help("like `happened = { \"/status\" = \"paid\" }`"));
     }
-    let mut sound = table.has("tool") && says_happened;
+    let mut sound = table.has_key("tool") && says_happened;
     let mut reconcile = Reconcile::with(table.text("tool").unwrap_or_default());
     if let Some(arguments) = table.table("arguments") {
         for name in arguments.keys() {
@@ -173,13 +173,14 @@ fn reconciliation(table: &Table<'_>) -> Option<Reconcile> {
                     Some(is) if field.starts_with('/') => reconcile = says(reconcile, &field, is),
                     _ => {
                         sound = false;
-                        fields.wrong(&field, Problem::new("a path into a result begins with `/`").help("like `{ \"/status\" = \"paid\" }`"));
+                        fields
+                            .report(&field, Problem::new("a path into a result begins with `/`").help("like `{ \"/status\" = \"paid\" }`"));
                     }
                 }
             }
         }
     }
-    table.finish("`reconcile`");
+    table.reject_unknown_keys("`reconcile`");
     sound.then_some(reconcile)
 }
 
@@ -187,15 +188,15 @@ fn reconciliation(table: &Table<'_>) -> Option<Reconcile> {
 ///
 /// An invalid schema is reported and replaced by one that accepts everything, so the rest of the
 /// tool is still checked.
-fn schema(name: &str, table: &Table<'_>, key: &str) -> Option<serde_json::Value> {
+fn read_schema(name: &str, table: &Table<'_>, key: &str) -> Option<serde_json::Value> {
     let schema = table.value(key)?;
     let faults = crate::schema::faults(&schema);
     for fault in &faults {
         let problem = Problem::new(format!("{key} schema of `{name}`: {}", fault.why));
-        table.wrong_inside(
+        table.report_inside(
             key,
-            &fault.at,
-            match fault.meant {
+            &fault.pointer,
+            match fault.suggestion {
                 Some(meant) => problem.help(format!("did you mean `{meant}`?")),
                 None => {
                     problem.help("a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`")
@@ -207,9 +208,9 @@ fn schema(name: &str, table: &Table<'_>, key: &str) -> Option<serde_json::Value>
 }
 
 /// Reads which tool of which upstream runs the call.
-fn remote(name: &str, table: &Table<'_>) -> Option<Behind> {
-    if !table.has("upstream") {
-        table.wrong("kind", Problem::new("a tool of an MCP server needs its `upstream`").help("like `upstream = \"git\"`"));
+fn read_remote(name: &str, table: &Table<'_>) -> Option<Behind> {
+    if !table.has_key("upstream") {
+        table.report("kind", Problem::new("a tool of an MCP server needs its `upstream`").help("like `upstream = \"git\"`"));
     }
     let upstream = table.text("upstream")?.to_owned();
     let tools = match table.text("tool") {
@@ -217,11 +218,11 @@ fn remote(name: &str, table: &Table<'_>) -> Option<Behind> {
         // By default, the upstream's tool has the name it would have if it were undeclared.
         None => [name].into_iter().chain(name.strip_prefix(&format!("{upstream}_"))).map(str::to_owned).collect(),
     };
-    Some(Behind::Mcp { upstream, tools, described: table.has("description"), timed: table.has("timeout") })
+    Some(Behind::Mcp { upstream, tools, described: table.has_key("description"), timed: table.has_key("timeout") })
 }
 
 /// Returns a built-in tool.
-fn built_in(name: &str, table: &Table<'_>) -> Option<Tool> {
+fn read_builtin(name: &str, table: &Table<'_>) -> Option<Tool> {
     let known: BTreeMap<&str, fn() -> Tool> = BTreeMap::from([
         ("calc", builtin::calc as fn() -> Tool),
         ("json_query", builtin::json_query),
@@ -234,13 +235,13 @@ fn built_in(name: &str, table: &Table<'_>) -> Option<Tool> {
     let names = known.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     if found.is_none() {
         let problem = Problem::new(format!("unknown built-in tool `{}`", crate::names::shown(name)));
-        table.wrong("kind", problem.help(format!("expected one of {names}")).did_you_mean(name, known.keys()));
+        table.report("kind", problem.help(format!("expected one of {names}")).did_you_mean(name, known.keys()));
     }
     found
 }
 
 /// Reads a rule that normalizes results.
-fn normalization(table: &Table<'_>) -> Option<Rule> {
+fn read_normalization(table: &Table<'_>) -> Option<Rule> {
     let known = [
         ("timestamp", ""),
         ("codes", ""),
@@ -252,11 +253,11 @@ fn normalization(table: &Table<'_>) -> Option<Rule> {
         ("default", ""),
         ("keep", ""),
     ];
-    if !table.has("op") {
+    if !table.has_key("op") {
         let all = known.iter().map(|(op, _)| format!("`{op}`")).collect::<Vec<_>>().join(", ");
-        table.wrong("op", Problem::new("a normalization rule needs an `op`").help(format!("one of {all}")));
+        table.report("op", Problem::new("a normalization rule needs an `op`").help(format!("one of {all}")));
     }
-    table.word("op", &known)?;
+    table.keyword("op", &known)?;
     let fields: serde_json::Map<String, serde_json::Value> =
         table.keys().into_iter().filter_map(|key| table.value(&key).map(|value| (key, value))).collect();
     match serde_json::from_value::<Rule>(serde_json::Value::Object(fields.clone())) {
@@ -267,40 +268,42 @@ fn normalization(table: &Table<'_>) -> Option<Rule> {
                     .as_object()
                     .map(|fields| fields.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", "))
                     .unwrap_or_default();
-                table.wrong(
+                table.report(
                     key,
-                    Problem::new(format!("unknown key `{}` in a rule with this `op`", crate::names::shown(key))).help(format!("expected {known}")),
+                    Problem::new(format!("unknown key `{}` in a rule with this `op`", crate::names::shown(key)))
+                        .help(format!("expected {known}")),
                 );
             }
             Some(rule)
         }
         Err(error) => {
             let problem = Problem::new(format!("cannot read the normalization rule: {error}"));
-            table.wrong("op", problem.help("like `{ op = \"timestamp\", path = \"/created\" }`"));
+            table.report("op", problem.help("like `{ op = \"timestamp\", path = \"/created\" }`"));
             None
         }
     }
 }
 
 /// Reads the program of a command tool, and its sandbox.
-fn command(table: &Table<'_>, input: &serde_json::Value, reader: &Reader<'_>) -> Option<CommandTool> {
+fn read_command(table: &Table<'_>, input: &serde_json::Value, reader: &Reader<'_>) -> Option<CommandTool> {
     let Some(program) = table.text("command") else {
-        if !table.has("command") {
-            table.wrong(
+        if !table.has_key("command") {
+            table.report(
                 "kind",
-                Problem::new("a command tool needs a `command`").help("like `command = \"./lookup-order\"`; toolgate starts the program without a shell"),
+                Problem::new("a command tool needs a `command`")
+                    .help("like `command = \"./lookup-order\"`; toolgate starts the program without a shell"),
             );
         }
         return None;
     };
-    let mut tool = CommandTool::new(reader.program(program));
+    let mut tool = CommandTool::new(reader.resolve_program(program));
     let words = table.names("args").unwrap_or_default();
-    reader.named_in(&words);
+    reader.record_files_in_args(&words);
     tool = words.into_iter().fold(tool, CommandTool::arg);
     tool = table.names("inherit_env").unwrap_or_default().into_iter().fold(tool, |tool, name| tool.inherit(name));
     if let Some(env) = table.table("env") {
         for name in env.keys() {
-            if let Some((value, hidden)) = reader.secret(&env, &name) {
+            if let Some((value, hidden)) = reader.read_secret(&env, &name) {
                 tool = hidden.into_iter().fold(tool.env(&name, value), CommandTool::hide);
             }
         }
@@ -311,16 +314,16 @@ fn command(table: &Table<'_>, input: &serde_json::Value, reader: &Reader<'_>) ->
         if properties.is_none_or(|properties| !properties.contains_key(&first)) {
             let problem = Problem::new(format!("`{path}` is not an argument of this tool"));
             let known = properties.into_iter().flat_map(|properties| properties.keys());
-            table.wrong("args", problem.did_you_mean(&first, known).or_help("declare it in `input`"));
+            table.report("args", problem.did_you_mean(&first, known).or_help("declare it in `input`"));
         }
     }
-    let room = table.table("sandbox").map(|room| sandbox(&room, reader)).unwrap_or_default();
+    let room = table.table("sandbox").map(|room| read_sandbox(&room, reader)).unwrap_or_default();
     Some(tool.sandbox(room))
 }
 
-fn sandbox(table: &Table<'_>, reader: &Reader<'_>) -> Sandbox {
+fn read_sandbox(table: &Table<'_>, reader: &Reader<'_>) -> Sandbox {
     let mut room = Sandbox::default();
-    let paths = |key: &str| table.names(key).unwrap_or_default().into_iter().map(|path| reader.beside.join(path)).collect();
+    let paths = |key: &str| table.names(key).unwrap_or_default().into_iter().map(|path| reader.base_dir.join(path)).collect();
     (room.read, room.write) = (paths("read"), paths("write"));
     room.network = table.bool("network").unwrap_or(false);
     for (key, slot) in [("memory", &mut room.memory), ("file_size", &mut room.file_size)] {
@@ -329,9 +332,9 @@ fn sandbox(table: &Table<'_>, reader: &Reader<'_>) -> Sandbox {
     for (key, slot) in [("processes", &mut room.processes), ("files", &mut room.files)] {
         *slot = table.count(key).unwrap_or(*slot);
     }
-    if let Some(cpu) = table.length("cpu") {
+    if let Some(cpu) = table.positive_std_duration("cpu") {
         room.cpu = cpu.as_secs().max(1);
     }
-    table.finish("`sandbox`");
+    table.reject_unknown_keys("`sandbox`");
     room
 }

@@ -8,7 +8,7 @@ use rust_decimal::Decimal;
 use rust_decimal::prelude::ToPrimitive;
 use tokio::time::Instant;
 
-use super::approve::{in_vain, unusable, waiting};
+use super::approve::{approval_unusable_error, approval_waiting_error, handler_refusal};
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Arguments, Call, Judged, SessionKey};
@@ -28,17 +28,20 @@ use crate::tool::Effect;
 impl Toolgate {
     /// Gate 1: checks that the principal may act as this agent, that nothing is paused, and that
     /// the arguments are not too large.
-    pub(super) async fn let_in(&self, call: &Call, trail: &mut Trail) -> Result<Arc<Agent>, Stop> {
-        if let Some(why) = &call.turned_away {
-            (trail.facts.turned_away, trail.facts.misread) = (Some(why.clone()), call.misread);
-            let error =
-                if call.misread { ToolError::of(code::INVALID_REQUEST, why.clone()) } else { ToolError::of(code::FORBIDDEN, why.clone()) };
+    pub(super) async fn check_principal(&self, call: &Call, trail: &mut Trail) -> Result<Arc<Agent>, Stop> {
+        if let Some(why) = &call.transport_rejection {
+            (trail.facts.turned_away, trail.facts.misread) = (Some(why.clone()), call.is_unparsable);
+            let error = if call.is_unparsable {
+                ToolError::of(code::INVALID_REQUEST, why.clone())
+            } else {
+                ToolError::of(code::FORBIDDEN, why.clone())
+            };
             return Err(error.into());
         }
-        let agent = Arc::clone(self.0.agents.get(&call.key.agent).ok_or_else(|| forbidden(&call.key))?);
-        trail.config = agent.config;
+        let agent = Arc::clone(self.0.agents.get(&call.key.agent).ok_or_else(|| forbidden_rejection(&call.key))?);
+        trail.config = agent.definition_digest;
         if agent.principals.as_ref().is_some_and(|allowed| !allowed.contains(&*call.key.principal)) {
-            return Err(forbidden(&call.key));
+            return Err(forbidden_rejection(&call.key));
         }
         // Do not reveal whether a tool is paused to a caller who may not see the tool.
         let seen = agent.tools.get(call.tool.as_str()).is_none_or(|tool| tool.is_visible_to(&call.key.principal));
@@ -46,13 +49,13 @@ impl Toolgate {
         if self.0.store.may_be_paused()
             && let Some((target, why)) = self.0.store.paused(&call.key, &tool).await?
         {
-            let error = paused(&target, &why);
+            let error = paused_target_error(&target, &why);
             trail.facts.paused = Some((target, why));
             return Err(error.into());
         }
         let over = match &call.arguments {
-            Arguments::Text(text) => json::over_bounds(text, &agent.bounds),
-            Arguments::Value(value) => json::value_over_bounds(value, &agent.bounds),
+            Arguments::Text(text) => json::find_exceeded_bound(text, &agent.bounds),
+            Arguments::Value(value) => json::find_exceeded_bound_of_value(value, &agent.bounds),
         };
         match over {
             Some(why) => Err(ToolError::of(code::PAYLOAD_TOO_LARGE, format!("the arguments are too large: {why}")).into()),
@@ -61,13 +64,13 @@ impl Toolgate {
     }
 
     /// Gate 2: finds the tool, if this caller may see it.
-    pub(super) fn resolve(&self, agent: &Agent, call: &Call) -> Result<Arc<Registered>, Stop> {
+    pub(super) fn resolve_tool(&self, agent: &Agent, call: &Call) -> Result<Arc<Registered>, Stop> {
         if let Some(tool) = agent.tools.get(call.tool.as_str()).filter(|tool| tool.is_visible_to(&call.key.principal)) {
             return Ok(Arc::clone(tool));
         }
         let mut names = agent.visible_names(&call.key.principal);
         // An entry point that runs tools does not offer tools that clients run themselves.
-        if call.carried.is_some() {
+        if call.extension.is_some() {
             names.retain(|name| agent.tools.get(*name).is_some_and(|tool| !tool.spec.is_run_by_client()));
         }
         let suggestion = crate::suggest::closest(&call.tool, names.iter().copied());
@@ -85,20 +88,25 @@ impl Toolgate {
     }
 
     /// Loads the approval that the call names. Its stored arguments are the ones that run.
-    pub(super) async fn resume(&self, call: &Call, tool: &Registered, trail: &mut Trail) -> Result<Option<Box<Approval>>, Stop> {
+    pub(super) async fn load_named_approval(
+        &self,
+        call: &Call,
+        tool: &Registered,
+        trail: &mut Trail,
+    ) -> Result<Option<Box<Approval>>, Stop> {
         let Some(id) = &call.approval else { return Ok(None) };
-        trail.at(Gate::Approval);
+        trail.enter_gate(Gate::Approval);
         let known = self.0.store.approval(id).await?;
         trail.facts.approval = known.as_ref().map(|approval| ApprovalFact { named: true, ..approval.fact() });
         match known.filter(|approval| approval.key == call.key && approval.tool == tool.spec.name) {
             Some(approval) if approval.is_usable(trail.started) => Ok(Some(Box::new(approval))),
             Some(approval) if approval.state == ApprovalState::Waiting && trail.started <= approval.expires => {
-                Err(in_vain(tool).unwrap_or_else(|| waiting(&approval).into()))
+                Err(handler_refusal(tool).unwrap_or_else(|| approval_waiting_error(&approval).into()))
             }
             // The outcome of a call made with this approval may be replayed. Gate 5 rejects
             // everything else.
             Some(approval) if call.idempotency_key.is_some() || tool.spec.once => Ok(Some(Box::new(approval))),
-            Some(approval) => Err(unusable(&approval).into()),
+            Some(approval) => Err(approval_unusable_error(&approval).into()),
             None => {
                 Err(ToolError::of(code::APPROVAL_DENIED, format!("there is no approval `{}` for this tool in this session", shown(id)))
                     .into())
@@ -107,7 +115,7 @@ impl Toolgate {
     }
 
     /// Gate 3: parses the arguments as strict JSON, canonicalizes them and checks the schema.
-    pub(super) fn validate(
+    pub(super) fn validate_arguments(
         &self,
         agent: &Agent,
         tool: &Registered,
@@ -120,7 +128,7 @@ impl Toolgate {
             (_, Some(approval)) => approval.arguments.clone(),
             (Arguments::Text(text), _) if text.iter().all(u8::is_ascii_whitespace) => serde_json::json!({}),
             (Arguments::Text(text), _) => {
-                let read = if tool.secrets.is_empty() { json::parse } else { json::parse_hiding };
+                let read = if tool.secrets.is_empty() { json::parse } else { json::parse_with_hidden_keys };
                 read(text, &agent.bounds).map_err(|e| refuse(format!("the arguments are not valid JSON: {e}")))?
             }
             (Arguments::Value(value), _) => {
@@ -130,18 +138,20 @@ impl Toolgate {
                 value
             }
         };
-        self.check_shape(tool, value, trail)
+        self.check_input_schema(tool, value, trail)
     }
 
     /// Checks arguments against the schema. Also used after a hook has rewritten them.
-    pub(super) fn check_shape(&self, tool: &Registered, mut value: serde_json::Value, trail: &mut Trail) -> Result<Judged, Stop> {
+    pub(super) fn check_input_schema(&self, tool: &Registered, mut value: serde_json::Value, trail: &mut Trail) -> Result<Judged, Stop> {
         // The changed definition does not say which arguments are secret, so all of them are
         // masked.
         if tool.spec.veiled {
             trail.arguments = Arc::new(self.0.redactor.mark(&value));
-            let held =
-                || ToolError::of(code::DEFINITION_CHANGED, format!("`{}` is quarantined because its definition changed", tool.spec.name)).with_effects(crate::Effects::None);
-            return Err(in_vain(tool).unwrap_or_else(|| held().into()));
+            let held = || {
+                ToolError::of(code::DEFINITION_CHANGED, format!("`{}` is quarantined because its definition changed", tool.spec.name))
+                    .with_effects(crate::Effects::None)
+            };
+            return Err(handler_refusal(tool).unwrap_or_else(|| held().into()));
         }
         let checked = match &tool.input {
             Some(schema) => schema.validate(&tool.spec.name, &mut value),
@@ -154,7 +164,7 @@ impl Toolgate {
                 // must keep its digest.
                 let judged = judged.with_digest(|digest| self.0.redactor.keyed(digest));
                 trail.digest = Some(judged.digest());
-                trail.arguments = self.0.redactor.redact_shared(judged.shared(), &tool.secrets);
+                trail.arguments = self.0.redactor.redact_shared(judged.shared_value(), &tool.secrets);
                 Ok(judged)
             }
             Err(invalid) => {
@@ -172,7 +182,7 @@ impl Toolgate {
     ///
     /// A tool with effects gets an exclusive lock, a read a shared one. A batch holds one lock for
     /// all its calls.
-    pub(super) async fn enter(
+    pub(super) async fn open_session(
         &self,
         call: &Call,
         tool: &Registered,
@@ -181,35 +191,35 @@ impl Toolgate {
         held: bool,
         trail: &mut Trail,
     ) -> Result<Box<Entered>, Stop> {
-        trail.asked = Some(arguments.digest());
+        trail.requested_digest = Some(arguments.digest());
         let recall = recall_keys(call, tool, arguments.digest());
         let left = trail.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let wait = left.map_or(self.0.busy_wait, |left| left.min(self.0.busy_wait));
+        let wait = left.map_or(self.0.busy_timeout, |left| left.min(self.0.busy_timeout));
         let enter = Enter {
             key: &call.key,
             digest: arguments.digest(),
-            recall: &recall,
-            counts: !resumed,
+            dedup_keys: &recall,
+            counts_repetition: !resumed,
             polling: tool.spec.polling.as_ref(),
-            hold: (!held).then_some((tool.spec.effect != Effect::Read, wait)),
+            lock: (!held).then_some((tool.spec.effect != Effect::Read, wait)),
             now: trail.started,
         };
         let entered = tokio::select! {
             biased;
             entered = self.0.store.enter(enter) => entered?,
-            () = trail.cancel.cancelled() => return Err(Stop::at(Gate::Claim, ToolError::of(code::CANCELLED, "the call was cancelled before it began"))),
+            () = trail.cancel.cancelled() => return Err(Stop::at_gate(Gate::Claim, ToolError::of(code::CANCELLED, "the call was cancelled before it began"))),
         };
-        let entered = entered.ok_or_else(busy)?;
-        trail.facts.after = Some(entered.rows);
-        trail.facts.opened = Some(entered.opened);
-        (trail.facts.recalled, trail.facts.recalled_by) = (entered.recalled.as_ref().map(Recalled::fact), entered.recalled_by);
-        trail.facts.progress = Some(entered.progress);
+        let entered = entered.ok_or_else(busy_rejection)?;
+        trail.facts.after = Some(entered.row_count);
+        trail.facts.opened = Some(entered.started_at);
+        (trail.facts.recalled, trail.facts.recalled_by) = (entered.prior_call.as_ref().map(Recalled::fact), entered.dedup_key_kind);
+        trail.facts.progress = Some(entered.repetitions);
         Ok(entered)
     }
 
     /// Gate 4: returns the outcome of an earlier identical call, if the caller may still make the
     /// call.
-    pub(super) async fn recall(
+    pub(super) async fn recall_outcome(
         &self,
         agent: &Agent,
         call: &Call,
@@ -218,10 +228,10 @@ impl Toolgate {
         entered: &Entered,
         trail: &mut Trail,
     ) -> Result<Option<Outcome>, Stop> {
-        match &entered.recalled {
+        match &entered.prior_call {
             None => Ok(None),
             Some(Recalled::Settled(Some(outcome))) => {
-                Box::pin(self.still_permitted(agent, call, tool, (arguments, outcome), &entered.state, trail)).await?;
+                Box::pin(self.recheck_policies(agent, call, tool, (arguments, outcome), &entered.state, trail)).await?;
                 Ok(Some(outcome.clone()))
             }
             Some(other) => Err(recalled_error(other).into()),
@@ -229,7 +239,7 @@ impl Toolgate {
     }
 
     /// Gate 5: rejects calls that repeat without progress.
-    pub(super) async fn progress(
+    pub(super) async fn check_repetition(
         &self,
         call: &Call,
         tool: &Registered,
@@ -241,12 +251,12 @@ impl Toolgate {
         // replay.
         match resumed {
             Some(approval) if approval.is_usable(trail.started) => return Ok(()),
-            Some(approval) => return Err(Stop::at(Gate::Approval, unusable(approval))),
+            Some(approval) => return Err(Stop::at_gate(Gate::Approval, approval_unusable_error(approval))),
             None => {}
         }
-        let Err(error) = entered.progress.judge(&tool.spec.name, tool.spec.polling.as_ref()) else { return Ok(()) };
+        let Err(error) = entered.repetitions.check(&tool.spec.name, tool.spec.polling.as_ref()) else { return Ok(()) };
         // Repeating a call after its approval is not a loop.
-        let approved = match trail.asked {
+        let approved = match trail.requested_digest {
             Some(asked) if error.code == code::LOOP_DETECTED => self.0.store.approval_for(&call.key, asked).await?,
             _ => None,
         };
@@ -255,7 +265,7 @@ impl Toolgate {
     }
 
     /// Gate 6: checks deadlines and budgets. Charges are reserved at the claim.
-    pub(super) async fn limits(
+    pub(super) async fn check_limits(
         &self,
         agent: &Agent,
         call: &Call,
@@ -268,7 +278,8 @@ impl Toolgate {
             return Err(ToolError::of(code::DEADLINE_EXCEEDED, "the deadline of the call has passed").into());
         }
         if let Some(wall) = agent.limits.session.wall {
-            let left = |at: jiff::Timestamp| wall.saturating_sub(Duration::try_from(at.duration_since(entered.opened)).unwrap_or_default());
+            let left =
+                |at: jiff::Timestamp| wall.saturating_sub(Duration::try_from(at.duration_since(entered.started_at)).unwrap_or_default());
             if left(trail.started).is_zero() {
                 return Err(ToolError::of(
                     code::DEADLINE_EXCEEDED,
@@ -277,7 +288,7 @@ impl Toolgate {
                 .into());
             }
             // The session's time limit also ends a running call.
-            trail.deadline = super::nearest(trail.deadline, Instant::now().checked_add(left(self.now())));
+            trail.deadline = super::earlier_deadline(trail.deadline, Instant::now().checked_add(left(self.now())));
         }
         let charges = agent.limits.charges(&call.key, tool.spec.cost);
         let mut remaining = Remaining::default();
@@ -292,8 +303,8 @@ impl Toolgate {
             let used = room.map_err(|over| over_error(error.clone(), &over))?;
             let left = (charge.cap - used).max(Decimal::ZERO);
             match charge.unit {
-                Unit::Tokens => remaining.tokens = least(remaining.tokens, left.to_u64()),
-                Unit::Money => remaining.money = least(remaining.money, Some(left)),
+                Unit::Tokens => remaining.tokens = min_of_options(remaining.tokens, left.to_u64()),
+                Unit::Money => remaining.money = min_of_options(remaining.money, Some(left)),
                 Unit::Fixed | Unit::Attempt => {}
             }
         }
@@ -301,7 +312,7 @@ impl Toolgate {
     }
 }
 
-fn least<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
+fn min_of_options<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
@@ -327,22 +338,25 @@ fn recall_key(of: &SessionKey, tool: &Registered, key: String) -> RecallKey {
 }
 
 /// Returns how long a claim stays valid before the call counts as abandoned.
-pub(super) fn lease(timeout: Duration) -> SignedDuration {
+pub(super) fn lease_duration(timeout: Duration) -> SignedDuration {
     SignedDuration::try_from(timeout.saturating_add(Duration::from_secs(60))).unwrap_or(SignedDuration::MAX)
 }
 
 /// Rejects a call because another call holds the session lock.
-pub(super) fn busy() -> Stop {
-    Stop::at(Gate::Claim, ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000))
+pub(super) fn busy_rejection() -> Stop {
+    Stop::at_gate(
+        Gate::Claim,
+        ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000),
+    )
 }
 
 /// Rejects a call because the principal may not act as the agent.
-pub(super) fn forbidden(key: &SessionKey) -> Stop {
+pub(super) fn forbidden_rejection(key: &SessionKey) -> Stop {
     Stop::new(ToolError::of(code::FORBIDDEN, format!("`{}` may not act as the agent `{}`", shown(&key.principal), shown(&key.agent))))
 }
 
 /// Returns the error for a paused target.
-pub(super) fn paused(target: &Target, why: &str) -> ToolError {
+pub(super) fn paused_target_error(target: &Target, why: &str) -> ToolError {
     let what = match target {
         Target::Agent(name) => format!("the agent `{name}`"),
         Target::Tool(name) => format!("the tool `{name}`"),

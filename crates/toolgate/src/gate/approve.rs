@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::authorize::{Judgement, Permit};
-use super::run::panicked;
+use super::run::panic_failure;
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Call, CallId};
@@ -23,19 +23,19 @@ pub(super) const LEFT_TO: &str = "left to the client of ";
 
 impl Toolgate {
     /// Returns the permit and, if there is one, the id and expiry of the approval that it uses.
-    pub(super) async fn approve(
+    pub(super) async fn require_approval(
         &self,
         judgement: Judgement,
         call: &Call,
         trail: &mut Trail,
     ) -> Result<(Permit, Option<(String, Timestamp)>), Stop> {
-        trail.rule = judgement.asked().first().map(|asked| asked.by.clone());
+        trail.rule = judgement.approval_requests().first().map(|asked| asked.asked_by.clone());
         let digest = judgement.arguments().digest();
         let known = self.0.store.approval_for(&call.key, digest).await?;
         trail.facts.approval = known.as_ref().map(Approval::fact);
         let live = known.filter(|approval| trail.started <= approval.expires);
         let (judgement, asked) = match live {
-            Some(approval) if approval.state == ApprovalState::Approved => match judgement.permit(Some(&approval)) {
+            Some(approval) if approval.state == ApprovalState::Approved => match judgement.into_permit(Some(&approval)) {
                 Ok(permit) => {
                     trail.rule = None;
                     return Ok((permit, Some((approval.id, approval.expires))));
@@ -43,33 +43,33 @@ impl Toolgate {
                 // Another rule asks in the meantime, which requires a new answer.
                 Err(judgement) => (judgement, None),
             },
-            Some(approval) if approval.state == ApprovalState::Denied => return Err(unusable(&approval).into()),
+            Some(approval) if approval.state == ApprovalState::Denied => return Err(approval_unusable_error(&approval).into()),
             Some(approval) if approval.state == ApprovalState::Waiting => (judgement, Some(approval)),
             // The approval is used. One answer covers one call.
             _ => (judgement, None),
         };
-        if let Some(refused) = in_vain(judgement.tool()) {
+        if let Some(refused) = handler_refusal(judgement.tool()) {
             trail.rule = None;
             return Err(refused);
         }
         // The client's own user may answer if no approver is named.
-        if call.client_asks && judgement.asked().iter().all(|asked| asked.approvers.is_empty()) {
-            let approval = self.approval_of(&judgement, call, trail);
+        if call.client_asks && judgement.approval_requests().iter().all(|asked| asked.approvers.is_empty()) {
+            let approval = self.build_approval(&judgement, call, trail);
             let by = Some(format!("{LEFT_TO}{}", call.key.principal));
             let approval = Approval { state: ApprovalState::Approved, answered_by: by, ..approval };
-            if let Ok(permit) = judgement.permit(Some(&approval)) {
+            if let Ok(permit) = judgement.into_permit(Some(&approval)) {
                 trail.rule = None;
                 trail.facts.approval = Some(approval.fact());
-                trail.asks = Some(approval.reason);
+                trail.approval_reason = Some(approval.reason);
                 return Ok((permit, None));
             }
-            return Err(waiting(&approval).into());
+            return Err(approval_waiting_error(&approval).into());
         }
         let approval = match asked {
             Some(approval) => approval,
-            None => self.ask(&judgement, call, trail).await?,
+            None => self.create_approval(&judgement, call, trail).await?,
         };
-        Err(waiting(&approval).into())
+        Err(approval_waiting_error(&approval).into())
     }
 
     /// Reports whether an approval covers other arguments than `arguments`, which a client sends
@@ -77,36 +77,41 @@ impl Toolgate {
     ///
     /// Returns false if the tool has hooks, because they may have rewritten the arguments.
     #[must_use]
-    pub fn is_for_others(&self, approval: &Approval, arguments: &Value) -> bool {
+    pub fn is_for_other_arguments(&self, approval: &Approval, arguments: &Value) -> bool {
         let agent = self.0.agents.get(&approval.key.agent);
         let tool = agent.and_then(|agent| agent.tools.get(&approval.tool)).filter(|tool| tool.hooks.is_empty());
         let Some(tool) = tool else { return false };
         let mut given = arguments.clone();
         let fits = json::canonicalize_numbers(&mut given, &mut Pointer::default()).is_ok()
             && tool.input.as_ref().is_none_or(|schema| schema.validate(&tool.spec.name, &mut given).is_ok());
-        !fits || json::canonical(&given) != json::canonical(&approval.arguments)
+        !fits || json::to_canonical_bytes(&given) != json::to_canonical_bytes(&approval.arguments)
     }
 
-    async fn ask(&self, judgement: &Judgement, call: &Call, trail: &Trail) -> Result<Approval, Stop> {
-        let approval = self.approval_of(judgement, call, trail);
+    async fn create_approval(&self, judgement: &Judgement, call: &Call, trail: &Trail) -> Result<Approval, Stop> {
+        let approval = self.build_approval(judgement, call, trail);
         self.0.store.ask(approval.clone()).await?;
         Ok(approval)
     }
 
-    fn approval_of(&self, judgement: &Judgement, call: &Call, trail: &Trail) -> Approval {
+    fn build_approval(&self, judgement: &Judgement, call: &Call, trail: &Trail) -> Approval {
         let mut shown = self.0.redactor.redact(judgement.arguments().value(), &judgement.tool().secrets);
         self.0.redactor.scrub(&mut shown);
-        let life = SignedDuration::try_from(self.0.approval_life).unwrap_or(SignedDuration::MAX);
+        let life = SignedDuration::try_from(self.0.approval_ttl).unwrap_or(SignedDuration::MAX);
         Approval {
-            id: format!("apr_{}", CallId::fresh()),
+            id: format!("apr_{}", CallId::generate()),
             key: call.key.clone(),
             tool: Arc::clone(&judgement.tool().spec.name),
             digest: judgement.arguments().digest(),
             arguments: judgement.arguments().value().clone(),
             shown,
-            asked_by: judgement.asked().iter().map(|asked| asked.by.clone()).collect(),
-            reason: self.0.redactor.text(&reasons(judgement).join(" ")),
-            approvers: judgement.asked().iter().map(|asked| asked.approvers.clone()).filter(|people| !people.is_empty()).collect(),
+            asked_by: judgement.approval_requests().iter().map(|asked| asked.asked_by.clone()).collect(),
+            reason: self.0.redactor.text(&approval_reasons(judgement).join(" ")),
+            approvers: judgement
+                .approval_requests()
+                .iter()
+                .map(|asked| asked.approvers.clone())
+                .filter(|people| !people.is_empty())
+                .collect(),
             asked_at: trail.started,
             expires: trail.started.checked_add(life).unwrap_or(Timestamp::MAX),
             state: ApprovalState::Waiting,
@@ -116,9 +121,9 @@ impl Toolgate {
 }
 
 /// Collects the distinct reasons for the approval.
-fn reasons(judgement: &Judgement) -> Vec<&str> {
+fn approval_reasons(judgement: &Judgement) -> Vec<&str> {
     let mut reasons = Vec::new();
-    for asked in judgement.asked() {
+    for asked in judgement.approval_requests() {
         if !reasons.contains(&asked.reason.as_str()) {
             reasons.push(asked.reason.as_str());
         }
@@ -127,18 +132,18 @@ fn reasons(judgement: &Judgement) -> Vec<&str> {
 }
 
 /// Returns the error of a tool that would not run even if a person approved the call.
-pub(super) fn in_vain(tool: &Registered) -> Option<Stop> {
+pub(super) fn handler_refusal(tool: &Registered) -> Option<Stop> {
     let handler = tool.handler.as_ref()?;
     // A handler that panics here would also fail after an approval.
     let refused = catch_unwind(AssertUnwindSafe(|| handler.refuses()));
-    match refused.unwrap_or_else(|panic| Some(panicked(&tool.spec.name, panic.as_ref())))?.into_kind() {
+    match refused.unwrap_or_else(|panic| Some(panic_failure(&tool.spec.name, panic.as_ref())))?.into_kind() {
         Kind::Error { error, .. } => Some(error.with_effects(Effects::None).into()),
         Kind::Signal(_) => None,
     }
 }
 
 /// Returns the error for an approval that is still waiting.
-pub(super) fn waiting(approval: &Approval) -> ToolError {
+pub(super) fn approval_waiting_error(approval: &Approval) -> ToolError {
     let reason = approval.reason.trim_end_matches('.');
     // Do not add a period after a reason that already ends in punctuation.
     let end = if reason.ends_with(['!', '?', '…']) { "" } else { "." };
@@ -150,7 +155,7 @@ pub(super) fn waiting(approval: &Approval) -> ToolError {
 }
 
 /// Returns the error for an approval that is denied, used or expired.
-pub(super) fn unusable(approval: &Approval) -> ToolError {
+pub(super) fn approval_unusable_error(approval: &Approval) -> ToolError {
     let message = match approval.state {
         ApprovalState::Denied => {
             format!("{} denied this call; do not repeat it, tell the user", approval.answered_by.as_deref().unwrap_or("a person"))

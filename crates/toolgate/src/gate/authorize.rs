@@ -50,7 +50,7 @@ pub struct Permit {
     /// Charges, each with the rule that it comes from.
     charges: Vec<(String, Charge, ToolError)>,
     /// Charges of rules in observe mode. They count, but never reject a call.
-    watched: Vec<(String, Charge, ToolError)>,
+    observed_charges: Vec<(String, Charge, ToolError)>,
     expects: Vec<Expect>,
     tool: ToolRef,
 }
@@ -100,8 +100,8 @@ impl Permit {
         &self.charges
     }
 
-    pub(super) fn watched(&self) -> &[(String, Charge, ToolError)] {
-        &self.watched
+    pub(super) fn observed_charges(&self) -> &[(String, Charge, ToolError)] {
+        &self.observed_charges
     }
 
     pub(super) fn expects(&self) -> &[Expect] {
@@ -122,7 +122,7 @@ pub(super) enum Granted {
 }
 
 impl Granted {
-    pub(super) const fn to_run(&self) -> Option<&Permit> {
+    pub(super) const fn run_permit(&self) -> Option<&Permit> {
         match self {
             Self::ToRun(permit) => Some(permit),
             Self::ToSettle { .. } => None,
@@ -147,7 +147,7 @@ impl Granted {
 /// Asks a person to decide about a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
-    pub(super) by: String,
+    pub(super) asked_by: String,
     pub(super) reason: String,
     /// The people who may answer. Empty means anyone.
     pub(super) approvers: Vec<String>,
@@ -157,12 +157,12 @@ pub(super) struct Asked {
 #[derive(Debug)]
 pub(super) struct Judgement {
     permit: Permit,
-    asked: Vec<Asked>,
+    requests: Vec<Asked>,
 }
 
 impl Judgement {
-    pub(super) fn asked(&self) -> &[Asked] {
-        &self.asked
+    pub(super) fn approval_requests(&self) -> &[Asked] {
+        &self.requests
     }
 
     pub(super) const fn arguments(&self) -> &Judged {
@@ -175,18 +175,18 @@ impl Judgement {
 
     /// Returns the permit if no approval is requested, or if this approval covers every request for
     /// exactly this call.
-    pub(super) fn permit(self, approval: Option<&Approval>) -> Result<Permit, Self> {
+    pub(super) fn into_permit(self, approval: Option<&Approval>) -> Result<Permit, Self> {
         let answered = |asked: &Asked| {
             approval.is_some_and(|a| {
                 let by_the_right_person =
                     asked.approvers.is_empty() || a.answered_by.as_ref().is_some_and(|by| asked.approvers.contains(by));
                 a.state == ApprovalState::Approved
                     && a.digest == self.permit.arguments.digest()
-                    && a.asked_by.contains(&asked.by)
+                    && a.asked_by.contains(&asked.asked_by)
                     && by_the_right_person
             })
         };
-        if self.asked.iter().all(answered) { Ok(self.permit) } else { Err(self) }
+        if self.requests.iter().all(answered) { Ok(self.permit) } else { Err(self) }
     }
 }
 
@@ -220,7 +220,7 @@ impl PolicyEngine for EnforcingEngine {
 }
 
 /// Evaluates one rule.
-pub(super) fn verdict(engine: &dyn PolicyEngine, policy: &dyn Policy, ask: &Ask<'_>) -> Said {
+pub(super) fn evaluate_rule(engine: &dyn PolicyEngine, policy: &dyn Policy, ask: &Ask<'_>) -> Said {
     let name = policy.name();
     match catch_unwind(AssertUnwindSafe(|| engine.check(policy, ask))) {
         Ok(Ok(Verdict::Allow(terms))) => Said::Allow(terms),
@@ -234,7 +234,7 @@ pub(super) fn verdict(engine: &dyn PolicyEngine, policy: &dyn Policy, ask: &Ask<
 }
 
 /// Describes what a rule in observe mode would have decided, unless it would have allowed the call.
-pub(super) fn observed(policy: &dyn Policy, said: &Said) -> Option<Observed> {
+pub(super) fn observed_verdict(policy: &dyn Policy, said: &Said) -> Option<Observed> {
     let line = |said: &str, code: &str, message: &str| {
         Some(Observed { rule: policy.name().to_owned(), said: said.to_owned(), code: code.to_owned(), message: message.to_owned() })
     };
@@ -252,15 +252,15 @@ pub(super) struct Denied {
     pub(super) rule: String,
     pub(super) error: ToolError,
     /// All rules that denied the call.
-    pub(super) by: Vec<Arc<dyn Policy>>,
+    pub(super) denied_by: Vec<Arc<dyn Policy>>,
     /// The first rule that denies the caller permission, with its error.
-    pub(super) forbids: Option<(String, ToolError)>,
+    pub(super) permission_denial: Option<(String, ToolError)>,
     pub(super) arguments: Judged,
     pub(super) observed: Vec<Observed>,
 }
 
 fn is_limit(policy: &dyn Policy, tool: &Spec) -> bool {
-    catch_unwind(AssertUnwindSafe(|| policy.outline(tool).caps.is_some())).unwrap_or(false)
+    catch_unwind(AssertUnwindSafe(|| policy.outline(tool).limit.is_some())).unwrap_or(false)
 }
 
 /// Evaluates every policy of the tool.
@@ -268,7 +268,7 @@ fn is_limit(policy: &dyn Policy, tool: &Spec) -> bool {
 /// Deny beats ask, and ask beats allow. Of several denials, the one with the closest attachment,
 /// then the first declared, is shown. A fault or panic is a denial. Rules in observe mode are
 /// evaluated too, but their verdict is only recorded.
-pub(super) fn authorize(
+pub(super) fn evaluate_policies(
     engine: &dyn PolicyEngine,
     call: CallId,
     key: &SessionKey,
@@ -284,9 +284,9 @@ pub(super) fn authorize(
     // `governed_by` is sorted by precedence, closest attachment first.
     for Attached { policy, .. } in &tool.governed_by {
         let name = policy.name();
-        let said = verdict(engine, &**policy, &Ask::new(call, key, &tool.spec, &arguments, facts));
+        let said = evaluate_rule(engine, &**policy, &Ask::new(call, key, &tool.spec, &arguments, facts));
         if policy.mode() == Mode::Observe {
-            taken_down.extend(observed(&**policy, &said));
+            taken_down.extend(observed_verdict(&**policy, &said));
             if let Said::Allow(terms) | Said::Ask(_, terms) = said {
                 watched.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
             }
@@ -295,7 +295,7 @@ pub(super) fn authorize(
         let terms = match said {
             Said::Allow(terms) => terms,
             Said::Ask(reason, mut terms) => {
-                asked.push(Asked { by: name.to_owned(), reason, approvers: std::mem::take(&mut terms.approvers) });
+                asked.push(Asked { asked_by: name.to_owned(), reason, approvers: std::mem::take(&mut terms.approvers) });
                 terms
             }
             Said::Deny(ref error) | Said::Fault(ref error) => {
@@ -312,12 +312,12 @@ pub(super) fn authorize(
             }
         };
         charges.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
-        expects.extend(terms.expects);
+        expects.extend(terms.file_expectations);
     }
     if let Some((rule, error)) = denial {
-        return Err(Box::new(Denied { rule, error, by, forbids, arguments, observed: taken_down }));
+        return Err(Box::new(Denied { rule, error, denied_by: by, permission_denial: forbids, arguments, observed: taken_down }));
     }
-    let definition = tool.definition;
-    let permit = Permit { call, arguments, definition, charges, watched, expects, tool: ToolRef(Arc::clone(tool)) };
-    Ok((Judgement { permit, asked }, taken_down))
+    let definition = tool.definition_digest;
+    let permit = Permit { call, arguments, definition, charges, observed_charges: watched, expects, tool: ToolRef(Arc::clone(tool)) };
+    Ok((Judgement { permit, requests: asked }, taken_down))
 }

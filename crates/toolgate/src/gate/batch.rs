@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::admit::{busy, forbidden, paused};
+use super::admit::{busy_rejection, forbidden_rejection, paused_target_error};
 use super::pass::{Admitted, Passed};
 use super::run::Ran;
 use super::trail::Trail;
@@ -39,7 +39,7 @@ impl Toolgate {
         let hang_up = hang_up.drop_guard();
         let calls = Arc::new(calls);
         let (gate, plan, key) = (self.clone(), Arc::clone(&calls), key.clone());
-        match tokio::spawn(async move { gate.plan(&key, &plan).await }).await {
+        match tokio::spawn(async move { gate.run_plan(&key, &plan).await }).await {
             Ok(answers) => {
                 hang_up.disarm();
                 answers
@@ -47,26 +47,26 @@ impl Toolgate {
             Err(_) => {
                 let mut answers = Vec::new();
                 for call in calls.iter() {
-                    answers.push(self.lost(call, CallId::fresh()).await);
+                    answers.push(self.record_internal_error(call, CallId::generate()).await);
                 }
                 answers
             }
         }
     }
 
-    async fn plan(&self, key: &SessionKey, calls: &[Call]) -> Vec<Answer> {
+    async fn run_plan(&self, key: &SessionKey, calls: &[Call]) -> Vec<Answer> {
         let agent = self.0.agents.get(&key.agent).filter(|agent| agent.principals.as_ref().is_none_or(|who| who.contains(&*key.principal)));
         if agent.is_none() {
             // A principal without access must not lock a session.
-            return self.refuse_all(calls, || forbidden(key)).await;
+            return self.reject_all(calls, || forbidden_rejection(key)).await;
         }
         let has_effect = |call: &Call| agent.and_then(|a| a.tools.get(call.tool.as_str())).is_some_and(|t| t.spec.effect != Effect::Read);
-        let hold = self.0.store.hold(key, calls.iter().any(has_effect), self.0.busy_wait).await;
+        let hold = self.0.store.hold(key, calls.iter().any(has_effect), self.0.busy_timeout).await;
         let base = self.0.store.snapshot(key).await;
         let (_hold, base): (Hold, _) = match (hold, base) {
             (Ok(Some(hold)), Ok((_, base))) => (hold, base),
-            (Ok(None), _) => return self.refuse_all(calls, busy).await,
-            (Err(error), _) | (_, Err(error)) => return self.refuse_all(calls, || Stop::from(error.clone())).await,
+            (Ok(None), _) => return self.reject_all(calls, busy_rejection).await,
+            (Err(error), _) | (_, Err(error)) => return self.reject_all(calls, || Stop::from(error.clone())).await,
         };
         // The last call may have to wait for all the others, so its claim must last longer.
         let slack = calls
@@ -78,50 +78,50 @@ impl Toolgate {
         // call has not produced yet, or that an earlier call revokes.
         let (mut slots, mut base) = (Vec::new(), (*base).clone());
         for call in calls {
-            let mut trail = Trail::open(self, call, None);
-            trail.slack = slack;
+            let mut trail = Trail::start(self, call, None);
+            trail.lease_slack = slack;
             let id = trail.id;
             // A panic in one call must not affect the others, and the call keeps its id.
-            slots.push(match AssertUnwindSafe(self.judged(call, trail, &base)).catch_unwind().await {
+            slots.push(match AssertUnwindSafe(self.admit_in_batch(call, trail, &base)).catch_unwind().await {
                 Ok(slot) => slot,
-                Err(_) => Slot::Done(self.lost(call, id).await),
+                Err(_) => Slot::Done(self.record_internal_error(call, id).await),
             });
             // A tool that the client runs does not run here, so it revokes nothing.
             if let Some(Slot::Ready(passed, trail)) = slots.last()
-                && !passed.permit.tool().spec.external
+                && !passed.authorization.tool().spec.external
             {
-                passed.permit.tool().takes_away(&trail.arguments, None).into_iter().for_each(|revoked| base.revoke(revoked));
+                passed.authorization.tool().takes_away(&trail.arguments, None).into_iter().for_each(|revoked| base.revoke(revoked));
             }
         }
-        self.execute(slots, calls).await
+        self.run_slots(slots, calls).await
     }
 
-    async fn judged(&self, call: &Call, mut trail: Box<Trail>, base: &State) -> Slot {
-        match self.admit_call(call, &mut trail, Some(base)).await {
-            Ok(Admitted::Pass(passed)) => Slot::Ready(passed, trail),
-            Ok(Admitted::Replay(outcome)) => Slot::Done(self.replay(outcome, trail).await),
-            Err(stop) => Slot::Done(self.refuse(stop, trail).await),
+    async fn admit_in_batch(&self, call: &Call, mut trail: Box<Trail>, base: &State) -> Slot {
+        match self.run_admission_gates(call, &mut trail, Some(base)).await {
+            Ok(Admitted::Admitted(passed)) => Slot::Ready(passed, trail),
+            Ok(Admitted::Replay(outcome)) => Slot::Done(self.end_replayed(outcome, trail).await),
+            Err(stop) => Slot::Done(self.end_rejected(stop, trail).await),
         }
     }
 
     /// Runs adjacent reads in parallel. A call with effects waits for all earlier calls.
-    async fn execute(&self, slots: Vec<Slot>, calls: &[Call]) -> Vec<Answer> {
+    async fn run_slots(&self, slots: Vec<Slot>, calls: &[Call]) -> Vec<Answer> {
         let mut running: Vec<Slot> = Vec::new();
         for slot in slots {
             let Slot::Ready(passed, trail) = slot else {
                 running.push(slot);
                 continue;
             };
-            let effect = passed.permit.tool().spec.effect != Effect::Read;
+            let effect = passed.authorization.tool().spec.effect != Effect::Read;
             if effect {
-                self.join(&mut running, calls).await;
+                self.await_running(&mut running, calls).await;
             }
-            running.push(Slot::Running(trail.id, self.start(passed, trail)));
+            running.push(Slot::Running(trail.id, self.spawn_call(passed, trail)));
             if effect {
-                self.join(&mut running, calls).await;
+                self.await_running(&mut running, calls).await;
             }
         }
-        self.join(&mut running, calls).await;
+        self.await_running(&mut running, calls).await;
         running
             .into_iter()
             .filter_map(|slot| match slot {
@@ -131,7 +131,7 @@ impl Toolgate {
             .collect()
     }
 
-    fn start(&self, mut passed: Box<Passed>, mut trail: Box<Trail>) -> JoinHandle<Answer> {
+    fn spawn_call(&self, mut passed: Box<Passed>, mut trail: Box<Trail>) -> JoinHandle<Answer> {
         let gate = self.clone();
         let span = trail.span.clone();
         let work = async move {
@@ -142,41 +142,41 @@ impl Toolgate {
                     passed.state = Some(state);
                 }
                 Err(error) => {
-                    let ran = Ran::not_begun((*Stop::from(error).error).into());
-                    return gate.settle(passed, ran, trail).await;
+                    let ran = Ran::not_started((*Stop::from(error).error).into());
+                    return gate.settle_call(passed, ran, trail).await;
                 }
             }
             // An operator may have paused the tool while the call waited.
             let ran = match gate.0.store.paused(&passed.key, &trail.tool).await {
-                Ok(None) => gate.run(&passed, &mut trail).await,
-                Ok(Some((target, why))) => Ran::not_begun(paused(&target, &why).into()),
-                Err(error) => Ran::not_begun((*Stop::from(error).error).into()),
+                Ok(None) => gate.run_tool(&passed, &mut trail).await,
+                Ok(Some((target, why))) => Ran::not_started(paused_target_error(&target, &why).into()),
+                Err(error) => Ran::not_started((*Stop::from(error).error).into()),
             };
-            gate.settle(passed, ran, trail).await
+            gate.settle_call(passed, ran, trail).await
         };
         tokio::spawn(work.instrument(span))
     }
 
-    async fn join(&self, slots: &mut [Slot], calls: &[Call]) {
+    async fn await_running(&self, slots: &mut [Slot], calls: &[Call]) {
         for (slot, call) in slots.iter_mut().zip(calls) {
             if let Slot::Running(id, handle) = slot {
                 let answer = match handle.await {
                     Ok(answer) => answer,
-                    Err(_) => self.lost(call, *id).await,
+                    Err(_) => self.record_internal_error(call, *id).await,
                 };
                 *slot = Slot::Done(answer);
             }
         }
     }
 
-    async fn refuse_all(&self, calls: &[Call], stop: impl Fn() -> Stop) -> Vec<Answer> {
+    async fn reject_all(&self, calls: &[Call], stop: impl Fn() -> Stop) -> Vec<Answer> {
         let mut answers = Vec::new();
         for call in calls {
-            let trail = Trail::open(self, call, None);
+            let trail = Trail::start(self, call, None);
             let id = trail.id;
-            answers.push(match AssertUnwindSafe(self.refuse(stop(), trail)).catch_unwind().await {
+            answers.push(match AssertUnwindSafe(self.end_rejected(stop(), trail)).catch_unwind().await {
                 Ok(answer) => answer,
-                Err(_) => self.lost(call, id).await,
+                Err(_) => self.record_internal_error(call, id).await,
             });
         }
         answers

@@ -14,28 +14,28 @@ use crate::registry::Registered;
 pub(super) struct Secrets(Vec<String>);
 
 impl Secrets {
-    pub(super) fn among(arguments: &Value, tool: &Registered) -> Self {
+    pub(super) fn from_arguments(arguments: &Value, tool: &Registered) -> Self {
         let mut found = Self(Vec::new());
-        found.add(arguments, tool);
+        found.add_document(arguments, tool);
         found
     }
 
     /// Adds the secrets of another document: a rewrite or a result.
-    pub(super) fn add(&mut self, document: &Value, tool: &Registered) {
-        tool.secrets.iter().flat_map(|path| path.all(document)).for_each(|value| leaves(value, &mut self.0));
+    pub(super) fn add_document(&mut self, document: &Value, tool: &Registered) {
+        tool.secrets.iter().flat_map(|path| path.get_all(document)).for_each(|value| collect_spellings(value, &mut self.0));
     }
 
     /// Removes the secrets from a text.
-    pub(super) fn clean(&self, text: &str) -> String {
+    pub(super) fn mask_text(&self, text: &str) -> String {
         without_short(&self.0, text)
     }
 
     /// Removes the secrets from an error. Toolgate's own error codes never contain secrets.
-    pub(super) fn conceal(&self, error: &mut ToolError) {
+    pub(super) fn mask_error(&self, error: &mut ToolError) {
         if self.0.is_empty() {
             return;
         }
-        let clean = |text: &str| self.clean(text);
+        let clean = |text: &str| self.mask_text(text);
         if code::find(&error.code).is_none() {
             error.code = clean(&error.code).into();
         }
@@ -50,13 +50,13 @@ impl Secrets {
     }
 
     /// Removes the secrets from the reason of a signal.
-    pub(super) fn conceal_reason(&self, signal: &mut Signal) {
+    pub(super) fn mask_signal(&self, signal: &mut Signal) {
         let (Signal::ExpandSection { reason, .. } | Signal::Abort { reason }) = signal;
-        *reason = self.clean(reason);
+        *reason = self.mask_text(reason);
     }
 }
 
-fn leaves(value: &Value, found: &mut Vec<String>) {
+fn collect_spellings(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::String(text) => {
             found.push(text.clone());
@@ -71,8 +71,8 @@ fn leaves(value: &Value, found: &mut Vec<String>) {
             }
         }
         Value::Number(number) => found.push(number.to_string()),
-        Value::Array(items) => items.iter().for_each(|item| leaves(item, found)),
-        Value::Object(map) => map.values().for_each(|item| leaves(item, found)),
+        Value::Array(items) => items.iter().for_each(|item| collect_spellings(item, found)),
+        Value::Object(map) => map.values().for_each(|item| collect_spellings(item, found)),
         Value::Null | Value::Bool(_) => {}
     }
 }

@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::admit::recall_keys;
-use super::authorize::{self, verdict};
-use super::judge::less_than_nothing;
+use super::authorize::{self, evaluate_rule};
+use super::judge::negative_charge_message;
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Call, Judged};
@@ -134,13 +134,13 @@ impl Toolgate {
     /// # Ok(()) }
     /// ```
     pub async fn explain(&self, call: &Call) -> Explanation {
-        self.explained(call, Trail::unseen(self, call, None)).await
+        self.explain_with_state(call, Trail::for_explain(self, call, None)).await
     }
 
     /// Explains a call whose state is partly known already.
-    pub(super) async fn explained(&self, call: &Call, mut trail: Box<Trail>) -> Explanation {
+    pub(super) async fn explain_with_state(&self, call: &Call, mut trail: Box<Trail>) -> Explanation {
         let mut walk = Walk { gates: Vec::new(), rules: Vec::new() };
-        let would = match Box::pin(self.walk(call, &mut trail, &mut walk)).await {
+        let would = match Box::pin(self.explain_gates(call, &mut trail, &mut walk)).await {
             Ok(would) => would,
             Err(stop) => {
                 let gate = stop.gate.unwrap_or_else(|| trail.gate());
@@ -159,25 +159,25 @@ impl Toolgate {
     }
 
     /// Runs the same gates in the same order as [`Toolgate::call`], but only reads.
-    async fn walk(&self, call: &Call, trail: &mut Trail, walk: &mut Walk) -> Result<Passing, Stop> {
-        let agent = self.let_in(call, trail).await?;
-        walk.pass(Gate::Admit, trail);
-        trail.at(Gate::Resolve);
-        let tool = self.resolve(&agent, call)?;
-        walk.pass(Gate::Resolve, trail);
-        trail.at(Gate::Validate);
-        let resumed = self.resume(call, &tool, trail).await?;
-        trail.at(Gate::Validate);
-        let arguments = self.validate(&agent, &tool, call, resumed.as_deref(), trail)?;
-        walk.pass(Gate::Validate, trail);
-        let entered = self.look(call, &tool, &arguments, trail).await?;
-        trail.at(Gate::Policy);
+    async fn explain_gates(&self, call: &Call, trail: &mut Trail, walk: &mut Walk) -> Result<Passing, Stop> {
+        let agent = self.check_principal(call, trail).await?;
+        walk.add_pass(Gate::Admit, trail);
+        trail.enter_gate(Gate::Resolve);
+        let tool = self.resolve_tool(&agent, call)?;
+        walk.add_pass(Gate::Resolve, trail);
+        trail.enter_gate(Gate::Validate);
+        let resumed = self.load_named_approval(call, &tool, trail).await?;
+        trail.enter_gate(Gate::Validate);
+        let arguments = self.validate_arguments(&agent, &tool, call, resumed.as_deref(), trail)?;
+        walk.add_pass(Gate::Validate, trail);
+        let entered = self.inspect_session(call, &tool, &arguments, trail).await?;
+        trail.enter_gate(Gate::Policy);
         self.load_facts(&agent, call, &tool, &arguments, &entered.state, trail).await?;
-        walk.rules = self.ask_rules(&agent, call, &tool, &arguments, trail);
-        trail.at(Gate::Recall);
-        match &entered.recalled {
+        walk.rules = self.explain_rules(&agent, call, &tool, &arguments, trail);
+        trail.enter_gate(Gate::Recall);
+        match &entered.prior_call {
             Some(Recalled::Settled(Some(outcome))) => {
-                self.still_permitted(&agent, call, &tool, (&arguments, outcome), &entered.state, trail).await?;
+                self.recheck_policies(&agent, call, &tool, (&arguments, outcome), &entered.state, trail).await?;
                 walk.gates.push(GateNote {
                     gate: Gate::Recall,
                     said: Said::Pass,
@@ -186,48 +186,50 @@ impl Toolgate {
                 return Ok(Would::Replay);
             }
             Some(other) => return Err(recalled_error(other).into()),
-            None => walk.pass(Gate::Recall, trail),
+            None => walk.add_pass(Gate::Recall, trail),
         }
-        trail.at(Gate::Progress);
-        self.progress(call, &tool, &entered, resumed.as_deref(), trail).await?;
-        walk.pass(Gate::Progress, trail);
-        trail.at(Gate::Limits);
-        let (budget, _) = self.limits(&agent, call, &tool, &entered, trail).await?;
-        walk.pass(Gate::Limits, trail);
+        trail.enter_gate(Gate::Progress);
+        self.check_repetition(call, &tool, &entered, resumed.as_deref(), trail).await?;
+        walk.add_pass(Gate::Progress, trail);
+        trail.enter_gate(Gate::Limits);
+        let (budget, _) = self.check_limits(&agent, call, &tool, &entered, trail).await?;
+        walk.add_pass(Gate::Limits, trail);
         let hooks = tool.hooks.iter().map(|hook| hook.name()).collect::<Vec<_>>().join(", ");
         let (said, why) =
             if hooks.is_empty() { (Said::Pass, None) } else { (Said::NotAsked, Some(format!("only an actual call runs hooks: {hooks}"))) };
         walk.gates.push(GateNote { gate: Gate::Hooks, said, why });
-        trail.at(Gate::Policy);
-        let judged = authorize::authorize(&*self.0.engine, trail.id, &call.key, &tool, arguments, &trail.facts, Vec::new());
+        trail.enter_gate(Gate::Policy);
+        let judged = authorize::evaluate_policies(&*self.0.engine, trail.id, &call.key, &tool, arguments, &trail.facts, Vec::new());
         let judgement = match judged {
             Ok((judgement, _)) => judgement,
-            Err(denied) => return Err(Box::pin(self.denied(*denied, &agent, &tool, &entered.state, trail)).await),
+            Err(denied) => return Err(Box::pin(self.reject_denied(*denied, &agent, &tool, &entered.state, trail)).await),
         };
-        walk.pass(Gate::Policy, trail);
-        trail.at(Gate::Approval);
+        walk.add_pass(Gate::Policy, trail);
+        trail.enter_gate(Gate::Approval);
         let known = match &resumed {
             Some(approval) => Some((**approval).clone()),
             None => {
                 self.0.store.approval_for(&call.key, judgement.arguments().digest()).await?.filter(|known| trail.started <= known.expires)
             }
         };
-        if let Some(refused) = known.as_ref().filter(|known| known.state == ApprovalState::Denied && !judgement.asked().is_empty()) {
-            return Err(super::approve::unusable(refused).into());
+        if let Some(refused) =
+            known.as_ref().filter(|known| known.state == ApprovalState::Denied && !judgement.approval_requests().is_empty())
+        {
+            return Err(super::approve::approval_unusable_error(refused).into());
         }
-        let permit = match judgement.permit(known.as_ref()) {
+        let permit = match judgement.into_permit(known.as_ref()) {
             Ok(permit) => permit,
             Err(asked) => {
-                if let Some(refused) = super::approve::in_vain(asked.tool()) {
+                if let Some(refused) = super::approve::handler_refusal(asked.tool()) {
                     return Err(refused);
                 }
-                let why = asked.asked().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; ");
+                let why = asked.approval_requests().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; ");
                 walk.gates.push(GateNote { gate: Gate::Approval, said: Said::Ask, why: Some(why) });
                 return Ok(Would::Ask);
             }
         };
-        walk.pass(Gate::Approval, trail);
-        trail.at(Gate::Claim);
+        walk.add_pass(Gate::Approval, trail);
+        trail.enter_gate(Gate::Claim);
         let ruled = permit.charges().iter().map(|(rule, charge, error)| (charge.clone(), Some(rule.clone()), error.clone()));
         let all: Vec<(Charge, Option<String>, ToolError)> =
             budget.into_iter().map(|(charge, error)| (charge, None, error)).chain(ruled).collect();
@@ -246,20 +248,20 @@ impl Toolgate {
                 Err(over) => {
                     let error = over_error(error.clone(), &over);
                     if let Some(note) = note {
-                        note.over(charge, &over, error.message.clone());
+                        note.mark_exceeded(charge, &over, error.message.clone());
                     }
-                    return Err(Box::pin(self.not_claimed(error.into(), &permit, &agent, &entered.state, trail)).await);
+                    return Err(Box::pin(self.reject_unclaimed(error.into(), &permit, &agent, &entered.state, trail)).await);
                 }
             }
         }
-        let watched: Vec<Charge> = permit.watched().iter().map(|(_, charge, _)| charge.clone()).collect();
-        for (room, (rule, charge, error)) in self.0.store.room(&watched, trail.started).await?.into_iter().zip(permit.watched()) {
+        let watched: Vec<Charge> = permit.observed_charges().iter().map(|(_, charge, _)| charge.clone()).collect();
+        for (room, (rule, charge, error)) in self.0.store.room(&watched, trail.started).await?.into_iter().zip(permit.observed_charges()) {
             if let Some(note) = walk.rules.iter_mut().find(|note| note.rule == *rule) {
                 match room {
-                    _ if charge.amount < Decimal::ZERO => (note.said, note.why) = (Said::Fault, Some(less_than_nothing(rule))),
+                    _ if charge.amount < Decimal::ZERO => (note.said, note.why) = (Said::Fault, Some(negative_charge_message(rule))),
                     Ok(_) if note.said == Said::NotReached => (note.said, note.why) = (Said::Pass, None),
                     Ok(_) => {}
-                    Err(over) => note.over(charge, &over, over_error(error.clone(), &over).message),
+                    Err(over) => note.mark_exceeded(charge, &over, over_error(error.clone(), &over).message),
                 }
             }
         }
@@ -267,27 +269,27 @@ impl Toolgate {
         Ok(Would::Run)
     }
 
-    async fn look(&self, call: &Call, tool: &Registered, arguments: &Judged, trail: &mut Trail) -> Result<Box<Entered>, Stop> {
-        trail.asked = Some(arguments.digest());
+    async fn inspect_session(&self, call: &Call, tool: &Registered, arguments: &Judged, trail: &mut Trail) -> Result<Box<Entered>, Stop> {
+        trail.requested_digest = Some(arguments.digest());
         let recall = recall_keys(call, tool, arguments.digest());
         let enter = Enter {
             key: &call.key,
             digest: arguments.digest(),
-            recall: &recall,
-            counts: true,
+            dedup_keys: &recall,
+            counts_repetition: true,
             polling: tool.spec.polling.as_ref(),
-            hold: None,
+            lock: None,
             now: trail.started,
         };
         Ok(self.0.store.look(enter).await?)
     }
 
-    fn ask_rules(&self, agent: &Agent, call: &Call, tool: &Arc<Registered>, arguments: &Judged, trail: &Trail) -> Vec<RuleNote> {
+    fn explain_rules(&self, agent: &Agent, call: &Call, tool: &Arc<Registered>, arguments: &Judged, trail: &Trail) -> Vec<RuleNote> {
         let governing = tool.governed_by.iter().map(|attached| {
             let trace = Trace::default();
             let ask = Ask::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts).traced(&trace);
-            let (said, why) = match verdict(&*self.0.engine, &*attached.policy, &ask) {
-                authorize::Said::Allow(terms) => counted(&terms),
+            let (said, why) = match evaluate_rule(&*self.0.engine, &*attached.policy, &ask) {
+                authorize::Said::Allow(terms) => charged_result(&terms),
                 authorize::Said::Ask(reason, _) => (Said::Ask, Some(reason)),
                 authorize::Said::Deny(error) => (Said::Deny, Some(error.message)),
                 authorize::Said::Fault(error) => (Said::Fault, Some(error.message)),
@@ -308,7 +310,7 @@ impl Toolgate {
 
 /// Returns the result of a rule that allows the call. If the rule charges a limit, the claim
 /// decides.
-fn counted(terms: &Terms) -> (Said, Option<String>) {
+fn charged_result(terms: &Terms) -> (Said, Option<String>) {
     match terms.charges.iter().find(|(charge, _)| charge.amount > charge.cap) {
         Some((_, error)) => (Said::Deny, Some(error.message.clone())),
         None if terms.charges.is_empty() => (Said::Pass, None),
@@ -318,7 +320,7 @@ fn counted(terms: &Terms) -> (Said, Option<String>) {
 
 impl RuleNote {
     /// Marks the rule as denying because the call exceeds one of its limits.
-    fn over(&mut self, charge: &Charge, over: &Over, why: String) {
+    fn mark_exceeded(&mut self, charge: &Charge, over: &Over, why: String) {
         (self.said, self.why) = (Said::Deny, Some(why));
         let limit = format!("at most {}", charge.cap);
         for look in self.looked_at.iter_mut().filter(|look| look.what == limit && over.used > Decimal::ZERO) {
@@ -328,8 +330,8 @@ impl RuleNote {
 }
 
 impl Walk {
-    fn pass(&mut self, gate: Gate, trail: &mut Trail) {
-        trail.at(gate);
+    fn add_pass(&mut self, gate: Gate, trail: &mut Trail) {
+        trail.enter_gate(gate);
         self.gates.push(GateNote { gate, said: Said::Pass, why: None });
     }
 }
@@ -362,7 +364,7 @@ impl Explanation {
     ///
     /// Omits the reason for the outcome, which the caller has printed already.
     #[must_use]
-    pub fn steps(&self) -> String {
+    pub fn format_steps(&self) -> String {
         let reason = self.reason();
         let line = |head: String, said: Said, why: Option<&str>| {
             let is_no = matches!(said, Said::Deny | Said::Ask | Said::Fault);
@@ -400,6 +402,6 @@ impl fmt::Display for Explanation {
                 }
             }
         }
-        write!(f, "\n{}", self.steps())
+        write!(f, "\n{}", self.format_steps())
     }
 }

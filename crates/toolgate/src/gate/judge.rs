@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rust_decimal::Decimal;
 
-use super::admit::{lease, recall_keys};
+use super::admit::{lease_duration, recall_keys};
 use super::authorize::{Asked, Permit};
 use super::conceal::Secrets;
 use super::kept::Parked;
@@ -33,7 +33,7 @@ const KEPT: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
 impl Toolgate {
     /// Gate 7: runs the hooks in order, each on the rewrite of the one before. A hook that fails
     /// denies.
-    pub(super) async fn before_hooks(
+    pub(super) async fn run_before_hooks(
         &self,
         agent: &Agent,
         call: &Call,
@@ -54,13 +54,13 @@ impl Toolgate {
                     Ok(Err(_)) => Err(HookFault("it panicked".to_owned())),
                     Err(_) => Err(HookFault(format!("it gave no answer within {:?}", hook.timeout()))),
                 },
-                () = super::run::until(trail.deadline) => return Err(ToolError::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while hooks ran").into()),
+                () = super::run::sleep_until(trail.deadline) => return Err(ToolError::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while hooks ran").into()),
                 () = trail.cancel.cancelled() => return Err(ToolError::of(code::CANCELLED, "the call was cancelled before it began").into()),
             };
             // The hook sees the secrets of the call, and its message goes to others.
-            let mut secrets = Secrets::among(arguments.value(), tool);
+            let mut secrets = Secrets::from_arguments(arguments.value(), tool);
             let before = answer.map_err(|fault| {
-                let fault = secrets.clean(&fault.0);
+                let fault = secrets.mask_text(&fault.0);
                 ToolError::of(code::HOOK_FAILED, format!("the hook `{}` failed, so the call is denied: {fault}", hook.name()))
             })?;
             let said = match &before.decision {
@@ -68,8 +68,8 @@ impl Toolgate {
                 HookDecision::Deny(_) => "deny",
                 HookDecision::Ask(_) => "ask",
             };
-            if let Some(why) = before.input.as_ref().and_then(|input| json::value_over_bounds(input, &agent.bounds)) {
-                json::dismantle(before.input.unwrap_or_default());
+            if let Some(why) = before.input.as_ref().and_then(|input| json::find_exceeded_bound_of_value(input, &agent.bounds)) {
+                json::drop_iteratively(before.input.unwrap_or_default());
                 return Err(ToolError::of(
                     code::HOOK_FAILED,
                     format!("the hook `{}` rewrote the arguments, and the result is too large: {why}", hook.name()),
@@ -77,7 +77,7 @@ impl Toolgate {
                 .into());
             }
             if let Some(input) = &before.input {
-                secrets.add(input, tool);
+                secrets.add_document(input, tool);
             }
             // The approved arguments are fixed. A hook may still deny the call, but not change it.
             let rewrite = before.input.filter(|input| !fixed && input != arguments.value());
@@ -92,14 +92,14 @@ impl Toolgate {
                         denial.category.filter(|c| matches!(c, Category::Permission | Category::Business)).unwrap_or(Category::Permission);
                     let code = denial.code.map_or(std::borrow::Cow::Borrowed(code::HOOK_DENIED), |code| shown(&code).into());
                     let mut error = ToolError::new(category, code, denial.reason);
-                    secrets.conceal(&mut error);
+                    secrets.mask_error(&mut error);
                     // The hook's redirect is unverified. If the caller cannot use the target, the
                     // denial remains and the redirect is dropped.
                     if let Some(to) = denial.redirect {
-                        if self.leads_to(&to, agent, &call.key).await {
+                        if self.is_reachable(&to, agent, &call.key).await {
                             error.redirect_tool = Some(to);
                         } else if let Some(fact) = trail.facts.hooks.last_mut() {
-                            let to = secrets.clean(&shown(&to));
+                            let to = secrets.mask_text(&shown(&to));
                             tracing::warn!(hook = hook.name(), tool = %to, "hook redirects to a tool that this caller cannot use");
                             fact.no_redirect = Some(to);
                         }
@@ -107,7 +107,7 @@ impl Toolgate {
                     return Err(error.into());
                 }
                 HookDecision::Ask(reason) => {
-                    asked.push(Asked { by: hook.name().to_owned(), reason: secrets.clean(&reason), approvers: Vec::new() });
+                    asked.push(Asked { asked_by: hook.name().to_owned(), reason: secrets.mask_text(&reason), approvers: Vec::new() });
                 }
             }
             if let Some(mut input) = rewrite {
@@ -118,7 +118,7 @@ impl Toolgate {
                     )
                 };
                 json::canonicalize_numbers(&mut input, &mut Pointer::default()).map_err(|(at, why)| bad(format!("{why} at `{at}`")))?;
-                *arguments = self.check_shape(tool, input, trail).map_err(|stop| bad(stop.error.message))?;
+                *arguments = self.check_input_schema(tool, input, trail).map_err(|stop| bad(stop.error.message))?;
             }
         }
         trail.rule = None;
@@ -150,8 +150,8 @@ impl Toolgate {
             if round > 0 {
                 needs.less(&trail.facts);
             }
-            self.load(agent, &call.key, &mut needs, at, &mut trail.facts).await?;
-            if !needs.again {
+            self.load_requested_facts(agent, &call.key, &mut needs, at, &mut trail.facts).await?;
+            if !needs.repeat_with_evidence {
                 break;
             }
         }
@@ -159,7 +159,7 @@ impl Toolgate {
     }
 
     /// Loads the requested facts from files, the session snapshot and the store.
-    pub(super) async fn load(
+    pub(super) async fn load_requested_facts(
         &self,
         agent: &Agent,
         key: &SessionKey,
@@ -198,7 +198,7 @@ impl Toolgate {
     }
 
     /// Checks that the caller may still make a call whose earlier outcome would be replayed.
-    pub(super) async fn still_permitted(
+    pub(super) async fn recheck_policies(
         &self,
         agent: &Agent,
         call: &Call,
@@ -210,18 +210,19 @@ impl Toolgate {
         self.load_facts(agent, call, tool, arguments, state, trail).await?;
         // Business rules limit new actions, and a replay is none. Permission denials apply to
         // replays too, even if a business denial has precedence.
-        let judged = super::authorize::authorize(&*self.0.engine, trail.id, &call.key, tool, arguments.clone(), &trail.facts, Vec::new());
-        let Some((rule, error)) = judged.err().and_then(|denied| denied.forbids) else { return Ok(()) };
+        let judged =
+            super::authorize::evaluate_policies(&*self.0.engine, trail.id, &call.key, tool, arguments.clone(), &trail.facts, Vec::new());
+        let Some((rule, error)) = judged.err().and_then(|denied| denied.permission_denial) else { return Ok(()) };
         trail.rule = Some(rule);
         // The outcome is withheld, but the earlier call had its effects.
         let done = if tool.spec.effect == Effect::Read { Effects::None } else { Effects::Done };
         let error = error.with_effects(outcome.error().map_or(done, |error| error.effects));
-        Err(self.signposted(error, agent, &call.key).await.into())
+        Err(self.strip_unreachable_redirects(error, agent, &call.key).await.into())
     }
 
     /// Gate 10: stores the intent, reserves the limits and uses the approval, all in one
     /// transaction.
-    pub(super) async fn claim(
+    pub(super) async fn claim_call(
         &self,
         call: &Call,
         permit: &Permit,
@@ -232,49 +233,50 @@ impl Toolgate {
     ) -> Result<Claim, Stop> {
         // The approval may have expired while the call waited for its session or for a hook.
         if approval.as_ref().is_some_and(|(_, expires)| self.now() > *expires) {
-            return Err(approval_gone());
+            return Err(approval_gone_rejection());
         }
         let tool = permit.tool();
         let effect = tool.spec.effect != Effect::Read;
-        let uncharged = permit.charges().is_empty() && permit.watched().is_empty();
+        let uncharged = permit.charges().is_empty() && permit.observed_charges().is_empty();
         // A read that runs here leaves nothing that a later call could read, so its provenance can
         // wait.
-        let ahead = effect || trail.apart;
+        let ahead = effect || trail.is_run_by_client;
         let agent = self.0.agents.get(&call.key.agent).filter(|_| ahead);
-        let intended = agent.map(|agent| super::seen::intended(agent, &tool.spec, permit.arguments().value()));
+        let intended = agent.map(|agent| super::seen::intended_writes(agent, &tool.spec, permit.arguments().value()));
         let (seen, carriers) = intended.unwrap_or_default();
-        let takes_away = trail.apart && !tool.spec.revokes.is_empty();
-        let nothing = recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() && trail.kept.is_none() && seen.is_none();
+        let takes_away = trail.is_run_by_client && !tool.spec.revokes.is_empty();
+        let nothing =
+            recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() && trail.deferred_id.is_none() && seen.is_none();
         if !effect && nothing && !takes_away {
-            return Ok(Claim::Held);
+            return Ok(Claim::Claimed);
         }
-        let watched = self.watch(permit, trail).await?;
+        let watched = self.observed_charges(permit, trail).await?;
         let own = budget.into_iter().map(|(charge, error)| (charge, (None, error)));
         let ruled = permit.charges().iter().cloned().map(|(rule, charge, error)| (charge, (Some(rule), error)));
         let (mut charges, whose): (Vec<Charge>, Vec<(Option<String>, ToolError)>) = own.chain(ruled).unzip();
         charges.extend(watched);
-        let kept = trail.kept.clone();
+        let kept = trail.deferred_id.clone();
         let pass = match kept {
-            Some(client) => Some((client, Parked::of(permit, self.now(), trail)?)),
+            Some(client) => Some((client, Parked::capture(permit, self.now(), trail)?)),
             None => None,
         };
         // The client may ask a person first, so the lease is long. A client that closes its session
         // ends it.
-        let time = if pass.is_some() { KEPT } else { tool.spec.timeout.saturating_add(trail.slack) };
+        let time = if pass.is_some() { KEPT } else { tool.spec.timeout.saturating_add(trail.lease_slack) };
         let intent = Box::new(Intent {
             call: trail.id,
             key: call.key.clone(),
             tool: Arc::clone(&tool.spec.name),
             digest: permit.arguments().digest(),
-            asked: trail.asked.unwrap_or_else(|| permit.arguments().digest()),
+            asked: trail.requested_digest.unwrap_or_else(|| permit.arguments().digest()),
             recall,
             // A call that the client runs outlives this process, which cannot tell whether the
             // client is alive.
-            owner: if trail.apart { format!("client:{}", call.key.session).into() } else { Arc::clone(&self.0.owner) },
-            lease: self.now().checked_add(lease(time)).unwrap_or(Timestamp::MAX),
+            owner: if trail.is_run_by_client { format!("client:{}", call.key.session).into() } else { Arc::clone(&self.0.owner) },
+            lease: self.now().checked_add(lease_duration(time)).unwrap_or(Timestamp::MAX),
             effect,
             // If the process dies before the end, this row is recorded.
-            row: ((effect || pass.is_some()) && self.0.store.home().is_some()).then(|| self.draft(effect, &charges, trail)),
+            row: ((effect || pass.is_some()) && self.0.store.home().is_some()).then(|| self.draft_abandoned_row(effect, &charges, trail)),
             pass,
             carriers,
             seen,
@@ -285,7 +287,7 @@ impl Toolgate {
         let used = match &begun {
             Ok(used) => used.clone(),
             // Includes the amounts that earlier charges of this call take from the same counter.
-            Err(NotClaimed::Over { index, over, used }) => {
+            Err(NotClaimed::LimitExceeded { index, over, used }) => {
                 let (before, full) = charges.split_at((*index).min(charges.len()));
                 let same = |c: &&Charge| full.first().is_some_and(|full| full.counter == c.counter && full.window == c.window);
                 let reserved = before.iter().filter(same).fold(over.used, |sum, c| sum.saturating_add(c.amount));
@@ -295,31 +297,31 @@ impl Toolgate {
         };
         trail.facts.claimed = charges.into_iter().zip(used).map(|(charge, used)| (charge.counter, charge.window, used)).collect();
         match begun {
-            Ok(_) => Ok(Claim::Held),
-            Err(NotClaimed::Recalled(recalled, by)) => {
+            Ok(_) => Ok(Claim::Claimed),
+            Err(NotClaimed::PriorCall(recalled, by)) => {
                 (trail.facts.recalled, trail.facts.recalled_by) = (Some(recalled.fact()), Some(by));
                 match recalled {
                     Recalled::Settled(Some(outcome)) => Ok(Claim::Replay(outcome)),
                     other => Err(recalled_error(&other).into()),
                 }
             }
-            Err(NotClaimed::Over { index, over, .. }) => {
+            Err(NotClaimed::LimitExceeded { index, over, .. }) => {
                 let full = || (None, ToolError::of(code::BUDGET_EXHAUSTED, "a limit is exhausted"));
                 let (rule, error) = whose.into_iter().nth(index).unwrap_or_else(full);
                 trail.rule = rule;
                 Err(over_error(error, &over).into())
             }
             Err(NotClaimed::Paused(target, why)) => {
-                let error = super::admit::paused(&target, &why);
+                let error = super::admit::paused_target_error(&target, &why);
                 trail.facts.paused = Some((target, why));
                 Err(error.into())
             }
-            Err(NotClaimed::ApprovalGone) => Err(approval_gone()),
+            Err(NotClaimed::ApprovalUnavailable) => Err(approval_gone_rejection()),
         }
     }
 }
 
-fn approval_gone() -> Stop {
+fn approval_gone_rejection() -> Stop {
     ToolError::of(code::APPROVAL_DENIED, "the approval was used, has expired or was revoked").into()
 }
 
@@ -328,14 +330,14 @@ impl Toolgate {
     /// denials.
     ///
     /// The claim would reject a negative charge, so negative charges are left out.
-    async fn watch(&self, permit: &Permit, trail: &mut Trail) -> Result<Vec<Charge>, Stop> {
-        if permit.watched().is_empty() {
+    async fn observed_charges(&self, permit: &Permit, trail: &mut Trail) -> Result<Vec<Charge>, Stop> {
+        if permit.observed_charges().is_empty() {
             return Ok(Vec::new());
         }
         let (mut charges, mut whose) = (Vec::new(), Vec::new());
-        for (rule, charge, error) in permit.watched() {
+        for (rule, charge, error) in permit.observed_charges() {
             if charge.amount < Decimal::ZERO {
-                let (code, message) = (code::POLICY_FAULT.to_owned(), less_than_nothing(rule));
+                let (code, message) = (code::POLICY_FAULT.to_owned(), negative_charge_message(rule));
                 trail.facts.observed.push(Observed { rule: rule.clone(), said: "fault".to_owned(), code, message });
                 continue;
             }
@@ -358,12 +360,12 @@ impl Toolgate {
 }
 
 /// Describes a negative charge.
-pub(super) fn less_than_nothing(rule: &str) -> String {
+pub(super) fn negative_charge_message(rule: &str) -> String {
     format!("the policy `{rule}` charges a negative amount")
 }
 
 /// Returns the recall keys of a call, both as requested and as rewritten by hooks.
-pub(super) fn all_keys(call: &Call, tool: &Registered, asked: Option<Digest>, permit: &Permit) -> Vec<RecallKey> {
+pub(super) fn all_recall_keys(call: &Call, tool: &Registered, asked: Option<Digest>, permit: &Permit) -> Vec<RecallKey> {
     let judged = permit.arguments().digest();
     let mut keys = recall_keys(call, tool, asked.unwrap_or(judged));
     keys.extend(recall_keys(call, tool, judged).into_iter().filter(|key| key.kind() == RecalledBy::Once));

@@ -12,7 +12,7 @@ use super::authorize::{Granted, Permit};
 use super::pass::{Admitted, Passed};
 use super::run::Ran;
 use super::seen::{self, Otherwise};
-use super::settle::Blind;
+use super::settle::UnknownToolCompletion;
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Arguments, Call, CallId, Judged};
@@ -39,7 +39,7 @@ pub struct Kept {
     /// The arguments to run with. Hooks may have rewritten them.
     pub arguments: Judged,
     /// Why the client must ask its user first, if it must.
-    pub asks: Option<String>,
+    pub approval_reason: Option<String>,
     /// The tool, and the id that the client gave the call.
     pub(super) tool: String,
     pub(super) client_id: String,
@@ -66,10 +66,10 @@ pub(super) struct Parked {
 
 impl Parked {
     /// Serializes what another process needs to settle the call.
-    pub(super) fn of(permit: &Permit, now: Timestamp, trail: &mut Trail) -> Result<Vec<u8>, ToolError> {
+    pub(super) fn capture(permit: &Permit, now: Timestamp, trail: &mut Trail) -> Result<Vec<u8>, ToolError> {
         let parked = Self {
             arguments: permit.arguments().value().clone(),
-            asked: trail.asked,
+            asked: trail.requested_digest,
             started: trail.started,
             admitted: now,
             turn: trail.turn,
@@ -77,27 +77,27 @@ impl Parked {
             config: trail.config,
             facts: trail.facts.clone(),
             latency: trail.latency(),
-            stamp: trail.stamp,
-            about: super::settle::entities(permit.tool(), &trail.arguments, None),
+            stamp: trail.evidence_stamp,
+            about: super::settle::extract_entities(permit.tool(), &trail.arguments, None),
         };
         serde_json::to_vec(&parked).map_err(|_| ToolError::of(code::INTERNAL_FAULT, "cannot store the deferred call"))
     }
 
     /// Restores the state of the call as it was at admission. Returns the admitted arguments.
-    fn go_on(self, taken: &Taken, now: Timestamp, trail: &mut Trail) -> Value {
-        trail.id = taken.intent.call;
-        trail.tool = Arc::clone(&taken.intent.tool);
+    fn restore_into(self, taken: &Taken, now: Timestamp, trail: &mut Trail) -> Value {
+        trail.id = taken.claim.call;
+        trail.tool = Arc::clone(&taken.claim.tool);
         trail.started = self.started;
         trail.turn = self.turn;
         trail.stop_reason = self.stop_reason;
         trail.config = self.config;
-        trail.asked = self.asked;
-        trail.stamp = self.stamp;
-        trail.about = self.about;
+        trail.requested_digest = self.asked;
+        trail.evidence_stamp = self.stamp;
+        trail.entities = self.about;
         trail.facts = self.facts;
-        trail.facts.claimed.clone_from(&taken.used);
+        trail.facts.claimed.clone_from(&taken.counters_before);
         let away = now.duration_since(self.admitted).as_nanos();
-        trail.resume(self.latency, u64::try_from(away).unwrap_or_default());
+        trail.resume_deferred(self.latency, u64::try_from(away).unwrap_or_default());
         self.arguments
     }
 }
@@ -111,32 +111,32 @@ impl Toolgate {
     /// # Errors
     /// The final answer, if the call was rejected or replayed. It is recorded already.
     pub async fn admit(&self, call: Call) -> Result<Kept, Answer> {
-        let mut trail = Trail::open(self, &call, None);
-        trail.kept = Some(call.client_id.clone().unwrap_or_default());
-        trail.apart = true;
+        let mut trail = Trail::start(self, &call, None);
+        trail.deferred_id = Some(call.client_id.clone().unwrap_or_default());
+        trail.is_run_by_client = true;
         trail.facts.reported = true;
         let call = Arc::new(call);
         let (id, span) = (trail.id, trail.span.clone());
         let (gate, asked) = (self.clone(), Arc::clone(&call));
         let task = tokio::spawn(
             async move {
-                match gate.admit_call(&asked, &mut trail, None).await {
-                    Ok(Admitted::Pass(passed)) => Ok(Kept {
+                match gate.run_admission_gates(&asked, &mut trail, None).await {
+                    Ok(Admitted::Admitted(passed)) => Ok(Kept {
                         call: trail.id,
-                        arguments: passed.permit.arguments().clone(),
-                        asks: trail.asks.take(),
+                        arguments: passed.authorization.arguments().clone(),
+                        approval_reason: trail.approval_reason.take(),
                         tool: asked.tool.clone(),
                         client_id: asked.client_id.clone().unwrap_or_default(),
                     }),
-                    Ok(Admitted::Replay(outcome)) => Err(gate.replay(outcome, trail).await),
-                    Err(stop) => Err(gate.refuse(stop, trail).await),
+                    Ok(Admitted::Replay(outcome)) => Err(gate.end_replayed(outcome, trail).await),
+                    Err(stop) => Err(gate.end_rejected(stop, trail).await),
                 }
             }
             .instrument(span),
         );
         match task.await {
             Ok(result) => result,
-            Err(_) => Err(self.lost(&call, id).await),
+            Err(_) => Err(self.record_internal_error(&call, id).await),
         }
     }
 
@@ -146,12 +146,12 @@ impl Toolgate {
     /// arguments. Every other report is recorded as a violation and yields no evidence.
     pub async fn report(&self, call: Call, result: Result<Value, Failure>) -> Answer {
         let call = Arc::new(call);
-        let trail = Trail::open(self, &call, None);
+        let trail = Trail::start(self, &call, None);
         let (id, span) = (trail.id, trail.span.clone());
         let (gate, told) = (self.clone(), Arc::clone(&call));
-        match tokio::spawn(async move { gate.settle_kept(&told, result, trail).await }.instrument(span)).await {
+        match tokio::spawn(async move { gate.settle_deferred(&told, result, trail).await }.instrument(span)).await {
             Ok(answer) => answer,
-            Err(_) => self.lost(&call, id).await,
+            Err(_) => self.record_internal_error(&call, id).await,
         }
     }
 
@@ -159,93 +159,99 @@ impl Toolgate {
     ///
     /// # Errors
     /// The store cannot record the change.
-    pub async fn leave(&self, key: &crate::SessionKey) -> Result<(), StoreError> {
+    pub async fn close_client_session(&self, key: &crate::SessionKey) -> Result<(), StoreError> {
         self.0.store.leave(key, self.now()).await
     }
 
-    async fn settle_kept(&self, call: &Call, result: Result<Value, Failure>, mut trail: Box<Trail>) -> Answer {
-        trail.at(Gate::Settle);
+    async fn settle_deferred(&self, call: &Call, result: Result<Value, Failure>, mut trail: Box<Trail>) -> Answer {
+        trail.enter_gate(Gate::Settle);
         trail.facts.reported = true;
-        let told = self.told(call, &mut trail);
+        let told = self.parse_reported_arguments(call, &mut trail);
         let ran = Arc::clone(&trail.arguments);
         let agent = self.0.agents.get(&call.key.agent).map(Arc::clone);
         if let Some(agent) = &agent {
-            trail.config = agent.config;
+            trail.config = agent.definition_digest;
         }
         let name = call.client_id.as_deref().unwrap_or_default();
         let taken = match self.0.store.take_pass(&call.key, name, &call.tool).await {
             Ok(taken) => taken,
             Err(error) => {
                 let otherwise = Otherwise::new(told.as_ref(), &result);
-                return self.refuse_unadmitted(not_taken_down(&error), call, &otherwise, trail).await;
+                return self.reject_unadmitted(unrecorded_report_rejection(&error), call, &otherwise, trail).await;
             }
         };
         let otherwise = || Otherwise::new(told.as_ref(), &result);
         let Some(taken) = taken else {
-            return self.refuse_unadmitted(never_admitted(&call.tool), call, &otherwise(), trail).await;
+            return self.reject_unadmitted(never_admitted_rejection(&call.tool), call, &otherwise(), trail).await;
         };
-        let Ok(parked) = serde_json::from_slice::<Parked>(&taken.pass) else {
-            let error = ToolError::of(code::INTERNAL_FAULT, "cannot read the stored state of the deferred call").with_effects(Effects::Unknown);
-            return self.refuse_unadmitted(Stop::new(error), call, &otherwise(), trail).await;
+        let Ok(parked) = serde_json::from_slice::<Parked>(&taken.state) else {
+            let error =
+                ToolError::of(code::INTERNAL_FAULT, "cannot read the stored state of the deferred call").with_effects(Effects::Unknown);
+            return self.reject_unadmitted(Stop::new(error), call, &otherwise(), trail).await;
         };
-        let arguments = parked.go_on(&taken, self.now(), &mut trail);
-        let arguments = Judged::new(&taken.intent.tool, arguments).with_digest(|digest| self.0.redactor.keyed(digest));
+        let arguments = parked.restore_into(&taken, self.now(), &mut trail);
+        let arguments = Judged::new(&taken.claim.tool, arguments).with_digest(|digest| self.0.redactor.keyed(digest));
         trail.digest = Some(arguments.digest());
         let as_admitted = told.as_ref().is_some_and(|told| told.digest() == arguments.digest());
         if !as_admitted {
             trail.facts.ran = told.as_ref().map(|_| (*ran).clone());
         }
-        let Some((agent, tool)) = agent.as_ref().and_then(|agent| Some((agent, agent.tools.get(&taken.intent.tool)?))) else {
+        let Some((agent, tool)) = agent.as_ref().and_then(|agent| Some((agent, agent.tools.get(&taken.claim.tool)?))) else {
             // Only the tool declares which arguments are secret, and the tool is gone. Mask all of
             // them.
-            let known = taken.intent.row.as_ref().map(|row| Arc::clone(&row.arguments));
+            let known = taken.claim.row.as_ref().map(|row| Arc::clone(&row.arguments));
             trail.arguments = known.unwrap_or_else(|| Arc::new(self.0.redactor.mark(arguments.value())));
             // Without the agent, the reported arguments cannot be parsed and compared.
             let is_other = !as_admitted && agent.is_some();
-            let seen = agent.as_ref().and_then(|agent| seen::blindly(agent, &otherwise()));
-            let end = Blind { error: gone(&taken.intent, is_other, &result), ran: result.is_ok(), is_other: !as_admitted, seen };
-            return self.end_blindly(end, &taken.intent, trail).await;
+            let seen = agent.as_ref().and_then(|agent| seen::unknown_tool_provenance(agent, &otherwise()));
+            let end = UnknownToolCompletion {
+                error: missing_tool_error(&taken.claim, is_other, &result),
+                ran: result.is_ok(),
+                is_other: !as_admitted,
+                seen,
+            };
+            return self.end_without_tool(end, &taken.claim, trail).await;
         };
-        trail.arguments = self.0.redactor.redact_shared(arguments.shared(), &tool.secrets);
+        trail.arguments = self.0.redactor.redact_shared(arguments.shared_value(), &tool.secrets);
         let passed = Passed {
             agent: Arc::clone(agent),
-            permit: Granted::ToSettle { arguments, tool: Arc::clone(tool) },
+            authorization: Granted::ToSettle { arguments, tool: Arc::clone(tool) },
             version: 0,
             state: None,
-            hold: None,
+            session_lock: None,
             remaining: Remaining::default(),
-            recallable: !taken.intent.recall.is_empty(),
+            is_recallable: !taken.claim.recall.is_empty(),
             key: call.key.clone(),
-            reported: true,
-            ran: (!as_admitted).then(otherwise),
+            is_reported: true,
+            mismatched_run: (!as_admitted).then(otherwise),
         };
-        let result = if as_admitted { result } else { Err(other_than_admitted()) };
-        self.settle(Box::new(passed), Ran::ended(result, Txn::default()), trail).await
+        let result = if as_admitted { result } else { Err(other_arguments_failure()) };
+        self.settle_call(Box::new(passed), Ran::ended(result, Txn::default()), trail).await
     }
 
     /// Records a reported call that was never admitted.
     ///
     /// The report yields no evidence, but the call may have written values and changed the entities
     /// it names.
-    async fn refuse_unadmitted(&self, stop: Stop, call: &Call, otherwise: &Otherwise, trail: Box<Trail>) -> Answer {
+    async fn reject_unadmitted(&self, stop: Stop, call: &Call, otherwise: &Otherwise, trail: Box<Trail>) -> Answer {
         let agent = self.0.agents.get(&call.key.agent);
         let (seen, revoked) = match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
             Some((agent, tool)) => {
                 let may_act = agent.principals.as_ref().is_none_or(|who| who.contains(&*call.key.principal));
-                let could = may_act && self.leads_to(&call.tool, agent, &call.key).await;
-                (seen::unadmitted(agent, tool, otherwise, could), tool.takes_away(&trail.arguments, None))
+                let could = may_act && self.is_reachable(&call.tool, agent, &call.key).await;
+                (seen::unadmitted_provenance(agent, tool, otherwise, could), tool.takes_away(&trail.arguments, None))
             }
             None => (None, Vec::new()),
         };
-        self.refuse_with(stop, seen, revoked, trail).await
+        self.end_rejected_with(stop, seen, revoked, trail).await
     }
 
     /// Parses the arguments that the client reports.
-    fn told(&self, call: &Call, trail: &mut Trail) -> Option<Judged> {
+    fn parse_reported_arguments(&self, call: &Call, trail: &mut Trail) -> Option<Judged> {
         let agent = self.0.agents.get(&call.key.agent)?;
         let mut value = match &call.arguments {
             Arguments::Text(text) => json::parse(text, &agent.bounds).ok()?,
-            Arguments::Value(value) if json::value_over_bounds(value, &agent.bounds).is_none() => value.clone(),
+            Arguments::Value(value) if json::find_exceeded_bound_of_value(value, &agent.bounds).is_none() => value.clone(),
             Arguments::Value(_) => return None,
         };
         json::canonicalize_numbers(&mut value, &mut Pointer::default()).ok()?;
@@ -254,7 +260,7 @@ impl Toolgate {
         // Undeclared arguments may contain anything, and a misspelled name may carry a secret.
         let known = agent.tools.get(call.tool.as_str()).filter(|tool| tool.secrets.is_empty() || tool.takes(told.value()));
         trail.arguments = match known {
-            Some(tool) => self.0.redactor.redact_shared(told.shared(), &tool.secrets),
+            Some(tool) => self.0.redactor.redact_shared(told.shared_value(), &tool.secrets),
             None => Arc::new(self.0.redactor.mark(told.value())),
         };
         Some(told)
@@ -262,30 +268,30 @@ impl Toolgate {
 }
 
 /// Rejects a report of a call that was never admitted, or was reported before.
-fn never_admitted(tool: &str) -> Stop {
+fn never_admitted_rejection(tool: &str) -> Stop {
     let message = format!("the reported run of `{}` was never admitted, or was reported before; it yields no evidence", shown(tool));
-    Stop::at(Gate::Settle, ToolError::of(code::NOT_ADMITTED, message).with_effects(Effects::Unknown))
+    Stop::at_gate(Gate::Settle, ToolError::of(code::NOT_ADMITTED, message).with_effects(Effects::Unknown))
 }
 
 /// Rejects a report because the store is unavailable.
 ///
 /// The tool has run, so the caller must not repeat it. The claim stays open.
-fn not_taken_down(error: &StoreError) -> Stop {
+fn unrecorded_report_rejection(error: &StoreError) -> Stop {
     tracing::error!(%error, "store unavailable; cannot record the report of a deferred call");
     let message = "the store is unavailable, so the result of the call is not recorded; do not repeat the call";
-    Stop::at(Gate::Settle, ToolError::of(code::STORE_UNAVAILABLE, message).with_effects(Effects::Unknown))
+    Stop::at_gate(Gate::Settle, ToolError::of(code::STORE_UNAVAILABLE, message).with_effects(Effects::Unknown))
 }
 
 const OTHER: &str = "the client ran other arguments than those that were admitted; the run yields no evidence";
 
-fn other_than_admitted() -> Failure {
+fn other_arguments_failure() -> Failure {
     Failure::of(code::NOT_AS_ADMITTED, OTHER).effects(Effects::Done)
 }
 
 /// Builds the error for a reported call whose tool no longer exists.
 ///
 /// The run is recorded, with the effects that the client reports.
-fn gone(intent: &Intent, is_other: bool, result: &Result<Value, Failure>) -> ToolError {
+fn missing_tool_error(intent: &Intent, is_other: bool, result: &Result<Value, Failure>) -> ToolError {
     if is_other {
         return ToolError::of(code::NOT_AS_ADMITTED, OTHER).with_effects(Effects::Done);
     }

@@ -93,8 +93,8 @@ pub(crate) struct Inner {
     spool: Arc<Spool>,
     /// Identifies this process in claims.
     owner: Arc<str>,
-    busy_wait: Duration,
-    approval_life: Duration,
+    busy_timeout: Duration,
+    approval_ttl: Duration,
 }
 
 impl Toolgate {
@@ -105,20 +105,20 @@ impl Toolgate {
     /// away.
     pub async fn call(&self, call: Call) -> Answer {
         let call = Arc::new(call);
-        let trail = Trail::open(self, &call, None);
+        let trail = Trail::start(self, &call, None);
         let (id, span) = (trail.id, trail.span.clone());
         let hang_up = trail.cancel.clone().drop_guard();
         let gate = self.clone();
         let asked = Arc::clone(&call);
-        let path = async move { gate.path(&asked, trail).await }.instrument(span);
-        let ended = if self.is_read(&call) { Through::new(path).await } else { through::apart(path).await };
+        let path = async move { gate.run_pipeline(&asked, trail).await }.instrument(span);
+        let ended = if self.is_read(&call) { Through::new(path).await } else { through::poll_then_spawn(path).await };
         match ended {
             Some(answer) => {
                 // The caller is still there, so background work that the tool started may continue.
                 hang_up.disarm();
                 answer
             }
-            None => Box::pin(self.lost(&call, id)).await,
+            None => Box::pin(self.record_internal_error(&call, id)).await,
         }
     }
 
@@ -128,92 +128,92 @@ impl Toolgate {
     }
 
     /// Runs all gates. The first rejection ends the call, which still gets a ledger row.
-    async fn path(&self, call: &Call, mut trail: Box<Trail>) -> Answer {
+    async fn run_pipeline(&self, call: &Call, mut trail: Box<Trail>) -> Answer {
         // Each stage is boxed to keep the task that drives them small.
-        match Box::pin(self.admit_call(call, &mut trail, None)).await {
-            Ok(Admitted::Pass(passed)) => {
-                let ran = Box::pin(self.run(&passed, &mut trail)).await;
-                Box::pin(self.settle(passed, ran, trail)).await
+        match Box::pin(self.run_admission_gates(call, &mut trail, None)).await {
+            Ok(Admitted::Admitted(passed)) => {
+                let ran = Box::pin(self.run_tool(&passed, &mut trail)).await;
+                Box::pin(self.settle_call(passed, ran, trail)).await
             }
-            Ok(Admitted::Replay(outcome)) => Box::pin(self.replay(outcome, trail)).await,
-            Err(stop) => Box::pin(self.refuse(stop, trail)).await,
+            Ok(Admitted::Replay(outcome)) => Box::pin(self.end_replayed(outcome, trail)).await,
+            Err(stop) => Box::pin(self.end_rejected(stop, trail)).await,
         }
     }
 
     /// Runs the gates before the tool. On success, returns a permit and an open claim.
-    async fn admit_call(&self, call: &Call, trail: &mut Trail, batch: Option<&State>) -> Result<Admitted, Stop> {
-        trail.at(Gate::Admit);
-        let agent = self.let_in(call, trail).await?;
-        trail.at(Gate::Resolve);
-        let tool = self.resolve(&agent, call)?;
-        let resumed = self.resume(call, &tool, trail).await?;
-        trail.at(Gate::Validate);
-        let mut arguments = self.validate(&agent, &tool, call, resumed.as_deref(), trail)?;
-        trail.at(Gate::Recall);
+    async fn run_admission_gates(&self, call: &Call, trail: &mut Trail, batch: Option<&State>) -> Result<Admitted, Stop> {
+        trail.enter_gate(Gate::Admit);
+        let agent = self.check_principal(call, trail).await?;
+        trail.enter_gate(Gate::Resolve);
+        let tool = self.resolve_tool(&agent, call)?;
+        let resumed = self.load_named_approval(call, &tool, trail).await?;
+        trail.enter_gate(Gate::Validate);
+        let mut arguments = self.validate_arguments(&agent, &tool, call, resumed.as_deref(), trail)?;
+        trail.enter_gate(Gate::Recall);
         // Append the rows of earlier calls first, including those that are still in the spool.
-        self.take_in_spooled().await?;
+        self.flush_spool().await?;
         // From here until the commit, a tool with effects has exclusive access to the session.
-        let entered = self.enter(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
-        trail.stamp = entered.state.stamp;
-        if let Some(replay) = self.recall(&agent, call, &tool, &arguments, &entered, trail).await? {
+        let entered = self.open_session(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
+        trail.evidence_stamp = entered.state.stamp;
+        if let Some(replay) = self.recall_outcome(&agent, call, &tool, &arguments, &entered, trail).await? {
             return Ok(Admitted::Replay(replay));
         }
-        trail.at(Gate::Progress);
-        self.progress(call, &tool, &entered, resumed.as_deref(), trail).await?;
-        trail.at(Gate::Limits);
-        let (budget, remaining) = self.limits(&agent, call, &tool, &entered, trail).await?;
-        trail.at(Gate::Hooks);
+        trail.enter_gate(Gate::Progress);
+        self.check_repetition(call, &tool, &entered, resumed.as_deref(), trail).await?;
+        trail.enter_gate(Gate::Limits);
+        let (budget, remaining) = self.check_limits(&agent, call, &tool, &entered, trail).await?;
+        trail.enter_gate(Gate::Hooks);
         // Few calls have hooks. The box keeps the future of all other calls small.
         let asked = if tool.hooks.is_empty() {
             Vec::new()
         } else {
-            Box::pin(self.before_hooks(&agent, call, &tool, &mut arguments, resumed.is_some(), trail)).await?
+            Box::pin(self.run_before_hooks(&agent, call, &tool, &mut arguments, resumed.is_some(), trail)).await?
         };
-        trail.at(Gate::Policy);
+        trail.enter_gate(Gate::Policy);
         let state = batch.unwrap_or(&entered.state);
         self.load_facts(&agent, call, &tool, &arguments, state, trail).await?;
-        let judgement = match authorize::authorize(&*self.0.engine, trail.id, &call.key, &tool, arguments, &trail.facts, asked) {
+        let judgement = match authorize::evaluate_policies(&*self.0.engine, trail.id, &call.key, &tool, arguments, &trail.facts, asked) {
             Ok((judgement, observed)) => {
                 trail.facts.observed = observed;
                 judgement
             }
-            Err(denied) => return Err(Box::pin(self.denied(*denied, &agent, &tool, state, trail)).await),
+            Err(denied) => return Err(Box::pin(self.reject_denied(*denied, &agent, &tool, state, trail)).await),
         };
-        trail.at(Gate::Approval);
-        let (permit, approval) = match judgement.permit(resumed.as_deref()) {
+        trail.enter_gate(Gate::Approval);
+        let (permit, approval) = match judgement.into_permit(resumed.as_deref()) {
             Ok(permit) => (permit, resumed.map(|approval| (approval.id, approval.expires))),
-            Err(asked) => Box::pin(self.approve(asked, call, trail)).await?,
+            Err(asked) => Box::pin(self.require_approval(asked, call, trail)).await?,
         };
-        trail.at(Gate::Claim);
-        let recall = judge::all_keys(call, &tool, trail.asked, &permit);
+        trail.enter_gate(Gate::Claim);
+        let recall = judge::all_recall_keys(call, &tool, trail.requested_digest, &permit);
         let recallable = !recall.is_empty();
-        match self.claim(call, &permit, budget, recall, approval, trail).await {
-            Ok(pass::Claim::Held) => {}
+        match self.claim_call(call, &permit, budget, recall, approval, trail).await {
+            Ok(pass::Claim::Claimed) => {}
             Ok(pass::Claim::Replay(outcome)) => return Ok(Admitted::Replay(outcome)),
-            Err(stop) => return Err(Box::pin(self.not_claimed(stop, &permit, &agent, state, trail)).await),
+            Err(stop) => return Err(Box::pin(self.reject_unclaimed(stop, &permit, &agent, state, trail)).await),
         }
-        Ok(Admitted::Pass(Box::new(Passed {
+        Ok(Admitted::Admitted(Box::new(Passed {
             agent,
-            permit: authorize::Granted::ToRun(permit),
+            authorization: authorize::Granted::ToRun(permit),
             version: entered.version,
             state: Some(entered.state),
-            hold: entered.hold,
+            session_lock: entered.lock,
             remaining,
-            recallable,
+            is_recallable: recallable,
             key: call.key.clone(),
-            reported: false,
-            ran: None,
+            is_reported: false,
+            mismatched_run: None,
         })))
     }
 
     /// Records a call whose task panicked, which no input should be able to cause.
-    async fn lost(&self, call: &Call, id: CallId) -> Answer {
-        let trail = Trail::open(self, call, Some(id));
+    async fn record_internal_error(&self, call: &Call, id: CallId) -> Answer {
+        let trail = Trail::start(self, call, Some(id));
         let error = ToolError::of(code::INTERNAL_FAULT, "toolgate failed while it handled this call; do not repeat the call")
             .with_effects(Effects::Unknown);
         let tool = self.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str()));
         let revoked = tool.map(|tool| tool.takes_away(&trail.arguments, None)).unwrap_or_default();
-        self.refuse_with(Stop::new(error), None, revoked, trail).await
+        self.end_rejected_with(Stop::new(error), None, revoked, trail).await
     }
 }
 
@@ -230,7 +230,7 @@ impl Stop {
         Self { error: Box::new(error), gate: None }
     }
 
-    fn at(gate: Gate, error: ToolError) -> Self {
+    fn at_gate(gate: Gate, error: ToolError) -> Self {
         Self { error: Box::new(error), gate: Some(gate) }
     }
 }
@@ -256,11 +256,11 @@ pub struct ToolgateBuilder {
     store: Option<Arc<dyn Store>>,
     clock: Arc<dyn Clock>,
     listeners: Vec<Listener>,
-    redact: Vec<regex::Regex>,
+    redact_patterns: Vec<regex::Regex>,
     engine: Arc<dyn PolicyEngine>,
     spool: Option<PathBuf>,
-    busy_wait: Duration,
-    approval_life: Duration,
+    busy_timeout: Duration,
+    approval_ttl: Duration,
 }
 
 impl Toolgate {
@@ -272,11 +272,11 @@ impl Toolgate {
             store: None,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
-            redact: Vec::new(),
+            redact_patterns: Vec::new(),
             engine: Arc::new(EnforcingEngine),
             spool: None,
-            busy_wait: Duration::from_secs(5),
-            approval_life: Duration::from_secs(15 * 60),
+            busy_timeout: Duration::from_secs(5),
+            approval_ttl: Duration::from_secs(15 * 60),
         }
     }
 
@@ -311,12 +311,12 @@ impl Toolgate {
 
     /// Returns the error for a request that is not a call (a prompt, a resource), if the agent,
     /// principal or session is paused or if the store is unavailable.
-    pub async fn stopped(&self, key: &SessionKey) -> Option<ToolError> {
+    pub async fn paused_error(&self, key: &SessionKey) -> Option<ToolError> {
         if !self.0.store.may_be_paused() {
             return None;
         }
         match self.0.store.paused(key, &Arc::from("")).await {
-            Ok(stopped) => stopped.map(|(target, why)| admit::paused(&target, &why)),
+            Ok(stopped) => stopped.map(|(target, why)| admit::paused_target_error(&target, &why)),
             Err(error) => Some(*Stop::from(error).error),
         }
     }
@@ -341,10 +341,10 @@ impl Toolgate {
     ///
     /// # Errors
     /// The store is unavailable.
-    pub async fn pending(&self) -> Result<Vec<Intent>, StoreError> {
+    pub async fn pending_calls(&self) -> Result<Vec<Intent>, StoreError> {
         // The spool may contain the end of a call that would otherwise be listed.
         if self.0.spool.is_waiting() {
-            self.recover().await?;
+            self.recover_spool().await?;
         }
         self.0.store.pending(self.now()).await
     }
@@ -357,7 +357,7 @@ impl Toolgate {
     /// # Errors
     /// The store cannot record the change.
     pub async fn settle_pending(&self, call: CallId, happened: Option<Outcome>, by: &str) -> Result<bool, StoreError> {
-        let Some(intent) = self.pending().await?.into_iter().find(|intent| intent.call == call) else { return Ok(false) };
+        let Some(intent) = self.pending_calls().await?.into_iter().find(|intent| intent.call == call) else { return Ok(false) };
         let (settle, outcome) = match happened {
             Some(outcome) => (Settle::Done, outcome),
             None => (Settle::Released, Settle::never_happened()),
@@ -371,7 +371,7 @@ impl Toolgate {
         self.0.clock.now()
     }
 
-    fn publish(&self, event: &Event) {
+    fn publish_event(&self, event: &Event) {
         for listener in &self.0.listeners {
             // A panic in a listener must not affect the call.
             let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| listener(event)));
@@ -417,8 +417,8 @@ impl ToolgateBuilder {
     ///
     /// # Errors
     /// The pattern is not a valid regular expression.
-    pub fn redact(mut self, pattern: &str) -> Result<Self, regex::Error> {
-        self.redact.push(regex::Regex::new(pattern)?);
+    pub fn redact_pattern(mut self, pattern: &str) -> Result<Self, regex::Error> {
+        self.redact_patterns.push(regex::Regex::new(pattern)?);
         Ok(self)
     }
 
@@ -441,15 +441,15 @@ impl ToolgateBuilder {
 
     /// Sets how long a call waits for a session that another call has locked. Default: 5 s.
     #[must_use]
-    pub const fn busy_wait(mut self, wait: Duration) -> Self {
-        self.busy_wait = wait;
+    pub const fn busy_timeout(mut self, wait: Duration) -> Self {
+        self.busy_timeout = wait;
         self
     }
 
     /// Sets how long an approval can be answered and used. Default: 15 min.
     #[must_use]
-    pub const fn approval_life(mut self, life: Duration) -> Self {
-        self.approval_life = life;
+    pub const fn approval_ttl(mut self, life: Duration) -> Self {
+        self.approval_ttl = life;
         self
     }
 
@@ -460,32 +460,32 @@ impl ToolgateBuilder {
     /// be created.
     pub fn build(self) -> Result<Toolgate, std::io::Error> {
         let store = self.store.unwrap_or_else(|| Arc::new(MemoryStore::new()));
-        let owner = store.owner().unwrap_or_else(|| CallId::fresh().to_string().into());
+        let owner = store.owner().unwrap_or_else(|| CallId::generate().to_string().into());
         let spool = match (self.spool, store.home()) {
             (Some(path), _) => Arc::new(Spool::new(path)),
             (None, Some(home)) => Spool::among(&home.join("spool"), &owner)?,
             (None, None) => Arc::new(Spool::new(std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl")))),
         };
         for agent in self.agents.values() {
-            store.introduce(agent.config, &agent.definition);
+            store.introduce(agent.definition_digest, &agent.definition);
         }
         Ok(Toolgate(Arc::new(Inner {
             agents: self.agents,
             clock: self.clock,
             listeners: self.listeners,
-            redactor: Redactor::new(store.redaction_key(), self.redact).map_err(std::io::Error::other)?,
+            redactor: Redactor::new(store.redaction_key(), self.redact_patterns).map_err(std::io::Error::other)?,
             store,
             engine: self.engine,
             spool,
             owner,
-            busy_wait: self.busy_wait,
-            approval_life: self.approval_life,
+            busy_timeout: self.busy_timeout,
+            approval_ttl: self.approval_ttl,
         })))
     }
 }
 
 /// Returns the earlier of two deadlines.
-fn nearest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+fn earlier_deadline(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use super::admit::once_key;
-use super::authorize::{Denied, Permit, Said, verdict};
+use super::authorize::{Denied, Permit, Said, evaluate_rule};
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{CallId, Judged, SessionKey};
@@ -19,16 +19,16 @@ use crate::session::{Change, Evidence, Origin, Revoked, State};
 use crate::store::Enter;
 
 /// Limits of the search: calls considered in total, and calls in one path.
-const MAX_CONSIDERED: u32 = 200;
+const MAX_SEARCH_CALLS: u32 = 200;
 const MAX_STEPS: usize = 12;
 
 /// Assumed effect of a step.
 #[derive(Clone)]
 enum Assumed {
     /// Evidence, and whether the client runs the tool.
-    Proved(Arc<Evidence>, bool),
-    Revoked(Revoked),
-    Marked(Change),
+    AddEvidence(Arc<Evidence>, bool),
+    RevokeEvidence(Revoked),
+    SetMark(Change),
 }
 
 /// A call that the caller could make.
@@ -37,8 +37,8 @@ struct Step {
     tool: Arc<Registered>,
     arguments: Map<String, Value>,
     /// Some required arguments are unknown.
-    sketch: bool,
-    comes_to: Vec<Assumed>,
+    is_incomplete: bool,
+    assumed_effects: Vec<Assumed>,
 }
 
 /// Verdict of the rules on a step.
@@ -49,60 +49,67 @@ enum Ruling {
 }
 
 struct Search<'a> {
-    gate: &'a Toolgate,
+    toolgate: &'a Toolgate,
     agent: &'a Agent,
     key: &'a SessionKey,
     state: &'a State,
     /// The facts of the denied call.
     facts: &'a Facts,
-    asked: &'a Map<String, Value>,
-    id: CallId,
+    denied_arguments: &'a Map<String, Value>,
+    call_id: CallId,
     now: Timestamp,
-    considered: AtomicU32,
+    calls_considered: AtomicU32,
 }
 
 impl Toolgate {
     /// Builds the rejection for a policy denial, with the next allowed call.
-    pub(super) async fn denied(&self, denied: Denied, agent: &Agent, tool: &Arc<Registered>, state: &State, trail: &mut Trail) -> Stop {
-        let Denied { rule, error, by, arguments, observed, .. } = denied;
+    pub(super) async fn reject_denied(
+        &self,
+        denied: Denied,
+        agent: &Agent,
+        tool: &Arc<Registered>,
+        state: &State,
+        trail: &mut Trail,
+    ) -> Stop {
+        let Denied { rule, error, denied_by: by, arguments, observed, .. } = denied;
         trail.rule = Some(rule);
         trail.facts.observed = observed;
         let ask = Ask::new(trail.id, &trail.key, &tool.spec, &arguments, &trail.facts);
-        let remedies = helped(&ask, by.iter().map(AsRef::as_ref));
+        let remedies = collect_prerequisites(&ask, by.iter().map(AsRef::as_ref));
         // The denial of the first rule is shown.
         let error = match by.first() {
-            Some(rule) => discreet(error, &**rule, &ask, agent),
+            Some(rule) => hide_invisible_tools(error, &**rule, &ask, agent),
             None => error,
         };
-        self.advise(error, &arguments, remedies, agent, tool, state, trail).await.into()
+        self.add_next_step(error, &arguments, remedies, agent, tool, state, trail).await.into()
     }
 
     /// Extends the rejection by a limit at the claim. No call of the model frees a limit, but the
     /// rule may redirect to another tool.
-    pub(super) async fn not_claimed(&self, mut stop: Stop, permit: &Permit, agent: &Agent, state: &State, trail: &Trail) -> Stop {
+    pub(super) async fn reject_unclaimed(&self, mut stop: Stop, permit: &Permit, agent: &Agent, state: &State, trail: &Trail) -> Stop {
         if stop.error.redirect_tool.is_some() {
-            *stop.error = self.advise(*stop.error, permit.arguments(), None, agent, permit.tool(), state, trail).await;
+            *stop.error = self.add_next_step(*stop.error, permit.arguments(), None, agent, permit.tool(), state, trail).await;
         }
         stop
     }
 
     /// Reports whether a caller can use a tool: it exists, is visible to the caller and is not
     /// paused.
-    pub(super) async fn leads_to(&self, tool: &str, agent: &Agent, key: &SessionKey) -> bool {
+    pub(super) async fn is_reachable(&self, tool: &str, agent: &Agent, key: &SessionKey) -> bool {
         let Some(tool) = agent.tools.get(tool).filter(|tool| tool.is_visible_to(&key.principal)) else { return false };
         let store = &self.0.store;
         !store.may_be_paused() || matches!(store.paused(key, &tool.spec.name).await, Ok(None))
     }
 
     /// Removes redirects and next steps that the caller cannot use.
-    pub(super) async fn signposted(&self, mut error: ToolError, agent: &Agent, key: &SessionKey) -> ToolError {
+    pub(super) async fn strip_unreachable_redirects(&self, mut error: ToolError, agent: &Agent, key: &SessionKey) -> ToolError {
         if let Some(to) = error.redirect_tool.take()
-            && self.leads_to(&to, agent, key).await
+            && self.is_reachable(&to, agent, key).await
         {
             error.redirect_tool = Some(to);
         }
         if let Some(next) = error.next.take()
-            && self.leads_to(&next.tool, agent, key).await
+            && self.is_reachable(&next.tool, agent, key).await
         {
             error.next = Some(next);
         }
@@ -110,7 +117,7 @@ impl Toolgate {
     }
 
     #[expect(clippy::too_many_arguments, reason = "the whole context of a denied call")]
-    async fn advise(
+    async fn add_next_step(
         &self,
         error: ToolError,
         arguments: &Judged,
@@ -124,26 +131,26 @@ impl Toolgate {
         if trail.facts.watch.0.is_some() {
             return error;
         }
-        let mut error = self.signposted(error, agent, &trail.key).await;
+        let mut error = self.strip_unreachable_redirects(error, agent, &trail.key).await;
         let none = Map::new();
         let asked = arguments.value().as_object().unwrap_or(&none);
         let search = Search {
-            gate: self,
+            toolgate: self,
             agent,
             key: &trail.key,
             state,
             facts: &trail.facts,
-            asked,
-            id: trail.id,
+            denied_arguments: asked,
+            call_id: trail.id,
             now: trail.started,
-            considered: AtomicU32::new(0),
+            calls_considered: AtomicU32::new(0),
         };
-        let target = Step { tool: Arc::clone(tool), arguments: asked.clone(), sketch: false, comes_to: Vec::new() };
+        let target = Step { tool: Arc::clone(tool), arguments: asked.clone(), is_incomplete: false, assumed_effects: Vec::new() };
         let nothing_helps = remedies.as_ref().is_some_and(Vec::is_empty);
-        let way = search.by_any(&target, remedies.unwrap_or_default(), &[], &mut Vec::new()).await;
+        let way = search.find_path_by_remedies(&target, remedies.unwrap_or_default(), &[], &mut Vec::new()).await;
         let step = match way.and_then(|steps| steps.into_iter().next()) {
             Some(step) => Some(step),
-            None => search.hand_over(error.redirect_tool.as_deref()).await,
+            None => search.find_redirect_step(error.redirect_tool.as_deref()).await,
         };
         // Never suggest the very call that was rejected, even if a limit has free capacity by now.
         let is_it = |name: &str, arguments: &Map<String, Value>| *name == *tool.spec.name && arguments == asked;
@@ -157,7 +164,7 @@ impl Toolgate {
             );
         }
         if let Some(step) = step {
-            error.next = Some(search.shown(&step, &tool.secrets));
+            error.next = Some(search.to_next_step(&step, &tool.secrets));
         }
         error
     }
@@ -166,23 +173,23 @@ impl Toolgate {
 impl Search<'_> {
     /// Finds the shortest path to a call: the calls to make before it. Empty if it is allowed
     /// already.
-    fn way<'s>(
+    fn find_path<'s>(
         &'s self,
         target: &'s Step,
         assumed: &'s [Assumed],
         stack: &'s mut Vec<(Arc<str>, Map<String, Value>)>,
     ) -> std::pin::Pin<Box<dyn Future<Output = Option<Vec<Step>>> + Send + 's>> {
         Box::pin(async move {
-            let remedies = match self.judge(target, assumed).await? {
+            let remedies = match self.check_step(target, assumed).await? {
                 Ruling::Admitted => return Some(Vec::new()),
                 Ruling::Denied(remedies) => remedies,
             };
-            self.by_any(target, remedies, assumed, stack).await
+            self.find_path_by_remedies(target, remedies, assumed, stack).await
         })
     }
 
     /// Finds the shortest path to a denied call that starts with one of these remedies.
-    async fn by_any(
+    async fn find_path_by_remedies(
         &self,
         target: &Step,
         remedies: Vec<Remedy>,
@@ -191,13 +198,13 @@ impl Search<'_> {
     ) -> Option<Vec<Step>> {
         let mut best: Option<Vec<Step>> = None;
         for remedy in remedies {
-            let Some(step) = self.step(&remedy) else { continue };
+            let Some(step) = self.build_step(&remedy) else { continue };
             let this = (Arc::clone(&step.tool.spec.name), step.arguments.clone());
             if stack.len() >= MAX_STEPS || stack.contains(&this) {
                 continue;
             }
             stack.push(this);
-            let found = self.through(target, step, assumed, stack).await;
+            let found = self.find_path_through(target, step, assumed, stack).await;
             stack.pop();
             best = match (best, found) {
                 (Some(best), Some(found)) if best.len() <= found.len() => Some(best),
@@ -208,41 +215,41 @@ impl Search<'_> {
     }
 
     /// Finds the path to a call through this step.
-    async fn through(
+    async fn find_path_through(
         &self,
         target: &Step,
         step: Step,
         assumed: &[Assumed],
         stack: &mut Vec<(Arc<str>, Map<String, Value>)>,
     ) -> Option<Vec<Step>> {
-        let mut steps = self.way(&step, assumed, stack).await?;
+        let mut steps = self.find_path(&step, assumed, stack).await?;
         steps.push(step);
         let mut assumed = assumed.to_vec();
-        assumed.extend(steps.iter().flat_map(|step| step.comes_to.iter().cloned()));
-        steps.extend(self.way(target, &assumed, stack).await?);
+        assumed.extend(steps.iter().flat_map(|step| step.assumed_effects.iter().cloned()));
+        steps.extend(self.find_path(target, &assumed, stack).await?);
         Some(steps)
     }
 
     /// Returns the redirect target, or the first step towards it.
-    async fn hand_over(&self, redirect: Option<&str>) -> Option<Step> {
-        let step = self.step(&Remedy { tool: redirect?.into(), ..Remedy::default() })?;
-        let steps = self.way(&step, &[], &mut Vec::new()).await?;
+    async fn find_redirect_step(&self, redirect: Option<&str>) -> Option<Step> {
+        let step = self.build_step(&Remedy { tool: redirect?.into(), ..Remedy::default() })?;
+        let steps = self.find_path(&step, &[], &mut Vec::new()).await?;
         Some(steps.into_iter().next().unwrap_or(step))
     }
 
     /// Checks a step under the given assumptions. Returns `None` if the step is impossible.
-    async fn judge(&self, step: &Step, assumed: &[Assumed]) -> Option<Ruling> {
+    async fn check_step(&self, step: &Step, assumed: &[Assumed]) -> Option<Ruling> {
         let tool = &step.tool;
-        if self.considered.fetch_add(1, Ordering::Relaxed) >= MAX_CONSIDERED || !tool.is_visible_to(&self.key.principal) {
+        if self.calls_considered.fetch_add(1, Ordering::Relaxed) >= MAX_SEARCH_CALLS || !tool.is_visible_to(&self.key.principal) {
             return None;
         }
-        let store = &self.gate.0.store;
+        let store = &self.toolgate.0.store;
         if store.may_be_paused() && !matches!(store.paused(self.key, &tool.spec.name).await, Ok(None)) {
             return None;
         }
         let arguments = Judged::new(&tool.spec.name, Value::Object(step.arguments.clone()));
         // A `once` call that was made before is only replayed, and yields no new evidence.
-        if tool.spec.once && !step.sketch && self.is_done(tool, &arguments).await {
+        if tool.spec.once && !step.is_incomplete && self.has_earlier_call(tool, &arguments).await {
             return None;
         }
         let mut facts = Facts { now: self.now, ..Facts::default() };
@@ -250,27 +257,27 @@ impl Search<'_> {
             || tool.governed_by.iter().filter(|attached| attached.policy.mode() == Mode::Enforce).map(|attached| &*attached.policy);
         for round in 0..2 {
             let mut needs = Needs::default();
-            let ask = Ask::new(self.id, self.key, &tool.spec, &arguments, &facts).sketched(step.sketch);
+            let ask = Ask::new(self.call_id, self.key, &tool.spec, &arguments, &facts).sketched(step.is_incomplete);
             let asked =
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| enforced().for_each(|policy| policy.needs(&ask, &mut needs))));
             asked.ok()?;
             if round > 0 {
                 needs.less(&facts);
             }
-            self.gate.load(self.agent, self.key, &mut needs, self.state, &mut facts).await.ok()?;
-            assume(&mut facts, assumed);
-            if !needs.again {
+            self.toolgate.load_requested_facts(self.agent, self.key, &mut needs, self.state, &mut facts).await.ok()?;
+            apply_assumptions(&mut facts, assumed);
+            if !needs.repeat_with_evidence {
                 break;
             }
         }
-        let ask = Ask::new(self.id, self.key, &tool.spec, &arguments, &facts).sketched(step.sketch);
+        let ask = Ask::new(self.call_id, self.key, &tool.spec, &arguments, &facts).sketched(step.is_incomplete);
         let mut charges: Vec<_> = self.agent.limits.charges(self.key, tool.spec.cost).into_iter().map(|(charge, _)| charge).collect();
         let mut by = Vec::new();
         for policy in enforced() {
-            match verdict(&*self.gate.0.engine, policy, &ask) {
+            match evaluate_rule(&*self.toolgate.0.engine, policy, &ask) {
                 Said::Allow(terms) | Said::Ask(_, terms) => charges.extend(terms.charges.into_iter().map(|(charge, _)| charge)),
                 // A rule fails on unknown arguments, which is no reason to exclude the step.
-                Said::Fault(_) if step.sketch => {}
+                Said::Fault(_) if step.is_incomplete => {}
                 Said::Deny(_) | Said::Fault(_) => by.push(policy),
             }
         }
@@ -278,20 +285,20 @@ impl Search<'_> {
         if room.iter().any(Result::is_err) {
             return Some(Ruling::Denied(Vec::new()));
         }
-        Some(if by.is_empty() { Ruling::Admitted } else { Ruling::Denied(helped(&ask, by.into_iter()).unwrap_or_default()) })
+        Some(if by.is_empty() { Ruling::Admitted } else { Ruling::Denied(collect_prerequisites(&ask, by.into_iter()).unwrap_or_default()) })
     }
 
     /// Reports whether a `once` call was made before, with any outcome. Returns true if the lookup
     /// fails.
-    async fn is_done(&self, tool: &Registered, arguments: &Judged) -> bool {
-        let digest = self.gate.0.redactor.keyed(arguments.digest());
+    async fn has_earlier_call(&self, tool: &Registered, arguments: &Judged) -> bool {
+        let digest = self.toolgate.0.redactor.keyed(arguments.digest());
         let recall: Vec<_> = once_key(self.key, tool, digest).into_iter().collect();
-        let look = Enter { key: self.key, digest, recall: &recall, counts: false, polling: None, hold: None, now: self.now };
-        self.gate.0.store.look(look).await.map_or(true, |entered| entered.recalled.is_some())
+        let look = Enter { key: self.key, digest, dedup_keys: &recall, counts_repetition: false, polling: None, lock: None, now: self.now };
+        self.toolgate.0.store.look(look).await.map_or(true, |entered| entered.prior_call.is_some())
     }
 
     /// Turns a remedy into a call and fills in the known arguments.
-    fn step(&self, remedy: &Remedy) -> Option<Step> {
+    fn build_step(&self, remedy: &Remedy) -> Option<Step> {
         let tool = Arc::clone(self.agent.tools.get(&remedy.tool)?);
         let schema = tool.spec.input_schema();
         let properties = schema.and_then(|schema| schema.get("properties")).and_then(Value::as_object);
@@ -304,7 +311,7 @@ impl Search<'_> {
         {
             arguments.insert(name.clone(), value.clone());
             // The tool does not accept this entity, so it yields no evidence about it.
-            if !takes_it(&tool, &arguments, name) {
+            if !accepts_argument(&tool, &arguments, name) {
                 return None;
             }
         }
@@ -316,21 +323,21 @@ impl Search<'_> {
             if arguments.contains_key(name) {
                 continue;
             }
-            let Some(value) = self.asked.get(name).or_else(|| self.proved(name)) else { continue };
+            let Some(value) = self.denied_arguments.get(name).or_else(|| self.evidence_value(name)) else { continue };
             // A value with the right name and the wrong type is another value.
             let mut with = arguments.clone();
             with.insert(name.to_owned(), value.clone());
-            if takes_it(&tool, &with, name) {
+            if accepts_argument(&tool, &with, name) {
                 arguments = with;
             }
         }
         let sketch = required.iter().any(|name| !arguments.contains_key(*name));
-        let comes_to = comes_to(remedy, &tool, &arguments, self.now);
-        Some(Step { tool, arguments, sketch, comes_to })
+        let comes_to = assumed_effects_of(remedy, &tool, &arguments, self.now);
+        Some(Step { tool, arguments, is_incomplete: sketch, assumed_effects: comes_to })
     }
 
     /// Returns the value of this name from the known evidence.
-    fn proved(&self, name: &str) -> Option<&Value> {
+    fn evidence_value(&self, name: &str) -> Option<&Value> {
         let said: Vec<(&Evidence, &Value)> = self
             .facts
             .evidence
@@ -343,19 +350,19 @@ impl Search<'_> {
             .collect();
         // Evidence about the same entity has precedence. Other evidence counts only if all of it
         // agrees.
-        let is_about = |proof: &Evidence| proof.entities.iter().any(|(entity, value)| self.asked.get(&**entity) == Some(value));
+        let is_about = |proof: &Evidence| proof.entities.iter().any(|(entity, value)| self.denied_arguments.get(&**entity) == Some(value));
         let about = said.iter().filter(|(proof, _)| is_about(proof)).max_by_key(|(proof, _)| proof.at);
         let (_, first) = about.or_else(|| said.first())?;
         (about.is_some() || said.iter().all(|(_, value)| value == first)).then_some(*first)
     }
 
     /// Formats a step for the model, without secrets.
-    fn shown(&self, step: &Step, secrets: &[crate::json::Pointer]) -> NextStep {
+    fn to_next_step(&self, step: &Step, secrets: &[crate::json::Pointer]) -> NextStep {
         let is_secret = |name: &str| {
-            let path = crate::json::Pointer::of(vec![name.to_owned()]);
+            let path = crate::json::Pointer::from_parts(vec![name.to_owned()]);
             crate::redact::is_secret(&path, secrets) || crate::redact::is_secret(&path, &step.tool.secrets)
         };
-        let hidden: Vec<&Value> = self.asked.iter().filter(|(name, _)| is_secret(name)).map(|(_, value)| value).collect();
+        let hidden: Vec<&Value> = self.denied_arguments.iter().filter(|(name, _)| is_secret(name)).map(|(_, value)| value).collect();
         let arguments = step.arguments.iter().filter(|(name, value)| !is_secret(name) && !hidden.contains(value));
         let arguments = arguments.map(|(name, value)| (name.clone(), value.clone())).collect();
         NextStep { tool: step.tool.spec.name.to_string(), arguments: Value::Object(arguments) }
@@ -364,19 +371,19 @@ impl Search<'_> {
 
 /// Reports whether the tool accepts the value of this argument. Missing values in it may still be
 /// added.
-fn takes_it(tool: &Registered, arguments: &Map<String, Value>, name: &str) -> bool {
+fn accepts_argument(tool: &Registered, arguments: &Map<String, Value>, name: &str) -> bool {
     let Some(schema) = &tool.input else { return true };
     let Err(invalid) = schema.check(&tool.spec.name, &Value::Object(arguments.clone())) else { return true };
-    let place = crate::json::Pointer::of(vec![name.to_owned()]).to_string();
+    let place = crate::json::Pointer::from_parts(vec![name.to_owned()]).to_string();
     let is_it = |path: &str| path.strip_prefix(&place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     !invalid.errors.iter().any(|error| is_it(&error.path) && error.got != "nothing")
 }
 
 /// Returns the tools that a rule requires to succeed first: one of each group.
-fn wanted(rule: &dyn Policy, ask: &Ask<'_>) -> Vec<Vec<String>> {
+fn required_tools(rule: &dyn Policy, ask: &Ask<'_>) -> Vec<Vec<String>> {
     let groups = || {
         let after: Vec<Vec<String>> =
-            rule.outline(ask.tool).after.into_iter().map(|(_, group)| group.into_iter().map(str::to_owned).collect()).collect();
+            rule.outline(ask.tool).prerequisites.into_iter().map(|(_, group)| group.into_iter().map(str::to_owned).collect()).collect();
         // Requirements of specific calls are not part of the static summary.
         if after.is_empty() {
             let remedies = rule.remedies(ask).unwrap_or_default();
@@ -390,13 +397,13 @@ fn wanted(rule: &dyn Policy, ask: &Ask<'_>) -> Vec<Vec<String>> {
 /// Removes tools that the caller cannot see from a denial that says which tools must come first.
 ///
 /// Calling such a tool would fail with `unknown_tool`.
-fn discreet(mut error: ToolError, rule: &dyn Policy, ask: &Ask<'_>, agent: &Agent) -> ToolError {
+fn hide_invisible_tools(mut error: ToolError, rule: &dyn Policy, ask: &Ask<'_>, agent: &Agent) -> ToolError {
     let is_seen = |tool: &String| agent.tools.get(tool.as_str()).is_none_or(|tool| tool.is_visible_to(&ask.key.principal));
     // The names are masked like secrets are: wherever they occur as words, however the message is
     // worded.
     let is_name_character = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let names = |message: &str, tool: &str| message.split(|c| !is_name_character(c)).any(|word| word == tool);
-    let mut groups = wanted(rule, ask);
+    let mut groups = required_tools(rule, ask);
     groups.retain(|group| group.iter().any(|tool| names(&error.message, tool)));
     if !groups.iter().flatten().any(|tool| !is_seen(tool) && names(&error.message, tool)) {
         return error;
@@ -413,7 +420,7 @@ fn discreet(mut error: ToolError, rule: &dyn Policy, ask: &Ask<'_>, agent: &Agen
 
 /// Returns the remedies for the first denial. Empty if some denial has no remedy, `None` if some
 /// rule does not know.
-fn helped<'p>(ask: &Ask<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> Option<Vec<Remedy>> {
+fn collect_prerequisites<'p>(ask: &Ask<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> Option<Vec<Remedy>> {
     let remedies =
         |policy: &dyn Policy| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.remedies(ask))).unwrap_or_default();
     let all: Vec<Vec<Remedy>> = deniers.map(remedies).collect::<Option<_>>()?;
@@ -421,7 +428,7 @@ fn helped<'p>(ask: &Ask<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> O
 }
 
 /// Returns the assumed effects of a step that succeeds.
-fn comes_to(remedy: &Remedy, tool: &Registered, arguments: &Map<String, Value>, now: Timestamp) -> Vec<Assumed> {
+fn assumed_effects_of(remedy: &Remedy, tool: &Registered, arguments: &Map<String, Value>, now: Timestamp) -> Vec<Assumed> {
     let arguments = Value::Object(arguments.clone());
     let mut entities: Vec<(Arc<str>, Value)> = remedy.about.iter().cloned().collect();
     for (name, path) in &tool.spec.entities {
@@ -433,26 +440,26 @@ fn comes_to(remedy: &Remedy, tool: &Registered, arguments: &Map<String, Value>, 
     }
     let revoked = tool.spec.revokes.iter().map(|(of, entity)| {
         let about = entity.as_ref().and_then(|entity| entities.iter().find(|(name, _)| name == entity).cloned());
-        Assumed::Revoked(Revoked { tool: Arc::clone(of), about })
+        Assumed::RevokeEvidence(Revoked { tool: Arc::clone(of), about })
     });
     let mut all: Vec<Assumed> = revoked.collect();
     let proof = Evidence { tool: Arc::clone(&tool.spec.name), entities, fields: Value::Null, at: now, origin: Origin::Assumed, stamp: 0 };
-    all.push(Assumed::Proved(Arc::new(proof), tool.spec.handler_is_external()));
-    all.extend(remedy.marks.iter().cloned().map(Assumed::Marked));
+    all.push(Assumed::AddEvidence(Arc::new(proof), tool.spec.handler_is_external()));
+    all.extend(remedy.marks.iter().cloned().map(Assumed::SetMark));
     all
 }
 
 /// Applies assumed effects to the facts.
-fn assume(facts: &mut Facts, assumed: &[Assumed]) {
+fn apply_assumptions(facts: &mut Facts, assumed: &[Assumed]) {
     for assumed in assumed {
         match assumed {
-            Assumed::Proved(proof, reported) => {
+            Assumed::AddEvidence(proof, reported) => {
                 let keys: Vec<_> = proof.keys_if(*reported).collect();
                 for (_, found) in facts.evidence.iter_mut().filter(|(key, _)| keys.contains(key)) {
                     *found = Some(Arc::clone(proof));
                 }
             }
-            Assumed::Revoked(revoked) => {
+            Assumed::RevokeEvidence(revoked) => {
                 for (_, found) in facts.evidence.iter_mut().filter(|(key, _)| key.tool == revoked.tool) {
                     let about = |proof: &Arc<Evidence>| revoked.about.as_ref().is_none_or(|about| proof.entities.contains(about));
                     if found.as_ref().is_some_and(about) {
@@ -460,7 +467,7 @@ fn assume(facts: &mut Facts, assumed: &[Assumed]) {
                     }
                 }
             }
-            Assumed::Marked((name, value)) => {
+            Assumed::SetMark((name, value)) => {
                 if let Some(mark) = facts.marks.get_mut(&**name) {
                     mark.clone_from(value);
                 }

@@ -14,33 +14,33 @@ use crate::store::Hold;
 
 /// Result of the gates before the tool.
 pub(super) enum Admitted {
-    Pass(Box<Passed>),
+    Admitted(Box<Passed>),
     Replay(Outcome),
 }
 
 /// Result of the claim.
 pub(super) enum Claim {
     /// Everything that must be settled later is claimed.
-    Held,
+    Claimed,
     /// An identical call was first and has ended.
     Replay(Outcome),
 }
 
 pub(super) struct Passed {
     pub(super) agent: Arc<Agent>,
-    pub(super) permit: Granted,
+    pub(super) authorization: Granted,
     pub(super) version: u64,
     /// The session as the tool sees it. `None` after the tool has run.
     pub(super) state: Option<Arc<State>>,
-    pub(super) hold: Option<Hold>,
+    pub(super) session_lock: Option<Hold>,
     pub(super) remaining: Remaining,
     /// A later identical call may replay the outcome.
-    pub(super) recallable: bool,
+    pub(super) is_recallable: bool,
     pub(super) key: SessionKey,
     /// The client ran the tool and reports the result.
-    pub(super) reported: bool,
+    pub(super) is_reported: bool,
     /// The run, if the client ran other arguments than the admitted ones.
-    pub(super) ran: Option<Otherwise>,
+    pub(super) mismatched_run: Option<Otherwise>,
 }
 
 impl Passed {
@@ -48,8 +48,8 @@ impl Passed {
     ///
     /// Toolgate cannot roll back what a client has done.
     pub(super) fn effects_of_failure(&self) -> Effects {
-        match self.permit.tool().effects_of_failure() {
-            Effects::RolledBack if self.reported => Effects::Unknown,
+        match self.authorization.tool().effects_of_failure() {
+            Effects::RolledBack if self.is_reported => Effects::Unknown,
             other => other,
         }
     }

@@ -32,16 +32,16 @@ impl Toolgate {
     /// # Errors
     /// The store is unavailable.
     pub async fn reconcile(&self) -> Result<Vec<(CallId, Reconciled)>, StoreError> {
-        self.reconcile_those(|_| true).await
+        self.reconcile_matching(|_| true).await
     }
 
     /// Reconciles the pending calls for which `wanted` returns true.
     ///
     /// # Errors
     /// As for [`Toolgate::reconcile`].
-    pub async fn reconcile_those(&self, mut wanted: impl FnMut(&Intent) -> bool) -> Result<Vec<(CallId, Reconciled)>, StoreError> {
+    pub async fn reconcile_matching(&self, mut wanted: impl FnMut(&Intent) -> bool) -> Result<Vec<(CallId, Reconciled)>, StoreError> {
         let mut found = Vec::new();
-        for intent in self.pending().await?.into_iter().filter(|intent| wanted(intent)) {
+        for intent in self.pending_calls().await?.into_iter().filter(|intent| wanted(intent)) {
             let call = intent.call;
             found.push((call, self.reconcile_one(intent).await?));
         }
@@ -53,7 +53,7 @@ impl Toolgate {
         let Some(reconcile) = tool.and_then(|tool| tool.spec.reconcile.as_ref()) else {
             return Ok(Reconciled::Unknown(format!("`{}` declares no `reconcile` tool", intent.tool)));
         };
-        let Some(arguments) = self.asked(&intent).await? else {
+        let Some(arguments) = self.recorded_arguments(&intent).await? else {
             return Ok(Reconciled::Unknown("the arguments of the call are not recorded".to_owned()));
         };
         let question = match reconcile.ask(&arguments) {
@@ -62,7 +62,7 @@ impl Toolgate {
         };
         // A separate session, because the model does not make this call and it must not count as a
         // loop.
-        let key = SessionKey { session: format!("reconcile-{}", CallId::fresh()).into(), ..intent.key.clone() };
+        let key = SessionKey { session: format!("reconcile-{}", CallId::generate()).into(), ..intent.key.clone() };
         let answer = self.call(Call::new(key, reconcile.tool.to_string(), question)).await;
         let result = match answer.outcome {
             Outcome::Success(output) => output.value,
@@ -85,7 +85,7 @@ impl Toolgate {
     }
 
     /// Returns the arguments of the call, without its secrets.
-    async fn asked(&self, intent: &Intent) -> Result<Option<Arc<Value>>, StoreError> {
+    async fn recorded_arguments(&self, intent: &Intent) -> Result<Option<Arc<Value>>, StoreError> {
         if let Some(row) = &intent.row {
             return Ok(Some(Arc::clone(&row.arguments)));
         }

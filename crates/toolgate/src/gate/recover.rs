@@ -18,18 +18,18 @@ impl Toolgate {
     ///
     /// A spooled row may revoke evidence that the call relies on. While the rows cannot be
     /// appended, no call is admitted.
-    pub(super) async fn take_in_spooled(&self) -> Result<(), Stop> {
+    pub(super) async fn flush_spool(&self) -> Result<(), Stop> {
         if self.0.spool.is_waiting() {
-            Box::pin(self.recover()).await?;
+            Box::pin(self.recover_spool()).await?;
         }
         Ok(())
     }
 
     /// Appends spooled rows after a successful commit, unless another task is doing so.
-    pub(super) async fn take_in_meanwhile(&self) {
+    pub(super) async fn try_flush_spool(&self) {
         if self.0.spool.is_waiting()
-            && let Ok(mut last) = self.0.spool.taking.try_lock()
-            && let Err(error) = Box::pin(self.take_turn(&mut last)).await
+            && let Ok(mut last) = self.0.spool.drain_lock.try_lock()
+            && let Err(error) = Box::pin(self.flush_in_turn(&mut last)).await
         {
             tracing::warn!(%error, "cannot append spooled rows yet");
         }
@@ -42,11 +42,11 @@ impl Toolgate {
     ///
     /// # Errors
     /// The store is still unavailable, or the spool cannot be read. The rows stay in the spool.
-    pub async fn recover(&self) -> Result<usize, StoreError> {
+    pub async fn recover_spool(&self) -> Result<usize, StoreError> {
         let spool = &self.0.spool;
-        let came = spool.tries.load(Ordering::SeqCst);
+        let came = spool.drain_attempts.load(Ordering::SeqCst);
         // A concurrent task waits until the rows are appended.
-        let mut last = spool.taking.lock().await;
+        let mut last = spool.drain_lock.lock().await;
         // An attempt that started later and failed also answers for the tasks that waited for it.
         // Otherwise each waiting task would retry in turn.
         if let Some((began, error)) = &*last
@@ -54,26 +54,26 @@ impl Toolgate {
         {
             return Err(error.clone());
         }
-        self.take_turn(&mut last).await
+        self.flush_in_turn(&mut last).await
     }
 
-    async fn take_turn(&self, last: &mut Option<(u64, StoreError)>) -> Result<usize, StoreError> {
-        let began = self.0.spool.tries.fetch_add(1, Ordering::SeqCst) + 1;
-        let recovered = self.take_in_all().await;
+    async fn flush_in_turn(&self, last: &mut Option<(u64, StoreError)>) -> Result<usize, StoreError> {
+        let began = self.0.spool.drain_attempts.fetch_add(1, Ordering::SeqCst) + 1;
+        let recovered = self.flush_all_rows().await;
         *last = recovered.as_ref().err().map(|error| (began, error.clone()));
         recovered
     }
 
-    async fn take_in_all(&self) -> Result<usize, StoreError> {
+    async fn flush_all_rows(&self) -> Result<usize, StoreError> {
         // Try a single row first. While the store is unavailable, the spool is not read in full.
         if let Some((first, before)) = self.0.spool.first() {
-            self.introduce_those_of(std::slice::from_ref(&first));
+            self.register_definitions_of(std::slice::from_ref(&first));
             self.0.store.take_in_all(std::slice::from_ref(&first)).await?;
             self.0.spool.has_stored(before + 1);
         }
         let failed = |error: io::Error| StoreError(format!("{}: {error}", self.0.spool.path().display()));
         let taken = self.0.spool.take().map_err(failed)?;
-        self.introduce_those_of(&taken.rows);
+        self.register_definitions_of(&taken.rows);
         // One transaction for many rows, so that waiting calls do not wait for one disk sync per
         // row.
         let mut unfit = Vec::new();
@@ -84,7 +84,7 @@ impl Toolgate {
         // A row that the store can never accept must not block the others.
         self.0.spool.put_aside(&taken, &unfit).and_then(|()| self.0.spool.taken(&taken)).map_err(failed)?;
         // The rows in memory are appended, but unread files may contain further revocations.
-        if let Some(error) = taken.unread {
+        if let Some(error) = taken.read_error {
             return Err(failed(error));
         }
         if let Err(error) = self.0.spool.sweep() {
@@ -94,8 +94,8 @@ impl Toolgate {
     }
 
     /// Rows of other processes may refer to other configurations. Register their definitions too.
-    fn introduce_those_of(&self, rows: &[Arc<Row>]) {
-        let own = |config: &Digest| self.0.agents.values().any(|agent| agent.config == *config && !agent.definition.is_empty());
+    fn register_definitions_of(&self, rows: &[Arc<Row>]) {
+        let own = |config: &Digest| self.0.agents.values().any(|agent| agent.definition_digest == *config && !agent.definition.is_empty());
         let others: BTreeSet<Digest> = rows.iter().map(|row| row.config).filter(|config| !own(config)).collect();
         for config in others {
             if let Some(definition) = self.0.spool.definition(config) {

@@ -49,12 +49,12 @@ pub enum Ruling {
 impl Ruling {
     /// Returns the decision about a recorded call.
     #[must_use]
-    pub fn of(row: &Row) -> Self {
+    pub fn of_row(row: &Row) -> Self {
         match (row.decision, row.outcome.error()) {
             (Decision::Replayed, _) => Self::Replayed,
             // A call that was rejected after the claim was admitted before. A report without
             // admission was not.
-            (Decision::Refused, Some(error)) if row.gate < Gate::Run || !row.is_a_call() => {
+            (Decision::Refused, Some(error)) if row.gate < Gate::Run || !row.is_call() => {
                 Self::Refused { gate: row.gate, rule: row.rule.clone(), code: error.code.to_string(), message: error.message.clone() }
             }
             _ => Self::Admitted,
@@ -63,7 +63,7 @@ impl Ruling {
 
     /// Compares gate, rule and code, but not messages.
     #[must_use]
-    pub fn is_same(&self, other: &Self) -> bool {
+    pub fn is_equivalent(&self, other: &Self) -> bool {
         match (self, other) {
             // The answer of a person (none, denied or late) is not a decision of the configuration.
             (Self::Refused { gate: Gate::Approval, .. }, Self::Refused { gate: Gate::Approval, .. }) => true,
@@ -134,7 +134,7 @@ impl Replay {
     /// # Errors
     /// The system provides no random numbers.
     pub fn new(agents: impl IntoIterator<Item = Agent>) -> std::io::Result<Self> {
-        Theatre::new(agents.into_iter().map(Arc::new), Arc::new(Stage::on_facts())).map(Self)
+        Theatre::new(agents.into_iter().map(Arc::new), Arc::new(Stage::from_facts())).map(Self)
     }
 
     /// Replays with the agents of a runtime.
@@ -142,22 +142,22 @@ impl Replay {
     /// # Errors
     /// The system provides no random numbers.
     pub fn of(gate: &Toolgate) -> std::io::Result<Self> {
-        Theatre::new(gate.0.agents.values().cloned(), Arc::new(Stage::on_facts())).map(Self)
+        Theatre::new(gate.0.agents.values().cloned(), Arc::new(Stage::from_facts())).map(Self)
     }
 
     /// Repeats the decision about a recorded call.
     pub async fn decide(&self, row: &Row) -> Compared {
-        if !row.is_a_call() {
+        if !row.is_call() {
             return Compared::Circumstance("the row is not a call: it settles an earlier call".to_owned());
         }
-        let was = Ruling::of(row);
-        if let Some(why) = circumstance(&was, row) {
+        let was = Ruling::of_row(row);
+        if let Some(why) = circumstance_of(&was, row) {
             return Compared::Circumstance(why);
         }
-        let _one = self.0.one.lock().await;
-        match self.0.judge(row, Vec::new()).await {
+        let _one = self.0.call_lock.lock().await;
+        match self.0.replay_gates(row, Vec::new()).await {
             Judged::Unknown(why, _) => Compared::Undecidable(why),
-            Judged::Decided(now, _) if was.is_same(&now) => Compared::Same,
+            Judged::Decided(now, _) if was.is_equivalent(&now) => Compared::Same,
             Judged::Decided(now, _) => Compared::Differs(now),
         }
     }
@@ -174,11 +174,11 @@ type Open = (Box<Passed>, Box<Trail>);
 
 /// A runtime that only replays.
 struct Theatre {
-    gate: Toolgate,
-    stage: Arc<Stage>,
+    toolgate: Toolgate,
+    store: Arc<Stage>,
     clock: Arc<ManualClock>,
     /// The store answers for one call at a time.
-    one: tokio::sync::Mutex<()>,
+    call_lock: tokio::sync::Mutex<()>,
 }
 
 /// Reason for a call that was rejected before its arguments were read.
@@ -201,59 +201,59 @@ impl Theatre {
     fn new(agents: impl Iterator<Item = Arc<Agent>>, stage: Arc<Stage>) -> std::io::Result<Self> {
         let clock = Arc::new(ManualClock::at(jiff::Timestamp::UNIX_EPOCH));
         let mut builder: ToolgateBuilder = Toolgate::builder().store(stage.clone()).clock(clock.clone());
-        builder.agents = agents.map(|agent| (Arc::clone(&agent.name), Arc::new(agent.on_stage(&stage)))).collect();
-        Ok(Self { gate: builder.build()?, stage, clock, one: tokio::sync::Mutex::new(()) })
+        builder.agents = agents.map(|agent| (Arc::clone(&agent.name), Arc::new(agent.for_replay(&stage)))).collect();
+        Ok(Self { toolgate: builder.build()?, store: stage, clock, call_lock: tokio::sync::Mutex::new(()) })
     }
 
     /// Prepares the replay of a recorded call and sets the clock to its time.
-    fn bring(&self, row: &Row) -> (Call, Box<Trail>, Watch) {
+    fn prepare_call(&self, row: &Row) -> (Call, Box<Trail>, Watch) {
         self.clock.set(row.at);
         let watch = Watch::on();
-        self.stage.set(row, &watch);
+        self.store.set_current_row(row, &watch);
         let mut call = Call::new(row.key.clone(), row.tool.to_string(), Arguments::Value((*row.arguments).clone()));
-        (call.turn, call.turned_away, call.misread) = (row.turn, row.facts.turned_away.clone(), row.facts.misread);
+        (call.turn, call.transport_rejection, call.is_unparsable) = (row.turn, row.facts.turned_away.clone(), row.facts.misread);
         // A recall by key implies a key, and a pause at the claim implies a claim. Any key works,
         // because the row records what was found under it.
         let keyed = row.facts.recalled_by == Some(RecalledBy::Key) || (row.gate == Gate::Claim && row.facts.paused.is_some());
         call.idempotency_key = keyed.then(|| row.call.to_string());
-        let mut trail = Trail::unseen(&self.gate, &call, Some(row.call));
+        let mut trail = Trail::for_explain(&self.toolgate, &call, Some(row.call));
         trail.facts.watch = watch.clone();
         // The client ran the recorded call too.
-        trail.apart = row.facts.reported && Ruling::of(row) == Ruling::Admitted;
+        trail.is_run_by_client = row.facts.reported && Ruling::of_row(row) == Ruling::Admitted;
         // Use the recorded home directory. Rows without one use the current home directory.
         trail.facts.home.clone_from(&row.facts.home);
         (call, trail, watch)
     }
 
     /// Reports whether a redacted tool name in a row may match a tool here.
-    fn may_know(&self, row: &Row) -> bool {
-        let agent = self.gate.agent(&row.key.agent).filter(|_| is_marked(&row.tool));
-        agent.is_some_and(|agent| agent.tools.keys().any(|name| may_be(&row.tool, name)))
+    fn may_match_tool(&self, row: &Row) -> bool {
+        let agent = self.toolgate.agent(&row.key.agent).filter(|_| is_marked(&row.tool));
+        agent.is_some_and(|agent| agent.tools.keys().any(|name| may_match_name(&row.tool, name)))
     }
 
     /// Runs the gates before the tool for a recorded call. `taken` is the evidence that earlier
     /// calls of the same batch revoke.
-    async fn judge(&self, row: &Row, taken: Vec<Revoked>) -> Judged {
-        let (call, mut trail, watch) = self.bring(row);
+    async fn replay_gates(&self, row: &Row, taken: Vec<Revoked>) -> Judged {
+        let (call, mut trail, watch) = self.prepare_call(row);
         // Unparsable or unread arguments and their size are not recorded.
         let unread = row.arguments.is_null() && row.digest.is_none();
         if unread && row.gate == Gate::Validate {
             return Judged::Unknown("the arguments could not be parsed, so they are not recorded".to_owned(), None);
         }
         // A rule in Rust code does not say which arguments it checks.
-        let tool = self.gate.agent(&row.key.agent).and_then(|agent| agent.tools.get(&row.tool));
+        let tool = self.toolgate.agent(&row.key.agent).and_then(|agent| agent.tools.get(&row.tool));
         let opaque = tool.and_then(|tool| tool.governed_by.iter().find(|attached| attached.policy.definition() == attached.policy.name()));
         if let Some(rule) = opaque.filter(|_| is_redacted(&row.arguments)) {
             return Judged::Unknown(format!("an argument is redacted, and the rule `{}` may check it", rule.policy.name()), None);
         }
-        let planned = self.stage.without(&row.key, taken).await;
-        let admitted = Box::pin(self.gate.admit_call(&call, &mut trail, planned.as_ref())).await;
+        let planned = self.store.state_without(&row.key, taken).await;
+        let admitted = Box::pin(self.toolgate.run_admission_gates(&call, &mut trail, planned.as_ref())).await;
         if unread {
             watch.unknown(|| UNREAD.to_owned());
         }
         let ruling = match admitted {
-            Ok(Admitted::Pass(mut passed)) => {
-                passed.hold = None;
+            Ok(Admitted::Admitted(mut passed)) => {
+                passed.session_lock = None;
                 return match watch.told() {
                     Some(why) => Judged::Unknown(why, Some((passed, trail))),
                     None => Judged::Decided(Ruling::Admitted, Some((passed, trail))),
@@ -262,7 +262,7 @@ impl Theatre {
             Ok(Admitted::Replay(_)) => Ruling::Replayed,
             Err(stop) => {
                 let gate = stop.gate.unwrap_or_else(|| trail.gate());
-                if gate == Gate::Resolve && self.may_know(row) {
+                if gate == Gate::Resolve && self.may_match_tool(row) {
                     return Judged::Unknown("the tool name is redacted, and may match an existing tool".to_owned(), None);
                 }
                 if gate == Gate::Validate && unread {
@@ -283,13 +283,13 @@ impl Theatre {
 }
 
 /// Reports whether a partly redacted name may be this name.
-fn may_be(marked: &str, name: &str) -> bool {
+fn may_match_name(marked: &str, name: &str) -> bool {
     let (before, after) = (marked.split("[redacted ").next().unwrap_or_default(), marked.rsplit(']').next().unwrap_or_default());
     name.len() > before.len() + after.len() && name.starts_with(before) && name.ends_with(after)
 }
 
 /// Explains that a rejection depended on circumstances, if it did.
-fn circumstance(was: &Ruling, row: &Row) -> Option<String> {
+fn circumstance_of(was: &Ruling, row: &Row) -> Option<String> {
     let Ruling::Refused { code, gate, rule, .. } = was else { return None };
     // The session's time limit can be checked from the record.
     let wall = code == code::DEADLINE_EXCEEDED && *gate == Gate::Limits && row.facts.opened.is_some() && !row.facts.late;
@@ -299,6 +299,10 @@ fn circumstance(was: &Ruling, row: &Row) -> Option<String> {
     let ruled = rule.is_some() && matches!(gate, Gate::Recall | Gate::Policy | Gate::Claim);
     let moment = (CIRCUMSTANCES.contains(&code.as_str()) && !ruled) || *gate == Gate::Hooks || named;
     (moment && !wall).then(|| {
-        if named { "the call named an approval, and its result depended on a person".to_owned() } else { format!("`{code}` depended on circumstances that are not recorded") }
+        if named {
+            "the call named an approval, and its result depended on a person".to_owned()
+        } else {
+            format!("`{code}` depended on circumstances that are not recorded")
+        }
     })
 }

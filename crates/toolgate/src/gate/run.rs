@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::pass::Passed;
 use super::trail::Trail;
-use super::{Toolgate, nearest};
+use super::{Toolgate, earlier_deadline};
 use crate::code;
 use crate::context::{Ctx, Parts, Txn};
 use crate::error::{Effects, ToolError};
@@ -25,21 +25,21 @@ pub(super) struct Ran {
     pub(super) result: Result<Value, Failure>,
     pub(super) txn: Txn,
     /// The service reports that the requested object does not exist: a success without a value.
-    pub(super) empty: bool,
+    pub(super) is_empty: bool,
     /// A file could not be rolled back.
-    pub(super) unclean: bool,
+    pub(super) is_unclean: bool,
     /// The tool was started.
-    pub(super) begun: bool,
+    pub(super) has_started: bool,
 }
 
 impl Ran {
     /// Builds the result of a run that was stopped before the tool started.
-    pub(super) fn not_begun(failure: Failure) -> Self {
-        Self { begun: false, ..Self::ended(Err(failure.effects(Effects::None)), Txn::default()) }
+    pub(super) fn not_started(failure: Failure) -> Self {
+        Self { has_started: false, ..Self::ended(Err(failure.effects(Effects::None)), Txn::default()) }
     }
 
     pub(super) const fn ended(result: Result<Value, Failure>, txn: Txn) -> Self {
-        Self { result, txn, empty: false, unclean: false, begun: true }
+        Self { result, txn, is_empty: false, is_unclean: false, has_started: true }
     }
 }
 
@@ -51,12 +51,12 @@ pub(super) enum Failed {
 
 /// Decides the effects of a failure. Effects that the tool does not declare are assumed at their
 /// worst.
-pub(super) fn weigh(failure: Failure, passed: &Passed) -> Failed {
+pub(super) fn resolve_effects(failure: Failure, passed: &Passed) -> Failed {
     match failure.into_kind() {
         Kind::Signal(signal) => Failed::Signal(signal),
         Kind::Error { error, effects, .. } => {
             // A read has no effects, unless the client ran something else.
-            let reads = passed.permit.tool().spec.effect == Effect::Read && error.code != code::NOT_AS_ADMITTED;
+            let reads = passed.authorization.tool().spec.effect == Effect::Read && error.code != code::NOT_AS_ADMITTED;
             let effects = effects.filter(|_| !reads).unwrap_or_else(|| passed.effects_of_failure());
             let mut error = error.with_effects(effects);
             if error.retryable && error.retry_after_ms.is_none() {
@@ -75,40 +75,40 @@ impl Toolgate {
     ///
     /// A retry is safe for a read, an idempotent tool, or a request that was provably not sent. The
     /// timeout covers all attempts.
-    pub(super) async fn run(&self, passed: &Passed, trail: &mut Trail) -> Ran {
-        trail.at(Gate::Run);
-        let spec = &passed.permit.tool().spec;
+    pub(super) async fn run_tool(&self, passed: &Passed, trail: &mut Trail) -> Ran {
+        trail.enter_gate(Gate::Run);
+        let spec = &passed.authorization.tool().spec;
         let timeout = Instant::now().checked_add(spec.timeout);
         let mut delays = backon::ExponentialBuilder::default()
             .with_min_delay(spec.retry.delay)
             .with_max_times(spec.retry.times as usize)
             .with_jitter()
             .build();
-        if let Some(failure) = over_before_it_began(trail) {
-            return Ran::not_begun(failure);
+        if let Some(failure) = failure_before_start(trail) {
+            return Ran::not_started(failure);
         }
         let (mut logs, mut spent, mut dirty) = (Vec::new(), None::<Spend>, false);
         loop {
-            let mut ran = self.attempt(passed, trail, timeout).await;
+            let mut ran = self.run_once(passed, trail, timeout).await;
             logs.append(&mut ran.txn.logs);
-            spent = match (spent, ran.txn.spent) {
+            spent = match (spent, ran.txn.cost) {
                 (Some(before), Some(now)) => Some(before.plus(now)),
                 (before, now) => before.or(now),
             };
-            let delay = (may_retry(&ran, passed.permit.tool()) && !trail.cancel.is_cancelled()).then(|| delays.next()).flatten();
+            let delay = (can_retry(&ran, passed.authorization.tool()) && !trail.cancel.is_cancelled()).then(|| delays.next()).flatten();
             // Never retry sooner than the tool asks. For longer delays, tell the model to wait
             // instead.
             let told = ran.result.as_ref().err().and_then(Failure::retry_after).unwrap_or_default();
             let delay = delay.filter(|_| told <= MOMENT).map(|delay| delay.max(told));
-            let end = nearest(timeout, trail.deadline);
+            let end = earlier_deadline(timeout, trail.deadline);
             let in_time = |delay: Duration| Instant::now().checked_add(delay).is_some_and(|then| end.is_none_or(|end| then < end));
             if let Some(delay) = delay.filter(|delay| in_time(*delay)) {
                 // Undo the file changes of the failed attempt before the next one starts.
-                ran.unclean = !rolled_back(&mut ran.txn);
-                if !ran.unclean {
+                ran.is_unclean = !roll_back_files(&mut ran.txn);
+                if !ran.is_unclean {
                     tokio::select! {
                         () = Box::pin(tokio::time::sleep(delay)) => {
-                            dirty |= !left_behind(&ran, passed).is_clean();
+                            dirty |= !effects_of_attempt(&ran, passed).is_clean();
                             trail.retries += 1;
                             continue;
                         }
@@ -117,19 +117,19 @@ impl Toolgate {
                 }
             }
             // A later attempt without effects does not undo the effects of an earlier attempt.
-            ran.unclean |= dirty && ran.result.is_err();
+            ran.is_unclean |= dirty && ran.result.is_err();
             ran.txn.logs = logs;
-            ran.txn.spent = spent;
+            ran.txn.cost = spent;
             return ran;
         }
     }
 
-    async fn attempt(&self, passed: &Passed, trail: &Trail, timeout: Option<Instant>) -> Ran {
-        let tool = passed.permit.tool();
-        let (Some(handler), Some(permit)) = (&tool.handler, passed.permit.to_run()) else {
+    async fn run_once(&self, passed: &Passed, trail: &Trail, timeout: Option<Instant>) -> Ran {
+        let tool = passed.authorization.tool();
+        let (Some(handler), Some(permit)) = (&tool.handler, passed.authorization.run_permit()) else {
             let failure =
                 Failure::of(code::NO_HANDLER, format!("`{}` is run by the client; admit the call and report the result", tool.spec.name));
-            return Ran::not_begun(failure);
+            return Ran::not_started(failure);
         };
         let ctx = Ctx::new(Parts {
             call: trail.id,
@@ -139,10 +139,10 @@ impl Toolgate {
             resources: passed.agent.resources.clone(),
             store: self.0.store.clone(),
             expects: permit.expects().to_vec(),
-            deadline: nearest(timeout, trail.deadline),
+            deadline: earlier_deadline(timeout, trail.deadline),
             remaining: passed.remaining,
             cancel: trail.cancel.clone(),
-            carried: trail.carried.clone(),
+            extension: trail.extension.clone(),
         });
         // `catch_unwind` also covers the part of the handler before its first await.
         let own = ctx.clone();
@@ -152,21 +152,21 @@ impl Toolgate {
             biased;
             ended = work => {
                 over = true;
-                ended.unwrap_or_else(|panic| Err(panicked(&tool.spec.name, panic.as_ref())))
+                ended.unwrap_or_else(|panic| Err(panic_failure(&tool.spec.name, panic.as_ref())))
             }
             () = trail.cancel.cancelled() => Err(Failure::of(code::CANCELLED, "the call was cancelled while it ran")),
-            () = out_of_time(trail.deadline, &ctx) => Err(Failure::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while it ran")),
-            () = until(timeout) => Err(Failure::of(code::TIMEOUT, format!("`{}` timed out after {:?}", tool.spec.name, tool.spec.timeout))),
-            every = heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::of(code::HEARTBEAT_MISSED, format!("`{}` sent no heartbeat for {every:?}", tool.spec.name))),
+            () = wait_for_deadline(trail.deadline, &ctx) => Err(Failure::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while it ran")),
+            () = sleep_until(timeout) => Err(Failure::of(code::TIMEOUT, format!("`{}` timed out after {:?}", tool.spec.name, tool.spec.timeout))),
+            every = wait_for_missed_heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::of(code::HEARTBEAT_MISSED, format!("`{}` sent no heartbeat for {every:?}", tool.spec.name))),
         };
         // Background work that the tool started must end too.
         if !over {
-            ctx.cancelled().cancel();
+            ctx.cancellation_token().cancel();
         }
-        let txn = ctx.end();
+        let txn = ctx.finish();
         match result {
             Err(failure) if failure.status().is_some_and(|status| tool.spec.empty_statuses.contains(&status)) => {
-                Ran { empty: true, ..Ran::ended(Ok(Value::Null), txn) }
+                Ran { is_empty: true, ..Ran::ended(Ok(Value::Null), txn) }
             }
             result => Ran::ended(result, txn),
         }
@@ -174,7 +174,7 @@ impl Toolgate {
 }
 
 /// Returns a failure if the call was cancelled or its deadline passed before the start.
-fn over_before_it_began(trail: &Trail) -> Option<Failure> {
+fn failure_before_start(trail: &Trail) -> Option<Failure> {
     let why = if trail.cancel.is_cancelled() {
         Failure::of(code::CANCELLED, "the call was cancelled before the tool began")
     } else if trail.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
@@ -186,20 +186,20 @@ fn over_before_it_began(trail: &Trail) -> Option<Failure> {
 }
 
 /// Returns the effects of a failed attempt. A read has none, whatever it declares.
-fn left_behind(ran: &Ran, passed: &Passed) -> Effects {
-    let reads = passed.permit.tool().spec.effect == Effect::Read;
+fn effects_of_attempt(ran: &Ran, passed: &Passed) -> Effects {
+    let reads = passed.authorization.tool().spec.effect == Effect::Read;
     let declared = ran.result.as_ref().err().and_then(Failure::declared_effects).filter(|_| !reads);
     declared.unwrap_or_else(|| passed.effects_of_failure())
 }
 
-fn may_retry(ran: &Ran, tool: &Registered) -> bool {
+fn can_retry(ran: &Ran, tool: &Registered) -> bool {
     let Err(failure) = &ran.result else { return false };
     let safe = tool.spec.effect == Effect::Read || tool.spec.idempotent || failure.declared_effects().is_some_and(Effects::is_clean);
     failure.is_retryable() && safe
 }
 
 /// Undoes the file changes of a run. Returns true if everything was restored.
-pub(super) fn rolled_back(txn: &mut Txn) -> bool {
+pub(super) fn roll_back_files(txn: &mut Txn) -> bool {
     match txn.files.take().map(|mut files| files.rollback()) {
         None | Some(Ok(())) => true,
         Some(Err(error)) => {
@@ -209,7 +209,7 @@ pub(super) fn rolled_back(txn: &mut Txn) -> bool {
     }
 }
 
-pub(super) fn panicked(tool: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
+pub(super) fn panic_failure(tool: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
     let said = panic.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
     // The panic message goes to the operator only.
     tracing::error!(tool, panic = said.as_deref().unwrap_or("?"), "tool panicked");
@@ -219,7 +219,7 @@ pub(super) fn panicked(tool: &str, panic: &(dyn std::any::Any + Send)) -> Failur
 /// Waits until a moment, or forever.
 ///
 /// The timer is boxed because most work ends before it is polled. This keeps waiting futures small.
-pub(super) async fn until(moment: Option<Instant>) {
+pub(super) async fn sleep_until(moment: Option<Instant>) {
     match moment {
         Some(moment) => Box::pin(tokio::time::sleep_until(moment)).await,
         None => std::future::pending().await,
@@ -230,16 +230,16 @@ pub(super) async fn until(moment: Option<Instant>) {
 ///
 /// The tool is cancelled before it is dropped, because its own timeout is longer. An upstream that
 /// has not answered in the shorter time is not at fault.
-async fn out_of_time(deadline: Option<Instant>, ctx: &Ctx) {
-    until(deadline).await;
-    ctx.cancelled().cancel();
+async fn wait_for_deadline(deadline: Option<Instant>, ctx: &Ctx) {
+    sleep_until(deadline).await;
+    ctx.cancellation_token().cancel();
 }
 
 /// Waits until the run misses a heartbeat. Returns the interval.
-async fn heartbeat(ctx: &Ctx, every: Option<Duration>) -> Duration {
+async fn wait_for_missed_heartbeat(ctx: &Ctx, every: Option<Duration>) -> Duration {
     let Some(every) = every else { return std::future::pending().await };
     loop {
-        let Some(due) = ctx.last_beat().checked_add(every) else { return std::future::pending().await };
+        let Some(due) = ctx.last_heartbeat().checked_add(every) else { return std::future::pending().await };
         if due <= Instant::now() {
             return every;
         }

@@ -22,13 +22,13 @@ fn is_declared(spec: &Spec, place: &str, name: &str) -> bool {
 }
 
 /// Returns the entities that store what the tool writes.
-fn keeping(spec: &Spec) -> impl Iterator<Item = &(Arc<str>, json::Pointer)> {
+fn storing_entities(spec: &Spec) -> impl Iterator<Item = &(Arc<str>, json::Pointer)> {
     spec.entities.iter().filter(move |(name, _)| spec.keeps.contains(name))
 }
 
 /// Pairs each storing entity with its id in unchecked arguments. Only text and numbers are ids.
-fn called<'a>(spec: &'a Spec, ran: Option<&'a Value>) -> impl Iterator<Item = (&'a Arc<str>, Option<&'a Value>)> {
-    keeping(spec).map(move |(name, path)| {
+fn entity_ids<'a>(spec: &'a Spec, ran: Option<&'a Value>) -> impl Iterator<Item = (&'a Arc<str>, Option<&'a Value>)> {
+    storing_entities(spec).map(move |(name, path)| {
         let value = ran.and_then(|ran| path.get(ran));
         (name, value.filter(|value| value.is_string() || value.is_number()))
     })
@@ -37,37 +37,37 @@ fn called<'a>(spec: &'a Spec, ran: Option<&'a Value>) -> impl Iterator<Item = (&
 /// Returns what a call writes from its admission on, and the entities that it writes to if it runs.
 ///
 /// The values count as written even if the call is abandoned.
-pub(super) fn intended(agent: &Agent, spec: &Spec, given: &Value) -> (Option<Box<Seen>>, Vec<String>) {
-    if agent.watched.is_none() {
+pub(super) fn intended_writes(agent: &Agent, spec: &Spec, given: &Value) -> (Option<Box<Seen>>, Vec<String>) {
+    if agent.tracked_sources.is_none() {
         return (None, Vec::new());
     }
     // An entity that only the result names is recorded at the commit.
     let named = |(name, path): &(Arc<str>, json::Pointer)| {
-        let values: Vec<&Value> = path.all(given).into_iter().filter(|value| !value.is_null()).collect();
+        let values: Vec<&Value> = path.get_all(given).into_iter().filter(|value| !value.is_null()).collect();
         if values.is_empty() { Vec::new() } else { Carrier::entities(name, values) }
     };
     let mut seen = Seen::new(&agent.name);
     seen.write(given, &|place, name| is_declared(spec, place, name));
-    (Some(Box::new(seen)), Carrier::keys(&agent.name, keeping(spec).flat_map(named)))
+    (Some(Box::new(seen)), Carrier::keys(&agent.name, storing_entities(spec).flat_map(named)))
 }
 
 /// A run by a client with other arguments than the admitted ones.
 pub(super) struct Otherwise {
     /// The reported arguments. `None` if they cannot be parsed.
-    pub(super) ran: Option<Value>,
+    pub(super) arguments: Option<Value>,
     /// The result, which the model may have read.
-    pub(super) said: Value,
+    pub(super) result: Value,
 }
 
 impl Otherwise {
     pub(super) fn new(ran: Option<&Judged>, result: &Result<Value, Failure>) -> Self {
         let said = result.as_ref().map_or_else(Failure::text, Value::clone);
-        Self { ran: ran.map(|ran| ran.value().clone()), said }
+        Self { arguments: ran.map(|ran| ran.value().clone()), result: said }
     }
 
     /// Returns the entities that the run has read.
     fn sources(&self, spec: &Spec) -> Vec<Carrier> {
-        let named = spec.entities.iter().filter_map(|(name, path)| Some((name, path.all(self.ran.as_ref()?))));
+        let named = spec.entities.iter().filter_map(|(name, path)| Some((name, path.get_all(self.arguments.as_ref()?))));
         named.flat_map(|(name, values)| Carrier::entities(name, values)).collect()
     }
 }
@@ -76,78 +76,83 @@ impl Otherwise {
 ///
 /// In its own session, every reported value counts. Entities that other sessions share count only
 /// if the client could have been admitted, and only for a tool that clients run.
-pub(super) fn unadmitted(agent: &Agent, tool: &Registered, otherwise: &Otherwise, could: bool) -> Option<Box<Seen>> {
-    agent.watched.as_ref()?;
+pub(super) fn unadmitted_provenance(agent: &Agent, tool: &Registered, otherwise: &Otherwise, could: bool) -> Option<Box<Seen>> {
+    agent.tracked_sources.as_ref()?;
     let mut seen = Seen::new(&agent.name);
     seen.read_from(otherwise.sources(&tool.spec));
-    let ran = otherwise.ran.as_ref();
+    let ran = otherwise.arguments.as_ref();
     match ran {
         Some(ran) => seen.write(ran, &|place, name| is_declared(&tool.spec, place, name)),
         None => seen.lose(),
     }
     if tool.spec.untrusted || seen.has_read() {
-        seen.distrust(&otherwise.said, tool.spec.untrusted);
+        seen.distrust(&otherwise.result, tool.spec.untrusted);
     }
     if could && tool.spec.external {
         let fits = ran.filter(|ran| tool.takes(ran));
-        let named = called(&tool.spec, fits).filter_map(|(name, value)| Some(Carrier::entities(name, [value?])));
+        let named = entity_ids(&tool.spec, fits).filter_map(|(name, value)| Some(Carrier::entities(name, [value?])));
         seen.wrote_to(named.flatten(), false);
     }
     Some(Box::new(seen))
 }
 
 /// Records a reported run of a tool that no longer exists. Its result is untrusted.
-pub(super) fn blindly(agent: &Agent, otherwise: &Otherwise) -> Option<Box<Seen>> {
-    agent.watched.as_ref()?;
+pub(super) fn unknown_tool_provenance(agent: &Agent, otherwise: &Otherwise) -> Option<Box<Seen>> {
+    agent.tracked_sources.as_ref()?;
     let mut seen = Seen::new(&agent.name);
-    match &otherwise.ran {
+    match &otherwise.arguments {
         Some(ran) => seen.write(ran, &|_, _| false),
         None => seen.lose(),
     }
-    seen.distrust(&otherwise.said, true);
+    seen.distrust(&otherwise.result, true);
     Some(Box::new(seen))
 }
 
 /// Records the values that a call has written and read.
 ///
 /// The model also reads the error of an untrusted tool, so errors count.
-pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>), settle: Settle, txn: &Txn) -> Option<Box<Seen>> {
-    let sources = passed.agent.watched.as_ref()?;
-    let spec = &passed.permit.tool().spec;
-    let given = passed.permit.arguments().value();
+pub(super) fn call_provenance(
+    passed: &Passed,
+    (outcome, whole): (&Outcome, Option<&Value>),
+    settle: Settle,
+    txn: &Txn,
+) -> Option<Box<Seen>> {
+    let sources = passed.agent.tracked_sources.as_ref()?;
+    let spec = &passed.authorization.tool().spec;
+    let given = passed.authorization.arguments().value();
     let declared = |place: &str, name: &str| is_declared(spec, place, name);
     let mut seen = Seen::new(&passed.agent.name);
-    let mut answer = said(outcome, whole);
+    let mut answer = model_visible_text(outcome, whole);
     let result = whole.or_else(|| outcome.success().map(|output| &output.value));
     let entity = |(name, path): &(Arc<str>, json::Pointer)| {
-        let given = path.all(given).into_iter().filter(|value| !value.is_null()).collect::<Vec<_>>();
-        let named = if given.is_empty() { result.map(|result| path.all(result)).unwrap_or_default() } else { given };
+        let given = path.get_all(given).into_iter().filter(|value| !value.is_null()).collect::<Vec<_>>();
+        let named = if given.is_empty() { result.map(|result| path.get_all(result)).unwrap_or_default() } else { given };
         Carrier::entities(name, named)
     };
-    let files = |wanted: fn(&Observation) -> Option<&String>| txn.observed.iter().filter_map(wanted).cloned().map(Carrier::File);
+    let files = |wanted: fn(&Observation) -> Option<&String>| txn.observations.iter().filter_map(wanted).cloned().map(Carrier::File);
     seen.read_from(files(|seen| if let Observation::Read(path, _) | Observation::Listed(path) = seen { Some(path) } else { None }));
     seen.read_from(spec.entities.iter().flat_map(entity));
-    if let Some(otherwise) = &passed.ran {
+    if let Some(otherwise) = &passed.mismatched_run {
         seen.read_from(otherwise.sources(spec));
-        answer = serde_json::json!([answer, otherwise.said]);
+        answer = serde_json::json!([answer, otherwise.result]);
     }
     // A call that provably did not run has written nothing.
     if settle != Settle::Released {
         let kept = matches!(outcome, Outcome::Success(_));
         seen.wrote_to(files(|seen| if let Observation::Wrote(path, _) = seen { Some(path) } else { None }), kept);
-        seen.wrote_to(keeping(spec).flat_map(entity), kept);
+        seen.wrote_to(storing_entities(spec).flat_map(entity), kept);
     }
     if spec.untrusted || seen.has_read() {
         seen.distrust(&answer, spec.untrusted);
     }
     if sources.contains(spec.name()) && matches!(outcome, Outcome::Success(_)) {
-        let source = if passed.reported { Arc::from(values::reported(spec.name())) } else { Arc::clone(&spec.name) };
+        let source = if passed.is_reported { Arc::from(values::reported(spec.name())) } else { Arc::clone(&spec.name) };
         seen.trust(source, &answer, given, &declared);
     }
     seen.write(given, &declared);
-    if let Some(Otherwise { ran, .. }) = &passed.ran {
+    if let Some(Otherwise { arguments: ran, .. }) = &passed.mismatched_run {
         // If the target entity is unknown, it may be any of them.
-        seen.wrote_to(called(spec, ran.as_ref()).flat_map(|(name, value)| Carrier::entities(name, value)), false);
+        seen.wrote_to(entity_ids(spec, ran.as_ref()).flat_map(|(name, value)| Carrier::entities(name, value)), false);
         match ran {
             Some(ran) => seen.write(ran, &declared),
             None => seen.lose(),
@@ -157,7 +162,7 @@ pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>)
 }
 
 /// Returns everything that the model reads of an outcome.
-pub(super) fn said(outcome: &Outcome, whole: Option<&Value>) -> Value {
+pub(super) fn model_visible_text(outcome: &Outcome, whole: Option<&Value>) -> Value {
     match outcome {
         Outcome::Success(output) => serde_json::json!([whole.unwrap_or(&output.value), output.message]),
         Outcome::Error(error) => serde_json::json!([error.message, error.upstream, error.errors]),

@@ -10,13 +10,13 @@ use crate::ledger::Row;
 use crate::limits::Spend;
 use crate::outcome::Answer;
 use crate::session::{Alter, State};
-use crate::tool::Failure;
 use crate::store::StoreError;
+use crate::tool::Failure;
 
 /// A session of one principal with one agent.
 #[derive(Clone)]
 pub struct Session {
-    gate: Toolgate,
+    toolgate: Toolgate,
     key: SessionKey,
 }
 
@@ -32,7 +32,7 @@ pub struct Snapshot {
 
 impl Session {
     pub(super) const fn new(gate: Toolgate, key: SessionKey) -> Self {
-        Self { gate, key }
+        Self { toolgate: gate, key }
     }
 
     /// Returns the key of the session.
@@ -43,8 +43,8 @@ impl Session {
 
     /// Returns the runtime of the session.
     #[must_use]
-    pub const fn gate(&self) -> &Toolgate {
-        &self.gate
+    pub const fn toolgate(&self) -> &Toolgate {
+        &self.toolgate
     }
 
     /// Prepares a call. Set a turn, a key or a deadline on it, then pass it to [`Toolgate::call`].
@@ -57,7 +57,7 @@ impl Session {
     /// Do not use this in a handler of the same session: the call would wait for its own session
     /// lock and fail with `busy`. Use a separate session for nested calls.
     pub async fn call(&self, tool: &str, arguments: impl Into<Arguments>) -> Answer {
-        self.gate.call(self.prepare(tool, arguments)).await
+        self.toolgate.call(self.prepare(tool, arguments)).await
     }
 
     /// Admits a call that the caller runs itself. Pass its result to [`Session::report`].
@@ -65,13 +65,13 @@ impl Session {
     /// # Errors
     /// The final answer, if the call was rejected or replayed.
     pub async fn admit(&self, tool: &str, arguments: impl Into<Arguments>) -> Result<Kept, Answer> {
-        self.gate.admit(self.prepare(tool, arguments).client_id(CallId::fresh().to_string())).await
+        self.toolgate.admit(self.prepare(tool, arguments).client_id(CallId::generate().to_string())).await
     }
 
     /// Reports the result of a call that the caller ran with the admitted arguments.
     pub async fn report(&self, deferred: &Kept, result: Result<Value, Failure>) -> Answer {
         let call = self.prepare(&deferred.tool, deferred.arguments.value().clone());
-        self.gate.report(call.client_id(deferred.client_id.clone()), result).await
+        self.toolgate.report(call.client_id(deferred.client_id.clone()), result).await
     }
 
     /// Makes the calls of one turn as one ordered plan.
@@ -80,7 +80,7 @@ impl Session {
     /// adjacent reads run in parallel, and calls with effects run one by one.
     pub async fn batch<T: Into<Arguments>>(&self, calls: impl IntoIterator<Item = (String, T)>) -> Vec<Answer> {
         let calls = calls.into_iter().map(|(tool, arguments)| self.prepare(&tool, arguments)).collect();
-        self.gate.batch(&self.key, calls).await
+        self.toolgate.batch(&self.key, calls).await
     }
 
     /// Returns the current state.
@@ -88,7 +88,7 @@ impl Session {
     /// # Errors
     /// The store is unavailable.
     pub async fn state(&self) -> Result<Arc<State>, StoreError> {
-        Ok(self.gate.0.store.session(&self.key).await?.unwrap_or_default())
+        Ok(self.toolgate.0.store.session(&self.key).await?.unwrap_or_default())
     }
 
     /// Returns a state slice.
@@ -116,7 +116,7 @@ impl Session {
         if snapshot.key != self.key {
             return Err(StoreError("the snapshot belongs to another session".to_owned()));
         }
-        self.alter(Alter::Restore(Arc::clone(&snapshot.state))).await
+        self.edit_state(Alter::Restore(Arc::clone(&snapshot.state))).await
     }
 
     /// Clears slices, evidence and policy marks.
@@ -126,7 +126,7 @@ impl Session {
     /// # Errors
     /// The store cannot record the change, or the session is busy.
     pub async fn reset(&self) -> Result<(), StoreError> {
-        self.alter(Alter::Reset).await
+        self.edit_state(Alter::Reset).await
     }
 
     /// Records the user's exact words, so that rules can distinguish values of the user from
@@ -134,8 +134,8 @@ impl Session {
     ///
     /// # Errors
     /// The store cannot record the change, or the session is busy.
-    pub async fn user_said(&self, text: &str) -> Result<(), StoreError> {
-        self.alter(Alter::Heard(text.to_owned())).await
+    pub async fn add_user_text(&self, text: &str) -> Result<(), StoreError> {
+        self.edit_state(Alter::UserText(text.to_owned())).await
     }
 
     /// Explains what would happen to a call, with every gate, every rule and the values that
@@ -143,13 +143,13 @@ impl Session {
     ///
     /// Changes nothing.
     pub async fn explain(&self, tool: &str, arguments: impl Into<Arguments>) -> Explanation {
-        self.gate.explain(&self.prepare(tool, arguments)).await
+        self.toolgate.explain(&self.prepare(tool, arguments)).await
     }
 
-    async fn alter(&self, alter: Alter) -> Result<(), StoreError> {
-        let store = &self.gate.0.store;
+    async fn edit_state(&self, alter: Alter) -> Result<(), StoreError> {
+        let store = &self.toolgate.0.store;
         let busy = || StoreError("the session is busy; retry after its calls have ended".to_owned());
-        let _hold = store.hold(&self.key, true, self.gate.0.busy_wait).await?.ok_or_else(busy)?;
+        let _hold = store.hold(&self.key, true, self.toolgate.0.busy_timeout).await?.ok_or_else(busy)?;
         store.alter(&self.key, alter).await
     }
 
@@ -158,11 +158,11 @@ impl Session {
     /// # Errors
     /// The store cannot record the change.
     pub async fn spend(&self, spend: Spend) -> Result<(), StoreError> {
-        let Some(agent) = self.gate.0.agents.get(&self.key.agent) else { return Ok(()) };
+        let Some(agent) = self.toolgate.0.agents.get(&self.key.agent) else { return Ok(()) };
         let spend = Spend::default().plus(spend);
         let charges: Vec<_> =
             agent.limits.charges(&self.key, spend).into_iter().map(|(charge, _)| charge).filter(|c| c.unit.is_spent()).collect();
-        self.gate.0.store.spend(&charges, self.gate.now()).await
+        self.toolgate.0.store.spend(&charges, self.toolgate.now()).await
     }
 
     /// Returns the ledger rows of the session, in order.
@@ -170,6 +170,6 @@ impl Session {
     /// # Errors
     /// The store is unavailable.
     pub async fn rows(&self) -> Result<Vec<Arc<Row>>, StoreError> {
-        self.gate.0.store.rows(&self.key).await
+        self.toolgate.0.store.rows(&self.key).await
     }
 }

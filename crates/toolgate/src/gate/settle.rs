@@ -9,7 +9,7 @@ use rust_decimal::Decimal;
 
 use super::conceal::Secrets;
 use super::pass::Passed;
-use super::run::{Failed, Ran, rolled_back, weigh};
+use super::run::{Failed, Ran, resolve_effects, roll_back_files};
 use super::trail::Trail;
 use super::{Stop, Toolgate, seen};
 use crate::call::CallId;
@@ -36,17 +36,17 @@ struct End {
     gate: Gate,
     decision: Decision,
     effects: Effects,
-    settle: Settle,
+    resolution: Settle,
     changes: Option<Changes>,
     outputs: Vec<(String, Arc<str>)>,
     /// The untruncated result, if provenance rules need it.
-    whole: Option<serde_json::Value>,
+    untruncated: Option<serde_json::Value>,
     /// Digest of the result of a polling call.
     result: Option<json::Digest>,
 }
 
 /// Describes a reported call whose tool no longer exists.
-pub(super) struct Blind {
+pub(super) struct UnknownToolCompletion {
     pub(super) error: ToolError,
     /// The client reports that the call ran.
     pub(super) ran: bool,
@@ -65,23 +65,23 @@ impl End {
             gate,
             decision: Decision::Failed,
             effects,
-            settle: Settle::by(effects),
+            resolution: Settle::by(effects),
             changes: None,
             outputs: Vec::new(),
-            whole: None,
+            untruncated: None,
             result,
         }
     }
 
     /// Marks the effects as unknown because the rollback failed.
-    fn unclean(mut self) -> Self {
-        self.make_unclean();
+    fn into_unclean(mut self) -> Self {
+        self.mark_unclean();
         self
     }
 
-    fn make_unclean(&mut self) {
+    fn mark_unclean(&mut self) {
         self.effects = Effects::Unknown;
-        self.settle = Settle::Pending;
+        self.resolution = Settle::Pending;
         if let Outcome::Error(error) = &mut self.outcome {
             **error = (**error).clone().with_effects(Effects::Unknown);
             error.retry_after_ms = None;
@@ -89,7 +89,7 @@ impl End {
     }
 
     /// Rewrites a row that was not stored, for a call that ended differently.
-    fn rewrite(&self, row: &Row) -> Row {
+    fn rewrite_row(&self, row: &Row) -> Row {
         let mut outcome = self.outcome.clone();
         if let Outcome::Error(error) = &mut outcome {
             error.call_id = Some(row.call);
@@ -100,34 +100,34 @@ impl End {
 
 impl Toolgate {
     /// Ends an admitted call.
-    pub(super) async fn settle(&self, passed: Box<Passed>, ran: Ran, mut trail: Box<Trail>) -> Answer {
-        let Ran { result, mut txn, empty, unclean, begun } = ran;
-        let tool = passed.permit.tool();
+    pub(super) async fn settle_call(&self, passed: Box<Passed>, ran: Ran, mut trail: Box<Trail>) -> Answer {
+        let Ran { result, mut txn, is_empty: empty, is_unclean: unclean, has_started: begun } = ran;
+        let tool = passed.authorization.tool();
         let end = match result {
             Ok(value) => {
-                trail.at(Gate::Shape);
-                match self.shape(value, empty, &passed, &mut txn, &mut trail).await {
+                trail.enter_gate(Gate::Shape);
+                match self.shape_result(value, empty, &passed, &mut txn, &mut trail).await {
                     Ok(shaped) => End {
                         outcome: Outcome::Success(shaped.output),
                         gate: Gate::Run,
                         decision: Decision::Succeeded,
                         effects: if tool.spec.effect == Effect::Read { Effects::None } else { Effects::Done },
-                        settle: Settle::Done,
+                        resolution: Settle::Done,
                         changes: Some(shaped.changes),
                         outputs: shaped.stored.into_iter().collect(),
-                        whole: shaped.whole,
+                        untruncated: shaped.untruncated,
                         result: shaped.digest,
                     },
                     Err(error) => End::failed(error.with_effects(passed.effects_of_run()), Gate::Shape),
                 }
             }
-            Err(failure) => match weigh(failure, &passed) {
+            Err(failure) => match resolve_effects(failure, &passed) {
                 Failed::Error(mut error) => {
-                    Secrets::among(passed.permit.arguments().value(), tool).conceal(&mut error);
+                    Secrets::from_arguments(passed.authorization.arguments().value(), tool).mask_error(&mut error);
                     // The tool's redirect is unverified. If the caller cannot use the target, the
                     // error remains and the redirect is dropped.
                     let to = error.redirect_tool.clone();
-                    let error = Box::pin(self.signposted(*error, &passed.agent, &passed.key)).await;
+                    let error = Box::pin(self.strip_unreachable_redirects(*error, &passed.agent, &passed.key)).await;
                     if let Some(to) = to.filter(|_| error.redirect_tool.is_none()) {
                         tracing::warn!(tool = tool.spec.name(), to = %shown(&to), "a tool redirects to a tool that this caller cannot use");
                     }
@@ -135,39 +135,39 @@ impl Toolgate {
                 }
                 // A signal asks for something before the tool acts, so nothing has happened yet.
                 Failed::Signal(mut signal) => {
-                    Secrets::among(passed.permit.arguments().value(), tool).conceal_reason(&mut signal);
+                    Secrets::from_arguments(passed.authorization.arguments().value(), tool).mask_signal(&mut signal);
                     End {
                         outcome: Outcome::Signal(signal),
                         gate: Gate::Run,
                         decision: Decision::Signalled,
                         effects: Effects::None,
-                        settle: Settle::Released,
+                        resolution: Settle::Released,
                         changes: None,
                         outputs: Vec::new(),
-                        whole: None,
+                        untruncated: None,
                         result: None,
                     }
                 }
             },
         };
-        trail.at(Gate::Settle);
-        let end = if unclean { end.unclean() } else { end };
+        trail.enter_gate(Gate::Settle);
+        let end = if unclean { end.into_unclean() } else { end };
         let end = if begun { end } else { End { decision: Decision::Refused, ..end } };
-        Box::pin(self.commit(passed, end, txn, trail)).await
+        Box::pin(self.commit_call(passed, end, txn, trail)).await
     }
 
     /// Commits state and row in one transaction.
     ///
     /// A success that cannot be committed is a failure, and is recorded as a failure.
-    fn commit(&self, mut passed: Box<Passed>, mut end: End, mut txn: Txn, mut trail: Box<Trail>) -> impl Future<Output = Answer> {
+    fn commit_call(&self, mut passed: Box<Passed>, mut end: End, mut txn: Txn, mut trail: Box<Trail>) -> impl Future<Output = Answer> {
         let kept = end.changes.is_some();
         if !kept {
-            self.undo(&passed, &mut end, &mut txn, trail.id, &trail.facts);
+            self.roll_back(&passed, &mut end, &mut txn, trail.id, &trail.facts);
         }
-        trail.spent = txn.spent;
-        trail.at(Gate::Record);
-        let row = self.row(&end, &mut trail);
-        let finish = self.finish(&row, &trail, &mut end, &passed, &mut txn);
+        trail.spent = txn.cost;
+        trail.enter_gate(Gate::Record);
+        let row = self.build_row(&end, &mut trail);
+        let finish = self.commit_request(&row, &trail, &mut end, &passed, &mut txn);
         // Without this reference to the snapshot, the store can change the session in place.
         passed.state = None;
         // An `async fn` would store its arguments twice.
@@ -175,62 +175,62 @@ impl Toolgate {
             match self.0.store.finish(finish).await {
                 Ok(Ok(receipt)) => {
                     if kept {
-                        self.keep_files(&mut txn, &trail);
-                        self.publish_own(&txn, &trail);
+                        self.commit_files(&mut txn, &trail);
+                        self.publish_tool_events(&txn, &trail);
                     }
-                    self.take_in_meanwhile().await;
-                    self.tell(end, row, receipt, &trail)
+                    self.try_flush_spool().await;
+                    self.finish_answer(end, row, receipt, &trail)
                 }
                 // Another call committed first. This call is recorded, but its changes are dropped.
-                Ok(Err(Conflict)) => Box::pin(self.lost_race(passed, row, txn, trail)).await,
+                Ok(Err(Conflict)) => Box::pin(self.end_conflicting(passed, row, txn, trail)).await,
                 Err(error) if kept => {
-                    let heard = unrecorded(&error, passed.effects_of_run());
+                    let heard = unrecorded_error(&error, passed.effects_of_run());
                     let mut end = End::failed(heard, Gate::Record);
-                    self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
-                    let row = Arc::new(end.rewrite(&row));
-                    self.spooled(end, row, &error, &trail)
+                    self.roll_back(&passed, &mut end, &mut txn, trail.id, &row.facts);
+                    let row = Arc::new(end.rewrite_row(&row));
+                    self.spool_row(end, row, &error, &trail)
                 }
-                Err(error) => self.spooled(end, row, &error, &trail),
+                Err(error) => self.spool_row(end, row, &error, &trail),
             }
         }
     }
 
-    async fn lost_race(&self, passed: Box<Passed>, row: Arc<Row>, mut txn: Txn, trail: Box<Trail>) -> Answer {
+    async fn end_conflicting(&self, passed: Box<Passed>, row: Arc<Row>, mut txn: Txn, trail: Box<Trail>) -> Answer {
         let error = ToolError::of(code::CONFLICT, "another call changed this session first, so the changes of this call were dropped");
-        let mut end = End::failed(again_after(100, error.with_effects(passed.effects_of_run())), Gate::Settle);
-        self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
-        let row = Arc::new(end.rewrite(&row));
-        let finish = self.finish(&row, &trail, &mut end, &passed, &mut txn);
-        self.record(finish, end, row, &trail).await
+        let mut end = End::failed(with_retry_delay(100, error.with_effects(passed.effects_of_run())), Gate::Settle);
+        self.roll_back(&passed, &mut end, &mut txn, trail.id, &row.facts);
+        let row = Arc::new(end.rewrite_row(&row));
+        let finish = self.commit_request(&row, &trail, &mut end, &passed, &mut txn);
+        self.record_completion(finish, end, row, &trail).await
     }
 
     /// Records an end that cannot conflict with another call.
-    async fn record(&self, finish: Box<Finish>, end: End, row: Arc<Row>, trail: &Trail) -> Answer {
+    async fn record_completion(&self, finish: Box<Finish>, end: End, row: Arc<Row>, trail: &Trail) -> Answer {
         match self.0.store.finish(finish).await {
             Ok(receipt) => {
-                self.take_in_meanwhile().await;
-                self.tell(end, row, receipt.ok().flatten(), trail)
+                self.try_flush_spool().await;
+                self.finish_answer(end, row, receipt.ok().flatten(), trail)
             }
-            Err(error) => self.spooled(end, row, &error, trail),
+            Err(error) => self.spool_row(end, row, &error, trail),
         }
     }
 
-    fn finish(&self, row: &Arc<Row>, trail: &Trail, end: &mut End, passed: &Passed, txn: &mut Txn) -> Box<Finish> {
-        let polled = passed.permit.tool().spec.polling.is_some().then_some(end.result).flatten();
+    fn commit_request(&self, row: &Arc<Row>, trail: &Trail, end: &mut End, passed: &Passed, txn: &mut Txn) -> Box<Finish> {
+        let polled = passed.authorization.tool().spec.polling.is_some().then_some(end.result).flatten();
         Box::new(Finish {
-            ended: self.ended(row, trail.asked, polled),
+            ended: self.call_end(row, trail.requested_digest, polled),
             row: Arc::clone(row),
             version: passed.version,
             changes: end.changes.take(),
-            revoked: self.revoked(passed, end, trail),
-            seen: seen::seen(passed, (&end.outcome, end.whole.as_ref()), end.settle, txn),
+            revoked: self.revoked_evidence(passed, end, trail),
+            provenance: seen::call_provenance(passed, (&end.outcome, end.untruncated.as_ref()), end.resolution, txn),
             // Logs are kept even if another call commits first.
             logs: txn.logs.clone(),
-            settle: end.settle,
-            outcome: passed.recallable.then(|| end.outcome.clone()),
-            spent: txn.spent,
+            resolution: end.resolution,
+            outcome: passed.is_recallable.then(|| end.outcome.clone()),
+            spent: txn.cost,
             outputs: std::mem::take(&mut end.outputs),
-            durable: passed.permit.tool().spec.effect != Effect::Read,
+            is_durable: passed.authorization.tool().spec.effect != Effect::Read,
         })
     }
 
@@ -238,17 +238,17 @@ impl Toolgate {
     ///
     /// Evidence that may no longer hold counts as revoked. The arguments of the call decide, not
     /// the row, because the row is redacted by patterns.
-    fn revoked(&self, passed: &Passed, end: &End, trail: &Trail) -> Vec<Revoked> {
-        if end.settle == Settle::Released {
+    fn revoked_evidence(&self, passed: &Passed, end: &End, trail: &Trail) -> Vec<Revoked> {
+        if end.resolution == Settle::Released {
             return Vec::new();
         }
-        let tool = passed.permit.tool();
+        let tool = passed.authorization.tool();
         let mut revoked = tool.takes_away(&trail.arguments, end.outcome.success().map(|output| &output.value));
         // A successful reported call revoked the old evidence before it produced its own.
-        if passed.reported && end.outcome.success().is_some() {
+        if passed.is_reported && end.outcome.success().is_some() {
             revoked.retain(|revoked| revoked.tool != tool.spec.name);
         }
-        if let Some(seen::Otherwise { ran, .. }) = &passed.ran {
+        if let Some(seen::Otherwise { arguments: ran, .. }) = &passed.mismatched_run {
             let ran = ran.as_ref().map(|ran| self.0.redactor.redact_shared(Arc::new(ran.clone()), &tool.secrets)).unwrap_or_default();
             revoked.extend(tool.takes_away(&ran, None));
         }
@@ -256,35 +256,35 @@ impl Toolgate {
     }
 
     /// Ends a rejected call.
-    pub(super) async fn refuse(&self, stop: Stop, trail: Box<Trail>) -> Answer {
-        self.refuse_with(stop, None, Vec::new(), trail).await
+    pub(super) async fn end_rejected(&self, stop: Stop, trail: Box<Trail>) -> Answer {
+        self.end_rejected_with(stop, None, Vec::new(), trail).await
     }
 
     /// Ends a rejected call that may nevertheless have written values or revoked evidence.
-    pub(super) async fn refuse_with(&self, stop: Stop, seen: Option<Box<Seen>>, revoked: Vec<Revoked>, trail: Box<Trail>) -> Answer {
+    pub(super) async fn end_rejected_with(&self, stop: Stop, seen: Option<Box<Seen>>, revoked: Vec<Revoked>, trail: Box<Trail>) -> Answer {
         let gate = stop.gate.unwrap_or_else(|| trail.gate());
         let end = End { decision: Decision::Refused, ..End::failed(*stop.error, gate) };
-        self.conclude(end, seen, revoked, false, trail).await
+        self.end_without_changes(end, seen, revoked, false, trail).await
     }
 
     /// Ends an admitted call whose tool is no longer known.
-    pub(super) async fn end_blindly(&self, blind: Blind, intent: &Intent, trail: Box<Trail>) -> Answer {
+    pub(super) async fn end_without_tool(&self, blind: UnknownToolCompletion, intent: &Intent, trail: Box<Trail>) -> Answer {
         let mut end = End::failed(blind.error, Gate::Run);
         // A read counts as done if the client made it.
         if blind.ran {
-            end.settle = Settle::Done;
+            end.resolution = Settle::Done;
         }
-        let mut revoked = if end.settle == Settle::Released { Vec::new() } else { intent.revokes.clone() };
+        let mut revoked = if end.resolution == Settle::Released { Vec::new() } else { intent.revokes.clone() };
         // If other arguments ran, the entity is unknown, so evidence about every entity is revoked.
         if blind.is_other {
             revoked.iter_mut().for_each(|revoked| revoked.about = None);
         }
         // A read can be repeated, so its outcome need not be replayed.
-        self.conclude(end, blind.seen, revoked, intent.effect && !intent.recall.is_empty(), trail).await
+        self.end_without_changes(end, blind.seen, revoked, intent.effect && !intent.recall.is_empty(), trail).await
     }
 
     /// Ends a call with the outcome of an earlier identical call.
-    pub(super) async fn replay(&self, mut outcome: Outcome, trail: Box<Trail>) -> Answer {
+    pub(super) async fn end_replayed(&self, mut outcome: Outcome, trail: Box<Trail>) -> Answer {
         match &mut outcome {
             Outcome::Success(output) => output.replayed = true,
             Outcome::Error(error) => {
@@ -296,15 +296,15 @@ impl Toolgate {
         }
         let effects = outcome.error().map_or(Effects::None, |error| error.effects);
         // The result may be new to this session, so record its provenance here too.
-        let agent = self.0.agents.get(&trail.key.agent).filter(|agent| agent.watched.is_some());
+        let agent = self.0.agents.get(&trail.key.agent).filter(|agent| agent.tracked_sources.is_some());
         let files = agent.is_some_and(|agent| agent.resources.files().is_some());
         let seen = agent.and_then(|agent| agent.tools.get(&trail.tool)).map(|tool| {
-            let entities = tool.spec.entities.iter().flat_map(|(name, path)| Carrier::entities(name, path.all(&trail.arguments)));
+            let entities = tool.spec.entities.iter().flat_map(|(name, path)| Carrier::entities(name, path.get_all(&trail.arguments)));
             let mut seen = Seen::new(&trail.key.agent);
             seen.read_from(entities);
             // The original files are unknown, so assume any file.
-            seen.read_from(files.then_some(Carrier::SomeFile));
-            seen.distrust(&seen::said(&outcome, None), tool.spec.untrusted);
+            seen.read_from(files.then_some(Carrier::UnknownFile));
+            seen.distrust(&seen::model_visible_text(&outcome, None), tool.spec.untrusted);
             Box::new(seen)
         });
         let end = End {
@@ -312,49 +312,60 @@ impl Toolgate {
             gate: Gate::Recall,
             decision: Decision::Replayed,
             effects,
-            settle: Settle::Released,
+            resolution: Settle::Released,
             changes: None,
             outputs: Vec::new(),
-            whole: None,
+            untruncated: None,
             result: None,
         };
-        self.conclude(end, seen, Vec::new(), false, trail).await
+        self.end_without_changes(end, seen, Vec::new(), false, trail).await
     }
 
     /// Records an end without state changes. A later call may replay the outcome if it is
     /// `recallable`.
-    async fn conclude(&self, end: End, seen: Option<Box<Seen>>, revoked: Vec<Revoked>, recallable: bool, mut trail: Box<Trail>) -> Answer {
-        trail.at(Gate::Record);
-        let row = self.row(&end, &mut trail);
+    async fn end_without_changes(
+        &self,
+        end: End,
+        seen: Option<Box<Seen>>,
+        revoked: Vec<Revoked>,
+        recallable: bool,
+        mut trail: Box<Trail>,
+    ) -> Answer {
+        trail.enter_gate(Gate::Record);
+        let row = self.build_row(&end, &mut trail);
         // A poll that keeps being rejected makes no progress. The loop rejection itself is not a
         // result.
-        let polls = end.gate != Gate::Progress && self.registered(&trail).is_some_and(|tool| tool.spec.polling.is_some());
+        let polls = end.gate != Gate::Progress && self.registered_tool(&trail).is_some_and(|tool| tool.spec.polling.is_some());
         let finish = Box::new(Finish {
-            ended: if end.decision == Decision::Replayed { None } else { self.ended(&row, trail.asked, end.result.filter(|_| polls)) },
+            ended: if end.decision == Decision::Replayed {
+                None
+            } else {
+                self.call_end(&row, trail.requested_digest, end.result.filter(|_| polls))
+            },
             row: Arc::clone(&row),
             version: 0,
             changes: None,
             revoked,
-            seen,
+            provenance: seen,
             logs: Vec::new(),
-            settle: end.settle,
+            resolution: end.resolution,
             outcome: recallable.then(|| end.outcome.clone()),
             spent: None,
             outputs: Vec::new(),
-            durable: self.registered(&trail).is_none_or(|tool| tool.spec.effect != Effect::Read),
+            is_durable: self.registered_tool(&trail).is_none_or(|tool| tool.spec.effect != Effect::Read),
         });
-        self.record(finish, end, row, &trail).await
+        self.record_completion(finish, end, row, &trail).await
     }
 
     /// Rolls back a failed call and notifies its policies.
-    fn undo(&self, passed: &Passed, end: &mut End, txn: &mut Txn, call: CallId, facts: &Facts) {
-        if !rolled_back(txn) {
-            end.make_unclean();
+    fn roll_back(&self, passed: &Passed, end: &mut End, txn: &mut Txn, call: CallId, facts: &Facts) {
+        if !roll_back_files(txn) {
+            end.mark_unclean();
         }
-        let tool = passed.permit.tool();
+        let tool = passed.authorization.tool();
         if let Outcome::Error(error) = &end.outcome {
-            let ask = Ask::new(call, &passed.key, &tool.spec, passed.permit.arguments(), facts);
-            for policy in &tool.heard_by {
+            let ask = Ask::new(call, &passed.key, &tool.spec, passed.authorization.arguments(), facts);
+            for policy in &tool.observers {
                 if catch_unwind(AssertUnwindSafe(|| policy.on_rollback(&ask, error))).is_err() {
                     tracing::error!(policy = policy.name(), "policy panicked in `on_rollback`");
                 }
@@ -362,19 +373,24 @@ impl Toolgate {
         }
     }
 
-    fn keep_files(&self, txn: &mut Txn, trail: &Trail) {
+    fn commit_files(&self, txn: &mut Txn, trail: &Trail) {
         if let Some(Err(error)) = txn.files.take().map(|mut files| files.commit()) {
             tracing::error!(call = %trail.id, %error, "cannot remove the undo entry of a file");
         }
     }
 
-    fn publish_own(&self, txn: &Txn, trail: &Trail) {
+    fn publish_tool_events(&self, txn: &Txn, trail: &Trail) {
         for (name, payload) in &txn.events {
-            self.publish(&Event::Published { call: trail.id, key: trail.key.clone(), name: Arc::clone(name), payload: payload.clone() });
+            self.publish_event(&Event::Published {
+                call: trail.id,
+                key: trail.key.clone(),
+                name: Arc::clone(name),
+                payload: payload.clone(),
+            });
         }
     }
 
-    fn ended(&self, row: &Row, asked: Option<json::Digest>, result: Option<json::Digest>) -> Option<Ended> {
+    fn call_end(&self, row: &Row, asked: Option<json::Digest>, result: Option<json::Digest>) -> Option<Ended> {
         let retry_from = row.outcome.error().filter(|error| error.retryable).map(|error| {
             let wait = SignedDuration::from_millis(i64::try_from(error.retry_after_ms.unwrap_or(0)).unwrap_or(i64::MAX));
             self.now().checked_add(wait).unwrap_or(jiff::Timestamp::MAX)
@@ -383,7 +399,7 @@ impl Toolgate {
     }
 
     /// Builds the ledger row, redacted.
-    fn row(&self, end: &End, trail: &mut Trail) -> Arc<Row> {
+    fn build_row(&self, end: &End, trail: &mut Trail) -> Arc<Row> {
         let mut outcome = end.outcome.clone();
         match &mut outcome {
             Outcome::Error(error) => error.call_id = Some(trail.id),
@@ -395,7 +411,7 @@ impl Toolgate {
             rule: trail.rule.take(),
             retries: trail.retries,
             spent: trail.spent,
-            ..self.plain_row(outcome, (end.decision, end.gate, end.effects), facts, trail)
+            ..self.base_row(outcome, (end.decision, end.gate, end.effects), facts, trail)
         };
         let mut row = self.0.redactor.row(row);
         // Latency excludes the time to write the row itself.
@@ -404,18 +420,18 @@ impl Toolgate {
     }
 
     /// Builds the row that is used if the call is abandoned. The store fills in the counter values.
-    pub(super) fn draft(&self, effect: bool, charges: &[Charge], trail: &Trail) -> Arc<Row> {
+    pub(super) fn draft_abandoned_row(&self, effect: bool, charges: &[Charge], trail: &Trail) -> Arc<Row> {
         let (effects, so) = if effect { (Effects::Unknown, "it may have taken effect") } else { (Effects::None, "it only reads") };
         let message = format!("call abandoned: the process ended or timed out before reporting a result; {so}");
         let error = ToolError::of(code::ABANDONED, message).with_effects(effects);
         let end = (Decision::Failed, Gate::Run, effects);
         let mut facts = trail.facts.clone();
         facts.claimed = charges.iter().map(|charge| (charge.counter.clone(), charge.window, Decimal::ZERO)).collect();
-        Arc::new(self.0.redactor.row(self.plain_row(error.into(), end, facts, trail)))
+        Arc::new(self.0.redactor.row(self.base_row(error.into(), end, facts, trail)))
     }
 
     /// Builds the fields that every row of a call has.
-    fn plain_row(&self, outcome: Outcome, (decision, gate, effects): (Decision, Gate, Effects), facts: Box<Facts>, trail: &Trail) -> Row {
+    fn base_row(&self, outcome: Outcome, (decision, gate, effects): (Decision, Gate, Effects), facts: Box<Facts>, trail: &Trail) -> Row {
         Row {
             call: trail.id,
             client_id: trail.client_id.clone(),
@@ -425,7 +441,7 @@ impl Toolgate {
             stop_reason: trail.stop_reason.clone(),
             tool: Arc::clone(&trail.tool),
             arguments: Arc::clone(&trail.arguments),
-            entities: self.entities(&outcome, trail),
+            entities: self.entities_of_call(&outcome, trail),
             digest: trail.digest,
             decision,
             gate,
@@ -441,32 +457,32 @@ impl Toolgate {
         }
     }
 
-    fn registered(&self, trail: &Trail) -> Option<&Arc<Registered>> {
+    fn registered_tool(&self, trail: &Trail) -> Option<&Arc<Registered>> {
         self.0.agents.get(&trail.key.agent)?.tools.get(&trail.tool)
     }
 
     /// Returns the entities of the call, from its arguments or else from its result.
-    fn entities(&self, outcome: &Outcome, trail: &Trail) -> Vec<(Arc<str>, serde_json::Value)> {
-        let Some(tool) = self.registered(trail) else { return trail.about.clone() };
-        entities(tool, &trail.arguments, outcome.success().map(|output| &output.value))
+    fn entities_of_call(&self, outcome: &Outcome, trail: &Trail) -> Vec<(Arc<str>, serde_json::Value)> {
+        let Some(tool) = self.registered_tool(trail) else { return trail.entities.clone() };
+        extract_entities(tool, &trail.arguments, outcome.success().map(|output| &output.value))
     }
 
     /// Writes the row to the spool because the store is unavailable, and tells the caller.
-    fn spooled(&self, end: End, row: Arc<Row>, error: &StoreError, trail: &Trail) -> Answer {
+    fn spool_row(&self, end: End, row: Arc<Row>, error: &StoreError, trail: &Trail) -> Answer {
         if let Err(spool) = self.0.spool.put(&row) {
             tracing::error!(%spool, path = %self.0.spool.path().display(), row = %serde_json::to_string(&*row).unwrap_or_default(), "cannot store or spool a ledger row; it stays in memory until the store accepts it");
         }
-        if let Some(agent) = self.0.agents.get(&row.key.agent).filter(|agent| agent.config == row.config)
-            && let Err(error) = self.0.spool.keep(agent.config, &agent.definition)
+        if let Some(agent) = self.0.agents.get(&row.key.agent).filter(|agent| agent.definition_digest == row.config)
+            && let Err(error) = self.0.spool.keep(agent.definition_digest, &agent.definition)
         {
             tracing::warn!(%error, "cannot save the agent definition of a spooled row next to the spool");
         }
-        let heard = unrecorded(error, end.effects);
+        let heard = unrecorded_error(error, end.effects);
         let end = End { outcome: heard.into(), gate: Gate::Record, ..end };
-        self.tell(end, row, None, trail)
+        self.finish_answer(end, row, None, trail)
     }
 
-    fn tell(&self, mut end: End, row: Arc<Row>, recorded: Option<Recorded>, trail: &Trail) -> Answer {
+    fn finish_answer(&self, mut end: End, row: Arc<Row>, recorded: Option<Recorded>, trail: &Trail) -> Answer {
         let rule = row.rule.clone();
         trail.span.record("toolgate.gate", end.gate.name());
         trail.span.record("toolgate.decision", end.decision.name());
@@ -478,30 +494,30 @@ impl Toolgate {
             trail.span.record("error.type", code);
             trail.span.record("otel.status_code", "ERROR");
         }
-        self.publish(&Event::ToolInvoked(row));
+        self.publish_event(&Event::CallEnded(row));
         Answer { call: trail.id, gate: end.gate, rule, outcome: end.outcome, recorded }
     }
 }
 
 /// Returns the entities of a call, from its arguments or else from its result.
-pub(super) fn entities(
+pub(super) fn extract_entities(
     tool: &Registered,
     arguments: &serde_json::Value,
     result: Option<&serde_json::Value>,
 ) -> Vec<(Arc<str>, serde_json::Value)> {
     let about = |(name, path): &(Arc<str>, json::Pointer)| {
         let found = path.get(arguments).filter(|value| !value.is_null()).or_else(|| result.and_then(|value| path.get(value)));
-        found.filter(|value| !value.is_null()).map(|value| (Arc::clone(name), json::plain(value.clone())))
+        found.filter(|value| !value.is_null()).map(|value| (Arc::clone(name), json::with_canonical_numbers(value.clone())))
     };
     tool.spec.entities.iter().filter_map(about).collect()
 }
 
-fn unrecorded(error: &StoreError, effects: Effects) -> ToolError {
+fn unrecorded_error(error: &StoreError, effects: Effects) -> ToolError {
     tracing::error!(%error, "cannot record a call in the store");
-    again_after(1_000, ToolError::of(code::STORE_UNAVAILABLE, "the store could not record the call").with_effects(effects))
+    with_retry_delay(1_000, ToolError::of(code::STORE_UNAVAILABLE, "the store could not record the call").with_effects(effects))
 }
 
 /// Adds a retry delay to a retryable error.
-fn again_after(ms: u64, error: ToolError) -> ToolError {
+fn with_retry_delay(ms: u64, error: ToolError) -> ToolError {
     if error.retryable { error.retry_after_ms(ms) } else { error }
 }

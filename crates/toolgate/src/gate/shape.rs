@@ -35,13 +35,13 @@ pub(super) struct Shaped {
     pub(super) changes: Changes,
     pub(super) digest: Option<json::Digest>,
     /// The untruncated result, if provenance rules need it.
-    pub(super) whole: Option<Value>,
+    pub(super) untruncated: Option<Value>,
 }
 
 impl Toolgate {
     /// Gate 12: normalizes the result, runs hooks, checks the schema, masks secrets, truncates, and
     /// derives evidence.
-    pub(super) async fn shape(
+    pub(super) async fn shape_result(
         &self,
         mut value: Value,
         empty: bool,
@@ -49,18 +49,18 @@ impl Toolgate {
         txn: &mut Txn,
         trail: &mut Trail,
     ) -> Result<Shaped, ToolError> {
-        let tool = passed.permit.tool();
-        if let Some(why) = json::value_over_bounds(&value, &OUTPUT_BOUNDS) {
-            json::dismantle(value);
+        let tool = passed.authorization.tool();
+        if let Some(why) = json::find_exceeded_bound_of_value(&value, &OUTPUT_BOUNDS) {
+            json::drop_iteratively(value);
             return Err(ToolError::of(code::INVALID_RESULT, format!("the result of `{}` is too large: {why}", tool.spec.name)));
         }
         if !empty {
             crate::normalize::apply(&tool.spec.normalize, &mut value).map_err(|e| {
-                let what = if tool.secrets.is_empty() { e.to_string() } else { format!("the value at `{}` {}", e.path, e.why) };
+                let what = if tool.secrets.is_empty() { e.to_string() } else { format!("the value at `{}` {}", e.path, e.reason) };
                 ToolError::of(code::INVALID_RESULT, format!("cannot normalize the result of `{}`: {what}", tool.spec.name))
             })?;
         }
-        self.after_hooks(&mut value, passed, trail).await?;
+        self.run_after_hooks(&mut value, passed, trail).await?;
         if let Some(schema) = tool.output.as_ref().filter(|_| !empty) {
             schema.check(&tool.spec.name, &value).map_err(|invalid| {
                 let mut error = ToolError::of(code::INVALID_RESULT, format!("the result does not match its schema: {}", invalid.message));
@@ -71,20 +71,21 @@ impl Toolgate {
         if !tool.secrets.is_empty() {
             value = self.0.redactor.redact(&value, &tool.secrets);
         }
-        let changes = self.changes(&value, empty, passed, txn, trail)?;
+        let changes = self.collect_changes(&value, empty, passed, txn, trail)?;
         let digest = tool.spec.polling.map(|_| json::digest_of(&value));
-        let mut output = Output { message: txn.message.take(), value, hidden: txn.hidden, empty, ..Output::default() };
+        let mut output = Output { message: txn.message.take(), value, hidden: txn.is_value_hidden, empty, ..Output::default() };
         let most = tool.spec.max_output.unwrap_or(passed.agent.max_output);
-        let whole = (passed.agent.watched.is_some() && !is_small(&output.value, most)).then(|| output.value.clone());
-        let stored = cap(&mut output, most, &self.0.redactor);
-        Ok(Shaped { output, stored, changes, digest, whole })
+        let whole = (passed.agent.tracked_sources.is_some() && !is_certainly_small(&output.value, most)).then(|| output.value.clone());
+        let stored = truncate_output(&mut output, most, &self.0.redactor);
+        Ok(Shaped { output, stored, changes, digest, untruncated: whole })
     }
 
-    async fn after_hooks(&self, value: &mut Value, passed: &Passed, trail: &mut Trail) -> Result<(), ToolError> {
-        let tool = passed.permit.tool();
+    async fn run_after_hooks(&self, value: &mut Value, passed: &Passed, trail: &mut Trail) -> Result<(), ToolError> {
+        let tool = passed.authorization.tool();
         for hook in &tool.hooks {
             let ran_ms = trail.latency().at(Gate::Run) / 1_000_000;
-            let call = HookCall { call: trail.id, key: &passed.key, tool: &tool.spec.name, input: passed.permit.arguments().value() };
+            let call =
+                HookCall { call: trail.id, key: &passed.key, tool: &tool.spec.name, input: passed.authorization.arguments().value() };
             let given: &Value = value;
             let work = futures_util::FutureExt::catch_unwind(AssertUnwindSafe(async move { hook.after(call, given, ran_ms).await }));
             let answer = match tokio::time::timeout(hook.timeout(), work).await {
@@ -94,8 +95,8 @@ impl Toolgate {
             };
             match answer {
                 Ok(Some(rewritten)) => {
-                    if let Some(why) = json::value_over_bounds(&rewritten, &OUTPUT_BOUNDS) {
-                        json::dismantle(rewritten);
+                    if let Some(why) = json::find_exceeded_bound_of_value(&rewritten, &OUTPUT_BOUNDS) {
+                        json::drop_iteratively(rewritten);
                         trail.rule = Some(hook.name().to_owned());
                         return Err(ToolError::of(
                             code::HOOK_FAILED,
@@ -107,9 +108,9 @@ impl Toolgate {
                 Ok(None) => {}
                 Err(fault) => {
                     trail.rule = Some(hook.name().to_owned());
-                    let mut secrets = Secrets::among(passed.permit.arguments().value(), tool);
-                    secrets.add(value, tool);
-                    let fault = secrets.clean(&fault.0);
+                    let mut secrets = Secrets::from_arguments(passed.authorization.arguments().value(), tool);
+                    secrets.add_document(value, tool);
+                    let fault = secrets.mask_text(&fault.0);
                     return Err(ToolError::of(
                         code::HOOK_FAILED,
                         format!("the hook `{}` failed after the tool had run, so its result is withheld: {fault}", hook.name()),
@@ -121,15 +122,16 @@ impl Toolgate {
     }
 
     /// Returns the session changes of a success: slices, evidence and policy marks.
-    fn changes(&self, value: &Value, empty: bool, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Changes, ToolError> {
-        let tool = passed.permit.tool();
-        let arguments = passed.permit.arguments();
+    fn collect_changes(&self, value: &Value, empty: bool, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Changes, ToolError> {
+        let tool = passed.authorization.tool();
+        let arguments = passed.authorization.arguments();
         let ask = Ask::new(trail.id, &passed.key, &tool.spec, arguments, &trail.facts);
         let revoked = tool.takes_away(&trail.arguments, Some(value));
         let mut marks = Vec::new();
-        for policy in &tool.heard_by {
-            let heard =
-                catch_unwind(AssertUnwindSafe(|| policy.on_result(&Done { ask, value, observed: &txn.observed, revoked: &revoked })));
+        for policy in &tool.observers {
+            let heard = catch_unwind(AssertUnwindSafe(|| {
+                policy.on_result(&Done { input: ask, value, file_accesses: &txn.observations, revoked: &revoked })
+            }));
             match heard {
                 Ok(Ok(mut more)) => marks.append(&mut more),
                 // A failure of a rule in observe mode must not affect the call.
@@ -149,26 +151,30 @@ impl Toolgate {
                 }
             }
         }
-        let entities = tool.spec.entities.iter().zip(&tool.declares_entity).filter_map(|((name, path), declared)| {
+        let entities = tool.spec.entities.iter().zip(&tool.is_entity_declared).filter_map(|((name, path), declared)| {
             let asked = path.get(&trail.arguments).filter(|_| *declared);
-            proved(asked, path.get(value)).map(|entity| (Arc::clone(name), json::plain(entity.clone())))
+            proven_entity(asked, path.get(value)).map(|entity| (Arc::clone(name), json::with_canonical_numbers(entity.clone())))
         });
-        let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), json::plain(field.clone()))));
+        let fields = tool
+            .spec
+            .proves
+            .iter()
+            .filter_map(|path| path.get(value).map(|field| (path.to_string(), json::with_canonical_numbers(field.clone()))));
         // Reported evidence is as old as the call, so evidence that others have revoked since stays
         // revoked. If the tool revokes its own evidence, it did so at admission, after its writes
         // were recorded.
         let own = if tool.spec.revokes.iter().any(|(of, _)| *of == tool.spec.name) {
-            tool.takes_away(&trail.arguments, None).len() + usize::from(passed.agent.watched.is_some())
+            tool.takes_away(&trail.arguments, None).len() + usize::from(passed.agent.tracked_sources.is_some())
         } else {
             0
         };
-        let stamp = if passed.reported { trail.stamp.saturating_add(own as u64 + 1) } else { u64::MAX };
+        let stamp = if passed.is_reported { trail.evidence_stamp.saturating_add(own as u64 + 1) } else { u64::MAX };
         let evidence = Evidence {
             tool: Arc::clone(&tool.spec.name),
             entities: entities.collect(),
             fields: Value::Object(fields.collect()),
             at: trail.started,
-            origin: if passed.reported { Origin::Reported } else { Origin::RunHere },
+            origin: if passed.is_reported { Origin::Reported } else { Origin::RunHere },
             stamp,
         };
         // An empty result is not evidence.
@@ -178,8 +184,8 @@ impl Toolgate {
 }
 
 /// Stores a result that is too large. The model gets its beginning and a handle.
-fn cap(output: &mut Output, most: usize, redactor: &Redactor) -> Option<(String, Arc<str>)> {
-    if output.hidden || is_small(&output.value, most) {
+fn truncate_output(output: &mut Output, most: usize, redactor: &Redactor) -> Option<(String, Arc<str>)> {
+    if output.hidden || is_certainly_small(&output.value, most) {
         return None;
     }
     let text: Arc<str> = match &output.value {
@@ -189,7 +195,7 @@ fn cap(output: &mut Output, most: usize, redactor: &Redactor) -> Option<(String,
     if text.len() <= most {
         return None;
     }
-    let handle = format!("out_{}", CallId::fresh());
+    let handle = format!("out_{}", CallId::generate());
     let mut end = HEAD.min(most);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -205,13 +211,13 @@ fn cap(output: &mut Output, most: usize, redactor: &Redactor) -> Option<(String,
 }
 
 /// Reports whether a value certainly fits, without serializing it.
-fn is_small(value: &Value, most: usize) -> bool {
+fn is_certainly_small(value: &Value, most: usize) -> bool {
     match value {
         Value::Null | Value::Bool(_) => true,
         Value::Number(number) => number.as_str().len() <= most,
         Value::String(text) => text.len() <= most,
         Value::Array(_) | Value::Object(_) => {
-            json::value_over_bounds(value, &Bounds { bytes: most / 8, depth: 128, nodes: most / 8 }).is_none()
+            json::find_exceeded_bound_of_value(value, &Bounds { bytes: most / 8, depth: 128, nodes: most / 8 }).is_none()
         }
     }
 }
@@ -219,7 +225,7 @@ fn is_small(value: &Value, most: usize) -> bool {
 /// Returns the entity that a call is evidence about: from its result, or else from its arguments.
 ///
 /// If both have the same text, the value from the arguments is returned.
-fn proved<'v>(asked: Option<&'v Value>, told: Option<&'v Value>) -> Option<&'v Value> {
+fn proven_entity<'v>(asked: Option<&'v Value>, told: Option<&'v Value>) -> Option<&'v Value> {
     let [asked, told] = [asked, told].map(|value| value.filter(|value| !value.is_null()));
     let spelled = |value: &'v Value| match value {
         Value::String(text) => Cow::Borrowed(text.as_str()),

@@ -26,7 +26,7 @@ impl<F: Future<Output: Send> + Send + 'static> Through<F> {
 ///
 /// The future continues even if the caller is never polled again. The first poll here avoids a task
 /// switch. Returns `None` if the future panicked.
-pub(super) async fn apart<F: Future<Output: Send> + Send + 'static>(work: F) -> Option<F::Output> {
+pub(super) async fn poll_then_spawn<F: Future<Output: Send> + Send + 'static>(work: F) -> Option<F::Output> {
     let mut work = Box::pin(work);
     let begun = poll_fn(|context| Poll::Ready(catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))))).await;
     match begun {

@@ -28,9 +28,9 @@ pub(crate) struct Trail {
     pub(crate) arguments: Arc<Value>,
     pub(crate) digest: Option<Digest>,
     /// Digest of the call before hooks.
-    pub(crate) asked: Option<Digest>,
+    pub(crate) requested_digest: Option<Digest>,
     /// Extra time that the claim must stay valid, because calls of the same batch run first.
-    pub(crate) slack: std::time::Duration,
+    pub(crate) lease_slack: std::time::Duration,
     pub(crate) rule: Option<String>,
     pub(crate) facts: Box<Facts>,
     pub(crate) config: Digest,
@@ -39,27 +39,27 @@ pub(crate) struct Trail {
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: CancellationToken,
     /// A value that the entry point shares with the handler.
-    pub(crate) carried: Option<crate::call::Carried>,
+    pub(crate) extension: Option<crate::call::Carried>,
     pub(crate) span: Span,
     /// The client's id for a deferred call.
-    pub(crate) kept: Option<String>,
+    pub(crate) deferred_id: Option<String>,
     /// The client runs the tool, not this process.
-    pub(crate) apart: bool,
+    pub(crate) is_run_by_client: bool,
     /// The entities of the call, if only the claim still knows them.
-    pub(crate) about: Vec<(Arc<str>, Value)>,
+    pub(crate) entities: Vec<(Arc<str>, Value)>,
     /// The evidence stamp of the session at admission, or 0 if unknown.
-    pub(crate) stamp: u64,
+    pub(crate) evidence_stamp: u64,
     /// Why the client must ask its user, if it must.
-    pub(crate) asks: Option<String>,
+    pub(crate) approval_reason: Option<String>,
     gate: Gate,
-    since: std::time::Instant,
+    gate_entered_at: std::time::Instant,
     latency: Latency,
 }
 
 impl Trail {
     /// Starts the state of a call, with a tracing span.
-    pub(super) fn open(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
-        let mut trail = Self::unseen(gate, call, id);
+    pub(super) fn start(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
+        let mut trail = Self::for_explain(gate, call, id);
         let (tool, id) = (Arc::clone(&trail.tool), trail.id);
         trail.span = tracing::info_span!(
             "execute_tool",
@@ -79,8 +79,8 @@ impl Trail {
     }
 
     /// Starts the state of a call that is not executed, without a tracing span.
-    pub(super) fn unseen(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
-        let id = id.unwrap_or_else(CallId::fresh);
+    pub(super) fn for_explain(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
+        let id = id.unwrap_or_else(CallId::generate);
         let started = gate.now();
         let cancel = call.cancel.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token);
         // The name of an unknown tool is untrusted text.
@@ -98,43 +98,43 @@ impl Trail {
             tool,
             arguments: Arc::default(),
             digest: None,
-            asked: None,
-            slack: std::time::Duration::ZERO,
+            requested_digest: None,
+            lease_slack: std::time::Duration::ZERO,
             rule: None,
             facts: Box::new(Facts::at(started)),
             config: Digest::default(),
             retries: 0,
             spent: None,
-            deadline: call.within.and_then(|within| Instant::now().checked_add(within)),
+            deadline: call.timeout.and_then(|within| Instant::now().checked_add(within)),
             cancel,
-            carried: call.carried.clone(),
+            extension: call.extension.clone(),
             span: Span::none(),
-            kept: None,
-            about: Vec::new(),
-            apart: false,
-            stamp: 0,
-            asks: None,
+            deferred_id: None,
+            entities: Vec::new(),
+            is_run_by_client: false,
+            evidence_stamp: 0,
+            approval_reason: None,
             gate: Gate::Admit,
-            since: std::time::Instant::now(),
+            gate_entered_at: std::time::Instant::now(),
             latency: Latency::default(),
         })
     }
 
     /// Enters a gate and adds the elapsed time to the previous one.
-    pub(super) fn at(&mut self, gate: Gate) {
+    pub(super) fn enter_gate(&mut self, gate: Gate) {
         let now = std::time::Instant::now();
-        let nanos = u64::try_from(now.duration_since(self.since).as_nanos()).unwrap_or(u64::MAX);
+        let nanos = u64::try_from(now.duration_since(self.gate_entered_at).as_nanos()).unwrap_or(u64::MAX);
         self.latency.add(self.gate, nanos);
         self.gate = gate;
-        self.since = now;
+        self.gate_entered_at = now;
     }
 
     /// Continues a call that another process admitted. The time in between counts as run time.
-    pub(super) fn resume(&mut self, before: Latency, away: u64) {
+    pub(super) fn resume_deferred(&mut self, before: Latency, away: u64) {
         self.latency = before;
         self.latency.add(Gate::Run, away);
         self.gate = Gate::Run;
-        self.since = std::time::Instant::now();
+        self.gate_entered_at = std::time::Instant::now();
     }
 
     pub(super) const fn gate(&self) -> Gate {
@@ -142,7 +142,7 @@ impl Trail {
     }
 
     pub(super) fn latency(&mut self) -> Latency {
-        self.at(self.gate);
+        self.enter_gate(self.gate);
         self.latency
     }
 }

@@ -36,11 +36,11 @@ pub struct CommandHook {
     name: String,
     program: PathBuf,
     args: Vec<OsString>,
-    matcher: Vec<String>,
+    matchers: Vec<String>,
     timeout: Duration,
-    env: Vec<String>,
-    set: BTreeMap<String, OsString>,
-    hidden: Vec<String>,
+    inherited_env: Vec<String>,
+    set_env: BTreeMap<String, OsString>,
+    secret_values: Vec<String>,
     launcher: Option<PathBuf>,
     runs_before: bool,
     runs_after: bool,
@@ -49,8 +49,8 @@ pub struct CommandHook {
 /// Hides the values of environment variables, which may be secret.
 impl std::fmt::Debug for CommandHook {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let set: Vec<&String> = self.set.keys().collect();
-        let (name, program, args, tools) = (&self.name, &self.program, &self.args, &self.matcher);
+        let set: Vec<&String> = self.set_env.keys().collect();
+        let (name, program, args, tools) = (&self.name, &self.program, &self.args, &self.matchers);
         f.debug_struct("CommandHook")
             .field("name", name)
             .field("program", program)
@@ -68,11 +68,11 @@ impl CommandHook {
             name: name.into(),
             program: program.into(),
             args: Vec::new(),
-            matcher: vec!["*".to_owned()],
+            matchers: vec!["*".to_owned()],
             timeout: Duration::from_secs(5),
-            env: ENVIRONMENT.iter().map(|name| (*name).to_owned()).collect(),
-            set: BTreeMap::new(),
-            hidden: Vec::new(),
+            inherited_env: ENVIRONMENT.iter().map(|name| (*name).to_owned()).collect(),
+            set_env: BTreeMap::new(),
+            secret_values: Vec::new(),
             launcher: None,
             runs_before: false,
             runs_after: false,
@@ -89,13 +89,13 @@ impl CommandHook {
     /// Sets the tools: names or patterns with `*`, separated by `|`.
     #[must_use]
     pub fn tools(mut self, matcher: &str) -> Self {
-        self.matcher = matcher.split('|').map(|part| part.trim().to_owned()).collect();
+        self.matchers = matcher.split('|').map(|part| part.trim().to_owned()).collect();
         self
     }
 
     /// Returns the names and patterns of the tools.
-    pub(crate) fn names(&self) -> &[String] {
-        &self.matcher
+    pub(crate) fn matchers(&self) -> &[String] {
+        &self.matchers
     }
 
     /// Sets the timeout.
@@ -108,22 +108,22 @@ impl CommandHook {
     /// Inherits one more environment variable.
     #[must_use]
     pub fn inherit(mut self, variable: &str) -> Self {
-        self.hidden.extend(std::env::var(variable));
-        self.env.push(variable.to_owned());
+        self.secret_values.extend(std::env::var(variable));
+        self.inherited_env.push(variable.to_owned());
         self
     }
 
     /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, variable: &str, value: impl Into<OsString>) -> Self {
-        self.set.insert(variable.to_owned(), value.into());
+        self.set_env.insert(variable.to_owned(), value.into());
         self
     }
 
     /// Removes a value from all messages of the hook.
     #[must_use]
-    pub fn hide(mut self, value: impl Into<String>) -> Self {
-        self.hidden.push(value.into());
+    pub fn redact_value(mut self, value: impl Into<String>) -> Self {
+        self.secret_values.push(value.into());
         self
     }
 
@@ -152,7 +152,7 @@ impl CommandHook {
         self
     }
 
-    async fn run(&self, input: &Value) -> Result<Finished, HookFault> {
+    async fn run_program(&self, input: &Value) -> Result<Finished, HookFault> {
         let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
         let led = self.launcher.is_some();
         let mut command = Command::new(self.launcher.as_ref().unwrap_or(&self.program));
@@ -160,19 +160,19 @@ impl CommandHook {
             command.arg(crate::lead::HEARD_OUT).arg(std::process::id().to_string()).arg(&self.program);
         }
         command.args(&self.args);
-        child::shut_off(&mut command, led, &self.env, &self.set);
+        child::configure_isolation(&mut command, led, &self.inherited_env, &self.set_env);
         let mut program = command.spawn().map_err(|e| fault(format!("cannot be started: {e}")))?;
         // Kills the process group of the hook in every case, also if this future is dropped.
         let group = child::Group::of(&program, led);
         let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
-        let text = json::canonical(input);
+        let text = json::to_canonical_bytes(input);
         let work = async {
             let said = async {
-                let said = tokio::join!(drain(stdout), drain(stderr));
-                group.is_heard();
+                let said = tokio::join!(read_limited(stdout), read_limited(stderr));
+                group.notify_output_drained();
                 said
             };
-            let ((), (stdout, stderr), status) = tokio::join!(child::feed(stdin, &text), said, group.wait(&mut program));
+            let ((), (stdout, stderr), status) = tokio::join!(child::write_stdin(stdin, &text), said, group.wait(&mut program));
             let status = status.map_err(|e| fault(format!("cannot be waited for: {e}")))?;
             Ok::<_, HookFault>(Finished { status, stdout: stdout.map_err(&fault)?, stderr: stderr.map_err(&fault)? })
         };
@@ -182,30 +182,30 @@ impl CommandHook {
     }
 
     /// Combines the exit code and the output into one answer.
-    fn answer(&self, done: &Finished) -> Result<Option<Answer>, HookFault> {
+    fn read_answer(&self, done: &Finished) -> Result<Option<Answer>, HookFault> {
         let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
-        let said = crate::redact::without(&self.hidden, String::from_utf8_lossy(&done.stderr).trim());
+        let said = crate::redact::without(&self.secret_values, String::from_utf8_lossy(&done.stderr).trim());
         match done.status.code() {
             Some(0) => {}
             Some(2) => {
-                let reason = if said.is_empty() { format!("denied by the hook `{}`", self.name) } else { cap(&said) };
+                let reason = if said.is_empty() { format!("denied by the hook `{}`", self.name) } else { limit_message(&said) };
                 // A structured answer may add to the exit code but never weaken it.
-                let answer = self.parse(&done.stdout).ok().flatten().unwrap_or_default();
+                let answer = self.parse_answer(&done.stdout).ok().flatten().unwrap_or_default();
                 return Ok(Some(Answer { decision: Some("deny".to_owned()), reason: answer.reason.or(Some(reason)), ..answer }));
             }
-            Some(code) => return Err(fault(format!("ended with exit code {code}{}", tail(&said)))),
-            None => return Err(fault(format!("was killed{}", tail(&said)))),
+            Some(code) => return Err(fault(format!("ended with exit code {code}{}", message_suffix(&said)))),
+            None => return Err(fault(format!("was killed{}", message_suffix(&said)))),
         }
-        self.parse(&done.stdout)
+        self.parse_answer(&done.stdout)
     }
 
-    fn parse(&self, stdout: &[u8]) -> Result<Option<Answer>, HookFault> {
+    fn parse_answer(&self, stdout: &[u8]) -> Result<Option<Answer>, HookFault> {
         if stdout.iter().all(u8::is_ascii_whitespace) {
             return Ok(None);
         }
         let bounds = Bounds { bytes: MOST_OUTPUT as usize, ..Bounds::default() };
         let fault = |why: String| {
-            let why = crate::redact::without(&self.hidden, &why);
+            let why = crate::redact::without(&self.secret_values, &why);
             HookFault(format!("{} printed an invalid answer: {why}", self.program.display()))
         };
         let value = json::parse(stdout, &bounds).map_err(|e| fault(e.to_string()))?;
@@ -215,13 +215,13 @@ impl CommandHook {
         if value == json!({}) {
             return Ok(None);
         }
-        let answer = Answer::deserialize(&value).map_err(|_| fault(misfit(&value)))?;
-        if let Some(slip) = slip(&value) {
+        let answer = Answer::deserialize(&value).map_err(|_| fault(describe_invalid_answer(&value)))?;
+        if let Some(slip) = find_misspelled_field(&value) {
             return Err(fault(slip));
         }
-        if answer.says_something() {
-            let answer = answer.merged();
-            let reason = answer.reason.as_deref().map(|reason| crate::redact::without(&self.hidden, reason));
+        if answer.has_known_field() {
+            let answer = answer.merge_formats();
+            let reason = answer.reason.as_deref().map(|reason| crate::redact::without(&self.secret_values, reason));
             Ok(Some(Answer { reason, ..answer }))
         } else {
             Err(fault("missing `decision`, `tool_input` or `tool_result`".to_owned()))
@@ -250,7 +250,7 @@ const EVENT: [&str; 7] = ["hook_event_name", "session_id", "principal", "agent",
 const OTHERS: [&str; 3] = ["hookEventName", "additionalContext", "updatedMCPToolOutput"];
 
 /// Finds a misspelled field, because ignoring it could turn a denial into an allowed call.
-fn slip(answer: &Value) -> Option<String> {
+fn find_misspelled_field(answer: &Value) -> Option<String> {
     let bare = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
     let among = |of: Option<&Value>, known: &[&str], own: &[&str]| {
         let names = of.and_then(Value::as_object).into_iter().flat_map(|of| of.keys());
@@ -266,7 +266,7 @@ fn slip(answer: &Value) -> Option<String> {
 }
 
 /// Describes an invalid answer without its values, which may be secret.
-fn misfit(answer: &Value) -> String {
+fn describe_invalid_answer(answer: &Value) -> String {
     let no_text = |of: &Value, key: &str| of.get(key).is_some_and(|value| !value.is_string() && !value.is_null());
     let specific = answer.get("hookSpecificOutput").unwrap_or(&Value::Null);
     let plain = ["decision", "reason", "redirectTool", "code"].into_iter().find(|key| no_text(answer, key));
@@ -320,7 +320,7 @@ struct Specific {
 impl Answer {
     /// Merges both formats. The stricter decision counts; an unknown decision is kept so that it is
     /// rejected.
-    fn merged(mut self) -> Self {
+    fn merge_formats(mut self) -> Self {
         let Some(specific) = self.hook_specific_output.take() else { return self };
         let strictness = |decision: &Option<String>| match decision.as_deref() {
             None => 0,
@@ -339,14 +339,14 @@ impl Answer {
     }
 
     /// Checks for a known field. An object without one is not an answer.
-    fn says_something(&self) -> bool {
+    fn has_known_field(&self) -> bool {
         let plain = self.decision.is_some() || self.input.is_some() || self.result.is_some();
         let specific = |s: &Specific| s.permission_decision.is_some() || s.updated_input.is_some() || s.updated_tool_output.is_some();
         plain || self.hook_specific_output.as_ref().is_some_and(specific)
     }
 }
 
-async fn drain(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
+async fn read_limited(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();
     if let Some(stream) = stream {
         stream.take(MOST_OUTPUT + 1).read_to_end(&mut out).await.map_err(|e| format!("cannot be read: {e}"))?;
@@ -358,11 +358,11 @@ async fn drain(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String
 }
 
 /// Limits the length of a message and marks the cut.
-fn cap(text: &str) -> String {
+fn limit_message(text: &str) -> String {
     crate::redact::head(text, 2_000)
 }
 
-fn tail(said: &str) -> String {
+fn message_suffix(said: &str) -> String {
     if said.is_empty() { String::new() } else { format!(": {}", shown(said)) }
 }
 
@@ -373,7 +373,7 @@ impl Hook for CommandHook {
     }
 
     fn matches(&self, tool: &str) -> bool {
-        self.matcher.iter().any(|pattern| pattern.is_empty() || glob(pattern, tool))
+        self.matchers.iter().any(|pattern| pattern.is_empty() || glob(pattern, tool))
     }
 
     fn timeout(&self) -> Duration {
@@ -391,9 +391,9 @@ impl Hook for CommandHook {
             "hook_event_name": "PreToolUse", "session_id": call.key.session, "principal": call.key.principal, "agent": call.key.agent,
             "tool_use_id": call.call, "tool_name": call.tool, "tool_input": call.input,
         });
-        let done = self.run(&event).await?;
-        let Some(answer) = self.answer(&done)? else { return Ok(Before::default()) };
-        let reason = answer.reason.map(|reason| cap(&reason));
+        let done = self.run_program(&event).await?;
+        let Some(answer) = self.read_answer(&done)? else { return Ok(Before::default()) };
+        let reason = answer.reason.map(|reason| limit_message(&reason));
         let decision = match answer.decision.as_deref() {
             None | Some("allow" | "approve") => HookDecision::Allow,
             Some("deny" | "block") => HookDecision::Deny(Denial {
@@ -404,7 +404,7 @@ impl Hook for CommandHook {
             }),
             Some("ask") => HookDecision::Ask(reason.unwrap_or_else(|| format!("the hook `{}` requests approval", self.name))),
             Some(other) => {
-                let other = crate::redact::without(&self.hidden, other);
+                let other = crate::redact::without(&self.secret_values, other);
                 return Err(HookFault(format!("{} gave the unknown decision `{}`", self.program.display(), shown(&other))));
             }
         };
@@ -419,11 +419,11 @@ impl Hook for CommandHook {
             "hook_event_name": "PostToolUse", "session_id": call.key.session, "principal": call.key.principal, "agent": call.key.agent,
             "tool_use_id": call.call, "tool_name": call.tool, "tool_input": call.input, "tool_result": result, "latency_ms": latency_ms,
         });
-        let done = self.run(&event).await?;
+        let done = self.run_program(&event).await?;
         if done.status.code() != Some(0) {
             return Err(HookFault(format!("{} failed after the tool: {}", self.program.display(), done.status)));
         }
-        Ok(self.answer(&done)?.and_then(|answer| answer.result))
+        Ok(self.read_answer(&done)?.and_then(|answer| answer.result))
     }
 }
 

@@ -61,7 +61,7 @@ pub struct Denial {
 
 impl Denial {
     /// Creates a denial with a reason and defaults.
-    pub fn because(reason: impl Into<String>) -> Self {
+    pub fn new(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), category: None, code: None, redirect: None }
     }
 }

@@ -44,7 +44,7 @@ impl Digest {
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut digits = [0; 64];
-        digits.as_chunks_mut::<2>().0.iter_mut().zip(self.0).for_each(|(pair, byte)| *pair = digits_of(byte));
+        digits.as_chunks_mut::<2>().0.iter_mut().zip(self.0).for_each(|(pair, byte)| *pair = hex_digits_of(byte));
         f.pad(std::str::from_utf8(&digits).unwrap_or_default())
     }
 }
@@ -56,10 +56,10 @@ impl fmt::Display for Digest {
 /// ```
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().flat_map(|byte| digits_of(*byte)).map(char::from).collect()
+    bytes.iter().flat_map(|byte| hex_digits_of(*byte)).map(char::from).collect()
 }
 
-fn digits_of(byte: u8) -> [u8; 2] {
+fn hex_digits_of(byte: u8) -> [u8; 2] {
     [byte >> 4, byte & 15].map(|digit| if digit < 10 { b'0' + digit } else { b'a' + digit - 10 })
 }
 
@@ -93,14 +93,14 @@ impl<'de> Deserialize<'de> for Digest {
 
 /// Returns the canonical bytes of a document.
 #[must_use]
-pub fn canonical(value: &Value) -> Vec<u8> {
+pub fn to_canonical_bytes(value: &Value) -> Vec<u8> {
     let mut out = Vec::with_capacity(160);
     write_canonical(value, &mut out);
     out
 }
 
 /// Calls `f` with the canonical form of a document in a reused buffer.
-pub(crate) fn with_canonical<T>(value: &Value, f: impl FnOnce(&str) -> T) -> T {
+pub(crate) fn with_canonical_text<T>(value: &Value, f: impl FnOnce(&str) -> T) -> T {
     thread_local!(static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
     SCRATCH.with_borrow_mut(|scratch| {
         scratch.clear();
@@ -113,7 +113,7 @@ pub(crate) fn with_canonical<T>(value: &Value, f: impl FnOnce(&str) -> T) -> T {
 /// Computes the digest of a document's canonical bytes.
 #[must_use]
 pub fn digest_of(value: &Value) -> Digest {
-    Digest::of(&canonical(value))
+    Digest::of(&to_canonical_bytes(value))
 }
 
 fn write_canonical(value: &Value, out: &mut Vec<u8>) {

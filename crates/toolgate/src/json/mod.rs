@@ -9,14 +9,14 @@ mod parse;
 mod pointer;
 mod spell;
 
-pub(crate) use canon::with_canonical;
-pub use canon::{Digest, canonical, digest_of, hex};
-pub(crate) use number::product;
+pub(crate) use canon::with_canonical_text;
+pub use canon::{Digest, digest_of, hex, to_canonical_bytes};
+pub(crate) use number::multiply_exact;
 pub use number::{canonical_number, decimal_of, number_from_decimal};
-pub(crate) use parse::parse_hiding;
+pub(crate) use parse::parse_with_hidden_keys;
 pub use parse::{ParseError, parse};
 pub use pointer::Pointer;
-pub use spell::canonical_of;
+pub use spell::serialize_canonical;
 
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ impl Default for Bounds {
 }
 
 /// Returns the limit that a document exceeds, from one pass over its bytes without parsing.
-pub(crate) fn over_bounds(text: &[u8], bounds: &Bounds) -> Option<String> {
+pub(crate) fn find_exceeded_bound(text: &[u8], bounds: &Bounds) -> Option<String> {
     if text.len() > bounds.bytes {
         return Some(format!("it has {} bytes, and the limit is {}", text.len(), bounds.bytes));
     }
@@ -78,9 +78,9 @@ pub(crate) fn over_bounds(text: &[u8], bounds: &Bounds) -> Option<String> {
 }
 
 /// Checks the same limits for a document that a caller built in memory.
-pub(crate) fn value_over_bounds(value: &Value, bounds: &Bounds) -> Option<String> {
+pub(crate) fn find_exceeded_bound_of_value(value: &Value, bounds: &Bounds) -> Option<String> {
     let mut left = Bounds { depth: bounds.depth, ..*bounds };
-    measure(value, &mut left).err().map(|what| match what {
+    subtract_size(value, &mut left).err().map(|what| match what {
         Over::Bytes => format!("it has more than {} bytes", bounds.bytes),
         Over::Depth => format!("it is nested more than {} levels deep", bounds.depth),
         Over::Nodes => format!("it has more than {} values", bounds.nodes),
@@ -96,7 +96,7 @@ enum Over {
 }
 
 /// Subtracts the size of a value from the remaining limits. The depth limits the recursion.
-fn measure(value: &Value, left: &mut Bounds) -> Result<(), Over> {
+fn subtract_size(value: &Value, left: &mut Bounds) -> Result<(), Over> {
     let bytes = match value {
         Value::Array(_) => 2,
         Value::Object(map) => 2 + map.keys().map(|key| key.len() + 4).sum::<usize>(),
@@ -111,9 +111,9 @@ fn measure(value: &Value, left: &mut Bounds) -> Result<(), Over> {
     }
     left.depth = left.depth.checked_sub(1).ok_or(Over::Depth)?;
     match value {
-        Value::Array(items) => items.iter().try_for_each(|item| measure(item, left))?,
+        Value::Array(items) => items.iter().try_for_each(|item| subtract_size(item, left))?,
         Value::Object(map) => {
-            map.iter().try_for_each(|(key, item)| if is_reserved(key) { Err(Over::Reserved) } else { measure(item, left) })?
+            map.iter().try_for_each(|(key, item)| if is_reserved_key(key) { Err(Over::Reserved) } else { subtract_size(item, left) })?
         }
         _ => {}
     }
@@ -122,12 +122,12 @@ fn measure(value: &Value, left: &mut Bounds) -> Result<(), Over> {
 }
 
 /// Returns whether a document is nested deeper than any accepted document.
-pub(crate) fn is_deep(value: &Value) -> bool {
-    matches!(measure(value, &mut Bounds { bytes: usize::MAX, depth: 256, nodes: usize::MAX }), Err(Over::Depth))
+pub(crate) fn is_nested_too_deeply(value: &Value) -> bool {
+    matches!(subtract_size(value, &mut Bounds { bytes: usize::MAX, depth: 256, nodes: usize::MAX }), Err(Over::Depth))
 }
 
 /// Drops a document without recursion, so that a deep one cannot exhaust the stack.
-pub(crate) fn dismantle(value: Value) {
+pub(crate) fn drop_iteratively(value: Value) {
     let mut stack = vec![value];
     while let Some(value) = stack.pop() {
         match value {
@@ -156,7 +156,7 @@ pub(crate) fn canonicalize_numbers(value: &mut Value, at: &mut Pointer) -> Resul
             Ok(())
         }),
         Value::Object(map) => map.iter_mut().try_for_each(|(key, item)| {
-            if is_reserved(key) {
+            if is_reserved_key(key) {
                 return Err((at.clone(), format!("the key `{}` is reserved", crate::names::shown(key))));
             }
             at.push(key.clone());
@@ -171,19 +171,19 @@ pub(crate) fn canonicalize_numbers(value: &mut Value, at: &mut Pointer) -> Resul
 /// Returns whether `serde_json` uses a key to represent exact numbers.
 ///
 /// An object with such a key would be parsed as another value than the one that was checked.
-fn is_reserved(key: &str) -> bool {
+fn is_reserved_key(key: &str) -> bool {
     key.starts_with("$serde_json::private::")
 }
 
 /// Returns a value with canonical numbers: `1.0` becomes `1`.
-pub(crate) fn plain(mut value: Value) -> Value {
+pub(crate) fn with_canonical_numbers(mut value: Value) -> Value {
     // If a number has no canonical form, the value equals no other value.
     let _ = canonicalize_numbers(&mut value, &mut Pointer::default());
     value
 }
 
 /// Returns the type of a JSON value as JSON Schema names it.
-pub(crate) fn kind_of(value: &Value) -> &'static str {
+pub(crate) fn json_type_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",

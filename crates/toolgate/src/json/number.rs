@@ -36,7 +36,7 @@ pub fn canonical_number(text: &str) -> Result<Number, String> {
     if let Some(plain) = plain_decimal(text) {
         return plain.parse::<Number>().map_err(|_| unparsable());
     }
-    rewrite(text)?.parse::<Number>().map_err(|_| unparsable())
+    rewrite_number(text)?.parse::<Number>().map_err(|_| unparsable())
 }
 
 /// Returns a short integer or decimal without trailing zeros, as a part of the text.
@@ -56,14 +56,14 @@ fn plain_decimal(text: &str) -> Option<&str> {
     }
 }
 
-fn rewrite(text: &str) -> Result<String, String> {
+fn rewrite_number(text: &str) -> Result<String, String> {
     let unparsable = || format!("`{}` is not a JSON number", crate::names::shown(text));
     let (negative, rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text),
     };
     let (mantissa, exponent) = match rest.split_once(['e', 'E']) {
-        Some((mantissa, exponent)) => (mantissa, exponent_of(exponent)?),
+        Some((mantissa, exponent)) => (mantissa, parse_exponent(exponent)?),
         None => (rest, 0),
     };
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -103,7 +103,7 @@ fn rewrite(text: &str) -> Result<String, String> {
 }
 
 /// Parses an exponent. A large one is limited to a value that is out of range.
-fn exponent_of(text: &str) -> Result<i64, String> {
+fn parse_exponent(text: &str) -> Result<i64, String> {
     let (negative, digits) = match (text.strip_prefix('-'), text.strip_prefix('+')) {
         (Some(digits), _) => (true, digits),
         (_, Some(digits)) => (false, digits),
@@ -125,7 +125,7 @@ pub fn decimal_of(value: &Value) -> Option<Decimal> {
 }
 
 /// Multiplies two decimals, and returns `None` if the product is not exact.
-pub(crate) fn product(a: Decimal, b: Decimal) -> Option<Decimal> {
+pub(crate) fn multiply_exact(a: Decimal, b: Decimal) -> Option<Decimal> {
     // A rounded product has fewer decimal places than both factors together.
     a.checked_mul(b).filter(|product| a.is_zero() || b.is_zero() || product.scale() == a.scale() + b.scale())
 }

@@ -25,23 +25,23 @@ pub struct ParseError {
 /// assert_eq!(twice.unwrap_err().message, "the key `amount` is given twice");
 /// ```
 pub fn parse(text: &[u8], bounds: &Bounds) -> Result<Value, ParseError> {
-    read(text, bounds, false)
+    parse_document(text, bounds, false)
 }
 
 /// Parses like [`parse`], but the error contains no key, because a key may be a secret.
-pub(crate) fn parse_hiding(text: &[u8], bounds: &Bounds) -> Result<Value, ParseError> {
-    read(text, bounds, true)
+pub(crate) fn parse_with_hidden_keys(text: &[u8], bounds: &Bounds) -> Result<Value, ParseError> {
+    parse_document(text, bounds, true)
 }
 
-fn read(text: &[u8], bounds: &Bounds, hides: bool) -> Result<Value, ParseError> {
-    if let Some(why) = super::over_bounds(text, bounds) {
+fn parse_document(text: &[u8], bounds: &Bounds, hides: bool) -> Result<Value, ParseError> {
+    if let Some(why) = super::find_exceeded_bound(text, bounds) {
         return Err(ParseError { message: format!("the document is too large: {why}"), offset: 0 });
     }
     let text = std::str::from_utf8(text)
         .map_err(|e| ParseError { message: "the document is not valid UTF-8".to_owned(), offset: e.valid_up_to() })?;
-    let mut reader = Reader { text, at: 0, hides };
-    let value = reader.value()?;
-    reader.space();
+    let mut reader = Reader { text, at: 0, hides_keys: hides };
+    let value = reader.parse_value()?;
+    reader.skip_space();
     match reader.peek() {
         None => Ok(value),
         Some(_) => Err(reader.error("there is more text after the end of the document")),
@@ -53,7 +53,7 @@ struct Reader<'a> {
     text: &'a str,
     at: usize,
     /// Whether error messages leave out keys.
-    hides: bool,
+    hides_keys: bool,
 }
 
 impl<'a> Reader<'a> {
@@ -61,8 +61,8 @@ impl<'a> Reader<'a> {
         ParseError { message: message.into(), offset: self.at }
     }
 
-    fn called(&self, key: &str) -> String {
-        if self.hides { "a key".to_owned() } else { format!("the key `{}`", crate::names::shown(key)) }
+    fn describe_key(&self, key: &str) -> String {
+        if self.hides_keys { "a key".to_owned() } else { format!("the key `{}`", crate::names::shown(key)) }
     }
 
     fn peek(&self) -> Option<u8> {
@@ -73,55 +73,55 @@ impl<'a> Reader<'a> {
         self.text.get(from..to).unwrap_or_default()
     }
 
-    fn space(&mut self) {
+    fn skip_space(&mut self) {
         while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
             self.at += 1;
         }
     }
 
-    fn value(&mut self) -> Result<Value, ParseError> {
-        self.space();
+    fn parse_value(&mut self) -> Result<Value, ParseError> {
+        self.skip_space();
         match self.peek() {
-            Some(b'{') => self.object(),
-            Some(b'[') => self.array(),
-            Some(b'"') => self.string().map(Value::String),
-            Some(b'-' | b'0'..=b'9') => self.number(),
-            Some(_) => self.word(),
+            Some(b'{') => self.parse_object(),
+            Some(b'[') => self.parse_array(),
+            Some(b'"') => self.parse_string().map(Value::String),
+            Some(b'-' | b'0'..=b'9') => self.parse_number(),
+            Some(_) => self.parse_keyword(),
             None => Err(self.error("the document ends where a value should be")),
         }
     }
 
-    fn object(&mut self) -> Result<Value, ParseError> {
+    fn parse_object(&mut self) -> Result<Value, ParseError> {
         self.at += 1;
         let mut map = Map::new();
-        self.space();
+        self.skip_space();
         if self.peek() == Some(b'}') {
             self.at += 1;
             return Ok(Value::Object(map));
         }
         loop {
-            self.space();
+            self.skip_space();
             if self.peek() != Some(b'"') {
                 return Err(self.error("an object's key must be a string in double quotes"));
             }
             let start = self.at;
-            let key = self.string()?;
-            self.space();
+            let key = self.parse_string()?;
+            self.skip_space();
             if self.peek() != Some(b':') {
-                return Err(self.error(format!("expected `:` after {}", self.called(&key))));
+                return Err(self.error(format!("expected `:` after {}", self.describe_key(&key))));
             }
             self.at += 1;
-            let value = self.value()?;
-            if super::is_reserved(&key) {
-                let message = format!("{} is reserved", self.called(&key));
+            let value = self.parse_value()?;
+            if super::is_reserved_key(&key) {
+                let message = format!("{} is reserved", self.describe_key(&key));
                 return Err(ParseError { message, offset: start });
             }
             if map.contains_key(&key) {
-                let message = format!("{} is given twice", self.called(&key));
+                let message = format!("{} is given twice", self.describe_key(&key));
                 return Err(ParseError { message, offset: start });
             }
             map.insert(key, value);
-            self.space();
+            self.skip_space();
             match self.peek() {
                 Some(b',') => self.at += 1,
                 Some(b'}') => {
@@ -133,17 +133,17 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn array(&mut self) -> Result<Value, ParseError> {
+    fn parse_array(&mut self) -> Result<Value, ParseError> {
         self.at += 1;
         let mut items = Vec::new();
-        self.space();
+        self.skip_space();
         if self.peek() == Some(b']') {
             self.at += 1;
             return Ok(Value::Array(items));
         }
         loop {
-            items.push(self.value()?);
-            self.space();
+            items.push(self.parse_value()?);
+            self.skip_space();
             match self.peek() {
                 Some(b',') => self.at += 1,
                 Some(b']') => {
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn string(&mut self) -> Result<String, ParseError> {
+    fn parse_string(&mut self) -> Result<String, ParseError> {
         self.at += 1;
         let mut out = String::new();
         let mut from = self.at;
@@ -169,7 +169,7 @@ impl<'a> Reader<'a> {
                 }
                 Some(b'\\') => {
                     out.push_str(self.slice(from, self.at));
-                    out.push(self.escape()?);
+                    out.push(self.parse_escape()?);
                     from = self.at;
                 }
                 Some(0..=0x1f) => return Err(self.error("a control character in a string must be escaped")),
@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn escape(&mut self) -> Result<char, ParseError> {
+    fn parse_escape(&mut self) -> Result<char, ParseError> {
         self.at += 1;
         let plain = match self.peek() {
             Some(b'"') => '"',
@@ -189,24 +189,24 @@ impl<'a> Reader<'a> {
             Some(b'n') => '\n',
             Some(b'r') => '\r',
             Some(b't') => '\t',
-            Some(b'u') => return self.unicode(),
+            Some(b'u') => return self.parse_unicode_escape(),
             _ => return Err(self.error("unknown escape in a string")),
         };
         self.at += 1;
         Ok(plain)
     }
 
-    fn unicode(&mut self) -> Result<char, ParseError> {
+    fn parse_unicode_escape(&mut self) -> Result<char, ParseError> {
         let start = self.at - 1;
         let lone = || ParseError { message: "a string contains half of a surrogate pair".to_owned(), offset: start };
-        let first = self.hex()?;
+        let first = self.parse_hex_digits()?;
         let code = match first {
             0xd800..=0xdbff => {
                 if self.slice(self.at, self.at + 2) != "\\u" {
                     return Err(lone());
                 }
                 self.at += 1;
-                let second = self.hex()?;
+                let second = self.parse_hex_digits()?;
                 if !(0xdc00..=0xdfff).contains(&second) {
                     return Err(lone());
                 }
@@ -218,7 +218,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Parses four hexadecimal digits after a `u`.
-    fn hex(&mut self) -> Result<u32, ParseError> {
+    fn parse_hex_digits(&mut self) -> Result<u32, ParseError> {
         let digits = self.slice(self.at + 1, self.at + 5);
         if digits.len() != 4 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(self.error("`\\u` needs four hexadecimal digits"));
@@ -227,7 +227,7 @@ impl<'a> Reader<'a> {
         u32::from_str_radix(digits, 16).map_err(|_| self.error("`\\u` needs four hexadecimal digits"))
     }
 
-    fn digits(&mut self) -> usize {
+    fn skip_digits(&mut self) -> usize {
         let start = self.at;
         while matches!(self.peek(), Some(b'0'..=b'9')) {
             self.at += 1;
@@ -235,19 +235,22 @@ impl<'a> Reader<'a> {
         self.at - start
     }
 
-    fn number(&mut self) -> Result<Value, ParseError> {
+    fn parse_number(&mut self) -> Result<Value, ParseError> {
         let start = self.at;
         if self.peek() == Some(b'-') {
             self.at += 1;
         }
         let leading_zero = self.peek() == Some(b'0');
-        let whole = self.digits();
+        let whole = self.skip_digits();
         if whole == 0 || (leading_zero && whole > 1) {
-            return Err(ParseError { message: "a number must start with a digit, and a leading 0 must be the only digit before the point".to_owned(), offset: start });
+            return Err(ParseError {
+                message: "a number must start with a digit, and a leading 0 must be the only digit before the point".to_owned(),
+                offset: start,
+            });
         }
         if self.peek() == Some(b'.') {
             self.at += 1;
-            if self.digits() == 0 {
+            if self.skip_digits() == 0 {
                 return Err(self.error("digits must follow the point of a number"));
             }
         }
@@ -256,14 +259,14 @@ impl<'a> Reader<'a> {
             if matches!(self.peek(), Some(b'+' | b'-')) {
                 self.at += 1;
             }
-            if self.digits() == 0 {
+            if self.skip_digits() == 0 {
                 return Err(self.error("digits must follow the exponent of a number"));
             }
         }
         number::canonical_number(self.slice(start, self.at)).map(Value::Number).map_err(|message| ParseError { message, offset: start })
     }
 
-    fn word(&mut self) -> Result<Value, ParseError> {
+    fn parse_keyword(&mut self) -> Result<Value, ParseError> {
         for (word, value) in [("null", Value::Null), ("true", Value::Bool(true)), ("false", Value::Bool(false))] {
             if self.slice(self.at, self.at + word.len()) == word {
                 self.at += word.len();

@@ -48,13 +48,13 @@ impl Pointer {
     }
 
     /// Creates a pointer from unescaped parts.
-    pub(crate) const fn of(parts: Vec<String>) -> Self {
+    pub(crate) const fn from_parts(parts: Vec<String>) -> Self {
         Self(parts)
     }
 
     /// Returns every value at this path with its own path.
     #[must_use]
-    pub fn places<'a>(&self, value: &'a Value) -> Vec<(String, &'a Value)> {
+    pub fn entries<'a>(&self, value: &'a Value) -> Vec<(String, &'a Value)> {
         let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
         self.0.iter().fold(vec![(String::new(), value)], |found, part| {
             let inside = |(at, value): (String, &'a Value)| -> Vec<(String, &'a Value)> {
@@ -63,7 +63,7 @@ impl Pointer {
                         items.iter().enumerate().map(|(index, item)| (format!("{at}/{index}"), item)).collect()
                     }
                     Value::Object(map) if part == "*" => map.iter().map(|(name, item)| (format!("{at}/{}", escaped(name)), item)).collect(),
-                    other => step(other, part).into_iter().map(|item| (format!("{at}/{}", escaped(part)), item)).collect(),
+                    other => values_of_part(other, part).into_iter().map(|item| (format!("{at}/{}", escaped(part)), item)).collect(),
                 }
             };
             found.into_iter().flat_map(inside).collect()
@@ -71,7 +71,7 @@ impl Pointer {
     }
 
     /// Returns every value at this path with its own path; a path into a scalar ends at the scalar.
-    pub(crate) fn reach<'a>(&self, value: &'a Value) -> Vec<(String, &'a Value)> {
+    pub(crate) fn entries_or_scalars<'a>(&self, value: &'a Value) -> Vec<(String, &'a Value)> {
         let (mut found, mut ended) = (vec![(String::new(), value)], Vec::new());
         for part in &self.0 {
             let index = part == "*" || part.parse::<usize>().is_ok();
@@ -81,7 +81,7 @@ impl Pointer {
             let one = Self(vec![part.clone()]);
             found = inner
                 .into_iter()
-                .flat_map(|(at, value)| one.places(value).into_iter().map(move |(step, item)| (format!("{at}{step}"), item)))
+                .flat_map(|(at, value)| one.entries(value).into_iter().map(move |(step, item)| (format!("{at}{step}"), item)))
                 .collect();
         }
         found.extend(ended);
@@ -100,7 +100,7 @@ impl Pointer {
     #[must_use]
     pub fn get<'a>(&self, value: &'a Value) -> Option<&'a Value> {
         if self.0.iter().any(|part| part == "*") {
-            return self.all(value).into_iter().next();
+            return self.get_all(value).into_iter().next();
         }
         self.0.iter().try_fold(value, |value, part| match value {
             Value::Object(map) => map.get(part),
@@ -111,13 +111,13 @@ impl Pointer {
 
     /// Returns every value at this path.
     #[must_use]
-    pub fn all<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
-        self.0.iter().fold(vec![value], |found, part| found.into_iter().flat_map(|value| step(value, part)).collect())
+    pub fn get_all<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
+        self.0.iter().fold(vec![value], |found, part| found.into_iter().flat_map(|value| values_of_part(value, part)).collect())
     }
 
     /// Returns a value for every place of this path, or `None` for a missing one.
     #[must_use]
-    pub fn each<'a>(&self, value: &'a Value) -> Vec<Option<&'a Value>> {
+    pub fn get_each<'a>(&self, value: &'a Value) -> Vec<Option<&'a Value>> {
         if !self.0.iter().any(|part| part == "*") {
             return vec![self.get(value)];
         }
@@ -125,7 +125,7 @@ impl Pointer {
             let inside = |place: Option<&'a Value>| match place {
                 Some(Value::Array(items)) if part == "*" => items.iter().map(Some).collect(),
                 Some(Value::Object(map)) if part == "*" => map.values().map(Some).collect(),
-                Some(value) => vec![step(value, part).into_iter().next()],
+                Some(value) => vec![values_of_part(value, part).into_iter().next()],
                 None => vec![None],
             };
             places.into_iter().flat_map(inside).collect()
@@ -145,7 +145,7 @@ impl Pointer {
     }
 }
 
-fn step<'a>(value: &'a Value, part: &str) -> Vec<&'a Value> {
+fn values_of_part<'a>(value: &'a Value, part: &str) -> Vec<&'a Value> {
     match value {
         Value::Array(items) if part == "*" => items.iter().collect(),
         Value::Object(map) if part == "*" => map.values().collect(),
@@ -203,11 +203,11 @@ mod tests {
     #[test]
     fn stars_reach_every_item() {
         let order = json!({"items": [{"price": 1}, {"price": 2}, {"name": "x"}], "a/b": {"~": 3}});
-        assert_eq!(Pointer::from("/items/*/price").all(&order), vec![&json!(1), &json!(2)]);
+        assert_eq!(Pointer::from("/items/*/price").get_all(&order), vec![&json!(1), &json!(2)]);
         assert_eq!(Pointer::from("/a~1b/~0").get(&order), Some(&json!(3)));
         assert_eq!(Pointer::from("/items/9").get(&order), None);
-        assert_eq!(Pointer::from("/items/*/price").each(&order), vec![Some(&json!(1)), Some(&json!(2)), None]);
-        assert_eq!(Pointer::from("/nothing/*").each(&order), vec![None]);
+        assert_eq!(Pointer::from("/items/*/price").get_each(&order), vec![Some(&json!(1)), Some(&json!(2)), None]);
+        assert_eq!(Pointer::from("/nothing/*").get_each(&order), vec![None]);
         assert_eq!(Pointer::from("/a~1b/~0").to_string(), "/a~1b/~0");
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::canonical;
+use super::to_canonical_bytes;
 
 /// Returns the canonical bytes of a value, which are those of its JSON document.
 ///
@@ -15,12 +15,12 @@ use super::canonical;
 /// let thing = std::collections::HashMap::from([("b", vec![1, 2]), ("a", vec![])]);
 /// assert_eq!(toolgate::json::canonical_of(&thing).unwrap(), br#"{"a":[],"b":[1,2]}"#);
 /// ```
-pub fn canonical_of(thing: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
+pub fn serialize_canonical(thing: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
     let text = serde_json::to_vec(thing)?;
     let mut sorted = Sorted { text: &text, at: 0, out: Vec::with_capacity(text.len()) };
-    match sorted.value() {
+    match sorted.write_value() {
         Some(()) => Ok(sorted.out),
-        None => Ok(canonical(&serde_json::to_value(thing)?)),
+        None => Ok(to_canonical_bytes(&serde_json::to_value(thing)?)),
     }
 }
 
@@ -35,64 +35,64 @@ struct Sorted<'t> {
 }
 
 impl<'t> Sorted<'t> {
-    fn next(&self) -> Option<u8> {
+    fn peek(&self) -> Option<u8> {
         self.text.get(self.at).copied()
     }
 
     /// Copies the next bytes to the output.
-    fn copy(&mut self, length: usize) -> Option<&'t [u8]> {
+    fn copy_bytes(&mut self, length: usize) -> Option<&'t [u8]> {
         let ahead = self.text.get(self.at..self.at.checked_add(length)?)?;
         self.out.extend_from_slice(ahead);
         self.at += length;
         Some(ahead)
     }
 
-    fn value(&mut self) -> Option<()> {
-        match self.next()? {
-            b'{' => self.object(),
-            b'[' => self.array(),
-            b'"' => self.string().map(drop),
+    fn write_value(&mut self) -> Option<()> {
+        match self.peek()? {
+            b'{' => self.write_object(),
+            b'[' => self.write_array(),
+            b'"' => self.write_string().map(drop),
             _ => {
                 let ahead = self.text.get(self.at..)?;
-                self.copy(ahead.iter().position(|b| matches!(b, b',' | b']' | b'}')).unwrap_or(ahead.len())).map(drop)
+                self.copy_bytes(ahead.iter().position(|b| matches!(b, b',' | b']' | b'}')).unwrap_or(ahead.len())).map(drop)
             }
         }
     }
 
-    fn string(&mut self) -> Option<&'t [u8]> {
+    fn write_string(&mut self) -> Option<&'t [u8]> {
         let mut escaped = false;
         let closes = self.text.get(self.at + 1..)?.iter().position(|b| {
             let closes = *b == b'"' && !escaped;
             escaped = *b == b'\\' && !escaped;
             closes
         })?;
-        self.copy(closes + 2)
+        self.copy_bytes(closes + 2)
     }
 
-    fn array(&mut self) -> Option<()> {
-        self.copy(1)?;
-        while self.next()? != b']' {
-            if self.next()? == b',' {
-                self.copy(1)?;
+    fn write_array(&mut self) -> Option<()> {
+        self.copy_bytes(1)?;
+        while self.peek()? != b']' {
+            if self.peek()? == b',' {
+                self.copy_bytes(1)?;
             }
-            self.value()?;
+            self.write_value()?;
         }
-        self.copy(1).map(drop)
+        self.copy_bytes(1).map(drop)
     }
 
-    fn object(&mut self) -> Option<()> {
-        self.copy(1)?;
+    fn write_object(&mut self) -> Option<()> {
+        self.copy_bytes(1)?;
         let begin = self.out.len();
         let mut members: Vec<(&'t [u8], Range<usize>)> = Vec::new();
-        while self.next()? != b'}' {
-            if self.next()? == b',' {
-                self.copy(1)?;
+        while self.peek()? != b'}' {
+            if self.peek()? == b',' {
+                self.copy_bytes(1)?;
             }
             let from = self.out.len();
-            let key = self.string()?;
+            let key = self.write_string()?;
             let key = key.get(1..key.len() - 1).filter(|key| !key.contains(&b'\\'))?;
-            self.copy(1)?;
-            self.value()?;
+            self.copy_bytes(1)?;
+            self.write_value()?;
             members.push((key, from - begin..self.out.len() - begin));
         }
         if !members.is_sorted_by(|(one, _), (next, _)| one < next) {
@@ -108,7 +108,7 @@ impl<'t> Sorted<'t> {
                 self.out.extend_from_slice(written.get(member)?);
             }
         }
-        self.copy(1).map(drop)
+        self.copy_bytes(1).map(drop)
     }
 }
 
@@ -134,11 +134,11 @@ mod tests {
         ];
         for text in odd {
             let value: Value = serde_json::from_str(text).unwrap();
-            assert_eq!(canonical_of(&value).unwrap(), canonical(&value), "{text}");
+            assert_eq!(serialize_canonical(&value).unwrap(), to_canonical_bytes(&value), "{text}");
         }
         let twice = r#"{"a":1,"b":{},"a":2}"#.to_owned();
         let twice = serde_json::value::to_raw_value(&serde_json::value::RawValue::from_string(twice).unwrap()).unwrap();
-        assert_eq!(canonical_of(&twice).unwrap(), br#"{"a":2,"b":{}}"#);
+        assert_eq!(serialize_canonical(&twice).unwrap(), br#"{"a":2,"b":{}}"#);
     }
 
     fn value() -> impl Strategy<Value = Value> {
@@ -162,7 +162,7 @@ mod tests {
         fn anything_has_the_same_spelling_either_way(members in prop::collection::vec((".{0,4}", value()), 0..8)) {
             // A `HashMap` serializes its members in any order, like a structure.
             let map: std::collections::HashMap<String, Value> = members.into_iter().collect();
-            prop_assert_eq!(canonical_of(&map).unwrap(), canonical(&serde_json::to_value(&map).unwrap()));
+            prop_assert_eq!(serialize_canonical(&map).unwrap(), to_canonical_bytes(&serde_json::to_value(&map).unwrap()));
         }
     }
 }

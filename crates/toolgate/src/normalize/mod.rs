@@ -13,7 +13,7 @@ use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::json::{Pointer, decimal_of, number_from_decimal, product};
+use crate::json::{Pointer, decimal_of, multiply_exact, number_from_decimal};
 use crate::names::shown;
 
 /// A letter case.
@@ -202,7 +202,7 @@ impl Rule {
             Self::Scale { path, by } => each(path, value, |old| {
                 let number = to_decimal(old).ok_or("is not a number")?;
                 // Drop trailing zeros, which would count as digits of the product.
-                product(number.normalize(), *by).map(number_from_decimal).ok_or("is too large or too precise for exact arithmetic")
+                multiply_exact(number.normalize(), *by).map(number_from_decimal).ok_or("is too large or too precise for exact arithmetic")
             }),
             Self::Default { path, value: default } => match path.split_last() {
                 Some((within, name)) => in_objects(&within, value, |map| {
@@ -237,14 +237,14 @@ impl Rule {
 
 /// A value that a rule cannot convert.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{value}` at `{path}` {why}")]
+#[error("`{value}` at `{path}` {reason}")]
 pub struct NotNormal {
     /// The path of the value.
     pub path: String,
     /// The value.
     pub value: String,
     /// The reason.
-    pub why: &'static str,
+    pub reason: &'static str,
 }
 
 /// Applies rules in order.
@@ -260,7 +260,7 @@ fn each(path: &Pointer, value: &mut Value, f: impl Fn(&Value) -> Result<Value, &
         if old.is_null() {
             return Ok(Some(old));
         }
-        f(&old).map(Some).map_err(|why| NotNormal { path: path.to_string(), value: shown(&old.to_string()), why })
+        f(&old).map(Some).map_err(|why| NotNormal { path: path.to_string(), value: shown(&old.to_string()), reason: why })
     })
 }
 
@@ -377,7 +377,7 @@ mod tests {
             (Rule::rename("/items/*/a", "b"), json!({"items": [{"a": 1}, {}]}), Ok(json!({"items": [{"b": 1}, {}]}))),
         ];
         for (rule, mut value, expected) in cases {
-            let result = rule.apply(&mut value).map(|()| value).map_err(|e| e.why);
+            let result = rule.apply(&mut value).map(|()| value).map_err(|e| e.reason);
             assert_eq!(result, expected, "{rule:?}");
         }
     }

@@ -26,16 +26,16 @@ fn enforced(rules: &[Attached]) -> impl Iterator<Item = &Attached> + Clone {
 }
 
 fn is_always_denied(tool: &Spec, rules: &[Attached]) -> bool {
-    let always = |f: Forbids<'_>| f.conditions.is_empty() && !f.more && !f.asks;
+    let always = |f: Forbids<'_>| f.conditions.is_empty() && !f.has_other_conditions && !f.asks_person;
     enforced(rules).any(|rule| {
         let outline = rule.policy.outline(tool);
-        outline.forbids.is_some_and(always) || outline.caps.is_some_and(|caps| leaves_none(&caps))
+        outline.denies.is_some_and(always) || outline.limit.is_some_and(|caps| leaves_none(&caps))
     })
 }
 
 /// Returns whether a limit allows no call at all.
 fn leaves_none(caps: &Caps<'_>) -> bool {
-    caps.amount.is_none() && caps.most < Decimal::ONE
+    caps.summed_argument.is_none() && caps.max < Decimal::ONE
 }
 
 /// Finds tools that no order of calls can reach.
@@ -45,7 +45,7 @@ fn unreachable(tools: &[Governed<'_>]) -> Vec<Problem> {
     loop {
         let before = reachable.len();
         for (tool, rules) in tools.iter().filter(|(tool, _)| !denied.contains(tool.name())) {
-            let mut groups = enforced(rules).flat_map(|rule| rule.policy.outline(tool).after);
+            let mut groups = enforced(rules).flat_map(|rule| rule.policy.outline(tool).prerequisites);
             if groups.all(|(_, group)| group.iter().any(|first| reachable.contains(first))) {
                 reachable.insert(tool.name());
             }
@@ -57,7 +57,7 @@ fn unreachable(tools: &[Governed<'_>]) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (tool, rules) in tools.iter().filter(|(tool, _)| !reachable.contains(tool.name()) && !denied.contains(tool.name())) {
         for rule in enforced(rules) {
-            for (field, group) in rule.policy.outline(tool).after {
+            for (field, group) in rule.policy.outline(tool).prerequisites {
                 // Another check reports tools that do not exist.
                 let known = group.iter().any(|first| tools.iter().any(|(tool, _)| tool.name() == *first));
                 if known && !group.iter().any(|first| reachable.contains(first)) {
@@ -70,8 +70,9 @@ fn unreachable(tools: &[Governed<'_>]) -> Vec<Problem> {
     }
     for name in denied {
         let spoken = tools.iter().filter(|(tool, _)| tool.name() == name).flat_map(|(tool, rules)| {
-            enforced(rules)
-                .filter(move |rule| rule.policy.outline(tool).forbids.is_some_and(|f| f.conditions.is_empty() && !f.more && !f.asks))
+            enforced(rules).filter(move |rule| {
+                rule.policy.outline(tool).denies.is_some_and(|f| f.conditions.is_empty() && !f.has_other_conditions && !f.asks_person)
+            })
         });
         let help = "if this is intended, remove the tool from the agent instead";
         problems
@@ -87,7 +88,7 @@ fn chain(tool: &str, tools: &[Governed<'_>], reachable: &BTreeSet<&str>, denied:
         let at = path.last().cloned().unwrap_or_default();
         let missing = tools.iter().filter(|(spec, _)| spec.name() == at).find_map(|(spec, rules)| {
             let groups = enforced(rules).flat_map(|rule| {
-                rule.policy.outline(spec).after.into_iter().map(|(_, g)| g.into_iter().map(str::to_owned).collect::<Vec<_>>())
+                rule.policy.outline(spec).prerequisites.into_iter().map(|(_, g)| g.into_iter().map(str::to_owned).collect::<Vec<_>>())
             });
             groups.filter(|group| !group.iter().any(|first| reachable.contains(first.as_str()))).find_map(|group| group.into_iter().next())
         });
@@ -105,7 +106,7 @@ fn chain(tool: &str, tools: &[Governed<'_>], reachable: &BTreeSet<&str>, denied:
 
 /// Returns whether one rule applies to every call that the other one applies to.
 fn covers(wider: &Forbids<'_>, narrower: &Forbids<'_>) -> bool {
-    !wider.more
+    !wider.has_other_conditions
         && wider
             .conditions
             .iter()
@@ -114,13 +115,13 @@ fn covers(wider: &Forbids<'_>, narrower: &Forbids<'_>) -> bool {
 
 /// Returns whether one limit is always reached before the other.
 fn is_stricter(a: &Caps<'_>, b: &Caps<'_>) -> bool {
-    let same = a.amount == b.amount && a.currency == b.currency && a.per == b.per;
+    let same = a.summed_argument == b.summed_argument && a.currency == b.currency && a.per == b.per;
     let longer = match (a.window, b.window) {
         (None, _) => true,
         (Some(_), None) => false,
         (Some(a), Some(b)) => a >= b,
     };
-    same && a.most <= b.most && longer
+    same && a.max <= b.max && longer
 }
 
 /// Index of the rules of one tool, so that a rule is compared only with rules that may cover it.
@@ -148,7 +149,7 @@ impl<'a> Alike<'a> {
     fn among(rules: &[(&'a str, Outline<'a>)]) -> Self {
         let mut alike = Self::default();
         for (index, (_, outline)) in rules.iter().enumerate() {
-            match outline.forbids.map(|forbids| forbids.conditions.first()) {
+            match outline.denies.map(|forbids| forbids.conditions.first()) {
                 Some(Some((path, condition))) => match names(condition) {
                     Some(names) => {
                         for name in names {
@@ -160,8 +161,8 @@ impl<'a> Alike<'a> {
                 Some(None) => alike.always.push(index),
                 None => {}
             }
-            if let Some(caps) = outline.caps {
-                alike.caps.entry(caps.amount).or_default().push(index);
+            if let Some(caps) = outline.limit {
+                alike.caps.entry(caps.summed_argument).or_default().push(index);
             }
         }
         alike
@@ -170,7 +171,7 @@ impl<'a> Alike<'a> {
     /// Returns the rules that may apply to every call that this rule applies to.
     fn to(&self, outline: &Outline<'a>) -> Vec<usize> {
         let mut found: Vec<usize> = Vec::new();
-        if let Some(forbids) = outline.forbids {
+        if let Some(forbids) = outline.denies {
             found.extend(&self.always);
             for (path, condition) in forbids.conditions {
                 let first = names(condition).and_then(|names| names.first()).map(String::as_str);
@@ -178,7 +179,7 @@ impl<'a> Alike<'a> {
                 found.extend(keys.into_iter().flatten().filter_map(|key| self.forbids.get(&key)).flatten());
             }
         }
-        found.extend(outline.caps.and_then(|caps| self.caps.get(&caps.amount)).into_iter().flatten());
+        found.extend(outline.limit.and_then(|caps| self.caps.get(&caps.summed_argument)).into_iter().flatten());
         found
     }
 }
@@ -192,9 +193,9 @@ fn never_speak(tools: &[Governed<'_>]) -> Vec<Problem> {
         let alike = Alike::among(&rules);
         for (index, (rule, outline)) in rules.iter().enumerate() {
             let speaks_before = |other: usize, theirs: &Outline<'_>| {
-                let shadowed = matches!((&theirs.forbids, &outline.forbids), (Some(wide), Some(narrow))
-                    if covers(wide, narrow) && !wide.asks && (narrow.asks || other < index));
-                let capped = matches!((&theirs.caps, &outline.caps), (Some(a), Some(b))
+                let shadowed = matches!((&theirs.denies, &outline.denies), (Some(wide), Some(narrow))
+                    if covers(wide, narrow) && !wide.asks_person && (narrow.asks_person || other < index));
+                let capped = matches!((&theirs.limit, &outline.limit), (Some(a), Some(b))
                     if is_stricter(a, b) && (other < index || !is_stricter(b, a)));
                 other != index && (shadowed || capped)
             };
@@ -222,7 +223,7 @@ fn contradictions(tool: &Spec, rules: &[Attached]) -> Vec<Problem> {
     let bounds = |wanted: fn(&Condition) -> Option<Decimal>| {
         enforced(rules).filter_map(move |rule| {
             let outline = rule.policy.outline(tool);
-            let forbids = outline.forbids.filter(|f| !f.more && !f.asks)?;
+            let forbids = outline.denies.filter(|f| !f.has_other_conditions && !f.asks_person)?;
             match forbids.conditions {
                 [(path, condition)] => wanted(condition).map(|limit| (rule.policy.name(), path.clone(), limit)),
                 _ => None,
@@ -234,7 +235,7 @@ fn contradictions(tool: &Spec, rules: &[Attached]) -> Vec<Problem> {
     let name = tool.name();
     let mut problems = Vec::new();
     let highs: Vec<_> = bounds(most).collect();
-    let caps: Vec<_> = enforced(rules).filter_map(|rule| Some((rule.policy.name(), rule.policy.outline(tool).caps?))).collect();
+    let caps: Vec<_> = enforced(rules).filter_map(|rule| Some((rule.policy.name(), rule.policy.outline(tool).limit?))).collect();
     for (low_rule, path, low) in bounds(least) {
         for (high_rule, other, high) in &highs {
             if path == *other && *high < low {
@@ -244,9 +245,11 @@ fn contradictions(tool: &Spec, rules: &[Attached]) -> Vec<Problem> {
                 problems.push(Problem::new(message).of(high_rule).help("choose bounds that leave values between them"));
             }
         }
-        for (rule, caps) in caps.iter().filter(|(_, caps)| caps.amount == Some(&path) && caps.most < low) {
-            let message =
-                format!("`{name}` can never be called: `{low_rule}` requires `{path}` to be at least {low}, but this limit is {}", caps.most);
+        for (rule, caps) in caps.iter().filter(|(_, caps)| caps.summed_argument == Some(&path) && caps.max < low) {
+            let message = format!(
+                "`{name}` can never be called: `{low_rule}` requires `{path}` to be at least {low}, but this limit is {}",
+                caps.max
+            );
             problems.push(Problem::at("max", message).of(rule).help("raise the limit, or allow smaller amounts"));
         }
     }

@@ -52,19 +52,19 @@ pub struct Ask<'a> {
     /// Whether the call is only considered as a next step.
     ///
     /// Then unknown arguments are left out, and an absent argument may still be set.
-    pub sketch: bool,
+    pub is_sketch: bool,
     trace: Option<&'a Trace>,
 }
 
 impl<'a> Ask<'a> {
     pub(crate) const fn new(call: CallId, key: &'a SessionKey, tool: &'a Spec, arguments: &'a Judged, facts: &'a Facts) -> Self {
-        Self { call, key, tool, arguments, facts, sketch: false, trace: None }
+        Self { call, key, tool, arguments, facts, is_sketch: false, trace: None }
     }
 
     /// Sets whether some arguments are not known yet.
     #[must_use]
     pub(crate) const fn sketched(mut self, sketch: bool) -> Self {
-        self.sketch = sketch;
+        self.is_sketch = sketch;
         self
     }
 
@@ -103,7 +103,7 @@ impl<'a> Ask<'a> {
     /// Returns all values at a path of the arguments; `*` matches every item, `None` is absent.
     #[must_use]
     pub fn arguments_at(&self, path: &Pointer) -> Vec<Option<&'a Value>> {
-        let found = path.each(self.arguments.value());
+        let found = path.get_each(self.arguments.value());
         found.iter().for_each(|found| self.look_at(path, *found));
         found
     }
@@ -141,7 +141,7 @@ impl<'a> Ask<'a> {
         let matches = |key: &EvidenceKey| match (&key.entity, about) {
             _ if &*key.tool != tool => false,
             (None, None) => true,
-            (Some((name, value)), Some((wanted, of))) => &**name == wanted && crate::json::with_canonical(of, |text| text == &**value),
+            (Some((name, value)), Some((wanted, of))) => &**name == wanted && crate::json::with_canonical_text(of, |text| text == &**value),
             _ => false,
         };
         let mut asked_for = false;

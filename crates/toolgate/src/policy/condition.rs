@@ -6,7 +6,7 @@ use rust_decimal::Decimal;
 use serde_json::Value;
 
 use super::{Ask, Fault};
-use crate::json::{Pointer, decimal_of, plain};
+use crate::json::{Pointer, decimal_of, with_canonical_numbers};
 use crate::names::glob;
 use crate::shell::{Place, Shell, Sure, normal};
 
@@ -69,7 +69,7 @@ pub(crate) enum Holds {
     No,
     Yes,
     /// The result is uncertain, for this reason.
-    Maybe(String),
+    Uncertain(String),
 }
 
 impl Holds {
@@ -86,8 +86,8 @@ impl Holds {
 fn told(sure: Sure, shell: &Shell, why: &str) -> Holds {
     match (sure, shell.doubt()) {
         (Sure::Yes, _) => Holds::Yes,
-        (_, Some(why)) => Holds::Maybe(why.to_owned()),
-        (Sure::Maybe, None) => Holds::Maybe(why.to_owned()),
+        (_, Some(why)) => Holds::Uncertain(why.to_owned()),
+        (Sure::Maybe, None) => Holds::Uncertain(why.to_owned()),
         (Sure::No, None) => Holds::No,
     }
 }
@@ -106,8 +106,8 @@ impl Condition {
     /// Normalizes the values as checked arguments are normalized: 1.0 becomes 1.
     pub(super) fn normalized(self) -> Self {
         match self {
-            Self::In(values) => Self::In(values.into_iter().map(plain).collect()),
-            Self::NotIn(values) => Self::NotIn(values.into_iter().map(plain).collect()),
+            Self::In(values) => Self::In(values.into_iter().map(with_canonical_numbers).collect()),
+            Self::NotIn(values) => Self::NotIn(values.into_iter().map(with_canonical_numbers).collect()),
             other => other,
         }
     }
@@ -179,14 +179,14 @@ impl Condition {
                         let paths: Vec<Cow<'_, str>> = paths_in(text, contents).collect();
                         match places.iter().flat_map(|place| paths.iter().map(move |path| sure(place, path.as_ref()))).max() {
                             Some(Sure::Yes) => Holds::Yes,
-                            Some(Sure::Maybe) => Holds::Maybe("a path in it goes through `/proc` or `..`".to_owned()),
+                            Some(Sure::Maybe) => Holds::Uncertain("a path in it goes through `/proc` or `..`".to_owned()),
                             _ => Holds::No,
                         }
                     };
                     found = std::mem::replace(&mut found, Holds::No).or(named);
                 });
                 if is_in_pieces(ask, path, value) {
-                    found = found.or(Holds::Maybe(IN_PIECES.to_owned()));
+                    found = found.or(Holds::Uncertain(IN_PIECES.to_owned()));
                 }
                 // Null and an empty list count as an absent argument.
                 let searches_here = !has_text && from.is_some() && self.holds_of_nothing(|| ask.home());
@@ -307,7 +307,7 @@ fn ticked(texts: &[String]) -> String {
 fn is_in_pieces(ask: &Ask<'_>, path: &Pointer, value: &Value) -> bool {
     let Some(shell) = &ask.tool.shell else { return false };
     match shell.parts().strip_prefix(path.parts()) {
-        Some(inside) => Pointer::of(inside.to_vec()).get(value).is_some_and(|command| !command.is_string() && !command.is_null()),
+        Some(inside) => Pointer::from_parts(inside.to_vec()).get(value).is_some_and(|command| !command.is_string() && !command.is_null()),
         None => path.parts().starts_with(shell.parts()) && !value.is_null(),
     }
 }
@@ -345,7 +345,7 @@ enum Contents {
     /// The name of the argument suggests content.
     Likely,
     /// In addition, another argument selects the file.
-    Sure,
+    Certain,
 }
 
 impl Contents {
@@ -355,7 +355,7 @@ impl Contents {
         let name = inside.iter().rev().find(|part| part.parse::<usize>().is_err());
         match name.is_some_and(|name| is_called(name, CONTENTS)) {
             false => Self::No,
-            true if is_told => Self::Sure,
+            true if is_told => Self::Certain,
             true => Self::Likely,
         }
     }
@@ -367,7 +367,7 @@ impl Contents {
 /// tool may normalize it), and the files that a patch changes. The content of a file whose name is
 /// in another argument names no other file, except in patch headers.
 fn paths_in(text: &str, contents: Contents) -> impl Iterator<Item = Cow<'_, str>> {
-    let whole = Some(text).filter(|text| contents != Contents::Sure && text.len() <= LONGEST && !text.contains('\n'));
+    let whole = Some(text).filter(|text| contents != Contents::Certain && text.len() <= LONGEST && !text.contains('\n'));
     let winds = text.len() > LONGEST || text.trim() != text || ["//", "/./", "/../"].iter().any(|detour| text.contains(detour));
     // A text of several lines can be a path only if it starts with `/` or `~`.
     let is_path = |path: &String| path.len() <= LONGEST && (!path.contains('\n') || path.starts_with(['/', '~']));

@@ -12,7 +12,7 @@ use crate::json::Pointer;
 /// Returns the definition of a rule: its type and its parts as canonical JSON.
 pub(super) fn definition(rule: &str, parts: &Value) -> String {
     let whole = json!({ "rule": rule, "parts": parts });
-    String::from_utf8_lossy(&crate::json::canonical(&whole)).into_owned()
+    String::from_utf8_lossy(&crate::json::to_canonical_bytes(&whole)).into_owned()
 }
 
 pub(super) fn names(tools: &ToolNames) -> Value {

@@ -4,10 +4,10 @@ use serde_json::{Value, json};
 
 use super::cel::Expression;
 use super::condition::Holds;
+use super::definition;
 use super::never::{never, of_nothing};
 use super::problem::unfit;
 use super::refusal::{expression_setters, refusal_setters};
-use super::definition;
 use super::{Ask, Condition, Fault, Forbids, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
 use crate::error::FieldError;
 use crate::json::Pointer;
@@ -32,7 +32,7 @@ pub struct Deny {
     conditions: Vec<(Pointer, Condition)>,
     when: Option<Expression>,
     refusal: Refusal,
-    asks: bool,
+    asks_person: bool,
     approvers: Vec<String>,
 }
 
@@ -58,7 +58,7 @@ impl Deny {
             conditions: Vec::new(),
             when: None,
             refusal,
-            asks: false,
+            asks_person: false,
             approvers: Vec::new(),
         }
     }
@@ -66,7 +66,7 @@ impl Deny {
     /// Creates a rule that asks a person instead of denying.
     pub fn ask<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>) -> Self {
         let refusal = Refusal::of(name, format!("the rule `{name}` requires approval by a person"));
-        Self { asks: true, refusal, ..Self::new(name, tools) }
+        Self { asks_person: true, refusal, ..Self::new(name, tools) }
     }
 
     /// Adds a condition: the rule applies only if this one holds too.
@@ -96,7 +96,7 @@ impl Deny {
         for (path, condition) in &self.conditions {
             // One match is enough, and an absent value counts as a match.
             let places = ask.arguments_at(path);
-            let speaks = !ask.sketch && condition.holds_of_nothing(|| ask.home());
+            let speaks = !ask.is_sketch && condition.holds_of_nothing(|| ask.home());
             let mut guilty = (places.is_empty() && speaks).then_some(None);
             let (mut unsure, mut faulty) = (None, None);
             for place in places {
@@ -108,7 +108,7 @@ impl Deny {
                         (guilty, unsure) = (Some(place), None);
                         break;
                     }
-                    Ok(Holds::Maybe(why)) => {
+                    Ok(Holds::Uncertain(why)) => {
                         guilty = Some(place);
                         unsure.get_or_insert(why);
                     }
@@ -144,7 +144,7 @@ impl Deny {
         }
         match fault {
             Some(fault) if all => Err(fault),
-            _ => Ok(all.then_some(Against { errors, doubt })),
+            _ => Ok(all.then_some(Against { errors, uncertainty: doubt })),
         }
     }
 
@@ -155,7 +155,7 @@ impl Deny {
                 return false;
             }
             let wants = |value: Option<&serde_json::Value>| condition.wants_home(ask, path, value);
-            let places = path.each(ask.arguments.value());
+            let places = path.get_each(ask.arguments.value());
             (places.is_empty() && wants(None)) || places.into_iter().any(wants)
         };
         self.conditions.iter().any(one)
@@ -206,7 +206,7 @@ fn stars_over(path: &Pointer, other: &Pointer) -> bool {
 pub(super) struct Against {
     errors: Vec<FieldError>,
     /// The reason why the match is uncertain, if it is.
-    doubt: Option<String>,
+    uncertainty: Option<String>,
 }
 
 impl Policy for Deny {
@@ -227,7 +227,7 @@ impl Policy for Deny {
         problems.extend(self.unfit_conditions(tools));
         let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
         problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, None)));
-        if !self.approvers.is_empty() && !self.asks {
+        if !self.approvers.is_empty() && !self.asks_person {
             problems.push(Problem::at("approvers", "`approvers` has no effect in a rule that denies").help("use `ask`"));
         }
         problems.extend(self.refusal.problems(tools));
@@ -235,8 +235,8 @@ impl Policy for Deny {
     }
 
     fn outline(&self, _: &Spec) -> Outline<'_> {
-        let forbids = Forbids { conditions: &self.conditions, more: self.when.is_some(), asks: self.asks };
-        Outline { forbids: Some(forbids), ..Outline::default() }
+        let forbids = Forbids { conditions: &self.conditions, has_other_conditions: self.when.is_some(), asks_person: self.asks_person };
+        Outline { denies: Some(forbids), ..Outline::default() }
     }
 
     fn sources(&self) -> Option<Vec<&str>> {
@@ -244,7 +244,7 @@ impl Policy for Deny {
     }
 
     fn definition(&self) -> String {
-        definition::definition(if self.asks { "ask" } else { "deny" }, &self.definition_parts())
+        definition::definition(if self.asks_person { "ask" } else { "deny" }, &self.definition_parts())
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
@@ -255,7 +255,7 @@ impl Policy for Deny {
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        let Some(Against { errors, doubt }) = self.against(ask)? else { return Ok(Verdict::allow()) };
+        let Some(Against { errors, uncertainty: doubt }) = self.against(ask)? else { return Ok(Verdict::allow()) };
         if let Some(when) = &self.when
             && !when.holds(ask, None)?
         {
@@ -265,7 +265,7 @@ impl Policy for Deny {
             let reason = format!("Toolgate cannot determine what this call does: {doubt}.");
             return Ok(Verdict::Ask(reason, Terms { approvers: self.approvers.clone(), ..Terms::default() }));
         }
-        if self.asks {
+        if self.asks_person {
             return Ok(Verdict::Ask(self.refusal.reason.clone(), Terms { approvers: self.approvers.clone(), ..Terms::default() }));
         }
         let mut error = self.refusal.error();

@@ -34,7 +34,7 @@ pub struct Needs {
     /// Whether further requests depend on the evidence.
     ///
     /// If set, `needs` is called once more after the evidence is loaded.
-    pub again: bool,
+    pub repeat_with_evidence: bool,
 }
 
 impl Needs {

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::definition;
 use super::problem::unknown_tool;
 use super::refusal::refusal_setters;
-use super::definition;
 use super::{Ask, Condition, Fault, Needs, Note, Policy, Problem, Refusal, ToolNames, Verdict};
 use crate::error::FieldError;
 use crate::json::Pointer;
@@ -29,10 +29,10 @@ pub struct Flow {
     tools: ToolNames,
     arguments: Vec<Pointer>,
     /// Whether a value of unknown provenance is denied too.
-    strict: bool,
+    is_strict: bool,
     trusted: Vec<String>,
     /// Whether results of trusted tools that a client reports count.
-    reported: bool,
+    accepts_reported: bool,
     literals: Vec<Value>,
     refusal: Refusal,
 }
@@ -44,9 +44,9 @@ impl Flow {
             name: name.to_owned(),
             tools: ToolNames::of(tools),
             arguments: arguments.into_iter().map(Pointer::from).collect(),
-            strict: false,
+            is_strict: false,
             trusted: Vec::new(),
-            reported: false,
+            accepts_reported: false,
             literals: Vec::new(),
             refusal: Refusal {
                 category: crate::error::Category::Permission,
@@ -60,7 +60,7 @@ impl Flow {
     pub fn only_from<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, arguments: impl IntoIterator<Item = &'a str>) -> Self {
         let flow = Self::new(name, tools, arguments);
         let refusal = Refusal { reason: "this value must come from a known source".to_owned(), ..flow.refusal };
-        Self { strict: true, refusal, ..flow }
+        Self { is_strict: true, refusal, ..flow }
     }
 
     /// Trusts the results of these tools.
@@ -73,7 +73,7 @@ impl Flow {
     /// Trusts results of these tools that a client reports, too.
     #[must_use]
     pub const fn accept_reported(mut self) -> Self {
-        self.reported = true;
+        self.accepts_reported = true;
         self
     }
 
@@ -119,7 +119,7 @@ pub(super) fn each_value(ask: &Ask<'_>, path: &Pointer, f: &mut dyn FnMut(&str, 
             (true, false) => f(&format!("{prefix}{place}"), value, false),
         }
     };
-    for (place, value) in path.reach(ask.arguments.value()) {
+    for (place, value) in path.entries_or_scalars(ask.arguments.value()) {
         ask.look_at(path, Some(value));
         leaves(value, &place, &mut |place, leaf| counted(place, "", leaf));
         names(value, &place, &mut |place, name| {
@@ -161,21 +161,20 @@ impl Policy for Flow {
             problems.extend(unknown_tool(&format!("trusted.{index}"), source, tools));
         }
         for (index, source) in sources.clone() {
-            let external = tools.iter().filter(|tool| tool.name() == source && !self.reported);
+            let external = tools.iter().filter(|tool| tool.name() == source && !self.accepts_reported);
             problems.extend(external.filter_map(|tool| tool.run_by_client(&format!("trusted.{index}"))));
         }
         for (index, source) in sources {
             if tools.iter().any(|tool| tool.name() == source && tool.untrusted) {
-                let problem =
-                    Problem::at(format!("trusted.{index}"), format!("`{source}` is declared untrusted, but this rule trusts it"));
+                let problem = Problem::at(format!("trusted.{index}"), format!("`{source}` is declared untrusted, but this rule trusts it"));
                 problems.push(problem.help("remove it from the rule, or do not declare it untrusted"));
             }
         }
-        if self.strict && self.trusted.is_empty() && self.literals.is_empty() {
+        if self.is_strict && self.trusted.is_empty() && self.literals.is_empty() {
             problems
                 .push(Problem::at("trusted", "the rule names no source, so it denies every value").help("name a tool, the user or values"));
         }
-        if !self.strict && !tools.iter().any(|tool| tool.untrusted) {
+        if !self.is_strict && !tools.iter().any(|tool| tool.untrusted) {
             problems.push(
                 Problem::new("no tool of this agent is declared untrusted, so the rule never applies")
                     .help("declare a tool untrusted, or use `only_from`"),
@@ -194,9 +193,9 @@ impl Policy for Flow {
             "name": self.name,
             "tools": definition::names(&self.tools),
             "arguments": self.arguments.iter().map(definition::pointer).collect::<Value>(),
-            "strict": self.strict,
+            "strict": self.is_strict,
             "trusted": self.trusted,
-            "reported": self.reported,
+            "reported": self.accepts_reported,
             "literals": self.literals,
             "refusal": definition::refusal(&self.refusal),
         });
@@ -222,8 +221,11 @@ impl Policy for Flow {
                 }
             };
             let trusted = self.literals.contains(leaf)
-                || self.trusted.iter().any(|source| known.comes_from(source) || (self.reported && known.comes_from(&reported(source))));
-            let refused = !trusted && (self.strict || known.may_be_untrusted());
+                || self
+                    .trusted
+                    .iter()
+                    .any(|source| known.comes_from(source) || (self.accepts_reported && known.comes_from(&reported(source))));
+            let refused = !trusted && (self.is_strict || known.may_be_untrusted());
             let shown = if secret { "(hidden)".to_owned() } else { crate::names::shown(&leaf.to_string()) };
             ask.note(|| {
                 let from = match (trusted, known.untrusted, known.overflowed) {
@@ -236,7 +238,7 @@ impl Policy for Flow {
             });
             // List at most 20 values to keep the error short.
             if refused && errors.len() < 20 {
-                let expected = if self.strict {
+                let expected = if self.is_strict {
                     format!("a value from {}", self.sources())
                 } else {
                     format!("a value that does not come from an untrusted result, or one that also comes from {}", self.sources())

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use std::sync::Arc;
 
+use super::definition;
 use super::problem::{not_one, secret_key, unknown_tool};
 use super::refusal::refusal_setters;
-use super::definition;
 use super::{Ask, Caps, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
 use crate::error::{FieldError, ToolError};
-use crate::json::{Pointer, decimal_of, with_canonical};
+use crate::json::{Pointer, decimal_of, with_canonical_text};
 use crate::limits::{Charge, Unit};
 use crate::schema::{At, at, may_be, resolve};
 use crate::session::Origin;
@@ -29,12 +29,12 @@ struct Unusable<'a> {
     /// The expected value.
     expected: &'static str,
     /// The message for the operator, if the model cannot correct the argument.
-    why: String,
+    reason: String,
 }
 
 impl<'a> Unusable<'a> {
     fn missing(path: &'a Pointer, expected: &'static str) -> Self {
-        Self { path, found: None, expected, why: format!("`{path}` is missing, and the limit depends on it") }
+        Self { path, found: None, expected, reason: format!("`{path}` is missing, and the limit depends on it") }
     }
 
     /// Returns whether the model can correct the argument.
@@ -80,7 +80,7 @@ pub enum Per {
     /// The entity that evidence names, over all sessions and principals.
     ///
     /// The order names the customer, not the model.
-    Proved(Box<Proved>),
+    ProvedEntity(Box<Proved>),
 }
 
 /// An entity that evidence names.
@@ -89,13 +89,13 @@ pub struct Proved {
     /// The tool whose success is the evidence.
     pub tool: Arc<str>,
     /// The entity that the evidence is about, and the argument that names it.
-    pub same: (Arc<str>, Pointer),
+    pub entity: (Arc<str>, Pointer),
     /// The proved field that names the owner of the limit.
     pub field: Pointer,
     /// The argument that names the owner if there is no evidence.
     ///
     /// Without this argument, missing evidence is a denial.
-    pub otherwise: Option<Pointer>,
+    pub fallback: Option<Pointer>,
 }
 
 /// A limit that reserves an amount before the tool runs and settles it by the outcome.
@@ -115,7 +115,7 @@ pub struct Limit {
     amount: Option<Pointer>,
     /// An argument whose values have separate sums.
     currency: Option<Pointer>,
-    most: Decimal,
+    max: Decimal,
     per: Per,
     window: Option<SignedDuration>,
     refusal: Refusal,
@@ -128,11 +128,11 @@ impl Limit {
             Per::Session => json!("session"),
             Per::Principal => json!("principal"),
             Per::Entity(path) => json!({ "entity": path.to_string() }),
-            Per::Proved(proved) => json!({
+            Per::ProvedEntity(proved) => json!({
                 "tool": proved.tool,
-                "same": [proved.same.0, proved.same.1.to_string()],
+                "same": [proved.entity.0, proved.entity.1.to_string()],
                 "field": proved.field.to_string(),
-                "otherwise": proved.otherwise.as_ref().map(definition::pointer),
+                "otherwise": proved.fallback.as_ref().map(definition::pointer),
             }),
         };
         json!({
@@ -140,7 +140,7 @@ impl Limit {
             "tools": definition::names(&self.tools),
             "amount": self.amount.as_ref().map(definition::pointer),
             "currency": self.currency.as_ref().map(definition::pointer),
-            "max": self.most.to_string(),
+            "max": self.max.to_string(),
             "per": per,
             "window": self.window.map(definition::duration),
             "refusal": definition::refusal(&self.refusal),
@@ -155,7 +155,7 @@ impl Limit {
             tools: ToolNames::of(tools),
             amount: None,
             currency: None,
-            most: most.into(),
+            max: most.into(),
             per: Per::Session,
             window: None,
             refusal,
@@ -167,7 +167,7 @@ impl Limit {
     /// An amount that cannot be summed, such as a negative one, is denied as an invalid argument.
     pub fn sum<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, argument: impl Into<Pointer>, most: Decimal) -> Self {
         let refusal = Refusal::of(name, format!("the limit `{name}` of {most} in total would be exceeded"));
-        Self { amount: Some(argument.into()), most, refusal, ..Self::calls(name, tools, 0) }
+        Self { amount: Some(argument.into()), max: most, refusal, ..Self::calls(name, tools, 0) }
     }
 
     /// Sets the owner of the limit [default: the session].
@@ -203,7 +203,7 @@ impl Limit {
         match &self.per {
             Per::Session | Per::Principal => None,
             Per::Entity(path) => Some(path),
-            Per::Proved(proved) => Some(&proved.same.1),
+            Per::ProvedEntity(proved) => Some(&proved.entity.1),
         }
     }
 
@@ -239,7 +239,7 @@ impl Limit {
             return Err(Unusable::missing(path, AMOUNT));
         }
         values.into_iter().try_fold(Decimal::ZERO, |sum, found| {
-            let wrong = |why: String| Unusable { path, found, expected: AMOUNT, why };
+            let wrong = |why: String| Unusable { path, found, expected: AMOUNT, reason: why };
             let amount = found.and_then(decimal_of).ok_or_else(|| wrong(format!("`{path}` is not an exact number")))?;
             if amount < Decimal::ZERO {
                 return Err(wrong("a sum accepts no negative amounts".to_owned()));
@@ -260,13 +260,14 @@ impl Limit {
     /// the declaration of the tool rules out a usable value, or if the arguments are not complete
     /// yet, the result is a fault.
     fn cannot_use(&self, ask: &Ask<'_>, wrong: &Unusable<'_>) -> Result<Verdict, Fault> {
-        if ask.sketch || !wrong.can_be_mended(ask.tool) {
-            return Err(Fault::new(wrong.why.clone()));
+        if ask.is_sketch || !wrong.can_be_mended(ask.tool) {
+            return Err(Fault::new(wrong.reason.clone()));
         }
         let path = wrong.path;
         let got = wrong.found.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
         let expected = wrong.expected.to_owned();
-        let message = format!("{}: `{path}` must be {expected}, because the limit `{}` depends on it; got {got}", ask.tool.name(), self.name);
+        let message =
+            format!("{}: `{path}` must be {expected}, because the limit `{}` depends on it; got {got}", ask.tool.name(), self.name);
         let mut error = ToolError::of(crate::code::INVALID_ARGUMENTS, message);
         error.errors.push(FieldError { path: path.to_string(), expected, got, did_you_mean: None });
         Ok(Verdict::deny(error))
@@ -274,10 +275,10 @@ impl Limit {
 
     /// Returns the entity that evidence names, or the fallback argument.
     fn proved_entity<'a>(ask: &Ask<'a>, proved: &Proved) -> Result<&'a Value, Fault> {
-        let (entity, argument) = &proved.same;
+        let (entity, argument) = &proved.entity;
         let about = Self::argument(ask, argument)?;
         let evidence = ask.evidence_of(&proved.tool, Some((entity, about)), false)?;
-        match (evidence, &proved.otherwise) {
+        match (evidence, &proved.fallback) {
             // If there is evidence, it must name the owner. The model must not choose the owner.
             (Some(proof), _) => proof
                 .fields
@@ -290,9 +291,9 @@ impl Limit {
     }
 
     fn is_assumed(&self, ask: &Ask<'_>) -> bool {
-        let Per::Proved(proved) = &self.per else { return false };
-        let Some(about) = ask.argument(&proved.same.1) else { return false };
-        let evidence = ask.evidence_of(&proved.tool, Some((&proved.same.0, about)), false);
+        let Per::ProvedEntity(proved) = &self.per else { return false };
+        let Some(about) = ask.argument(&proved.entity.1) else { return false };
+        let evidence = ask.evidence_of(&proved.tool, Some((&proved.entity.0, about)), false);
         matches!(evidence, Ok(Some(proof)) if proof.origin == Origin::Assumed)
     }
 
@@ -301,14 +302,14 @@ impl Limit {
         let whose = match &self.per {
             Per::Session => format!("session\u{1f}{}\u{1f}{}", ask.key.principal, ask.key.session),
             Per::Principal => format!("principal\u{1f}{}", ask.key.principal),
-            Per::Entity(path) => with_canonical(Self::argument(ask, path)?, |value| format!("entity\u{1f}{value}")),
-            Per::Proved(proved) => with_canonical(Self::proved_entity(ask, proved)?, |value| format!("entity\u{1f}{value}")),
+            Per::Entity(path) => with_canonical_text(Self::argument(ask, path)?, |value| format!("entity\u{1f}{value}")),
+            Per::ProvedEntity(proved) => with_canonical_text(Self::proved_entity(ask, proved)?, |value| format!("entity\u{1f}{value}")),
         };
         let currency = match &self.currency {
             // All spellings of a currency code share one counter.
             Some(path) => match Self::argument(ask, path)? {
-                Value::String(code) => with_canonical(&Value::String(code.trim().to_ascii_uppercase()), str::to_owned),
-                other => with_canonical(other, str::to_owned),
+                Value::String(code) => with_canonical_text(&Value::String(code.trim().to_ascii_uppercase()), str::to_owned),
+                other => with_canonical_text(other, str::to_owned),
             },
             None => String::new(),
         };
@@ -327,7 +328,7 @@ impl Policy for Limit {
 
     fn looks_back(&self) -> Option<SignedDuration> {
         // The evidence that names the owner may be of any age.
-        self.window.filter(|_| !matches!(self.per, Per::Proved(_)))
+        self.window.filter(|_| !matches!(self.per, Per::ProvedEntity(_)))
     }
 
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
@@ -337,9 +338,9 @@ impl Policy for Limit {
         match &self.per {
             Per::Session | Per::Principal => {}
             Per::Entity(path) => single.push(("per".to_owned(), path)),
-            Per::Proved(proved) => {
-                single.push((format!("per.same.{}", proved.same.0), &proved.same.1));
-                single.extend(proved.otherwise.iter().map(|path| ("per.argument".to_owned(), path)));
+            Per::ProvedEntity(proved) => {
+                single.push((format!("per.same.{}", proved.entity.0), &proved.entity.1));
+                single.extend(proved.fallback.iter().map(|path| ("per.argument".to_owned(), path)));
             }
         }
         let mut problems = self.tools.unknown("tools", tools);
@@ -349,16 +350,16 @@ impl Policy for Limit {
         problems.extend(governed.iter().filter_map(|tool| self.never_adds_up(tool)));
         arguments.append(&mut single);
         problems.extend(self.tools.unknown_arguments(tools, arguments.into_iter()));
-        if let Per::Proved(proved) = &self.per {
+        if let Per::ProvedEntity(proved) = &self.per {
             problems.extend(unknown_tool("per.proved_by", &proved.tool, tools));
             for source in tools.iter().filter(|tool| *proved.tool == *tool.name()) {
-                problems.extend(source.lacks_entity(&format!("per.same.{}", proved.same.0), &proved.same.0));
+                problems.extend(source.lacks_entity(&format!("per.same.{}", proved.entity.0), &proved.entity.0));
                 problems.extend(source.lacks_proof("per.field", &proved.field));
                 problems.extend(source.run_by_client("per.proved_by"));
             }
         }
-        if self.most < Decimal::ZERO {
-            problems.push(Problem::at("max", format!("the limit is negative: {}", self.most)));
+        if self.max < Decimal::ZERO {
+            problems.push(Problem::at("max", format!("the limit is negative: {}", self.max)));
         }
         if self.window.is_some_and(|window| window <= SignedDuration::ZERO) {
             problems.push(Problem::at("within", "the window must be longer than 0").help("like `24h`"));
@@ -368,9 +369,14 @@ impl Policy for Limit {
     }
 
     fn outline(&self, _: &Spec) -> Outline<'_> {
-        let caps =
-            Caps { amount: self.amount.as_ref(), currency: self.currency.as_ref(), most: self.most, per: &self.per, window: self.window };
-        Outline { caps: Some(caps), ..Outline::default() }
+        let caps = Caps {
+            summed_argument: self.amount.as_ref(),
+            currency: self.currency.as_ref(),
+            max: self.max,
+            per: &self.per,
+            window: self.window,
+        };
+        Outline { limit: Some(caps), ..Outline::default() }
     }
 
     fn definition(&self) -> String {
@@ -378,16 +384,16 @@ impl Policy for Limit {
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        if let Per::Proved(proved) = &self.per
-            && let Some(about) = ask.argument(&proved.same.1)
+        if let Per::ProvedEntity(proved) = &self.per
+            && let Some(about) = ask.argument(&proved.entity.1)
         {
-            needs.evidence_of(&proved.tool, Some((&proved.same.0, about)), false);
+            needs.evidence_of(&proved.tool, Some((&proved.entity.0, about)), false);
         }
     }
 
     fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
-        let Per::Proved(proved) = &self.per else { return None };
-        let (entity, argument) = &proved.same;
+        let Per::ProvedEntity(proved) = &self.per else { return None };
+        let (entity, argument) = &proved.entity;
         let about = (Arc::clone(entity), ask.argument(argument)?.clone());
         let known = ask.evidence_of(&proved.tool, Some((&about.0, &about.1)), false).ok()?;
         Some(if known.is_some() {
@@ -412,9 +418,9 @@ impl Policy for Limit {
         ask.note(|| {
             let secret = self.amount.as_ref().is_some_and(|path| ask.is_secret(path));
             let found = if secret { "(hidden)".to_owned() } else { format!("{amount} more") };
-            Note { what: format!("at most {}", self.most), found, holds: amount <= self.most }
+            Note { what: format!("at most {}", self.max), found, holds: amount <= self.max }
         });
-        let charge = Charge { counter: self.counter(ask)?, amount, cap: self.most, window: self.window, unit: Unit::Fixed };
+        let charge = Charge { counter: self.counter(ask)?, amount, cap: self.max, window: self.window, unit: Unit::Fixed };
         Ok(Verdict::Allow(Terms { charges: vec![(charge, self.refusal.error())], ..Terms::default() }))
     }
 }

@@ -95,7 +95,7 @@ pub struct Terms {
     /// Charges to reserve at the claim, each with the error for an exhausted limit.
     pub charges: Vec<(Charge, ToolError)>,
     /// The state that files must have when the tool opens them.
-    pub expects: Vec<Expect>,
+    pub file_expectations: Vec<Expect>,
     /// The people who may answer an approval; an empty list means anyone.
     pub approvers: Vec<String>,
 }
@@ -117,13 +117,13 @@ pub struct Outline<'a> {
     /// Groups of tools, each with the rule field that requires it.
     ///
     /// One tool of each group must have succeeded.
-    pub after: Vec<(String, Vec<&'a str>)>,
+    pub prerequisites: Vec<(String, Vec<&'a str>)>,
     /// The calls that the rule denies or asks about.
-    pub forbids: Option<Forbids<'a>>,
+    pub denies: Option<Forbids<'a>>,
     /// The limit that the rule sets.
-    pub caps: Option<Caps<'a>>,
+    pub limit: Option<Caps<'a>>,
     /// Whether the rule needs the file system.
-    pub files: bool,
+    pub needs_files: bool,
 }
 
 /// The calls that a rule denies: those for which all conditions hold.
@@ -132,20 +132,20 @@ pub struct Forbids<'a> {
     /// The conditions, all of which must hold.
     pub conditions: &'a [(Pointer, Condition)],
     /// Whether the rule depends on more than the conditions.
-    pub more: bool,
+    pub has_other_conditions: bool,
     /// Whether the rule asks a person instead of denying.
-    pub asks: bool,
+    pub asks_person: bool,
 }
 
 /// The limit that a rule sets.
 #[derive(Debug, Clone, Copy)]
 pub struct Caps<'a> {
     /// The argument that is summed; `None` counts calls.
-    pub amount: Option<&'a Pointer>,
+    pub summed_argument: Option<&'a Pointer>,
     /// The argument whose values have separate sums.
     pub currency: Option<&'a Pointer>,
     /// The maximum.
-    pub most: Decimal,
+    pub max: Decimal,
     /// The owner of the limit.
     pub per: &'a Per,
     /// The length of the time window.
@@ -155,7 +155,7 @@ pub struct Caps<'a> {
 impl dyn Policy {
     /// Returns whether the rule denies calls of one of these tools on its own.
     pub(crate) fn outline_of<'a>(&self, mut tools: impl Iterator<Item = &'a Spec>) -> bool {
-        tools.any(|tool| self.governs(tool) && self.outline(tool).forbids.is_some_and(|forbids| !forbids.asks))
+        tools.any(|tool| self.governs(tool) && self.outline(tool).denies.is_some_and(|forbids| !forbids.asks_person))
     }
 }
 
@@ -190,11 +190,11 @@ pub enum Observation {
 #[derive(Debug, Clone, Copy)]
 pub struct Done<'a> {
     /// The call as the policies checked it.
-    pub ask: Ask<'a>,
+    pub input: Ask<'a>,
     /// The result as the model sees it.
     pub value: &'a Value,
     /// The file accesses of the tool.
-    pub observed: &'a [Observation],
+    pub file_accesses: &'a [Observation],
     /// The evidence that the call revokes.
     pub revoked: &'a [Revoked],
 }

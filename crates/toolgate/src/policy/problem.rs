@@ -87,9 +87,9 @@ pub struct Problem {
     /// The position of the field, for rules that come from a file.
     pub place: Option<Place>,
     /// The code under which `toolgate lint` reports the problem, if it has its own code.
-    pub lint: Option<&'static str>,
+    pub lint_code: Option<&'static str>,
     /// The name that is not a tool of the agent, if that is the problem.
-    pub unknown: Option<String>,
+    pub unknown_tool: Option<String>,
     /// The tool or hook that the problem is about, if it is about one.
     pub subject: Option<String>,
     /// The name that was probably meant.
@@ -109,8 +109,8 @@ impl Problem {
             help: None,
             severity: Severity::Error,
             place: None,
-            lint: None,
-            unknown: None,
+            lint_code: None,
+            unknown_tool: None,
             subject: None,
             suggestion: None,
             kind: DiagnosticKind::Other,
@@ -159,7 +159,7 @@ impl Problem {
     /// Sets the code under which `toolgate lint` reports the problem.
     #[must_use]
     pub(crate) const fn found_as(mut self, code: &'static str) -> Self {
-        self.lint = Some(code);
+        self.lint_code = Some(code);
         self
     }
 
@@ -186,7 +186,7 @@ impl Problem {
     /// Sets the name that is not a tool of the agent.
     #[must_use]
     pub(crate) fn of_unknown(mut self, tool: &str) -> Self {
-        self.unknown = Some(tool.to_owned());
+        self.unknown_tool = Some(tool.to_owned());
         self
     }
 
@@ -196,9 +196,7 @@ impl Problem {
         let mut known: Vec<String> = known.map(|name| name.as_ref().to_owned()).collect();
         known.dedup();
         match crate::suggest::closest(wrong, known.iter().map(String::as_str)) {
-            Some(guess) => {
-                Self { suggestion: Some(guess.to_owned()), ..self.help(format!("did you mean `{guess}`?")) }
-            }
+            Some(guess) => Self { suggestion: Some(guess.to_owned()), ..self.help(format!("did you mean `{guess}`?")) },
             None if self.help.is_some() || known.is_empty() => self,
             None => {
                 let (shown, more) =
@@ -290,7 +288,7 @@ pub(super) fn lacking(tool: &Spec, path: &Pointer, name: &str, known: &[String])
 
 /// Suggests a correction for a path into a value without members: a list, a text, a number.
 fn nothing_inside(tool: &Spec, path: &Pointer) -> Option<String> {
-    let upto = |count: usize| Pointer::of(path.parts().iter().take(count).cloned().collect());
+    let upto = |count: usize| Pointer::from_parts(path.parts().iter().take(count).cloned().collect());
     let ends = (0..path.parts().len()).find(|count| matches!(at(tool, &upto(count + 1)), At::Missing(..)))?;
     let place = upto(ends);
     let At::Known(schema) = at(tool, &place) else { return None };
@@ -298,7 +296,7 @@ fn nothing_inside(tool: &Spec, path: &Pointer) -> Option<String> {
     if may_be(map, "object") {
         return None;
     }
-    let rest = Pointer::of(path.parts().iter().skip(ends).cloned().collect());
+    let rest = Pointer::from_parts(path.parts().iter().skip(ends).cloned().collect());
     Some(if may_be(map, "array") {
         format!("`{place}` is a list: use `{place}/*{rest}` for its items, or `exists` or `all` in an expression")
     } else {
@@ -316,7 +314,9 @@ pub(super) fn secret_key(field: &str, path: &Pointer, tools: &[&Spec]) -> Option
 /// Reports a path with `*` where exactly one value is needed.
 pub(super) fn not_one(field: &str, path: &Pointer) -> Option<Problem> {
     let many = path.parts().iter().any(|part| part == "*");
-    many.then(|| Problem::at(field, format!("`{path}` names more than one value, but exactly one is needed")).help("name one value, without `*`"))
+    many.then(|| {
+        Problem::at(field, format!("`{path}` names more than one value, but exactly one is needed")).help("name one value, without `*`")
+    })
 }
 
 /// Reports a condition that needs another type than the schema declares for the argument.
@@ -328,8 +328,7 @@ pub(super) fn unfit(field: &str, tool: &Spec, path: &Pointer, condition: &Condit
         "number" => matches!(declared, "number" | "integer"),
         other => declared == other,
     };
-    let message =
-        format!("`{path}` of `{}` is declared as {declared}, but `{}` needs a {wanted}", tool.name(), condition.describe());
+    let message = format!("`{path}` of `{}` is declared as {declared}, but `{}` needs a {wanted}", tool.name(), condition.describe());
     let help = if wanted == "number" { "compare numbers with numbers, or use `in`" } else { "use `above`, `below` or `in`" };
     (!fits).then(|| Problem::at(field, message).help(help))
 }

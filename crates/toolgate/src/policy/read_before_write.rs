@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::problem::{ToolNames, not_one, secret_key, unknown_tool};
 use super::definition;
+use super::problem::{ToolNames, not_one, secret_key, unknown_tool};
 use super::{Ask, Done, Fault, FileFact, Needs, Note, Observation, Outline, Policy, Problem, Remedy, Severity, Terms, Verdict};
 use crate::code;
 use crate::error::ToolError;
@@ -22,7 +22,7 @@ use crate::tool::Spec;
 #[derive(Debug, Clone)]
 pub struct ReadBeforeWrite {
     name: String,
-    guarded: BTreeMap<Arc<str>, Pointer>,
+    guarded_tools: BTreeMap<Arc<str>, Pointer>,
     read_tool: Arc<str>,
 }
 
@@ -36,7 +36,7 @@ impl Default for ReadBeforeWrite {
 impl ReadBeforeWrite {
     /// Creates a rule that guards no tool yet.
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), guarded: BTreeMap::new(), read_tool: "read_file".into() }
+        Self { name: name.to_owned(), guarded_tools: BTreeMap::new(), read_tool: "read_file".into() }
     }
 
     /// Sets the tool that a denial suggests for reading; it takes a `path` [default: `read_file`].
@@ -49,7 +49,7 @@ impl ReadBeforeWrite {
     /// Guards one more tool, which writes the file that this argument names.
     #[must_use]
     pub fn guard(mut self, tool: &str, path: impl Into<Pointer>) -> Self {
-        self.guarded.insert(tool.into(), path.into());
+        self.guarded_tools.insert(tool.into(), path.into());
         self
     }
 
@@ -59,7 +59,7 @@ impl ReadBeforeWrite {
     }
 
     fn path(&self, ask: &Ask<'_>) -> Option<String> {
-        let pointer = self.guarded.get(ask.tool.name())?;
+        let pointer = self.guarded_tools.get(ask.tool.name())?;
         ask.argument(pointer)?.as_str().map(|path| normal_path(path).unwrap_or_else(|_| path.to_owned()))
     }
 }
@@ -74,15 +74,15 @@ impl Policy for ReadBeforeWrite {
     }
 
     fn governs(&self, tool: &Spec) -> bool {
-        self.guarded.contains_key(tool.name())
+        self.guarded_tools.contains_key(tool.name())
     }
 
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
         let mut problems = Vec::new();
-        if self.guarded.is_empty() {
+        if self.guarded_tools.is_empty() {
             problems.push(Problem::at("guard", "the rule guards no tool, so it never applies").help("name at least one"));
         }
-        for (tool, path) in &self.guarded {
+        for (tool, path) in &self.guarded_tools {
             let field = format!("guard.{tool}");
             problems.extend(unknown_tool(&field, tool, tools));
             problems.extend(not_one(&field, path));
@@ -104,11 +104,11 @@ impl Policy for ReadBeforeWrite {
     }
 
     fn outline(&self, _: &Spec) -> Outline<'_> {
-        Outline { files: true, ..Outline::default() }
+        Outline { needs_files: true, ..Outline::default() }
     }
 
     fn definition(&self) -> String {
-        let guarded: Value = self.guarded.iter().map(|(tool, path)| json!([tool, path.to_string()])).collect();
+        let guarded: Value = self.guarded_tools.iter().map(|(tool, path)| json!([tool, path.to_string()])).collect();
         let parts = json!({ "name": self.name, "guarded": guarded, "read_tool": self.read_tool });
         definition::definition("read_before_write", &parts)
     }
@@ -157,7 +157,7 @@ impl Policy for ReadBeforeWrite {
             }
             (FileFact::Present(now), Some(_)) => Expect::Unchanged(path, *now),
         };
-        Ok(Verdict::Allow(Terms { expects: vec![expects], ..Terms::default() }))
+        Ok(Verdict::Allow(Terms { file_expectations: vec![expects], ..Terms::default() }))
     }
 
     fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
@@ -171,7 +171,7 @@ impl Policy for ReadBeforeWrite {
     fn on_result(&self, done: &Done<'_>) -> Result<Vec<Change>, Fault> {
         let remember = |path: &str, digest: Option<&Digest>| (Arc::from(mark(path)), digest.map(|d| d.to_string().into()));
         Ok(done
-            .observed
+            .file_accesses
             .iter()
             .filter_map(|seen| match seen {
                 Observation::Read(path, digest) | Observation::Wrote(path, digest) => Some(remember(path, Some(digest))),

@@ -30,7 +30,10 @@ impl Refusal {
     pub(super) fn problems(&self, tools: &[&Spec]) -> Option<Problem> {
         let to = self.redirect.as_deref()?;
         let problem = unknown_tool("redirect", to, tools)?;
-        Some(Problem { message: format!("the rule redirects to `{}`, which is not a tool of this agent", crate::names::shown(to)), ..problem })
+        Some(Problem {
+            message: format!("the rule redirects to `{}`, which is not a tool of this agent", crate::names::shown(to)),
+            ..problem
+        })
     }
 
     pub(super) fn error(&self) -> ToolError {

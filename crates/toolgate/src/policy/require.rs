@@ -7,10 +7,10 @@ use jiff::SignedDuration;
 use serde_json::{Value, json};
 
 use super::cel::Expression;
+use super::definition;
 use super::never::never_proved;
 use super::problem::{not_one, secret_key};
 use super::refusal::{expression_setters, refusal_setters};
-use super::definition;
 use super::{Ask, Condition, Deny, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
 use crate::json::Pointer;
 use crate::session::{Evidence, Origin};
@@ -35,10 +35,10 @@ pub struct Require {
     same: Option<(Arc<str>, Pointer)>,
     fields: Vec<(String, Wanted)>,
     when: Option<Expression>,
-    within: Option<SignedDuration>,
-    reported: bool,
+    max_age: Option<SignedDuration>,
+    accepts_reported: bool,
     /// If set, the rule applies only to calls that meet these conditions.
-    only: Option<Box<Deny>>,
+    applies_if: Option<Box<Deny>>,
     refusal: Refusal,
 }
 
@@ -65,9 +65,9 @@ impl Require {
             same: None,
             fields: Vec::new(),
             when: None,
-            within: None,
-            reported: false,
-            only: None,
+            max_age: None,
+            accepts_reported: false,
+            applies_if: None,
             refusal,
         }
     }
@@ -77,8 +77,8 @@ impl Require {
     /// An absent argument meets every condition.
     #[must_use]
     pub fn only_when(mut self, argument: impl Into<Pointer>, condition: Condition) -> Self {
-        let only = self.only.take().map_or_else(|| Deny::new(&self.name, self.tools.iter().map(|tool| &**tool)), |only| *only);
-        self.only = Some(Box::new(only.when(argument, condition)));
+        let only = self.applies_if.take().map_or_else(|| Deny::new(&self.name, self.tools.iter().map(|tool| &**tool)), |only| *only);
+        self.applies_if = Some(Box::new(only.when(argument, condition)));
         self
     }
 
@@ -92,7 +92,7 @@ impl Require {
     /// Requires a proved field to have this value.
     #[must_use]
     pub fn field(mut self, path: impl Into<Pointer>, value: Value) -> Self {
-        self.fields.push((path.into().to_string(), Wanted::Value(crate::json::plain(value))));
+        self.fields.push((path.into().to_string(), Wanted::Value(crate::json::with_canonical_numbers(value))));
         self
     }
 
@@ -108,14 +108,14 @@ impl Require {
     /// Sets the maximum age of the evidence.
     #[must_use]
     pub const fn within(mut self, age: SignedDuration) -> Self {
-        self.within = Some(age);
+        self.max_age = Some(age);
         self
     }
 
     /// Accepts evidence that a client reports, too.
     #[must_use]
     pub const fn accept_reported(mut self) -> Self {
-        self.reported = true;
+        self.accepts_reported = true;
         self
     }
 
@@ -130,9 +130,11 @@ impl Require {
     fn is_fresh(&self, proof: &Evidence, ask: &Ask<'_>) -> bool {
         let age = ask.facts.now.duration_since(proof.at);
         // Evidence from the future (the clock went back) is not fresh.
-        let fresh = self.within.is_none_or(|within| !age.is_negative() && age <= within);
+        let fresh = self.max_age.is_none_or(|within| !age.is_negative() && age <= within);
         ask.note(|| Note {
-            what: self.within.map_or_else(|| format!("`{}` succeeded", proof.tool), |w| format!("`{}` succeeded within {w:#}", proof.tool)),
+            what: self
+                .max_age
+                .map_or_else(|| format!("`{}` succeeded", proof.tool), |w| format!("`{}` succeeded within {w:#}", proof.tool)),
             found: match age.as_secs() {
                 _ if age.is_negative() => "later than now".to_owned(),
                 0 => "just now".to_owned(),
@@ -173,7 +175,7 @@ impl Require {
 
     fn proof<'a>(&'a self, ask: &Ask<'a>, tool: &str) -> Result<Option<&'a Evidence>, Fault> {
         let about = self.entity(ask)?;
-        ask.evidence_of(tool, about.map(|(name, value)| (&**name, value)), self.reported)
+        ask.evidence_of(tool, about.map(|(name, value)| (&**name, value)), self.accepts_reported)
     }
 }
 
@@ -187,13 +189,13 @@ impl Policy for Require {
     }
 
     fn looks_back(&self) -> Option<SignedDuration> {
-        self.within.filter(|_| self.when.is_none())
+        self.max_age.filter(|_| self.when.is_none())
     }
 
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
         let mut problems = self.tools.unknown("tools", tools);
         problems.extend(self.any_of.unknown("any_of", tools));
-        problems.extend(self.only.iter().flat_map(|only| only.unfit_conditions(tools)));
+        problems.extend(self.applies_if.iter().flat_map(|only| only.unfit_conditions(tools)));
         let same = self.same.iter().map(|(entity, path)| (format!("same.{entity}"), path));
         let compared = self.fields.iter().filter_map(|(field, wanted)| match wanted {
             Wanted::Argument(path) => Some((format!("fields.{field}"), path)),
@@ -217,10 +219,10 @@ impl Policy for Require {
                 };
                 problems.extend(source.lacks_proof(&field, &path).or_else(never));
             }
-            problems.extend(source.run_by_client("any_of").filter(|_| !self.reported));
+            problems.extend(source.run_by_client("any_of").filter(|_| !self.accepts_reported));
         }
         problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, Some(&sources))));
-        if self.within.is_some_and(|age| age <= SignedDuration::ZERO) {
+        if self.max_age.is_some_and(|age| age <= SignedDuration::ZERO) {
             problems.push(Problem::at("within", "the age must be longer than 0").help("like `15m`"));
         }
         problems.extend(self.refusal.problems(tools));
@@ -229,10 +231,10 @@ impl Policy for Require {
 
     fn outline(&self, _: &Spec) -> Outline<'_> {
         // With conditions, only some calls need the evidence.
-        if self.only.is_some() {
+        if self.applies_if.is_some() {
             return Outline::default();
         }
-        Outline { after: vec![("any_of".to_owned(), self.any_of.iter().map(|tool| &**tool).collect())], ..Outline::default() }
+        Outline { prerequisites: vec![("any_of".to_owned(), self.any_of.iter().map(|tool| &**tool).collect())], ..Outline::default() }
     }
 
     fn sources(&self) -> Option<Vec<&str>> {
@@ -251,21 +253,21 @@ impl Policy for Require {
             "same": self.same.as_ref().map(|(entity, path)| json!([entity, path.to_string()])),
             "fields": self.fields.iter().map(field).collect::<Value>(),
             "when": self.when.as_ref().map(Expression::definition_parts),
-            "within": self.within.map(definition::duration),
-            "reported": self.reported,
-            "only": self.only.as_ref().map(|only| only.definition_parts()),
+            "within": self.max_age.map(definition::duration),
+            "reported": self.accepts_reported,
+            "only": self.applies_if.as_ref().map(|only| only.definition_parts()),
             "refusal": definition::refusal(&self.refusal),
         });
         definition::definition("require", &parts)
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        if let Some(only) = &self.only {
+        if let Some(only) = &self.applies_if {
             only.needs(ask, needs);
         }
         let Ok(about) = self.entity(ask) else { return };
         for tool in self.any_of.iter() {
-            needs.evidence_of(tool, about, self.reported);
+            needs.evidence_of(tool, about, self.accepts_reported);
         }
         if let Some(when) = &self.when {
             when.needs(ask, needs);
@@ -273,7 +275,7 @@ impl Policy for Require {
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        if let Some(only) = &self.only
+        if let Some(only) = &self.applies_if
             && only.against(ask)?.is_none()
         {
             return Ok(Verdict::allow());

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::problem::unknown_tool;
 use super::definition;
+use super::problem::unknown_tool;
 use super::{Ask, Fault, Needs, Note, Outline, Policy, Problem, Remedy, Verdict};
 use crate::code;
 use crate::error::ToolError;
@@ -24,9 +24,9 @@ use crate::tool::Spec;
 #[derive(Debug, Clone)]
 pub struct Sequence {
     name: String,
-    edges: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
+    prerequisites: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// Whether evidence that a client reports counts.
-    reported: bool,
+    accepts_reported: bool,
 }
 
 /// A cycle of tools that need each other; the first one is repeated at the end.
@@ -35,26 +35,26 @@ struct Cycle(Vec<String>);
 impl Sequence {
     /// Creates a sequence without requirements.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), edges: BTreeMap::new(), reported: false }
+        Self { name: name.into(), prerequisites: BTreeMap::new(), accepts_reported: false }
     }
 
     /// Requires a success of each tool in `first` before `tool`.
     #[must_use]
     pub fn after<'a>(mut self, tool: &str, first: impl IntoIterator<Item = &'a str>) -> Self {
-        self.edges.entry(tool.into()).or_default().extend(first.into_iter().map(Arc::from));
+        self.prerequisites.entry(tool.into()).or_default().extend(first.into_iter().map(Arc::from));
         self
     }
 
     /// Accepts evidence that a client reports [default: only calls that ran here].
     #[must_use]
     pub const fn accept_reported(mut self) -> Self {
-        self.reported = true;
+        self.accepts_reported = true;
         self
     }
 
     fn check_acyclic(&self) -> Result<(), Cycle> {
         let mut done = BTreeSet::new();
-        self.edges.keys().try_for_each(|tool| self.walk(tool, &mut Vec::new(), &mut done))
+        self.prerequisites.keys().try_for_each(|tool| self.walk(tool, &mut Vec::new(), &mut done))
     }
 
     fn walk<'a>(&'a self, tool: &'a Arc<str>, path: &mut Vec<&'a Arc<str>>, done: &mut BTreeSet<&'a Arc<str>>) -> Result<(), Cycle> {
@@ -66,7 +66,7 @@ impl Sequence {
             return Ok(());
         }
         path.push(tool);
-        for first in self.edges.get(tool).into_iter().flatten() {
+        for first in self.prerequisites.get(tool).into_iter().flatten() {
             self.walk(first, path, done)?;
         }
         path.pop();
@@ -75,14 +75,14 @@ impl Sequence {
     }
 
     fn first(&self, tool: &str) -> impl Iterator<Item = &Arc<str>> {
-        self.edges.get(tool).into_iter().flatten()
+        self.prerequisites.get(tool).into_iter().flatten()
     }
 
     /// Returns the tools that must still succeed first.
     fn missing(&self, ask: &Ask<'_>) -> Result<Vec<&Arc<str>>, Fault> {
         let mut missing = Vec::new();
         for first in self.first(ask.tool.name()) {
-            if ask.evidence_of(first, None, self.reported)?.is_none() {
+            if ask.evidence_of(first, None, self.accepts_reported)?.is_none() {
                 missing.push(first);
             }
         }
@@ -96,22 +96,24 @@ impl Policy for Sequence {
     }
 
     fn governs(&self, tool: &Spec) -> bool {
-        self.edges.contains_key(tool.name())
+        self.prerequisites.contains_key(tool.name())
     }
 
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
         let circle = self.check_acyclic().err().map(|Cycle(tools)| {
-            Problem::at("after", format!("the requirements form a cycle: {}", tools.join(" needs "))).help("remove one of these requirements")
+            Problem::at("after", format!("the requirements form a cycle: {}", tools.join(" needs ")))
+                .help("remove one of these requirements")
         });
         let mut problems: Vec<Problem> = circle.into_iter().collect();
-        if self.edges.is_empty() {
+        if self.prerequisites.is_empty() {
             problems.push(Problem::at("after", "the rule names no tool, so it never applies").help("name at least one"));
         }
         let mut names = BTreeSet::new();
-        for (tool, first) in &self.edges {
+        for (tool, first) in &self.prerequisites {
             if first.is_empty() {
                 let message = format!("`{tool}` needs no tool first, so the rule never applies to it");
-                problems.push(Problem::at(format!("after.{tool}"), message).help("name the tools that must come first, or remove the entry"));
+                problems
+                    .push(Problem::at(format!("after.{tool}"), message).help("name the tools that must come first, or remove the entry"));
             }
             let inner = first.iter().enumerate().map(|(index, first)| (format!("after.{tool}.{index}"), first));
             for (field, name) in std::iter::once((format!("after.{tool}"), tool)).chain(inner) {
@@ -121,7 +123,7 @@ impl Policy for Sequence {
             }
         }
         // A report from a client is not evidence here, so the tool would always be denied.
-        for (tool, first) in self.edges.iter().filter(|_| !self.reported) {
+        for (tool, first) in self.prerequisites.iter().filter(|_| !self.accepts_reported) {
             let sources = tools.iter().filter(|source| first.contains(source.name()));
             problems.extend(sources.filter_map(|source| source.run_by_client(&format!("after.{tool}"))));
         }
@@ -130,19 +132,19 @@ impl Policy for Sequence {
 
     fn outline(&self, tool: &Spec) -> Outline<'_> {
         Outline {
-            after: self.first(tool.name()).map(|first| (format!("after.{}", tool.name()), vec![&**first])).collect(),
+            prerequisites: self.first(tool.name()).map(|first| (format!("after.{}", tool.name()), vec![&**first])).collect(),
             ..Outline::default()
         }
     }
 
     fn definition(&self) -> String {
-        let parts = json!({ "name": self.name, "edges": self.edges, "reported": self.reported });
+        let parts = json!({ "name": self.name, "edges": self.prerequisites, "reported": self.accepts_reported });
         definition::definition("sequence", &parts)
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
         for first in self.first(ask.tool.name()) {
-            needs.evidence_of(first, None, self.reported);
+            needs.evidence_of(first, None, self.accepts_reported);
         }
     }
 

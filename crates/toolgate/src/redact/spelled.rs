@@ -22,7 +22,7 @@ pub(super) fn marks(text: &str) -> Vec<Range<usize>> {
 pub(super) struct Unescaped {
     pub(super) text: String,
     /// Positions after each escape: in the unescaped text and in the original.
-    from: Vec<(usize, usize)>,
+    offsets: Vec<(usize, usize)>,
 }
 
 impl Unescaped {
@@ -47,7 +47,7 @@ impl Unescaped {
             };
         }
         text.push_str(rest);
-        (!from.is_empty()).then_some(Self { text, from })
+        (!from.is_empty()).then_some(Self { text, offsets: from })
     }
 
     /// Maps a range of the unescaped text to the original.
@@ -56,7 +56,7 @@ impl Unescaped {
     }
 
     fn at(&self, place: usize) -> usize {
-        let before = self.from.partition_point(|(own, _)| *own <= place).checked_sub(1).and_then(|last| self.from.get(last));
+        let before = self.offsets.partition_point(|(own, _)| *own <= place).checked_sub(1).and_then(|last| self.offsets.get(last));
         before.map_or(place, |(own, there)| there + (place - own))
     }
 }

@@ -12,7 +12,7 @@ use super::{Agent, BuildError, Registered, Section};
 use crate::config::{Rules, Scope, Written};
 use crate::error::Dialect;
 use crate::hook::Hook;
-use crate::json::{Bounds, Digest, Pointer, canonical, digest_of};
+use crate::json::{Bounds, Digest, Pointer, digest_of, to_canonical_bytes};
 use crate::limits::Limits;
 use crate::names::shown;
 use crate::policy::{Attached, DiagnosticKind, Level, Mode, Policy, Problem, Severity, analyse};
@@ -26,9 +26,9 @@ pub struct AgentBuilder {
     pub(super) tools: Vec<(Option<String>, Tool)>,
     pub(super) policies: Vec<Written>,
     /// Problems of policy files and resources.
-    pub(super) unreadable: Vec<Problem>,
+    pub(super) input_problems: Vec<Problem>,
     pub(super) hooks: Vec<Arc<dyn Hook>>,
-    pub(super) overrides: BTreeMap<String, String>,
+    pub(super) description_overrides: BTreeMap<String, String>,
     pub(super) principals: Option<BTreeSet<String>>,
     pub(super) limits: Limits,
     pub(super) bounds: Bounds,
@@ -36,7 +36,7 @@ pub struct AgentBuilder {
     pub(super) dialect: Dialect,
     pub(super) resources: Resources,
     /// Whether the agent was built and checked before.
-    pub(super) known: bool,
+    pub(super) is_prechecked: bool,
 }
 
 impl AgentBuilder {
@@ -59,14 +59,14 @@ impl AgentBuilder {
     pub fn section(mut self, section: Section) -> Self {
         let name = section.name;
         self.tools.extend(section.tools.into_iter().map(|tool| (Some(name.clone()), tool)));
-        self.policies.extend(section.policies.into_iter().map(|policy| Written::in_code(Scope::Section(name.clone()), policy)));
+        self.policies.extend(section.policies.into_iter().map(|policy| Written::from_code(Scope::Section(name.clone()), policy)));
         self
     }
 
     /// Adds a policy for the whole agent.
     #[must_use]
     pub fn policy(mut self, policy: impl Policy + 'static) -> Self {
-        self.policies.push(Written::in_code(Scope::Agent, Arc::new(policy)));
+        self.policies.push(Written::from_code(Scope::Agent, Arc::new(policy)));
         self
     }
 
@@ -75,21 +75,21 @@ impl AgentBuilder {
     pub fn rules(mut self, rules: Rules) -> Self {
         let (policies, problems) = rules.into_parts();
         self.policies.extend(policies);
-        self.unreadable.extend(problems);
+        self.input_problems.extend(problems);
         self
     }
 
     /// Adds a policy for the whole prompt.
     #[must_use]
     pub fn prompt_policy(mut self, policy: impl Policy + 'static) -> Self {
-        self.policies.push(Written::in_code(Scope::Prompt, Arc::new(policy)));
+        self.policies.push(Written::from_code(Scope::Prompt, Arc::new(policy)));
         self
     }
 
     /// Adds a policy for one tool.
     #[must_use]
     pub fn tool_policy(mut self, tool: &str, policy: impl Policy + 'static) -> Self {
-        self.policies.push(Written::in_code(Scope::Tools(vec![tool.to_owned()]), Arc::new(policy)));
+        self.policies.push(Written::from_code(Scope::Tools(vec![tool.to_owned()]), Arc::new(policy)));
         self
     }
 
@@ -103,7 +103,7 @@ impl AgentBuilder {
     /// Replaces the description of a tool that accepts overrides.
     #[must_use]
     pub fn describe(mut self, tool: &str, description: &str) -> Self {
-        self.overrides.insert(tool.to_owned(), description.to_owned());
+        self.description_overrides.insert(tool.to_owned(), description.to_owned());
         self
     }
 
@@ -155,7 +155,7 @@ impl AgentBuilder {
         if self.resources.insert(Arc::new(thing)).is_some() {
             let kind = std::any::type_name::<T>();
             let problem = Problem::new(format!("two resources have the type `{kind}`, but handlers find a resource by its type"));
-            self.unreadable.push(problem.help("wrap one of them in its own type"));
+            self.input_problems.push(problem.help("wrap one of them in its own type"));
         }
         self
     }
@@ -176,7 +176,7 @@ impl AgentBuilder {
     /// # Errors
     /// All problems of the agent.
     pub fn build(mut self) -> Result<Agent, BuildError> {
-        let mut problems = std::mem::take(&mut self.unreadable);
+        let mut problems = std::mem::take(&mut self.input_problems);
         let mut tools = HashMap::default();
         let mut order = Vec::new();
         let mut sections = HashMap::default();
@@ -192,7 +192,7 @@ impl AgentBuilder {
                 problems.push(Problem::new(format!("two tools have the name `{}`", shown(&spec.name))).about(spec.name()));
                 continue;
             }
-            if let Some(description) = self.overrides.remove(spec.name()) {
+            if let Some(description) = self.description_overrides.remove(spec.name()) {
                 if spec.accepts_overrides {
                     spec.description = description;
                 } else {
@@ -210,14 +210,14 @@ impl AgentBuilder {
             }
         }
         problems.extend(
-            self.overrides
+            self.description_overrides
                 .keys()
                 .map(|tool| Problem::new(format!("a description is set for `{}`, which is not a tool of this agent", shown(tool)))),
         );
         let governed: Vec<_> =
             order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| (&t.spec, t.governed_by.as_slice())).collect();
         // Analysing invalid rules would report misleading problems.
-        if !self.known && problems.iter().all(|problem| problem.severity != Severity::Error) {
+        if !self.is_prechecked && problems.iter().all(|problem| problem.severity != Severity::Error) {
             problems.extend(analyse(&governed).into_iter().map(|problem| self.placed(problem)));
         }
         let (problems, warnings): (Vec<_>, Vec<_>) = problems.into_iter().partition(|problem| problem.severity == Severity::Error);
@@ -226,27 +226,27 @@ impl AgentBuilder {
         }
         let placed = |name: &Arc<str>| Some((sections.get(name).cloned().flatten(), Arc::clone(tools.get(name)?)));
         let written: Vec<(Option<String>, Arc<Registered>)> = order.iter().filter_map(placed).collect();
-        let definition = match self.known {
+        let definition = match self.is_prechecked {
             true => String::new(),
             false => {
                 let definition = serde_json::to_value(self.definition(&written)).unwrap_or_default();
-                String::from_utf8(canonical(&definition)).unwrap_or_default()
+                String::from_utf8(to_canonical_bytes(&definition)).unwrap_or_default()
             }
         };
         let config = Digest::of(definition.as_bytes());
         Ok(Agent {
             name: self.name,
             tools,
-            order,
+            tool_order: order,
             principals: self.principals,
             limits: self.limits,
             bounds: self.bounds,
             max_output: self.max_output,
             dialect: self.dialect,
             resources: Arc::new(self.resources),
-            config,
+            definition_digest: config,
             definition: definition.into(),
-            watched: watched(&self.policies),
+            tracked_sources: watched(&self.policies),
             rules: self.policies.into_iter().map(|written| written.policy).collect(),
             warnings,
         })
@@ -255,7 +255,7 @@ impl AgentBuilder {
     /// Sets the position of a problem if its rule comes from a file.
     fn placed(&self, mut problem: Problem) -> Problem {
         let written = self.policies.iter().find(|written| Some(written.policy.name()) == problem.rule.as_deref());
-        problem.place = written.and_then(|written| written.place(&problem.field, problem.within.clone())).or(problem.place);
+        problem.place = written.and_then(|written| written.source_span(&problem.field, problem.within.clone())).or(problem.place);
         problem
     }
 
@@ -338,11 +338,11 @@ impl AgentBuilder {
             input: input.map(Arc::new),
             output,
             secrets,
-            declares_entity,
+            is_entity_declared: declares_entity,
             governed_by,
-            heard_by,
+            observers: heard_by,
             hooks,
-            definition,
+            definition_digest: definition,
         })
     }
 }

@@ -14,8 +14,9 @@ impl AgentBuilder {
     /// Rejects limits that can never take effect.
     pub(super) fn check_limits(&self, problems: &mut Vec<Problem>) {
         if self.limits.principal.wall.is_some() {
-            problems
-                .push(Problem::new("`wall` cannot limit a principal, because a principal has no start time").help("set the wall of the session"));
+            problems.push(
+                Problem::new("`wall` cannot limit a principal, because a principal has no start time").help("set the wall of the session"),
+            );
         }
         if self.limits.rate.is_some_and(|rate| rate.per.is_zero()) {
             problems.push(Problem::new("`per` of a rate limit must be longer than zero").help("set the length of the window"));
@@ -29,7 +30,7 @@ impl AgentBuilder {
         for written in &self.policies {
             let policy = &written.policy;
             let place = |problem: Problem| {
-                let place = written.place(&problem.field, problem.within.clone());
+                let place = written.source_span(&problem.field, problem.within.clone());
                 Problem { place, ..problem }.of(policy.name())
             };
             if let Some(first) = names.insert(policy.name(), written) {
@@ -45,7 +46,8 @@ impl AgentBuilder {
             match &written.scope {
                 Scope::Tools(tools) => {
                     for tool in tools.iter().filter(|tool| !specs.iter().any(|spec| spec.name() == *tool)) {
-                        let problem = Problem::at("tools", format!("the rule is attached to `{}`, which is not a tool of this agent", shown(tool)));
+                        let problem =
+                            Problem::at("tools", format!("the rule is attached to `{}`, which is not a tool of this agent", shown(tool)));
                         let problem = problem.of_unknown(tool);
                         problems.push(place(problem.did_you_mean(tool, specs.iter().map(|spec| spec.name()))));
                     }
@@ -62,9 +64,8 @@ impl AgentBuilder {
             }
         }
         if self.policies.iter().any(|written| written.policy.sources().is_some()) && specs.iter().any(|spec| spec.name() == USER) {
-            problems.push(
-                Problem::new("the tool name `user` is reserved: rules about provenance use it for the user").help("rename the tool"),
-            );
+            problems
+                .push(Problem::new("the tool name `user` is reserved: rules about provenance use it for the user").help("rename the tool"));
         }
     }
 
@@ -81,7 +82,7 @@ impl AgentBuilder {
         let (_, outside) = outside.next()?;
         // A rule in a file lists its tools, and each must be in scope. A rule in Rust may govern a
         // kind of tool, so one tool in scope is enough.
-        if !written.is_from_a_file() && inside.next().is_some() {
+        if !written.is_from_file() && inside.next().is_some() {
             return None;
         }
         let field = if matches!(written.scope, Scope::Section(_)) { "section" } else { "level" };
@@ -142,20 +143,25 @@ pub(super) fn check_words(spec: &Spec) -> Vec<Problem> {
     }
     for entity in spec.revokes.iter().filter_map(|(_, entity)| entity.as_ref()) {
         if !spec.entities.iter().any(|(name, _)| name == entity) {
-            problems.push(Problem::new(format!("`{name}` revokes evidence about `{entity}`, but declares no such entity"))
-                .of_kind(DiagnosticKind::UndeclaredEntity));
+            problems.push(
+                Problem::new(format!("`{name}` revokes evidence about `{entity}`, but declares no such entity"))
+                    .of_kind(DiagnosticKind::UndeclaredEntity),
+            );
         }
     }
     for entity in spec.keeps.iter().filter(|entity| !spec.entities.iter().any(|(name, _)| name == *entity)) {
-        problems.push(Problem::new(format!("`{name}` stores text under `{entity}`, but declares no such entity"))
-                .of_kind(DiagnosticKind::UndeclaredEntity));
+        problems.push(
+            Problem::new(format!("`{name}` stores text under `{entity}`, but declares no such entity"))
+                .of_kind(DiagnosticKind::UndeclaredEntity),
+        );
     }
     for (entity, path) in spec.entities.iter().filter(|(_, path)| crate::redact::is_secret(path, &spec.secrets)) {
         problems.push(Problem::new(format!("the entity `{entity}` of `{name}` is its secret `{path}`, but entities are recorded")));
     }
     for path in spec.entities.iter().map(|(_, path)| path).chain(&spec.proves) {
         if path.parts().iter().any(|part| part == "*") {
-            problems.push(Problem::new(format!("`{path}` of `{name}` matches more than one value, but an entity or evidence field has one")));
+            problems
+                .push(Problem::new(format!("`{path}` of `{name}` matches more than one value, but an entity or evidence field has one")));
         }
     }
     for lacks in spec.normalize.iter().filter_map(crate::normalize::Rule::lacks) {
@@ -166,7 +172,9 @@ pub(super) fn check_words(spec: &Spec) -> Vec<Problem> {
     }
     // Models always send an object.
     if !spec.external && spec.input.as_ref().and_then(|input| input.get("type")).is_some_and(|kind| kind == "null") {
-        problems.push(Problem::new(format!("the arguments of `{name}` are `null`, but models send an object; for no arguments, use a struct `{{}}`")));
+        problems.push(Problem::new(format!(
+            "the arguments of `{name}` are `null`, but models send an object; for no arguments, use a struct `{{}}`"
+        )));
     }
     for example in &spec.examples {
         if example.description.chars().count() > 200 {
@@ -190,7 +198,9 @@ pub(super) fn check_shell(spec: &Spec) -> Option<Problem> {
         At::Known(schema) => {
             let kind = resolve(schema, spec.input_schema()?)?.get("type")?;
             let is_text = kind == "string" || kind.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "string"));
-            (!is_text).then(|| told("which is never a string").help("a command as a list of words is not checked; name an argument that is a string"))
+            (!is_text).then(|| {
+                told("which is never a string").help("a command as a list of words is not checked; name an argument that is a string")
+            })
         }
     }
 }

@@ -161,12 +161,12 @@ impl Definition {
 
     /// Builds an agent that was built before, without checks and without its own digest.
     pub(super) fn build_known(self) -> Result<Agent, BuildError> {
-        AgentBuilder { known: true, ..self.builder() }.build()
+        AgentBuilder { is_prechecked: true, ..self.builder() }.build()
     }
 
     fn builder(self) -> AgentBuilder {
         let files: Vec<(&str, &str)> = self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();
-        let rules = crate::config::rules_of(&self.agent, &files);
+        let rules = crate::config::parse_recorded_rules(&self.agent, &files);
         // Earlier versions accepted these limits without effect. Ignore them to decide as they did.
         let rate = self.limits.rate.filter(|rate| !rate.per.is_zero());
         let limits = Limits { principal: Budget { wall: None, ..self.limits.principal }, rate, ..self.limits };
@@ -177,7 +177,7 @@ impl Definition {
             builder = builder.files(MemoryFs::default());
         }
         for rule in self.in_code {
-            builder.policies.push(Written::in_code(Scope::Agent, Arc::new(Unknown(rule))));
+            builder.policies.push(Written::from_code(Scope::Agent, Arc::new(Unknown(rule))));
         }
         for hook in self.hooks {
             builder = builder.hook(hook);
@@ -204,7 +204,7 @@ impl AgentBuilder {
                 |tool: &&(Option<String>, Arc<Registered>)| tool.1.governed_by.iter().any(|attached| Arc::ptr_eq(&attached.policy, policy));
             tools.iter().filter(by).map(|(_, tool)| Arc::clone(&tool.spec.name)).collect()
         };
-        let in_code = self.policies.iter().filter(|written| !written.is_from_a_file()).map(|written| InCode {
+        let in_code = self.policies.iter().filter(|written| !written.is_from_file()).map(|written| InCode {
             name: written.policy.name().to_owned(),
             says: written.policy.definition(),
             governs: governs(&written.policy),

@@ -31,7 +31,7 @@ impl Excerpt {
     pub fn build(self) -> Result<Agent, BuildError> {
         let agent = self.definition.build_known()?;
         // Rows must refer to the digest of the whole agent.
-        Ok(Agent { config: self.config, watched: self.watched, ..agent })
+        Ok(Agent { definition_digest: self.config, tracked_sources: self.watched, ..agent })
     }
 }
 
@@ -44,7 +44,7 @@ impl Agent {
             return Vec::new();
         }
         let files = whole.files();
-        let tables: Vec<(String, Map<String, Value>)> = crate::config::tables_of(&self.name, &files)
+        let tables: Vec<(String, Map<String, Value>)> = crate::config::parse_recorded_tables(&self.name, &files)
             .into_iter()
             .filter_map(|table| Some((table.get("name")?.as_str()?.to_owned(), table)))
             .collect();
@@ -55,9 +55,9 @@ impl Agent {
             let text: String =
                 tables.iter().filter(|(name, _)| rules.contains(name.as_str())).map(|(_, table)| written(table, &tools)).collect();
             let definition = whole.clone().with_only(&tools, text);
-            Some((Arc::clone(name), Excerpt { definition, config: self.config, watched: self.watched.clone() }))
+            Some((Arc::clone(name), Excerpt { definition, config: self.definition_digest, watched: self.tracked_sources.clone() }))
         };
-        self.order.iter().filter_map(one).collect()
+        self.tool_order.iter().filter_map(one).collect()
     }
 
     /// Collects the tools and rules that can affect a call of a tool.
@@ -70,7 +70,7 @@ impl Agent {
         let mut todo = vec![tool];
         while let Some(tool) = todo.pop() {
             let mut named: Vec<&str> = tool.spec.revokes.iter().map(|(tool, _)| &**tool).collect();
-            let own = tool.governed_by.iter().map(|attached| &attached.policy).chain(&tool.heard_by);
+            let own = tool.governed_by.iter().map(|attached| &attached.policy).chain(&tool.observers);
             let mut more: Vec<&str> = own.map(|policy: &Arc<dyn Policy>| policy.name()).collect();
             while let Some(rule) = more.pop() {
                 if !rules.insert(rule) {

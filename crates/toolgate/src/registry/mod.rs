@@ -30,18 +30,18 @@ use crate::tool::Spec;
 pub struct Agent {
     pub(crate) name: Arc<str>,
     pub(crate) tools: HashMap<Arc<str>, Arc<Registered>>,
-    pub(crate) order: Vec<Arc<str>>,
+    pub(crate) tool_order: Vec<Arc<str>>,
     pub(crate) principals: Option<BTreeSet<String>>,
     pub(crate) limits: Limits,
     pub(crate) bounds: Bounds,
     pub(crate) max_output: usize,
     pub(crate) dialect: Dialect,
     pub(crate) resources: Arc<Resources>,
-    pub(crate) config: Digest,
+    pub(crate) definition_digest: Digest,
     /// The text that `config` is the digest of.
     pub(crate) definition: Arc<str>,
     /// Sources whose values are tracked, if rules check provenance.
-    pub(crate) watched: Option<BTreeSet<String>>,
+    pub(crate) tracked_sources: Option<BTreeSet<String>>,
     pub(crate) rules: Vec<Arc<dyn Policy>>,
     warnings: Vec<Problem>,
 }
@@ -53,16 +53,16 @@ impl Agent {
             name: name.into(),
             tools: Vec::new(),
             policies: Vec::new(),
-            unreadable: Vec::new(),
+            input_problems: Vec::new(),
             hooks: Vec::new(),
-            overrides: BTreeMap::new(),
+            description_overrides: BTreeMap::new(),
             principals: None,
             limits: Limits::default(),
             bounds: Bounds::default(),
             max_output: 64 * 1024,
             dialect: Dialect::default(),
             resources: Resources::default(),
-            known: false,
+            is_prechecked: false,
         }
     }
 
@@ -74,7 +74,7 @@ impl Agent {
 
     /// Iterates over the tools in the order of declaration.
     pub fn tools(&self) -> impl Iterator<Item = &Spec> {
-        self.order.iter().filter_map(|name| self.tools.get(name)).map(|tool| &tool.spec)
+        self.tool_order.iter().filter_map(|name| self.tools.get(name)).map(|tool| &tool.spec)
     }
 
     /// Checks whether a principal may use this agent.
@@ -86,7 +86,7 @@ impl Agent {
     /// Iterates over the tools that a principal sees, in the order of declaration.
     pub fn tools_for<'a>(&'a self, principal: &'a str) -> impl Iterator<Item = &'a Spec> {
         let seen = |tool: &&Arc<Registered>| tool.is_visible_to(principal);
-        self.order.iter().filter_map(|name| self.tools.get(name)).filter(seen).map(|tool| &tool.spec)
+        self.tool_order.iter().filter_map(|name| self.tools.get(name)).filter(seen).map(|tool| &tool.spec)
     }
 
     /// Returns a tool.
@@ -110,7 +110,7 @@ impl Agent {
     /// Renders the warnings with the lines of the policy files.
     #[must_use]
     pub fn render_warnings(&self, colours: bool) -> String {
-        crate::config::render(&self.warnings, colours)
+        crate::config::render_problems(&self.warnings, colours)
     }
 
     /// Returns the digest of the definition.
@@ -118,7 +118,7 @@ impl Agent {
     /// Rules in files count with their text, policies and hooks in Rust by name.
     #[must_use]
     pub const fn digest(&self) -> Digest {
-        self.config
+        self.definition_digest
     }
 
     /// Iterates over the names of the enforced rules.
@@ -142,16 +142,16 @@ impl Agent {
         Self {
             name: Arc::clone(&self.name),
             tools,
-            order: self.order.clone(),
+            tool_order: self.tool_order.clone(),
             principals: self.principals.clone(),
             limits: self.limits.clone(),
             bounds: self.bounds,
             max_output: self.max_output,
             dialect: self.dialect,
             resources: Arc::new(resources),
-            config: self.config,
+            definition_digest: self.definition_digest,
             definition: Arc::clone(&self.definition),
-            watched: self.watched.clone(),
+            tracked_sources: self.tracked_sources.clone(),
             rules: self.rules.clone(),
             warnings: Vec::new(),
         }
@@ -179,7 +179,7 @@ impl Agent {
 
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent").field("name", &self.name).field("tools", &self.order).finish_non_exhaustive()
+        f.debug_struct("Agent").field("name", &self.name).field("tools", &self.tool_order).finish_non_exhaustive()
     }
 }
 
@@ -197,6 +197,6 @@ impl BuildError {
     /// Renders the problems with the lines of the policy files.
     #[must_use]
     pub fn render(&self, colours: bool) -> String {
-        crate::config::render(&self.problems, colours)
+        crate::config::render_problems(&self.problems, colours)
     }
 }

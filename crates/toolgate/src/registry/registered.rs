@@ -21,11 +21,11 @@ pub(crate) struct Registered {
     pub(crate) secrets: Vec<Pointer>,
     /// For each entity, whether the input schema declares its argument. An undeclared argument is
     /// only a claim of the model.
-    pub(crate) declares_entity: Vec<bool>,
+    pub(crate) is_entity_declared: Vec<bool>,
     pub(crate) governed_by: Vec<Attached>,
-    pub(crate) heard_by: Vec<Arc<dyn Policy>>,
+    pub(crate) observers: Vec<Arc<dyn Policy>>,
     pub(crate) hooks: Vec<Arc<dyn Hook>>,
-    pub(crate) definition: Digest,
+    pub(crate) definition_digest: Digest,
 }
 
 impl Registered {
@@ -39,11 +39,12 @@ impl Registered {
     /// call revokes all evidence of the tool.
     pub(crate) fn takes_away(&self, arguments: &Value, result: Option<&Value>) -> Vec<Revoked> {
         let about = |entity: &Arc<str>| -> Vec<(Arc<str>, Value)> {
-            let declared = self.spec.entities.iter().zip(&self.declares_entity).find(|((name, _), _)| name == entity);
+            let declared = self.spec.entities.iter().zip(&self.is_entity_declared).find(|((name, _), _)| name == entity);
             let Some(((name, path), declared)) = declared else { return Vec::new() };
             let asked = path.get(arguments).filter(|_| *declared);
             let said = [asked, result.and_then(|result| path.get(result))].into_iter().flatten().filter(|value| !value.is_null());
-            let mut about: Vec<(Arc<str>, Value)> = said.map(|value| (Arc::clone(name), json::plain(value.clone()))).collect();
+            let mut about: Vec<(Arc<str>, Value)> =
+                said.map(|value| (Arc::clone(name), json::with_canonical_numbers(value.clone()))).collect();
             about.dedup();
             about
         };

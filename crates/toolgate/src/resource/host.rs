@@ -143,10 +143,10 @@ impl HostFs {
 
 fn io_error(path: &str, error: &io::Error) -> FileError {
     match error.kind() {
-        io::ErrorKind::NotFound => FileError::Missing(path.to_owned()),
+        io::ErrorKind::NotFound => FileError::NotFound(path.to_owned()),
         // The error of cap-std for a path or link that leads outside.
-        io::ErrorKind::PermissionDenied if error.raw_os_error().is_none() => FileError::Escapes(path.to_owned()),
-        _ if error.raw_os_error() == Some(rustix::io::Errno::XDEV.raw_os_error()) => FileError::Escapes(path.to_owned()),
+        io::ErrorKind::PermissionDenied if error.raw_os_error().is_none() => FileError::OutsideRoot(path.to_owned()),
+        _ if error.raw_os_error() == Some(rustix::io::Errno::XDEV.raw_os_error()) => FileError::OutsideRoot(path.to_owned()),
         io::ErrorKind::IsADirectory => FileError::NotAFile(path.to_owned()),
         _ => FileError::Io(path.to_owned(), error.to_string()),
     }
@@ -168,7 +168,7 @@ fn open_in(root: &Dir, path: &str, write: bool) -> Result<File, FileError> {
 pub(super) fn fact_in(root: &Dir, path: &str) -> FileFact {
     match open_in(root, path, false).and_then(|mut file| read_all(&mut file, path)) {
         Ok(content) => FileFact::Present(Digest::of(&content)),
-        Err(FileError::Missing(_)) => FileFact::Absent,
+        Err(FileError::NotFound(_)) => FileFact::Absent,
         Err(error) => FileFact::Unreadable(error.to_string()),
     }
 }
@@ -199,7 +199,7 @@ impl Inner {
                 Ok(content) => Some((content, file)),
                 Err(_) => return self.conflict(entry),
             },
-            Err(FileError::Missing(_)) => None,
+            Err(FileError::NotFound(_)) => None,
             // The path is no longer a regular file.
             Err(_) => return self.conflict(entry),
         };
@@ -261,7 +261,7 @@ impl FileSystem for HostFs {
     }
 
     fn begin(&self, call: CallId, expects: Vec<Expect>) -> Box<dyn FileTxn> {
-        Box::new(Txn { fs: Arc::clone(&self.0), call, expects, undo: Vec::new() })
+        Box::new(Txn { fs: Arc::clone(&self.0), call, expects, undo_entries: Vec::new() })
     }
 }
 
@@ -270,7 +270,7 @@ struct Txn {
     call: CallId,
     expects: Vec<Expect>,
     /// The undo entries, oldest first.
-    undo: Vec<Entry>,
+    undo_entries: Vec<Entry>,
 }
 
 impl Txn {
@@ -296,7 +296,7 @@ impl Txn {
     }
 
     fn is_first(&self, path: &str) -> bool {
-        !self.undo.iter().any(|entry| entry.undo.path == path)
+        !self.undo_entries.iter().any(|entry| entry.undo.path == path)
     }
 
     /// Writes an undo entry before the change.
@@ -309,20 +309,20 @@ impl Txn {
         mode: Option<u32>,
     ) -> Result<(), FileError> {
         let undo = Undo { call: self.call, path: path.to_owned(), old: old.as_ref().map(Vec::len), new: new.map(<[u8]>::len), made, mode };
-        let file = self.fs.journal.join(format!("{}.{:06}.undo", self.call, self.undo.len()));
+        let file = self.fs.journal.join(format!("{}.{:06}.undo", self.call, self.undo_entries.len()));
         let entry = Entry { undo, old: old.unwrap_or_default(), new: new.unwrap_or_default().to_vec(), file };
         entry.write(&self.fs.journal).map_err(|e| FileError::Io(path.to_owned(), format!("cannot write the undo journal: {e}")))?;
-        self.undo.push(entry);
+        self.undo_entries.push(entry);
         Ok(())
     }
 
     /// Undoes the failed change of the last entry at once.
     fn take_back<T>(&mut self, error: FileError) -> Result<T, FileError> {
-        if let Some(entry) = self.undo.pop()
+        if let Some(entry) = self.undo_entries.pop()
             && let Err(again) = self.fs.undo(&entry)
         {
             tracing::error!(call = %self.call, error = %again, "cannot undo a failed change");
-            self.undo.push(entry);
+            self.undo_entries.push(entry);
         }
         Err(error)
     }
@@ -368,7 +368,7 @@ impl FileTxn for Txn {
                 self.journal(&path, Some(old), Some(content), Vec::new(), None)?;
                 overwrite(&mut file, content).or_else(|e| self.take_back(io_error(&path, &e)))
             }
-            Err(FileError::Missing(_)) => {
+            Err(FileError::NotFound(_)) => {
                 self.claim(&path, None)?;
                 if self.is_first(&path) {
                     Expect::check(&self.expects, &path, None)?;
@@ -379,10 +379,10 @@ impl FileTxn for Txn {
                     Ok(mut file) => overwrite(&mut file, content).or_else(|e| self.take_back(io_error(&path, &e))),
                     // Another process created the file first, so there is nothing to undo.
                     Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-                        if let Some(entry) = self.undo.pop() {
+                        if let Some(entry) = self.undo_entries.pop() {
                             let _ = fs::remove_file(&entry.file);
                         }
-                        Err(FileError::Appeared(path))
+                        Err(FileError::CreatedMeanwhile(path))
                     }
                     Err(e) => self.take_back(io_error(&path, &e)),
                 }
@@ -442,7 +442,7 @@ impl FileTxn for Txn {
     }
 
     fn commit(&mut self) -> Result<(), FileError> {
-        let kept = std::mem::take(&mut self.undo);
+        let kept = std::mem::take(&mut self.undo_entries);
         self.release();
         // Delete the oldest entry last: a remaining entry never depends on a deleted newer one.
         kept.iter().rev().try_for_each(|entry| {
@@ -452,7 +452,7 @@ impl FileTxn for Txn {
 
     fn rollback(&mut self) -> Result<(), FileError> {
         let mut first_error = None;
-        for entry in std::mem::take(&mut self.undo).into_iter().rev() {
+        for entry in std::mem::take(&mut self.undo_entries).into_iter().rev() {
             if let Err(error) = self.fs.undo(&entry) {
                 first_error = first_error.or(Some(error));
             }

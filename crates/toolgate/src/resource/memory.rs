@@ -117,7 +117,7 @@ impl Txn {
 impl FileTxn for Txn {
     fn read(&mut self, path: &str) -> Result<Vec<u8>, FileError> {
         let path = normal_path(path)?;
-        self.at(&path).map(|content| content.to_vec()).ok_or(FileError::Missing(path))
+        self.at(&path).map(|content| content.to_vec()).ok_or(FileError::NotFound(path))
     }
 
     fn write(&mut self, path: &str, content: &[u8]) -> Result<(), FileError> {
@@ -130,7 +130,7 @@ impl FileTxn for Txn {
     fn remove(&mut self, path: &str) -> Result<(), FileError> {
         let path = normal_path(path)?;
         if self.at(&path).is_none() {
-            return Err(FileError::Missing(path));
+            return Err(FileError::NotFound(path));
         }
         self.open(&path)?;
         self.overlay.insert(path, None);

@@ -37,8 +37,8 @@ impl Expect {
     /// Compares the current content of a file with the requirement.
     fn check(expects: &[Self], path: &str, there: Option<Digest>) -> Result<(), FileError> {
         match (Self::of(expects, path), there) {
-            (Some(Self::Absent(_)), Some(_)) => Err(FileError::Appeared(path.to_owned())),
-            (Some(Self::Unchanged(_, seen)), there) if there != Some(*seen) => Err(FileError::Changed(path.to_owned())),
+            (Some(Self::Absent(_)), Some(_)) => Err(FileError::CreatedMeanwhile(path.to_owned())),
+            (Some(Self::Unchanged(_, seen)), there) if there != Some(*seen) => Err(FileError::ChangedMeanwhile(path.to_owned())),
             _ => Ok(()),
         }
     }
@@ -49,13 +49,13 @@ impl Expect {
 pub enum FileError {
     /// The path is not a plain relative path.
     #[error("`{0}` is not a relative path inside the directory: {1}")]
-    Path(String, &'static str),
+    InvalidPath(String, &'static str),
     /// The path leads outside of the directory.
     #[error("`{0}` leads outside the directory")]
-    Escapes(String),
+    OutsideRoot(String),
     /// The file does not exist.
     #[error("file `{0}` does not exist")]
-    Missing(String),
+    NotFound(String),
     /// The path exists, but is not a regular file.
     #[error("`{0}` is not a regular file")]
     NotAFile(String),
@@ -64,10 +64,10 @@ pub enum FileError {
     TooLarge(String, u64),
     /// The file did not exist when the call was checked.
     #[error("`{0}` now exists and has not been read; read it before you overwrite it")]
-    Appeared(String),
+    CreatedMeanwhile(String),
     /// The file had other content when the call was checked.
     #[error("`{0}` has changed since it was read; read it again before you overwrite it")]
-    Changed(String),
+    ChangedMeanwhile(String),
     /// Another call is writing the file.
     #[error("another call is writing `{0}`")]
     Busy(String),
@@ -86,11 +86,11 @@ impl FileError {
     /// Returns the code of a tool failure with this error.
     pub(crate) const fn code(&self) -> &'static str {
         match self {
-            Self::Path(..) | Self::Missing(_) | Self::NotAFile(_) => code::INVALID_PATH,
-            Self::Escapes(_) | Self::ReadOnly => code::PATH_FORBIDDEN,
+            Self::InvalidPath(..) | Self::NotFound(_) | Self::NotAFile(_) => code::INVALID_PATH,
+            Self::OutsideRoot(_) | Self::ReadOnly => code::PATH_FORBIDDEN,
             Self::TooLarge(..) => code::FILE_TOO_LARGE,
-            Self::Appeared(_) => code::READ_BEFORE_WRITE,
-            Self::Changed(_) => code::STALE_READ,
+            Self::CreatedMeanwhile(_) => code::READ_BEFORE_WRITE,
+            Self::ChangedMeanwhile(_) => code::STALE_READ,
             Self::Busy(_) => code::BUSY,
             Self::Closed => code::CANCELLED,
             Self::Io(..) => code::TOOL_FAILED,
@@ -145,7 +145,7 @@ pub trait FileTxn: Send {
 /// # Errors
 /// Returns an error if the path is not a relative path of a file.
 pub fn normal_path(path: &str) -> Result<String, FileError> {
-    let wrong = |why| Err(FileError::Path(crate::names::shown(path), why));
+    let wrong = |why| Err(FileError::InvalidPath(crate::names::shown(path), why));
     if path.starts_with('/') {
         return wrong("the path is absolute");
     }
@@ -172,14 +172,14 @@ pub fn normal_path(path: &str) -> Result<String, FileError> {
 /// Values that handlers can request by type.
 #[derive(Clone, Default)]
 pub struct Resources {
-    things: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
+    values: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
     files: Option<Arc<dyn FileSystem>>,
 }
 
 impl Resources {
     /// Inserts a value, and returns the previous value of its type.
     pub(crate) fn insert<T: Any + Send + Sync>(&mut self, thing: Arc<T>) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.things.insert(TypeId::of::<T>(), thing)
+        self.values.insert(TypeId::of::<T>(), thing)
     }
 
     pub(crate) fn set_files(&mut self, files: Arc<dyn FileSystem>) {
@@ -187,7 +187,7 @@ impl Resources {
     }
 
     pub(crate) fn get<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        self.things.get(&TypeId::of::<T>()).cloned().and_then(|thing| thing.downcast().ok())
+        self.values.get(&TypeId::of::<T>()).cloned().and_then(|thing| thing.downcast().ok())
     }
 
     pub(crate) fn files(&self) -> Option<&Arc<dyn FileSystem>> {
@@ -197,6 +197,6 @@ impl Resources {
 
 impl std::fmt::Debug for Resources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Resources").field("things", &self.things.len()).field("files", &self.files.is_some()).finish()
+        f.debug_struct("Resources").field("things", &self.values.len()).field("files", &self.files.is_some()).finish()
     }
 }

@@ -46,7 +46,7 @@ impl HostFs {
                 drop(taken);
             }
         }
-        Self::open(root, journals.join(CallId::fresh().to_string()), committed)
+        Self::open(root, journals.join(CallId::generate().to_string()), committed)
     }
 }
 

@@ -13,11 +13,11 @@ pub(super) enum Meant<'e> {
     /// This form was intended, so its errors are reported.
     Form(&'e Form),
     /// The value has another type, and any of these is allowed.
-    Kinds(Vec<String>),
+    Types(Vec<String>),
     /// A member selects the form, but with none of these values. The error is one of that member.
-    Tag(&'e ValidationError<'static>, Vec<String>),
+    WrongTag(&'e ValidationError<'static>, Vec<String>),
     /// One of these groups of names is required, and none is present.
-    Either(Vec<Vec<String>>),
+    MissingNames(Vec<Vec<String>>),
 }
 
 /// Determines which form of a value at a path was intended.
@@ -29,7 +29,7 @@ pub(super) fn meant<'e>(path: &str, forms: &'e [Vec<ValidationError<'static>>]) 
         && tags.len() == fitting.len()
         && tags.iter().all(|error| error.instance_path() == first.instance_path())
     {
-        return Meant::Tag(first, each_once(tags.iter().filter_map(|error| tagged(error))));
+        return Meant::WrongTag(first, each_once(tags.iter().filter_map(|error| tagged(error))));
     }
     // A form with another tag was not intended, unless all have another tag. Of the rest, prefer
     // the form with the fewest missing names.
@@ -40,7 +40,7 @@ pub(super) fn meant<'e>(path: &str, forms: &'e [Vec<ValidationError<'static>>]) 
         kinds_of(path, forms, &mut kinds);
         kinds.sort();
         kinds.dedup();
-        return Meant::Kinds(kinds);
+        return Meant::Types(kinds);
     };
     let near: Vec<&'e Form> = untagged.into_iter().filter(|form| weight(form) == least).collect();
     let lacking: Vec<Vec<String>> = near.iter().filter_map(|form| lacks(form, path)).collect();
@@ -48,7 +48,7 @@ pub(super) fn meant<'e>(path: &str, forms: &'e [Vec<ValidationError<'static>>]) 
     let groups = each_once(lacking.into_iter());
     match near.first().copied() {
         Some(form) if groups.len() < 2 || !nothing_else => Meant::Form(form),
-        _ => Meant::Either(groups),
+        _ => Meant::MissingNames(groups),
     }
 }
 

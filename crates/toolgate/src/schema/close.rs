@@ -54,8 +54,9 @@ pub(super) fn close(source: &Value) -> Result<Value, String> {
             schema.pointer(pointer).is_some_and(|s| s.get(word).is_some()) && root.pointer(pointer).is_some_and(|s| s.get(word).is_none())
         };
         if adds && target.starts_with('#') && (closed_here("additionalProperties") || closed_here("unevaluatedProperties")) {
-            wrong =
-                Some(format!("`{target}` is both the schema of a value and a part of another schema; move it to `$defs`, or set `extra = \"pass\"`"));
+            wrong = Some(format!(
+                "`{target}` is both the schema of a value and a part of another schema; move it to `$defs`, or set `extra = \"pass\"`"
+            ));
         }
     });
     wrong.map_or(Ok(schema), Err)

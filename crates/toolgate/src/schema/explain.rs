@@ -11,7 +11,7 @@ use super::Invalid;
 use super::choice::{Meant, meant};
 use super::known::{Known, MASK, knows, schemas_at};
 use crate::error::FieldError;
-use crate::json::{Pointer, kind_of};
+use crate::json::{Pointer, json_type_of};
 use crate::names::shown;
 use crate::redact::is_secret;
 use crate::suggest::closest;
@@ -26,32 +26,32 @@ const MOST: usize = 20;
 /// # Errors
 /// Returns an error if the schema has too many references to find all places.
 pub(crate) fn write_only(schema: &Value) -> Result<Vec<Pointer>, String> {
-    let mut walk = Walk { root: schema, at: Pointer::default(), found: Vec::new(), inside: Vec::new(), places: 0 };
+    let mut walk = Walk { root: schema, at: Pointer::default(), pointers: Vec::new(), followed_references: Vec::new(), visited_places: 0 };
     walk.schema(schema);
-    if walk.places > MOST_PLACES {
+    if walk.visited_places > MOST_PLACES {
         return Err("it has too many nested references to find all `writeOnly` fields".to_owned());
     }
-    Ok(walk.found)
+    Ok(walk.pointers)
 }
 
 struct Walk<'s> {
     root: &'s Value,
     at: Pointer,
-    found: Vec<Pointer>,
+    pointers: Vec<Pointer>,
     /// The references that lead to the current schema.
-    inside: Vec<&'s str>,
-    places: usize,
+    followed_references: Vec<&'s str>,
+    visited_places: usize,
 }
 
 impl<'s> Walk<'s> {
     fn schema(&mut self, schema: &'s Value) {
-        self.places += 1;
+        self.visited_places += 1;
         let Some(map) = schema.as_object() else { return };
-        if self.places > MOST_PLACES {
+        if self.visited_places > MOST_PLACES {
             return;
         }
         if map.get("writeOnly") == Some(&Value::Bool(true)) {
-            self.found.push(self.at.clone());
+            self.pointers.push(self.at.clone());
         }
         for target in ["$ref", "$dynamicRef"].iter().filter_map(|word| map.get(*word)).filter_map(Value::as_str) {
             self.follow(target);
@@ -82,16 +82,16 @@ impl<'s> Walk<'s> {
         let referred = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
         // The type is recursive, or the reference is not a path. If a secret is anywhere inside,
         // the whole value counts as secret.
-        if self.inside.contains(&target) || referred.is_none() {
+        if self.followed_references.contains(&target) || referred.is_none() {
             if mentions_write_only(referred.unwrap_or(self.root)) {
-                self.found.push(self.at.clone());
+                self.pointers.push(self.at.clone());
             }
             return;
         }
         if let Some(referred) = referred {
-            self.inside.push(target);
+            self.followed_references.push(target);
             self.schema(referred);
-            self.inside.pop();
+            self.followed_references.pop();
         }
     }
 }
@@ -108,7 +108,7 @@ fn mentions_write_only(schema: &Value) -> bool {
 fn shown_value(value: &Value, path: &str, secrets: &[Pointer]) -> String {
     match value {
         _ if is_secret(&Pointer::from(path), secrets) => MASK.to_owned(),
-        Value::Array(_) | Value::Object(_) => kind_of(value).to_owned(),
+        Value::Array(_) | Value::Object(_) => json_type_of(value).to_owned(),
         Value::String(text) => format!("\"{}\"", shown(text)),
         scalar => shown(&scalar.to_string()),
     }
@@ -121,7 +121,7 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
     }
     found.sort_names(schema);
     let known = Known { schema, secrets };
-    let Found { mut missing, mut either, mut unknown, mut unfit, fields } = found;
+    let Found { mut missing, alternatives: mut either, mut unknown, incompatible: mut unfit, wrong_values: fields } = found;
     let mut all = Vec::new();
     let mut sentences = Vec::new();
     let places: BTreeSet<String> = missing.keys().chain(unknown.keys()).chain(either.keys()).chain(unfit.keys()).cloned().collect();
@@ -178,11 +178,11 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
 struct Found {
     missing: BTreeMap<String, Vec<String>>,
     /// Groups of names, one of which is required.
-    either: BTreeMap<String, Vec<Vec<Vec<String>>>>,
+    alternatives: BTreeMap<String, Vec<Vec<Vec<String>>>>,
     unknown: BTreeMap<String, Vec<String>>,
     /// Declared names that do not fit together with the other members.
-    unfit: BTreeMap<String, Vec<String>>,
-    fields: Vec<FieldError>,
+    incompatible: BTreeMap<String, Vec<String>>,
+    wrong_values: Vec<FieldError>,
 }
 
 impl Found {
@@ -202,12 +202,12 @@ impl Found {
             }
             K::AnyOf { context } | K::OneOfNotValid { context } => match meant(&path, context) {
                 Meant::Form(errors) => errors.iter().take(MOST).for_each(|error| self.gather(error, secrets)),
-                Meant::Tag(tag, options) => self.wrong(field(tag.instance_path().to_string(), one_of_values(&options), tag, secrets)),
-                Meant::Either(groups) => self.either.entry(path).or_default().push(groups),
-                Meant::Kinds(kinds) if kinds.is_empty() => {
+                Meant::WrongTag(tag, options) => self.wrong(field(tag.instance_path().to_string(), one_of_values(&options), tag, secrets)),
+                Meant::MissingNames(groups) => self.alternatives.entry(path).or_default().push(groups),
+                Meant::Types(kinds) if kinds.is_empty() => {
                     self.wrong(field(path, "of one of the allowed forms".to_owned(), error, secrets));
                 }
-                Meant::Kinds(kinds) => self.wrong(field(path, kinds.join(" or "), error, secrets)),
+                Meant::Types(kinds) => self.wrong(field(path, kinds.join(" or "), error, secrets)),
             },
             _ => self.wrong(field(path, expected(error), error, secrets)),
         }
@@ -215,8 +215,8 @@ impl Found {
 
     /// Records a wrong value, unless another part of the schema reported the same.
     fn wrong(&mut self, field: FieldError) {
-        if !self.fields.contains(&field) {
-            self.fields.push(field);
+        if !self.wrong_values.contains(&field) {
+            self.wrong_values.push(field);
         }
     }
 
@@ -234,7 +234,7 @@ impl Found {
             let names = self.unknown.remove(&place).unwrap_or_default();
             let (known, unknown): (Vec<String>, Vec<String>) = names.into_iter().partition(|name| is_known(name));
             if !known.is_empty() && !self.is_wrong_at(&place) {
-                self.unfit.insert(place.clone(), known);
+                self.incompatible.insert(place.clone(), known);
             }
             if !unknown.is_empty() {
                 self.unknown.insert(place, unknown);
@@ -246,9 +246,9 @@ impl Found {
     fn is_wrong_at(&self, place: &str) -> bool {
         let inside = |path: &str| path.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'));
         let at = |path: &str| path == place || inside(path);
-        self.fields.iter().any(|field| at(&field.path))
-            || self.missing.keys().chain(self.either.keys()).any(|path| at(path))
-            || self.unknown.keys().chain(self.unfit.keys()).any(|path| inside(path))
+        self.wrong_values.iter().any(|field| at(&field.path))
+            || self.missing.keys().chain(self.alternatives.keys()).any(|path| at(path))
+            || self.unknown.keys().chain(self.incompatible.keys()).any(|path| inside(path))
     }
 }
 

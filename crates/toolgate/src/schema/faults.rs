@@ -10,10 +10,10 @@ use crate::json::Pointer;
 /// A fault of a schema.
 pub(crate) struct Fault {
     /// The position in the schema.
-    pub(crate) at: Pointer,
+    pub(crate) pointer: Pointer,
     pub(crate) why: String,
     /// A suggestion.
-    pub(crate) meant: Option<&'static str>,
+    pub(crate) suggestion: Option<&'static str>,
 }
 
 /// The types of JSON Schema.
@@ -31,7 +31,7 @@ pub(crate) fn faults(schema: &Value) -> Vec<Fault> {
     unread_patterns(schema, &mut Pointer::default(), &mut found);
     // Several rules may report the same position.
     let mut told = HashSet::new();
-    found.retain(|fault| told.insert(fault.at.to_string()));
+    found.retain(|fault| told.insert(fault.pointer.to_string()));
     found
 }
 
@@ -47,7 +47,7 @@ fn fault(error: &jsonschema::ValidationError<'_>) -> Fault {
         true => format!("{got} is not a type; the types are {}", KINDS.join(", ")),
         false => error.to_string(),
     };
-    Fault { at, why, meant: meant.and_then(|meant| KINDS.into_iter().find(|kind| *kind == meant)) }
+    Fault { pointer: at, why, suggestion: meant.and_then(|meant| KINDS.into_iter().find(|kind| *kind == meant)) }
 }
 
 /// Finds regular expressions that cannot be compiled.
@@ -64,7 +64,7 @@ fn unread_patterns(schema: &Value, at: &mut Pointer, found: &mut Vec<Fault>) {
                         let alone = serde_json::json!({"pattern": inner});
                         if jsonschema::options().with_pattern_options(patterns()).build(&alone).is_err() {
                             let why = format!("cannot compile the regular expression {inner}");
-                            found.push(Fault { at: at.clone(), why, meant: None });
+                            found.push(Fault { pointer: at.clone(), why, suggestion: None });
                         }
                     }
                     _ => unread_patterns(inner, at, found),

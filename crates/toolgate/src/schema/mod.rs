@@ -38,10 +38,10 @@ pub(crate) struct Schema {
     source: Value,
     validator: Validator,
     secrets: Vec<Pointer>,
-    extra: Extra,
+    extra_members: Extra,
     /// Whether choices are nested without limit, so that the errors of a deep document are too
     /// many.
-    tangled: bool,
+    is_tangled: bool,
 }
 
 /// Lists the errors of a document, with one message.
@@ -56,7 +56,7 @@ impl Schema {
     pub(crate) fn compile(source: &Value, extra: Extra, secrets: &[Pointer]) -> Result<Self, String> {
         Self::put_together(source, extra, secrets).map_err(|first| {
             // The validator reports only the first fault.
-            let all: Vec<String> = faults(source).iter().map(|fault| format!("{} (at `{}`)", fault.why, fault.at)).collect();
+            let all: Vec<String> = faults(source).iter().map(|fault| format!("{} (at `{}`)", fault.why, fault.pointer)).collect();
             if all.is_empty() { first } else { all.join("; ") }
         })
     }
@@ -75,7 +75,7 @@ impl Schema {
         let mut secrets = secrets.to_vec();
         secrets.extend(explain::write_only(source)?);
         let tangled = close::is_tangled(&closed);
-        Ok(Self { source: closed, validator, secrets, extra, tangled })
+        Ok(Self { source: closed, validator, secrets, extra_members: extra, is_tangled: tangled })
     }
 
     /// Returns the secret fields: those with `writeOnly` and those that the tool declares.
@@ -88,7 +88,7 @@ impl Schema {
         if self.validator.is_valid(value) {
             return Ok(());
         }
-        if self.extra == Extra::Drop && !self.is_hopeless(value) {
+        if self.extra_members == Extra::Drop && !self.is_hopeless(value) {
             let mut known = value.clone();
             self.drop_unknown(&mut known);
             if self.validator.is_valid(&known) {
@@ -111,7 +111,8 @@ impl Schema {
 
     /// Returns whether an explanation of the errors may take far too long.
     fn is_hopeless(&self, value: &Value) -> bool {
-        self.tangled && crate::json::value_over_bounds(value, &Bounds { depth: 5, bytes: usize::MAX, nodes: usize::MAX }).is_some()
+        self.is_tangled
+            && crate::json::find_exceeded_bound_of_value(value, &Bounds { depth: 5, bytes: usize::MAX, nodes: usize::MAX }).is_some()
     }
 
     fn explain(&self, tool: &str, value: &Value) -> Invalid {

@@ -39,13 +39,13 @@ enum Role<'c> {
     /// The value of this option.
     Value(&'c str),
     /// The pattern or a file to search.
-    Plain,
+    Operand,
 }
 
 fn roles<'c>(command: &'c Command, shape: &Shape) -> Vec<Role<'c>> {
-    let letters = if shape.short.is_empty() { "ABCGWgmp" } else { shape.short };
+    let letters = if shape.short_with_value.is_empty() { "ABCGWgmp" } else { shape.short_with_value };
     let takes = |text: &str| match (text.strip_prefix("--"), text.strip_prefix('-')) {
-        (Some(long), _) => shape.long.contains(&long),
+        (Some(long), _) => shape.long_with_value.contains(&long),
         (None, Some(flags)) => flags.find(|flag: char| letters.contains(flag)).is_some_and(|at| at + 1 == flags.len()),
         (None, None) => false,
     };
@@ -64,7 +64,7 @@ fn roles<'c>(command: &'c Command, shape: &Shape) -> Vec<Role<'c>> {
         match word.text().filter(|text| !is_over && text.len() > 1 && text.starts_with('-')) {
             Some("--") => is_over = true,
             Some(text) => before = takes(text).then_some(text),
-            None => return Role::Plain,
+            None => return Role::Operand,
         }
         Role::Option
     };
@@ -80,11 +80,11 @@ pub(super) fn spared(command: &Command) -> Vec<usize> {
     let (roles, words) = (roles(command, shape), command.words.get(1..).unwrap_or_default());
     // It is not known whether an abbreviated option takes a value: `--incl .env`.
     let is_cut = |text: &str| {
-        let long = text.strip_prefix("--").filter(|long| !long.is_empty() && !shape.long.contains(long));
-        long.is_some_and(|long| shape.long.iter().any(|name| name.starts_with(long)))
+        let long = text.strip_prefix("--").filter(|long| !long.is_empty() && !shape.long_with_value.contains(long));
+        long.is_some_and(|long| shape.long_with_value.iter().any(|name| name.starts_with(long)))
     };
     let is_sure = looks_for(command) && !words.iter().filter_map(Word::text).any(is_cut);
-    let pattern = roles.iter().position(|role| *role == Role::Plain).filter(|_| is_sure);
+    let pattern = roles.iter().position(|role| *role == Role::Operand).filter(|_| is_sure);
     let is_spared = |at: usize, role: Role<'_>| match role {
         Role::Value("--exclude" | "--exclude-dir") => words.get(at).is_some_and(|word| word.text().is_some()),
         _ => Some(at) == pattern,

@@ -185,8 +185,8 @@ struct Ground {
 /// Records whether a command ran the program, and whether it read or changed the file.
 #[derive(Debug, PartialEq, Eq)]
 struct Did {
-    zapped: bool,
-    touched: bool,
+    has_run_program: bool,
+    has_touched_file: bool,
 }
 
 impl Ground {
@@ -260,11 +260,11 @@ impl Ground {
             std::thread::sleep(Duration::from_millis(1));
         }
         let did = Did {
-            zapped: std::fs::remove_file(zapped).is_ok(),
-            touched: std::fs::read_to_string(desk.join("secret")).ok().as_deref() != Some(CONTENT)
+            has_run_program: std::fs::remove_file(zapped).is_ok(),
+            has_touched_file: std::fs::read_to_string(desk.join("secret")).ok().as_deref() != Some(CONTENT)
                 || std::fs::read(said).unwrap().windows(CONTENT.len()).any(|part| part == CONTENT.as_bytes()),
         };
-        if did.touched || std::fs::read_dir(&desk).unwrap().count() != 1 {
+        if did.has_touched_file || std::fs::read_dir(&desk).unwrap().count() != 1 {
             self.tidy();
         }
         did
@@ -275,9 +275,9 @@ impl Ground {
 fn leaks(ground: &Ground, seed: u64, rounds: usize) -> (Vec<String>, usize) {
     let (mut chance, mut leaks, mut tried) = (Chance(seed.max(1)), Vec::new(), 0);
     // Check that the test detects the effects.
-    assert_eq!(ground.run("zap; echo a > secret"), Did { zapped: true, touched: true });
-    assert_eq!(ground.run("cat secret"), Did { zapped: false, touched: true });
-    assert_eq!(ground.run("echo zap secret; : > other"), Did { zapped: false, touched: false });
+    assert_eq!(ground.run("zap; echo a > secret"), Did { has_run_program: true, has_touched_file: true });
+    assert_eq!(ground.run("cat secret"), Did { has_run_program: false, has_touched_file: true });
+    assert_eq!(ground.run("echo zap secret; : > other"), Did { has_run_program: false, has_touched_file: false });
     for _ in 0..rounds {
         let text = chance.command();
         let shell = Shell::read(&text);
@@ -290,13 +290,13 @@ fn leaks(ground: &Ground, seed: u64, rounds: usize) -> (Vec<String>, usize) {
             tried += 1;
             // Run the command twice, because a background process of an earlier command may cause
             // the effect.
-            let is_leak = |did: Did| (did.zapped && runs) || (did.touched && touches);
+            let is_leak = |did: Did| (did.has_run_program && runs) || (did.has_touched_file && touches);
             if is_leak(ground.run(&text)) && is_leak(ground.run(&text)) {
                 leaks.push(text);
             }
         }
     }
-    assert!(ground.run("zap").zapped, "the test environment is damaged");
+    assert!(ground.run("zap").has_run_program, "the test environment is damaged");
     (leaks, tried)
 }
 

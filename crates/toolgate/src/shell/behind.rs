@@ -50,7 +50,7 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         return found;
     }
     if rest.len() > MOST_WORDS {
-        found.opaque.push(format!("there are too many words behind `{program}`"));
+        found.opaque_reasons.push(format!("there are too many words behind `{program}`"));
     }
     let (rest, begins) = with_what_is_read(program, rest);
     let rest = rest.as_slice();
@@ -59,7 +59,7 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
     let feeds = command.words.iter().any(|word| matches!(word.text().map(base), Some("xargs" | "parallel")));
     let first = rest.iter().find(|word| !is_flag(word));
     if first.into_iter().chain(rest.get(begins)).any(|word| word.text().is_none()) {
-        found.opaque.push("which program runs is only known when it runs".to_owned());
+        found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
     }
     // Without a program among the words, the input of `xargs` becomes the program.
     let wrapper = rest.iter().rposition(is_wrapper);
@@ -75,7 +75,7 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
     let mut may_run = last.iter().enumerate().filter(|(at, word)| !bare(word) && !is_taken(*at));
     // The first operand of these wrappers cannot be distinguished from a program.
     if feeds && (TAKING_FIRST.contains(&wrapper) || may_run.next().is_none_or(|(_, word)| word.text().is_none())) {
-        found.opaque.push("which program runs is only known when it runs".to_owned());
+        found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
     }
     // A path with `/../` may be a program, but not a setting or a package.
     let goes_up = |word: &Word| word.text().is_some_and(|text| !text.starts_with('-') && text.contains("/../"));
@@ -134,11 +134,18 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
     };
     for at in 0..rest.len().min(MOST_WORDS) {
         let words = rest.get(at..).unwrap_or_default().to_vec();
-        let stands = command.stands.clone().filter(|_| at < near && STAYING.contains(&program));
+        let stands = command.working_directory.clone().filter(|_| at < near && STAYING.contains(&program));
         // The packages that a package manager installs are not files.
         let is_verb = words.first().and_then(Word::text) == Some("install") && is_managed(at);
         let (unlikely, vague) = (at > end || is_verb, is_vague(at));
-        let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely, vague, ..Command::default() };
+        let mut inner = Command {
+            words,
+            stdin: command.stdin.clone(),
+            working_directory: stands,
+            is_unlikely: unlikely,
+            is_vague: vague,
+            ..Command::default()
+        };
         // `@types/node` is the name of a package, not a program.
         let is_package = |word: &Word| word.text().is_some_and(|text| text.starts_with('@') && text.contains('/'));
         let is_none = |word: &Word| is_flag(word) || (MANAGERS.contains(&program) && is_package(word) && !is_run(at));
@@ -155,7 +162,7 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         }
         if feeds {
             inner.words.push(Word::unknown(true));
-            inner.fed = None;
+            inner.stdin = None;
         }
         found.add(deeper(inner, depth, true));
     }
@@ -166,15 +173,15 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         if let Some((name, value)) = text.split_once('=')
             && is_powerful(name, Some(value))
         {
-            found.opaque.push(format!("`{name}` changes what commands do"));
+            found.opaque_reasons.push(format!("`{name}` changes what commands do"));
         }
         if is_read_by_env(program, rest, at)
             && (text.starts_with("--s") || text.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains('S')))
         {
-            found.opaque.push("`env` splits a text into a command".to_owned());
+            found.opaque_reasons.push("`env` splits a text into a command".to_owned());
         }
         if feeds && text.contains("{}") && text.contains(' ') {
-            found.opaque.push("the code that runs is only known when it runs".to_owned());
+            found.opaque_reasons.push("the code that runs is only known when it runs".to_owned());
         }
         if own.is_some_and(|own| at >= own) {
             continue;
@@ -337,7 +344,7 @@ pub(super) fn behind_flags(program: &str, words: &[Word], depth: Depth<'_>) -> S
             |word: &Word| word.text().is_some_and(|text| ["{}", "{/}", "{//}", "{.}", "{/.}"].iter().any(|sign| text.contains(sign)));
         let code_of_it = after.iter().any(|word| holds(word) && word.text().is_some_and(|text| text.contains(' ')));
         if after.first().is_none_or(holds) || code_of_it {
-            found.opaque.push("which program runs is only known when it runs".to_owned());
+            found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
         }
         // The found file may be any file. Without a placeholder, `fd` appends the file to the
         // command.
@@ -350,7 +357,7 @@ pub(super) fn behind_flags(program: &str, words: &[Word], depth: Depth<'_>) -> S
     // Words beyond the limit are not analyzed.
     let is_glued = |word: &Word| program != "find" && word.text().and_then(glued_to_exec).is_some();
     if words.iter().skip(MOST_WORDS).any(|word| runs_another(word) || is_glued(word)) {
-        found.opaque.push(format!("there are too many words behind `{program}`"));
+        found.opaque_reasons.push(format!("there are too many words behind `{program}`"));
     }
     found
 }
@@ -388,7 +395,7 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
     let is_elsewhere = |word: &&str| word.starts_with("--work-tree") || word.starts_with("--git-dir");
     let takes = TAKING.iter().chain(FILLING).any(|taking| may_be(&[*taking]));
     if takes && own < words.len() && texts.iter().take(own).flatten().any(is_elsewhere) {
-        found.opaque.push(other());
+        found.opaque_reasons.push(other());
     }
     // `git` copies the template directory, which may contain hooks.
     let is_template = |word: &Word| {
@@ -396,7 +403,7 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
         name.len() > 2 && "--template".starts_with(name)
     };
     if may_be(&["clone", "init"]) && words.iter().any(is_template) {
-        found.opaque.push(other());
+        found.opaque_reasons.push(other());
     }
     for (at, text) in texts.iter().enumerate() {
         let next = texts.get(at + 1).copied().flatten();
@@ -408,25 +415,27 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
         };
         let sets = at < own || may_be(&["clone"]);
         match text {
-            "--config" if !next.is_some_and(safe) => found.opaque.push(other()),
-            "-c" if sets && !next.is_some_and(safe) => found.opaque.push(other()),
-            long if long.starts_with("--config=") && !safe(long.get(9..).unwrap_or_default()) => found.opaque.push(other()),
+            "--config" if !next.is_some_and(safe) => found.opaque_reasons.push(other()),
+            "-c" if sets && !next.is_some_and(safe) => found.opaque_reasons.push(other()),
+            long if long.starts_with("--config=") && !safe(long.get(9..).unwrap_or_default()) => found.opaque_reasons.push(other()),
             glued if sets && glued.starts_with("-c") && glued.len() > 2 && !safe(glued.get(2..).unwrap_or_default()) => {
-                found.opaque.push(other())
+                found.opaque_reasons.push(other())
             }
             cluster if may_be(&["clone"]) && matches!(takes("bcjou"), Some('c' | 'u')) && !cluster.starts_with("-c") => {
-                found.opaque.push(other())
+                found.opaque_reasons.push(other())
             }
-            _ if may_be(&["grep"]) && takes("ABCOefm") == Some('O') => found.opaque.push(other()),
+            _ if may_be(&["grep"]) && takes("ABCOefm") == Some('O') => found.opaque_reasons.push(other()),
             "-x" if may_be(&["difftool", "rebase"]) => match next {
                 Some(code) => found.add(read::read(code, depth.down())),
-                None => found.opaque.push(other()),
+                None => found.opaque_reasons.push(other()),
             },
-            _ if may_be(&["difftool", "rebase"]) && takes("CSXsx") == Some('x') => found.opaque.push(other()),
+            _ if may_be(&["difftool", "rebase"]) && takes("CSXsx") == Some('x') => found.opaque_reasons.push(other()),
             "filter-branch" | "difftool" | "mergetool" | "for-each-repo" | "remote-ext" | "remote-fd" | "shell" => {
-                found.opaque.push(other())
+                found.opaque_reasons.push(other())
             }
-            "bisect" | "submodule" | "rebase" if words.get(at + 1).is_some_and(|next| next.text().is_none()) => found.opaque.push(other()),
+            "bisect" | "submodule" | "rebase" if words.get(at + 1).is_some_and(|next| next.text().is_none()) => {
+                found.opaque_reasons.push(other())
+            }
             "run" | "foreach" => {
                 found.add(joined(words.get(at + 1..).unwrap_or_default(), depth));
                 break;
@@ -440,7 +449,7 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
                 };
                 let is_odd = |word: &&str| ["-f", "--fil", "--com", "--ren"].iter().any(|option| word.starts_with(option));
                 if texts.iter().flatten().any(|word| is_odd(word) || is_value(word)) {
-                    found.opaque.push(other());
+                    found.opaque_reasons.push(other());
                 }
                 let plain = texts.get(at + 1..).unwrap_or_default().iter().filter(|word| word.is_none_or(|word| !word.starts_with('-')));
                 // Newer versions of `git config` have subcommands.
@@ -448,7 +457,7 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
                 let plain = plain.clone().skip(usize::from(plain.clone().next().is_some_and(is_verb)));
                 let (count, key) = (plain.clone().count(), plain.clone().next().copied().flatten());
                 if count > 1 && !key.is_some_and(safe) {
-                    found.opaque.push(other());
+                    found.opaque_reasons.push(other());
                 }
             }
             _ => {}

@@ -3,15 +3,16 @@
 
 use super::Command;
 use super::options::{self, BASE, Shape};
-use super::reach::own_words;
+use super::reach::certain_arguments;
 use super::word::Word;
 
 /// Returns the files that a command writes under names that it composes.
 pub(super) fn composed(command: &Command) -> Vec<Word> {
-    const KEEPING: Shape = Shape { short: "Sgmot", long: &["group", "mode", "owner", "suffix", "target-directory"], ..BASE };
+    const KEEPING: Shape =
+        Shape { short_with_value: "Sgmot", long_with_value: &["group", "mode", "owner", "suffix", "target-directory"], ..BASE };
     // Most of these letters have another meaning for `rsync`.
-    const SYNCING: Shape = Shape { short: "@BMTef", long: &["suffix"], ..BASE };
-    let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
+    const SYNCING: Shape = Shape { short_with_value: "@BMTef", long_with_value: &["suffix"], ..BASE };
+    let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
     match program {
         "sed" | "gsed" => edited(words),
         "cp" | "install" | "ln" | "mv" => kept(words, &KEEPING, &["-S", "--suffix"]),
@@ -42,25 +43,25 @@ fn edited(words: &[Word]) -> Vec<Word> {
 
 /// Returns whether `patch` composes the names of its backup files in another way.
 fn patches_elsewhere(words: &[Word]) -> bool {
-    const PATCH: Shape = Shape { short: "BDFVYdgioprz", long: &["basename-prefix", "prefix", "suffix"], ..BASE };
+    const PATCH: Shape = Shape { short_with_value: "BDFVYdgioprz", long_with_value: &["basename-prefix", "prefix", "suffix"], ..BASE };
     options::read(words, &PATCH).has(&["-B", "-Y", "-z", "--basename-prefix", "--prefix", "--suffix"])
 }
 
 /// Returns the pieces of a file, whose names are a prefix and a counter.
 fn pieces(program: &str, words: &[Word]) -> Vec<Word> {
     const SPLIT: Shape = Shape {
-        short: "Cablnt",
-        long: &["additional-suffix", "bytes", "filter", "line-bytes", "lines", "number", "separator", "suffix-length"],
+        short_with_value: "Cablnt",
+        long_with_value: &["additional-suffix", "bytes", "filter", "line-bytes", "lines", "number", "separator", "suffix-length"],
         ..BASE
     };
-    const CSPLIT: Shape = Shape { short: "bfn", long: &["digits", "prefix", "suffix-format"], ..BASE };
+    const CSPLIT: Shape = Shape { short_with_value: "bfn", long_with_value: &["digits", "prefix", "suffix-format"], ..BASE };
     if program == "split" {
         let given = options::read(words, &SPLIT);
-        return given.operands.into_iter().skip(1).map(|begins| begins.then(&Word::name())).collect();
+        return given.operands.into_iter().skip(1).map(|begins| begins.then(&Word::unknown_name())).collect();
     }
     let given = options::read(words, &CSPLIT);
     // The format of the counter may contain more of the path.
-    let counted = if given.has(&["-b", "--suffix-format"]) { Word::unknown(false) } else { Word::name() };
+    let counted = if given.has(&["-b", "--suffix-format"]) { Word::unknown(false) } else { Word::unknown_name() };
     let mut begins = given.values(&["-f", "--p", "--prefix"]);
     // Without an option, `csplit` uses a default prefix.
     if begins.is_empty() {

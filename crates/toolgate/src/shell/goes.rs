@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::options::name_and_value;
 use super::place::spelled_out;
-use super::reach::own_words;
+use super::reach::certain_arguments;
 use super::word::{Part, Sure, Word, meet};
 use super::{Command, Place, Shell, normal};
 
@@ -115,13 +115,13 @@ pub(super) fn sends(command: &Command) -> bool {
 /// Returns the directories that a command enters, or that it makes another command enter.
 pub(super) fn goes_to(command: &Command) -> Vec<&str> {
     // The directory of `tar` only applies to its operands, and is checked with them.
-    if command.unlikely || matches!(command.program(), Some("tar" | "bsdtar" | "gtar")) {
+    if command.is_unlikely || matches!(command.program(), Some("tar" | "bsdtar" | "gtar")) {
         return Vec::new();
     }
     if !matches!(command.program(), Some("cd" | "chdir" | "pushd")) {
         return sent_to(command).into_iter().flatten().collect();
     }
-    let words = own_words(command);
+    let words = certain_arguments(command);
     let is_option = |word: &Word| word.text().is_some_and(|text| text.starts_with('-'));
     // `cd`, `cd --` and `cd -P` go to the home directory, and `cd -` to the previous one.
     if words.iter().all(|word| is_option(word) && word.text() != Some("-")) {
@@ -161,7 +161,7 @@ impl Place<'_> {
         let under = format!("{}/*", self.path);
         let Some(text) = word.text() else {
             let is_it = |spelling: &Vec<Part>| {
-                let is_open = spelling.first() == Some(&Part::Any);
+                let is_open = spelling.first() == Some(&Part::AnyText);
                 let spelling = self.spelled_from(directory, spelling);
                 !is_open && (is_detour(&spelling) || meet(&spelling, &Word::wanted(&self.path)) || meet(&spelling, &Word::wanted(&under)))
             };
@@ -188,7 +188,7 @@ impl Place<'_> {
         };
         let whole = if begins.starts_with(['/', '~']) { begins } else { format!("{directory}/{begins}") };
         if is_led(&whole) {
-            return vec![Part::Any];
+            return vec![Part::AnyText];
         }
         if matches!(spelling.as_slice(), [Part::Text(_)]) {
             return vec![Part::Text(normal(&whole))];

@@ -83,7 +83,7 @@ impl Reader<'_> {
         match ending.filter(|ending| is_spaced && !ending.is_empty()) {
             Some(ending) => {
                 let again = format!(": <<{ending}\n{}\n{ending}\n", self.of(node).trim_end_matches('\n'));
-                self.found.add(super::read::read(&again, self.depth.down()));
+                self.analysis.add(super::read::read(&again, self.depth.down()));
             }
             None => self.doubt("a here-document contains code that only the running shell knows"),
         }

@@ -27,7 +27,7 @@ const WORD: usize = 8;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Depth<'d> {
     level: usize,
-    left: &'d Cell<usize>,
+    remaining_bytes: &'d Cell<usize>,
 }
 
 impl<'d> Depth<'d> {
@@ -37,7 +37,7 @@ impl<'d> Depth<'d> {
     }
 
     pub(super) fn top(left: &'d Cell<usize>) -> Self {
-        Self { level: 0, left }
+        Self { level: 0, remaining_bytes: left }
     }
 
     pub(super) fn down(self) -> Self {
@@ -50,8 +50,8 @@ impl<'d> Depth<'d> {
 
     /// Takes the cost of a text from the budget, and returns whether enough was left.
     pub(super) fn affords(self, length: usize) -> bool {
-        let left = self.left.get().checked_sub(length + EACH);
-        self.left.set(left.unwrap_or(0));
+        let left = self.remaining_bytes.get().checked_sub(length + EACH);
+        self.remaining_bytes.set(left.unwrap_or(0));
         left.is_some()
     }
 }
@@ -161,20 +161,20 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
     let own = |word: &Word| word.text().is_some_and(|word| RESERVED.contains(&word));
     let timed = rest.iter().find(|word| word.text().is_none_or(|text| !text.starts_with('-'))).filter(|_| program == "time");
     if !nested && command.words.first().into_iter().chain(timed).any(own) {
-        found.opaque.push(format!("`{program}` is a reserved word of the shell"));
+        found.opaque_reasons.push(format!("`{program}` is a reserved word of the shell"));
     }
     if CLOSED.contains(&program) {
-        found.opaque.push(format!("`{program}` can run anything"));
+        found.opaque_reasons.push(format!("`{program}` can run anything"));
     }
     let own = before_script(program, rest);
     if let Some((_, flags)) = RUNNING.iter().find(|(name, _)| *name == program)
         // The rest of a partly known word may follow its beginning directly.
         && own.iter().enumerate().any(|(at, word)| flags.iter().any(|flag| is_flag_like(program, at, beginning(word).0, flag)))
     {
-        found.opaque.push(format!("`{program}` has an option that runs another program"));
+        found.opaque_reasons.push(format!("`{program}` has an option that runs another program"));
     }
     if escapes(program, rest, command) {
-        found.opaque.push(format!("`{program}` has text that runs another program"));
+        found.opaque_reasons.push(format!("`{program}` has text that runs another program"));
     }
     // An unknown program may run the words after it.
     if !is_known(program) && !nested {
@@ -186,12 +186,12 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
         for at in 0..rest.len().min(MOST_WORDS) {
             if rest.get(at).is_some_and(runs) {
                 let words = rest.get(at..).unwrap_or_default().to_vec();
-                let inner = Command { words, fed: command.fed.clone(), ..Command::default() };
+                let inner = Command { words, stdin: command.stdin.clone(), ..Command::default() };
                 found.add(deeper(inner, depth, true));
             }
         }
         if rest.iter().skip(MOST_WORDS).any(runs) {
-            found.opaque.push(format!("there are too many words behind `{program}`"));
+            found.opaque_reasons.push(format!("there are too many words behind `{program}`"));
         }
     }
     if WRAPPERS.contains(&program) && !nested {
@@ -207,31 +207,31 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
                 .filter_map(Word::text)
                 .any(|word| word == "keyword" || word == "posix" || (word.starts_with('-') && word.contains('k'))) =>
         {
-            found.opaque.push("`set` changes how words are parsed".to_owned());
+            found.opaque_reasons.push("`set` changes how words are parsed".to_owned());
         }
         "gh" if rest.first().and_then(Word::text).is_some_and(|verb| verb == "alias" || verb == "extension") => {
-            found.opaque.push("`gh` is configured to run another program".to_owned());
+            found.opaque_reasons.push("`gh` is configured to run another program".to_owned());
         }
         "source" | "." => {
             let rest = rest.strip_prefix(&[Word::known("--")]).unwrap_or(rest);
             match rest.split_first().and_then(|(file, words)| Some((file, file.text()?, words))) {
                 Some((file, text, words)) => {
                     found.add(if is_device(text) { Shell::default() } else { script(file, words, command) });
-                    if is_device(text) || command.fed.is_some() {
+                    if is_device(text) || command.stdin.is_some() {
                         found.add(fed(program, command, depth));
                     }
                 }
-                None => found.opaque.push("which file is read as commands is only known when it runs".to_owned()),
+                None => found.opaque_reasons.push("which file is read as commands is only known when it runs".to_owned()),
             }
         }
         "awk" | "gawk" | "mawk" | "nawk" => {
             if !super::awk::is_plain(rest) {
-                found.opaque.push(format!("`{program}` has code that can run anything"));
+                found.opaque_reasons.push(format!("`{program}` has code that can run anything"));
             }
         }
         "sed" | "gsed" => {
             if !super::sed::is_plain(rest) {
-                found.opaque.push("`sed` has code that can run or write anything".to_owned());
+                found.opaque_reasons.push("`sed` has code that can run or write anything".to_owned());
             }
         }
         "make" | "gmake" => {
@@ -241,10 +241,10 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
                     // The beginning determines the meaning: `VERSION=$X`, `-j$X`.
                     let is_open = word.spellings().iter().any(|spelling| match spelling.first() {
                         Some(Part::Text(text)) => text == "-" || text.starts_with("--") || sets_code(text),
-                        first => matches!(first, Some(Part::Any)),
+                        first => matches!(first, Some(Part::AnyText)),
                     });
                     if is_open {
-                        found.opaque.push("`make` has a word that is only known when it runs".to_owned());
+                        found.opaque_reasons.push("`make` has a word that is only known when it runs".to_owned());
                     }
                     continue;
                 };
@@ -260,14 +260,14 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
                     None => Some("Makefile"),
                 };
                 if file.is_none_or(is_device) {
-                    found.opaque.push("`make` reads rules from a file that is not known".to_owned());
+                    found.opaque_reasons.push("`make` reads rules from a file that is not known".to_owned());
                 }
             }
             if rest.iter().any(|word| sets_code(beginning(word).0)) {
-                found.opaque.push("`make` has a variable that changes what it runs".to_owned());
+                found.opaque_reasons.push("`make` has a variable that changes what it runs".to_owned());
             }
-            if command.fed.is_some() {
-                found.opaque.push("`make` may read rules from its input".to_owned());
+            if command.stdin.is_some() {
+                found.opaque_reasons.push("`make` may read rules from its input".to_owned());
             }
         }
         _ if SHELLS.contains(&program) => {
@@ -289,7 +289,7 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
 /// The text is a word of the database client or its input.
 fn escapes(program: &str, rest: &[Word], command: &Command) -> bool {
     let Some((_, signs)) = ESCAPING.iter().find(|(name, _)| *name == program) else { return false };
-    let fed = match &command.fed {
+    let fed = match &command.stdin {
         Some(Fed::Text(text)) => text.text(),
         _ => None,
     };
@@ -324,14 +324,11 @@ pub(super) fn deeper(command: Command, depth: Depth<'_>, guessed: bool) -> Shell
     if guessed && command.program().is_none() {
         return Shell::default();
     }
-    let command = Command { guessed, ..command };
+    let command = Command { is_guessed: guessed, ..command };
     // Each word is compared with every place.
     if !depth.affords(command.words.len() * WORD) {
         let short = command.words.len() <= MOST_WORDS;
-        return Shell {
-            commands: Some(command).filter(|_| short).into_iter().collect(),
-            ..Shell::opaque("it contains too many commands")
-        };
+        return Shell { commands: Some(command).filter(|_| short).into_iter().collect(), ..Shell::opaque("it contains too many commands") };
     }
     let mut found = look(&command, depth.down(), guessed);
     found.commands.insert(0, command);
@@ -414,12 +411,12 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
 /// Returns a script file with its arguments.
 fn script(file: &Word, words: &[Word], command: &Command) -> Shell {
     let words = std::iter::once(file).chain(words).cloned().collect();
-    Shell { scripts: vec![Command { words, guessed: command.guessed, ..Command::default() }], ..Shell::default() }
+    Shell { scripts: vec![Command { words, is_guessed: command.is_guessed, ..Command::default() }], ..Shell::default() }
 }
 
 /// Analyzes a shell that reads its commands from the standard input.
 fn fed(program: &str, command: &Command, depth: Depth<'_>) -> Shell {
-    match &command.fed {
+    match &command.stdin {
         Some(Fed::Text(word)) => match word.text() {
             Some(code) => read::read(code, depth.down()),
             None => Shell::opaque(format!("the code that `{program}` reads is only known when it runs")),
@@ -503,12 +500,12 @@ pub(super) fn may_change(command: &Command) -> Vec<Command> {
     const OWN: &[&str] = &["aws", "az", "gcloud", "gsutil", "mc", "rclone", "s3cmd"];
     // The words after such a command contain the next one.
     const MOST: usize = 2;
-    if command.guessed || command.program().is_none_or(|program| is_known(program) || OWN.contains(&program)) {
+    if command.is_guessed || command.program().is_none_or(|program| is_known(program) || OWN.contains(&program)) {
         return Vec::new();
     }
     let begins = |at: &usize| command.words.get(*at).and_then(Word::text).is_some_and(|text| CHANGING.contains(&base(text)));
     let is_told = |word: &&Word| word.text().is_some() || word.is_pattern();
     let behind = |at: usize| -> Vec<Word> { command.words.get(at..).unwrap_or_default().iter().filter(is_told).cloned().collect() };
     let found = (1..command.words.len().min(MOST_WORDS)).filter(begins).take(MOST);
-    found.map(|at| Command { words: behind(at), guessed: true, ..Command::default() }).collect()
+    found.map(|at| Command { words: behind(at), is_guessed: true, ..Command::default() }).collect()
 }

@@ -180,126 +180,126 @@ pub(super) const PACKED: &[&str] = &[
 #[rustfmt::skip]
 pub(super) const WRITERS: &[Shape] = &[
     Shape {
-        programs: &["tar", "bsdtar", "gtar"], style: Style::Bundle, short: "bCfFgHIKLNTVX",
-        long: &[
+        programs: &["tar", "bsdtar", "gtar"], style: Style::DashlessCluster, short_with_value: "bCfFgHIKLNTVX",
+        long_with_value: &[
             "add-file", "after-date", "blocking-factor", "directory", "exclude", "exclude-from", "exclude-ignore", "exclude-ignore-recursive",
             "exclude-tag", "exclude-tag-all", "exclude-tag-under", "file", "files-from", "format", "group", "group-map", "index-file", "label", "level",
             "listed-incremental", "mode", "mtime", "newer", "newer-mtime", "owner", "owner-map", "pax-option", "quoting-style", "record-size", "sort",
             "starting-file", "strip-components", "suffix", "tape-length", "transform", "use-compress-program", "volno-file", "warning", "xform",
         ],
-        files: &["--index-file", "--volno-file"],
-        directories: &["-C", "--directory", "--cd", "--one-top-level"], when: When::Flags(&["-x", "--extract", "--get"]),
-        spared: &["-O", "--to-stdout"], anywhere: &["-P", "--absolute-names", "--absolute-paths"], here: true, ..BASE
+        output_file_options: &["--index-file", "--volno-file"],
+        output_directory_options: &["-C", "--directory", "--cd", "--one-top-level"], fills_when: When::WithOption(&["-x", "--extract", "--get"]),
+        no_fill_options: &["-O", "--to-stdout"], fill_anywhere_options: &["-P", "--absolute-names", "--absolute-paths"], fills_current_directory: true, ..BASE
     },
     Shape {
-        programs: &["unzip"], style: Style::Leading, short: "dP", directories: &["-d"], when: When::Always,
-        spared: &["-c", "-l", "-p", "-t", "-v", "-z", "-Z"], anywhere: &["-:"], here: true, ..BASE
+        programs: &["unzip"], style: Style::BeforeOperands, short_with_value: "dP", output_directory_options: &["-d"], fills_when: When::Always,
+        no_fill_options: &["-c", "-l", "-p", "-t", "-v", "-z", "-Z"], fill_anywhere_options: &["-:"], fills_current_directory: true, ..BASE
     },
     Shape {
-        programs: &["7z", "7za", "7zr", "7zz"], style: Style::Single, short: "oO", directories: &["-o", "-O"],
-        when: When::Verbs(&["e", "x", "E", "X"]), spared: &["-so"], anywhere: &["-spf", "-spf2", "-SPF", "-SPF2"], here: true, ..BASE
+        programs: &["7z", "7za", "7zr", "7zz"], style: Style::OneWordEach, short_with_value: "oO", output_directory_options: &["-o", "-O"],
+        fills_when: When::WithSubcommand(&["e", "x", "E", "X"]), no_fill_options: &["-so"], fill_anywhere_options: &["-spf", "-spf2", "-SPF", "-SPF2"], fills_current_directory: true, ..BASE
     },
-    Shape { programs: &["rar", "unrar"], style: Style::Single, when: When::Verbs(&["e", "x", "E", "X"]), here: true, last: true, ..BASE },
+    Shape { programs: &["rar", "unrar"], style: Style::OneWordEach, fills_when: When::WithSubcommand(&["e", "x", "E", "X"]), fills_current_directory: true, has_directory_operand: true, ..BASE },
     Shape {
-        programs: &["jar"], style: Style::Bundle, short: "fme", long: &["dir", "file"], directories: &["-C", "--dir"],
-        when: When::Flags(&["-x", "--extract"]), anywhere: &["-P"], here: true, ..BASE
+        programs: &["jar"], style: Style::DashlessCluster, short_with_value: "fme", long_with_value: &["dir", "file"], output_directory_options: &["-C", "--dir"],
+        fills_when: When::WithOption(&["-x", "--extract"]), fill_anywhere_options: &["-P"], fills_current_directory: true, ..BASE
     },
-    Shape { programs: &["ar"], style: Style::Bundle, long: &["output"], directories: &["--output"], when: When::Flags(&["-x"]), here: true, ..BASE },
+    Shape { programs: &["ar"], style: Style::DashlessCluster, long_with_value: &["output"], output_directory_options: &["--output"], fills_when: When::WithOption(&["-x"]), fills_current_directory: true, ..BASE },
     Shape {
-        programs: &["cpio"], short: "CDEFHIMORW", long: &["block-size", "directory", "file", "format", "io-size", "message", "owner", "pattern-file", "warning"],
-        directories: &["-D", "--directory"],
-        when: When::Flags(&["-i", "-p", "--extract", "--pass-through"]), spared: &["-t", "--list", "--to-stdout"], anywhere: &["-i", "--extract"],
-        here: true, last: true, ..BASE
+        programs: &["cpio"], short_with_value: "CDEFHIMORW", long_with_value: &["block-size", "directory", "file", "format", "io-size", "message", "owner", "pattern-file", "warning"],
+        output_directory_options: &["-D", "--directory"],
+        fills_when: When::WithOption(&["-i", "-p", "--extract", "--pass-through"]), no_fill_options: &["-t", "--list", "--to-stdout"], fill_anywhere_options: &["-i", "--extract"],
+        fills_current_directory: true, has_directory_operand: true, ..BASE
     },
-    Shape { programs: &["pax"], short: "Bbfopsx", when: When::Flags(&["-r"]), here: true, last: true, ..BASE },
+    Shape { programs: &["pax"], short_with_value: "Bbfopsx", fills_when: When::WithOption(&["-r"]), fills_current_directory: true, has_directory_operand: true, ..BASE },
     Shape {
-        programs: &["dpkg", "dpkg-deb"], last: true,
-        when: When::Flags(&["-e", "-R", "-x", "-X", "--control", "--extract", "--raw-extract", "--vextract"]), ..BASE
+        programs: &["dpkg", "dpkg-deb"], has_directory_operand: true,
+        fills_when: When::WithOption(&["-e", "-R", "-x", "-X", "--control", "--extract", "--raw-extract", "--vextract"]), ..BASE
     },
-    Shape { programs: &["unsquashfs"], style: Style::Single, long: &["d", "dest"], directories: &["-d", "-dest"], when: When::Always, ..BASE },
+    Shape { programs: &["unsquashfs"], style: Style::OneWordEach, long_with_value: &["d", "dest"], output_directory_options: &["-d", "-dest"], fills_when: When::Always, ..BASE },
     Shape {
-        programs: &["pip", "pip3"], short: "cdert", long: &["dest", "log", "prefix", "report", "root", "target"], files: &["--log", "--report"],
-        directories: &["-d", "-t", "--dest", "--prefix", "--root", "--target"], when: When::Verbs(&["download", "install", "wheel"]), ..BASE
+        programs: &["pip", "pip3"], short_with_value: "cdert", long_with_value: &["dest", "log", "prefix", "report", "root", "target"], output_file_options: &["--log", "--report"],
+        output_directory_options: &["-d", "-t", "--dest", "--prefix", "--root", "--target"], fills_when: When::WithSubcommand(&["download", "install", "wheel"]), ..BASE
     },
-    Shape { programs: &["scp", "sftp"], short: "BDFJPRSXbcilo", when: When::Always, last: true, ..BASE },
+    Shape { programs: &["scp", "sftp"], short_with_value: "BDFJPRSXbcilo", fills_when: When::Always, has_directory_operand: true, ..BASE },
     Shape {
-        programs: &["wget"], short: "ABDIOPQRTUXaeilotw",
-        long: &[
+        programs: &["wget"], short_with_value: "ABDIOPQRTUXaeilotw",
+        long_with_value: &[
             "append-output", "body-data", "directory-prefix", "header", "input-file", "load-cookies", "output-document", "output-file", "password",
             "post-data", "post-file", "referer", "save-cookies", "timeout", "tries", "user", "user-agent", "wait",
         ],
-        files: &["-O", "-a", "-o", "--append-output", "--output-document", "--output-file", "--save-cookies"],
-        directories: &["-P", "--directory-prefix"],
-        when: When::Flags(&["-i", "-m", "-r", "--content-disposition", "--input-file", "--mirror", "--recursive", "--trust-server-names"]),
-        here: true, ..BASE
+        output_file_options: &["-O", "-a", "-o", "--append-output", "--output-document", "--output-file", "--save-cookies"],
+        output_directory_options: &["-P", "--directory-prefix"],
+        fills_when: When::WithOption(&["-i", "-m", "-r", "--content-disposition", "--input-file", "--mirror", "--recursive", "--trust-server-names"]),
+        fills_current_directory: true, ..BASE
     },
     Shape {
-        programs: &["curl"], short: "ACDEFHKPQTUXYbcdemortuwxyz",
-        long: &[
+        programs: &["curl"], short_with_value: "ACDEFHKPQTUXYbcdemortuwxyz",
+        long_with_value: &[
             "alt-svc", "cacert", "cert", "config", "connect-timeout", "cookie", "cookie-jar", "data", "data-binary", "data-raw", "data-urlencode",
             "dump-header", "etag-save", "form", "header", "hsts", "json", "key", "libcurl", "max-time", "output", "output-dir", "proxy", "range",
             "referer", "request", "resolve", "retry", "stderr", "trace", "trace-ascii", "upload-file", "url", "user", "user-agent", "write-out",
         ],
-        files: &[
+        output_file_options: &[
             "-D", "-c", "--alt-svc", "--cookie-jar", "--dump-header", "--etag-save", "--hsts", "--libcurl", "--stderr", "--trace", "--trace-ascii",
         ],
-        directories: &["--output-dir"], when: When::Flags(&["-J", "--remote-header-name"]), here: true, ..BASE
+        output_directory_options: &["--output-dir"], fills_when: When::WithOption(&["-J", "--remote-header-name"]), fills_current_directory: true, ..BASE
     },
     Shape {
-        programs: &["aria2c"], short: "Mdijklosx", long: &["dir", "input-file", "log", "out"], files: &["-l", "--log"],
-        directories: &["-d", "--dir"], when: When::Flags(&["-M", "-i", "--input-file", "--metalink-file"]), here: true, ..BASE
+        programs: &["aria2c"], short_with_value: "Mdijklosx", long_with_value: &["dir", "input-file", "log", "out"], output_file_options: &["-l", "--log"],
+        output_directory_options: &["-d", "--dir"], fills_when: When::WithOption(&["-M", "-i", "--input-file", "--metalink-file"]), fills_current_directory: true, ..BASE
     },
     Shape {
-        programs: &["find"], style: Style::Single, long: &["fls", "fprint", "fprint0", "fprintf"],
-        files: &["-fls", "-fprint", "-fprint0", "-fprintf"], ..BASE
+        programs: &["find"], style: Style::OneWordEach, long_with_value: &["fls", "fprint", "fprint0", "fprintf"],
+        output_file_options: &["-fls", "-fprint", "-fprint0", "-fprintf"], ..BASE
     },
     Shape {
-        programs: &["sort"], short: "STkot",
-        long: &[
+        programs: &["sort"], short_with_value: "STkot",
+        long_with_value: &[
             "batch-size", "buffer-size", "compress-program", "field-separator", "files0-from", "key", "output", "parallel", "random-source", "sort",
             "temporary-directory",
         ],
-        files: &["-o", "--output"], ..BASE
+        output_file_options: &["-o", "--output"], ..BASE
     },
-    Shape { programs: &["uniq"], short: "fsw", long: &["check-chars", "skip-chars", "skip-fields"], ..BASE },
+    Shape { programs: &["uniq"], short_with_value: "fsw", long_with_value: &["check-chars", "skip-chars", "skip-fields"], ..BASE },
     Shape {
-        programs: &["xxd"], style: Style::Single,
-        long: &["R", "c", "cols", "g", "group", "groupsize", "l", "len", "n", "name", "o", "s", "seek", "skip"], ..BASE
+        programs: &["xxd"], style: Style::OneWordEach,
+        long_with_value: &["R", "c", "cols", "g", "group", "groupsize", "l", "len", "n", "name", "o", "s", "seek", "skip"], ..BASE
     },
     Shape {
-        programs: &["script"], short: "BEIOTcmot",
-        long: &["command", "echo", "log-in", "log-io", "log-out", "log-timing", "logging-format", "output-limit"],
-        files: &["-B", "-I", "-O", "-T", "-t", "--log-in", "--log-io", "--log-out", "--log-timing", "--timing"], ..BASE
+        programs: &["script"], short_with_value: "BEIOTcmot",
+        long_with_value: &["command", "echo", "log-in", "log-io", "log-out", "log-timing", "logging-format", "output-limit"],
+        output_file_options: &["-B", "-I", "-O", "-T", "-t", "--log-in", "--log-io", "--log-out", "--log-timing", "--timing"], ..BASE
     },
     Shape { programs: &["logsave"], ..BASE },
     Shape {
-        programs: &["go"], style: Style::Single,
-        long: &["blockprofile", "coverprofile", "cpuprofile", "memprofile", "mutexprofile", "o", "out", "output", "trace"],
-        files: &[
+        programs: &["go"], style: Style::OneWordEach,
+        long_with_value: &["blockprofile", "coverprofile", "cpuprofile", "memprofile", "mutexprofile", "o", "out", "output", "trace"],
+        output_file_options: &[
             "-blockprofile", "-coverprofile", "-cpuprofile", "-memprofile", "-mutexprofile", "-o", "-out", "-output", "-trace", "--blockprofile",
             "--coverprofile", "--cpuprofile", "--memprofile", "--mutexprofile", "--o", "--out", "--output", "--trace",
         ], ..BASE
     },
     Shape {
-        programs: &["gh"], short: "ABDFHORabnpt", long: &["archive", "body", "dir", "name", "notes", "output", "pattern", "repo", "title"],
-        files: &["-O", "--output"], directories: &["-D", "--dir"], when: When::Verbs(&["download"]),
-        spared: &["-O", "--output"], here: true, ..BASE
+        programs: &["gh"], short_with_value: "ABDFHORabnpt", long_with_value: &["archive", "body", "dir", "name", "notes", "output", "pattern", "repo", "title"],
+        output_file_options: &["-O", "--output"], output_directory_options: &["-D", "--dir"], fills_when: When::WithSubcommand(&["download"]),
+        no_fill_options: &["-O", "--output"], fills_current_directory: true, ..BASE
     },
-    Shape { programs: &["openssl"], style: Style::Single, long: &["out", "keyout"], files: &["-out", "-keyout"], ..BASE },
+    Shape { programs: &["openssl"], style: Style::OneWordEach, long_with_value: &["out", "keyout"], output_file_options: &["-out", "-keyout"], ..BASE },
 ];
 /// Programs that search files for a pattern, directly or recursively.
 #[rustfmt::skip]
 pub(super) const SEARCHERS: &[Shape] = &[
     Shape {
-        programs: &["grep", "egrep", "fgrep", "rgrep"], short: "ABCDdefm",
-        long: &[
+        programs: &["grep", "egrep", "fgrep", "rgrep"], short_with_value: "ABCDdefm",
+        long_with_value: &[
             "after-context", "before-context", "binary-files", "context", "devices", "directories", "exclude", "exclude-dir", "exclude-from", "file",
             "group-separator", "include", "label", "max-count", "regexp",
         ], ..BASE
     },
     Shape {
-        programs: &["rg"], short: "ABCEMTdefgjmrt",
-        long: &[
+        programs: &["rg"], short_with_value: "ABCEMTdefgjmrt",
+        long_with_value: &[
             "after-context", "before-context", "color", "colors", "context", "context-separator", "dfa-size-limit", "encoding", "engine",
             "field-context-separator", "field-match-separator", "file", "glob", "hostname-bin", "hyperlink-format", "iglob", "ignore-file",
             "max-columns", "max-count", "max-depth", "max-filesize", "path-separator", "pre", "pre-glob", "regex-size-limit", "regexp", "replace",

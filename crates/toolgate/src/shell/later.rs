@@ -61,14 +61,14 @@ impl Reader<'_> {
         match node.kind() {
             "heredoc_body" => {
                 let is_captured = above.iter().any(|outer| outer.kind() == "command_substitution");
-                return (is_captured || self.takes_in || self.is_read_in(above)) && is_part(text);
+                return (is_captured || self.reads_variables || self.is_read_in(above)) && is_part(text);
             }
             "concatenation" | "word" if text.contains(['\'', '"', '\\']) && may_be_part(&unquoted(text)) => return true,
             "ansi_c_string" | "concatenation" | "raw_string" | "string" | "word" => {}
             _ => return false,
         }
         let outer = above.iter().rev().map(Node::kind).find(|kind| !matches!(*kind, "array" | "concatenation"));
-        let is_kept = (self.takes_in && self.opens) || matches!(outer, Some("for_statement" | "variable_assignment"));
+        let is_kept = (self.reads_variables && self.has_open_brackets) || matches!(outer, Some("for_statement" | "variable_assignment"));
         let word = self.word(node, 0);
         // The characters of such a text are not known.
         let is_open = node.kind() == "ansi_c_string" && word.text().is_none();

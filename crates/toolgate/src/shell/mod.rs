@@ -40,17 +40,17 @@ use word::{Part, Word, sum};
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Command {
     pub(crate) words: Vec<Word>,
-    pub(crate) files: Vec<Word>,
+    pub(crate) redirect_files: Vec<Word>,
     /// Where its standard input comes from, if that is a pipe, a file or text in the command.
-    pub(crate) fed: Option<Fed>,
+    pub(crate) stdin: Option<Fed>,
     /// The directory that it certainly runs in.
-    pub(crate) stands: Option<Word>,
+    pub(crate) working_directory: Option<Word>,
     /// The command is only considered because it follows a program that runs other programs.
-    pub(crate) unlikely: bool,
+    pub(crate) is_unlikely: bool,
     /// The start of the command is a guess, so its words also belong to another command.
-    pub(crate) guessed: bool,
+    pub(crate) is_guessed: bool,
     /// The first word is probably not a program, so the program's effect on files proves nothing.
-    pub(crate) vague: bool,
+    pub(crate) is_vague: bool,
 }
 
 /// Describes what a command reads from its standard input.
@@ -58,7 +58,7 @@ pub(crate) struct Command {
 pub(crate) enum Fed {
     Text(Word),
     /// The output of another command.
-    Piped,
+    Pipe,
     Unknown,
 }
 
@@ -74,16 +74,16 @@ const MOST_GUESSED: usize = 8 * MOST_LETTERS;
 pub(crate) struct Shell {
     pub(crate) commands: Vec<Command>,
     /// The reasons why parts of the command cannot be analyzed.
-    pub(crate) opaque: Vec<String>,
+    pub(crate) opaque_reasons: Vec<String>,
     /// The names of the files that are written. The next field has their paths.
-    pub(crate) written: HashSet<String>,
+    pub(crate) written_names: HashSet<String>,
     pub(crate) written_paths: Vec<String>,
     /// Files with commands or code that are read and run. Their content was checked when it was
     /// written.
     pub(crate) scripts: Vec<Command>,
     /// The values of variables, as written and as expanded. An unknown word may expand to one of
     /// them.
-    pub(crate) kept: Vec<String>,
+    pub(crate) variable_values: Vec<String>,
 }
 
 impl Shell {
@@ -94,27 +94,27 @@ impl Shell {
     }
 
     fn opaque(why: impl Into<String>) -> Self {
-        Self { opaque: vec![why.into()], ..Self::default() }
+        Self { opaque_reasons: vec![why.into()], ..Self::default() }
     }
 
     fn add(&mut self, other: Self) {
         if self.commands.len() + other.commands.len() > MOST {
-            if self.opaque.is_empty() {
-                self.opaque.push("it contains too many commands".to_owned());
+            if self.opaque_reasons.is_empty() {
+                self.opaque_reasons.push("it contains too many commands".to_owned());
             }
             return;
         }
         self.commands.extend(other.commands);
-        self.opaque.extend(other.opaque);
-        self.written.extend(other.written);
+        self.opaque_reasons.extend(other.opaque_reasons);
+        self.written_names.extend(other.written_names);
         self.written_paths.extend(other.written_paths);
         self.scripts.extend(other.scripts);
-        self.kept.extend(other.kept);
+        self.variable_values.extend(other.variable_values);
     }
 
     /// Returns the first reason why a part of the command cannot be analyzed.
     pub(crate) fn doubt(&self) -> Option<&str> {
-        self.opaque.first().map(String::as_str)
+        self.opaque_reasons.first().map(String::as_str)
     }
 
     /// Returns whether the command runs a program followed by words in the order of `pattern`.
@@ -124,7 +124,7 @@ impl Shell {
         let wanted: Vec<&str> = pattern.split_whitespace().collect();
         let one = |command: &Command| is(&command.words, &wanted).max(inner::may_run(command, |words| is(words, &wanted)));
         // A guessed script may not run at all.
-        let script = |script: &Command| is(&script.words, &wanted).min(if script.guessed { Sure::Maybe } else { Sure::Yes });
+        let script = |script: &Command| is(&script.words, &wanted).min(if script.is_guessed { Sure::Maybe } else { Sure::Yes });
         self.commands.iter().map(one).chain(self.scripts.iter().map(script)).max().unwrap_or(Sure::No)
     }
 
@@ -135,9 +135,9 @@ impl Shell {
     pub(crate) fn touches(&self, places: &[Place<'_>], lenient: bool, trees: bool, from: Option<&str>) -> Sure {
         let letters = |command: &Command| {
             let words: &[Word] = if acts::names_no_files(command) { &[] } else { &command.words };
-            words.iter().chain(&command.files).map(Word::open_letters).sum::<usize>()
+            words.iter().chain(&command.redirect_files).map(Word::open_letters).sum::<usize>()
         };
-        let written = self.commands.iter().filter(|command| !command.guessed).map(letters).sum::<usize>();
+        let written = self.commands.iter().filter(|command| !command.is_guessed).map(letters).sum::<usize>();
         if written > MOST_LETTERS || self.commands.iter().map(letters).sum::<usize>() > MOST_GUESSED {
             return self.without_patterns().touches(places, lenient, trees, from).max(Sure::Maybe);
         }
@@ -152,7 +152,7 @@ impl Shell {
             let words = command.words.get(1..).unwrap_or_default();
             // The directory that `git -C` names is not what `git` changes.
             let given = if command.program() == Some("git") { without_options(words) } else { words };
-            let changes = acts::changes(command) && !command.unlikely;
+            let changes = acts::changes(command) && !command.is_unlikely;
             let is_here = |word: &Word| from.is_some_and(|from| place.is_named_from(from, word));
             let known = |word: &Word, sure: Sure| match sure {
                 // A file pattern matches files in the current directory. A word that starts with an
@@ -171,7 +171,7 @@ impl Shell {
                 Sure::Maybe if lenient && word.is_unknown_path() && !changes && !is_led_to => Sure::No,
                 // Many files share a name, but relative to `from` the word may mean the place.
                 Sure::Yes if lenient && place.is_only_called_like(word) && !changes && !moves && !is_here(word) => {
-                    let is_open = place.has_a_rare_name() && !command.vague && !command.unlikely && !acts::leaves_alone(command);
+                    let is_open = place.has_a_rare_name() && !command.is_vague && !command.is_unlikely && !acts::leaves_alone(command);
                     if is_open { Sure::Maybe } else { Sure::No }
                 }
                 sure => sure,
@@ -184,7 +184,7 @@ impl Shell {
             let named = named.map(|word| known(word, place.is_named_by(word))).max().unwrap_or(Sure::No);
             let specs = if changes { reach::pathspecs(command) } else { Vec::new() };
             let named = named.max(specs.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No));
-            let files = command.files.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No);
+            let files = command.redirect_files.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No);
             let best = |of: bool, f: &dyn Fn(&Word) -> Sure| if of { words.iter().map(f).max().unwrap_or(Sure::No) } else { Sure::No };
             let hidden = best(acts::runs_code(command), &|word| known(word, place.is_within(word)));
             let reads = acts::reads_trees(command);
@@ -215,9 +215,9 @@ impl Shell {
             let put = put.iter().map(at_it).max().unwrap_or(Sure::No);
             let clears = changes && !reach::only_stages(command);
             let above = if clears { given.iter().map(|word| place.lies_under_given(word, stands)).max() } else { None };
-            let patched = match &command.fed {
+            let patched = match &command.stdin {
                 Some(Fed::Text(text)) if acts::patches(command) => place.is_within(text).max(place.is_patched_by(text)),
-                Some(Fed::Piped | Fed::Unknown) if acts::patches(command) && !lenient => Sure::Maybe,
+                Some(Fed::Pipe | Fed::Unknown) if acts::patches(command) && !lenient => Sure::Maybe,
                 _ => Sure::No,
             };
             let told = if acts::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
@@ -237,11 +237,11 @@ impl Shell {
 
     /// Returns a copy in which every partly known word is entirely unknown.
     fn without_patterns(&self) -> Self {
-        let plain = |word: &Word| if word.text().is_some() { word.clone() } else { Word::unknown(word.splits) };
+        let plain = |word: &Word| if word.text().is_some() { word.clone() } else { Word::unknown(word.can_split) };
         let mut same = self.clone();
         for command in &mut same.commands {
             command.words = command.words.iter().map(plain).collect();
-            command.files = command.files.iter().map(plain).collect();
+            command.redirect_files = command.redirect_files.iter().map(plain).collect();
         }
         same
     }
@@ -256,12 +256,12 @@ impl Shell {
         if !self.commands.iter().any(opens) {
             return Vec::new();
         }
-        let fed = |command: &Command| match (command.program(), &command.fed) {
+        let fed = |command: &Command| match (command.program(), &command.stdin) {
             (Some("mapfile" | "parallel" | "read" | "readarray" | "xargs"), Some(Fed::Text(text))) => text.text().map(str::to_owned),
             _ => None,
         };
         let is_way = |text: &String| text.contains(['/', '~']) || text.contains("HOME");
-        let kept = self.kept.iter().cloned().chain(self.commands.iter().filter_map(fed)).filter(is_way);
+        let kept = self.variable_values.iter().cloned().chain(self.commands.iter().filter_map(fed)).filter(is_way);
         let kept = kept.map(|text| text.replace("${HOME}", "~").replace("$HOME", "~"));
         // Text for people contains names and slashes that are not paths.
         let is_path = |text: &&str| *text == "~" || (text.contains('/') && text.chars().any(|letter| letter != '/'));
@@ -273,19 +273,20 @@ impl Shell {
 
     /// Returns whether all words are known, and they alone determine the affected files.
     pub(crate) fn is_spelled_out(&self) -> bool {
-        let told = |command: &Command| acts::is_told_files(command) || (acts::patches(command) && command.fed.is_some());
-        let known = |command: &Command| command.words.iter().chain(&command.files).all(|word| word.text().is_some());
+        let told = |command: &Command| acts::is_told_files(command) || (acts::patches(command) && command.stdin.is_some());
+        let known = |command: &Command| command.words.iter().chain(&command.redirect_files).all(|word| word.text().is_some());
         self.commands.iter().all(|command| known(command) && !told(command))
     }
 
     /// Returns whether a word may be a path from the home directory.
     pub(crate) fn names_home(&self) -> bool {
         let from_home = |word: &Word| word.spellings().iter().flatten().any(|part| matches!(part, Part::Text(text) if text.contains('~')));
-        let is_fed = |command: &Command| matches!(&command.fed, Some(Fed::Text(text)) if from_home(text));
+        let is_fed = |command: &Command| matches!(&command.stdin, Some(Fed::Text(text)) if from_home(text));
         // `cd` without arguments goes to the home directory.
         let goes = |command: &Command| goes::goes_to(command).contains(&"~");
-        let is_kept = || self.kept.iter().any(|text| text.contains('~') || text.contains("HOME"));
-        let is_there = |command: &Command| command.words.iter().chain(&command.files).any(from_home) || is_fed(command) || goes(command);
+        let is_kept = || self.variable_values.iter().any(|text| text.contains('~') || text.contains("HOME"));
+        let is_there =
+            |command: &Command| command.words.iter().chain(&command.redirect_files).any(from_home) || is_fed(command) || goes(command);
         is_kept() || self.commands.iter().any(is_there)
     }
 }
@@ -306,7 +307,7 @@ impl Command {
     /// Options of `git` itself may select another directory.
     pub(crate) fn stands(&self) -> Option<&Word> {
         let words = self.words.get(1..).unwrap_or_default();
-        self.stands.as_ref().filter(|_| self.program() != Some("git") || without_options(words).len() == words.len())
+        self.working_directory.as_ref().filter(|_| self.program() != Some("git") || without_options(words).len() == words.len())
     }
 }
 
@@ -339,7 +340,7 @@ fn is(words: &[Word], wanted: &[&str]) -> Sure {
     }
     let verb = match (rest.first(), words.first()) {
         (Some(verb), Some(word)) if *program == "git" => {
-            word.is_like(verb).max(if word.splits && word.is_unknown() { Sure::Maybe } else { Sure::No })
+            word.is_like(verb).max(if word.can_split && word.is_unknown() { Sure::Maybe } else { Sure::No })
         }
         (Some(_), None) if *program == "git" => Sure::No,
         _ => Sure::Yes,
@@ -354,7 +355,7 @@ fn without_options(words: &[Word]) -> &[Word] {
         match first.text() {
             Some("-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace" | "--super-prefix" | "--attr-source" | "--shallow-file") => {
                 // A word that may expand to nothing can shift the option's value to the subcommand.
-                if more.first().is_some_and(|value| value.splits && value.text().is_none()) {
+                if more.first().is_some_and(|value| value.can_split && value.text().is_none()) {
                     return more;
                 }
                 rest = more.get(1..).unwrap_or_default();
@@ -383,7 +384,7 @@ fn has_flags(words: &[Word], wanted: &str) -> Sure {
     let open = |word: &Word| word.is_unknown() || (word.text().is_none() && word.is_like("-*") == Sure::Maybe && !word.is_pattern());
     // A single word cannot be both a flag and its operand.
     let operands = words.iter().filter(|word| word.text().is_none_or(|text| !text.starts_with('-'))).count();
-    if words.iter().any(|word| open(word) && (word.splits || operands > 1)) { Sure::Maybe } else { Sure::No }
+    if words.iter().any(|word| open(word) && (word.can_split || operands > 1)) { Sure::Maybe } else { Sure::No }
 }
 
 /// Returns whether a word is a set of flags: `-rf`, but not `--force`, `-delete` or `-`.
@@ -413,7 +414,7 @@ fn follow(wanted: &[&str], words: &[Word]) -> Sure {
     if least(Sure::Yes) {
         Sure::Yes
     // A word that may expand to several words can be all wanted words.
-    } else if least(Sure::Maybe) || words.iter().any(|word| word.splits && word.is_unknown()) {
+    } else if least(Sure::Maybe) || words.iter().any(|word| word.can_split && word.is_unknown()) {
         Sure::Maybe
     } else {
         Sure::No

@@ -20,7 +20,7 @@ impl Place<'_> {
     /// Returns whether a word with an unknown beginning may be this path if it starts with a
     /// prefix.
     pub(super) fn is_led_on(&self, ways: &[&str], word: &Word) -> bool {
-        let open: Vec<&Spelling> = word.spellings().iter().filter(|spelling| spelling.first() == Some(&Part::Any)).collect();
+        let open: Vec<&Spelling> = word.spellings().iter().filter(|spelling| spelling.first() == Some(&Part::AnyText)).collect();
         !open.is_empty() && (is_too_much(ways) || ways.iter().any(|way| self.leads_on(way, &open)))
     }
 
@@ -56,8 +56,8 @@ fn begun_with(text: &str, spelling: &[Part]) -> Word {
     spelling.iter().skip(1).fold(Word::known(text), |word, part| {
         word.then(&match part {
             Part::Text(text) => Word::known(text.as_str()),
-            Part::Any => Word::unknown(false),
-            Part::Name | Part::First => Word::name(),
+            Part::AnyText => Word::unknown(false),
+            Part::AnyName | Part::AnyFirstChar => Word::unknown_name(),
         })
     })
 }

@@ -9,11 +9,11 @@ pub(super) enum Style {
     /// One letter each: `-xvf`.
     Clusters,
     /// Like `Clusters`, with a first word that needs no dash: `xvf`.
-    Bundle,
+    DashlessCluster,
     /// Like `Clusters`, up to the first operand.
-    Leading,
+    BeforeOperands,
     /// One word each: `-fprint`, `-oDIRECTORY`.
-    Single,
+    OneWordEach,
 }
 
 /// Specifies when a program fills a directory with files that its words do not name.
@@ -22,11 +22,11 @@ pub(super) enum When {
     Never,
     Always,
     /// If one of these options is present.
-    Flags(&'static [&'static str]),
+    WithOption(&'static [&'static str]),
     /// If an operand is one of these subcommands.
     ///
     /// If options are one word each, only the first operand counts. For `gh`, the first two count.
-    Verbs(&'static [&'static str]),
+    WithSubcommand(&'static [&'static str]),
 }
 
 /// Describes how a program reads its words, and which files it writes.
@@ -35,37 +35,37 @@ pub(super) struct Shape {
     pub(super) programs: &'static [&'static str],
     pub(super) style: Style,
     /// Letters of short options that take a value.
-    pub(super) short: &'static str,
+    pub(super) short_with_value: &'static str,
     /// Long options that take a value, without their dashes.
-    pub(super) long: &'static [&'static str],
+    pub(super) long_with_value: &'static [&'static str],
     /// Options that name a file that is written.
-    pub(super) files: &'static [&'static str],
+    pub(super) output_file_options: &'static [&'static str],
     /// Options that name the directory for written files.
-    pub(super) directories: &'static [&'static str],
-    pub(super) when: When,
+    pub(super) output_directory_options: &'static [&'static str],
+    pub(super) fills_when: When,
     /// Options with which the program fills no directory.
-    pub(super) spared: &'static [&'static str],
+    pub(super) no_fill_options: &'static [&'static str],
     /// Options with which an archive may write to any path.
-    pub(super) anywhere: &'static [&'static str],
+    pub(super) fill_anywhere_options: &'static [&'static str],
     /// If no option names a directory, the program fills the current one.
-    pub(super) here: bool,
+    pub(super) fills_current_directory: bool,
     /// The last operand may name the directory, too.
-    pub(super) last: bool,
+    pub(super) has_directory_operand: bool,
 }
 
 /// The description of an unknown program.
 pub(super) const BASE: Shape = Shape {
     programs: &[],
     style: Style::Clusters,
-    short: "",
-    long: &[],
-    files: &[],
-    directories: &[],
-    when: When::Never,
-    spared: &[],
-    anywhere: &[],
-    here: false,
-    last: false,
+    short_with_value: "",
+    long_with_value: &[],
+    output_file_options: &[],
+    output_directory_options: &[],
+    fills_when: When::Never,
+    no_fill_options: &[],
+    fill_anywhere_options: &[],
+    fills_current_directory: false,
+    has_directory_operand: false,
 };
 
 /// The words of a command, separated into options and operands.
@@ -74,7 +74,7 @@ pub(super) struct Given {
     /// The options in order, with their values.
     options: Vec<(String, Option<Word>)>,
     /// The positions of options that may be the value of a preceding abbreviated option.
-    doubted: Vec<usize>,
+    ambiguous_options: Vec<usize>,
     pub(super) operands: Vec<Word>,
 }
 
@@ -87,7 +87,7 @@ impl Given {
     /// Returns whether one of these options is present and cannot be the value of another option.
     pub(super) fn is_sure_of(&self, names: &[&str]) -> bool {
         let is_one = |given: &str| names.iter().any(|name| is_option(given, name));
-        self.options.iter().enumerate().any(|(at, (given, _))| is_one(given) && self.doubted.binary_search(&at).is_err())
+        self.options.iter().enumerate().any(|(at, (given, _))| is_one(given) && self.ambiguous_options.binary_search(&at).is_err())
     }
 
     /// Returns whether exactly this option is present, without abbreviation.
@@ -131,24 +131,25 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
             true => Some(tail).filter(|tail| !tail.is_empty()).map(Word::known),
             false => Some(Word::unknown(false)),
         };
-        if first && whole && shape.style == Style::Bundle && !text.starts_with('-') {
+        if first && whole && shape.style == Style::DashlessCluster && !text.starts_with('-') {
             for flag in text.chars() {
-                let value = if shape.short.contains(flag) { rest.next().cloned() } else { None };
+                let value = if shape.short_with_value.contains(flag) { rest.next().cloned() } else { None };
                 given.options.push((format!("-{flag}"), value));
             }
             continue;
         }
         let flags = text.strip_prefix('-').filter(|flags| !flags.is_empty() && !is_over).unwrap_or_default();
-        let late =
-            shape.style == Style::Leading && !given.operands.is_empty() && !flags.starts_with(|flag: char| shape.short.contains(flag));
+        let late = shape.style == Style::BeforeOperands
+            && !given.operands.is_empty()
+            && !flags.starts_with(|flag: char| shape.short_with_value.contains(flag));
         if flags.is_empty() || late {
             given.operands.push(word.clone());
         } else if flags == "-" && whole {
             is_over = !may_be_value;
         } else if let Some(long) = flags.strip_prefix('-') {
             let (name, tail) = name_and_value(long);
-            let exact = shape.long.iter().find(|known| **known == name);
-            let known = exact.or_else(|| shape.long.iter().find(|known| name.len() > 1 && known.starts_with(name)));
+            let exact = shape.long_with_value.iter().find(|known| **known == name);
+            let known = exact.or_else(|| shape.long_with_value.iter().find(|known| name.len() > 1 && known.starts_with(name)));
             let value = match tail {
                 Some(tail) => glued(tail),
                 None if !whole => Some(Word::unknown(false)),
@@ -159,15 +160,15 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
             };
             given.options.push((format!("--{}", known.copied().unwrap_or(name)), value));
             is_open = tail.is_none() && exact.is_none();
-        } else if shape.style == Style::Single {
-            match flags.chars().next().filter(|flag| shape.short.contains(*flag)) {
+        } else if shape.style == Style::OneWordEach {
+            match flags.chars().next().filter(|flag| shape.short_with_value.contains(*flag)) {
                 Some(flag) => given.options.push((format!("-{flag}"), glued(flags.get(flag.len_utf8()..).unwrap_or_default()))),
                 None => {
                     let (name, tail) = name_and_value(flags);
-                    match tail.filter(|_| shape.long.contains(&name)) {
+                    match tail.filter(|_| shape.long_with_value.contains(&name)) {
                         Some(tail) => given.options.push((format!("-{name}"), glued(tail))),
                         None => {
-                            let value = if shape.long.contains(&flags) { rest.next().cloned() } else { None };
+                            let value = if shape.long_with_value.contains(&flags) { rest.next().cloned() } else { None };
                             given.options.push((text.to_owned(), value));
                         }
                     }
@@ -175,7 +176,7 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
             }
         } else {
             for (at, flag) in flags.char_indices() {
-                let takes = shape.short.contains(flag);
+                let takes = shape.short_with_value.contains(flag);
                 let tail = flags.get(at + flag.len_utf8()..).unwrap_or_default();
                 let value = if takes { glued(tail).or_else(|| rest.next().cloned()) } else { None };
                 given.options.push((format!("-{flag}"), value));
@@ -185,7 +186,7 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
             }
         }
         if may_be_value {
-            given.doubted.extend(before..given.options.len());
+            given.ambiguous_options.extend(before..given.options.len());
         }
     }
     given

@@ -27,7 +27,7 @@ impl<'h> Place<'h> {
     }
 
     /// Expands `~` in a path.
-    fn spelled_out(&self, path: &str) -> String {
+    fn expand_home(&self, path: &str) -> String {
         spelled_out(path, self.home)
     }
 
@@ -112,7 +112,7 @@ impl<'h> Place<'h> {
             };
             // A file pattern starts in the current directory, while an unknown part may contain any
             // path.
-            let from_here = || if spelling.contains(&Part::Any) { somewhere() } else { self.may_end_so(spelling) };
+            let from_here = || if spelling.contains(&Part::AnyText) { somewhere() } else { self.may_end_so(spelling) };
             wanted(&self.path) || wanted(&format!("{}/*", self.path)) || (relative && from_here())
         };
         if here { Sure::Maybe } else { Sure::No }
@@ -134,7 +134,7 @@ impl<'h> Place<'h> {
     }
 
     fn is_straight_path(&self, text: &str) -> Sure {
-        let written = self.spelled_out(text);
+        let written = self.expand_home(text);
         let path = normal(&written);
         // `/proc` is another way to the same files.
         let path = match path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/root/")) {
@@ -192,7 +192,7 @@ impl<'h> Place<'h> {
 
     /// Returns whether only the last part of a word is like that of this path.
     pub(super) fn is_only_called_like(&self, word: &Word) -> bool {
-        let path = word.text().map(|text| normal(&self.spelled_out(text)));
+        let path = word.text().map(|text| normal(&self.expand_home(text)));
         let Some(path) = path.filter(|path| !path.starts_with('/')) else { return false };
         let parent = self.path.rsplit('/').nth(1).unwrap_or_default();
         // The parent may follow a sign or a short option.
@@ -214,7 +214,7 @@ impl<'h> Place<'h> {
         let from_here = |spelling: &word::Spelling| {
             let is_whole = matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
             // If the start is unknown, `..` in the rest has no meaning.
-            let again = !spelling.contains(&Part::Any) && spelling.iter().skip(1).any(goes_up);
+            let again = !spelling.contains(&Part::AnyText) && spelling.iter().skip(1).any(goes_up);
             let up = spelling.first().is_some_and(goes_up) && self.may_end_so(spelling);
             !is_whole && !up && !again && !self.goes_on(spelling)
         };
@@ -239,7 +239,7 @@ impl<'h> Place<'h> {
             |pair: &[Part]| matches!(pair, [Part::Text(text), _] if text.ends_with('/') && base(text.trim_end_matches('/')) == *last);
         let begins_so =
             || long_ends(&self.path).any(|end| meet(&rest, &Word::wanted(end)) || meet(&rest, &Word::wanted(&format!("{end}/*"))));
-        spelling.first() == Some(&Part::Any) && (spelling.iter().skip(1).any(one) || spelling.windows(2).any(goes_in) || begins_so())
+        spelling.first() == Some(&Part::AnyText) && (spelling.iter().skip(1).any(one) || spelling.windows(2).any(goes_in) || begins_so())
     }
 
     /// Returns whether this path is under a directory that a word names with an absolute path.
@@ -247,7 +247,7 @@ impl<'h> Place<'h> {
         let Some(text) = word.text() else { return Sure::No };
         let glued = text.get(2..).filter(|_| text.starts_with('-')).unwrap_or_default();
         let value = text.split_once('=').map(|(_, value)| value).unwrap_or_default();
-        let named = [text, glued, value].into_iter().filter(|path| self.spelled_out(path).starts_with('/'));
+        let named = [text, glued, value].into_iter().filter(|path| self.expand_home(path).starts_with('/'));
         named.map(|path| self.lies_under(&Word::known(path))).max().unwrap_or(Sure::No)
     }
 
@@ -265,15 +265,15 @@ impl<'h> Place<'h> {
             let near = near || word.spellings().iter().any(above);
             return self.is_named_by(word).max(if near { Sure::Maybe } else { Sure::No });
         };
-        if goes::is_led(&self.spelled_out(text)) {
+        if goes::is_led(&self.expand_home(text)) {
             return self.is_named_by(word).max(Sure::Maybe);
         }
         // The home directory of another user, `~+`, and the pathspecs of `git` for a whole
         // repository are not known.
-        if self.spelled_out(text).starts_with('~') || [":/", ":(", ":!", ":^"].iter().any(|sign| text.starts_with(sign)) {
+        if self.expand_home(text).starts_with('~') || [":/", ":(", ":!", ":^"].iter().any(|sign| text.starts_with(sign)) {
             return Sure::Maybe;
         }
-        let path = normal(&self.spelled_out(text));
+        let path = normal(&self.expand_home(text));
         match path.as_str() {
             // The current directory may be any directory.
             "" | "." | ".." | "*" => return Sure::Maybe,
@@ -374,7 +374,7 @@ impl<'h> Place<'h> {
     pub(super) fn cleaned(&self, spelling: &[Part]) -> Vec<Part> {
         match spelling {
             [Part::Text(text), rest @ ..] => {
-                let mut text = self.spelled_out(text);
+                let mut text = self.expand_home(text);
                 while text.contains("//") || text.contains("/./") {
                     text = text.replace("//", "/").replace("/./", "/");
                 }
@@ -419,7 +419,7 @@ pub(super) fn long_ends(path: &str) -> impl Iterator<Item = &str> {
 /// Returns the home directory of the current user without a trailing slash, or `~` if it is
 /// unknown.
 pub(crate) fn home() -> String {
-    match crate::home::home() {
+    match crate::home::home_dir() {
         Some(home) => normal(&home.display().to_string()).trim_end_matches('/').to_owned(),
         None => "~".to_owned(),
     }

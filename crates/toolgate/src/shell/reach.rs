@@ -14,8 +14,8 @@ pub(super) fn writer(program: &str) -> Option<&'static Shape> {
 }
 
 /// Returns the words after the program, or none if the program is unlikely to run.
-pub(super) fn own_words(command: &Command) -> &[Word] {
-    command.words.get(1..).filter(|_| !command.unlikely).unwrap_or_default()
+pub(super) fn certain_arguments(command: &Command) -> &[Word] {
+    command.words.get(1..).filter(|_| !command.is_unlikely).unwrap_or_default()
 }
 
 pub(super) fn here() -> Word {
@@ -24,7 +24,7 @@ pub(super) fn here() -> Word {
 
 /// Returns the directories that a command fills with files, or clears of files that no word names.
 pub(super) fn fills(command: &Command) -> Vec<Word> {
-    let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
+    let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
     if program == "git" {
         return checked_out(without_options(words));
     }
@@ -36,27 +36,29 @@ pub(super) fn fills(command: &Command) -> Vec<Word> {
     }
     let Some(shape) = writer(program) else { return cleared(program, words) };
     let given = options::read(words, shape);
-    let does = match shape.when {
+    let does = match shape.fills_when {
         When::Never => false,
         When::Always => !given.operands.is_empty(),
         // An unknown first word may contain one of the options.
-        When::Flags(flags) => given.has(flags) || (shape.style == Style::Bundle && words.first().is_some_and(|word| word.text().is_none())),
-        When::Verbs(verbs) => {
+        When::WithOption(flags) => {
+            given.has(flags) || (shape.style == Style::DashlessCluster && words.first().is_some_and(|word| word.text().is_none()))
+        }
+        When::WithSubcommand(verbs) => {
             let most = match program {
                 "gh" => 2,
-                _ if shape.style == Style::Single => 1,
+                _ if shape.style == Style::OneWordEach => 1,
                 _ => given.operands.len(),
             };
             given.operands.iter().take(most).any(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb)))
         }
     };
     // A second dash revokes an option of `unzip`.
-    let is_spared = given.is_sure_of(shape.spared) && (program != "unzip" || given.bare("") == 0);
+    let is_spared = given.is_sure_of(shape.no_fill_options) && (program != "unzip" || given.bare("") == 0);
     if !does || is_spared {
         return cleared(program, words);
     }
-    let mut directories = given.values(shape.directories);
-    let last = last(&given).filter(|_| shape.last);
+    let mut directories = given.values(shape.output_directory_options);
+    let last = last(&given).filter(|_| shape.has_directory_operand);
     // In these cases the last operand must be the directory.
     let told = last.as_ref().is_some_and(|to| match program {
         "cpio" => given.has(&["-p", "--pass-through"]) && !given.has(&["-i", "--extract"]),
@@ -67,11 +69,11 @@ pub(super) fn fills(command: &Command) -> Vec<Word> {
         let glued = words.iter().filter_map(Word::text).filter_map(|text| text.strip_prefix("-op").or_else(|| text.strip_prefix("-OP")));
         directories.extend(glued.map(Word::known));
     }
-    if shape.here && directories.is_empty() && !told {
+    if shape.fills_current_directory && directories.is_empty() && !told {
         directories.push(here());
     }
     directories.extend(last);
-    if given.has(shape.anywhere) {
+    if given.has(shape.fill_anywhere_options) {
         directories.push(Word::known("/"));
     }
     directories
@@ -102,7 +104,7 @@ fn renamed(words: &[Word]) -> Vec<Word> {
 /// Without a directory, `find` starts in the current one.
 fn cleared(program: &str, words: &[Word]) -> Vec<Word> {
     if program == "cargo" && words.iter().any(|word| word.text() == Some("clean")) {
-        return options::read(words, &Shape { long: &["target-dir"], ..BASE }).values(&["--target-dir"]);
+        return options::read(words, &Shape { long_with_value: &["target-dir"], ..BASE }).values(&["--target-dir"]);
     }
     let deletes = program == "find" && words.iter().any(|word| word.text() == Some("-delete"));
     if deletes && starts(words).is_empty() { vec![here()] } else { Vec::new() }
@@ -127,8 +129,8 @@ fn last(given: &Given) -> Option<Word> {
 /// Returns the directories that `git` fills or clears, given the words after its own options.
 fn checked_out(words: &[Word]) -> Vec<Word> {
     const GIT: Shape = Shape {
-        short: "bcejo",
-        long: &["branch", "config", "depth", "directory", "exclude", "filter", "jobs", "origin", "prefix", "reference"],
+        short_with_value: "bcejo",
+        long_with_value: &["branch", "config", "depth", "directory", "exclude", "filter", "jobs", "origin", "prefix", "reference"],
         ..BASE
     };
     let Some((verb, rest)) = words.split_first() else { return Vec::new() };
@@ -173,7 +175,7 @@ pub(super) fn pathspecs(command: &Command) -> Vec<Word> {
 pub(super) fn only_stages(command: &Command) -> bool {
     let words = command.words.get(1..).filter(|_| command.program() == Some("git")).map(without_options).unwrap_or_default();
     let Some((_, rest)) = words.split_first().filter(|(verb, _)| verb.text() == Some("restore")) else { return false };
-    let given = options::read(rest, &Shape { short: "s", long: &["source", "pathspec-from-file"], ..BASE });
+    let given = options::read(rest, &Shape { short_with_value: "s", long_with_value: &["source", "pathspec-from-file"], ..BASE });
     rest.iter().all(|word| word.text().is_some()) && given.has(&["-S", "--staged"]) && !given.has(&["-W", "--worktree"])
 }
 
@@ -183,7 +185,7 @@ pub(super) fn only_stages(command: &Command) -> bool {
 pub(super) fn puts_here(command: &Command) -> Vec<Word> {
     // These options take no directory.
     let is_plain = |flags: &str| flags.chars().all(|flag| "fimnpsuv".contains(flag));
-    let texts: Option<Vec<&str>> = own_words(command).iter().map(Word::text).collect();
+    let texts: Option<Vec<&str>> = certain_arguments(command).iter().map(Word::text).collect();
     let (Some("cp" | "mv" | "ln" | "install"), Some(texts)) = (command.program(), texts) else { return Vec::new() };
     // If the target does not exist, `mv` renames the source to it.
     let is_there =
@@ -200,11 +202,11 @@ pub(super) fn puts_here(command: &Command) -> Vec<Word> {
 
 /// Returns the link that `ln` creates in the current directory if only its target is given.
 pub(super) fn links_here(command: &Command) -> Option<Word> {
-    const LN: Shape = Shape { short: "St", long: &["suffix", "target-directory"], ..BASE };
+    const LN: Shape = Shape { short_with_value: "St", long_with_value: &["suffix", "target-directory"], ..BASE };
     if command.program() != Some("ln") {
         return None;
     }
-    let given = options::read(own_words(command), &LN);
+    let given = options::read(certain_arguments(command), &LN);
     let [to] = given.operands.as_slice() else { return None };
     if given.has(&["-t", "--target-directory"]) {
         return None;
@@ -224,7 +226,7 @@ fn is_pip(word: &Word) -> bool {
 
 /// Returns the directories into which Python modules unpack files.
 pub(super) fn by_module(words: &[Word]) -> Vec<Word> {
-    const MODULE: Shape = Shape { short: "e", long: &["extract"], ..BASE };
+    const MODULE: Shape = Shape { short_with_value: "e", long_with_value: &["extract"], ..BASE };
     if let Some(behind) = words.iter().position(is_pip).and_then(|at| words.get(at + 1..)) {
         let words = std::iter::once(Word::known("pip")).chain(behind.iter().cloned()).collect();
         return fills(&Command { words, ..Command::default() });
@@ -245,7 +247,7 @@ pub(super) fn by_module(words: &[Word]) -> Vec<Word> {
 
 /// Returns the files that a command writes if an option, a URL or another file determines the name.
 pub(super) fn writes(command: &Command) -> Vec<Word> {
-    let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
+    let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
     if repacks(command) {
         let packed = |text: &str| PACKED.iter().find_map(|end| text.strip_suffix(*end)).map(Word::known);
         return words.iter().filter_map(Word::text).filter_map(packed).collect();
@@ -261,7 +263,7 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
         return if lists { Vec::new() } else { outputs(words, short) };
     };
     let given = options::read(words, shape);
-    let mut files = given.values(shape.files);
+    let mut files = given.values(shape.output_file_options);
     // These names are relative to the directory that an option names.
     let (mut names, by_address) = match program {
         "curl" => (given.values(&["-o", "--output"]), given.has(&["-O", "--remote-name", "--remote-name-all"])),
@@ -274,7 +276,7 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
     }
     // `#1` is a part of the URL, `%2e` is a dot, and `{a,b}` and `[1-9]` stand for several names.
     let odd = |name: &Word| name.text().is_some_and(|text| text.contains(['#', '%', '{', '}', '[', ']']));
-    let directory = given.values(shape.directories).pop();
+    let directory = given.values(shape.output_directory_options).pop();
     files.extend(names.iter().map(|name| if odd(name) { Word::unknown(false) } else { from(name, directory.as_ref()) }));
     // `--write-out` may write to files.
     if program == "curl" {
@@ -308,10 +310,10 @@ fn said_into(text: &str) -> Word {
 
 /// Returns the files that a Python module writes: output files and archives.
 fn rewritten(words: &[Word]) -> Vec<Word> {
-    const PACKING: Shape = Shape { short: "c", long: &["create"], ..BASE };
+    const PACKING: Shape = Shape { short_with_value: "c", long_with_value: &["create"], ..BASE };
     let behind = |is_it: &dyn Fn(&Word) -> bool| words.iter().position(is_it).and_then(|at| words.get(at + 1..));
     if let Some(behind) = behind(&|word| matches!(word.text(), Some("json.tool" | "-mjson.tool"))) {
-        return options::read(behind, &Shape { long: &["indent"], ..BASE }).operands.into_iter().skip(1).collect();
+        return options::read(behind, &Shape { long_with_value: &["indent"], ..BASE }).operands.into_iter().skip(1).collect();
     }
     if let Some(behind) = behind(&is_packing_module) {
         let given = options::read(behind, &PACKING);
@@ -340,7 +342,7 @@ const UPLOADS: &[&str] = &["-T", "--upload-file"];
 /// 'x=@"FILE";type=y'`.
 pub(super) fn sent(command: &Command) -> Vec<Word> {
     let Some(shape) = command.program().filter(|program| *program == "curl").and_then(writer) else { return Vec::new() };
-    let given = options::read(own_words(command), shape);
+    let given = options::read(certain_arguments(command), shape);
     let mut files = given.values(UPLOADS);
     let forms = given.values(&["-F", "--form"]);
     let values = forms.iter().filter_map(Word::text).filter_map(|form| form.split_once('=')).map(|(_, value)| value);
@@ -379,7 +381,7 @@ fn all_outputs(words: &[Word], short: bool) -> Vec<Word> {
 /// Returns the output files of `git` or a compiler whose names only the running shell knows.
 pub(super) fn may_write(command: &Command) -> Vec<Word> {
     const COMPILERS: &[&str] = &["as", "c++", "cc", "clang", "clang++", "cpp", "g++", "gcc", "ld"];
-    let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
+    let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
     // `x86_64-linux-gnu-gcc-13` is a compiler.
     let bare = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-').rsplit('-').next().unwrap_or_default();
     let compiles = COMPILERS.contains(&bare);
@@ -398,7 +400,7 @@ fn called(address: &Word) -> Word {
     let last = spelling.iter().rposition(|part| matches!(part, Part::Text(text) if text.contains('/'))).unwrap_or(0);
     let name = spelling.iter().enumerate().skip(last).fold(Word::empty(), |name, (at, part)| match part {
         Part::Text(text) => name.then(&Word::known(if at == last { base(text) } else { text.as_str() })),
-        _ => name.then(&Word::name()),
+        _ => name.then(&Word::unknown_name()),
     });
     let is_told = name.spellings().iter().flatten().any(|part| matches!(part, Part::Text(_)));
     if is_told { name } else { Word::unknown(false) }

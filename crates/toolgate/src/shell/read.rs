@@ -27,7 +27,7 @@ pub(super) fn read(text: &str, depth: Depth<'_>) -> Shell {
     let odd = |c: char| (c.is_whitespace() && !matches!(c, ' ' | '\t' | '\n')) || (c.is_control() && !matches!(c, '\t' | '\n'));
     let mut found = Shell::default();
     if text.contains(odd) {
-        found.opaque.push("it contains a character that shells and people read differently".to_owned());
+        found.opaque_reasons.push("it contains a character that shells and people read differently".to_owned());
     }
     found.add(parse(text, depth));
     // Outside of comments, a shell removes a backslash with the line break after it.
@@ -53,8 +53,17 @@ fn parse(text: &str, depth: Depth<'_>) -> Shell {
     // An argument of another shell may contain arithmetic as well.
     let calculates = text.contains("((") || text.contains("$[");
     let (variables, first_set) = (HashMap::new(), HashMap::new());
-    let mut reader =
-        Reader { text, variables, first_set, is_plain: true, calculates, takes_in: false, opens: false, found: Shell::default(), depth };
+    let mut reader = Reader {
+        text,
+        variables,
+        first_assignments: first_set,
+        has_plain_assignments: true,
+        has_arithmetic: calculates,
+        reads_variables: false,
+        has_open_brackets: false,
+        analysis: Shell::default(),
+        depth,
+    };
     // A shell removes quotes again where it evaluates arithmetic or a comparison.
     let calculates =
         ["((", "-eq", "-ne", "-lt", "-gt", "-le", "-ge", " -v ", "let ", "declare -i", "typeset -i"].iter().any(|sign| text.contains(sign));
@@ -63,7 +72,7 @@ fn parse(text: &str, depth: Depth<'_>) -> Shell {
         reader.doubt(later::WHY);
     }
     if tree.root_node().has_error() {
-        reader.found.opaque.push("the command cannot be parsed".to_owned());
+        reader.analysis.opaque_reasons.push("the command cannot be parsed".to_owned());
     }
     if otherwise::goes_on_oddly(text, &tree) {
         reader.doubt("a backslash joins lines within a word, and another one does not join lines");
@@ -73,7 +82,7 @@ fn parse(text: &str, depth: Depth<'_>) -> Shell {
     }
     each(&tree, |node, above| reader.visit(node, above));
     reader.look_at_what_is_written();
-    reader.found
+    reader.analysis
 }
 
 /// Visits all nodes of a tree with their ancestors, and returns false if the tree is too deep.
@@ -104,16 +113,16 @@ pub(super) struct Reader<'r> {
     /// The values of the variables that this text sets.
     pub(super) variables: HashMap<String, Vec<Word>>,
     /// Whether variables are only set by plain assignments and every name has its usual meaning.
-    pub(super) is_plain: bool,
+    pub(super) has_plain_assignments: bool,
     /// Whether the text evaluates arithmetic or takes the name of a variable from a text.
-    pub(super) calculates: bool,
+    pub(super) has_arithmetic: bool,
     /// Whether texts become variables by other means than an assignment.
-    pub(super) takes_in: bool,
+    pub(super) reads_variables: bool,
     /// Whether a text leaves a bracket open, so that other texts may be inside of it.
-    pub(super) opens: bool,
+    pub(super) has_open_brackets: bool,
     /// The position at which each variable is first set.
-    pub(super) first_set: HashMap<String, usize>,
-    pub(super) found: Shell,
+    pub(super) first_assignments: HashMap<String, usize>,
+    pub(super) analysis: Shell,
     pub(super) depth: Depth<'r>,
 }
 
@@ -157,15 +166,15 @@ impl<'r> Reader<'r> {
     }
 
     pub(super) fn doubt(&mut self, why: impl Into<String>) {
-        self.found.opaque.push(why.into());
+        self.analysis.opaque_reasons.push(why.into());
     }
 
     /// Records the values that variables may have.
     fn learn(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         let parent = above.last().map(Node::kind).unwrap_or_default();
-        self.calculates = self.calculates || self.calculates_at(node);
-        self.takes_in = self.takes_in || self.takes_in_at(node);
-        self.opens = self.opens || self.opens_at(node);
+        self.has_arithmetic = self.has_arithmetic || self.calculates_at(node);
+        self.reads_variables = self.reads_variables || self.takes_in_at(node);
+        self.has_open_brackets = self.has_open_brackets || self.opens_at(node);
         match node.kind() {
             "variable_assignment" => {
                 let name = node.child_by_field_name("name");
@@ -184,7 +193,8 @@ impl<'r> Reader<'r> {
                     // ignores that line break.
                     let gap = command.and_then(|name| self.text.get(node.end_byte()..name.start_byte())).unwrap_or_default();
                     let is_of_command = !gap.replace("\\\n", "").contains('\n');
-                    self.is_plain &= is_told && is_of_command && !SPECIAL.contains(&command.map(|name| self.of(name)).unwrap_or_default());
+                    self.has_plain_assignments &=
+                        is_told && is_of_command && !SPECIAL.contains(&command.map(|name| self.of(name)).unwrap_or_default());
                     return;
                 }
                 // An assignment in a branch may not run.
@@ -192,7 +202,7 @@ impl<'r> Reader<'r> {
                 let away = node.next_sibling().is_some_and(|next| next.kind() == "&");
                 let kept = outer == "program" && ["declaration_command", "variable_assignments"].contains(&parent);
                 let straight = !away && (parent == "program" || kept);
-                self.first_set.entry(name.clone()).or_insert_with(|| node.start_byte());
+                self.first_assignments.entry(name.clone()).or_insert_with(|| node.start_byte());
                 let words = self.variables.entry(name).or_default();
                 if !straight || !plain {
                     words.push(Word::unknown(true));
@@ -203,20 +213,20 @@ impl<'r> Reader<'r> {
                 let Some(name) = node.child_by_field_name("variable") else { return };
                 let mut cursor = node.walk();
                 let values: Vec<Word> = node.children_by_field_name("value", &mut cursor).flat_map(|value| self.words(value)).collect();
-                self.first_set.entry(self.of(name).to_owned()).or_insert_with(|| node.start_byte());
+                self.first_assignments.entry(self.of(name).to_owned()).or_insert_with(|| node.start_byte());
                 if values.is_empty() || is_powerful(self.of(name), None) {
-                    self.is_plain = false;
+                    self.has_plain_assignments = false;
                 }
                 self.variables.entry(self.of(name).to_owned()).or_default().extend(values);
             }
-            "function_definition" | "unset_command" => self.is_plain = false,
+            "function_definition" | "unset_command" => self.has_plain_assignments = false,
             // `${x:=…}` sets the variable.
-            "expansion" if self.of(node).contains('=') => self.is_plain = false,
+            "expansion" if self.of(node).contains('=') => self.has_plain_assignments = false,
             "declaration_command" => {
                 let mut cursor = node.walk();
                 let odd = |child: Node<'_>| !matches!(child.kind(), "variable_assignment" | "variable_name" | "file_redirect");
                 // `export NAME=value` is plain; every other form is not.
-                self.is_plain &= self.of(node).starts_with("export") && !node.named_children(&mut cursor).any(odd);
+                self.has_plain_assignments &= self.of(node).starts_with("export") && !node.named_children(&mut cursor).any(odd);
             }
             "command" => {
                 let name = node.child_by_field_name("name").map(|name| self.word(name, 0));
@@ -229,7 +239,7 @@ impl<'r> Reader<'r> {
                     "set" => args.any(|word| word.is_like("-A*").max(word.is_like("+A*")) == Sure::Yes),
                     _ => SETTERS.contains(&name),
                 };
-                self.is_plain &= !fills;
+                self.has_plain_assignments &= !fills;
             }
             _ => {}
         }
@@ -237,7 +247,7 @@ impl<'r> Reader<'r> {
 
     fn visit(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         self.compare(node, above);
-        if self.calculates && self.is_for_later(node, above) {
+        if self.has_arithmetic && self.is_for_later(node, above) {
             self.doubt(later::WHY);
         }
         match node.kind() {
@@ -248,7 +258,7 @@ impl<'r> Reader<'r> {
                     self.doubt(sets::WHY);
                 }
                 let words = words.into_iter().map(Word::known).collect();
-                self.found.commands.push(Command { words, ..Command::default() });
+                self.analysis.commands.push(Command { words, ..Command::default() });
             }
             // A redirection names a file at every position.
             "file_redirect" => {
@@ -258,10 +268,10 @@ impl<'r> Reader<'r> {
                 if self.of(node).contains('>')
                     && let Some(path) = file.text()
                 {
-                    self.found.written.insert(base(&normal(path)).to_owned());
-                    self.found.written_paths.push(normal(path));
+                    self.analysis.written_names.insert(base(&normal(path)).to_owned());
+                    self.analysis.written_paths.push(normal(path));
                 }
-                self.found.commands.push(Command { words: vec![Word::known(":")], files: vec![file], ..Command::default() });
+                self.analysis.commands.push(Command { words: vec![Word::known(":")], redirect_files: vec![file], ..Command::default() });
             }
             "variable_assignment" => self.assignment(node, above),
             "for_statement" => {
@@ -275,7 +285,9 @@ impl<'r> Reader<'r> {
                 values.into_iter().for_each(|value| self.keep(value));
             }
             "comment" => self.comment(node),
-            "word" if self.is_looked_up(node, above) => self.doubt("a word starts with `=`, which some shells expand to the path of a program"),
+            "word" if self.is_looked_up(node, above) => {
+                self.doubt("a word starts with `=`, which some shells expand to the path of a program")
+            }
             "heredoc_redirect" => self.here_document(node),
             "heredoc_body" => self.body(node, above),
             "expansion" => self.expansion(node),
@@ -348,18 +360,18 @@ impl<'r> Reader<'r> {
             let parts: Vec<&str> = if is_long { text.split([':', ',']).collect() } else { vec![text] };
             let parts = parts.into_iter().map(|part| Word::known(format!("{name}={part}")));
             let words = std::iter::once(Word::known("set")).chain(parts).collect();
-            self.found.commands.push(Command { words, ..Command::default() });
+            self.analysis.commands.push(Command { words, ..Command::default() });
         }
     }
 
     /// Records the value of a variable, up to a limit.
     fn keep(&mut self, value: Node<'_>) {
         const MOST: usize = 512;
-        if self.found.kept.len() < MOST {
+        if self.analysis.variable_values.len() < MOST {
             let kept = self.kept(value);
-            self.found.kept.extend(kept.into_iter().take(MOST));
+            self.analysis.variable_values.extend(kept.into_iter().take(MOST));
         }
-        if self.found.kept.len() >= MOST {
+        if self.analysis.variable_values.len() >= MOST {
             self.doubt("its variables have too many values");
         }
     }
@@ -443,11 +455,11 @@ impl<'r> Reader<'r> {
             self.doubt(sets::WHY);
         }
         let fed = self.fed(&places).or_else(|| piped_into(node, above));
-        let command = Command { words, fed, stands: self.stands(node, above), ..Command::default() };
+        let command = Command { words, stdin: fed, working_directory: self.stands(node, above), ..Command::default() };
         self.note_what_is_written(&command);
         let inner = inner::look_inside(&command, self.depth);
-        self.found.add(inner);
-        self.found.commands.push(command);
+        self.analysis.add(inner);
+        self.analysis.commands.push(command);
     }
 
     /// Returns the input that redirections give to a command.
@@ -482,7 +494,7 @@ fn piped_into(node: Node<'_>, above: &[Node<'_>]) -> Option<Fed> {
     let mut inner = node;
     for outer in above.iter().rev() {
         if outer.kind() == "pipeline" && outer.named_child(0).is_some_and(|first| first.id() != inner.id()) {
-            return Some(Fed::Piped);
+            return Some(Fed::Pipe);
         }
         // The input of a group goes to all its commands. The input of a single command is known.
         let mut cursor = outer.walk();

@@ -8,8 +8,8 @@ use super::{base, inner};
 
 /// States how a statement changes the working directory of the shell.
 enum Went {
-    To(Word),
-    Nowhere,
+    Enter(Word),
+    Unchanged,
     Unknown,
 }
 
@@ -17,7 +17,7 @@ impl Reader<'_> {
     /// Returns the directory of the `cd` whose success is required for a command: `cd x && tar …`.
     pub(super) fn stands(&self, node: Node<'_>, above: &[Node<'_>]) -> Option<Word> {
         // A function may change the directory.
-        if !self.is_plain {
+        if !self.has_plain_assignments {
             return None;
         }
         let mut inner = node;
@@ -25,8 +25,8 @@ impl Reader<'_> {
             let is_first = outer.named_child(0).is_some_and(|first| first.id() == inner.id());
             match outer.kind() {
                 "list" if !is_first => match outer.named_child(0).filter(|_| needs_both(*outer)).map(|before| self.goes(before)) {
-                    Some(Went::To(directory)) => return Some(directory),
-                    Some(Went::Nowhere) => {}
+                    Some(Went::Enter(directory)) => return Some(directory),
+                    Some(Went::Unchanged) => {}
                     Some(Went::Unknown) | None => return None,
                 },
                 "list" | "pipeline" | "redirected_statement" => {}
@@ -48,12 +48,12 @@ impl Reader<'_> {
                         let mut cursor = node.walk();
                         let mut words = node.children_by_field_name("argument", &mut cursor).flat_map(|word| self.words(word));
                         match (words.next(), words.next()) {
-                            (Some(to), None) if to.text().is_some_and(|text| !text.is_empty() && !text.starts_with('-')) => Went::To(to),
+                            (Some(to), None) if to.text().is_some_and(|text| !text.is_empty() && !text.starts_with('-')) => Went::Enter(to),
                             _ => Went::Unknown,
                         }
                     }
                     Some("chdir" | "pushd" | "popd") | None => Went::Unknown,
-                    Some(name) if inner::is_known(base(name)) => Went::Nowhere,
+                    Some(name) if inner::is_known(base(name)) => Went::Unchanged,
                     Some(_) => Went::Unknown,
                 }
             }
@@ -63,15 +63,15 @@ impl Reader<'_> {
                 let parts: Vec<Node<'_>> = node.named_children(&mut cursor).filter(|part| part.kind() != "comment").collect();
                 match parts.as_slice() {
                     [first, second] => match self.goes(*second) {
-                        Went::Nowhere => self.goes(*first),
+                        Went::Unchanged => self.goes(*first),
                         went => went,
                     },
                     _ => Went::Unknown,
                 }
             }
             // Some shells run the last part of a pipeline in the current process.
-            "pipeline" if !["cd", "chdir", "pushd", "popd"].iter().any(|word| self.of(node).contains(word)) => Went::Nowhere,
-            "subshell" | "test_command" | "variable_assignment" | "variable_assignments" => Went::Nowhere,
+            "pipeline" if !["cd", "chdir", "pushd", "popd"].iter().any(|word| self.of(node).contains(word)) => Went::Unchanged,
+            "subshell" | "test_command" | "variable_assignment" | "variable_assignments" => Went::Unchanged,
             _ => Went::Unknown,
         }
     }

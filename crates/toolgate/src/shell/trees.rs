@@ -7,7 +7,7 @@ use super::goes::{ANYWHERE, MOST, is_detour, joined};
 use super::known::SEARCHERS;
 use super::options::{self, BASE, Given, Shape};
 use super::place::long_ends;
-use super::reach::{by_module, fills, from, here, is_packing_module, own_words, packs, starts, writer};
+use super::reach::{by_module, certain_arguments, fills, from, here, is_packing_module, packs, starts, writer};
 use super::word::{Part, Sure, Word, meet, sum};
 use super::{Command, Fed, Place, base, without_options};
 
@@ -23,7 +23,7 @@ pub(super) fn is_no_file(command: &Command, word: &Word) -> bool {
     let is_one = |text: &str| CHOOSING.iter().any(|option| text.starts_with(*option)) || (is_pattern && text.starts_with("--include="));
     let begins = |spelling: &Vec<Part>| matches!(spelling.first(), Some(Part::Text(text)) if is_one(text));
     // A word that may split can contain more than the option's value.
-    let falls_apart = word.splits && word.text().is_none() && !word.is_pattern();
+    let falls_apart = word.can_split && word.text().is_none() && !word.is_pattern();
     let named = word.spellings().len() > 1 && word.spellings().iter().all(|spelling| matches!(spelling.as_slice(), [Part::Text(_)]));
     let chooses = command.program().is_some_and(is_search) && !falls_apart && !named && word.spellings().iter().all(begins);
     // These programs leave the excluded files out.
@@ -45,19 +45,21 @@ pub(super) fn is_search(program: &str) -> bool {
 struct Trees {
     roots: Vec<Word>,
     /// Only some of the files in the trees are read, as far as is known.
-    some: bool,
+    is_partial: bool,
     /// Names of directories, and of files, that are excluded.
-    without: (Vec<Word>, Vec<Word>),
+    excluded: (Vec<Word>, Vec<Word>),
 }
 
 /// Returns the trees that a command reads as a whole.
 ///
 /// With `feeds`, the files that are found become words of another command.
 fn trees(command: &Command, feeds: bool) -> Trees {
-    let (Some(program), words) = (command.program().filter(|_| !command.unlikely), own_words(command)) else { return Trees::default() };
+    let (Some(program), words) = (command.program().filter(|_| !command.is_unlikely), certain_arguments(command)) else {
+        return Trees::default();
+    };
     if let Some(shape) = searcher(program) {
         // Only a pipe, or text in the command, certainly replaces the search of a directory.
-        return searched(program, options::read(words, shape), matches!(command.fed, Some(Fed::Piped | Fed::Text(_))));
+        return searched(program, options::read(words, shape), matches!(command.stdin, Some(Fed::Pipe | Fed::Text(_))));
     }
     match program {
         "tar" | "bsdtar" | "gtar" | "jar" | "7z" | "7za" | "7zr" | "7zz" | "pax" => {
@@ -85,7 +87,7 @@ fn trees(command: &Command, feeds: bool) -> Trees {
             Trees { roots: given.operands.iter().chain(&added).flat_map(within).collect(), ..Trees::default() }
         }
         "zip" | "diff" => {
-            const BOTH: Shape = Shape { long: &["from-file", "to-file"], ..BASE };
+            const BOTH: Shape = Shape { long_with_value: &["from-file", "to-file"], ..BASE };
             let given = options::read(words, &BOTH);
             let also = given.values(&["--from-file", "--to-file"]);
             Trees { roots: given.operands.into_iter().chain(also).collect(), ..Trees::default() }
@@ -101,7 +103,7 @@ fn trees(command: &Command, feeds: bool) -> Trees {
             if roots.is_empty() || program != "find" {
                 roots.push(here());
             }
-            Trees { roots, some: true, ..Trees::default() }
+            Trees { roots, is_partial: true, ..Trees::default() }
         }
         _ if program.starts_with("python") && by_module(words).is_empty() => {
             Trees { roots: if words.iter().any(is_packing_module) { words.to_vec() } else { Vec::new() }, ..Trees::default() }
@@ -148,7 +150,7 @@ fn searched(program: &str, given: Given, is_fed: bool) -> Trees {
     if roots.is_empty() && (!is_fed || program != "rg") {
         roots.push(here());
     }
-    Trees { roots, some: false, without }
+    Trees { roots, is_partial: false, excluded: without }
 }
 
 /// Returns the operands of a program whose options are not known exactly.
@@ -182,7 +184,7 @@ impl Place<'_> {
         let one = |root: &Word| match root.text() {
             Some(path) => {
                 let read = |from: &String| match self.is_searched(from, path) {
-                    Sure::Yes if self.is_left_out(&joined(from, path, self.home), &trees.without) => Sure::No,
+                    Sure::Yes if self.is_left_out(&joined(from, path, self.home), &trees.excluded) => Sure::No,
                     sure => sure,
                 };
                 let read = from.iter().map(read);
@@ -194,7 +196,7 @@ impl Place<'_> {
             None => Sure::No,
         };
         let sure = trees.roots.iter().map(one).max().unwrap_or(Sure::No);
-        if trees.some { sure.min(Sure::Maybe) } else { sure }
+        if trees.is_partial { sure.min(Sure::Maybe) } else { sure }
     }
 
     /// Returns whether a partly known word may be this path or a directory above it.
@@ -208,7 +210,7 @@ impl Place<'_> {
                 return true;
             }
             // The unknown beginning may be such that the rest continues like one of these paths.
-            if let [Part::Any, rest @ ..] = spelling.as_slice() {
+            if let [Part::AnyText, rest @ ..] = spelling.as_slice() {
                 let rest = self.cleaned(rest);
                 let is_last = |path: &str| matches!(rest.as_slice(), [Part::Text(text)] if text.trim_matches('/') == base(path));
                 let is_end = |end: &str| meet(&rest, &Word::wanted(end)) || meet(&rest, &Word::wanted(&format!("{end}/")));
@@ -217,7 +219,7 @@ impl Place<'_> {
                 }
             }
             let spelling = self.spelled_from(from, spelling);
-            (!spelling.contains(&Part::Any) && is_detour(&spelling))
+            (!spelling.contains(&Part::AnyText) && is_detour(&spelling))
                 || above.iter().any(|path| meet(&spelling, &Word::wanted(path)) || meet(&spelling, &Word::wanted(&format!("{path}/"))))
         })
     }

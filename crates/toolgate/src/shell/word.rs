@@ -5,11 +5,11 @@
 pub(crate) enum Part {
     Text(String),
     /// Any text, which only the running shell knows.
-    Any,
+    AnyText,
     /// A part of a file name that a pattern matches.
-    Name,
+    AnyName,
     /// The first character of a file name, which is not a dot.
-    First,
+    AnyFirstChar,
 }
 
 impl Part {
@@ -26,7 +26,7 @@ pub(crate) type Spelling = Vec<Part>;
 pub(crate) struct Word {
     spellings: Vec<Spelling>,
     /// Whether the word may expand to several words, or to none.
-    pub(crate) splits: bool,
+    pub(crate) can_split: bool,
 }
 
 /// States whether something is true, possible or false.
@@ -44,21 +44,21 @@ const MOST: usize = 16;
 
 impl Word {
     pub(crate) fn known(text: impl Into<String>) -> Self {
-        Self { spellings: vec![vec![Part::Text(text.into())]], splits: false }
+        Self { spellings: vec![vec![Part::Text(text.into())]], can_split: false }
     }
 
     /// Creates a word that only the running shell knows.
     pub(crate) fn unknown(splits: bool) -> Self {
-        Self { spellings: vec![vec![Part::Any]], splits }
+        Self { spellings: vec![vec![Part::AnyText]], can_split: splits }
     }
 
     /// Creates an unknown part of a file name.
-    pub(crate) fn name() -> Self {
-        Self { spellings: vec![vec![Part::Name]], splits: false }
+    pub(crate) fn unknown_name() -> Self {
+        Self { spellings: vec![vec![Part::AnyName]], can_split: false }
     }
 
     pub(crate) fn empty() -> Self {
-        Self { spellings: vec![Vec::new()], splits: false }
+        Self { spellings: vec![Vec::new()], can_split: false }
     }
 
     /// Parses a text in which `*`, `?` and `[…]` match parts of file names.
@@ -78,7 +78,7 @@ impl Word {
                     let end = rest.rfind(']').map_or(rest.len(), |at| at + 1);
                     letters = rest.get(end..).unwrap_or_default().chars();
                     if rest.get(..end).is_some_and(|inside| inside.contains('/')) {
-                        push(&mut spelling, Part::Any);
+                        push(&mut spelling, Part::AnyText);
                         continue;
                     }
                 }
@@ -91,14 +91,14 @@ impl Word {
             // `*secret` also matches `secret`. A leading `*` does not match a hidden file.
             let may_be_bare = letter == '*' && !letters.as_str().is_empty() && !letters.as_str().starts_with(['.', '/']);
             if first && !may_be_bare {
-                push(&mut spelling, Part::First);
+                push(&mut spelling, Part::AnyFirstChar);
             }
-            push(&mut spelling, Part::Name);
+            push(&mut spelling, Part::AnyName);
             if spelling.len() > 64 {
                 return Self::unknown(true);
             }
         }
-        Self { spellings: vec![spelling], splits: true }
+        Self { spellings: vec![spelling], can_split: true }
     }
 
     /// Parses a rule's pattern, in which `*` matches any text.
@@ -106,7 +106,7 @@ impl Word {
         let mut spelling = Vec::new();
         for (n, piece) in pattern.split('*').enumerate() {
             if n > 0 {
-                push(&mut spelling, Part::Any);
+                push(&mut spelling, Part::AnyText);
             }
             push(&mut spelling, Part::Text(piece.to_owned()));
         }
@@ -118,7 +118,7 @@ impl Word {
         let spellings: Vec<Spelling> = words.iter().flat_map(|word| word.spellings.iter().cloned()).collect();
         match spellings.len() {
             0 => Self::empty(),
-            1..=MOST => Self { spellings, splits: words.iter().any(|word| word.splits) },
+            1..=MOST => Self { spellings, can_split: words.iter().any(|word| word.can_split) },
             _ => Self::unknown(true),
         }
     }
@@ -127,14 +127,14 @@ impl Word {
     pub(crate) fn then(self, next: &Self) -> Self {
         let long = |word: &Self| word.spellings.iter().map(|spelling| spelling.iter().map(Part::len).sum::<usize>()).max().unwrap_or(0);
         if self.spellings.len() * next.spellings.len() > MOST || long(&self) + long(next) > LONGEST {
-            return Self::unknown(self.splits || next.splits);
+            return Self::unknown(self.can_split || next.can_split);
         }
         // A shell splits only the unquoted part, which a single word cannot express.
         let fixed = |word: &Self| {
             let odd = |part: &Part| matches!(part, Part::Text(text) if text.contains([' ', '\t', '\n', '*', '?', '[']));
-            !word.splits && word.spellings.iter().any(|spelling| spelling.iter().any(odd))
+            !word.can_split && word.spellings.iter().any(|spelling| spelling.iter().any(odd))
         };
-        if (self.splits && fixed(next)) || (next.splits && fixed(&self)) {
+        if (self.can_split && fixed(next)) || (next.can_split && fixed(&self)) {
             return Self::unknown(true);
         }
         let mut spellings = Vec::new();
@@ -143,17 +143,17 @@ impl Word {
                 let mut spelling = before.clone();
                 // In the middle of a name, a pattern may match nothing or a dot.
                 let begins = before.last().is_none_or(|last| matches!(last, Part::Text(text) if text.ends_with('/')));
-                let skipped = usize::from(!begins && after.first() == Some(&Part::First));
+                let skipped = usize::from(!begins && after.first() == Some(&Part::AnyFirstChar));
                 after.iter().skip(skipped).for_each(|part| push(&mut spelling, part.clone()));
                 spellings.push(spelling);
             }
         }
-        Self { spellings, splits: self.splits || next.splits }
+        Self { spellings, can_split: self.can_split || next.can_split }
     }
 
     /// Splits an unquoted word with a known text into the words that it expands to.
     pub(crate) fn split(self) -> Vec<Self> {
-        match self.text().filter(|_| self.splits) {
+        match self.text().filter(|_| self.can_split) {
             Some(text) => text
                 .split_whitespace()
                 .map(|word| if word.contains(['*', '?', '[']) { Self::pattern(word) } else { Self::known(word) })
@@ -164,7 +164,7 @@ impl Word {
 
     /// Turns the word into a single word, as double quotes do.
     pub(crate) fn quoted(self) -> Self {
-        Self { splits: false, ..self }
+        Self { can_split: false, ..self }
     }
 
     /// Returns the text, if there is only one possibility.
@@ -199,21 +199,21 @@ impl Word {
         let mut left = Vec::new();
         push(&mut left, Part::Text(text.strip_prefix(begins)?.to_owned()));
         left.extend(rest.iter().cloned());
-        Some(Self { spellings: vec![left], splits: self.splits })
+        Some(Self { spellings: vec![left], can_split: self.can_split })
     }
 
     pub(crate) fn is_unknown(&self) -> bool {
-        self.spellings.iter().any(|spelling| spelling.as_slice() == [Part::Any])
+        self.spellings.iter().any(|spelling| spelling.as_slice() == [Part::AnyText])
     }
 
     /// Returns whether only slashes between unknown parts are known: `$DIR/$FILE`.
     pub(crate) fn is_unknown_path(&self) -> bool {
         let is_open = |part: &Part| match part {
-            Part::Any => true,
+            Part::AnyText => true,
             Part::Text(text) => text.chars().all(|letter| letter == '/'),
-            Part::Name | Part::First => false,
+            Part::AnyName | Part::AnyFirstChar => false,
         };
-        self.spellings.iter().all(|spelling| spelling.first() == Some(&Part::Any) && spelling.iter().all(is_open))
+        self.spellings.iter().all(|spelling| spelling.first() == Some(&Part::AnyText) && spelling.iter().all(is_open))
     }
 
     /// Returns the number of characters to compare if the word is partly known.
@@ -223,7 +223,7 @@ impl Word {
 
     /// Returns whether the word only has unknown parts that match file names.
     pub(crate) fn is_pattern(&self) -> bool {
-        self.spellings.iter().all(|spelling| spelling.iter().all(|part| *part != Part::Any))
+        self.spellings.iter().all(|spelling| spelling.iter().all(|part| *part != Part::AnyText))
     }
 
     pub(crate) fn spellings(&self) -> &[Spelling] {
@@ -255,7 +255,7 @@ fn push(spelling: &mut Spelling, part: Part) {
     match (spelling.last_mut(), part) {
         (_, Part::Text(text)) if text.is_empty() => {}
         (Some(Part::Text(before)), Part::Text(text)) => before.push_str(&text),
-        (Some(Part::Any), Part::Any) | (Some(Part::Name), Part::Name) => {}
+        (Some(Part::AnyText), Part::AnyText) | (Some(Part::AnyName), Part::AnyName) => {}
         (_, part) => spelling.push(part),
     }
 }
@@ -263,8 +263,8 @@ fn push(spelling: &mut Spelling, part: Part) {
 /// A character of a pattern.
 #[derive(Clone, Copy)]
 enum Letter {
-    Is(char),
-    First,
+    Literal(char),
+    FirstChar,
     /// Any number of characters; `/` is included if the flag is set.
     Run(bool),
 }
@@ -273,9 +273,9 @@ impl Letter {
     /// Returns whether this character may be the same as a single character of another pattern.
     fn can_be(self, other: Self) -> bool {
         match (self, other) {
-            (Self::Is(a), Self::Is(b)) => a == b,
-            (Self::Run(anything), Self::Is(letter)) => anything || letter != '/',
-            (Self::First, Self::Is(letter)) | (Self::Is(letter), Self::First) => letter != '.' && letter != '/',
+            (Self::Literal(a), Self::Literal(b)) => a == b,
+            (Self::Run(anything), Self::Literal(letter)) => anything || letter != '/',
+            (Self::FirstChar, Self::Literal(letter)) | (Self::Literal(letter), Self::FirstChar) => letter != '.' && letter != '/',
             _ => true,
         }
     }
@@ -285,10 +285,10 @@ impl Letter {
 pub(crate) fn meet(a: &[Part], b: &[Part]) -> bool {
     let spell = |parts: &[Part]| -> Vec<Letter> {
         let letters = |part: &Part| match part {
-            Part::Text(text) => text.chars().map(Letter::Is).collect(),
-            Part::Any => vec![Letter::Run(true)],
-            Part::Name => vec![Letter::Run(false)],
-            Part::First => vec![Letter::First],
+            Part::Text(text) => text.chars().map(Letter::Literal).collect(),
+            Part::AnyText => vec![Letter::Run(true)],
+            Part::AnyName => vec![Letter::Run(false)],
+            Part::AnyFirstChar => vec![Letter::FirstChar],
         };
         parts.iter().flat_map(letters).collect()
     };

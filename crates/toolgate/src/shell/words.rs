@@ -54,7 +54,7 @@ impl Reader<'_> {
                 || Word::unknown(true),
                 |text| {
                     let mut word = Word::known(text);
-                    word.splits = true;
+                    word.can_split = true;
                     word
                 },
             ),
@@ -66,7 +66,7 @@ impl Reader<'_> {
     ///
     /// The result is `None` if the command may redefine these names.
     pub(super) fn substitution(&self, node: Node<'_>, depth: usize) -> Option<String> {
-        if !self.is_plain {
+        if !self.has_plain_assignments {
             return None;
         }
         let mut cursor = node.walk();
@@ -108,11 +108,11 @@ impl Reader<'_> {
 
     pub(super) fn variable(&self, name: &str, at: usize) -> Word {
         // Before the first assignment the value differs, and the shell sets some variables itself.
-        let early = self.first_set.get(name).is_some_and(|set| *set > at);
+        let early = self.first_assignments.get(name).is_some_and(|set| *set > at);
         if early || name.starts_with("BASH") || SELF_SET.contains(&name) {
             return Word::unknown(true);
         }
-        let mut word = match (self.variables.get(name).filter(|_| self.is_plain), name) {
+        let mut word = match (self.variables.get(name).filter(|_| self.has_plain_assignments), name) {
             (Some(words), _) => {
                 // A value that is empty or contains spaces may expand to any number of words.
                 let odd = |word: &Word| word.text().is_none_or(|text| text.is_empty() || text.contains([' ', '\t', '\n', '*', '?', '[']));
@@ -121,11 +121,11 @@ impl Reader<'_> {
                 }
                 Word::one_of(words)
             }
-            (None, "HOME") if self.is_plain => Word::known("~"),
-            (None, "PWD") if self.is_plain => Word::known("."),
+            (None, "HOME") if self.has_plain_assignments => Word::known("~"),
+            (None, "PWD") if self.has_plain_assignments => Word::known("."),
             (None, _) => return Word::unknown(true),
         };
-        word.splits = true;
+        word.can_split = true;
         word
     }
 

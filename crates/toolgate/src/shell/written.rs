@@ -15,13 +15,13 @@ impl Reader<'_> {
         if command.program().is_some_and(|program| writes.contains(&program)) || edits {
             for text in command.words.iter().skip(1).filter_map(Word::text) {
                 let path = normal(text.strip_prefix("of=").or_else(|| text.strip_prefix("-o")).unwrap_or(text));
-                self.found.written.insert(base(&path).to_owned());
-                self.found.written_paths.push(path);
+                self.analysis.written_names.insert(base(&path).to_owned());
+                self.analysis.written_paths.push(path);
             }
         }
         // This includes decoded files, unpacked files that were written before, and targets of a
         // patch.
-        let is_packed = |word: &Word| word.text().is_some_and(|text| self.found.written.contains(base(&normal(text))));
+        let is_packed = |word: &Word| word.text().is_some_and(|text| self.analysis.written_names.contains(base(&normal(text))));
         let is_told = match command.program() {
             Some("uniq") => true,
             Some("openssl") => command.words.get(1).is_some_and(|verb| matches!(verb.text(), Some("base64" | "enc"))),
@@ -29,21 +29,21 @@ impl Reader<'_> {
         };
         let told = if is_told { reach::writes(command) } else { Vec::new() };
         for path in told.iter().filter_map(Word::text).chain(patched(command)).map(normal) {
-            self.found.written.insert(base(&path).to_owned());
-            self.found.written_paths.push(path);
+            self.analysis.written_names.insert(base(&path).to_owned());
+            self.analysis.written_paths.push(path);
         }
     }
 
     /// Doubts a command that runs a file which it has just written.
     pub(super) fn look_at_what_is_written(&mut self) {
-        let written = &self.found.written;
-        let pieces: Vec<Word> = self.found.commands.iter().flat_map(pieces).take(MOST_PIECES + 1).collect();
+        let written = &self.analysis.written_names;
+        let pieces: Vec<Word> = self.analysis.commands.iter().flat_map(pieces).take(MOST_PIECES + 1).collect();
         if written.is_empty() && pieces.is_empty() {
             return;
         }
         let is_piece = |word: &str| pieces.len() > MOST_PIECES || pieces.iter().any(|piece| piece.is_like(word) != Sure::No);
         let for_git =
-            self.found.written_paths.iter().any(|path| path.contains(".git/") || path.ends_with("gitconfig") || base(path) == "config");
+            self.analysis.written_paths.iter().any(|path| path.contains(".git/") || path.ends_with("gitconfig") || base(path) == "config");
         let for_make = ["Makefile", "makefile", "GNUmakefile"].iter().any(|name| written.contains(*name));
         let is_written = |word: &str| written.contains(base(&normal(word))) || is_piece(&normal(word));
         let runs = |command: &Command| {
@@ -58,7 +58,7 @@ impl Reader<'_> {
                 || (for_git && base(program) == "git")
         };
         // These programs read files but do not run them.
-        let suspects = self.found.commands.iter().filter(|command| !matches!(command.program(), Some("sed" | "awk" | "gawk" | "find")));
+        let suspects = self.analysis.commands.iter().filter(|command| !matches!(command.program(), Some("sed" | "awk" | "gawk" | "find")));
         if suspects.clone().any(runs) {
             self.doubt("it runs a file that it has just written");
         }
@@ -67,7 +67,7 @@ impl Reader<'_> {
 
 /// Returns the files that a patch in the command changes.
 fn patched(command: &Command) -> impl Iterator<Item = &str> {
-    let text = match &command.fed {
+    let text = match &command.stdin {
         Some(Fed::Text(text)) if acts::patches(command) => text.text(),
         _ => None,
     };
@@ -83,7 +83,7 @@ fn pieces(command: &Command) -> Vec<Word> {
     let mut found = composed::composed(command);
     // Without a prefix, the names start with `x`.
     if found.is_empty() {
-        found.push(Word::known("x").then(&Word::name()));
+        found.push(Word::known("x").then(&Word::unknown_name()));
     }
     found
 }

@@ -20,13 +20,13 @@ pub fn room_for<E>(
     let mut used = Vec::with_capacity(charges.len());
     for (index, charge) in charges.iter().enumerate() {
         if charge.amount < Decimal::ZERO {
-            return Ok(Err(NotClaimed::Over { index, over: Over { used: Decimal::ZERO, retry_after: None }, used }));
+            return Ok(Err(NotClaimed::LimitExceeded { index, over: Over { used: Decimal::ZERO, retry_after: None }, used }));
         }
         let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
         let before = same.fold(Decimal::ZERO, |sum, c| sum.saturating_add(c.amount));
         match fits(&Charge { amount: charge.amount.saturating_add(before), ..charge.clone() })? {
             Ok(so_far) => used.push(so_far.saturating_add(before)),
-            Err(over) => return Ok(Err(NotClaimed::Over { index, over, used })),
+            Err(over) => return Ok(Err(NotClaimed::LimitExceeded { index, over, used })),
         }
     }
     Ok(Ok(used))

@@ -36,14 +36,14 @@ const ROWS: usize = 10_000;
 /// A store that lives only as long as the process: for tests, demos and short-lived agents.
 pub struct MemoryStore {
     inner: Mutex<Inner>,
-    keep: usize,
+    max_rows: usize,
     /// Whether any kill switch is on, readable without the lock.
     any_paused: AtomicBool,
 }
 
 impl Default for MemoryStore {
     fn default() -> Self {
-        Self { inner: Mutex::default(), keep: ROWS, any_paused: AtomicBool::new(false) }
+        Self { inner: Mutex::default(), max_rows: ROWS, any_paused: AtomicBool::new(false) }
     }
 }
 
@@ -54,15 +54,15 @@ struct Inner {
     /// Counters by name and time window.
     counters: HashMap<(String, Option<SignedDuration>), Counter>,
     claims: HashMap<CallId, Claim>,
-    open: Open,
-    recalls: HashMap<RecallKey, (Digest, CallId)>,
+    open_claims: Open,
+    dedup_keys: HashMap<RecallKey, (Digest, CallId)>,
     approvals: HashMap<String, Approval>,
-    asked: HashMap<(SessionKey, Digest), String>,
+    approval_ids: HashMap<(SessionKey, Digest), String>,
     outputs: HashMap<(SessionKey, String), Arc<str>>,
     output_order: VecDeque<(SessionKey, String)>,
     rows: VecDeque<Arc<Row>>,
     /// The number of rows ever recorded.
-    recorded: u64,
+    rows_recorded: u64,
     carriers: Carriers,
 }
 
@@ -75,17 +75,17 @@ struct Session {
 }
 
 struct Claim {
-    intent: Box<Intent>,
+    record: Box<Intent>,
     charges: Vec<Charge>,
     used: Vec<Used>,
     /// The outcome; `None` while it is unknown.
-    settled: Option<Outcome>,
+    outcome: Option<Outcome>,
     pending: bool,
 }
 
 impl Claim {
     fn is_pending(&self, now: Timestamp) -> bool {
-        self.settled.is_none() && self.intent.effect && (self.pending || now > self.intent.lease)
+        self.outcome.is_none() && self.record.effect && (self.pending || now > self.record.lease)
     }
 }
 
@@ -99,7 +99,7 @@ impl MemoryStore {
     /// Creates an empty store that keeps this many rows.
     #[must_use]
     pub fn keeping(rows: usize) -> Self {
-        Self { keep: rows, ..Self::default() }
+        Self { max_rows: rows, ..Self::default() }
     }
 }
 
@@ -121,14 +121,14 @@ impl MemoryStore {
         // The uncontended case needs no timer.
         if alone {
             if let Ok(guard) = Arc::clone(&lock).try_write_owned() {
-                return Some(Hold::of(Guard::Alone(guard)));
+                return Some(Hold::of(Guard::Exclusive(guard)));
             }
-            tokio::time::timeout(wait, lock.write_owned()).await.ok().map(|guard| Hold::of(Guard::Alone(guard)))
+            tokio::time::timeout(wait, lock.write_owned()).await.ok().map(|guard| Hold::of(Guard::Exclusive(guard)))
         } else {
             if let Ok(guard) = Arc::clone(&lock).try_read_owned() {
-                return Some(Hold::of(Guard::Together(guard)));
+                return Some(Hold::of(Guard::Shared(guard)));
             }
-            tokio::time::timeout(wait, lock.read_owned()).await.ok().map(|guard| Hold::of(Guard::Together(guard)))
+            tokio::time::timeout(wait, lock.read_owned()).await.ok().map(|guard| Hold::of(Guard::Shared(guard)))
         }
     }
 }
@@ -154,7 +154,7 @@ impl Store for MemoryStore {
     }
 
     async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
-        let hold = match enter.hold {
+        let hold = match enter.lock {
             Some((alone, wait)) => match self.acquire(enter.key, alone, wait).await {
                 Some(hold) => Some(hold),
                 None => return Ok(None),
@@ -162,41 +162,41 @@ impl Store for MemoryStore {
             None => None,
         };
         let mut inner = crate::lock(&self.inner);
-        let (recalled, recalled_by) = inner.recall_any(enter.recall, enter.digest, enter.now).unzip();
-        let rows = inner.recorded;
+        let (recalled, recalled_by) = inner.recall_any(enter.dedup_keys, enter.digest, enter.now).unzip();
+        let rows = inner.rows_recorded;
         let session = inner.session(enter.key);
-        if enter.counts && !matches!(recalled, Some(Recalled::Settled(_))) {
+        if enter.counts_repetition && !matches!(recalled, Some(Recalled::Settled(_))) {
             session.progress.count(enter.digest, enter.now, enter.polling);
         }
         Ok(Some(Box::new(Entered {
             version: session.version,
-            opened: *session.opened.get_or_insert(enter.now),
+            started_at: *session.opened.get_or_insert(enter.now),
             state: Arc::clone(&session.state),
-            rows,
-            recalled,
-            recalled_by,
-            progress: session.progress,
-            hold,
+            row_count: rows,
+            prior_call: recalled,
+            dedup_key_kind: recalled_by,
+            repetitions: session.progress,
+            lock: hold,
         })))
     }
 
     async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
         let inner = crate::lock(&self.inner);
-        let (recalled, recalled_by) = inner.recall_any(enter.recall, enter.digest, enter.now).unzip();
+        let (recalled, recalled_by) = inner.recall_any(enter.dedup_keys, enter.digest, enter.now).unzip();
         let session = inner.sessions.get(enter.key);
         let mut progress = session.map(|session| session.progress).unwrap_or_default();
-        if enter.counts {
+        if enter.counts_repetition {
             progress.count(enter.digest, enter.now, enter.polling);
         }
         Ok(Box::new(Entered {
             version: session.map_or(0, |session| session.version),
-            opened: session.and_then(|session| session.opened).unwrap_or(enter.now),
+            started_at: session.and_then(|session| session.opened).unwrap_or(enter.now),
             state: session.map(|session| Arc::clone(&session.state)).unwrap_or_default(),
-            rows: inner.recorded,
-            recalled,
-            recalled_by,
-            progress,
-            hold: None,
+            row_count: inner.rows_recorded,
+            prior_call: recalled,
+            dedup_key_kind: recalled_by,
+            repetitions: progress,
+            lock: None,
         }))
     }
 
@@ -238,7 +238,7 @@ impl Store for MemoryStore {
             return Ok(Err(NotClaimed::Paused(target, why)));
         }
         if let Some((recalled, by)) = inner.recall_any(&intent.recall, intent.asked, now) {
-            return Ok(Err(NotClaimed::Recalled(recalled, by)));
+            return Ok(Err(NotClaimed::PriorCall(recalled, by)));
         }
         let used = match room_for(charges, |charge| Ok(inner.fits(charge, now)))? {
             Ok(used) => used,
@@ -249,14 +249,14 @@ impl Store for MemoryStore {
                 Some(a) if a.is_usable(now) && a.digest == intent.digest && a.key == intent.key => {
                     a.state = ApprovalState::Used;
                 }
-                _ => return Ok(Err(NotClaimed::ApprovalGone)),
+                _ => return Ok(Err(NotClaimed::ApprovalUnavailable)),
             }
         }
         for charge in charges {
             inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, intent.call, charge, intent.effect);
         }
         for key in &intent.recall {
-            inner.recalls.insert(key.clone(), (intent.asked, intent.call));
+            inner.dedup_keys.insert(key.clone(), (intent.asked, intent.call));
         }
         let call = intent.call;
         if let Some(seen) = intent.seen.take() {
@@ -269,8 +269,8 @@ impl Store for MemoryStore {
             Arc::make_mut(&mut inner.session(&intent.key).state).revoke(revoked.clone());
         }
         let before = charges.iter().zip(&used).map(|(charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
-        inner.open.begin(&intent);
-        inner.claims.insert(call, Claim { intent, charges: charges.to_vec(), used: before, settled: None, pending: false });
+        inner.open_claims.begin(&intent);
+        inner.claims.insert(call, Claim { record: intent, charges: charges.to_vec(), used: before, outcome: None, pending: false });
         Ok(Ok(used))
     }
 
@@ -293,10 +293,10 @@ impl Store for MemoryStore {
         if let Some(ended) = &finish.ended {
             session.progress.ended(ended);
         }
-        if let Some(seen) = finish.seen {
+        if let Some(seen) = finish.provenance {
             inner.see(&finish.row.key, *seen);
         }
-        inner.end_claim(finish.row.call, finish.settle, finish.spent, finish.outcome, finish.row.ended());
+        inner.end_claim(finish.row.call, finish.resolution, finish.spent, finish.outcome, finish.row.ended_at());
         for (handle, text) in finish.outputs {
             let at = (finish.row.key.clone(), handle);
             inner.output_order.push_back(at.clone());
@@ -307,7 +307,7 @@ impl Store for MemoryStore {
                 inner.outputs.remove(&oldest);
             }
         }
-        let oldest = inner.record(finish.row, self.keep);
+        let oldest = inner.record(finish.row, self.max_rows);
         // Drop the old row outside of the lock.
         drop(inner);
         drop(oldest);
@@ -316,10 +316,10 @@ impl Store for MemoryStore {
 
     async fn take_pass(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<Taken>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        for call in inner.open.of(key) {
-            let Some(claim) = inner.claims.get_mut(&call).filter(|claim| *claim.intent.tool == *tool) else { continue };
-            if let Some((_, pass)) = claim.intent.pass.take_if(|(name, _)| *name == *client) {
-                return Ok(Some(Taken { intent: (*claim.intent).clone(), pass, used: claim.used.clone() }));
+        for call in inner.open_claims.of(key) {
+            let Some(claim) = inner.claims.get_mut(&call).filter(|claim| *claim.record.tool == *tool) else { continue };
+            if let Some((_, pass)) = claim.record.pass.take_if(|(name, _)| *name == *client) {
+                return Ok(Some(Taken { claim: (*claim.record).clone(), state: pass, counters_before: claim.used.clone() }));
             }
         }
         Ok(None)
@@ -327,12 +327,12 @@ impl Store for MemoryStore {
 
     async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let Inner { open, claims, .. } = &mut *inner;
+        let Inner { open_claims, claims, .. } = &mut *inner;
         let over = now.checked_sub(SignedDuration::from_nanos(1)).unwrap_or(Timestamp::MIN);
-        for call in open.of(key) {
-            if let Some(claim) = claims.get_mut(&call).filter(|claim| claim.intent.is_run_by_client()) {
-                claim.intent.pass = None;
-                open.renew(&mut claim.intent, over);
+        for call in open_claims.of(key) {
+            if let Some(claim) = claims.get_mut(&call).filter(|claim| claim.record.is_run_by_client()) {
+                claim.record.pass = None;
+                open_claims.renew(&mut claim.record, over);
             }
         }
         inner.sweep(now);
@@ -357,7 +357,7 @@ impl Store for MemoryStore {
 
     async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let call = CallId::fresh();
+        let call = CallId::generate();
         for charge in charges {
             inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, call, charge, false);
         }
@@ -366,14 +366,14 @@ impl Store for MemoryStore {
 
     async fn ask(&self, approval: Approval) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
-        inner.asked.insert((approval.key.clone(), approval.digest), approval.id.clone());
+        inner.approval_ids.insert((approval.key.clone(), approval.digest), approval.id.clone());
         inner.approvals.insert(approval.id.clone(), approval);
         Ok(())
     }
 
     async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
         let inner = crate::lock(&self.inner);
-        let id = inner.asked.get(&(key.clone(), digest));
+        let id = inner.approval_ids.get(&(key.clone(), digest));
         Ok(id.and_then(|id| inner.approvals.get(id)).cloned())
     }
 
@@ -394,7 +394,7 @@ impl Store for MemoryStore {
     async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
         let mut inner = crate::lock(&self.inner);
         inner.sweep(now);
-        let mut pending: Vec<Intent> = inner.claims.values().filter(|c| c.is_pending(now)).map(|c| c.intent.as_ref().clone()).collect();
+        let mut pending: Vec<Intent> = inner.claims.values().filter(|c| c.is_pending(now)).map(|c| c.record.as_ref().clone()).collect();
         pending.sort_unstable_by_key(|intent| intent.call);
         Ok(pending)
     }
@@ -413,11 +413,11 @@ impl Store for MemoryStore {
         let Some(claim) = inner.claims.get(&call).filter(|claim| claim.is_pending(now) && settle != Settle::Pending) else {
             return Ok(false);
         };
-        let row = inner.rows.iter().rev().find(|row| row.call == call).or(claim.intent.row.as_ref());
-        let row = row.map(|row| row.settled(shown.clone(), settle.effects(), by, now));
+        let row = inner.rows.iter().rev().find(|row| row.call == call).or(claim.record.row.as_ref());
+        let row = row.map(|row| row.settlement(shown.clone(), settle.effects(), by, now));
         inner.end_claim(call, settle, None, Some(outcome), now);
         if let Some(row) = row {
-            inner.record(Arc::new(row), self.keep);
+            inner.record(Arc::new(row), self.max_rows);
         }
         Ok(true)
     }
@@ -441,8 +441,8 @@ impl Store for MemoryStore {
             if Settle::by(row.effects) != Settle::Released {
                 inner.revoke_for(row.call);
             }
-            inner.end_claim(row.call, Settle::by(row.effects), row.spent, Some(row.outcome.clone()), row.ended());
-            inner.record(row, self.keep);
+            inner.end_claim(row.call, Settle::by(row.effects), row.spent, Some(row.outcome.clone()), row.ended_at());
+            inner.record(row, self.max_rows);
         }
         Ok(())
     }

@@ -111,8 +111,8 @@ pub struct Hold(Guard);
 
 #[expect(dead_code, reason = "dropping the value releases the lock")]
 pub(crate) enum Guard {
-    Alone(OwnedRwLockWriteGuard<()>),
-    Together(OwnedRwLockReadGuard<()>),
+    Exclusive(OwnedRwLockWriteGuard<()>),
+    Shared(OwnedRwLockReadGuard<()>),
     Other(Box<dyn Any + Send + Sync>),
 }
 
@@ -142,15 +142,15 @@ pub struct Enter<'a> {
     /// The digest of the checked call.
     pub digest: Digest,
     /// The keys that find an earlier call.
-    pub recall: &'a [RecallKey],
+    pub dedup_keys: &'a [RecallKey],
     /// Whether the call counts as a repetition.
-    pub counts: bool,
+    pub counts_repetition: bool,
     /// How often the tool may be polled.
     pub polling: Option<&'a Polling>,
     /// Locks the session first: whether exclusively, and the timeout.
     ///
     /// `None` if the caller has locked the session already.
-    pub hold: Option<(bool, Duration)>,
+    pub lock: Option<(bool, Duration)>,
     /// The current time.
     pub now: Timestamp,
 }
@@ -161,19 +161,19 @@ pub struct Entered {
     /// The version of the session.
     pub version: u64,
     /// The time when the session started.
-    pub opened: Timestamp,
+    pub started_at: Timestamp,
     /// The state with all its slices; complete if [`Store::snapshots_are_complete`].
     pub state: Arc<State>,
     /// The number of rows in the ledger.
-    pub rows: u64,
+    pub row_count: u64,
     /// The earlier call with the same key.
-    pub recalled: Option<Recalled>,
+    pub prior_call: Option<Recalled>,
     /// The kind of key that found the earlier call.
-    pub recalled_by: Option<RecalledBy>,
+    pub dedup_key_kind: Option<RecalledBy>,
     /// How often the same call was repeated.
-    pub progress: Progress,
+    pub repetitions: Progress,
     /// The lock of the session.
-    pub hold: Option<Hold>,
+    pub lock: Option<Hold>,
 }
 
 /// The durable record of a claim, written before the tool runs.
@@ -233,18 +233,18 @@ impl Intent {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Taken {
     /// The claim of the call.
-    pub intent: Intent,
+    pub claim: Intent,
     /// The stored state of the call.
-    pub pass: Vec<u8>,
+    pub state: Vec<u8>,
     /// The amount used of each counter before the call.
-    pub used: Vec<Used>,
+    pub counters_before: Vec<Used>,
 }
 
 /// The reason why a claim failed; nothing was reserved.
 #[derive(Debug, Clone, PartialEq)]
 pub enum NotClaimed {
     /// A charge exceeds its limit.
-    Over {
+    LimitExceeded {
         /// The index of the charge.
         index: usize,
         /// The state of the limit.
@@ -253,9 +253,9 @@ pub enum NotClaimed {
         used: Vec<Decimal>,
     },
     /// Another call with the same key was first; the kind of key.
-    Recalled(Recalled, RecalledBy),
+    PriorCall(Recalled, RecalledBy),
     /// The approval was used, has expired or was withdrawn.
-    ApprovalGone,
+    ApprovalUnavailable,
     /// A kill switch was turned on in the meantime; its reason.
     Paused(Target, String),
 }
@@ -334,11 +334,11 @@ pub struct Finish {
     /// The revoked evidence, also after a failure if the call may have had an effect.
     pub revoked: Vec<Revoked>,
     /// The provenance of values, recorded for every outcome because the model has read them.
-    pub seen: Option<Box<Seen>>,
+    pub provenance: Option<Box<Seen>>,
     /// The entries to append to log slices, for every outcome.
     pub logs: Vec<(Arc<str>, Value)>,
     /// How the claim ends, if there is one.
-    pub settle: Settle,
+    pub resolution: Settle,
     /// The outcome for repeated calls, redacted only as far as for the caller.
     pub outcome: Option<Outcome>,
     /// The amount really spent, if the tool reported one; otherwise the reserved amount counts.
@@ -348,7 +348,7 @@ pub struct Finish {
     /// How the call ended, for counting repetitions.
     pub ended: Option<Ended>,
     /// Whether the write must survive a power failure: an effect, or the denial of one.
-    pub durable: bool,
+    pub is_durable: bool,
 }
 
 /// The session changed in the meantime, and nothing was written, not even the row.
@@ -363,7 +363,7 @@ pub struct Unfit {
     /// The call of the row.
     pub call: CallId,
     /// The reason.
-    pub why: String,
+    pub reason: String,
 }
 
 /// A storage backend.

@@ -11,7 +11,7 @@ use crate::call::{CallId, SessionKey};
 #[derive(Default)]
 pub(super) struct Open {
     /// Deferred calls by session, until they are settled.
-    clients: HashMap<SessionKey, BTreeSet<CallId>>,
+    deferred: HashMap<SessionKey, BTreeSet<CallId>>,
     /// Ends of leases of the claims that have not ended.
     leases: BTreeSet<(Timestamp, CallId)>,
 }
@@ -20,17 +20,17 @@ impl Open {
     pub(super) fn begin(&mut self, intent: &Intent) {
         self.leases.insert((intent.lease, intent.call));
         if intent.pass.is_some() || intent.is_run_by_client() {
-            self.clients.entry(intent.key.clone()).or_default().insert(intent.call);
+            self.deferred.entry(intent.key.clone()).or_default().insert(intent.call);
         }
     }
 
     /// Removes an ended claim; if the end is pending, a client may still report the outcome.
     pub(super) fn end(&mut self, intent: &Intent, pending: bool) {
         self.leases.remove(&(intent.lease, intent.call));
-        if !pending && let Some(calls) = self.clients.get_mut(&intent.key) {
+        if !pending && let Some(calls) = self.deferred.get_mut(&intent.key) {
             calls.remove(&intent.call);
             if calls.is_empty() {
-                self.clients.remove(&intent.key);
+                self.deferred.remove(&intent.key);
             }
         }
     }
@@ -45,7 +45,7 @@ impl Open {
 
     /// Returns the deferred calls of a session, newest first.
     pub(super) fn of(&self, key: &SessionKey) -> Vec<CallId> {
-        self.clients.get(key).map(|calls| calls.iter().rev().copied().collect()).unwrap_or_default()
+        self.deferred.get(key).map(|calls| calls.iter().rev().copied().collect()).unwrap_or_default()
     }
 
     /// Returns the claims whose lease has ended.
@@ -96,6 +96,6 @@ mod tests {
         open.renew(&mut all[2], at(1));
         assert_eq!(open.over(at(2)), [all[2].call]);
         all.iter().for_each(|intent| open.end(intent, false));
-        assert!(open.clients.is_empty() && open.leases.is_empty());
+        assert!(open.deferred.is_empty() && open.leases.is_empty());
     }
 }

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::template::{Filled, Template};
+use super::template::{FilledPart, Template};
 use super::{Failure, Handler, without_contract};
 use crate::call::Judged;
 use crate::child;
@@ -48,11 +48,11 @@ pub struct CommandTool {
     program: PathBuf,
     args: Vec<Template>,
     env: BTreeMap<String, OsString>,
-    hidden: Vec<String>,
+    secret_values: Vec<String>,
     inherit: Vec<String>,
     sandbox: Sandbox,
     launcher: Option<PathBuf>,
-    most: u64,
+    max_output_bytes: u64,
 }
 
 /// Hides the values of environment variables, which may be secret.
@@ -70,11 +70,11 @@ impl CommandTool {
             program: program.into(),
             args: Vec::new(),
             env: BTreeMap::new(),
-            hidden: Vec::new(),
+            secret_values: Vec::new(),
             inherit: ENVIRONMENT.iter().map(|name| (*name).to_owned()).collect(),
             sandbox: Sandbox::default(),
             launcher: None,
-            most: 1 << 20,
+            max_output_bytes: 1 << 20,
         }
     }
 
@@ -96,14 +96,14 @@ impl CommandTool {
     /// Removes a value from error messages.
     #[must_use]
     pub fn hide(mut self, value: impl Into<String>) -> Self {
-        self.hidden.push(value.into());
+        self.secret_values.push(value.into());
         self
     }
 
     /// Inherits one more environment variable.
     #[must_use]
     pub fn inherit(mut self, variable: &str) -> Self {
-        self.hidden.extend(std::env::var(variable));
+        self.secret_values.extend(std::env::var(variable));
         self.inherit.push(variable.to_owned());
         self
     }
@@ -134,15 +134,15 @@ impl CommandTool {
         let mut word = String::new();
         for part in template.fill(arguments).map_err(|path| refuse(format!("`{path}` is required")))? {
             match part {
-                Filled::Text(text) => word.push_str(text),
+                FilledPart::Text(text) => word.push_str(text),
                 // A value must not become a flag.
-                Filled::Argument(path, text) if word.is_empty() && text.starts_with('-') => {
+                FilledPart::Argument(path, text) if word.is_empty() && text.starts_with('-') => {
                     return Err(refuse(format!("`{path}` must not begin with `-`")));
                 }
-                Filled::Argument(path, text) if text.contains('\0') => {
+                FilledPart::Argument(path, text) if text.contains('\0') => {
                     return Err(refuse(format!("`{path}` must not contain a NUL character")));
                 }
-                Filled::Argument(_, text) => word.push_str(&text),
+                FilledPart::Argument(_, text) => word.push_str(&text),
             }
         }
         Ok(word.into())
@@ -161,7 +161,7 @@ impl Handler for CommandTool {
         };
         let mut command = tokio::process::Command::new(launcher);
         command.args(words);
-        child::shut_off(&mut command, true, &self.inherit, &self.env);
+        child::configure_isolation(&mut command, true, &self.inherit, &self.env);
         let mut program = command.spawn().map_err(|error| {
             let message = format!("cannot start the program: {error}");
             // Other errors may occur after the program has started.
@@ -172,13 +172,13 @@ impl Handler for CommandTool {
         let group = child::Group::of(&program, true);
         let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let said = async {
-            let said = tokio::join!(drain(stdout, self.most), drain(stderr, 64 << 10));
-            group.is_heard();
+            let said = tokio::join!(drain(stdout, self.max_output_bytes), drain(stderr, 64 << 10));
+            group.notify_output_drained();
             said
         };
-        let ((), (out, err), status) = tokio::join!(child::feed(stdin, arguments.bytes()), said, group.wait(&mut program));
+        let ((), (out, err), status) = tokio::join!(child::write_stdin(stdin, arguments.bytes()), said, group.wait(&mut program));
         let status = status.map_err(|error| Failure::business("command_failed", format!("cannot wait for the program: {error}")))?;
-        let said = crate::redact::without(&self.hidden, &String::from_utf8_lossy(&err.0));
+        let said = crate::redact::without(&self.secret_values, &String::from_utf8_lossy(&err.0));
         let said = crate::redact::head(said.trim(), 2_000);
         match status.code() {
             Some(0) => {}
@@ -187,7 +187,7 @@ impl Handler for CommandTool {
             None => return Err(Failure::business("command_failed", format!("a signal ended the program ({status}): {said}"))),
         }
         if out.1 {
-            return Err(Failure::business("command_failed", format!("the program printed more than {} bytes", self.most)));
+            return Err(Failure::business("command_failed", format!("the program printed more than {} bytes", self.max_output_bytes)));
         }
         // Output that is not JSON is text.
         let text = || Value::String(String::from_utf8_lossy(&out.0).trim_end().to_owned());

@@ -51,8 +51,9 @@ where
         })?;
         let result = (self.0)(ctx, typed).await?;
         // The tool has already run, so its effects are known and need no reconciliation.
-        serde_json::to_value(result)
-            .map_err(|e| Failure::of(code::INVALID_RESULT, format!("the result cannot be represented as JSON: {e}")).effects(permit.effects_of_run()))
+        serde_json::to_value(result).map_err(|e| {
+            Failure::of(code::INVALID_RESULT, format!("the result cannot be represented as JSON: {e}")).effects(permit.effects_of_run())
+        })
     }
 }
 

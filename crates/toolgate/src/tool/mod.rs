@@ -24,7 +24,7 @@ pub use failure::{Failure, classify_status, without_contract};
 pub use handler::Handler;
 pub use reconcile::Reconcile;
 pub use spec::Spec;
-pub use template::{Filled, Template};
+pub use template::{FilledPart, Template};
 
 use self::handler::{Dynamic, Nothing, Typed};
 use crate::context::Ctx;

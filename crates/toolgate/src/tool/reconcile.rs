@@ -75,7 +75,7 @@ impl Reconcile {
 
     /// Returns whether the call took effect, if the result is conclusive.
     pub(crate) fn says(&self, result: &Value) -> Option<bool> {
-        let plain = |value: &Value| crate::json::plain(value.clone());
+        let plain = |value: &Value| crate::json::with_canonical_numbers(value.clone());
         let all = |wanted: &[(Pointer, Value)]| {
             !wanted.is_empty() && wanted.iter().all(|(field, is)| field.get(result).is_some_and(|found| plain(found) == plain(is)))
         };

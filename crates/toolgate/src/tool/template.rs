@@ -17,7 +17,7 @@ enum Part {
 
 /// A part of a filled template.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Filled<'t> {
+pub enum FilledPart<'t> {
     /// Literal text of the template.
     Text(&'t str),
     /// The text of an argument.
@@ -69,13 +69,13 @@ impl Template {
     ///
     /// # Errors
     /// The path of a missing argument.
-    pub fn fill<'t>(&'t self, arguments: &Value) -> Result<Vec<Filled<'t>>, &'t Pointer> {
+    pub fn fill<'t>(&'t self, arguments: &Value) -> Result<Vec<FilledPart<'t>>, &'t Pointer> {
         let one = |part: &'t Part| match part {
-            Part::Text(text) => Ok(Filled::Text(text)),
+            Part::Text(text) => Ok(FilledPart::Text(text)),
             Part::Argument(path) => match path.get(arguments) {
-                Some(Value::String(text)) => Ok(Filled::Argument(path, text.clone())),
+                Some(Value::String(text)) => Ok(FilledPart::Argument(path, text.clone())),
                 Some(Value::Null) | None => Err(path),
-                Some(other) => Ok(Filled::Argument(path, other.to_string())),
+                Some(other) => Ok(FilledPart::Argument(path, other.to_string())),
             },
         };
         self.0.iter().map(one).collect()

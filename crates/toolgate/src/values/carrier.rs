@@ -47,7 +47,7 @@ impl Carrying for Carriers {
 pub(crate) enum Carrier {
     File(String),
     /// An unknown file.
-    SomeFile,
+    UnknownFile,
     /// An entity: its name, and its folded value if known.
     Entity(Arc<str>, Option<String>),
 }
@@ -94,7 +94,7 @@ impl Carrier {
     pub(super) fn written(&self, agent: &str) -> Vec<String> {
         match self {
             Self::File(path) => vec![Self::key(agent, "f", path), Self::key(agent, "some file", "")],
-            Self::SomeFile => Vec::new(),
+            Self::UnknownFile => Vec::new(),
             Self::Entity(name, value) => {
                 vec![Self::entity(agent, name, SOME), Self::entity(agent, name, value.as_deref().unwrap_or(UNNAMED))]
             }
@@ -105,7 +105,7 @@ impl Carrier {
     pub(super) fn read(&self, agent: &str) -> Vec<String> {
         match self {
             Self::File(path) => vec![Self::key(agent, "f", path)],
-            Self::SomeFile => vec![Self::key(agent, "some file", "")],
+            Self::UnknownFile => vec![Self::key(agent, "some file", "")],
             Self::Entity(name, Some(value)) => vec![Self::entity(agent, name, value), Self::entity(agent, name, UNNAMED)],
             Self::Entity(name, None) => vec![Self::entity(agent, name, SOME)],
         }

@@ -199,21 +199,21 @@ pub(super) fn is_whole(folded: &str) -> bool {
 /// A bounded set of fingerprints; for each, whether it may be a whole value.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Prints {
-    prints: HashMap<u64, bool>,
+    entries: HashMap<u64, bool>,
     /// Bytes that may still be read.
     budget: usize,
     /// Bytes of joined words that may still be built.
-    rows_left: usize,
-    most: usize,
+    join_budget: usize,
+    max_entries: usize,
     /// Minimum length of a folded text, in characters.
-    shortest: usize,
+    min_chars: usize,
     overflowed: bool,
 }
 
 impl Prints {
     /// Computes the fingerprints of a value, including its undeclared member names.
     pub(super) fn of(value: &Value, most: usize, shortest: usize, declared: &super::Declared<'_>) -> Self {
-        let mut all = Self { budget: MAX_TEXT, rows_left: 8 * MAX_TEXT, most, shortest, ..Self::default() };
+        let mut all = Self { budget: MAX_TEXT, join_budget: 8 * MAX_TEXT, max_entries: most, min_chars: shortest, ..Self::default() };
         leaves(value, "", &mut |_, leaf| all.text(&text_of(leaf), leaf.is_number()));
         names(value, "", &mut |place, name| {
             if !declared(place, name) {
@@ -224,11 +224,11 @@ impl Prints {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, bool)> {
-        self.prints.iter().map(|(print, whole)| (*print, *whole))
+        self.entries.iter().map(|(print, whole)| (*print, *whole))
     }
 
     pub(super) fn get(&self, print: u64) -> Option<bool> {
-        self.prints.get(&print).copied()
+        self.entries.get(&print).copied()
     }
 
     pub(super) const fn overflowed(&self) -> bool {
@@ -236,14 +236,14 @@ impl Prints {
     }
 
     fn say(&mut self, folded: &str) {
-        if folded.chars().count() < self.shortest {
+        if folded.chars().count() < self.min_chars {
             return;
         }
-        if self.prints.len() >= self.most {
+        if self.entries.len() >= self.max_entries {
             self.overflowed = true;
             return;
         }
-        *self.prints.entry(print(folded)).or_default() |= is_whole(folded);
+        *self.entries.entry(print(folded)).or_default() |= is_whole(folded);
     }
 
     fn text(&mut self, text: &str, number: bool) {
@@ -264,13 +264,13 @@ impl Prints {
             if whole.chars().count() <= 4 * LONGEST_SPLIT {
                 self.say(&whole);
             }
-            each_word(&text, &mut |word| self.word(word));
+            each_word(&text, &mut |word| self.insert_word(word));
             each_amount(&text, &mut |number| self.say(number));
             self.rows(&text);
         }
     }
 
-    fn word(&mut self, word: &str) {
+    fn insert_word(&mut self, word: &str) {
         if word.len() > self.budget {
             self.overflowed = true;
             return;
@@ -309,7 +309,7 @@ impl Prints {
                 let (spelled, grouped) = (letters == count + 1, count < MAX_WORDS && digits >= 4);
                 if count > 0 && (spelled || grouped) {
                     let joined: String = row.iter().skip(row.len() - 1 - count).map(String::as_str).collect();
-                    self.rows_left = self.rows_left.saturating_sub(joined.len());
+                    self.join_budget = self.join_budget.saturating_sub(joined.len());
                     self.say(&joined);
                     if joined.starts_with('0') {
                         self.part(&joined);
@@ -318,7 +318,7 @@ impl Prints {
                     break;
                 }
             }
-            self.overflowed |= self.rows_left == 0;
+            self.overflowed |= self.join_budget == 0;
             if self.overflowed {
                 return;
             }

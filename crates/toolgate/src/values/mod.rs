@@ -156,11 +156,11 @@ pub(crate) type Declared<'a> = dyn Fn(&str, &str) -> bool + 'a;
 /// A value in the result of a source.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Part {
-    exact: u128,
+    fingerprint: u128,
     /// The fingerprint for the lookup in the values that the model wrote.
-    spelling: u64,
+    folded_fingerprint: u64,
     /// The folded value if it is mostly digits, because the model may have written it in pieces.
-    pieces: Option<String>,
+    grouped_digits: Option<String>,
 }
 
 /// The provenance that a call adds to the record of its session.
@@ -170,16 +170,16 @@ pub struct Seen {
     /// Fingerprints of the result, for the case that it is untrusted.
     untrusted: Prints,
     /// Whether the result is untrusted, independent of the files and entities it was read from.
-    strange: bool,
+    is_always_untrusted: bool,
     /// The source and its values.
     trusted: Option<(Arc<str>, Vec<Part>)>,
     written: Vec<u64>,
     /// Whether the model wrote more than can be recorded.
-    lost: bool,
+    is_incomplete: bool,
     read: Vec<Carrier>,
     wrote: Vec<Carrier>,
     /// Whether the writes are complete; false if the call failed and the state is unknown.
-    kept: bool,
+    has_complete_writes: bool,
 }
 
 impl Seen {
@@ -189,7 +189,7 @@ impl Seen {
 
     /// Records a result as untrusted: always, or only if a file or entity it was read from is.
     pub(crate) fn distrust(&mut self, value: &Value, always: bool) {
-        self.strange = always;
+        self.is_always_untrusted = always;
         self.untrusted = Prints::of(value, MAX_UNTRUSTED, fold::SHORTEST, &|_, _| false);
     }
 
@@ -213,7 +213,7 @@ impl Seen {
                     let folded = fold::fold(part);
                     let spelling = fold::spelling(part, &folded);
                     let pieces = fold::may_be_grouped(&folded).then_some(folded);
-                    said.push(Part { exact: exact(part), spelling, pieces });
+                    said.push(Part { fingerprint: exact(part), folded_fingerprint: spelling, grouped_digits: pieces });
                 }
                 said.len() < MAX_TRUSTED
             });
@@ -247,12 +247,12 @@ impl Seen {
         written.sort_unstable();
         written.dedup();
         self.written.extend(written);
-        self.lost |= lost;
+        self.is_incomplete |= lost;
     }
 
     /// Records that the model wrote a value that cannot be read.
     pub(crate) fn lose(&mut self) {
-        self.lost = true;
+        self.is_incomplete = true;
     }
 
     /// Records the files and entities that the call read.
@@ -268,7 +268,7 @@ impl Seen {
     /// Records the files and entities that the call wrote, and whether the writes are complete.
     pub(crate) fn wrote_to(&mut self, carriers: impl IntoIterator<Item = Carrier>, kept: bool) {
         self.wrote.extend(carriers);
-        self.kept = kept;
+        self.has_complete_writes = kept;
     }
 }
 
@@ -308,13 +308,13 @@ pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying)
     let agent = &*seen.agent;
     let mut flags = memory.flags();
     let held: Vec<bool> = seen.read.iter().flat_map(|carrier| carrier.read(agent)).filter_map(|key| carriers.holds(&key)).collect();
-    let distrusted = seen.strange || held.contains(&true);
+    let distrusted = seen.is_always_untrusted || held.contains(&true);
     if distrusted {
         flags.tainted = true;
-        flags.overflowed |= distrust(memory, &mut flags.untrusted, &seen.untrusted);
+        flags.overflowed |= add_untrusted(memory, &mut flags.untrusted, &seen.untrusted);
     }
     // Record the arguments before the result, because a result may only repeat its arguments.
-    flags.lost |= seen.lost;
+    flags.lost |= seen.is_incomplete;
     for print in seen.written {
         if flags.written >= MAX_WRITTEN {
             flags.lost = true;
@@ -328,15 +328,15 @@ pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying)
     if let Some((source, parts)) = seen.trusted.filter(|_| !distrusted && held.is_empty() && !flags.lost) {
         for part in parts {
             let in_pieces = |folded: &String| fold::is_echo(folded, &|print| memory.is_written(print));
-            if !memory.is_written(part.spelling) && !part.pieces.as_ref().is_some_and(in_pieces) {
-                believe(memory, &mut flags, part.exact, &source, MAX_TRUSTED);
+            if !memory.is_written(part.folded_fingerprint) && !part.grouped_digits.as_ref().is_some_and(in_pieces) {
+                believe(memory, &mut flags, part.fingerprint, &source, MAX_TRUSTED);
             }
         }
     }
     // A write after an untrusted result may contain untrusted data in any form.
     for carrier in &seen.wrote {
         // A successful call replaces a whole file. Other writes add to the earlier content.
-        let replaced = seen.kept && matches!(carrier, Carrier::File(_));
+        let replaced = seen.has_complete_writes && matches!(carrier, Carrier::File(_));
         for (index, key) in carrier.written(agent).into_iter().enumerate() {
             let before = carriers.holds(&key).unwrap_or(false);
             // Index 0 is the file itself. The key for "some file" keeps its value.
@@ -357,7 +357,7 @@ fn believe(memory: &mut dyn Memory, flags: &mut Flags, print: u128, source: &Arc
 }
 
 /// Adds fingerprints to the record; returns true if they do not all fit.
-fn distrust(memory: &mut dyn Memory, count: &mut usize, prints: &Prints) -> bool {
+fn add_untrusted(memory: &mut dyn Memory, count: &mut usize, prints: &Prints) -> bool {
     for (print, whole) in prints.iter() {
         let known = memory.untrusted(print);
         if known.is_none() && *count >= MAX_UNTRUSTED {

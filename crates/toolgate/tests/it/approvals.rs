@@ -142,7 +142,7 @@ impl toolgate::hook::Hook for Gatekeeper {
         use toolgate::hook::{Before, Denial, HookDecision};
         let decision = match *self.0.lock().unwrap() {
             "ask" => HookDecision::Ask("may it?".into()),
-            "deny" => HookDecision::Deny(Denial::because("not any more")),
+            "deny" => HookDecision::Deny(Denial::new("not any more")),
             _ => HookDecision::Allow,
         };
         Ok(Before { decision, input: None })

@@ -125,7 +125,7 @@ fn every_broken_configuration_is_told_what_where_and_how() {
     for path in files {
         let case = path.file_stem().unwrap().to_str().unwrap().to_owned();
         let config = toolgate::config::Config::parse("toolgate.toml", &std::fs::read_to_string(&path).unwrap());
-        let said = match config.agents(None) {
+        let said = match config.build_agents(None) {
             Err(error) => error.render(false),
             Ok(_) => panic!("{case} is not broken at all"),
         };

@@ -68,7 +68,7 @@ fn faults() -> Vec<(&'static str, CommandHook, String)> {
         ),
         (
             "it prints a key that nobody may see, and that twice",
-            sh(r#"echo '{"sesame": 1, "sesame": 2}'"#).hide("sesame"),
+            sh(r#"echo '{"sesame": 1, "sesame": 2}'"#).redact_value("sesame"),
             no_answer("the key `[redacted]` is given twice (at byte 14)"),
         ),
         (
@@ -102,11 +102,13 @@ async fn a_program_that_does_not_do_its_work_before_the_tool_refuses_the_call() 
         (
             "it spells its decision as others do",
             sh(r#"echo '{"tool_input": {"how": "ok"}, "hookSpecificOutput": {"permission_decision": "deny"}}'"#),
-            said("/bin/sh printed an invalid answer: unknown field `permission_decision` in the answer; did you mean `permissionDecision`?"),
+            said(
+                "/bin/sh printed an invalid answer: unknown field `permission_decision` in the answer; did you mean `permissionDecision`?",
+            ),
         ),
         (
             "it decides what nobody may see",
-            sh(r#"echo '{"decision": "sesame"}'"#).hide("sesame"),
+            sh(r#"echo '{"decision": "sesame"}'"#).redact_value("sesame"),
             said("/bin/sh gave the unknown decision `[redacted]`"),
         ),
     ]);
@@ -188,7 +190,7 @@ async fn withheld(name: &str, world: &World, code: &str, rule: Option<&str>, mes
     assert_eq!((&*error.code, error.message.as_str()), (code, message), "{name}");
     assert_eq!((error.effects, error.retryable, answer.gate, answer.rule.as_deref()), (Effects::Done, false, Gate::Shape, rule), "{name}");
     assert_eq!((world.ran(), world.metered().await), (1, 1.into()), "{name}");
-    assert_eq!(world.gate.pending().await.unwrap().len(), 0, "{name}");
+    assert_eq!(world.gate.pending_calls().await.unwrap().len(), 0, "{name}");
     assert_eq!(world.fingerprint().await, quiet, "{name}");
     let rows = world.session.rows().await.unwrap();
     let recorded: Vec<_> = rows.iter().map(|row| (row.decision, row.code(), row.effects)).collect();

@@ -37,7 +37,7 @@ async fn interleaved(calls: u64, seed: u64) {
             Ok(json!(before))
         });
     // All of them wait for each other, on a slow disk for long.
-    let world = World::with(|agent| agent.tool(push()).tool(peek.effect(Effect::Read)), |gate| gate.busy_wait(Duration::from_secs(60)));
+    let world = World::with(|agent| agent.tool(push()).tool(peek.effect(Effect::Read)), |gate| gate.busy_timeout(Duration::from_secs(60)));
     let mut tasks = Vec::new();
     for n in 0..calls {
         let session = world.session.clone();
@@ -137,7 +137,7 @@ async fn a_tool_that_calls_its_own_session_is_told_it_is_busy() {
         Ok(json!(answer.outcome.error().map(|e| e.code.to_string())))
     })
     .open();
-    let world = World::with(|agent| agent.tool(nest), |gate| gate.busy_wait(Duration::from_millis(20)));
+    let world = World::with(|agent| agent.tool(nest), |gate| gate.busy_timeout(Duration::from_millis(20)));
     INNER.set(world.session.clone()).ok().unwrap();
     let answer = world.session.call("nest", json!({})).await;
     assert_eq!(answer.outcome.success().map(|o| &o.value), Some(&json!("busy")));

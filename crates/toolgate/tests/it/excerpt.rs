@@ -87,7 +87,7 @@ where = [{ argument = "/command", runs = ["git push"] }]
 "#;
 
 fn built(text: &str) -> Agent {
-    Config::parse("toolgate.toml", text).for_client().agents(None).unwrap_or_else(|error| panic!("{}", error.render(false))).remove(0)
+    Config::parse("toolgate.toml", text).for_client().build_agents(None).unwrap_or_else(|error| panic!("{}", error.render(false))).remove(0)
 }
 
 fn whole() -> Agent {

@@ -304,7 +304,7 @@ fn one_name_that_is_no_text_does_not_hide_the_others() {
     fs::write(host.root.path().join("dir/a.txt"), "a").unwrap();
     let mut txn = host.open().begin(call_id(), Vec::new());
     assert_eq!(txn.list("", 100).unwrap(), ["config.yaml", "dir/a.txt"]);
-    assert_eq!(txn.list("nowhere", 100), Err(FileError::Missing("nowhere".into())));
+    assert_eq!(txn.list("nowhere", 100), Err(FileError::NotFound("nowhere".into())));
 }
 
 /// A directory is swapped for a link outside, again and again, while files are written below it.
@@ -355,9 +355,9 @@ fn what_was_judged_is_compared_when_the_file_is_opened() {
     let seen = toolgate::json::Digest::of(b"a: 1");
     fs::write(host.root.path().join("config.yaml"), "swapped after the judgement").unwrap();
     let mut txn = files.begin(call_id(), vec![Expect::Unchanged("config.yaml".into(), seen), Expect::Absent("new.txt".into())]);
-    assert_eq!(txn.write("config.yaml", b"x"), Err(FileError::Changed("config.yaml".into())));
+    assert_eq!(txn.write("config.yaml", b"x"), Err(FileError::ChangedMeanwhile("config.yaml".into())));
     fs::write(host.root.path().join("new.txt"), "somebody was faster").unwrap();
-    assert_eq!(txn.write("new.txt", b"x"), Err(FileError::Appeared("new.txt".into())));
+    assert_eq!(txn.write("new.txt", b"x"), Err(FileError::CreatedMeanwhile("new.txt".into())));
     drop(txn);
     assert_eq!(host.read("new.txt").as_deref(), Some("somebody was faster"));
 }

@@ -25,15 +25,15 @@ impl Handler for Runs {
 }
 
 impl Backend for Offers {
-    fn tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+    fn accepted_tools(&self, upstream: &str) -> Option<Vec<Remote>> {
         self.tools.get(upstream).cloned()
     }
 
-    fn remote(&self, _: &Upstream, _: &str) -> Arc<dyn Handler> {
+    fn remote_handler(&self, _: &Upstream, _: &str) -> Arc<dyn Handler> {
         Arc::new(Runs)
     }
 
-    fn http(&self, _: &HttpTool) -> Arc<dyn Handler> {
+    fn http_handler(&self, _: &HttpTool) -> Arc<dyn Handler> {
         Arc::new(Runs)
     }
 
@@ -56,7 +56,7 @@ fn file(of_x: &str, rules: &str) -> String {
 
 fn built(text: &str, tools: Vec<Remote>, live: bool) -> Result<(Vec<Agent>, Vec<Unfit>), String> {
     let offers = Offers { tools: BTreeMap::from([("u", tools)]), live };
-    Config::parse("toolgate.toml", text).behind(&offers).fitted(None).map_err(|error| error.render(false))
+    Config::parse("toolgate.toml", text).with_backend(&offers).build_with_upstreams(None).map_err(|error| error.render(false))
 }
 
 async fn code(agents: Vec<Agent>, tool: &str, arguments: Value) -> String {
@@ -126,7 +126,7 @@ async fn what_does_not_fit_is_held_back_alone() {
         assert!(error.contains("error: "), "{case}: {error}");
         // It is as it would be where the upstream was never seen.
         let offers = Offers { tools: BTreeMap::new(), live: true };
-        assert!(Config::parse("toolgate.toml", &text).behind(&offers).fitted(None).unwrap().1.is_empty(), "{case}");
+        assert!(Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None).unwrap().1.is_empty(), "{case}");
     }
 }
 
@@ -231,7 +231,7 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
         let object = || json!({"type": "object"});
         let tools = BTreeMap::from([("git", vec![remote("commit", object()), remote("log", object()), remote("clean_all", object())])]);
         let offers = Offers { tools: if seen { tools } else { BTreeMap::new() }, live };
-        let fitted = Config::parse("toolgate.toml", &text(undeclared, tool)).behind(&offers).fitted(None);
+        let fitted = Config::parse("toolgate.toml", &text(undeclared, tool)).with_backend(&offers).build_with_upstreams(None);
         match (fitted, expected) {
             (Ok((agents, unfit)), None) => {
                 let is_there = seen && tool == "git_log";
@@ -257,20 +257,20 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
 struct Holding(Offers);
 
 impl Backend for Holding {
-    fn tools(&self, upstream: &str) -> Option<Vec<Remote>> {
-        self.0.tools(upstream)
+    fn accepted_tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+        self.0.accepted_tools(upstream)
     }
 
-    fn held(&self, upstream: &str) -> Vec<String> {
+    fn quarantined_tools(&self, upstream: &str) -> Vec<String> {
         if upstream == "git" { vec!["merge".to_owned()] } else { Vec::new() }
     }
 
-    fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler> {
-        self.0.remote(upstream, tool)
+    fn remote_handler(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler> {
+        self.0.remote_handler(upstream, tool)
     }
 
-    fn http(&self, tool: &HttpTool) -> Arc<dyn Handler> {
-        self.0.http(tool)
+    fn http_handler(&self, tool: &HttpTool) -> Arc<dyn Handler> {
+        self.0.http_handler(tool)
     }
 }
 
@@ -308,7 +308,7 @@ async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
         let known = if seen { BTreeMap::from([("git", push()), ("gits", push())]) } else { BTreeMap::from([("gits", push())]) };
         let known = if tools == "*" { BTreeMap::new() } else { known };
         let offers = Holding(Offers { tools: known, live: true });
-        match (Config::parse("toolgate.toml", &text).behind(&offers).fitted(None), waits) {
+        match (Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None), waits) {
             (Ok((agents, unfit)), Some(waits)) => {
                 // Nothing else is held back for it.
                 assert!(unfit.is_empty(), "{case}: {unfit:?}");
@@ -336,7 +336,7 @@ async fn a_rule_refuses_what_is_held_back_for_another_rule() {
     let text = format!("{}{}{}{}", upstream("a"), upstream("b"), rule("pulll"), rule("pull"));
     let pull = vec![remote("pull", json!({"type": "object"}))];
     let offers = Offers { tools: BTreeMap::from([("a", pull), ("b", Vec::new())]), live: true };
-    let (agents, unfit) = Config::parse("toolgate.toml", &text).behind(&offers).fitted(None).unwrap();
+    let (agents, unfit) = Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None).unwrap();
     assert!(unfit.iter().any(|unfit| unfit.name == "pull"), "{unfit:?}");
     assert_eq!(code(agents, "pull", json!({})).await, "no_pull");
 }
@@ -351,7 +351,7 @@ fn rule_that_names_a_missing_tool_quarantines_its_whole_upstream() {
         let rule = format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
         let text = format!("{}{}{table}{rule}", upstream("a", prefixes[0]), upstream("b", prefixes[1]));
         let offers = Offers { tools: seen.iter().cloned().collect(), live: true };
-        let (_, unfit) = Config::parse("toolgate.toml", &text).behind(&offers).fitted(None).unwrap();
+        let (_, unfit) = Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None).unwrap();
         let mut names: Vec<String> = unfit.into_iter().map(|unfit| unfit.name).filter(|name| name != tool).collect();
         names.sort();
         names

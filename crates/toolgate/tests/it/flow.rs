@@ -240,7 +240,7 @@ async fn a_trusted_source_may_vouch_for_a_value_to_the_letter() {
     // A contact that looks like the stranger is a contact; the stranger is not.
     assert!(sends(&session, "mallory@evil.example.org").await);
     assert!(!sends(&session, "mallory@evil.example").await);
-    session.user_said("Write to mallory@evil.example, and wire it to DE89 3704 0044 0532 0130 00.").await.unwrap();
+    session.add_user_text("Write to mallory@evil.example, and wire it to DE89 3704 0044 0532 0130 00.").await.unwrap();
     assert!(sends(&session, "mallory@evil.example").await);
     assert!(sends(&session, "DE89370400440532013000").await);
     assert!(sends(&session, "help@bank.example").await);
@@ -341,7 +341,7 @@ async fn a_flood_fails_closed_and_only_for_what_is_not_known() {
     assert!(!sends(&session, "mallory@evil.example").await, "what fell out of memory");
     assert!(!sends(&session, "unheard@of.example").await, "what may have fallen out of memory");
     assert!(sends(&session, "mum@family.example").await, "what is known is known");
-    session.user_said("and dad@family.example").await.unwrap();
+    session.add_user_text("and dad@family.example").await.unwrap();
     assert!(sends(&session, "dad@family.example").await, "what the user says after the flood counts");
 }
 
@@ -364,7 +364,7 @@ async fn came_from_asks_the_same_in_an_expression() {
     let many: Vec<String> = (0..1_001).map(|n| format!("x{n}")).collect();
     assert_eq!(said(&session, "send", json!({ "to": many })).await, "policy_fault");
     assert!(sends(&session, "mum@family.example").await);
-    session.user_said("mallory@evil.example").await.unwrap();
+    session.add_user_text("mallory@evil.example").await.unwrap();
     assert!(sends(&session, "mallory@evil.example").await);
 }
 
@@ -386,10 +386,10 @@ async fn a_result_that_another_session_heard_first_is_heard_now() {
     let agent = Agent::builder("a").tool(oracle("page", PAGE).untrusted()).tool(send()).policy(Flow::new("f", ["send"], ["/to"]));
     let first = gate(agent);
     let keyed = |session: &Session| session.prepare("page", json!({})).idempotency_key("k");
-    assert!(first.gate().call(keyed(&first)).await.outcome.success().is_some());
-    let second = first.gate().session("a", "alice", "another");
+    assert!(first.toolgate().call(keyed(&first)).await.outcome.success().is_some());
+    let second = first.toolgate().session("a", "alice", "another");
     assert!(sends(&second, "mallory@evil.example").await, "not heard yet");
-    let replayed = first.gate().call(keyed(&second)).await;
+    let replayed = first.toolgate().call(keyed(&second)).await;
     assert!(replayed.outcome.success().is_some_and(|output| output.replayed));
     assert!(!sends(&second, "mallory@evil.example").await);
 }
@@ -407,7 +407,7 @@ async fn what_a_client_reports_meanwhile_is_not_overwritten() {
         let stranger = format!("stranger{n}@evil.example");
         let pass = session.admit("page", json!({"n": n})).await.ok().unwrap();
         let words = "some words of the user ".repeat(300);
-        let (_, said) = tokio::join!(session.report(&pass, Ok(json!(stranger))), session.user_said(&words));
+        let (_, said) = tokio::join!(session.report(&pass, Ok(json!(stranger))), session.add_user_text(&words));
         said.unwrap();
         assert!(!sends(&session, stranger.clone()).await, "{stranger}");
     }

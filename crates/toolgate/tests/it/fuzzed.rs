@@ -48,7 +48,7 @@ fn no_configuration_breaks_the_reader() {
     for text in texts("config", rounds(2_000)) {
         let config = Config::parse("toolgate.toml", &text);
         let _ = config.lint(None);
-        if let Err(error) = config.for_client().agents(None) {
+        if let Err(error) = config.for_client().build_agents(None) {
             assert!(!error.problems.is_empty(), "{text}");
             let _ = error.render(false);
         }

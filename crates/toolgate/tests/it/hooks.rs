@@ -140,7 +140,7 @@ impl Hook for Redirects {
         tool == "act"
     }
     async fn before(&self, _: HookCall<'_>) -> Result<Before, HookFault> {
-        let denial = Denial { redirect: Some(self.0.to_owned()), ..Denial::because("not here") };
+        let denial = Denial { redirect: Some(self.0.to_owned()), ..Denial::new("not here") };
         Ok(Before { decision: HookDecision::Deny(denial), input: None })
     }
 }

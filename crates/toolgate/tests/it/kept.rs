@@ -144,17 +144,17 @@ async fn a_session_that_ends_leaves_what_it_did_not_report_pending() {
     for (id, tool) in [("c1", "run"), ("c2", "look")] {
         let _ = gate.admit(call(&gate, id, tool, json!({}))).await.unwrap();
     }
-    assert_eq!(gate.pending().await.unwrap().len(), 0);
+    assert_eq!(gate.pending_calls().await.unwrap().len(), 0);
     let session = gate.session("coder", "alice", "s");
-    gate.leave(session.key()).await.unwrap();
+    gate.close_client_session(session.key()).await.unwrap();
     // Reading leaves nothing to find out.
-    let pending: Vec<_> = gate.pending().await.unwrap().iter().map(|intent| intent.tool.to_string()).collect();
+    let pending: Vec<_> = gate.pending_calls().await.unwrap().iter().map(|intent| intent.tool.to_string()).collect();
     assert_eq!(pending, ["run"]);
     let late = gate.report(call(&gate, "c1", "run", json!({})), Ok(json!(1))).await;
     assert_eq!(code(&late), "not_admitted");
     let read = || call(&gate, "c3", "look", json!({"id": 3})).idempotency_key("k");
     let _ = gate.admit(read()).await.unwrap();
-    gate.leave(session.key()).await.unwrap();
+    gate.close_client_session(session.key()).await.unwrap();
     assert!(gate.admit(read()).await.is_ok(), "it may be made again");
 }
 
@@ -165,7 +165,7 @@ async fn what_a_client_reports_as_failed_leaves_what_it_says() {
         let _ = gate.admit(call(&gate, "c", "run", json!({}))).await.unwrap();
         let failure = Failure::business("exit_1", "it failed").effects(effects);
         assert_eq!(code(&gate.report(call(&gate, "c", "run", json!({})), Err(failure)).await), "exit_1");
-        assert_eq!(gate.pending().await.unwrap().len(), pending, "{effects:?}");
+        assert_eq!(gate.pending_calls().await.unwrap().len(), pending, "{effects:?}");
     }
 }
 
@@ -181,7 +181,7 @@ async fn the_user_of_a_client_is_asked_where_nobody_is_named() {
     let cannot_ask = gate.admit(call(&gate, "c0", "run", json!({}))).await.unwrap_err();
     assert_eq!(code(&cannot_ask), "approval_required");
     let kept = gate.admit(call(&gate, "c1", "run", json!({})).client_asks()).await.unwrap();
-    assert_eq!(kept.asks.as_deref(), Some("A person must look at it."));
+    assert_eq!(kept.approval_reason.as_deref(), Some("A person must look at it."));
     let answer = gate.report(call(&gate, "c1", "run", json!({})), Ok(json!("done"))).await;
     assert_eq!(code(&answer), "ok");
 
@@ -218,7 +218,7 @@ async fn what_a_client_may_have_done_takes_evidence_away() {
             let _ = gate.admit(call(&gate, "w", "wipe", json!({}))).await.unwrap();
         }
         match how {
-            "given up" => gate.leave(&call(&gate, "w", "wipe", json!({})).key).await.unwrap(),
+            "given up" => gate.close_client_session(&call(&gate, "w", "wipe", json!({})).key).await.unwrap(),
             "unasked" => assert_eq!(code(&gate.report(call(&gate, "u", "wipe", json!({})), Ok(json!({}))).await), "not_admitted"),
             _ => {}
         }
@@ -239,7 +239,7 @@ async fn nobody_is_told_to_repeat_what_was_run_while_the_store_was_away() {
     assert_eq!((&*heard.code, heard.effects, heard.retryable), ("store_unavailable", Effects::Unknown, false));
     assert!(!heard.message.contains("nothing was done"), "{}", heard.message);
     let row = world.session.rows().await.unwrap().pop().unwrap();
-    assert_eq!((row.effects, &*row.arguments, row.is_a_call()), (Effects::Unknown, &json!({"what": "a"}), false));
+    assert_eq!((row.effects, &*row.arguments, row.is_call()), (Effects::Unknown, &json!({"what": "a"}), false));
     world.store.fail(&[]);
     assert_eq!(code(&world.gate.report(call(), Ok(json!("done"))).await), "ok", "its pass is still there");
 }
@@ -267,17 +267,17 @@ async fn what_nobody_reports_in_time_is_given_up() {
     assert_eq!(admitted("peek", "p").await, "ok");
     assert_eq!(admitted("peek", "q").await, "few");
     world.advance(SignedDuration::from_hours(25));
-    let pending: Vec<_> = world.gate.pending().await.unwrap().iter().map(|intent| intent.tool.to_string()).collect();
+    let pending: Vec<_> = world.gate.pending_calls().await.unwrap().iter().map(|intent| intent.tool.to_string()).collect();
     assert_eq!(pending, ["edit"], "reading leaves nothing to find out");
     assert_eq!(admitted("ship", "u").await, "prerequisite_missing", "it may have been made after the test");
     assert_eq!(admitted("peek", "r").await, "ok", "what it had reserved is free");
     // A session that ends waits for nobody, also where the client has its pass in hand.
     let pass = world.session.admit("edit", json!({"id": "f"})).await.ok().unwrap();
-    world.gate.leave(world.session.key()).await.unwrap();
-    assert_eq!(world.gate.pending().await.unwrap().len(), 2);
+    world.gate.close_client_session(world.session.key()).await.unwrap();
+    assert_eq!(world.gate.pending_calls().await.unwrap().len(), 2);
     assert_eq!(code(&world.gate.report(call("edit", "e"), Ok(json!({}))).await), "not_admitted", "given up before or not");
     world.session.report(&pass, Ok(json!({}))).await;
-    assert_eq!(world.gate.pending().await.unwrap().len(), 1, "it is late, and still the truth");
+    assert_eq!(world.gate.pending_calls().await.unwrap().len(), 1, "it is late, and still the truth");
 }
 
 #[tokio::test]

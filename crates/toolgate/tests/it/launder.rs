@@ -143,7 +143,7 @@ async fn every_echo_is_an_echo_and_every_answer_an_answer() {
     assert!(sends(&session, "mum@family.example").await);
     // One source does not vouch for what only another has said.
     let session = gate(Agent::builder("a").tool(echo("lookup")).tool(send()).policy(rule()));
-    session.user_said("They want it on DE89 3704 0044 0532 0130 00, it seems.").await.unwrap();
+    session.add_user_text("They want it on DE89 3704 0044 0532 0130 00, it seems.").await.unwrap();
     assert_eq!(said(&session, "lookup", json!({"says": "DE89370400440532013000"})).await, "ok");
     assert!(!sends(&session, "DE89370400440532013000").await);
     // Searching by name finds somebody.
@@ -189,11 +189,11 @@ async fn a_write_that_failed_cleans_nothing_and_names_of_files_carry() {
     let tainted = gate(agent);
     assert_eq!(said(&tainted, "page", json!({})).await, "ok");
     assert_eq!(said(&tainted, "write_file", json!({"path": "peggy@evil.example", "content": "quinn@evil.example"})).await, "ok");
-    let clean = tainted.gate().session("a", "alice", "clean");
+    let clean = tainted.toolgate().session("a", "alice", "clean");
     assert_eq!(said(&clean, "save", json!({"path": "peggy@evil.example", "then": "fail"})).await, "failed");
-    let third = tainted.gate().session("a", "alice", "third");
+    let third = tainted.toolgate().session("a", "alice", "third");
     assert_eq!(said(&third, "read_file", json!({"path": "peggy@evil.example"})).await, "ok");
-    let fourth = tainted.gate().session("a", "alice", "fourth");
+    let fourth = tainted.toolgate().session("a", "alice", "fourth");
     assert_eq!(said(&fourth, "list_files", json!({})).await, "ok");
     assert!(!sends(&third, "quinn@evil.example").await && !sends(&fourth, "peggy@evil.example").await);
 }
@@ -236,7 +236,7 @@ async fn what_is_kept_outlives_the_session() {
     // A page that is saved and not shown; in another session it is what it was.
     let session = gate(build());
     assert_eq!(said(&session, "download", json!({"path": "page.txt"})).await, "ok");
-    let other = session.gate().session("a", "alice", "other");
+    let other = session.toolgate().session("a", "alice", "other");
     assert_eq!(said(&other, "read_file", json!({"path": "page.txt"})).await, "ok");
     assert!(!sends(&other, "nina@evil.example").await);
     // Under whatever spelling the note is asked for.
@@ -244,7 +244,7 @@ async fn what_is_kept_outlives_the_session() {
         let session = gate(build());
         assert_eq!(said(&session, "page", json!({})).await, "ok");
         assert_eq!(said(&session, "create_note", json!({"text": "…", "id": null})).await, "ok");
-        let other = session.gate().session("a", "alice", "other");
+        let other = session.toolgate().session("a", "alice", "other");
         assert_eq!(said(&other, "read_note", json!({ "id": id })).await, "ok");
         assert!(!sends(&other, "olga@evil.example").await, "{id}");
     }
@@ -343,9 +343,9 @@ async fn what_was_read_from_a_file_is_what_it_was_when_it_is_replayed() {
     assert_eq!(said(&first, "page", json!({})).await, "ok");
     assert_eq!(said(&first, "write_file", json!({"path": "n.txt", "content": "rupert@evil.example"})).await, "ok");
     let keyed = |session: &Session| session.prepare("read_file", json!({"path": "n.txt"})).idempotency_key("k");
-    assert!(first.gate().call(keyed(&first)).await.outcome.success().is_some());
-    let second = first.gate().session("a", "alice", "another");
-    assert!(first.gate().call(keyed(&second)).await.outcome.success().is_some_and(|output| output.replayed));
+    assert!(first.toolgate().call(keyed(&first)).await.outcome.success().is_some());
+    let second = first.toolgate().session("a", "alice", "another");
+    assert!(first.toolgate().call(keyed(&second)).await.outcome.success().is_some_and(|output| output.replayed));
     assert!(!sends(&second, "rupert@evil.example").await);
 }
 
@@ -393,13 +393,13 @@ async fn a_call_that_provably_did_nothing_has_written_to_nothing() {
     for (how, code, believed) in [("refuse", "refused", true), ("fail", "failed", false), ("do", "ok", false)] {
         let session = gate(notebook(Agent::builder("a")));
         assert_eq!(said(&session, "amend", json!({"id": "7", "how": how})).await, code);
-        for session in [&session, &session.gate().session("a", "alice", "other")] {
+        for session in [&session, &session.toolgate().session("a", "alice", "other")] {
             assert_eq!(believes(session, "7").await, believed, "{how}");
         }
     }
     // What a client runs may have happened from the moment on that it is let through, whatever it says later.
     let session = gate(notebook(Agent::builder("a")));
-    let another = |name: &str| session.gate().session("a", "alice", name);
+    let another = |name: &str| session.toolgate().session("a", "alice", name);
     let pass = session.admit("save", json!({"id": "7"})).await.ok().unwrap();
     assert!(!believes(&another("1"), "7").await && believes(&another("2"), "8").await);
     session.report(&pass, Err(Failure::business("refused", "told to").effects(Effects::None))).await;
@@ -413,7 +413,7 @@ async fn what_a_call_wrote_to_is_known_though_its_end_was_not_recorded() {
         world.store.fail(&[fails]);
         assert_ne!(said(&world.session, "amend", json!({"id": "7"})).await, "ok", "{fails:?}");
         world.store.fail(&[]);
-        world.gate.recover().await.unwrap();
+        world.gate.recover_spool().await.unwrap();
         let another = |name: &str| world.gate.session("agent", "alice", name);
         assert!(!believes(&another("1"), "7").await && believes(&another("2"), "8").await, "{fails:?}");
     }

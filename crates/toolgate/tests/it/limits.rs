@@ -25,7 +25,7 @@ fn priced() -> Tool {
         json!({"type": "object", "properties": {"cents": {"type": "integer"}}}),
         |ctx: Ctx, args| async move {
             ctx.spend(Spend { tokens: 10, money: Decimal::new(args["cents"].as_i64().unwrap_or(0), 2) });
-            Ok(json!({"left": ctx.budget().money}))
+            Ok(json!({"left": ctx.remaining_budget().money}))
         },
     )
     .effect(Effect::Read)
@@ -92,10 +92,10 @@ async fn what_had_no_effect_gives_its_reservation_back_and_what_may_have_does_no
     assert_eq!(world.metered().await, 0.into());
     assert_eq!(code(&world, "act", json!({"how": "fail"})).await, "no_stock");
     assert_eq!(world.metered().await, 1.into());
-    let pending = world.gate.pending().await.unwrap();
+    let pending = world.gate.pending_calls().await.unwrap();
     assert!(world.gate.settle_pending(pending[0].call, None, "bob").await.unwrap(), "somebody looked: it never happened");
     assert!(!world.gate.settle_pending(pending[0].call, None, "bob").await.unwrap());
-    assert_eq!((world.metered().await, world.gate.pending().await.unwrap().len()), (0.into(), 0));
+    assert_eq!((world.metered().await, world.gate.pending_calls().await.unwrap().len()), (0.into(), 0));
 }
 
 #[tokio::test]
@@ -111,7 +111,7 @@ async fn what_a_pending_call_has_reserved_outlasts_its_window() {
         world.advance(SignedDuration::from_mins(10));
         assert_eq!((act(3).await.as_str(), act(4).await.as_str()), ("ok", "few"));
         // What happened counts from when that is known; what did not, not at all.
-        let pending = world.gate.pending().await.unwrap();
+        let pending = world.gate.pending_calls().await.unwrap();
         let outcome = happened.then(|| Outcome::Success(Output::of(json!({"done": true}))));
         assert!(world.gate.settle_pending(pending[0].call, outcome, "bob").await.unwrap());
         assert_eq!(act(5).await, if happened { "few" } else { "ok" });
@@ -129,12 +129,12 @@ async fn what_a_pending_call_has_reserved_outlasts_its_window() {
 async fn a_claim_without_an_end_is_pending_once_its_lease_is_over() {
     let world = World::new(|a| a.tool(Tool::external("bash", "Run by the client.", None).open()));
     let pass = world.session.admit("bash", json!({"command": "make"})).await.ok().unwrap();
-    assert!(world.gate.pending().await.unwrap().is_empty());
+    assert!(world.gate.pending_calls().await.unwrap().is_empty());
     world.advance(SignedDuration::from_mins(5));
-    assert_eq!(world.gate.pending().await.unwrap().len(), 1);
+    assert_eq!(world.gate.pending_calls().await.unwrap().len(), 1);
     // It is late, and still the truth.
     world.session.report(&pass, Ok(json!({"exit": 0}))).await;
-    assert!(world.gate.pending().await.unwrap().is_empty());
+    assert!(world.gate.pending_calls().await.unwrap().is_empty());
 }
 
 fn flaky(effect: Effect, fails: u32, left: Option<Effects>) -> (Tool, Arc<AtomicU32>) {
@@ -247,7 +247,7 @@ async fn a_beating_tool_lives_and_a_late_one_does_not() {
     let alive = Tool::dynamic("alive", "Beats.", json!({"type": "object"}), |ctx: Ctx, _| async move {
         for _ in 0..12 {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            ctx.beat();
+            ctx.send_heartbeat();
         }
         Ok(json!({"left": ctx.time_left().is_some()}))
     })
@@ -394,7 +394,7 @@ async fn what_an_earlier_run_may_have_done_is_not_forgotten_by_a_later_one() {
     let world = World::new(|a| a.tool(pay));
     let answer = world.session.call("pay", json!({})).await;
     assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("closed", Effects::Unknown)));
-    assert_eq!((runs.load(Ordering::SeqCst), world.gate.pending().await.unwrap().len()), (2, 1));
+    assert_eq!((runs.load(Ordering::SeqCst), world.gate.pending_calls().await.unwrap().len()), (2, 1));
 }
 
 #[tokio::test]
@@ -405,7 +405,7 @@ async fn what_a_client_does_nobody_here_undoes() {
     let pass = world.session.admit("edit", json!({})).await.ok().unwrap();
     let answer = world.session.report(&pass, Err(Failure::business("lost", "lost"))).await;
     assert_eq!(answer.outcome.error().map(|e| e.effects), Some(Effects::Unknown));
-    assert_eq!(world.gate.pending().await.unwrap().len(), 1);
+    assert_eq!(world.gate.pending_calls().await.unwrap().len(), 1);
 }
 
 #[tokio::test]

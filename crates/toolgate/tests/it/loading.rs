@@ -197,7 +197,7 @@ fn conditions_that_no_argument_can_meet_are_told() {
     let told = |agent: toolgate::AgentBuilder| {
         let agent = agent.build().unwrap_or_else(|e| panic!("{}", e.render(false)));
         let line = |problem: &toolgate::policy::Problem| {
-            assert_eq!((problem.lint, problem.severity), (Some("never_true"), toolgate::policy::Severity::Warning), "{problem}");
+            assert_eq!((problem.lint_code, problem.severity), (Some("never_true"), toolgate::policy::Severity::Warning), "{problem}");
             format!("{}; {}", problem.message, problem.help.as_deref().unwrap_or_default())
         };
         agent.warnings().iter().map(line).collect::<Vec<_>>().join(" | ")
@@ -299,7 +299,7 @@ fn what_only_a_client_says_is_told_where_its_word_does_not_count() {
     for rule in ["rule = \"require\"\ntools = [\"act\"]\nany_of = [\"look\"]", "rule = \"sequence\"\nafter = { act = [\"look\"] }"] {
         for reported in [false, true] {
             let text = format!("{tools}[[policy]]\nname = \"r\"\n{rule}\nreported = {reported}\n");
-            let agents = Config::parse("toolgate.toml", &text).agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
+            let agents = Config::parse("toolgate.toml", &text).build_agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
             let told: Vec<&str> = agents.iter().flat_map(|agent| agent.warnings()).map(|problem| problem.message.as_str()).collect();
             let expected: &[&str] =
                 if reported { &[] } else { &["the client runs `look`, and results that a client reports do not count here"] };
@@ -316,9 +316,9 @@ fn whoever_names_the_ledger_says_how_long_rows_stay_in_it() {
     let days = |days: i64| Some(SignedDuration::from_hours(24 * days));
     let project = || of("store = \"project.db\"\nretention = \"30d\"\n");
     assert_eq!(project().retention, days(30));
-    assert_eq!(project().under(of("")).retention, days(30));
-    assert_eq!(project().under(of("store = \"own.db\"\n")).retention, None);
-    assert_eq!(project().under(of("store = \"own.db\"\nretention = \"90d\"\n")).retention, days(90));
+    assert_eq!(project().merge_under_user_config(of("")).retention, days(30));
+    assert_eq!(project().merge_under_user_config(of("store = \"own.db\"\n")).retention, None);
+    assert_eq!(project().merge_under_user_config(of("store = \"own.db\"\nretention = \"90d\"\n")).retention, days(90));
 }
 
 #[test]
@@ -328,9 +328,12 @@ fn one_rule_in_the_users_file_and_the_projects_is_one_rule() {
         let rule = format!("[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"act\"]\ncalls = {most}\n");
         Config::parse(file, &format!("[tools.act]\nkind = \"client\"\n{rule}"))
     };
-    let agents = of("project.toml", 3).under(of("own.toml", 3)).agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
+    let agents = of("project.toml", 3)
+        .merge_under_user_config(of("own.toml", 3))
+        .build_agents(None)
+        .unwrap_or_else(|e| panic!("{}", e.render(false)));
     assert_eq!(agents.len(), 1);
-    let said = of("project.toml", 4).under(of("own.toml", 3)).agents(None).unwrap_err().render(false);
+    let said = of("project.toml", 4).merge_under_user_config(of("own.toml", 3)).build_agents(None).unwrap_err().render(false);
     insta::assert_snapshot!(said, @r#"
     error: two policies have the name `few`
      --> project.toml:4:8
@@ -358,7 +361,7 @@ fn what_is_not_said_of_trying_again_is_as_where_nothing_is_said() {
         ("retry = { times = 1, delay = \"250ms\" }", Retry { times: 1, delay: Duration::from_millis(250) }),
     ] {
         let text = format!("[tools.ask]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://example.com/\"\n{written}\n");
-        let agents = Config::parse("toolgate.toml", &text).agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
+        let agents = Config::parse("toolgate.toml", &text).build_agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
         let ask = agents.iter().flat_map(|agent| agent.tools()).next().unwrap();
         let read: Retry = serde_json::from_value(serde_json::to_value(ask).unwrap()["retry"].clone()).unwrap();
         assert_eq!(read, expected, "{written}");
@@ -395,6 +398,6 @@ fn a_length_of_time_is_written_one_way_everywhere() {
         ("", None),
         ("99999999999999999999d", None),
     ] {
-        assert_eq!(toolgate::clock::duration(text).map(|length| length.as_secs()), seconds, "{text}");
+        assert_eq!(toolgate::clock::parse_duration(text).map(|length| length.as_secs()), seconds, "{text}");
     }
 }

@@ -92,7 +92,7 @@ async fn nobody_proves_something_about_another_by_naming_it() {
     ] {
         let handler = Echo(told.clone());
         let agents = desk(input)
-            .agents(Some(&(std::sync::Arc::new(handler) as std::sync::Arc<dyn toolgate::Handler>)))
+            .build_agents(Some(&(std::sync::Arc::new(handler) as std::sync::Arc<dyn toolgate::Handler>)))
             .unwrap_or_else(|error| panic!("{}", error.render(false)));
         let gate = agents.into_iter().fold(toolgate::Toolgate::builder(), toolgate::ToolgateBuilder::agent).build().unwrap();
         let session = gate.session("default", "alice", "s");
@@ -135,7 +135,7 @@ async fn a_budget_of_a_file_is_spent_by_what_tools_cost() {
         "limits = { session = { tokens = 250, money = 0.05 } }\n[tools.look]\neffect = \"read\"\ncost = { tokens = 100, money = 0.01 }\ninput = { type = \"object\", properties = { n = { type = \"integer\" } } }\n",
     );
     let handler = std::sync::Arc::new(Echo(json!({}))) as std::sync::Arc<dyn toolgate::Handler>;
-    let agents = config.agents(Some(&handler)).unwrap_or_else(|error| panic!("{}", error.render(false)));
+    let agents = config.build_agents(Some(&handler)).unwrap_or_else(|error| panic!("{}", error.render(false)));
     let gate = agents.into_iter().fold(toolgate::Toolgate::builder(), toolgate::ToolgateBuilder::agent).build().unwrap();
     let session = gate.session("default", "alice", "s");
     let mut codes = Vec::new();
@@ -258,7 +258,7 @@ async fn what_some_calls_need_others_do_not() {
     };
     let handler = std::sync::Arc::new(Echo(json!({}))) as std::sync::Arc<dyn toolgate::Handler>;
     let config = rule("[{ argument = \"/amount\", above = 100 }, { argument = \"/cur\", in = [\"USD\"] }]");
-    let agents = config.agents(Some(&handler)).unwrap_or_else(|error| panic!("{}", error.render(false)));
+    let agents = config.build_agents(Some(&handler)).unwrap_or_else(|error| panic!("{}", error.render(false)));
     let gate = agents.into_iter().fold(toolgate::Toolgate::builder(), toolgate::ToolgateBuilder::agent).build().unwrap();
     let runs = async |session: &toolgate::Session, arguments: Value| session.call("refund", arguments).await.outcome.success().is_some();
     let session = gate.session("default", "alice", "s");
@@ -276,7 +276,7 @@ async fn what_some_calls_need_others_do_not() {
     assert_eq!(refused.outcome.error().and_then(|error| error.next.as_ref()).map(|next| next.tool.as_str()), Some("verify"));
     session.call("verify", json!({"id": "C"})).await;
     assert!(runs(&session, json!({"id": "C", "amount": 500, "cur": "USD"})).await);
-    let error = rule("[{ argument = \"/amuont\", above = 100 }]").agents(None).unwrap_err().render(false);
+    let error = rule("[{ argument = \"/amuont\", above = 100 }]").build_agents(None).unwrap_err().render(false);
     assert!(error.contains("has no argument `amuont`") && error.contains("--> toolgate.toml:"), "{error}");
 }
 
@@ -293,7 +293,7 @@ async fn evidence_is_taken_away_about_what_a_call_is_about_however_it_is_spelled
         let refund = Tool::dynamic("refund", "Refunds.", schema(), found).effect(Effect::Write);
         let rule = Require::new("verified", ["refund"], ["verify"]).same("customer", "/customer");
         let agent = Agent::builder("a").tool(verify).tool(close).tool(refund).policy(rule).build().unwrap();
-        let gate = crate::support::gate().redact(pattern).unwrap().agent(agent).built();
+        let gate = crate::support::gate().redact_pattern(pattern).unwrap().agent(agent).built();
         let s = gate.session("a", "alice", "s");
         let of = |customer: &str| json!({"customer": customer});
         for (tool, customer, expected) in [

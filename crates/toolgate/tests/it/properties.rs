@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use toolgate::hook::{Before, Hook, HookCall, HookFault};
-use toolgate::json::{Bounds, canonical, parse};
+use toolgate::json::{Bounds, parse, to_canonical_bytes};
 use toolgate::policy::{Ask, Fault, Policy, Verdict};
 use toolgate::{AgentBuilder, CallId, Category, Ctx, Decision, Effect, Failure, Handler, HostFs, Judged, Permit, Tool, ToolError};
 
@@ -122,7 +122,7 @@ fn any_rewrite() -> impl Strategy<Value = Option<(String, bool)>> {
 
 /// The one spelling of a text.
 fn spelt(text: &str) -> Vec<u8> {
-    canonical(&parse(text.as_bytes(), &Bounds::default()).unwrap())
+    to_canonical_bytes(&parse(text.as_bytes(), &Bounds::default()).unwrap())
 }
 
 /// The arguments in the only row of a call.
@@ -130,7 +130,7 @@ async fn recorded(world: &World, call: CallId) -> Result<(Decision, Vec<u8>), Te
     let rows = world.session.rows().await.unwrap();
     let row = rows.iter().filter(|row| row.call == call).collect::<Vec<_>>();
     prop_assert_eq!(row.len(), 1);
-    Ok((row[0].decision, canonical(&row[0].arguments)))
+    Ok((row[0].decision, to_canonical_bytes(&row[0].arguments)))
 }
 
 pub(crate) fn wait_for(work: impl Future<Output = Result<(), TestCaseError>>) -> Result<(), TestCaseError> {
@@ -161,7 +161,7 @@ async fn called(calls: &[String]) -> Result<(), TestCaseError> {
         // What ran was judged just before, with the same bytes.
         let now = seen.take();
         if let Some(Moment::Judged(judged)) = now.first() {
-            prop_assert_eq!(&canonical(&serde_json::from_slice::<Value>(judged).unwrap()), judged);
+            prop_assert_eq!(&to_canonical_bytes(&serde_json::from_slice::<Value>(judged).unwrap()), judged);
             let wanted = vec![Moment::Judged(judged.clone()), Moment::ran(judged)];
             prop_assert_eq!(&now, &wanted);
         } else {

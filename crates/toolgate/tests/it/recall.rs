@@ -54,7 +54,7 @@ async fn a_call_that_is_running_is_not_started_again() {
     assert_eq!(later.outcome.error().map(|e| (&*e.code, e.retryable)), Some(("pending_reconciliation", false)));
     assert_eq!(world.ran(), 1);
     // A person looks, and says what happened.
-    let pending = world.gate.pending().await.unwrap();
+    let pending = world.gate.pending_calls().await.unwrap();
     let happened = toolgate::Outcome::Success(toolgate::Output::of(json!({"done": true})));
     assert!(world.gate.settle_pending(pending[0].call, Some(happened), "bob").await.unwrap());
     let known = world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
@@ -155,7 +155,7 @@ async fn a_read_leaves_nothing_to_find_out_whatever_it_says() {
         }
         let rows = world.session.rows().await.unwrap();
         assert_eq!(rows.iter().map(|row| (row.retries, row.effects)).collect::<Vec<_>>(), [(1, Effects::None); 2], "{effects:?}");
-        assert!(world.gate.pending().await.unwrap().is_empty(), "{effects:?}");
+        assert!(world.gate.pending_calls().await.unwrap().is_empty(), "{effects:?}");
     }
 }
 
@@ -167,7 +167,7 @@ async fn a_read_that_dies_may_be_made_again_under_the_same_key() {
         let answer = world.gate.call(world.session.prepare("look", json!({})).idempotency_key("k")).await;
         assert_eq!(answer.outcome.error().map(|e| &*e.code), expected);
     }
-    assert!(world.gate.pending().await.unwrap().is_empty());
+    assert!(world.gate.pending_calls().await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -252,6 +252,6 @@ async fn a_kill_switch_pulled_by_one_call_of_a_batch_stops_the_next() {
     GATE.set(world.gate.clone()).ok().unwrap();
     let answers = world.session.batch([("pull".to_owned(), json!({})), ("act".to_owned(), json!({"how": "ok"}))]).await;
     assert_eq!(answers[1].outcome.error().map(|e| (&*e.code, e.effects)), Some(("paused", toolgate::Effects::None)));
-    assert_eq!((world.ran(), world.metered().await, world.gate.pending().await.unwrap().len()), (0, 0.into(), 0));
+    assert_eq!((world.ran(), world.metered().await, world.gate.pending_calls().await.unwrap().len()), (0, 0.into(), 0));
     assert_eq!(world.session.rows().await.unwrap()[1].decision, Decision::Refused);
 }

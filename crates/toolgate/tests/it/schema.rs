@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
-use toolgate::config::{Config, schema};
+use toolgate::config::{Config, config_schema};
 
 /// The keys that the reader knows at a place, by what it says to one that it does not know.
 fn known(config: &str) -> BTreeSet<String> {
-    let said = Config::parse("toolgate.toml", config).agents(None).err().map(|error| error.problems).unwrap_or_default();
+    let said = Config::parse("toolgate.toml", config).build_agents(None).err().map(|error| error.problems).unwrap_or_default();
     let mut told = said.iter().filter(|problem| problem.message.contains("`zzzzzzzzzz`")).peekable();
     assert!(told.peek().is_some(), "{config}: {said:?}");
     let names = |help: &str| {
@@ -23,7 +23,7 @@ fn keys(schema: &Value) -> BTreeSet<String> {
 
 #[test]
 fn the_schema_has_the_keys_that_the_reader_has() {
-    let schema = schema();
+    let schema = config_schema();
     let at = |name: &str| keys(&schema["$defs"][name]);
     let tool = "[tools.look]\neffect = \"read\"\n";
     let cases = [
@@ -80,7 +80,7 @@ fn the_schema_has_the_keys_that_the_reader_has() {
 fn the_schema_that_is_shipped_is_the_one_that_is_generated() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../schema/toolgate.schema.json");
     let shipped: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    assert!(shipped == schema(), "run `cargo run -- schema > schema/toolgate.schema.json`");
+    assert!(shipped == config_schema(), "run `cargo run -- schema > schema/toolgate.schema.json`");
 }
 
 /// A value as TOML has it, too.
@@ -97,7 +97,7 @@ fn as_toml(value: &Value) -> String {
 
 #[test]
 fn what_the_reader_refuses_the_schema_refuses_and_the_other_way_round() {
-    let validator = jsonschema::validator_for(&schema()).unwrap();
+    let validator = jsonschema::validator_for(&config_schema()).unwrap();
     let rule = |more: Value| {
         let mut rule = json!({"name": "r", "tools": ["pay"]});
         rule.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -182,7 +182,7 @@ fn what_the_reader_refuses_the_schema_refuses_and_the_other_way_round() {
             }
         }
         let text: String = whole.as_object().unwrap().iter().map(|(key, value)| format!("{key} = {}\n", as_toml(value))).collect();
-        let read = Config::parse("toolgate.toml", &text).agents(None);
+        let read = Config::parse("toolgate.toml", &text).build_agents(None);
         let why = read.as_ref().err().map(|error| error.render(false)).unwrap_or_default();
         assert_eq!((read.is_ok(), validator.is_valid(&whole)), (wanted, wanted), "{said}: {why}");
     }
@@ -190,7 +190,7 @@ fn what_the_reader_refuses_the_schema_refuses_and_the_other_way_round() {
 
 #[test]
 fn the_schema_takes_what_the_reader_takes() {
-    let validator = jsonschema::validator_for(&schema()).unwrap();
+    let validator = jsonschema::validator_for(&config_schema()).unwrap();
     let good = json!({
         "name": "coder", "store": "ledger.db", "retention": "90d", "redact": ["x"], "client": {"on_failure": "ask"},
         "tools": {"bash": {"kind": "client", "shell": "/command"}},

@@ -107,7 +107,7 @@ async fn failure_semantics() {
     assert!(matches!(world.session.call("act", json!({"how": "expand"})).await.outcome, Outcome::Signal(Signal::ExpandSection { .. })));
     assert!(matches!(world.session.call("abort", json!({})).await.outcome, Outcome::Signal(Signal::Abort { .. })));
     // A deadline that passes is said to be one.
-    let late = world.gate.call(world.session.prepare("act", json!({"how": "hang"})).within(Duration::from_millis(20))).await;
+    let late = world.gate.call(world.session.prepare("act", json!({"how": "hang"})).timeout(Duration::from_millis(20))).await;
     assert_eq!(late.outcome.error().map(|e| &*e.code), Some("deadline_exceeded"));
     // Arguments that the type refuses though the schema does not are described.
     let odd = world.session.call("halve", json!({"n": 3})).await;

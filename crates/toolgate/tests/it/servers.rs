@@ -1,21 +1,21 @@
 //! Files of servers as clients have them.
 
 use serde_json::{Value, json};
-use toolgate::config::{Config, Reach, Undeclared, Upstream, mcp_servers};
+use toolgate::config::{Config, Reach, Undeclared, Upstream, parse_mcp_servers};
 
 /// What a server of such a file comes to, in one line.
 fn said(upstream: &Upstream) -> String {
-    let lacks = upstream.lacks();
+    let lacks = upstream.missing_references();
     if !lacks.is_empty() {
         return lacks.join("; ");
     }
-    match &upstream.reach {
+    match &upstream.transport {
         Reach::Command { program, args, env, directory, .. } => {
             let args: Vec<String> = args.iter().map(|word| word.resolve().unwrap()).collect();
             let env: Vec<String> = env.iter().map(|(name, value)| format!("{name}={}", value.resolve().unwrap())).collect();
             format!("{} {args:?} {env:?} {directory:?}", program.display())
         }
-        Reach::Url { url, headers, sse, .. } => {
+        Reach::Http { url, headers, sse, .. } => {
             let headers: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {}", value.resolve().unwrap())).collect();
             let transport = match sse {
                 Some(true) => "sse",
@@ -77,7 +77,7 @@ fn servers_are_read_as_clients_read_them() {
     for key in ["mcpServers", "servers", "mcpServersBehindToolgate"] {
         for (server, expected) in &cases {
             let text = json!({key: {"one": server, "two": {"command": "well"}}}).to_string();
-            let found = mcp_servers(&text).unwrap_or_else(|why| panic!("{server}: {why}"));
+            let found = parse_mcp_servers(&text).unwrap_or_else(|why| panic!("{server}: {why}"));
             let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
             assert_eq!(names, ["one", "two"], "{key} {server}");
             assert_eq!((&said(&found[0]), said(&found[1])), (expected, "well [] [] None".to_owned()), "{key} {server}");
@@ -88,7 +88,7 @@ fn servers_are_read_as_clients_read_them() {
 
 #[test]
 fn some_servers_are_left_out_and_some_are_none() {
-    let found = |server: Value| mcp_servers(&json!({"mcpServers": {"one": server}}).to_string()).map(|found| found.len());
+    let found = |server: Value| parse_mcp_servers(&json!({"mcpServers": {"one": server}}).to_string()).map(|found| found.len());
     for server in [
         json!({"disabled": true, "command": "uvx"}),
         json!({"command": "toolgate"}),
@@ -109,7 +109,7 @@ fn some_servers_are_left_out_and_some_are_none() {
     ] {
         assert_eq!(found(server.clone()), Err(why.to_owned()), "{server}");
     }
-    assert_eq!(mcp_servers("{}").map(|found| found.len()), Err("missing `mcpServers`".to_owned()));
+    assert_eq!(parse_mcp_servers("{}").map(|found| found.len()), Err("missing `mcpServers`".to_owned()));
 }
 
 #[test]
@@ -123,43 +123,43 @@ fn what_was_taken_of_a_file_is_a_secret_also_when_the_file_has_changed() {
     let read = || Config::parse("toolgate.toml", &text).upstreams.remove(0);
     std::fs::write(&key, "first-key-of-ours\n").unwrap();
     let used = read();
-    let Reach::Command { env, .. } = &used.reach else { panic!("{used:?}") };
+    let Reach::Command { env, .. } = &used.transport else { panic!("{used:?}") };
     // Nobody has been given it yet: whatever is there is what it will be.
-    assert!(used.is_same(&read()));
-    assert_eq!(env[0].1.take().unwrap(), "first-key-of-ours");
-    assert!(used.is_same(&read()));
+    assert!(used.is_unchanged(&read()));
+    assert_eq!(env[0].1.resolve_and_remember().unwrap(), "first-key-of-ours");
+    assert!(used.is_unchanged(&read()));
     std::fs::write(&key, "second-key-of-ours\n").unwrap();
-    assert!(!used.is_same(&read()));
+    assert!(!used.is_unchanged(&read()));
     let said = "first-key-of-ours, second-key-of-ours";
-    assert_eq!(used.without_secrets(said), "[redacted], [redacted]");
-    assert_eq!(used.said_without_secrets(json!({"said": said})), json!({"said": "[redacted], [redacted]"}));
+    assert_eq!(used.redact_secrets(said), "[redacted], [redacted]");
+    assert_eq!(used.redact_value(json!({"said": said})), json!({"said": "[redacted], [redacted]"}));
     assert!(!format!("{used:?}").contains("key-of-ours"), "{used:?}");
     // It may be written at this moment.
     std::fs::write(&key, "\n").unwrap();
-    assert!(used.is_same(&read()));
+    assert!(used.is_unchanged(&read()));
     std::fs::remove_file(&key).unwrap();
-    assert!(used.is_same(&read()));
-    assert_eq!(used.without_secrets(said), "[redacted], second-key-of-ours");
+    assert!(used.is_unchanged(&read()));
+    assert_eq!(used.redact_secrets(said), "[redacted], second-key-of-ours");
     // Another file that is not there is another one.
     let other = Config::parse("toolgate.toml", &text.replace("/key\"", "/another\"")).upstreams.remove(0);
-    assert!(!used.is_same(&other));
+    assert!(!used.is_unchanged(&other));
     // What values are taken from is looked at again, and is no part of what is accepted.
     let config = Config::parse("toolgate.toml", &text);
-    assert_eq!(config.taken_from(), [key, "keys.json".into()]);
-    assert!(config.files().is_empty());
+    assert_eq!(config.value_files(), [key, "keys.json".into()]);
+    assert!(config.included_files().is_empty());
 }
 
 #[test]
 fn what_stands_in_an_address_is_a_secret_however_it_is_spelled() {
     let url = "https://ann:pass%2Dword-1@x.example/mcp?region=eu&apiKey=k3y%2Bof+ours&plain-k3y#top-of-page";
-    let far = mcp_servers(&json!({"mcpServers": {"far": {"url": url}}}).to_string()).unwrap().remove(0);
+    let far = parse_mcp_servers(&json!({"mcpServers": {"far": {"url": url}}}).to_string()).unwrap().remove(0);
     for secret in ["pass%2Dword-1", "pass-word-1", "k3y%2Bof+ours", "k3y+of+ours", "k3y+of ours", "plain-k3y"] {
         let said = format!("`{secret}` of ann is wrong");
-        assert_eq!(far.without_secrets(&said), "`[redacted]` of ann is wrong", "{secret}");
-        assert_eq!(far.said_without_secrets(json!([said])), json!(["`[redacted]` of ann is wrong"]), "{secret}");
+        assert_eq!(far.redact_secrets(&said), "`[redacted]` of ann is wrong", "{secret}");
+        assert_eq!(far.redact_value(json!([said])), json!(["`[redacted]` of ann is wrong"]), "{secret}");
     }
     let said = "nobody is at x.example/mcp in eu, see apiKey and top-of-page";
-    assert_eq!(far.without_secrets(said), said);
+    assert_eq!(far.redact_secrets(said), said);
 }
 
 #[test]
@@ -170,7 +170,8 @@ fn two_servers_that_would_have_one_name_are_an_error() {
         let servers: serde_json::Map<String, Value> = names.iter().map(|name| ((*name).to_owned(), json!({"command": name}))).collect();
         let mut servers = Value::Object(servers);
         servers[names[0]].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        mcp_servers(&json!({"mcpServers": servers}).to_string()).map(|found| found.into_iter().map(|one| one.name).collect::<Vec<_>>())
+        parse_mcp_servers(&json!({"mcpServers": servers}).to_string())
+            .map(|found| found.into_iter().map(|one| one.name).collect::<Vec<_>>())
     };
     let short = "a-server-with-a-rather-long-name";
     let why = |name: &str| Err(format!("`{name}` has the same name as another server after mapping"));

@@ -88,7 +88,7 @@ impl Built for ToolgateBuilder {
 }
 
 fn look_back_at(replay: Option<&Replay>, event: &Event) {
-    let (Some(replay), Event::ToolInvoked(row)) = (replay, event) else { return };
+    let (Some(replay), Event::CallEnded(row)) = (replay, event) else { return };
     // As it is read back from a ledger.
     let row: Row = serde_json::from_slice(&row.canonical().unwrap()).unwrap();
     // Whoever has done much without a pause would wait for one.
@@ -102,7 +102,7 @@ fn look_back_at(replay: Option<&Replay>, event: &Event) {
     };
     if let Compared::Differs(now) = compared {
         // A listener that panics is caught.
-        let told = format!("decided again, this call comes out as {now:?}, and was {:?}:\n{row:#?}\n", Ruling::of(&row));
+        let told = format!("decided again, this call comes out as {now:?}, and was {:?}:\n{row:#?}\n", Ruling::of_row(&row));
         std::io::Write::write_all(&mut std::io::stderr(), told.as_bytes()).unwrap();
         std::process::abort();
     }
@@ -416,7 +416,7 @@ async fn do_as_told(ctx: &Ctx, how: &str, go: &Semaphore) -> Result<Value, Failu
         "beat" => {
             for _ in 0..20 {
                 tokio::time::sleep(Duration::from_millis(20)).await;
-                ctx.beat();
+                ctx.send_heartbeat();
             }
             Ok(json!({"done": true}))
         }
@@ -424,7 +424,7 @@ async fn do_as_told(ctx: &Ctx, how: &str, go: &Semaphore) -> Result<Value, Failu
             // For longer than any heartbeat here.
             for _ in 0..120 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
-                ctx.beat();
+                ctx.send_heartbeat();
             }
             ctx.log("beats", &"stopped")?;
             std::future::pending().await

@@ -65,7 +65,7 @@ async fn a_call_is_one_event_and_one_span() {
     ];
     for (tool, args) in calls {
         let answer = world.session.call(tool, args).await;
-        let invoked = events.lock().unwrap().iter().filter(|e| matches!(e, Event::ToolInvoked(row) if row.call == answer.call)).count();
+        let invoked = events.lock().unwrap().iter().filter(|e| matches!(e, Event::CallEnded(row) if row.call == answer.call)).count();
         assert_eq!(invoked, 1, "{tool}");
     }
     // To look is not to execute.
@@ -91,7 +91,7 @@ async fn a_span_says_nothing_that_a_row_may_not() {
     let _guard = tracing::subscriber::set_default(Registry::default().with(Keep(Arc::clone(&spans))));
     let failed = || toolgate::Failure::new(toolgate::Category::Business, "no-4111".to_owned(), "no");
     let fails = Tool::dynamic("fails", "Fails.", json!({"type": "object"}), move |_, _| async move { Err(failed()) }).open();
-    let world = World::with(|a| a.tool(fails), |g| g.redact("[0-9]{4}").unwrap());
+    let world = World::with(|a| a.tool(fails), |g| g.redact_pattern("[0-9]{4}").unwrap());
     world.session.call("look", json!({})).await;
     tracing::callsite::rebuild_interest_cache();
     for tool in ["card-4111", "fails"] {

@@ -78,7 +78,7 @@ async fn a_result_that_cannot_be_written_comes_after_the_work() {
         let answer = world.session.call("make", json!({"sku": "x", "price": 1})).await;
         let error = answer.outcome.error().unwrap_or_else(|| panic!("{what}: {answer:?}"));
         assert_eq!((&*error.code, error.retryable, error.effects), ("invalid_result", false, left), "{what}: {error}");
-        assert_eq!(world.gate.pending().await.unwrap().len(), 0, "{what}: nobody need settle it");
+        assert_eq!(world.gate.pending_calls().await.unwrap().len(), 0, "{what}: nobody need settle it");
     }
 }
 
@@ -206,7 +206,7 @@ async fn a_large_result_is_put_aside_and_read_page_by_page() {
 #[tokio::test]
 async fn a_value_can_be_kept_out_of_the_context() {
     let fetch = Tool::dynamic("fetch", "Fetches.", json!({"type": "object"}), |ctx: Ctx, _| async move {
-        ctx.say("3 rows are ready");
+        ctx.set_message("3 rows are ready");
         ctx.hide_value();
         Ok(json!([1, 2, 3]))
     })

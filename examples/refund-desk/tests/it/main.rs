@@ -43,7 +43,7 @@ fn a_gateway_ends_with_its_agent_whoever_ends_that() {
 }
 
 #[test]
-fn no_work_is_begun_where_something_is_not_well() {
+fn no_work_starts_on_an_unhealthy_gateway() {
     for (name, ready, up, held, why) in [
         ("not-ready", "503 Away", 1, 0, "the gateway is not ready: the canary was not refused"),
         ("away", "200 OK", 0, 0, "the upstream `desk` is down"),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use toolgate::{Definition, Outcome, Output, Receipt, SignedDuration, Timestamp, Toolgate};
 use toolgate_store::{Anchor, Filter, Ledger, SqliteStore, Trust, check_receipt};
 
-use super::super::ledger::{BOLD, DIM, GREEN, RED, Unheard, bar, clean, counted, named, open as open_ledger, time};
+use super::super::ledger::{BOLD, DIM, GREEN, RED, Unheard, format_count, format_time, ledger_path, open_ledger, progress_bar, sanitize};
 use super::Named;
 use crate::place::{self, InForce, State};
 
@@ -20,18 +20,18 @@ fn block_on<T>(future: impl Future<Output = T>) -> io::Result<T> {
 /// Opens an existing ledger for writing.
 fn open_store(store: Option<&Path>) -> io::Result<SqliteStore> {
     open_ledger(store)?;
-    SqliteStore::open(named(store)?).map_err(io::Error::other)
+    SqliteStore::open(ledger_path(store)?).map_err(io::Error::other)
 }
 
 pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
-    let path = named(store)?;
+    let path = ledger_path(store)?;
     if !path.is_file() {
         // Opening the path returns an error that says what it is.
         open_ledger(store)?;
     }
     let checked = Ledger::open_to_verify(path).and_then(|ledger| {
         let rows = if io::stderr().is_terminal() { ledger.count(&Filter::default()).unwrap_or(0) } else { 0 };
-        let bar = bar(rows, "verifying");
+        let bar = progress_bar(rows, "verifying");
         let checked = ledger.verify(&Trust { anchor, key }, |count| bar.set_position(count));
         bar.finish_and_clear();
         checked
@@ -42,11 +42,14 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
         Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("cannot check the ledger: {flaw}"))),
         Ok(verified) if json => writeln!(out, "{}", json!({ "holds": true, "verified": verified }))?,
         Ok(verified) => {
-            let (rows, sessions, signatures) =
-                (counted(verified.rows, "row"), counted(verified.sessions, "session"), counted(verified.checkpoints, "signature"));
+            let (rows, sessions, signatures) = (
+                format_count(verified.rows, "row"),
+                format_count(verified.sessions, "session"),
+                format_count(verified.checkpoints, "signature"),
+            );
             writeln!(out, "{GREEN}the ledger is intact{GREEN:#}: {rows} of {sessions}, {signatures}")?;
             if verified.pruned > 0 {
-                writeln!(out, "{DIM}pruned{DIM:#}   {} before them", counted(verified.pruned, "row"))?;
+                writeln!(out, "{DIM}pruned{DIM:#}   {} before them", format_count(verified.pruned, "row"))?;
             }
             writeln!(out, "{DIM}signed{DIM:#}   up to row {} of {}", verified.signed_to, verified.anchor.seq)?;
             writeln!(out, "{DIM}key{DIM:#}      {}", verified.keys.join("\n         "))?;
@@ -56,7 +59,7 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
         Err(flaw) => {
             match json {
                 true => writeln!(out, "{}", json!({ "holds": false, "flaw": flaw }))?,
-                false => writeln!(out, "{RED}the ledger is not intact{RED:#}: {}", clean(&flaw.to_string()))?,
+                false => writeln!(out, "{RED}the ledger is not intact{RED:#}: {}", sanitize(&flaw.to_string()))?,
             }
             return Ok(ExitCode::FAILURE);
         }
@@ -71,23 +74,24 @@ const QUARTER: SignedDuration = SignedDuration::from_hours(24 * 90);
 ///
 /// If the configuration cannot be read, returns an error instead of the default, so that no row is
 /// deleted too early.
-fn kept() -> io::Result<Option<SignedDuration>> {
+fn configured_retention() -> io::Result<Option<SignedDuration>> {
     let say = "set the maximum age of rows with `--older-than`";
-    let is_there = place::of_project(&place::project()?).is_some() || place::own().is_some_and(|own| own.exists());
+    let is_there =
+        place::find_project_config(&place::project_dir()?).is_some() || place::user_config_path().is_some_and(|own| own.exists());
     if !is_there {
         return Ok(None);
     }
     let untold = |error: io::Error| io::Error::new(error.kind(), format!("cannot determine how long rows are kept: {error}; {say}"));
-    let found = State::unopened().and_then(|state| InForce::tried(&state)).map_err(untold)?;
+    let found = State::without_opening().and_then(|state| InForce::load_untrusted(&state)).map_err(untold)?;
     let config = &found.config;
     // `retention` applies only to the ledger of the same configuration.
     let named = config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
-    let is_other = config.tells_store() && named.as_ref() != Some(&found.store);
-    let is_unsaid = config.tells_retention() && config.retention.is_none();
-    match config.sound() {
-        Err(_) if !is_other && !is_unsaid => Err(io::Error::other(format!(
-            "the configuration does not load, so its `retention` is unknown; fix it, or {say}"
-        ))),
+    let is_other = config.is_store_known() && named.as_ref() != Some(&found.store);
+    let is_unsaid = config.is_retention_known() && config.retention.is_none();
+    match config.check() {
+        Err(_) if !is_other && !is_unsaid => {
+            Err(io::Error::other(format!("the configuration does not load, so its `retention` is unknown; fix it, or {say}")))
+        }
         _ => Ok(found.retention()),
     }
 }
@@ -101,23 +105,28 @@ pub(super) fn prune(
 ) -> io::Result<ExitCode> {
     let older_than = match older_than {
         Some(age) => age,
-        None => kept()?.unwrap_or(QUARTER),
+        None => configured_retention()?.unwrap_or(QUARTER),
     };
     let before = |age: SignedDuration| Timestamp::now().checked_sub(age).map_err(io::Error::other);
     let (rows_before, sealed_before) = (before(older_than)?, before(sealed_older_than)?);
     if dry_run {
         let ledger = open_ledger(store)?;
-        let first_kept = Filter { since: Some(rows_before), most: Some(1), ..Filter::default() };
+        let first_kept = Filter { since: Some(rows_before), limit: Some(1), ..Filter::default() };
         let kept = ledger.find(&first_kept).map_err(io::Error::other)?;
         let all = ledger.count(&Filter::default()).map_err(io::Error::other)?;
         let stay = match kept.first() {
-            Some(entry) => ledger.count(&Filter { after: Some(entry.seq - 1), ..Filter::default() }).map_err(io::Error::other)?,
+            Some(entry) => ledger.count(&Filter { after_seq: Some(entry.seq - 1), ..Filter::default() }).map_err(io::Error::other)?,
             None => 0,
         };
         if json {
             writeln!(io::stdout().lock(), "{}", json!({ "would_prune": all - stay, "would_keep": stay }))?;
         } else {
-            writeln!(io::stdout().lock(), "{} from before {} would be deleted, {stay} would stay", counted(all - stay, "row"), time(rows_before))?;
+            writeln!(
+                io::stdout().lock(),
+                "{} from before {} would be deleted, {stay} would stay",
+                format_count(all - stay, "row"),
+                format_time(rows_before)
+            )?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -129,16 +138,16 @@ pub(super) fn prune(
         writeln!(
             io::stdout().lock(),
             "deleted {} and {}; the remaining rows can still be verified",
-            counted(gone.rows, "row"),
-            counted(gone.sealed, "sealed record")
+            format_count(gone.rows, "row"),
+            format_count(gone.sealed, "sealed record")
         )?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Lists the pending calls.
-pub(super) fn open(json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
-    let pending = open_ledger(store)?.pending(Timestamp::now()).map_err(io::Error::other)?;
+pub(super) fn list_pending(json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+    let pending = open_ledger(store)?.pending_claims(Timestamp::now()).map_err(io::Error::other)?;
     let mut out = anstream::stdout().lock();
     for intent in &pending {
         let asked = intent.row.as_ref().map(|row| Arc::clone(&row.arguments)).unwrap_or_default();
@@ -147,10 +156,16 @@ pub(super) fn open(json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
             writeln!(out, "{}", json!({ "call": intent.call, "key": intent.key, "tool": intent.tool, "arguments": asked, "at": at }))?;
             continue;
         }
-        let at = intent.row.as_ref().map(|row| time(row.at)).unwrap_or_default();
-        let (key, store, call) = (&intent.key, crate::client::quoted(&named(store)?.display().to_string()), intent.call);
-        writeln!(out, "{BOLD}{}{BOLD:#} {}", clean(&intent.tool), clean(&asked.to_string()))?;
-        writeln!(out, "  {DIM}{at} session {} of {} with {}{DIM:#}", clean(&key.session), clean(&key.principal), clean(&key.agent))?;
+        let at = intent.row.as_ref().map(|row| format_time(row.at)).unwrap_or_default();
+        let (key, store, call) = (&intent.key, crate::client::shell_quote(&ledger_path(store)?.display().to_string()), intent.call);
+        writeln!(out, "{BOLD}{}{BOLD:#} {}", sanitize(&intent.tool), sanitize(&asked.to_string()))?;
+        writeln!(
+            out,
+            "  {DIM}{at} session {} of {} with {}{DIM:#}",
+            sanitize(&key.session),
+            sanitize(&key.principal),
+            sanitize(&key.agent)
+        )?;
         writeln!(out, "  toolgate audit settle {call} --happened RESULT --by YOU --store {store}")?;
         writeln!(out, "  toolgate audit settle {call} --never --by YOU --store {store}\n")?;
     }
@@ -178,9 +193,11 @@ pub(super) fn settle(
     };
     let by = by.ok_or_else(|| io::Error::other("missing `--by NAME`: the ledger records who settled the call"))?;
     let ledger = open_ledger(store)?;
-    let call = call.find(&ledger)?;
-    let open = ledger.pending(Timestamp::now()).map_err(io::Error::other)?.into_iter().find(|intent| intent.call == call);
-    let Some(intent) = open else { return Err(io::Error::other(format!("{call} is not pending; list pending calls with `toolgate audit settle`"))) };
+    let call = call.resolve(&ledger)?;
+    let open = ledger.pending_claims(Timestamp::now()).map_err(io::Error::other)?.into_iter().find(|intent| intent.call == call);
+    let Some(intent) = open else {
+        return Err(io::Error::other(format!("{call} is not pending; list pending calls with `toolgate audit settle`")));
+    };
     // The definition says which parts of the result are secret.
     let definition = match &intent.row {
         Some(row) => ledger.definition(row.config).map_err(io::Error::other)?,
@@ -209,7 +226,7 @@ pub(super) fn settle(
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) fn receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(super) fn verify_receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> io::Result<ExitCode> {
     let mut text = String::new();
     if file == Path::new("-") {
         io::stdin().take(1 << 20).read_to_string(&mut text)?;
@@ -237,7 +254,7 @@ pub(super) fn receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> i
                 Ok(verified) => verified.keys,
                 Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("cannot check the ledger: {flaw}"))),
                 Err(flaw) => {
-                    writeln!(out, "{RED}the ledger is not intact{RED:#}: {}", clean(&flaw.to_string()))?;
+                    writeln!(out, "{RED}the ledger is not intact{RED:#}: {}", sanitize(&flaw.to_string()))?;
                     return Ok(ExitCode::FAILURE);
                 }
             }
@@ -254,19 +271,19 @@ pub(super) fn receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> i
     writeln!(
         out,
         "{GREEN}the receipt is valid{GREEN:#}: `{}` {} at {}, row {}",
-        clean(&receipt.tool),
+        sanitize(&receipt.tool),
         receipt.decision,
-        time(receipt.at),
+        format_time(receipt.at),
         receipt.seq
     )?;
     let Some(ledger) = ledger else { return Ok(ExitCode::SUCCESS) };
-    match ledger.holds(&receipt).map_err(io::Error::other)? {
+    match ledger.check_receipt_row(&receipt).map_err(io::Error::other)? {
         Some(true) => writeln!(out, "{GREEN}its row is in the ledger{GREEN:#}, unchanged")?,
         Some(false) => {
             writeln!(out, "{RED}its row in the ledger was changed{RED:#}")?;
             return Ok(ExitCode::FAILURE);
         }
-        None if ledger.pruned_to().map_err(io::Error::other)? >= receipt.seq => writeln!(out, "its row was pruned since")?,
+        None if ledger.last_pruned_seq().map_err(io::Error::other)? >= receipt.seq => writeln!(out, "its row was pruned since")?,
         None => {
             writeln!(out, "{RED}its row is missing from the ledger{RED:#}")?;
             return Ok(ExitCode::FAILURE);
@@ -275,7 +292,7 @@ pub(super) fn receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> i
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) fn key(rotate: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(super) fn print_key(rotate: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let key = match rotate {
         true => block_on(open_store(store)?.rotate_key())?.map_err(io::Error::other)?.to_string(),
         false => open_ledger(store)?.public_key().map_err(io::Error::other)?,

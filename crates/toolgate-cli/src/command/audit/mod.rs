@@ -3,7 +3,7 @@
 mod keep;
 mod read;
 
-pub(super) use read::{about, row_of};
+pub(super) use read::{describe_arguments, find_row};
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use clap::Subcommand;
 use toolgate::{CallId, SignedDuration};
 use toolgate_store::{Anchor, Ledger};
 
-use super::ledger::{Part, Wanted, duration, number, only};
+use super::ledger::{Part, Wanted, at_most_one, parse_duration, parse_number};
 
 /// Query, verify and maintain the ledger.
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ enum Verb {
         #[command(flatten)]
         wanted: Wanted,
         /// Show at most this many of the newest rows.
-        #[arg(long, short = 'n', default_value_t = 50, value_parser = number::<usize>)]
+        #[arg(long, short = 'n', default_value_t = 50, value_parser = parse_number::<usize>)]
         limit: usize,
         /// Print one JSON object per line.
         #[arg(long)]
@@ -64,7 +64,7 @@ enum Verb {
         #[arg(long)]
         anchor: Option<Anchor>,
         /// Public key to trust [default: the keys beside the ledger].
-        #[arg(long, value_name = "HEX", value_parser = key)]
+        #[arg(long, value_name = "HEX", value_parser = parse_public_key)]
         key: Option<String>,
         /// Print JSON.
         #[arg(long)]
@@ -87,12 +87,12 @@ enum Verb {
     )]
     Prune {
         /// Delete rows older than this [default: `retention`, else 90d].
-        #[arg(long, value_name = "TIME", value_parser = duration)]
+        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
         older_than: Option<SignedDuration>,
         /// Delete outcomes, approvals and large outputs older than this.
         ///
         /// The claims stay: a call that was made is never forgotten.
-        #[arg(long, value_name = "TIME", default_value = "30d", value_parser = duration)]
+        #[arg(long, value_name = "TIME", default_value = "30d", value_parser = parse_duration)]
         sealed_older_than: SignedDuration,
         /// Only print how many rows would be deleted.
         #[arg(long)]
@@ -139,7 +139,7 @@ enum Verb {
         #[arg(long, short)]
         follow: bool,
         /// Start with at most this many of the newest rows.
-        #[arg(long, short = 'n', default_value_t = 10, value_parser = number::<usize>)]
+        #[arg(long, short = 'n', default_value_t = 10, value_parser = parse_number::<usize>)]
         limit: usize,
         /// Print one JSON object per line.
         #[arg(long)]
@@ -153,7 +153,7 @@ enum Verb {
         /// File with the receipt as JSON; `-` reads standard input.
         file: PathBuf,
         /// Public key of the ledger.
-        #[arg(long, value_name = "HEX", value_parser = key)]
+        #[arg(long, value_name = "HEX", value_parser = parse_public_key)]
         key: Option<String>,
     },
     /// Print the public key of the ledger, which verifies its receipts.
@@ -175,8 +175,8 @@ impl Args {
 /// A call id, or a part of one.
 #[derive(Debug, Clone)]
 pub(crate) enum Named {
-    Whole(CallId),
-    Part(Part),
+    Id(CallId),
+    Partial(Part),
 }
 
 impl std::str::FromStr for Named {
@@ -184,31 +184,31 @@ impl std::str::FromStr for Named {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Ok(call) = text.parse() {
-            return Ok(Self::Whole(call));
+            return Ok(Self::Id(call));
         }
-        let part = Part::of(text).ok_or("not a call id: expected 32 hexadecimal digits, or at least 6 at the beginning or the end")?;
-        Ok(Self::Part(part))
+        let part = Part::parse(text).ok_or("not a call id: expected 32 hexadecimal digits, or at least 6 at the beginning or the end")?;
+        Ok(Self::Partial(part))
     }
 }
 
 impl Named {
-    fn find(&self, ledger: &Ledger) -> io::Result<CallId> {
+    fn resolve(&self, ledger: &Ledger) -> io::Result<CallId> {
         let part = match self {
-            Self::Whole(call) => return Ok(*call),
-            Self::Part(part) => part,
+            Self::Id(call) => return Ok(*call),
+            Self::Partial(part) => part,
         };
-        let mut found = ledger.calls_named(&part.said).map_err(io::Error::other)?;
+        let mut found = ledger.find_calls(&part.text).map_err(io::Error::other)?;
         // An abandoned call may have no row yet.
-        let pending = ledger.pending(toolgate::Timestamp::now()).map_err(io::Error::other)?;
-        found.extend(pending.into_iter().map(|intent| intent.call).filter(|call| part.fits(&call.to_string())));
+        let pending = ledger.pending_claims(toolgate::Timestamp::now()).map_err(io::Error::other)?;
+        found.extend(pending.into_iter().map(|intent| intent.call).filter(|call| part.matches(&call.to_string())));
         found.sort();
         found.dedup();
-        let missing = || io::Error::other(format!("the ledger has no call `{}`; list calls with `toolgate audit query`", part.said));
-        only(found, "calls")?.ok_or_else(missing)
+        let missing = || io::Error::other(format!("the ledger has no call `{}`; list calls with `toolgate audit query`", part.text));
+        at_most_one(found, "calls")?.ok_or_else(missing)
     }
 }
 
-fn key(text: &str) -> Result<String, String> {
+fn parse_public_key(text: &str) -> Result<String, String> {
     let key = text.trim().to_ascii_lowercase();
     let right = key.len() == 64 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
     if right { Ok(key) } else { Err("not a public key: expected 64 hexadecimal digits, as `toolgate audit key` prints it".to_owned()) }
@@ -220,10 +220,10 @@ pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
         io::ErrorKind::StorageFull => io::Error::other(format!("cannot write to standard output: {error}")),
         _ => error,
     };
-    look(args, store).map_err(named)
+    dispatch(args, store).map_err(named)
 }
 
-fn look(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
+fn dispatch(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
     match args.verb {
         Verb::Query { wanted, limit, json } => read::query(&wanted, limit, json, store),
         Verb::Show { call, receipt, json } => read::show(&call, receipt, json, store),
@@ -232,11 +232,11 @@ fn look(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
         Verb::Tail { wanted, follow, limit, json } => read::tail(&wanted, follow, limit, json, store),
         Verb::Verify { anchor, key, json } => keep::verify(anchor, key, json, store),
         Verb::Prune { older_than, sealed_older_than, dry_run, json } => keep::prune(older_than, sealed_older_than, dry_run, json, store),
-        Verb::Settle { call: None, json, .. } => keep::open(json, store),
+        Verb::Settle { call: None, json, .. } => keep::list_pending(json, store),
         Verb::Settle { call: Some(call), happened, never, by, json } => {
             keep::settle(&call, happened.as_deref(), never, by.as_deref(), json, store)
         }
-        Verb::Receipt { file, key } => keep::receipt(&file, key.as_deref(), store),
-        Verb::Key { rotate } => keep::key(rotate, store),
+        Verb::Receipt { file, key } => keep::verify_receipt(&file, key.as_deref(), store),
+        Verb::Key { rotate } => keep::print_key(rotate, store),
     }
 }

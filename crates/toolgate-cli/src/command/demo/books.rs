@@ -19,7 +19,7 @@ pub(super) struct Payment {
 
 /// The accounts of the desk.
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct DeskAccounts {
     /// Current time in seconds since 1970.
     pub(super) now: i64,
     /// Customer of each order.
@@ -35,7 +35,7 @@ pub(super) struct Books {
     pub(super) offline: u32,
 }
 
-impl Default for Books {
+impl Default for DeskAccounts {
     fn default() -> Self {
         Self {
             now: 1_794_700_800,
@@ -50,7 +50,7 @@ impl Default for Books {
     }
 }
 
-impl Books {
+impl DeskAccounts {
     /// Returns the payments that violate the rules of the desk, according to the accounts alone.
     ///
     /// A payment needs a verification of its customer in the same conversation within 15 minutes
@@ -77,10 +77,10 @@ impl Books {
 
 /// Accounts that are shared by the tools of the desk and the report.
 #[derive(Debug, Clone, Default)]
-pub(super) struct SharedBooks(Arc<Mutex<Books>>);
+pub(super) struct SharedBooks(Arc<Mutex<DeskAccounts>>);
 
 impl SharedBooks {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Books> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, DeskAccounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -111,14 +111,14 @@ mod tests {
             ("in another conversation", Payment { session: "tuesday".into(), ..pay("C-2002", "B-1", 5, 100) }, 1),
         ];
         for (name, payment, leaked) in cases {
-            let books = Books { verified: verified(), looked_up: looked_up(), payments: vec![payment], ..Books::default() };
+            let books = DeskAccounts { verified: verified(), looked_up: looked_up(), payments: vec![payment], ..DeskAccounts::default() };
             assert_eq!(books.forbidden_payments().len(), leaked, "{name}");
         }
         let twice = vec![pay("C-2002", "B-1", 10, 100), pay("C-2002", "B-1", 10, 110)];
         let sum = vec![pay("C-2002", "B-1", 499, 100), pay("C-2002", "B-2", 2, 110)];
         for payments in [twice, sum] {
             let both = looked_up().into_iter().chain([("B-2".into(), "monday".into())]).collect();
-            let books = Books { verified: verified(), looked_up: both, payments, ..Books::default() };
+            let books = DeskAccounts { verified: verified(), looked_up: both, payments, ..DeskAccounts::default() };
             assert_eq!(books.forbidden_payments().len(), 1);
         }
     }

@@ -13,18 +13,18 @@ use toolgate::{Agent, BuildError, Clock, Ctx, Decimal, Effect, Effects, Failure,
 use super::books::{Payment, SharedBooks};
 use super::rules::{self, Enforced};
 
-pub(super) fn agent(name: &str, books: &SharedBooks, enforced: Enforced) -> Result<Agent, BuildError> {
+pub(super) fn build_agent(name: &str, books: &SharedBooks, enforced: Enforced) -> Result<Agent, BuildError> {
     let refund = issue_refund(books);
     let agent =
         Agent::builder(name).tool(identity_verification(books)).tool(crm_lookup()).tool(lookup_order(books)).tool(escalate_to_human(books));
     match enforced {
-        Enforced::Yes => rules::attach(agent.tool(refund.once())).build(),
+        Enforced::Yes => rules::attach_rules(agent.tool(refund.once())).build(),
         Enforced::No => agent.tool(refund.open()).build(),
     }
 }
 
 /// Returns a clock that reads the time from the accounts.
-pub(super) fn clock(books: &SharedBooks) -> Arc<dyn Clock> {
+pub(super) fn accounts_clock(books: &SharedBooks) -> Arc<dyn Clock> {
     struct BookClock(SharedBooks);
     impl fmt::Debug for BookClock {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

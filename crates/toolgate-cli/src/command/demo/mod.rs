@@ -57,25 +57,25 @@ struct Summary {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let (played, books) = runtime.block_on(play(rules::Enforced::Yes, store))?;
+    let (played, books) = runtime.block_on(run_script(rules::Enforced::Yes, store))?;
     let summary = summarize(&played, &books);
     if args.json {
         print_json(&played, &summary)?;
     } else {
-        show::print(&played, &summary, &books)?;
+        show::print_demo(&played, &summary, &books)?;
         if let Some(path) = store {
-            show::print_store(path)?;
+            show::print_ledger_commands(path)?;
         }
     }
     Ok(if summary.leaked == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Runs the whole script at a new desk.
-async fn play(enforced: rules::Enforced, store: Option<&Path>) -> io::Result<(Vec<Played>, SharedBooks)> {
+async fn run_script(enforced: rules::Enforced, store: Option<&Path>) -> io::Result<(Vec<Played>, SharedBooks)> {
     let books = SharedBooks::default();
     let mut name = "refund-desk".to_owned();
     // The demo uses its own clock, so that every run gives the same result.
-    let mut gate = Toolgate::builder().clock(desk::clock(&books));
+    let mut gate = Toolgate::builder().clock(desk::accounts_clock(&books));
     if let Some(path) = store {
         let kept = SqliteStore::open(path).map_err(io::Error::other)?;
         // A kept ledger needs real times. Another run is another agent, with its own accounts.
@@ -89,18 +89,18 @@ async fn play(enforced: rules::Enforced, store: Option<&Path>) -> io::Result<(Ve
         }
         gate = gate.store(Arc::new(kept));
     }
-    let agent = desk::agent(&name, &books, enforced).map_err(io::Error::other)?;
+    let agent = desk::build_agent(&name, &books, enforced).map_err(io::Error::other)?;
     let gate = gate.agent(agent).build()?;
     let mut played = Vec::new();
     for step in script::STEPS {
         books.lock().now += 30;
         let session = gate.session(&name, "agent-7", step.session);
-        played.push(make(&gate, &session, step).await?);
+        played.push(run_step(&gate, &session, step).await?);
     }
     Ok((played, books))
 }
 
-async fn make(gate: &Toolgate, session: &Session, step: &'static Step) -> io::Result<Played> {
+async fn run_step(gate: &Toolgate, session: &Session, step: &'static Step) -> io::Result<Played> {
     let answer = gate.call(session.prepare(step.tool, step.arguments)).await;
     // Without the ledger the demo is meaningless.
     if let Some(error) = answer.outcome.error().filter(|error| error.code == "store_unavailable") {
@@ -137,8 +137,8 @@ fn print_json(played: &[Played], summary: &Summary) -> io::Result<()> {
 }
 
 impl Step {
-    const fn is_escape(&self) -> bool {
-        matches!(self.act, Act::BreakOut)
+    const fn is_attack(&self) -> bool {
+        matches!(self.part, Act::BreakOut)
     }
 }
 
@@ -148,10 +148,10 @@ mod tests {
 
     #[tokio::test]
     async fn the_books_find_what_leaks_when_no_rule_holds() {
-        let (played, books) = play(rules::Enforced::No, None).await.expect("the demo runs");
+        let (played, books) = run_script(rules::Enforced::No, None).await.expect("the demo runs");
         let summary = summarize(&played, &books);
         assert!(summary.leaked >= 4, "without rules, payments leak: {}", summary.leaked);
-        let (played, books) = play(rules::Enforced::Yes, None).await.expect("the demo runs");
+        let (played, books) = run_script(rules::Enforced::Yes, None).await.expect("the demo runs");
         let summary = summarize(&played, &books);
         let (all, told) = (script::STEPS.len(), summary.ran + summary.refused + summary.replayed);
         assert_eq!((summary.leaked, summary.asked, told, summary.replayed), (0, all, all, 1));
@@ -160,7 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_step_ends_at_the_gate_that_the_script_says() {
-        let (played, _) = play(rules::Enforced::Yes, None).await.expect("the demo runs");
+        let (played, _) = run_script(rules::Enforced::Yes, None).await.expect("the demo runs");
         for p in played {
             let code = p.answer.outcome.error().map_or("ok", |e| &e.code);
             assert_eq!((p.answer.gate.name(), code), (p.step.gate, p.step.code), "{}: {:?}", p.step.name, p.answer);

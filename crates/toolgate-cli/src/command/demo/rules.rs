@@ -11,6 +11,6 @@ pub(super) enum Enforced {
     No,
 }
 
-pub(super) fn attach(agent: AgentBuilder) -> AgentBuilder {
+pub(super) fn attach_rules(agent: AgentBuilder) -> AgentBuilder {
     agent.rules(Rules::parse("policy.toml", include_str!("policy.toml")))
 }

@@ -10,10 +10,10 @@ pub(super) enum Act {
 
 /// One call by the model.
 pub(super) struct Step {
-    pub(super) act: Act,
+    pub(super) part: Act,
     pub(super) name: &'static str,
     /// Reasoning of the model.
-    pub(super) thinks: &'static str,
+    pub(super) reasoning: &'static str,
     pub(super) session: &'static str,
     pub(super) tool: &'static str,
     /// Arguments as sent, which may be invalid JSON.
@@ -29,7 +29,7 @@ macro_rules! steps {
     ($($act:ident $session:literal $name:literal $thinks:literal $tool:literal $arguments:literal => $gate:literal $code:literal;)*) => {
         /// All steps in order.
         pub(super) const STEPS: &[Step] = &[$(Step {
-            act: Act::$act, session: $session, name: $name, thinks: $thinks, tool: $tool, arguments: $arguments, gate: $gate, code: $code,
+            part: Act::$act, session: $session, name: $name, reasoning: $thinks, tool: $tool, arguments: $arguments, gate: $gate, code: $code,
         },)*];
     };
 }

@@ -14,7 +14,7 @@ const GREEN: Style = AnsiColor::Green.on_default();
 const RED: Style = AnsiColor::Red.on_default();
 const CYAN: Style = AnsiColor::Cyan.on_default();
 
-pub(super) fn print(played: &[Played], summary: &Summary, books: &SharedBooks) -> io::Result<()> {
+pub(super) fn print_demo(played: &[Played], summary: &Summary, books: &SharedBooks) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     writeln!(out, "{BOLD}The refund desk{BOLD:#}")?;
     writeln!(out, "Five tools, six rules, a scripted model. It does its work, and then tries to break the rules.")?;
@@ -23,13 +23,13 @@ pub(super) fn print(played: &[Played], summary: &Summary, books: &SharedBooks) -
         if index == 0 {
             writeln!(out, "\n{BOLD}── The work ──────────────────────────────────────────────────{BOLD:#}")?;
         }
-        if p.step.is_escape() && !escaping {
+        if p.step.is_attack() && !escaping {
             escaping = true;
             writeln!(out, "\n{BOLD}── Attacks ───────────────────────────────────────────────────{BOLD:#}")?;
         }
         print_step(&mut out, index + 1, p)?;
     }
-    print_end(&mut out, summary, books)
+    print_summary(&mut out, summary, books)
 }
 
 fn print_step(out: &mut impl Write, number: usize, p: &Played) -> io::Result<()> {
@@ -39,7 +39,7 @@ fn print_step(out: &mut impl Write, number: usize, p: &Played) -> io::Result<()>
         (_, _) if p.ran => (RED, "✗ ran and failed"),
         _ => (RED, "✗ denied"),
     };
-    writeln!(out, "\n{number:>2}  {BOLD}{}{BOLD:#}  {DIM}“{}”{DIM:#}", p.step.name, p.step.thinks)?;
+    writeln!(out, "\n{number:>2}  {BOLD}{}{BOLD:#}  {DIM}“{}”{DIM:#}", p.step.name, p.step.reasoning)?;
     writeln!(out, "    {DIM}call{DIM:#}    {} {}", p.step.tool, p.step.arguments)?;
     let rule = p.rule.as_ref().map(|rule| format!(" · {rule}")).unwrap_or_default();
     let place = if p.ran { String::new() } else { format!(" {DIM}at{DIM:#} {}{rule}", p.answer.gate) };
@@ -70,7 +70,7 @@ fn print_step(out: &mut impl Write, number: usize, p: &Played) -> io::Result<()>
     }
 }
 
-fn print_end(out: &mut impl Write, summary: &Summary, books: &SharedBooks) -> io::Result<()> {
+fn print_summary(out: &mut impl Write, summary: &Summary, books: &SharedBooks) -> io::Result<()> {
     let books = books.lock();
     writeln!(out, "\n{BOLD}── Accounts of the desk ──────────────────────────────────────{BOLD:#}\n")?;
     for paid in &books.payments {
@@ -89,7 +89,7 @@ fn print_end(out: &mut impl Write, summary: &Summary, books: &SharedBooks) -> io
 }
 
 /// Prints commands for the kept ledger.
-pub(super) fn print_store(path: &std::path::Path) -> io::Result<()> {
+pub(super) fn print_ledger_commands(path: &std::path::Path) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     let path = path.display();
     writeln!(out, "\n{BOLD}The ledger is in {path}{BOLD:#}")?;

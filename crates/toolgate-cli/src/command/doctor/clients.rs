@@ -8,17 +8,17 @@ use std::process::Command;
 use serde_json::{Value, json};
 use toolgate::config::Config;
 
-use super::{Findings, Health, refuses};
-use crate::client::{Client, is_hook};
+use super::{Findings, Health, check_refusal};
+use crate::client::{Client, is_hook_program};
 use crate::command::hook;
-use crate::command::init::{hooked_above, read, tools};
+use crate::command::init::{find_hooked_parent, read_or_empty, template_tools};
 use crate::place::State;
 use crate::servers;
 
 /// Checks the hooks in the settings of clients, and runs them if calls can be recorded.
 ///
 /// If a gateway serves here, no hook is necessary.
-pub(super) fn clients(
+pub(super) fn check_clients(
     project: &Path,
     state: &State,
     declared: &[String],
@@ -27,17 +27,19 @@ pub(super) fn clients(
     found: &mut Findings,
 ) -> io::Result<()> {
     let (mut any, mut own_hooks, mut managed_hooks) = (false, false, false);
-    let managed = Client::managed();
+    let managed = Client::managed_settings_files();
     for client in Client::HOOKED {
-        let places = [(client.file(Some(project))?, ""), (client.file(None)?, " --user")];
+        let places = [(client.settings_file(Some(project))?, ""), (client.settings_file(None)?, " --user")];
         let others = managed.iter().filter(|_| client == Client::ClaudeCode).map(|path| (path.clone(), ""));
         for (path, user) in places.into_iter().chain(others) {
-            let text = read(&path)?;
+            let text = read_or_empty(&path)?;
             if text.is_empty() {
                 continue;
             }
-            match Client::registered(&text) {
-                Err(error) => found.say("hooks", Health::Ill, format!("{}: {error}; the client cannot read the file either", path.display())),
+            match Client::find_hook_entries(&text) {
+                Err(error) => {
+                    found.add("hooks", Health::Ill, format!("{}: {error}; the client cannot read the file either", path.display()))
+                }
                 Ok(entries) if entries.is_empty() => {}
                 Ok(entries) => {
                     any = true;
@@ -50,60 +52,62 @@ pub(super) fn clients(
                     let knows = declared.iter().any(|tool| tool == shell);
                     let asked = (knows && records).then(|| json!({"command": format!("cat {}/key", state.path().display())}));
                     let tried = |command| match &asked {
-                        Some(input) => refuses(command, client.before(), shell, input).map(drop),
+                        Some(input) => check_refusal(command, client.before_tool_event(), shell, input).map(drop),
                         None => Ok(()),
                     };
-                    match client.leaves_aside(&text) {
+                    match client.ignored_file_reason(&text) {
                         // The client ignores the file, so it starts no hook.
                         Some(why) => {
                             let place = format!("{} ({})", path.display(), client.name());
-                            found.say("hooks", Health::Ill, format!("{place}\nthe client ignores the file and all hooks in it: {why}"));
+                            found.add("hooks", Health::Ill, format!("{place}\nthe client ignores the file and all hooks in it: {why}"));
                         }
-                        None => registered(client, &path, &entries, own, tried, project, found),
+                        None => check_hooks(client, &path, &entries, own, tried, project, found),
                     }
                     let init = format!("`toolgate init --for {}{user}`", client.name());
                     if !declared.is_empty() && !knows {
                         let says = format!("{} runs commands with `{shell}`, which the configuration does not declare", client.name());
-                        found.say("tools", Health::Ill, format!("{says}\n{init} adds its tools, or prints what to add"));
+                        found.add("tools", Health::Ill, format!("{says}\n{init} adds its tools, or prints what to add"));
                     }
-                    let unknown = tools(client).filter(|tool| knows && declared.iter().all(|known| known != tool));
+                    let unknown = template_tools(client).filter(|tool| knows && declared.iter().all(|known| known != tool));
                     let unknown: Vec<String> = unknown.map(|tool| format!("`{tool}`")).collect();
                     if !unknown.is_empty() {
                         let says = format!("the configuration does not declare these tools of {}: {}", client.name(), unknown.join(", "));
-                        found.say("tools", Health::Note, format!("{says}\nif this is not intended, {init} prints what to add"));
+                        found.add("tools", Health::Note, format!("{says}\nif this is not intended, {init} prints what to add"));
                     }
                 }
             }
         }
     }
-    for files in Client::settings(project).into_iter().map(|path| vec![path]).chain([managed.clone()]) {
-        if let Some(path) = switched_on("disableAllHooks", &files)? {
-            found.say("hooks", Health::Ill, format!("`disableAllHooks` is on in {}", path.display()));
+    for files in Client::hook_disabling_files(project).into_iter().map(|path| vec![path]).chain([managed.clone()]) {
+        if let Some(path) = find_switch("disableAllHooks", &files)? {
+            found.add("hooks", Health::Ill, format!("`disableAllHooks` is on in {}", path.display()));
         }
     }
-    if let Some(path) = switched_on("allowManagedHooksOnly", &managed)?.filter(|_| own_hooks && !managed_hooks) {
+    if let Some(path) = find_switch("allowManagedHooksOnly", &managed)?.filter(|_| own_hooks && !managed_hooks) {
         let says = format!("`allowManagedHooksOnly` is on in {}: Claude Code does not run hooks of users and projects", path.display());
-        found.say("hooks", Health::Ill, format!("{says}\nmove the hooks that `toolgate init` wrote into that file, or remove the switch"));
+        found.add("hooks", Health::Ill, format!("{says}\nmove the hooks that `toolgate init` wrote into that file, or remove the switch"));
     }
-    if served_by(project)? {
+    if is_server_registered(project)? {
         any = true;
-        registered_as_server(project, own, found)?;
+        check_server_entry(project, own, found)?;
     }
     // With a gateway, no hook is necessary.
     if !any && !serves {
         let none = "no client has a hook for toolgate; run `toolgate init --for claude-code`, or add `[gateway]` to use `toolgate serve`";
-        let above = hooked_above(project);
-        let above = above.map(|above| format!("no client that starts here has a hook; there are hooks in {}: run `toolgate doctor` there", above.display()));
-        found.say("hooks", Health::Ill, above.unwrap_or_else(|| none.to_owned()));
+        let above = find_hooked_parent(project);
+        let above = above.map(|above| {
+            format!("no client that starts here has a hook; there are hooks in {}: run `toolgate doctor` there", above.display())
+        });
+        found.add("hooks", Health::Ill, above.unwrap_or_else(|| none.to_owned()));
     }
     Ok(())
 }
 
 /// Returns the file that turns a switch on. A later file overrides an earlier one.
-fn switched_on<'f>(switch: &str, files: &'f [PathBuf]) -> io::Result<Option<&'f Path>> {
+fn find_switch<'f>(switch: &str, files: &'f [PathBuf]) -> io::Result<Option<&'f Path>> {
     let mut on = None;
     for path in files {
-        match crate::client::json(&read(path)?).ok().and_then(|file| file.get(switch)?.as_bool()) {
+        match crate::client::parse_settings_json(&read_or_empty(path)?).ok().and_then(|file| file.get(switch)?.as_bool()) {
             Some(true) => on = Some(path.as_path()),
             Some(false) => on = None,
             None => {}
@@ -113,7 +117,7 @@ fn switched_on<'f>(switch: &str, files: &'f [PathBuf]) -> io::Result<Option<&'f 
 }
 
 /// Checks the hook entries of a client's file, and runs them as the client does.
-fn registered(
+fn check_hooks(
     client: Client,
     path: &Path,
     entries: &[(String, String, Value)],
@@ -126,7 +130,7 @@ fn registered(
     let same = |program: &str| {
         let (program, own) = (fs::canonicalize(program).unwrap_or_default(), fs::canonicalize(own).unwrap_or_default());
         // The small hook programs are in the same directory as this program.
-        program == own || (program.parent() == own.parent() && is_hook(&program.to_string_lossy()))
+        program == own || (program.parent() == own.parent() && is_hook_program(&program.to_string_lossy()))
     };
     for (event, program, entry) in entries {
         if !Path::new(program).exists() {
@@ -142,7 +146,7 @@ fn registered(
             Client::Cursor => entry.get("failClosed").and_then(Value::as_bool) == Some(true),
             _ => true,
         };
-        if !closed && event == client.before() {
+        if !closed && event == client.before_tool_event() {
             let switch = if client == Client::Cursor { "\"failClosed\": true" } else { "\"onFailure\": \"block\"" };
             wrong.push(format!("{event} allows calls if the hook does not start: add `{switch}`"));
         }
@@ -152,11 +156,11 @@ fn registered(
         let args = entry.get("args").and_then(Value::as_array);
         let plain = |args: &Vec<Value>| {
             let mut words = args.iter().map(|word| word.as_str().unwrap_or_default());
-            (is_hook(program) || words.next() == Some("hook")) && hook::parses(words)
+            (is_hook_program(program) || words.next() == Some("hook")) && hook::parses(words)
         };
         let other = match args {
             Some(args) => !plain(args),
-            None => !client.writes(entry, program),
+            None => !client.is_entry_as_written(entry, program),
         };
         if other {
             wrong.push(format!("{event} has other arguments than `toolgate init` writes"));
@@ -165,32 +169,34 @@ fn registered(
             wrong.push(format!("{event} has a `timeout` that is not a number, so the client ignores all hooks of this file"));
         }
     }
-    if !entries.iter().any(|(event, ..)| event == client.before()) {
-        wrong.push(format!("there is no hook for {}, so calls are not checked", client.before()));
+    if !entries.iter().any(|(event, ..)| event == client.before_tool_event()) {
+        wrong.push(format!("there is no hook for {}, so calls are not checked", client.before_tool_event()));
     }
     // Run the hooks to check their arguments. The file may contain any command, so run only entries
     // that `init` writes.
     let sound = wrong.is_empty();
-    let own = |entry: &Value, program: &str| client.writes(entry, program);
-    for (_, _, entry) in entries.iter().filter(|(event, program, entry)| event == client.before() && sound && own(entry, program)) {
-        let mut command = started(entry);
+    let own = |entry: &Value, program: &str| client.is_entry_as_written(entry, program);
+    for (_, _, entry) in
+        entries.iter().filter(|(event, program, entry)| event == client.before_tool_event() && sound && own(entry, program))
+    {
+        let mut command = build_command(entry);
         command.current_dir(project);
-        wrong.extend(refuses(command).err().map(|why| format!("{}: {why}", client.before())));
+        wrong.extend(refuses(command).err().map(|why| format!("{}: {why}", client.before_tool_event())));
     }
     let place = format!("{} ({})", path.display(), client.name());
     if wrong.is_empty() {
-        found.say("hooks", Health::Well, place);
+        found.add("hooks", Health::Well, place);
     } else {
         wrong.sort();
         wrong.dedup();
         // If the entry is correct but its answer is wrong, `init` would not help.
         let again = if sound { String::new() } else { format!("\nrun `toolgate init --for {}` again", client.name()) };
-        found.say("hooks", Health::Ill, format!("{place}\n{}{again}", wrong.join("\n")));
+        found.add("hooks", Health::Ill, format!("{place}\n{}{again}", wrong.join("\n")));
     }
 }
 
 /// Builds the command of an entry: a program with arguments, or a shell command.
-fn started(entry: &Value) -> Command {
+fn build_command(entry: &Value) -> Command {
     let line = entry.get("command").and_then(Value::as_str).unwrap_or_default();
     match entry.get("args").and_then(Value::as_array) {
         Some(args) => {
@@ -207,35 +213,35 @@ fn started(entry: &Value) -> Command {
 }
 
 /// Returns true if a client has toolgate as its server.
-pub(super) fn served_by(project: &Path) -> io::Result<bool> {
-    let text = read(&Client::ClaudeDesktop.file(Some(project))?)?;
-    Ok(servers::registered(&text).ok().flatten().is_some())
+pub(super) fn is_server_registered(project: &Path) -> io::Result<bool> {
+    let text = read_or_empty(&Client::ClaudeDesktop.settings_file(Some(project))?)?;
+    Ok(servers::find_toolgate_server(&text).ok().flatten().is_some())
 }
 
 /// Checks the entry of toolgate among the servers of a client.
-fn registered_as_server(project: &Path, own: &Path, found: &mut Findings) -> io::Result<()> {
-    let path = Client::ClaudeDesktop.file(Some(project))?;
-    let text = read(&path)?;
-    let Ok(Some((program, config))) = servers::registered(&text) else { return Ok(()) };
+fn check_server_entry(project: &Path, own: &Path, found: &mut Findings) -> io::Result<()> {
+    let path = Client::ClaudeDesktop.settings_file(Some(project))?;
+    let text = read_or_empty(&path)?;
+    let Ok(Some((program, config))) = servers::find_toolgate_server(&text) else { return Ok(()) };
     let is_file = |file: &PathBuf| fs::canonicalize(file).is_ok_and(|file| fs::canonicalize(&path).is_ok_and(|path| file == path));
-    let reads = |config: &str| Config::load(config).is_ok_and(|config| config.files().iter().any(is_file));
+    let reads = |config: &str| Config::load(config).is_ok_and(|config| config.included_files().iter().any(is_file));
     let same = fs::canonicalize(&program).ok().is_some_and(|program| fs::canonicalize(own).ok() == Some(program));
     let place = format!("{} (claude-desktop)", path.display());
     match config {
-        _ if !same => found.say(
+        _ if !same => found.add(
             "server",
             Health::Ill,
             format!("{place}\nit starts {program}, which is not this program\nrun `toolgate init --for claude-desktop` again"),
         ),
         Some(config) if !Path::new(&config).is_file() => {
-            found.say("server", Health::Ill, format!("{place}\nits configuration {config} does not exist"))
+            found.add("server", Health::Ill, format!("{place}\nits configuration {config} does not exist"))
         }
-        Some(config) if servers::has_behind(&text) && !reads(&config) => {
+        Some(config) if servers::has_upstream_servers(&text) && !reads(&config) => {
             let line = format!("mcp_servers = [{}]", json!(path));
             let says = format!("the other servers are behind toolgate, but {config} does not read them\nadd this at its top: {line}");
-            found.say("server", Health::Ill, format!("{place}\n{says}"));
+            found.add("server", Health::Ill, format!("{place}\n{says}"));
         }
-        _ => found.say("server", Health::Well, place),
+        _ => found.add("server", Health::Well, place),
     }
     Ok(())
 }

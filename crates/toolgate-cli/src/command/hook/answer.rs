@@ -12,9 +12,9 @@ use super::event::{Client, Event, Kind};
 pub(crate) struct Answer {
     pub(crate) decision: Option<Decision>,
     /// Changed arguments to run the tool with.
-    pub(crate) input: Option<Value>,
+    pub(crate) updated_input: Option<Value>,
     /// Result that replaces the one of the tool.
-    pub(crate) output: Option<Value>,
+    pub(crate) replaced_output: Option<Value>,
     /// Additional text for the model.
     pub(crate) context: Option<String>,
     /// Message for the user.
@@ -47,53 +47,55 @@ impl Answer {
     /// Builds an answer that withholds the result of a tool.
     pub(crate) fn withhold(event: &Event, reason: impl Into<String>) -> Self {
         let output = match &event.kind {
-            Kind::After(given) => Some(withheld(given)),
-            Kind::Misread(_, Some(given)) if !given.is_null() => Some(withheld(given)),
+            Kind::AfterTool(given) => Some(withhold_value(given)),
+            Kind::Malformed(_, Some(given)) if !given.is_null() => Some(withhold_value(given)),
             // Most clients accept a result of this shape.
-            Kind::Unread | Kind::Misread(_, Some(_)) => Some(json!({"stdout": "(withheld)", "stderr": "", "interrupted": false})),
+            Kind::UnreadableResult | Kind::Malformed(_, Some(_)) => {
+                Some(json!({"stdout": "(withheld)", "stderr": "", "interrupted": false}))
+            }
             _ => None,
         };
-        Self { output, ..Self::block(reason) }
+        Self { replaced_output: output, ..Self::block(reason) }
     }
 
     /// Builds the answer for an event that the gate could not judge.
-    pub(crate) fn refusal(event: &Event, reason: impl Into<String>) -> Self {
-        if event.is_over() { Self::withhold(event, reason) } else { Self::deny(reason) }
+    pub(crate) fn gate_error(event: &Event, reason: impl Into<String>) -> Self {
+        if event.is_after_run() { Self::withhold(event, reason) } else { Self::deny(reason) }
     }
 
     /// Renders the answer in the dialect of the client.
     pub(crate) fn render(self, event: &Event, client: Client) -> Rendered {
         match (&event.name, client) {
-            (None, _) => self.plain(event),
-            (Some(_), Client::Cursor) => self.flat(event),
-            (Some(name), _) => self.nested(name, event, client),
+            (None, _) => self.render_plain(event),
+            (Some(_), Client::Cursor) => self.render_flat(event),
+            (Some(name), _) => self.render_nested(name, event, client),
         }
     }
 
-    fn plain(self, event: &Event) -> Rendered {
+    fn render_plain(self, event: &Event) -> Rendered {
         let mut told = Map::new();
         match self.decision {
             // A client that checks only the exit code reads any JSON as permission.
-            Some(Decision::Deny(reason) | Decision::Ask(reason)) => return Rendered::Refused(reason),
+            Some(Decision::Deny(reason) | Decision::Ask(reason)) => return Rendered::Denied(reason),
             Some(Decision::Block(reason)) => {
                 told.insert("reason".to_owned(), reason.into());
             }
-            Some(Decision::Allow) | None if matches!(event.kind, Kind::Before) => {
+            Some(Decision::Allow) | None if matches!(event.kind, Kind::BeforeTool) => {
                 told.insert("decision".to_owned(), "allow".into());
             }
             _ => {}
         }
-        told.extend(self.input.map(|input| ("tool_input".to_owned(), input)));
-        told.extend(self.output.map(|output| ("tool_result".to_owned(), output)));
-        Rendered::Told(Value::Object(told))
+        told.extend(self.updated_input.map(|input| ("tool_input".to_owned(), input)));
+        told.extend(self.replaced_output.map(|output| ("tool_result".to_owned(), output)));
+        Rendered::Json(Value::Object(told))
     }
 
-    fn flat(self, event: &Event) -> Rendered {
+    fn render_flat(self, event: &Event) -> Rendered {
         let mut told = Map::new();
         let mut say = |key: &str, value: Value| told.insert(key.to_owned(), value);
         match self.decision {
             // Cursor cannot ask its user, so a question is a denial.
-            Some(Decision::Deny(reason) | Decision::Ask(reason)) if matches!(event.kind, Kind::Before) => {
+            Some(Decision::Deny(reason) | Decision::Ask(reason)) if matches!(event.kind, Kind::BeforeTool) => {
                 say("permission", "deny".into());
                 say("user_message", reason.as_str().into());
                 say("agent_message", reason.into());
@@ -101,7 +103,7 @@ impl Answer {
             Some(Decision::Deny(reason) | Decision::Ask(reason) | Decision::Block(reason)) => {
                 say("additional_context", reason.into());
             }
-            Some(Decision::Allow) | None if matches!(event.kind, Kind::Before) => {
+            Some(Decision::Allow) | None if matches!(event.kind, Kind::BeforeTool) => {
                 say("permission", "allow".into());
             }
             _ => {}
@@ -109,23 +111,23 @@ impl Answer {
         if let Some(context) = self.context {
             say("additional_context", context.into());
         }
-        if let Some(input) = self.input {
+        if let Some(input) = self.updated_input {
             say("updated_input", input);
         }
-        if let Some(output) = self.output {
+        if let Some(output) = self.replaced_output {
             say("updated_mcp_tool_output", output);
         }
-        Rendered::Told(Value::Object(told))
+        Rendered::Json(Value::Object(told))
     }
 
-    fn nested(self, name: &str, event: &Event, client: Client) -> Rendered {
+    fn render_nested(self, name: &str, event: &Event, client: Client) -> Rendered {
         let (mut top, mut inner) = (Map::new(), Map::new());
-        let before = matches!(event.kind, Kind::Before);
+        let before = matches!(event.kind, Kind::BeforeTool);
         let decide = |inner: &mut Map<String, Value>, word: &str, reason: Option<String>| {
             inner.insert("permissionDecision".to_owned(), word.into());
             inner.extend(reason.map(|reason| ("permissionDecisionReason".to_owned(), reason.into())));
         };
-        let rewritten = self.input.is_some();
+        let rewritten = self.updated_input.is_some();
         match self.decision {
             Some(Decision::Deny(reason)) if before => decide(&mut inner, "deny", Some(reason)),
             Some(Decision::Ask(reason)) if before && client == Client::Codex => {
@@ -136,8 +138,8 @@ impl Answer {
             // Codex ignores changed arguments without a decision.
             _ if before && rewritten && client == Client::Codex => decide(&mut inner, "allow", None),
             // A session start cannot be blocked. A prompt can.
-            Some(Decision::Deny(reason) | Decision::Block(reason)) if matches!(event.kind, Kind::Begins | Kind::Ends) => {
-                inner.extend(matches!(event.kind, Kind::Begins).then(|| ("additionalContext".to_owned(), reason.as_str().into())));
+            Some(Decision::Deny(reason) | Decision::Block(reason)) if matches!(event.kind, Kind::SessionStart | Kind::SessionEnd) => {
+                inner.extend(matches!(event.kind, Kind::SessionStart).then(|| ("additionalContext".to_owned(), reason.as_str().into())));
                 top.insert("systemMessage".to_owned(), reason.into());
             }
             Some(Decision::Deny(reason) | Decision::Ask(reason) | Decision::Block(reason)) => {
@@ -146,10 +148,10 @@ impl Answer {
             }
             _ => {}
         }
-        if let Some(input) = self.input {
+        if let Some(input) = self.updated_input {
             inner.insert("updatedInput".to_owned(), input);
         }
-        match self.output {
+        match self.replaced_output {
             // Codex replaces a result only with the reason of a block.
             Some(output) if client == Client::Codex => {
                 top.insert("decision".to_owned(), "block".into());
@@ -167,7 +169,7 @@ impl Answer {
             inner.insert("hookEventName".to_owned(), name.into());
             top.insert("hookSpecificOutput".to_owned(), Value::Object(inner));
         }
-        Rendered::Told(Value::Object(top))
+        Rendered::Json(Value::Object(top))
     }
 }
 
@@ -175,20 +177,20 @@ impl Answer {
 #[derive(Debug)]
 pub(crate) enum Rendered {
     /// The answer was written already, with this exit code.
-    Done(u8),
-    Told(Value),
-    Refused(String),
+    AlreadyWritten(u8),
+    Json(Value),
+    Denied(String),
 }
 
 impl Rendered {
     /// Writes the answer, and returns the exit code. If writing fails, the call is denied.
-    pub(crate) fn say(self) -> u8 {
+    pub(crate) fn write(self) -> u8 {
         match self {
-            Self::Done(code) => code,
-            Self::Told(told) => {
+            Self::AlreadyWritten(code) => code,
+            Self::Json(told) => {
                 // If the client cannot read the answer, anything but a plain permission must be an
                 // exit code.
-                if wants_something(&told) && super::wire::is_unheard() {
+                if is_reply_required(&told) && super::wire::is_stdout_discarded() {
                     let _ = writeln!(std::io::stderr().lock(), "toolgate: {}", super::wire::UNHEARD);
                     return 2;
                 }
@@ -198,7 +200,7 @@ impl Rendered {
                     Err(_) => 2,
                 }
             }
-            Self::Refused(reason) => {
+            Self::Denied(reason) => {
                 let _ = writeln!(std::io::stderr().lock(), "toolgate: {reason}");
                 2
             }
@@ -207,7 +209,7 @@ impl Rendered {
 }
 
 /// Returns whether a client would act differently if it did not read the answer.
-fn wants_something(told: &Value) -> bool {
+fn is_reply_required(told: &Value) -> bool {
     let word = |place: &str| told.pointer(place).and_then(Value::as_str);
     let inner = ["updatedInput", "updatedToolOutput"].iter().any(|name| told.pointer(&format!("/hookSpecificOutput/{name}")).is_some());
     let outer = ["updated_input", "updated_mcp_tool_output", "tool_input", "tool_result"].iter().any(|name| told.get(name).is_some());
@@ -216,16 +218,16 @@ fn wants_something(told: &Value) -> bool {
 }
 
 /// Replaces all strings of a result, and keeps its shape.
-pub(crate) fn withheld(value: &Value) -> Value {
+pub(crate) fn withhold_value(value: &Value) -> Value {
     match value {
         Value::String(_) => "(withheld)".into(),
-        Value::Array(items) => items.iter().map(withheld).collect(),
-        Value::Object(fields) => fields.iter().map(|(name, field)| (name.clone(), kept(name, field))).collect(),
+        Value::Array(items) => items.iter().map(withhold_value).collect(),
+        Value::Object(fields) => fields.iter().map(|(name, field)| (name.clone(), withhold_field(name, field))).collect(),
         Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
     }
 }
 
 /// Keeps `type` members, because they state the shape.
-fn kept(name: &str, field: &Value) -> Value {
-    if name == "type" { field.clone() } else { withheld(field) }
+fn withhold_field(name: &str, field: &Value) -> Value {
+    if name == "type" { field.clone() } else { withhold_value(field) }
 }

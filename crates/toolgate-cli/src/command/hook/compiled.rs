@@ -18,7 +18,7 @@ use toolgate::json::Digest;
 use toolgate::{Agent, Dialect, Excerpt};
 
 use super::Args;
-use crate::place::{InForce, Stamp, State, is_settled, stamp};
+use crate::place::{InForce, Stamp, State, fingerprint, is_settled};
 use crate::protected::{Links, Protected};
 
 /// A cache entry for calls of one tool.
@@ -43,17 +43,17 @@ pub(super) struct Compiled {
 }
 
 /// Returns the path of an entry, for one set of arguments and one directory.
-fn place(args: &Args, project: &Path, state: &State, tool: &str) -> PathBuf {
-    state.path().join("compiled").join(way(args, project)).join(tool)
+fn cache_path(args: &Args, project: &Path, state: &State, tool: &str) -> PathBuf {
+    state.path().join("compiled").join(cache_key(args, project)).join(tool)
 }
 
 /// Returns a name for the arguments, the environment and the directory of a hook.
-pub(super) fn way(args: &Args, project: &Path) -> String {
+pub(super) fn cache_key(args: &Args, project: &Path) -> String {
     let config = args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     let config = config.as_ref().map_or(&b""[..], |path| path.as_os_str().as_bytes());
     let mut words = vec![config.to_vec(), project.as_os_str().as_bytes().to_vec(), args.agent.clone().unwrap_or_default().into_bytes()];
     // The command line and the environment also affect the configuration.
-    let store = crate::place::named_store().and_then(|path| std::path::absolute(path).ok());
+    let store = crate::place::requested_store().and_then(|path| std::path::absolute(path).ok());
     words.push(store.unwrap_or_default().as_os_str().as_bytes().to_vec());
     for name in ["XDG_CONFIG_HOME", "HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME"] {
         words.push(std::env::var_os(name).unwrap_or_default().as_bytes().to_vec());
@@ -62,54 +62,55 @@ pub(super) fn way(args: &Args, project: &Path) -> String {
     digest.get(..32).unwrap_or(&digest).to_owned()
 }
 
-fn mac(key: &[u8; 32], place: &Path, body: &[u8]) -> Option<Vec<u8>> {
+fn authentication_code(key: &[u8; 32], place: &Path, body: &[u8]) -> Option<Vec<u8>> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).ok()?;
     mac.update(place.as_os_str().as_bytes());
     mac.update(body);
     Some(mac.finalize().into_bytes().to_vec())
 }
 
-fn program() -> Option<Stamp> {
-    stamp(Path::new("/proc/self/exe"))
+fn program_fingerprint() -> Option<Stamp> {
+    fingerprint(Path::new("/proc/self/exe"))
 }
 
 impl Compiled {
     /// Returns the entry for a tool if it is current.
     pub(super) fn find(args: &Args, project: &Path, state: &State, tool: &str) -> Option<Self> {
-        let path = place(args, project, state, tool);
+        let path = cache_path(args, project, state, tool);
         let text = fs::read(&path).ok()?;
         let (sum, body) = text.split_at_checked(32)?;
-        let mut known = Hmac::<Sha256>::new_from_slice(&state.key().ok()?).ok()?;
+        let mut known = Hmac::<Sha256>::new_from_slice(&state.read_or_create_key().ok()?).ok()?;
         known.update(path.as_os_str().as_bytes());
         known.update(body);
         known.verify_slice(sum).ok()?;
         let compiled: Self = serde_json::from_slice(body).ok()?;
-        compiled.holds().then_some(compiled)
+        compiled.is_current().then_some(compiled)
     }
 
     /// Returns whether all sources of the entry are unchanged.
-    pub(super) fn holds(&self) -> bool {
-        let same = self.program == program() && self.files.iter().all(|(path, was)| stamp(Path::new(path)) == *was);
-        same && self.links.hold()
+    pub(super) fn is_current(&self) -> bool {
+        let same = self.program == program_fingerprint() && self.files.iter().all(|(path, was)| fingerprint(Path::new(path)) == *was);
+        same && self.links.is_current()
     }
 
     /// Writes an entry for each tool of an agent. If this fails, the next hook reads the
     /// configuration again.
-    pub(super) fn keep(args: &Args, project: &Path, state: &State, agent: &Agent, ledger: &str, found: &Beside) -> io::Result<()> {
+    pub(super) fn write(args: &Args, project: &Path, state: &State, agent: &Agent, ledger: &str, found: &Beside) -> io::Result<()> {
         // A file that changed during or just before the read may differ from what was read.
-        let settled =
-            |(path, was): &(PathBuf, Option<Stamp>)| stamp(path) == *was && was.as_ref().is_none_or(|was| is_settled(was, found.since));
+        let settled = |(path, was): &(PathBuf, Option<Stamp>)| {
+            fingerprint(path) == *was && was.as_ref().is_none_or(|was| is_settled(was, found.read_started))
+        };
         // A file that was read and is now missing no longer counts.
         let gone = |path: &PathBuf| found.files.iter().any(|(seen, was)| seen == path && was.is_none());
-        if !found.files.iter().all(settled) || found.read.iter().any(gone) {
+        if !found.files.iter().all(settled) || found.read_files.iter().any(gone) {
             return Ok(());
         }
         let files: Vec<(OsString, Option<Stamp>)> = found.files.iter().map(|(path, was)| (path.clone().into_os_string(), *was)).collect();
-        let key = state.key()?;
+        let key = state.read_or_create_key()?;
         for (tool, excerpt) in agent.excerpts() {
-            let path = place(args, project, state, &tool);
+            let path = cache_path(args, project, state, &tool);
             let compiled = Self {
-                program: program(),
+                program: program_fingerprint(),
                 files: files.clone(),
                 links: found.links.clone(),
                 agent: agent.name().to_owned(),
@@ -123,7 +124,7 @@ impl Compiled {
                 excerpt,
             };
             let body = serde_json::to_vec(&compiled)?;
-            let sum = mac(&key, &path, &body).ok_or_else(|| io::Error::other("no digest"))?;
+            let sum = authentication_code(&key, &path, &body).ok_or_else(|| io::Error::other("no digest"))?;
             if let Some(parent) = path.parent() {
                 fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
             }
@@ -141,8 +142,8 @@ impl Compiled {
 pub(super) struct Beside {
     files: Vec<(PathBuf, Option<Stamp>)>,
     links: Links,
-    read: Vec<PathBuf>,
-    since: SystemTime,
+    read_files: Vec<PathBuf>,
+    read_started: SystemTime,
     granted: Vec<String>,
     asks: (bool, bool),
     redact: Vec<String>,
@@ -151,15 +152,15 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    pub(super) fn of(found: &InForce, agent: &str, protected: &Protected) -> Self {
+    pub(super) fn from_config(found: &InForce, agent: &str, protected: &Protected) -> Self {
         let ask = |otherwise| otherwise == toolgate::config::Otherwise::Ask;
         let asks = (ask(found.config.client.on_failure), ask(found.config.client.undeclared));
         Self {
-            files: found.looked_at.clone(),
+            files: found.examined_files.clone(),
             links: protected.links().clone(),
-            read: found.files.clone(),
-            since: found.since,
-            granted: found.config.granted(agent).map(str::to_owned).collect(),
+            read_files: found.files.clone(),
+            read_started: found.read_started,
+            granted: found.config.granted_tools(agent).map(str::to_owned).collect(),
             asks,
             redact: found.config.redact.clone(),
             notice: found.notice.clone(),
@@ -168,7 +169,7 @@ impl Beside {
     }
 
     /// Returns whether the protected paths are unchanged.
-    pub(super) fn links_hold(&self) -> bool {
-        self.links.hold()
+    pub(super) fn is_links_current(&self) -> bool {
+        self.links.is_current()
     }
 }

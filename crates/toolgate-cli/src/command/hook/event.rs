@@ -50,20 +50,20 @@ pub(crate) struct Event {
 /// The kind of an event.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    Before,
-    After(Value),
-    Failed {
+    BeforeTool,
+    AfterTool(Value),
+    ToolFailed {
         error: String,
         interrupted: bool,
     },
     /// The tool ran, and its result cannot be parsed.
-    Unread,
-    Begins,
-    Ends,
-    Says(String),
+    UnreadableResult,
+    SessionStart,
+    SessionEnd,
+    UserPrompt(String),
     /// An invalid event about a tool: the reason, and the readable part of the result if the tool
     /// ran.
-    Misread(String, Option<Value>),
+    Malformed(String, Option<Value>),
 }
 
 #[derive(Deserialize)]
@@ -77,7 +77,7 @@ struct Told<'t> {
     tool_input: Option<&'t RawValue>,
     #[serde(borrow)]
     tool_response: Option<&'t RawValue>,
-    #[serde(borrow, default, deserialize_with = "given")]
+    #[serde(borrow, default, deserialize_with = "deserialize_present")]
     tool_result: Option<&'t RawValue>,
     tool_output: Option<String>,
     tool_use_id: Option<String>,
@@ -89,7 +89,7 @@ struct Told<'t> {
 }
 
 /// Distinguishes a result of `null` from a missing one.
-fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+fn deserialize_present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(deserializer).map(Some)
 }
 
@@ -119,7 +119,7 @@ impl<'de> Deserialize<'de> for Members<'de> {
 }
 
 /// Tool name in the ledger for an event without one.
-const UNNAMED: &str = "unnamed";
+const UNNAMED_TOOL: &str = "unnamed";
 /// Session name in the ledger for an event without one, as in the gateway.
 const TURNED_AWAY: &str = "(turned away)";
 
@@ -128,48 +128,48 @@ impl Event {
     /// members.
     ///
     /// The gate denies this call and records it.
-    fn misread(text: &str, about_a_tool: bool, why: String) -> Result<Self, String> {
+    fn from_malformed(text: &str, about_a_tool: bool, why: String) -> Result<Self, String> {
         let text = text.trim_start_matches('\u{feff}');
-        let Ok(Members(members)) = serde_json::from_str::<Members<'_>>(text) else { return Self::glimpsed(text.as_bytes(), why) };
+        let Ok(Members(members)) = serde_json::from_str::<Members<'_>>(text) else { return Self::recover(text.as_bytes(), why) };
         let first = |name: &str| {
             let (_, raw) = members.iter().find(|(key, _)| key == name)?;
             serde_json::from_str::<String>(raw.get()).ok().filter(|text| !text.is_empty())
         };
         let events = ["PreToolUse", "preToolUse", "PostToolUse", "postToolUse", "PostToolUseFailure", "postToolUseFailure"];
         let about_a_tool = about_a_tool || first("hook_event_name").is_some_and(|name| events.contains(&name.as_str()));
-        let Some(tool) = first("tool_name").or_else(|| about_a_tool.then(|| UNNAMED.to_owned())) else { return Err(why) };
+        let Some(tool) = first("tool_name").or_else(|| about_a_tool.then(|| UNNAMED_TOOL.to_owned())) else { return Err(why) };
         let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { TURNED_AWAY };
         let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| nobodys.to_owned());
         // A denial is an exit code. After a tool, that would not withhold the result, so an
         // unambiguous event name is repeated in the answer.
         let is_one = members.iter().filter(|(key, _)| key == "hook_event_name").count() == 1;
-        let name = first("hook_event_name").filter(|name| is_one && is_after(name));
+        let name = first("hook_event_name").filter(|name| is_one && is_after_event(name));
         let given = || members.iter().find(|(key, _)| key == "tool_response" || key == "tool_result");
         let result = name.as_ref().map(|_| given().and_then(|(_, raw)| parse(raw.get().as_bytes(), &RESULT).ok()).unwrap_or_default());
-        Ok(Self { kind: Kind::Misread(why, result), name, session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
+        Ok(Self { kind: Kind::Malformed(why, result), name, session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
     }
 
     /// Recovers an event after a tool from invalid or incomplete JSON.
     ///
     /// Answering with an exit code would show the result to the model.
-    pub(crate) fn glimpsed(text: &[u8], why: String) -> Result<Self, String> {
-        let members = glimpse(text);
+    pub(crate) fn recover(text: &[u8], why: String) -> Result<Self, String> {
+        let members = scan_members(text);
         let first = |name: &str| members.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.clone());
         let mut names = members.iter().filter(|(key, _)| key == "hook_event_name");
         let name = match (names.next(), names.next()) {
-            (Some((_, name)), None) if is_after(name) => name.clone(),
+            (Some((_, name)), None) if is_after_event(name) => name.clone(),
             _ => return Err(why),
         };
         let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| TURNED_AWAY.to_owned());
-        let tool = first("tool_name").unwrap_or_else(|| UNNAMED.to_owned());
-        let kind = Kind::Misread(why, Some(Value::Null));
+        let tool = first("tool_name").unwrap_or_else(|| UNNAMED_TOOL.to_owned());
+        let kind = Kind::Malformed(why, Some(Value::Null));
         Ok(Self { kind, name: Some(name), session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
     }
 
     /// Reads an event that exceeds the limit, without its long strings.
     ///
     /// The shape of the event is enough to withhold the result in the form that the client expects.
-    pub(crate) fn too_long(begun: &[u8], rest: &mut dyn Read) -> Result<Self, String> {
+    pub(crate) fn read_oversized(begun: &[u8], rest: &mut dyn Read) -> Result<Self, String> {
         let (mut short, mut piece, mut all) = (Shortened::default(), vec![0_u8; 64 << 10], begun.chain(rest));
         while short.text.len() as u64 <= LONGEST {
             match all.read(&mut piece) {
@@ -179,63 +179,63 @@ impl Event {
                 Err(_) => break,
             }
         }
-        Self::misread(&String::from_utf8_lossy(&short.text), false, TOO_LONG.to_owned())
+        Self::from_malformed(&String::from_utf8_lossy(&short.text), false, TOO_LONG.to_owned())
     }
 
     /// Parses the bytes of an event.
-    pub(crate) fn heard(bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() as u64 > LONGEST {
-            return Self::too_long(bytes, &mut io::empty());
+            return Self::read_oversized(bytes, &mut io::empty());
         }
         match std::str::from_utf8(bytes) {
-            Ok(text) => Self::read(text),
-            Err(error) => Self::misread(&String::from_utf8_lossy(bytes), false, no_event(&error)),
+            Ok(text) => Self::parse_text(text),
+            Err(error) => Self::from_malformed(&String::from_utf8_lossy(bytes), false, not_an_event(&error)),
         }
     }
 
     /// Returns whether the tool has run, so that its result is shown unless it is withheld.
-    pub(crate) const fn is_over(&self) -> bool {
-        matches!(self.kind, Kind::After(_) | Kind::Unread | Kind::Misread(_, Some(_)))
+    pub(crate) const fn is_after_run(&self) -> bool {
+        matches!(self.kind, Kind::AfterTool(_) | Kind::UnreadableResult | Kind::Malformed(_, Some(_)))
     }
 
     /// Parses the text of an event.
-    fn read(text: &str) -> Result<Self, String> {
+    fn parse_text(text: &str) -> Result<Self, String> {
         let text = text.trim_start_matches('\u{feff}');
         // serde accepts an array as the fields in their order.
         if text.trim_start().starts_with('[') {
-            return Err(no_event(&"a list, not a JSON object"));
+            return Err(not_an_event(&"a list, not a JSON object"));
         }
         let told: Told<'_> = match serde_json::from_str(text) {
             Ok(told) => told,
-            Err(error) => return Self::misread(text, false, no_event(&error)),
+            Err(error) => return Self::from_malformed(text, false, not_an_event(&error)),
         };
         let name = told.hook_event_name;
         // Strict: other parsers read a different one of two duplicate keys.
         let result = |raw: Option<&RawValue>| match raw.map(|raw| parse(raw.get().as_bytes(), &RESULT)) {
-            None => Kind::After(Value::Null),
-            Some(read) => read.map_or(Kind::Unread, Kind::After),
+            None => Kind::AfterTool(Value::Null),
+            Some(read) => read.map_or(Kind::UnreadableResult, Kind::AfterTool),
         };
         let kind = match name.as_deref() {
-            Some("PreToolUse" | "preToolUse") => Kind::Before,
+            Some("PreToolUse" | "preToolUse") => Kind::BeforeTool,
             Some("PostToolUse") => result(told.tool_response.or(told.tool_result)),
-            Some("postToolUse") => nested(told.tool_output.as_deref().unwrap_or("null")),
+            Some("postToolUse") => parse_nested(told.tool_output.as_deref().unwrap_or("null")),
             Some("PostToolUseFailure" | "postToolUseFailure") => {
                 let text = |error: Value| error.as_str().map_or_else(|| error.to_string(), str::to_owned);
                 let error = told.error_message.or(told.error.map(text)).unwrap_or_else(|| "the tool failed".to_owned());
-                Kind::Failed { error, interrupted: told.is_interrupt }
+                Kind::ToolFailed { error, interrupted: told.is_interrupt }
             }
-            Some("SessionStart" | "sessionStart") => Kind::Begins,
-            Some("SessionEnd" | "sessionEnd") => Kind::Ends,
-            Some("UserPromptSubmit") => Kind::Says(told.prompt.unwrap_or_default()),
+            Some("SessionStart" | "sessionStart") => Kind::SessionStart,
+            Some("SessionEnd" | "sessionEnd") => Kind::SessionEnd,
+            Some("UserPromptSubmit") => Kind::UserPrompt(told.prompt.unwrap_or_default()),
             Some(other) => return Err(format!("unsupported event `{}`", other.escape_debug())),
             // In the plain protocol, an event with a result comes after the tool.
             None if told.tool_result.is_some() => result(told.tool_result),
-            None => Kind::Before,
+            None => Kind::BeforeTool,
         };
-        let about_a_tool = matches!(kind, Kind::Before | Kind::After(_) | Kind::Unread | Kind::Failed { .. });
+        let about_a_tool = matches!(kind, Kind::BeforeTool | Kind::AfterTool(_) | Kind::UnreadableResult | Kind::ToolFailed { .. });
         let tool = match told.tool_name {
             Some(tool) if !tool.is_empty() => tool,
-            _ if about_a_tool => return Self::misread(text, true, "`tool_name` is required".to_owned()),
+            _ if about_a_tool => return Self::from_malformed(text, true, "`tool_name` is required".to_owned()),
             _ => String::new(),
         };
         let input = told.tool_input.map_or("{}", RawValue::get);
@@ -246,7 +246,7 @@ impl Event {
         };
         let session = told.session_id.or(told.conversation_id).filter(|id| !id.is_empty());
         if session.is_none() && name.is_some() {
-            return Self::misread(text, about_a_tool, "`session_id` is required".to_owned());
+            return Self::from_malformed(text, about_a_tool, "`session_id` is required".to_owned());
         }
         // An empty id would be the same for every call.
         let id = told.tool_use_id.filter(|id| !id.is_empty());
@@ -254,11 +254,11 @@ impl Event {
     }
 }
 
-fn no_event(error: &dyn fmt::Display) -> String {
+fn not_an_event(error: &dyn fmt::Display) -> String {
     format!("standard input is not a hook event: {error}")
 }
 
-fn is_after(name: &str) -> bool {
+fn is_after_event(name: &str) -> bool {
     matches!(name, "PostToolUse" | "postToolUse")
 }
 
@@ -267,9 +267,9 @@ fn is_after(name: &str) -> bool {
 struct Shortened {
     text: Vec<u8>,
     /// Start of the string that has not ended yet.
-    began: Option<usize>,
+    string_start: Option<usize>,
     is_escaped: bool,
-    is_left_out: bool,
+    is_skipping: bool,
 }
 
 impl Shortened {
@@ -278,34 +278,34 @@ impl Shortened {
             self.push(*byte);
             // Skip the rest of a removed string at once.
             let left_out =
-                if self.is_left_out && !self.is_escaped { rest.iter().position(|byte| matches!(byte, b'"' | b'\\')) } else { Some(0) };
+                if self.is_skipping && !self.is_escaped { rest.iter().position(|byte| matches!(byte, b'"' | b'\\')) } else { Some(0) };
             bytes = left_out.and_then(|at| rest.get(at..)).unwrap_or_default();
         }
     }
 
     fn push(&mut self, byte: u8) {
-        let Some(began) = self.began else {
+        let Some(began) = self.string_start else {
             self.text.push(byte);
-            self.began = (byte == b'"').then_some(self.text.len());
+            self.string_start = (byte == b'"').then_some(self.text.len());
             return;
         };
         let ends = byte == b'"' && !self.is_escaped;
         self.is_escaped = byte == b'\\' && !self.is_escaped;
         if ends {
             self.text.push(byte);
-            (self.began, self.is_left_out) = (None, false);
-        } else if !self.is_left_out {
+            (self.string_start, self.is_skipping) = (None, false);
+        } else if !self.is_skipping {
             self.text.push(byte);
             if self.text.len() - began > LONG_TEXT {
                 self.text.truncate(began);
-                self.is_left_out = true;
+                self.is_skipping = true;
             }
         }
     }
 }
 
 /// Returns the string members of the outer object in the first part of invalid JSON.
-fn glimpse(text: &[u8]) -> Vec<(String, String)> {
+fn scan_members(text: &[u8]) -> Vec<(String, String)> {
     let (mut members, mut depth, mut key, mut is_value) = (Vec::new(), 0_usize, None, false);
     let (mut began, mut is_escaped) = (None, false);
     for (at, byte) in text.iter().enumerate().take(BEGINNING) {
@@ -339,10 +339,10 @@ fn glimpse(text: &[u8]) -> Vec<(String, String)> {
 }
 
 /// Parses JSON inside a string, else returns the string.
-fn nested(text: &str) -> Kind {
+fn parse_nested(text: &str) -> Kind {
     match parse(text.as_bytes(), &RESULT) {
-        Ok(value) => Kind::After(value),
-        Err(_) if serde_json::from_str::<Value>(text).is_ok() => Kind::Unread,
-        Err(_) => Kind::After(Value::String(text.to_owned())),
+        Ok(value) => Kind::AfterTool(value),
+        Err(_) if serde_json::from_str::<Value>(text).is_ok() => Kind::UnreadableResult,
+        Err(_) => Kind::AfterTool(Value::String(text.to_owned())),
     }
 }

@@ -75,67 +75,67 @@ pub(crate) fn parses<'w>(words: impl Iterator<Item = &'w str>) -> bool {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    signals::outlive_limits();
+    signals::block_limit_signals();
     // Programs that run as hooks must not inherit open files of the caller.
     let _ = toolgate::sandbox::close_inherited();
     let _ = tracing::subscriber::set_global_default(loud::Loud);
     if let Some(path) = &args.store {
-        place::name_store(path);
+        place::set_command_line_store(path);
     }
     // A panic must be a denial: some clients treat any other exit code as permission.
-    let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hear(args)));
-    let failed = || Rendered::Refused("toolgate failed while handling this event, so the call is denied".to_owned()).say();
+    let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handle_one_event(args)));
+    let failed = || Rendered::Denied("toolgate failed while handling this event, so the call is denied".to_owned()).write();
     ExitCode::from(heard.unwrap_or_else(|_| failed()))
 }
 
 /// Reads one event, answers it, and returns the exit code.
-fn hear(args: &Args) -> u8 {
-    let late = Late { until: Instant::now() + DEADLINE, said: Arc::default() };
+fn handle_one_event(args: &Args) -> u8 {
+    let late = Late { deadline: Instant::now() + DEADLINE, reply: Arc::default() };
     // A user at a terminal needs to know that input is expected.
     if std::io::stdin().is_terminal() {
         let _ = writeln!(std::io::stderr(), "toolgate: waiting for one JSON event on standard input; see `toolgate hook --help`");
     }
     let mut bytes = Vec::new();
-    let read = late.read(&mut bytes);
+    let read = late.read_stdin(&mut bytes);
     let is_long = bytes.len() as u64 > LONGEST;
     let event = match read {
-        Err(error) => Event::glimpsed(&bytes, format!("cannot read standard input: {error}")),
+        Err(error) => Event::recover(&bytes, format!("cannot read standard input: {error}")),
         Ok(()) if is_long => {
             // The rest of the event may take any time, so the deadline is prepared first.
-            if let Ok(begun) = Event::glimpsed(&bytes, TOO_LONG.to_owned()) {
-                late.forestall(&begun, args.client);
+            if let Ok(begun) = Event::recover(&bytes, TOO_LONG.to_owned()) {
+                late.prepare_withholding(&begun, args.client);
             }
-            if let Err(refused) = late.watch() {
-                return refused.say();
+            if let Err(refused) = late.start_watchdog() {
+                return refused.write();
             }
-            Event::too_long(&bytes, &mut std::io::stdin().lock())
+            Event::read_oversized(&bytes, &mut std::io::stdin().lock())
         }
-        Ok(()) => Event::heard(&bytes),
+        Ok(()) => Event::parse(&bytes),
     };
     let event = match event {
         Ok(event) => event,
-        Err(reason) => return late.say(Rendered::Refused(reason)),
+        Err(reason) => return late.write_reply(Rendered::Denied(reason)),
     };
-    late.forestall(&event, args.client);
-    if let Err(refused) = late.watch() {
-        return refused.say();
+    late.prepare_withholding(&event, args.client);
+    if let Err(refused) = late.start_watchdog() {
+        return refused.write();
     }
     if let Some(socket) = &args.socket {
-        let told = match ask(args, socket, &bytes) {
+        let told = match ask_service(args, socket, &bytes) {
             // Without an answer of the service, the call is denied or the result is withheld.
-            Rendered::Refused(reason) => Answer::refusal(&event, reason).render(&event, args.client),
+            Rendered::Denied(reason) => Answer::gate_error(&event, reason).render(&event, args.client),
             // The service has only the beginning of the event, and does not know the shape of the
             // result.
-            Rendered::Told(_) if is_long => Answer::refusal(&event, TOO_LONG).render(&event, args.client),
+            Rendered::Json(_) if is_long => Answer::gate_error(&event, TOO_LONG).render(&event, args.client),
             told => told,
         };
-        return late.say(told);
+        return late.write_reply(told);
     }
-    let (answer, door) = answer(args, &event);
-    let code = late.say(answer.render(&event, args.client));
+    let (answer, door) = decide_locally(args, &event);
+    let code = late.write_reply(answer.render(&event, args.client));
     // The client has its answer. The cache makes the next one faster.
-    if let Some(door) = door.filter(|_| matches!(event.kind, Kind::Before)) {
-        let _ = door.keep(args);
+    if let Some(door) = door.filter(|_| matches!(event.kind, Kind::BeforeTool)) {
+        let _ = door.write_cache(args);
     }
     code
 }
@@ -145,61 +145,62 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Asks the service.
-fn ask(args: &Args, socket: &Path, event: &[u8]) -> Rendered {
-    match wire::ask(socket, &named(args.client), args.agent.as_deref().unwrap_or_default(), event) {
-        Ok(said) => rendered(said, socket),
-        Err(error) => Rendered::Refused(wire::silent(socket, &error)),
+fn ask_service(args: &Args, socket: &Path, event: &[u8]) -> Rendered {
+    match wire::ask_service(socket, &client_name(args.client), args.agent.as_deref().unwrap_or_default(), event) {
+        Ok(said) => parse_reply(said, socket),
+        Err(error) => Rendered::Denied(wire::no_response_message(socket, &error)),
     }
 }
 
 /// Returns the command-line name of a client.
-fn named(client: Client) -> String {
+fn client_name(client: Client) -> String {
     clap::ValueEnum::to_possible_value(&client).map(|client| client.get_name().to_owned()).unwrap_or_default()
 }
 
 /// Converts the response of another process.
-fn rendered((code, told): (u8, String), socket: &Path) -> Rendered {
+fn parse_reply((code, told): (u8, String), socket: &Path) -> Rendered {
     match code {
-        0 => serde_json::from_str(&told).map_or_else(|error| Rendered::Refused(wire::silent(socket, &error.into())), Rendered::Told),
-        _ => Rendered::Refused(told),
+        0 => serde_json::from_str(&told)
+            .map_or_else(|error| Rendered::Denied(wire::no_response_message(socket, &error.into())), Rendered::Json),
+        _ => Rendered::Denied(told),
     }
 }
 
 /// Decides about an event in this process.
-fn answer(args: &Args, event: &Event) -> (Answer, Option<Door>) {
+fn decide_locally(args: &Args, event: &Event) -> (Answer, Option<Door>) {
     let door = match Door::open(args, event) {
         Ok(door) => door,
-        Err(reason) => return (Answer::refusal(event, format!("toolgate denies every call: {reason}")), None),
+        Err(reason) => return (Answer::gate_error(event, format!("toolgate denies every call: {reason}")), None),
     };
     // Only hooks that start programs need the I/O driver.
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let builder = if door.has_hooks() { builder.enable_all() } else { builder.enable_time() };
     let runtime = match builder.build() {
         Ok(runtime) => runtime,
-        Err(error) => return (Answer::refusal(event, format!("toolgate cannot start: {error}")), None),
+        Err(error) => return (Answer::gate_error(event, format!("toolgate cannot start: {error}")), None),
     };
-    let answer = runtime.block_on(door.answer(event, args.client, &place::user()));
+    let answer = runtime.block_on(door.handle_event(event, args.client, &place::local_user_name()));
     (answer, Some(door))
 }
 
 /// Denies the call when the client's own hook timeout is about to expire.
 struct Late {
-    until: Instant,
+    deadline: Instant,
     /// Answer to give when the deadline expires, or the exit code after an answer was written.
-    said: Arc<Mutex<Option<Rendered>>>,
+    reply: Arc<Mutex<Option<Rendered>>>,
 }
 
 impl Late {
-    fn left(&self) -> Duration {
-        self.until.saturating_duration_since(Instant::now())
+    fn time_left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
     }
 
     /// Reads standard input until its end, the size limit, or the deadline.
-    fn read(&self, bytes: &mut Vec<u8>) -> io::Result<()> {
+    fn read_stdin(&self, bytes: &mut Vec<u8>) -> io::Result<()> {
         let input = std::io::stdin();
         let mut piece = [0; 16 << 10];
         while bytes.len() as u64 <= LONGEST {
-            let wait = Timespec::try_from(self.left()).map_err(io::Error::other)?;
+            let wait = Timespec::try_from(self.time_left()).map_err(io::Error::other)?;
             let mut wanted = [PollFd::new(&input, PollFlags::IN)];
             let read = match rustix::event::poll(&mut wanted, Some(&wait)) {
                 Ok(0) => return Err(io::Error::new(io::ErrorKind::TimedOut, "the event did not arrive in time")),
@@ -217,34 +218,34 @@ impl Late {
     }
 
     /// Prepares an answer that withholds the result if the deadline expires.
-    fn forestall(&self, event: &Event, client: Client) {
-        if event.is_over() {
+    fn prepare_withholding(&self, event: &Event, client: Client) {
+        if event.is_after_run() {
             let late = Answer::withhold(event, "toolgate could not check this result in time, so it is withheld");
-            *lock(&self.said) = Some(late.render(event, client));
+            *lock(&self.reply) = Some(late.render(event, client));
         }
     }
 
     /// Writes the answer, unless the deadline has expired.
-    fn say(&self, rendered: Rendered) -> u8 {
-        let mut said = lock(&self.said);
-        let code = rendered.say();
-        *said = Some(Rendered::Done(code));
+    fn write_reply(&self, rendered: Rendered) -> u8 {
+        let mut said = lock(&self.reply);
+        let code = rendered.write();
+        *said = Some(Rendered::AlreadyWritten(code));
         code
     }
 
     /// Starts a thread that denies the call when the deadline expires.
-    fn watch(&self) -> Result<(), Rendered> {
-        let said = Arc::clone(&self.said);
-        let watched = wire::later(self.left(), move || {
+    fn start_watchdog(&self) -> Result<(), Rendered> {
+        let said = Arc::clone(&self.reply);
+        let watched = wire::run_after(self.time_left(), move || {
             // Writing may block if the client does not read. Then only the exit code denies the
             // call.
-            let _ = wire::later(GRACE, || std::process::exit(2));
-            let refused = || Rendered::Refused("no decision was reached in time, so the call is denied".to_owned());
+            let _ = wire::run_after(GRACE, || std::process::exit(2));
+            let refused = || Rendered::Denied("no decision was reached in time, so the call is denied".to_owned());
             // The lock is held while writing, so that only one answer is written.
             let mut said = lock(&said);
-            let code = said.take().unwrap_or_else(refused).say();
+            let code = said.take().unwrap_or_else(refused).write();
             std::process::exit(i32::from(code));
         });
-        watched.map_err(|error| Rendered::Refused(format!("toolgate cannot start, so the call is denied: {error}")))
+        watched.map_err(|error| Rendered::Denied(format!("toolgate cannot start, so the call is denied: {error}")))
     }
 }

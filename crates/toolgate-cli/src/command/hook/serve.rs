@@ -18,8 +18,8 @@ use super::answer::{Answer, Decision, Rendered};
 use super::door::Door;
 use super::event::{Client, Event, Kind};
 use super::{Args, LONGEST, lock};
-use crate::place::{self, InForce, Stamp, State, stamp};
-use crate::say::say;
+use crate::place::{self, InForce, Stamp, State, fingerprint};
+use crate::say::print_stderr;
 
 /// Maximum number of cached gates for undeclared tools.
 const MOST_UNDECLARED: usize = 256;
@@ -32,16 +32,16 @@ struct Service {
     state: State,
     path: PathBuf,
     store: Arc<SqliteStore>,
-    now: Mutex<InUse>,
+    current: Mutex<InUse>,
 }
 
 /// The gates of one version of the configuration.
 struct InUse {
-    doors: HashMap<String, Arc<Door>>,
+    gates: HashMap<String, Arc<Door>>,
     /// Gates for undeclared tools, by agent and tool.
-    undeclared: HashMap<(String, String), Arc<Door>>,
+    undeclared_gates: HashMap<(String, String), Arc<Door>>,
     /// The configuration in force, even if the files have changed since.
-    found: Arc<InForce>,
+    config: Arc<InForce>,
     /// Fingerprints of the files at the time of the read.
     files: Vec<(PathBuf, Option<Stamp>)>,
 }
@@ -54,38 +54,40 @@ pub(super) struct Question {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    lasting(serve(args))
+    run_service(serve(args))
 }
 
 /// Runs the work of a long-running process to its end.
-pub(super) fn lasting(work: impl Future<Output = io::Result<()>>) -> ExitCode {
-    super::signals::outlive_limits();
+pub(super) fn run_service(work: impl Future<Output = io::Result<()>>) -> ExitCode {
+    super::signals::block_limit_signals();
     let _ = toolgate::sandbox::close_inherited();
     // On one thread, no task waits for another thread to wake. Most time is spent on the disk.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime.and_then(|runtime| runtime.block_on(work)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(&format!("error: {error}"));
+            print_stderr(&format!("error: {error}"));
             ExitCode::from(2)
         }
     }
 }
 
 async fn serve(args: &Args) -> io::Result<()> {
-    let (Some(config), Some(socket)) = (&args.config, &args.socket) else { return Err(io::Error::other("`--config` and `--socket` are required")) };
+    let (Some(config), Some(socket)) = (&args.config, &args.socket) else {
+        return Err(io::Error::other("`--config` and `--socket` are required"));
+    };
     let state = State::open()?;
-    let found = InForce::find(Some(config), &place::project()?, &state)?;
+    let found = InForce::find(Some(config), &place::project_dir()?, &state)?;
     // The checked open is short. `SqliteStore::open` also cleans up the ledger.
     drop(super::open_store(&found.store, &state)?);
     let (path, store) = (found.store.clone(), Arc::new(SqliteStore::open(&found.store).map_err(io::Error::other)?));
-    let now = Mutex::new(InUse::of(found, &path, &state, &store).map_err(io::Error::other)?);
-    let service = Arc::new(Service { config: config.clone(), agent: args.agent.clone(), state, path, store, now });
+    let now = Mutex::new(InUse::from_config(found, &path, &state, &store).map_err(io::Error::other)?);
+    let service = Arc::new(Service { config: config.clone(), agent: args.agent.clone(), state, path, store, current: now });
     let kept = Arc::clone(&service);
-    let kept = move || lock(&kept.now).found.retention();
-    tokio::spawn(crate::retention::keep(Arc::clone(&service.store), kept, say));
-    let listener = listen(socket)?;
-    say(&format!("toolgate answers hooks at {}, with {}", socket.display(), config.display()));
+    let kept = move || lock(&kept.current).config.retention();
+    tokio::spawn(crate::retention::prune_daily(Arc::clone(&service.store), kept, print_stderr));
+    let listener = bind_socket(socket)?;
+    print_stderr(&format!("toolgate answers hooks at {}, with {}", socket.display(), config.display()));
     let seats = Arc::new(tokio::sync::Semaphore::new(64));
     let (mut hang_up, mut stop) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
     loop {
@@ -100,12 +102,12 @@ async fn serve(args: &Args) -> io::Result<()> {
                 let (service, seats) = (Arc::clone(&service), Arc::clone(&seats));
                 tokio::spawn(async move {
                     let _seat = seats.acquire_owned().await;
-                    service.hear(stream).await;
+                    service.handle_connection(stream).await;
                 });
             }
-            _ = hang_up.recv() => match service.read() {
-                Ok(()) => say(&format!("reloaded {}", service.config.display())),
-                Err(why) => say(&format!("error: cannot reload {}, so the previous version stays in force: {why}", service.config.display())),
+            _ = hang_up.recv() => match service.reload() {
+                Ok(()) => print_stderr(&format!("reloaded {}", service.config.display())),
+                Err(why) => print_stderr(&format!("error: cannot reload {}, so the previous version stays in force: {why}", service.config.display())),
             },
             _ = stop.recv() => break,
             _ = tokio::signal::ctrl_c() => break,
@@ -117,7 +119,7 @@ async fn serve(args: &Args) -> io::Result<()> {
 /// Binds the socket, unless another service uses it.
 ///
 /// Every user who can reach the socket may send requests. The configuration decides about them.
-fn listen(path: &Path) -> io::Result<UnixListener> {
+fn bind_socket(path: &Path) -> io::Result<UnixListener> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
@@ -135,136 +137,136 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 
 impl InUse {
     /// Builds a gate for each agent of a configuration.
-    fn of(found: InForce, path: &Path, state: &State, store: &Arc<SqliteStore>) -> Result<Self, String> {
-        found.config.sound().map_err(|error| format!("invalid configuration\n{}", error.render(false)))?;
+    fn from_config(found: InForce, path: &Path, state: &State, store: &Arc<SqliteStore>) -> Result<Self, String> {
+        found.config.check().map_err(|error| format!("invalid configuration\n{}", error.render(false)))?;
         if found.store != path {
             return Err(format!("`store` changed to {}; restart the service", found.store.display()));
         }
         let mut doors = HashMap::new();
-        for name in found.config.names().map(str::to_owned) {
-            let door = Door::of(found.clone(), Some(&name), None, state, |_| Ok(Arc::clone(store)))?;
+        for name in found.config.agent_names().map(str::to_owned) {
+            let door = Door::from_config(found.clone(), Some(&name), None, state, |_| Ok(Arc::clone(store)))?;
             doors.insert(name, Arc::new(door));
         }
-        Ok(Self { doors, undeclared: HashMap::new(), files: found.watched(), found: Arc::new(found) })
+        Ok(Self { gates: doors, undeclared_gates: HashMap::new(), files: found.watched_files(), config: Arc::new(found) })
     }
 }
 
 impl Service {
     /// Reads the configuration again. Calls in progress keep the previous one, and so do all calls
     /// if it does not load.
-    fn read(&self) -> Result<(), String> {
+    fn reload(&self) -> Result<(), String> {
         // Fingerprints are taken before the read, so that a change during the read triggers another
         // one.
-        let mut before = lock(&self.now).files.clone();
+        let mut before = lock(&self.current).files.clone();
         for (file, was) in &mut before {
-            *was = stamp(file);
+            *was = fingerprint(file);
         }
-        let found = self.found();
-        let looked_at = found.as_ref().map(InForce::watched).unwrap_or_default();
-        match found.and_then(|found| InUse::of(found, &self.path, &self.state, &self.store)) {
+        let found = self.load_config();
+        let looked_at = found.as_ref().map(InForce::watched_files).unwrap_or_default();
+        match found.and_then(|found| InUse::from_config(found, &self.path, &self.state, &self.store)) {
             Ok(mut now) => {
                 for (file, was) in &mut now.files {
                     *was = before.iter().find(|(known, _)| known == file).map_or(*was, |(_, then)| *then);
                 }
-                *lock(&self.now) = now;
+                *lock(&self.current) = now;
                 Ok(())
             }
             Err(why) => {
                 // Rebuild the previous configuration, so that it protects the current targets of
                 // links.
-                let found = InForce::clone(&lock(&self.now).found);
-                let again = InUse::of(found, &self.path, &self.state, &self.store);
-                let mut now = lock(&self.now);
+                let found = InForce::clone(&lock(&self.current).config);
+                let again = InUse::from_config(found, &self.path, &self.state, &self.store);
+                let mut now = lock(&self.current);
                 if let Ok(again) = again {
                     *now = again;
                 }
                 // Report the error once for each change.
-                place::watch_too(&mut before, looked_at);
+                place::add_watched_files(&mut before, looked_at);
                 now.files = before;
                 Err(why)
             }
         }
     }
 
-    fn found(&self) -> Result<InForce, String> {
-        let project = place::project().map_err(|error| error.to_string())?;
+    fn load_config(&self) -> Result<InForce, String> {
+        let project = place::project_dir().map_err(|error| error.to_string())?;
         InForce::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())
     }
 
     /// Returns the gate for an event.
-    fn door(&self, agent: Option<&String>, event: &Event) -> Result<Arc<Door>, String> {
-        let door = self.current(agent)?;
-        let Some(lacks) = door.lacks(event) else { return Ok(door) };
+    fn gate_for_event(&self, agent: Option<&String>, event: &Event) -> Result<Arc<Door>, String> {
+        let door = self.gate_for_agent(agent)?;
+        let Some(lacks) = door.undeclared_tool(event) else { return Ok(door) };
         let found = {
-            let now = lock(&self.now);
-            if let Some(known) = now.undeclared.get(&lacks) {
+            let now = lock(&self.current);
+            if let Some(known) = now.undeclared_gates.get(&lacks) {
                 return Ok(Arc::clone(known));
             }
-            Arc::clone(&now.found)
+            Arc::clone(&now.config)
         };
-        let door = Door::of(InForce::clone(&found), Some(&lacks.0), Some(&lacks.1), &self.state, |_| Ok(Arc::clone(&self.store)))?;
+        let door = Door::from_config(InForce::clone(&found), Some(&lacks.0), Some(&lacks.1), &self.state, |_| Ok(Arc::clone(&self.store)))?;
         let door = Arc::new(door);
-        let mut now = lock(&self.now);
+        let mut now = lock(&self.current);
         // Do not cache the gate if the configuration was replaced meanwhile.
-        if Arc::ptr_eq(&now.found, &found) {
-            if now.undeclared.len() >= MOST_UNDECLARED {
-                now.undeclared.clear();
+        if Arc::ptr_eq(&now.config, &found) {
+            if now.undeclared_gates.len() >= MOST_UNDECLARED {
+                now.undeclared_gates.clear();
             }
-            now.undeclared.insert(lacks, Arc::clone(&door));
+            now.undeclared_gates.insert(lacks, Arc::clone(&door));
         }
         Ok(door)
     }
 
     /// Returns the gate for an agent from the current files, or from the previous ones if they do
     /// not load.
-    fn current(&self, agent: Option<&String>) -> Result<Arc<Door>, String> {
+    fn gate_for_agent(&self, agent: Option<&String>) -> Result<Arc<Door>, String> {
         let changed = {
-            let now = lock(&self.now);
+            let now = lock(&self.current);
             // All gates protect the same paths, so one is enough.
-            let moved = now.doors.values().next().is_some_and(|door| !door.links_hold());
-            moved || now.files.iter().any(|(file, was)| stamp(file) != *was)
+            let moved = now.gates.values().next().is_some_and(|door| !door.is_links_current());
+            moved || now.files.iter().any(|(file, was)| fingerprint(file) != *was)
         };
-        if changed && let Err(why) = self.read() {
-            say(&format!("error: cannot reload {}, so the previous version stays in force: {why}", self.config.display()));
+        if changed && let Err(why) = self.reload() {
+            print_stderr(&format!("error: cannot reload {}, so the previous version stays in force: {why}", self.config.display()));
         }
-        let now = lock(&self.now);
-        let only = || now.doors.values().next().filter(|_| now.doors.len() == 1);
+        let now = lock(&self.current);
+        let only = || now.gates.values().next().filter(|_| now.gates.len() == 1);
         let door = match agent.or(self.agent.as_ref()) {
-            Some(agent) => now.doors.get(agent).ok_or_else(|| format!("unknown agent `{agent}`")),
+            Some(agent) => now.gates.get(agent).ok_or_else(|| format!("unknown agent `{agent}`")),
             None => only().ok_or_else(|| "the configuration has several agents; choose one with `--agent`".to_owned()),
         };
         door.map(Arc::clone)
     }
 
-    async fn hear(&self, mut stream: UnixStream) {
-        let asked = match question(&mut stream).await {
-            Ok((question, user)) => Event::heard(&question.event).map(|event| (question, user, event)),
+    async fn handle_connection(&self, mut stream: UnixStream) {
+        let asked = match read_request(&mut stream).await {
+            Ok((question, user)) => Event::parse(&question.event).map(|event| (question, user, event)),
             Err(error) => Err(format!("the service cannot read the request: {error}")),
         };
         let refused = match asked {
-            Ok((question, user, event)) => match self.door(question.agent.as_ref(), &event) {
-                Ok(door) => return decide(&door, &event, question.client, &place::name_of(user), &mut stream).await,
-                Err(reason) => Answer::refusal(&event, format!("toolgate denies every call: {reason}")).render(&event, question.client),
+            Ok((question, user, event)) => match self.gate_for_event(question.agent.as_ref(), &event) {
+                Ok(door) => return decide_and_reply(&door, &event, question.client, &place::user_name(user), &mut stream).await,
+                Err(reason) => Answer::gate_error(&event, format!("toolgate denies every call: {reason}")).render(&event, question.client),
             },
-            Err(reason) => Rendered::Refused(reason),
+            Err(reason) => Rendered::Denied(reason),
         };
-        let _ = tell(&mut stream, &said(refused)).await;
+        let _ = send_reply(&mut stream, &encode_reply(refused)).await;
     }
 }
 
 /// Decides about an event, and sends the answer.
 ///
 /// If the client has left, the permission is withdrawn, because the call will not run.
-pub(super) async fn decide(door: &Door, event: &Event, client: Client, user: &str, stream: &mut UnixStream) {
-    let answer = door.answer(event, client, user).await;
-    let lets_through = matches!(event.kind, Kind::Before) && !matches!(answer.decision, Some(Decision::Deny(_)));
-    if tell(stream, &said(answer.render(event, client))).await.is_err() && lets_through {
-        door.take_back(event, user).await;
+pub(super) async fn decide_and_reply(door: &Door, event: &Event, client: Client, user: &str, stream: &mut UnixStream) {
+    let answer = door.handle_event(event, client, user).await;
+    let lets_through = matches!(event.kind, Kind::BeforeTool) && !matches!(answer.decision, Some(Decision::Deny(_)));
+    if send_reply(stream, &encode_reply(answer.render(event, client))).await.is_err() && lets_through {
+        door.withdraw_permission(event, user).await;
     }
 }
 
 /// Reads a request, and returns it with the user id of the peer from the kernel.
-pub(super) async fn question(stream: &mut UnixStream) -> io::Result<(Question, u32)> {
+pub(super) async fn read_request(stream: &mut UnixStream) -> io::Result<(Question, u32)> {
     let user = stream.peer_cred()?.uid();
     let mut asked = Vec::with_capacity(16 << 10);
     // The limit leaves room for the header lines and for detecting an event that is too large.
@@ -278,14 +280,14 @@ pub(super) async fn question(stream: &mut UnixStream) -> io::Result<(Question, u
 }
 
 /// Serializes an answer for the hook.
-fn said(rendered: Rendered) -> String {
+fn encode_reply(rendered: Rendered) -> String {
     match rendered {
-        Rendered::Told(told) => format!("0{told}\n"),
-        Rendered::Refused(reason) => format!("2{reason}"),
-        Rendered::Done(_) => String::new(),
+        Rendered::Json(told) => format!("0{told}\n"),
+        Rendered::Denied(reason) => format!("2{reason}"),
+        Rendered::AlreadyWritten(_) => String::new(),
     }
 }
 
-pub(super) async fn tell(stream: &mut UnixStream, said: &str) -> io::Result<()> {
+pub(super) async fn send_reply(stream: &mut UnixStream, said: &str) -> io::Result<()> {
     stream.write_all(said.as_bytes()).await
 }

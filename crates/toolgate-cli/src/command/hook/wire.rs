@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 /// Longest time to wait for an answer of the service.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-fn no_answer() -> Error {
+fn invalid_response() -> Error {
     Error::other("invalid response")
 }
 
 /// Asks the service, and returns the exit code and the text to print.
-pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Result<(u8, String)> {
+pub(crate) fn ask_service(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Result<(u8, String)> {
     let mut stream = UnixStream::connect(socket)?;
     let until = Instant::now() + PATIENCE;
     // A timeout of zero would mean no timeout.
@@ -34,12 +34,12 @@ pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Res
         // An incomplete response is an error: a client would read it as "no objection".
         Some(("0", told)) if told.starts_with('{') && told.ends_with("}\n") => Ok((0, told.to_owned())),
         Some(("2", reason)) => Ok((2, reason.to_owned())),
-        _ => Err(no_answer()),
+        _ => Err(invalid_response()),
     }
 }
 
 /// Runs a function after a delay, on a thread of its own.
-pub(crate) fn later(time: Duration, what: impl FnOnce() + Send + 'static) -> Result<()> {
+pub(crate) fn run_after(time: Duration, what: impl FnOnce() + Send + 'static) -> Result<()> {
     let wait = move || {
         std::thread::sleep(time);
         what();
@@ -51,7 +51,7 @@ pub(crate) fn later(time: Duration, what: impl FnOnce() + Send + 'static) -> Res
 /// program started.
 ///
 /// If this cannot be determined, the answer counts as discarded.
-pub(crate) fn is_unheard() -> bool {
+pub(crate) fn is_stdout_discarded() -> bool {
     let told = std::io::stdout().as_fd().try_clone_to_owned().and_then(|told| std::fs::File::from(told).metadata());
     let (Ok(told), Ok(nowhere)) = (told, std::fs::metadata("/dev/null")) else { return true };
     let is_device = told.file_type().is_char_device() && told.rdev() == nowhere.rdev();
@@ -62,7 +62,7 @@ pub(crate) fn is_unheard() -> bool {
 pub(crate) const UNHEARD: &str = "standard output is closed, so the call is denied";
 
 /// Formats the error for a service that does not answer.
-pub(crate) fn silent(socket: &Path, error: &Error) -> String {
+pub(crate) fn no_response_message(socket: &Path, error: &Error) -> String {
     let start = "start it with `toolgate hook --serve --config FILE --socket PATH`";
     format!("the service at {} does not answer: {error}; {start}", socket.display())
 }

@@ -110,10 +110,7 @@ fn a_result_is_not_shown_where_its_event_cannot_be_read() {
         (code, serde_json::from_str::<Value>(&stdout).unwrap_or_default())
     };
     let (long, odd) = ([&b"secret "[..], vec![b'x'; 32 << 20].as_slice()].concat(), b"secret \xff".to_vec());
-    let doors: [(&str, &[&str]); 2] = [
-        ("toolgate-hook", &["--config", "toolgate.toml"]),
-        ("toolgate-hook", &["--socket", "hook.sock"]),
-    ];
+    let doors: [(&str, &[&str]); 2] = [("toolgate-hook", &["--config", "toolgate.toml"]), ("toolgate-hook", &["--socket", "hook.sock"])];
     for (name, args) in doors {
         for (text, is_long) in [(&long, true), (&odd, false)] {
             let (early, late) = told("PostToolUse", text);

@@ -97,7 +97,7 @@ async fn who_is_turned_away_at_the_door_does_not_keep_others_from_trying_rules()
     let gate = one_who_looks(&path);
     gate.session("a", "b", "s").call("look", json!({})).await;
     gate.session("nobody", "b", "s").call("look", json!({})).await;
-    gate.call(gate.session("a", "b", "(turned away)").prepare("look", json!({})).turned_away("not with this token")).await;
+    gate.call(gate.session("a", "b", "(turned away)").prepare("look", json!({})).with_transport_rejection("not with this token")).await;
     drop(gate);
     let rules = directory.path().join("rules.toml");
     let trying = |most: u32| {

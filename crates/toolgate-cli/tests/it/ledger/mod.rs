@@ -417,7 +417,7 @@ async fn in_the_dark(path: &Path) -> Vec<String> {
     for order in ["one", "two"] {
         session.call("pay", json!({"order": order})).await;
     }
-    gate.pending().await.unwrap().into_iter().map(|intent| intent.call.to_string()).collect()
+    gate.pending_calls().await.unwrap().into_iter().map(|intent| intent.call.to_string()).collect()
 }
 
 #[tokio::test]

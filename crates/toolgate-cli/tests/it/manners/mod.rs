@@ -192,7 +192,7 @@ fn no_event_breaks_its_reader() {
             let (before, after) = bytes.split_at(at);
             // Cut off; one byte less; one byte more.
             for text in [before.to_vec(), [before, &after[1..]].concat(), [before, b"\"", after].concat(), [before, b"}", after].concat()] {
-                if let Err(reason) = event::Event::heard(&text) {
+                if let Err(reason) = event::Event::parse(&text) {
                     assert!(!reason.is_empty());
                 }
             }

@@ -227,9 +227,7 @@ fn tools_that_take_little_can_be_looked_at_too() {
         project.said(&["doctor", "--config", "toolgate.toml"], "").contains("✓ canary         a call that must be refused was refused")
     );
     project.write("project/toolgate.toml", &closed.replace("type = \"string\"", "type = \"integer\""));
-    assert!(
-        project.said(&["doctor", "--config", "toolgate.toml"], "").contains("! canary         no declared tool can be asked")
-    );
+    assert!(project.said(&["doctor", "--config", "toolgate.toml"], "").contains("! canary         no declared tool can be asked"));
 }
 
 #[test]

@@ -70,7 +70,10 @@ fn who_is_in_a_directory_further_down_is_told() {
         String::from_utf8(output.stdout).unwrap().replace(project.path("").to_str().unwrap(), "HOME/")
     };
     let doctor = said(&["doctor"]);
-    assert!(doctor.contains("no client that starts here has a hook; there are hooks in HOME/project: run `toolgate doctor` there\n"), "{doctor}");
+    assert!(
+        doctor.contains("no client that starts here has a hook; there are hooks in HOME/project: run `toolgate doctor` there\n"),
+        "{doctor}"
+    );
     assert_eq!(said(&["eject"]), "no settings with toolgate found; it is in the settings of HOME/project: run this command there\n");
     let init = said(&["init", "--for", "claude-code", "--dry-run"]);
     assert!(init.contains("this file replaces HOME/project/toolgate.toml in this directory"), "{init}");
@@ -97,7 +100,10 @@ fn every_line_that_the_templates_suggest_can_be_used() {
         let project = Project::new();
         assert_eq!(project.run(&["init", "--for", client], "").0, 0);
         let text = project.read("project/toolgate.toml");
-        assert!(text.starts_with("# Configuration for the agent in this project.") && text.contains("| toolgate check\n"), "{client}: {text}");
+        assert!(
+            text.starts_with("# Configuration for the agent in this project.") && text.contains("| toolgate check\n"),
+            "{client}: {text}"
+        );
         let used: String = text
             .lines()
             .map(|line| line.strip_prefix("# ").filter(|line| line.contains(" = ")).unwrap_or(line).to_owned() + "\n")

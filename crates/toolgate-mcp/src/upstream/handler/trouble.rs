@@ -9,8 +9,8 @@ use toolgate::{Effects, Failure};
 use super::RemoteTool;
 use crate::bounded::{LONGEST, TOO_LONG};
 use crate::sse::SseError;
-use crate::upstream::link::{Fault, Standing, is_modern};
-use crate::upstream::plain::unsent;
+use crate::upstream::link::{Standing, UpstreamFailure, is_modern};
+use crate::upstream::plain::describe_send_error;
 use crate::upstream::straight::Broken;
 
 /// The retry delay after a connection is replaced, in milliseconds. Reconnecting usually takes
@@ -23,37 +23,37 @@ const LOOKED_AT: u64 = 1_500;
 
 impl RemoteTool {
     /// Classifies an error of the fast path.
-    pub(super) fn broken(&self, broken: Broken, standing: &Standing) -> Failure {
-        let (name, link, generation) = (&self.link.upstream.name, &self.link, standing.generation);
-        let tell = |why: &str| tracing::warn!(upstream = name, why = link.upstream.without_secrets(why), "upstream call failed");
+    pub(super) fn classify_direct_error(&self, broken: Broken, standing: &Standing) -> Failure {
+        let (name, link, generation) = (&self.supervisor.upstream.name, &self.supervisor, standing.generation);
+        let tell = |why: &str| tracing::warn!(upstream = name, why = link.upstream.redact_secrets(why), "upstream call failed");
         let unheard = |why: &str| {
-            link.failed(generation, Fault::Broken);
+            link.on_failure(generation, UpstreamFailure::Broken);
             tell(why);
             Failure::transient("upstream_unavailable", format!("cannot reach the upstream `{name}`"))
         };
         match broken {
-            Broken::Refused(error) => {
-                link.answered();
-                self.protocol_error(&error)
+            Broken::JsonRpc(error) => {
+                link.on_response();
+                self.classify_jsonrpc_error(&error)
             }
             // A request that was rejected or could not connect was not executed.
-            Broken::Nobody(why) => unheard(&why).effects(Effects::None),
-            Broken::Status(401, _) if self.link.may_renew() => self.renewed(generation),
+            Broken::NotConnected(why) => unheard(&why).effects(Effects::None),
+            Broken::Rejected(401, _) if self.supervisor.can_renew_token() => self.reconnect_with_new_token(generation),
             // A rejected call does not count against the upstream: other calls may succeed.
-            Broken::Status(status, wait) => {
+            Broken::Rejected(status, wait) => {
                 tell(&format!("the server answered HTTP {status}"));
-                self.turned_away(status, wait, standing)
+                self.rejected_failure(status, wait, standing)
             }
-            Broken::Failing(status, wait) => {
-                link.failed(generation, Fault::Broken);
+            Broken::ServerError(status, wait) => {
+                link.on_failure(generation, UpstreamFailure::Broken);
                 tell(&format!("the server answered HTTP {status}"));
-                self.failing(status, wait)
+                self.server_error_failure(status, wait)
             }
-            Broken::Unclear(why) => unheard(&why),
-            Broken::TooLong => self.too_long(),
-            Broken::Unread(why) => {
-                link.answered();
-                self.unread(&why)
+            Broken::Unknown(why) => unheard(&why),
+            Broken::TooLong => self.too_long_failure(),
+            Broken::InvalidResponse(why) => {
+                link.on_response();
+                self.invalid_response_failure(&why)
             }
         }
     }
@@ -61,11 +61,11 @@ impl RemoteTool {
     /// Handles a request that was rejected by its HTTP status.
     ///
     /// The request was not executed, and is not retried before `wait` is over.
-    fn turned_away(&self, status: u16, wait: Option<u64>, standing: &Standing) -> Failure {
-        if is_strange(status) && is_modern(&standing.peer) && self.link.may_be_another(standing.generation) {
+    fn rejected_failure(&self, status: u16, wait: Option<u64>, standing: &Standing) -> Failure {
+        if is_revision_mismatch(status) && is_modern(&standing.peer) && self.supervisor.suspect_revision(standing.generation) {
             let message = format!(
                 "the upstream `{}` no longer accepts requests of its protocol revision; it is being checked",
-                self.link.upstream.name
+                self.supervisor.upstream.name
             );
             return Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(LOOKED_AT);
         }
@@ -79,8 +79,8 @@ impl RemoteTool {
     /// Handles a status that does not say whether the request was executed.
     ///
     /// The request is not retried before `wait` is over.
-    fn failing(&self, status: u16, wait: Option<u64>) -> Failure {
-        let message = format!("the upstream `{}` answered with status {status}", self.link.upstream.name);
+    fn server_error_failure(&self, status: u16, wait: Option<u64>) -> Failure {
+        let message = format!("the upstream `{}` answered with status {status}", self.supervisor.upstream.name);
         let failure = Failure::transient("upstream_unavailable", message);
         match wait {
             Some(ms) => failure.retry_after_ms(ms),
@@ -89,84 +89,88 @@ impl RemoteTool {
     }
 
     /// Reconnects with a new access token.
-    fn renewed(&self, generation: u64) -> Failure {
-        self.link.lost(generation);
-        let message = format!("the upstream `{}` rejected its access token; a new one is being fetched", self.link.upstream.name);
+    fn reconnect_with_new_token(&self, generation: u64) -> Failure {
+        self.supervisor.report_session_lost(generation);
+        let message = format!("the upstream `{}` rejected its access token; a new one is being fetched", self.supervisor.upstream.name);
         Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ANEW)
     }
 
     /// Handles a response that exceeds the size limit. The upstream did respond.
-    fn too_long(&self) -> Failure {
-        self.link.answered();
-        let name = &self.link.upstream.name;
+    fn too_long_failure(&self) -> Failure {
+        self.supervisor.on_response();
+        let name = &self.supervisor.upstream.name;
         Failure::business("invalid_result", format!("the response of the upstream `{name}` exceeds {LONGEST} bytes"))
     }
 
-    fn unread(&self, why: &str) -> Failure {
-        let name = &self.link.upstream.name;
-        tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(why), "upstream sent an invalid response");
+    fn invalid_response_failure(&self, why: &str) -> Failure {
+        let name = &self.supervisor.upstream.name;
+        tracing::warn!(upstream = name, why = self.supervisor.upstream.redact_secrets(why), "upstream sent an invalid response");
         Failure::business("upstream_rejected", format!("the upstream `{name}` sent a response that is not valid MCP"))
     }
 
     /// Classifies an error of rmcp.
-    pub(super) fn understand(&self, error: ServiceError, sent: bool, standing: &Standing) -> Failure {
-        let (name, generation) = (&self.link.upstream.name, standing.generation);
+    pub(super) fn classify_rmcp_error(&self, error: ServiceError, sent: bool, standing: &Standing) -> Failure {
+        let (name, generation) = (&self.supervisor.upstream.name, standing.generation);
         let effects = |failure: Failure| if sent { failure } else { failure.effects(Effects::None) };
         match error {
-            ServiceError::McpError(error) if error.code == TOO_LONG => self.too_long(),
+            ServiceError::McpError(error) if error.code == TOO_LONG => self.too_long_failure(),
             ServiceError::McpError(error) => {
-                self.link.answered();
-                self.protocol_error(&error)
+                self.supervisor.on_response();
+                self.classify_jsonrpc_error(&error)
             }
             ServiceError::TransportSend(why) => {
-                let trouble = Trouble::of(&why);
-                if matches!(trouble, Trouble::Status(401, _)) && self.link.may_renew() {
-                    return self.renewed(generation);
+                let trouble = Trouble::classify(&why);
+                if matches!(trouble, Trouble::Rejected(401, _)) && self.supervisor.can_renew_token() {
+                    return self.reconnect_with_new_token(generation);
                 }
-                if matches!(trouble, Trouble::Unread) {
-                    self.link.answered();
-                    return self.unread(&unsent(&why));
+                if matches!(trouble, Trouble::InvalidResponse) {
+                    self.supervisor.on_response();
+                    return self.invalid_response_failure(&describe_send_error(&why));
                 }
-                tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&unsent(&why)), "upstream call failed");
+                tracing::warn!(
+                    upstream = name,
+                    why = self.supervisor.upstream.redact_secrets(&describe_send_error(&why)),
+                    "upstream call failed"
+                );
                 match trouble {
-                    Trouble::Lost => self.link.lost(generation),
+                    Trouble::SessionLost => self.supervisor.report_session_lost(generation),
                     // A rejected call does not count against the upstream: other calls may succeed.
-                    Trouble::Status(..) => {}
-                    _ => self.link.failed(generation, Fault::Broken),
+                    Trouble::Rejected(..) => {}
+                    _ => self.supervisor.on_failure(generation, UpstreamFailure::Broken),
                 }
                 let failure = match trouble {
-                    Trouble::Status(status, wait) => self.turned_away(status, wait, standing),
-                    Trouble::Failing(status, wait) => self.failing(status, wait),
-                    Trouble::Lost => {
+                    Trouble::Rejected(status, wait) => self.rejected_failure(status, wait, standing),
+                    Trouble::ServerError(status, wait) => self.server_error_failure(status, wait),
+                    Trouble::SessionLost => {
                         Failure::transient("upstream_unavailable", format!("the upstream `{name}` no longer knows its session"))
                             .retry_after_ms(ANEW)
                     }
                     _ => Failure::transient("upstream_unavailable", format!("cannot reach the upstream `{name}`")),
                 };
                 // A request that was rejected or could not connect was not executed.
-                if matches!(trouble, Trouble::Unclear | Trouble::Failing(..)) { failure } else { failure.effects(Effects::None) }
+                if matches!(trouble, Trouble::Unknown | Trouble::ServerError(..)) { failure } else { failure.effects(Effects::None) }
             }
             ServiceError::TransportClosed => {
                 // Over HTTP every response has its own stream, so only this call failed.
-                if !self.link.has_one_stream() {
-                    self.link.failed(generation, Fault::Broken);
+                if !self.supervisor.has_one_stream() {
+                    self.supervisor.on_failure(generation, UpstreamFailure::Broken);
                 }
                 let message = format!("the upstream `{name}` closed the connection during the call");
                 effects(Failure::transient("upstream_unavailable", message).retry_after_ms(ANEW))
             }
             ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => {
-                self.link.failed(generation, Fault::Late);
+                self.supervisor.on_failure(generation, UpstreamFailure::Late);
                 effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` did not respond in time")))
             }
             other => {
-                self.link.answered();
-                self.unread(&other.to_string())
+                self.supervisor.on_response();
+                self.invalid_response_failure(&other.to_string())
             }
         }
     }
 
-    fn protocol_error(&self, error: &ErrorData) -> Failure {
-        let name = &self.link.upstream.name;
+    fn classify_jsonrpc_error(&self, error: &ErrorData) -> Failure {
+        let name = &self.supervisor.upstream.name;
         let said = json!({"code": error.code.0, "message": error.message, "data": error.data});
         let message = |what: &str| format!("the upstream `{name}` {what}");
         // The upstream responded, so the call is over and its effects are done.
@@ -181,20 +185,20 @@ impl RemoteTool {
             }
             _ => Failure::business("tool_failed", message("reported a failure")),
         };
-        let failure = self.by_pattern(&error.message).unwrap_or_else(|| failure.effects(Effects::Done));
-        failure.upstream(self.link.upstream.said_without_secrets(said))
+        let failure = self.match_error_pattern(&error.message).unwrap_or_else(|| failure.effects(Effects::Done));
+        failure.upstream(self.supervisor.upstream.redact_value(said))
     }
 
     /// Classifies an error text by the configured patterns.
-    pub(super) fn by_pattern(&self, said: &str) -> Option<Failure> {
-        let pattern = self.link.upstream.errors.iter().find(|pattern| pattern.matches.is_match(said))?;
-        let message = format!("the upstream `{}` reported a failure", self.link.upstream.name);
+    pub(super) fn match_error_pattern(&self, said: &str) -> Option<Failure> {
+        let pattern = self.supervisor.upstream.errors.iter().find(|pattern| pattern.matches.is_match(said))?;
+        let message = format!("the upstream `{}` reported a failure", self.supervisor.upstream.name);
         Some(Failure::new(pattern.category, pattern.code.clone(), message).effects(pattern.effects))
     }
 }
 
 /// Returns whether a status can mean that the upstream no longer supports revision 2026-07-28.
-pub(in crate::upstream) const fn is_strange(status: u16) -> bool {
+pub(in crate::upstream) const fn is_revision_mismatch(status: u16) -> bool {
     matches!(status, 400 | 404 | 405 | 406)
 }
 
@@ -202,51 +206,51 @@ pub(in crate::upstream) const fn is_strange(status: u16) -> bool {
 #[derive(Clone, Copy)]
 pub(in crate::upstream) enum Trouble {
     /// The server no longer knows the session.
-    Lost,
+    SessionLost,
     /// The connection could not be opened.
-    Nobody,
+    NotConnected,
     /// The server rejected the request with a status, and a retry delay in milliseconds if given.
-    Status(u16, Option<u64>),
+    Rejected(u16, Option<u64>),
     /// The response is not valid.
-    Unread,
+    InvalidResponse,
     /// The status does not say whether the request was executed. The second field is the retry
     /// delay.
-    Failing(u16, Option<u64>),
+    ServerError(u16, Option<u64>),
     /// The request may have been executed.
-    Unclear,
+    Unknown,
 }
 
 impl Trouble {
-    pub(in crate::upstream) fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+    pub(in crate::upstream) fn classify(error: &(dyn std::error::Error + 'static)) -> Self {
         // A 4xx status other than 408 means that the request was rejected.
         let by_status = |status: u16, wait: Option<u64>| match status {
-            400..500 if status != 408 => Self::Status(status, wait),
-            _ => Self::Failing(status, wait),
+            400..500 if status != 408 => Self::Rejected(status, wait),
+            _ => Self::ServerError(status, wait),
         };
         let mut cause = Some(error);
         while let Some(error) = cause {
             match error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
-                Some(StreamableHttpError::SessionExpired) => return Self::Lost,
+                Some(StreamableHttpError::SessionExpired) => return Self::SessionLost,
                 Some(StreamableHttpError::HttpStatus(error)) => {
-                    return by_status(error.status, error.retry_after.as_deref().and_then(crate::http::wait_ms));
+                    return by_status(error.status, error.retry_after.as_deref().and_then(crate::http::parse_retry_after_ms));
                 }
                 Some(StreamableHttpError::UnexpectedServerResponse(_) | StreamableHttpError::UnexpectedContentType(_)) => {
-                    return Self::Unread;
+                    return Self::InvalidResponse;
                 }
                 _ => {}
             }
             match error.downcast_ref::<SseError>() {
                 // In this transport, the URL for posts identifies the session.
-                Some(SseError::Status(404, _)) => return Self::Lost,
+                Some(SseError::Status(404, _)) => return Self::SessionLost,
                 Some(SseError::Status(status, wait)) => return by_status(*status, *wait),
-                Some(SseError::Nobody(_)) => return Self::Nobody,
+                Some(SseError::NotConnected(_)) => return Self::NotConnected,
                 _ => {}
             }
             if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect) {
-                return Self::Nobody;
+                return Self::NotConnected;
             }
             cause = error.source();
         }
-        Self::Unclear
+        Self::Unknown
     }
 }

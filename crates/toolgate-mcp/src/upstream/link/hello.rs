@@ -13,28 +13,28 @@ const HELLO: Duration = Duration::from_secs(30);
 
 impl Link {
     /// Connects to the upstream, trying the protocol eras in turn.
-    pub(super) async fn greet(self: &Arc<Self>) -> Result<Connection, String> {
+    pub(super) async fn connect(self: &Arc<Self>) -> Result<Connection, String> {
         let own = Arc::downgrade(self);
         let hear: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |line: String| {
             if let Some(link) = own.upgrade() {
-                link.hear(line);
+                link.record_stderr_line(line);
             }
         });
         // A server that stayed silent or exited last time may not survive a request of the other
         // era.
-        let mut greeting = if self.mute.swap(false, Ordering::Relaxed) { Greeting::Older } else { Greeting::Either };
+        let mut greeting = if self.is_legacy_handshake_due.swap(false, Ordering::Relaxed) { Greeting::Initialize } else { Greeting::Auto };
         loop {
             let ears = Ears::new(Arc::downgrade(self));
             let connecting = connect(&self.upstream, ears, self.launcher.as_deref(), greeting, Arc::clone(&hear));
             let connected = tokio::select! {
                 connected = tokio::time::timeout(HELLO, connecting) => connected,
-                () = self.stop.cancelled() => return Err("toolgate is stopping".to_owned()),
+                () = self.stop_requested.cancelled() => return Err("toolgate is stopping".to_owned()),
             };
             match connected {
                 Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(refused)) => greeting = greeting.after(&refused).ok_or(refused.why)?,
+                Ok(Err(refused)) => greeting = greeting.next_after(&refused).ok_or(refused.reason)?,
                 Err(_) => {
-                    self.mute.store(greeting == Greeting::Either, Ordering::Relaxed);
+                    self.is_legacy_handshake_due.store(greeting == Greeting::Auto, Ordering::Relaxed);
                     return Err(format!("the handshake did not finish within {HELLO:?}"));
                 }
             }

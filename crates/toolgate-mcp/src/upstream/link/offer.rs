@@ -11,8 +11,8 @@ use toolgate::config::Remote;
 
 use super::{Link, Offer, Status, is_modern};
 use crate::gateway::lock;
-use crate::upstream::handler::{Trouble, is_strange};
-use crate::upstream::listen::pages;
+use crate::upstream::handler::{Trouble, is_revision_mismatch};
+use crate::upstream::listen::read_pages;
 use crate::upstream::shadows::Names;
 
 /// Why listing failed.
@@ -20,75 +20,76 @@ pub(super) enum Unlisted {
     /// The upstream responded with an error, so the connection works.
     Refused(String),
     /// The upstream did not respond.
-    Unheard(String),
+    NoResponse(String),
     /// The connection is unusable, or the lists exceed the limits.
-    Over(String),
+    Fatal(String),
     /// The upstream rejects a request that its protocol revision requires.
-    Strange(String),
+    RevisionMismatch(String),
 }
 
 impl Unlisted {
-    pub(super) fn why(self) -> String {
-        let (Self::Refused(why) | Self::Unheard(why) | Self::Over(why) | Self::Strange(why)) = self;
+    pub(super) fn into_reason(self) -> String {
+        let (Self::Refused(why) | Self::NoResponse(why) | Self::Fatal(why) | Self::RevisionMismatch(why)) = self;
         why
     }
 }
 
 impl Link {
     /// Lists tools, prompts and resources, and publishes the changes.
-    pub(super) async fn list(&self, peer: &Peer<RoleClient>) -> Result<(), Unlisted> {
+    pub(super) async fn refresh_catalog(&self, peer: &Peer<RoleClient>) -> Result<(), Unlisted> {
         let limit = Duration::from_secs(30);
         let asked = tokio::time::timeout(limit, async {
             let info = peer.peer_info();
             let capabilities = info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
             let tools = if capabilities.tools.is_some() {
-                let found = pages(|page| peer.list_tools(page), |listed| (listed.tools, listed.next_cursor)).await;
-                listed(found.map_err(|error| self.unlisted(&error, is_modern(peer)))?)?
+                let found = read_pages(|page| peer.list_tools(page), |listed| (listed.tools, listed.next_cursor)).await;
+                complete_list(found.map_err(|error| self.classify_list_error(&error, is_modern(peer)))?)?
             } else {
                 Vec::new()
             };
-            let known = self.offer();
+            let known = self.catalog();
             let mut prompts = Vec::new();
-            if capabilities.prompts.is_some() && self.upstream.prompts {
-                let listed = pages(|page| peer.list_prompts(page), |listed| (listed.prompts, listed.next_cursor));
-                prompts = self.shortly(listed, &known.prompts).await;
+            if capabilities.prompts.is_some() && self.upstream.exposes_prompts {
+                let listed = read_pages(|page| peer.list_prompts(page), |listed| (listed.prompts, listed.next_cursor));
+                prompts = self.list_with_fallback(listed, &known.prompts).await;
             }
             let (mut resources, mut templates) = (Vec::new(), Vec::new());
-            if capabilities.resources.is_some() && self.upstream.resources {
-                let listed = pages(|page| peer.list_resources(page), |listed| (listed.resources, listed.next_cursor));
-                resources = self.shortly(listed, &known.resources).await;
-                let listed = pages(|page| peer.list_resource_templates(page), |listed| (listed.resource_templates, listed.next_cursor));
-                templates = self.shortly(listed, &known.templates).await;
+            if capabilities.resources.is_some() && self.upstream.exposes_resources {
+                let listed = read_pages(|page| peer.list_resources(page), |listed| (listed.resources, listed.next_cursor));
+                resources = self.list_with_fallback(listed, &known.resources).await;
+                let listed =
+                    read_pages(|page| peer.list_resource_templates(page), |listed| (listed.resource_templates, listed.next_cursor));
+                templates = self.list_with_fallback(listed, &known.templates).await;
             }
             let instructions = info.as_ref().and_then(|info| info.instructions.clone());
             Ok::<_, Unlisted>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
         });
-        let (tools, offer) = asked.await.map_err(|_| Unlisted::Unheard(format!("no response within {limit:?}")))??;
-        let held = self.pins.note(&tools).map_err(Unlisted::Over)?;
+        let (tools, offer) = asked.await.map_err(|_| Unlisted::NoResponse(format!("no response within {limit:?}")))??;
+        let held = self.pins.record_offered(&tools).map_err(Unlisted::Fatal)?;
         let offer = Arc::new(Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer });
-        let before = std::mem::replace(&mut *lock(&self.offer), Arc::clone(&offer));
-        let told = self.told.swap(false, Ordering::Relaxed);
+        let before = std::mem::replace(&mut *lock(&self.catalog), Arc::clone(&offer));
+        let told = self.is_change_announced.swap(false, Ordering::Relaxed);
         if held || before != offer {
-            self.changed.send_modify(|times| *times += 1);
-        } else if told && self.claims.may_pass() {
-            self.claimed.send_modify(|times| *times += 1);
+            self.list_changes.send_modify(|times| *times += 1);
+        } else if told && self.announcement_limiter.is_allowed() {
+            self.announced_changes.send_modify(|times| *times += 1);
         }
         Ok(())
     }
 
-    fn unlisted(&self, error: &ServiceError, modern: bool) -> Unlisted {
-        let why = crate::upstream::plain::question(error);
+    fn classify_list_error(&self, error: &ServiceError, modern: bool) -> Unlisted {
+        let why = crate::upstream::plain::describe_request_error(error);
         match error {
-            ServiceError::TransportClosed => Unlisted::Over(why),
-            ServiceError::TransportSend(cause) => match Trouble::of(cause) {
+            ServiceError::TransportClosed => Unlisted::Fatal(why),
+            ServiceError::TransportSend(cause) => match Trouble::classify(cause) {
                 // The supervisor reconnects.
-                Trouble::Lost => Unlisted::Over(why),
-                Trouble::Status(401, _) if self.may_renew() => Unlisted::Over(why),
+                Trouble::SessionLost => Unlisted::Fatal(why),
+                Trouble::Rejected(401, _) if self.can_renew_token() => Unlisted::Fatal(why),
                 // Some server responds, but not one of this protocol revision.
-                Trouble::Status(status, _) if modern && is_strange(status) => Unlisted::Strange(why),
-                _ => Unlisted::Unheard(why),
+                Trouble::Rejected(status, _) if modern && is_revision_mismatch(status) => Unlisted::RevisionMismatch(why),
+                _ => Unlisted::NoResponse(why),
             },
-            ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => Unlisted::Unheard(why),
+            ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => Unlisted::NoResponse(why),
             _ => Unlisted::Refused(why),
         }
     }
@@ -100,34 +101,34 @@ impl Link {
     /// in progress, a missing response may only be late. A busy upstream that stays silent for
     /// longer than any of its calls may take is restarted, even if the callers gave up. An idle
     /// upstream that misses two requests is restarted.
-    pub(super) async fn list_or_work(&self, peer: &Peer<RoleClient>, ill: &str) -> Result<(), String> {
-        let before = self.answers.load(Ordering::Relaxed);
+    pub(super) async fn check_health(&self, peer: &Peer<RoleClient>, ill: &str) -> Result<(), String> {
+        let before = self.response_count.load(Ordering::Relaxed);
         let mut unheard = String::new();
         for last in [false, true] {
             let behind_calls = last && self.is_busy();
-            unheard = match self.list(peer).await {
+            unheard = match self.refresh_catalog(peer).await {
                 Ok(()) => {
-                    self.told_all();
+                    self.on_listing();
                     return Ok(());
                 }
                 Err(Unlisted::Refused(why)) => {
-                    if self.refused() {
+                    if self.on_listing_refused() {
                         return Err(format!("{ill}: {why}"));
                     }
-                    let why = self.upstream.without_secrets(&why);
+                    let why = self.upstream.redact_secrets(&why);
                     tracing::warn!(upstream = self.upstream.name, why, "cannot list an upstream");
                     return Ok(());
                 }
-                Err(Unlisted::Over(why)) => return Err(format!("{ill}: {why}")),
-                Err(Unlisted::Strange(why)) if last && self.is_estranged() => return Err(format!("{ill}: {why}")),
-                Err(Unlisted::Strange(why)) => why,
-                Err(Unlisted::Unheard(why)) => why,
+                Err(Unlisted::Fatal(why)) => return Err(format!("{ill}: {why}")),
+                Err(Unlisted::RevisionMismatch(why)) if last && self.on_revision_rejection() => return Err(format!("{ill}: {why}")),
+                Err(Unlisted::RevisionMismatch(why)) => why,
+                Err(Unlisted::NoResponse(why)) => why,
             };
-            let waits = behind_calls && !self.doubted.load(Ordering::Relaxed) && !self.silence.is_too_long();
-            if waits || self.answers.load(Ordering::Relaxed) != before {
+            let waits = behind_calls && !self.is_suspect.load(Ordering::Relaxed) && !self.idle_watch.is_too_long();
+            if waits || self.response_count.load(Ordering::Relaxed) != before {
                 // The announced change was not read yet.
-                if self.told.load(Ordering::Relaxed) {
-                    self.relist.notify_one();
+                if self.is_change_announced.load(Ordering::Relaxed) {
+                    self.relist_requested.notify_one();
                 }
                 return Ok(());
             }
@@ -136,7 +137,11 @@ impl Link {
     }
 
     /// Returns a list if it arrives soon, else the known list.
-    async fn shortly<T: Clone>(&self, listed: impl Future<Output = Result<(Vec<T>, bool), ServiceError>>, known: &[T]) -> Vec<T> {
+    async fn list_with_fallback<T: Clone>(
+        &self,
+        listed: impl Future<Output = Result<(Vec<T>, bool), ServiceError>>,
+        known: &[T],
+    ) -> Vec<T> {
         let (listed, whole) = match tokio::time::timeout(Duration::from_secs(8), listed).await {
             Ok(Ok(listed)) => listed,
             // Some servers declare prompts and resources without having them.
@@ -155,35 +160,35 @@ impl Link {
     }
 
     /// Handles the notification that a list has changed.
-    pub(crate) fn lists_changed(&self) {
-        self.told.store(true, Ordering::Relaxed);
-        self.relist.notify_one();
+    pub(crate) fn on_lists_changed(&self) {
+        self.is_change_announced.store(true, Ordering::Relaxed);
+        self.relist_requested.notify_one();
     }
 
     /// Re-reads the pins and missing references, which a person may have fixed meanwhile.
-    pub(in crate::upstream) fn look_again(&self) {
-        self.pins.note_again();
-        Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
-        if self.lacks.load(Ordering::Relaxed) && self.upstream.lacks().is_empty() {
-            self.retry.notify_one();
+    pub(in crate::upstream) fn recheck_pins_and_references(&self) {
+        self.pins.retry_recording();
+        Arc::make_mut(&mut lock(&self.catalog)).tools = self.pins.accepted().unwrap_or_default();
+        if self.has_missing_references.load(Ordering::Relaxed) && self.upstream.missing_references().is_empty() {
+            self.retry_requested.notify_one();
         }
     }
 
     /// Returns the accepted tools; `None` if the upstream never connected.
-    pub(in crate::upstream) fn remotes(&self) -> Option<Vec<Remote>> {
+    pub(in crate::upstream) fn accepted_tools(&self) -> Option<Vec<Remote>> {
         let tools = self.pins.accepted().or_else(|| matches!(self.status(), Status::Up { .. }).then(Vec::new))?;
-        Some(tools.into_iter().map(remote).collect())
+        Some(tools.into_iter().map(remote_tool_spec).collect())
     }
 
     /// Quarantines tools that mention an older or simultaneous tool of another upstream.
-    pub(in crate::upstream) fn hold_shadows(&self, names: &Names<'_>) {
-        self.pins.hold_shadows(&self.upstream, names);
-        Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
+    pub(in crate::upstream) fn quarantine_shadowing(&self, names: &Names<'_>) {
+        self.pins.quarantine_shadowing(&self.upstream, names);
+        Arc::make_mut(&mut lock(&self.catalog)).tools = self.pins.accepted().unwrap_or_default();
     }
 }
 
 /// Converts a tool to the form that rules use.
-pub(in crate::upstream) fn remote(tool: Tool) -> Remote {
+pub(in crate::upstream) fn remote_tool_spec(tool: Tool) -> Remote {
     Remote {
         name: tool.name.to_string(),
         description: tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default().to_owned(),
@@ -194,6 +199,6 @@ pub(in crate::upstream) fn remote(tool: Tool) -> Remote {
 
 /// Returns the tools of a complete list. A truncated list is an error, because a missing tool would
 /// look removed.
-fn listed<T>((listed, whole): (Vec<T>, bool)) -> Result<Vec<T>, Unlisted> {
-    if whole { Ok(listed) } else { Err(Unlisted::Over("the list of tools exceeds the limits".to_owned())) }
+fn complete_list<T>((listed, whole): (Vec<T>, bool)) -> Result<Vec<T>, Unlisted> {
+    if whole { Ok(listed) } else { Err(Unlisted::Fatal("the list of tools exceeds the limits".to_owned())) }
 }

@@ -31,14 +31,14 @@ const PASSED_OVER: u32 = 2;
 const REFUSALS: u32 = 3;
 
 /// Returns the backoff after a number of failed attempts.
-pub(super) fn wait(tries: u32) -> Duration {
+pub(super) fn reconnect_backoff(tries: u32) -> Duration {
     WAITS.0.saturating_mul(1 << tries.min(10)).min(WAITS.1)
 }
 
 /// Returns whether a health check is due.
 ///
 /// A busy upstream is checked less often, but not never.
-pub(super) fn is_due(passed_over: &mut u32, busy: bool) -> bool {
+pub(super) fn is_health_check_due(passed_over: &mut u32, busy: bool) -> bool {
     let due = !busy || *passed_over >= PASSED_OVER;
     *passed_over = if due { 0 } else { *passed_over + 1 };
     due
@@ -47,7 +47,7 @@ pub(super) fn is_due(passed_over: &mut u32, busy: bool) -> bool {
 /// Returns whether an upstream that keeps refusing listings is restarted.
 ///
 /// A busy upstream is restarted only if all its calls failed before.
-const fn is_lost(refusals: u32, busy: bool, doubted: bool) -> bool {
+const fn is_restart_due(refusals: u32, busy: bool, doubted: bool) -> bool {
     refusals >= REFUSALS && (doubted || !busy)
 }
 
@@ -60,15 +60,15 @@ impl Silence {
         Self(Mutex::new((Instant::now(), timeout)))
     }
 
-    fn begin(&self, timeout: Duration) {
+    fn reset(&self, timeout: Duration) {
         *lock(&self.0) = (Instant::now(), timeout);
     }
 
-    fn end(&self) {
+    fn record_activity(&self) {
         lock(&self.0).0 = Instant::now();
     }
 
-    fn may_last(&self, time: Duration) {
+    fn extend_limit(&self, time: Duration) {
         let mut own = lock(&self.0);
         own.1 = own.1.max(time);
     }
@@ -86,7 +86,7 @@ pub(super) struct Claims(Mutex<Option<(Instant, u32)>>);
 
 impl Claims {
     /// Returns whether clients are notified too, within the rate limit.
-    pub(super) fn may_pass(&self) -> bool {
+    pub(super) fn is_allowed(&self) -> bool {
         let mut own = lock(&self.0);
         let (since, times) = own.filter(|(since, _)| since.elapsed() < WHILE).unwrap_or((Instant::now(), 0));
         *own = Some((since, times.saturating_add(1)));
@@ -98,12 +98,12 @@ impl Claims {
 pub(super) struct Doubt {
     since: Instant,
     /// A listing in the same revision succeeded since, so the rejection was meant.
-    told: bool,
+    is_revision_confirmed: bool,
 }
 
 /// How a request to an upstream failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::upstream) enum Fault {
+pub(in crate::upstream) enum UpstreamFailure {
     /// No response within the timeout.
     Late,
     /// The connection could not be opened, or it broke.
@@ -115,91 +115,91 @@ pub(in crate::upstream) enum Fault {
 pub(super) struct Breaker {
     failures: AtomicU32,
     /// One of the failures was a timeout.
-    late: AtomicBool,
+    has_timeout: AtomicBool,
     /// The breaker closed early after a listing, and no call succeeded since.
-    forgiven: AtomicBool,
-    rest: Mutex<Rest>,
+    has_closed_early: AtomicBool,
+    state: Mutex<Rest>,
 }
 
 /// When the breaker is open.
 #[derive(Default)]
 struct Rest {
-    until: Option<Instant>,
+    open_until: Option<Instant>,
     /// A successful listing closes the breaker early.
-    hopeful: bool,
+    can_close_early: bool,
     /// When the breaker last closed early.
-    forgiven: Option<Instant>,
+    closed_early_at: Option<Instant>,
 }
 
 impl Breaker {
-    fn answered(&self) {
+    fn on_response(&self) {
         self.failures.store(0, Ordering::Relaxed);
-        self.late.store(false, Ordering::Relaxed);
-        self.forgiven.store(false, Ordering::Relaxed);
+        self.has_timeout.store(false, Ordering::Relaxed);
+        self.has_closed_early.store(false, Ordering::Relaxed);
     }
 
     /// Resets everything after a successful connection.
-    fn trust(&self) {
-        self.answered();
-        *lock(&self.rest) = Rest::default();
+    fn reset(&self) {
+        self.on_response();
+        *lock(&self.state) = Rest::default();
     }
 
     /// Closes the breaker early after a successful listing.
     ///
     /// After disconnects a listing proves recovery. After timeouts it does not.
-    fn told_all(&self) {
-        let mut rest = lock(&self.rest);
-        if rest.hopeful && rest.until.take().is_some() && !self.forgiven.swap(true, Ordering::Relaxed) {
-            rest.forgiven = Some(Instant::now());
+    fn on_listing(&self) {
+        let mut rest = lock(&self.state);
+        if rest.can_close_early && rest.open_until.take().is_some() && !self.has_closed_early.swap(true, Ordering::Relaxed) {
+            rest.closed_early_at = Some(Instant::now());
         }
     }
 
     /// Counts a failure, and returns whether the breaker opens.
     ///
     /// If calls keep failing, a listing does not close the breaker early a second time.
-    fn failed(&self, fault: Fault) -> bool {
-        if fault == Fault::Late {
-            self.late.store(true, Ordering::Relaxed);
+    fn on_failure(&self, fault: UpstreamFailure) -> bool {
+        if fault == UpstreamFailure::Late {
+            self.has_timeout.store(true, Ordering::Relaxed);
         }
         if self.failures.fetch_add(1, Ordering::Relaxed) + 1 < PATIENCE {
             return false;
         }
         self.failures.store(0, Ordering::Relaxed);
-        let mut rest = lock(&self.rest);
-        let again = self.forgiven.load(Ordering::Relaxed) && rest.forgiven.is_some_and(|at| at.elapsed() >= AT_ONCE);
-        rest.hopeful = !self.late.swap(false, Ordering::Relaxed) && !again;
-        rest.until = Instant::now().checked_add(REST);
+        let mut rest = lock(&self.state);
+        let again = self.has_closed_early.load(Ordering::Relaxed) && rest.closed_early_at.is_some_and(|at| at.elapsed() >= AT_ONCE);
+        rest.can_close_early = !self.has_timeout.swap(false, Ordering::Relaxed) && !again;
+        rest.open_until = Instant::now().checked_add(REST);
         true
     }
 
     /// Returns for how long the breaker stays open, and whether it may close early.
-    fn rests(&self) -> Option<(Duration, bool)> {
-        let rest = lock(&self.rest);
-        let left = rest.until?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-        Some((left, rest.hopeful))
+    fn open_time(&self) -> Option<(Duration, bool)> {
+        let rest = lock(&self.state);
+        let left = rest.open_until?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+        Some((left, rest.can_close_early))
     }
 }
 
 impl Link {
     /// Records that a message arrived.
-    pub(crate) fn heard(&self) {
-        self.silence.end();
+    pub(crate) fn on_message(&self) {
+        self.idle_watch.record_activity();
     }
 
     /// Returns whether calls are in progress.
     pub(super) fn is_busy(&self) -> bool {
-        self.seats.available_permits() < self.upstream.concurrency
+        self.slots.available_permits() < self.upstream.max_concurrency
     }
 
     /// Stops the upstream once no call is in progress, or after `patience`.
-    pub(crate) async fn end_when_idle(&self, patience: Duration) {
-        let all = u32::try_from(self.upstream.concurrency).unwrap_or(u32::MAX);
+    pub(crate) async fn stop_when_idle(&self, patience: Duration) {
+        let all = u32::try_from(self.upstream.max_concurrency).unwrap_or(u32::MAX);
         let idle = async {
             // Poll instead of queueing: a suspended call needs a slot to continue, and a queued
             // request for all slots would block it.
             loop {
-                if let Ok(seats) = self.seats.try_acquire_many(all)
-                    && self.parked.is_empty()
+                if let Ok(seats) = self.slots.try_acquire_many(all)
+                    && self.suspended_calls.is_empty()
                 {
                     return seats;
                 }
@@ -208,119 +208,119 @@ impl Link {
         };
         // Hold all slots until the upstream has stopped, so that no call starts.
         let _all = tokio::time::timeout(patience, idle).await;
-        self.end().await;
+        self.stop().await;
     }
 
     /// Records that a request may take this long.
-    pub(in crate::upstream) fn may_take(&self, time: Duration) {
-        self.silence.may_last(time);
+    pub(in crate::upstream) fn extend_silence_limit(&self, time: Duration) {
+        self.idle_watch.extend_limit(time);
     }
 
     /// Returns since when the breaker is open, for how long at most, and whether it may close
     /// early.
     ///
     /// Returns `None` if the upstream is not connected: then that is the error to report.
-    pub(in crate::upstream) fn rests(&self) -> Option<(Timestamp, Duration, bool)> {
-        let (left, hopeful) = self.breaker.rests()?;
-        self.standing()?;
+    pub(in crate::upstream) fn circuit_open(&self) -> Option<(Timestamp, Duration, bool)> {
+        let (left, hopeful) = self.breaker.open_time()?;
+        self.connection()?;
         let now = Timestamp::now();
         Some((now.checked_sub(REST.saturating_sub(left)).unwrap_or(now), left, hopeful))
     }
 
     /// Records a response of any kind.
-    pub(in crate::upstream) fn answered(&self) {
-        self.heard();
-        self.answers.fetch_add(1, Ordering::Relaxed);
-        self.breaker.answered();
-        self.doubted.store(false, Ordering::Relaxed);
+    pub(in crate::upstream) fn on_response(&self) {
+        self.on_message();
+        self.response_count.fetch_add(1, Ordering::Relaxed);
+        self.breaker.on_response();
+        self.is_suspect.store(false, Ordering::Relaxed);
     }
 
     /// Records a successful response.
-    pub(in crate::upstream) fn served(&self) {
-        self.refusals.store(0, Ordering::Relaxed);
-        self.answered();
+    pub(in crate::upstream) fn on_success(&self) {
+        self.listing_refusals.store(0, Ordering::Relaxed);
+        self.on_response();
     }
 
     /// Records a successful listing.
-    pub(super) fn told_all(&self) {
-        self.refusals.store(0, Ordering::Relaxed);
-        self.doubted.store(false, Ordering::Relaxed);
-        self.breaker.told_all();
-        self.believe();
+    pub(super) fn on_listing(&self) {
+        self.listing_refusals.store(0, Ordering::Relaxed);
+        self.is_suspect.store(false, Ordering::Relaxed);
+        self.breaker.on_listing();
+        self.confirm_revision();
     }
 
     /// Records that a listing was rejected as by another revision. Returns whether to reconnect.
     ///
     /// While calls are in progress, one rejection is not enough: a proxy in between may have
     /// failed.
-    pub(super) fn is_estranged(&self) -> bool {
-        let times = self.strange.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+    pub(super) fn on_revision_rejection(&self) -> bool {
+        let times = self.revision_rejections.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         !self.is_busy() || times >= STRANGE
     }
 
-    fn believe(&self) {
-        self.strange.store(0, Ordering::Relaxed);
-        if let Some(doubt) = &mut *lock(&self.doubt) {
-            doubt.told = true;
+    fn confirm_revision(&self) {
+        self.revision_rejections.store(0, Ordering::Relaxed);
+        if let Some(doubt) = &mut *lock(&self.revision_suspicion) {
+            doubt.is_revision_confirmed = true;
         }
     }
 
     /// Records that a listing was refused. Returns whether to restart the upstream.
     ///
     /// A server that answers everything with errors may have lost its backend.
-    pub(super) fn refused(&self) -> bool {
-        self.believe();
-        let refusals = self.refusals.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        is_lost(refusals, self.is_busy(), self.doubted.swap(false, Ordering::Relaxed))
+    pub(super) fn on_listing_refused(&self) -> bool {
+        self.confirm_revision();
+        let refusals = self.listing_refusals.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        is_restart_due(refusals, self.is_busy(), self.is_suspect.swap(false, Ordering::Relaxed))
     }
 
     /// Resets everything after a successful connection.
-    pub(super) fn trust(&self) {
-        self.told_all();
-        self.breaker.trust();
-        *lock(&self.doubt) = None;
-        self.silence.begin(self.upstream.timeout);
+    pub(super) fn on_connected(&self) {
+        self.on_listing();
+        self.breaker.reset();
+        *lock(&self.revision_suspicion) = None;
+        self.idle_watch.reset(self.upstream.timeout);
     }
 
     /// Returns whether all responses share one stream. The supervisor notices its end, once for all
     /// calls.
     pub(in crate::upstream) fn has_one_stream(&self) -> bool {
-        match &self.upstream.reach {
+        match &self.upstream.transport {
             Reach::Command { .. } => true,
             // A detected SSE transport counts as separate streams. The failures are reset on
             // reconnect.
-            Reach::Url { sse, .. } => *sse == Some(true),
+            Reach::Http { sse, .. } => *sse == Some(true),
         }
     }
 
     /// Returns whether a rejected request can mean that the upstream now has an older revision, for
     /// example after a restart. Starts a listing to find out.
-    pub(in crate::upstream) fn may_be_another(&self, generation: u64) -> bool {
+    pub(in crate::upstream) fn suspect_revision(&self, generation: u64) -> bool {
         // The supervisor is already reconnecting.
-        if self.standing().is_none_or(|standing| standing.generation != generation) {
+        if self.connection().is_none_or(|standing| standing.generation != generation) {
             return true;
         }
-        let mut doubt = lock(&self.doubt);
-        let doubt = doubt.get_or_insert_with(|| Doubt { since: Instant::now(), told: false });
-        if !doubt.told || doubt.since.elapsed() > MEANT {
+        let mut doubt = lock(&self.revision_suspicion);
+        let doubt = doubt.get_or_insert_with(|| Doubt { since: Instant::now(), is_revision_confirmed: false });
+        if !doubt.is_revision_confirmed || doubt.since.elapsed() > MEANT {
             doubt.since = Instant::now();
-            self.relist.notify_one();
+            self.relist_requested.notify_one();
         }
-        !doubt.told
+        !doubt.is_revision_confirmed
     }
 
     /// Records a failed request. If the breaker opens, a listing probes the upstream.
-    pub(in crate::upstream) fn failed(&self, generation: u64, fault: Fault) {
+    pub(in crate::upstream) fn on_failure(&self, generation: u64, fault: UpstreamFailure) {
         // Ignore failures of an earlier connection. Without a connection, the supervisor reconnects
         // anyway.
-        if self.standing().is_none_or(|standing| standing.generation != generation) {
+        if self.connection().is_none_or(|standing| standing.generation != generation) {
             return;
         }
-        if self.breaker.failed(fault) {
-            self.doubted.store(true, Ordering::Relaxed);
+        if self.breaker.on_failure(fault) {
+            self.is_suspect.store(true, Ordering::Relaxed);
             tracing::warn!(upstream = self.upstream.name, "circuit breaker opened");
             // The listing shows whether the upstream responds.
-            self.relist.notify_one();
+            self.relist_requested.notify_one();
         }
     }
 }
@@ -330,23 +330,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_wait_is_longer_than_the_one_before_up_to_the_longest() {
-        let waits: Vec<Duration> = (0..12).map(wait).collect();
+    fn the_backoff_doubles_up_to_its_maximum() {
+        let waits: Vec<Duration> = (0..12).map(reconnect_backoff).collect();
         assert_eq!(waits.first(), Some(&WAITS.0));
         assert!(waits.windows(2).all(|two| two[1] == (two[0] * 2).min(WAITS.1)), "{waits:?}");
-        assert_eq!((waits.last(), wait(u32::MAX)), (Some(&WAITS.1), WAITS.1));
+        assert_eq!((waits.last(), reconnect_backoff(u32::MAX)), (Some(&WAITS.1), WAITS.1));
     }
 
     #[test]
-    fn who_refuses_again_and_again_is_started_again_but_not_in_the_middle_of_a_call() {
-        let lost = |busy, doubted| (1..=4).map(|refusals| is_lost(refusals, busy, doubted)).collect::<Vec<_>>();
+    fn repeated_refusals_restart_the_upstream_unless_it_is_busy() {
+        let lost = |busy, doubted| (1..=4).map(|refusals| is_restart_due(refusals, busy, doubted)).collect::<Vec<_>>();
         assert_eq!(lost(false, false), [false, false, true, true]);
         assert_eq!(lost(true, false), [false; 4]);
         assert_eq!(lost(true, true), [false, false, true, true]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_says_nothing_for_longer_than_anything_may_take_is_silent() {
+    async fn silence_beyond_the_longest_timeout_is_detected() {
         let second = Duration::from_secs(1);
         let silence = Silence::new(second * 60);
         tokio::time::advance(second * 60 + PULSE).await;
@@ -354,67 +354,68 @@ mod tests {
         tokio::time::advance(second).await;
         assert!(silence.is_too_long());
         // One message is enough.
-        silence.end();
+        silence.record_activity();
         assert!(!silence.is_too_long());
         // A longer timeout extends the limit, and a shorter one does not reduce it.
-        silence.may_last(second * 600);
-        silence.may_last(second);
+        silence.extend_limit(second * 600);
+        silence.extend_limit(second);
         tokio::time::advance(second * 600 + PULSE).await;
         assert!(!silence.is_too_long());
         tokio::time::advance(second).await;
         assert!(silence.is_too_long());
-        silence.begin(second * 60);
+        silence.reset(second * 60);
         tokio::time::advance(second * 61 + PULSE).await;
         assert!(silence.is_too_long());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_was_cut_off_is_taken_back_for_what_it_offers_unless_that_goes_on_and_who_was_late_is_not() {
+    async fn a_listing_closes_the_breaker_once_after_disconnects_and_never_after_timeouts() {
         let breaker = Breaker::default();
-        let fail = |fault: Fault| (0..PATIENCE).map(|_| breaker.failed(fault)).collect::<Vec<_>>();
-        assert_eq!(fail(Fault::Broken), [false, false, false, false, true]);
-        assert_eq!(breaker.rests(), Some((REST, true)));
-        breaker.told_all();
-        assert_eq!(breaker.rests(), None);
+        let fail = |fault: UpstreamFailure| (0..PATIENCE).map(|_| breaker.on_failure(fault)).collect::<Vec<_>>();
+        assert_eq!(fail(UpstreamFailure::Broken), [false, false, false, false, true]);
+        assert_eq!(breaker.open_time(), Some((REST, true)));
+        breaker.on_listing();
+        assert_eq!(breaker.open_time(), None);
         // Failures with the same cause.
-        fail(Fault::Broken);
-        breaker.told_all();
-        assert_eq!(breaker.rests(), None);
+        fail(UpstreamFailure::Broken);
+        breaker.on_listing();
+        assert_eq!(breaker.open_time(), None);
         // The listing succeeds again, but no call does.
         tokio::time::advance(AT_ONCE).await;
-        fail(Fault::Broken);
-        breaker.told_all();
-        assert_eq!(breaker.rests(), Some((REST, false)));
+        fail(UpstreamFailure::Broken);
+        breaker.on_listing();
+        assert_eq!(breaker.open_time(), Some((REST, false)));
         tokio::time::advance(REST).await;
-        assert_eq!(breaker.rests(), None);
+        assert_eq!(breaker.open_time(), None);
         // One response restores the early close.
-        breaker.answered();
-        fail(Fault::Broken);
-        breaker.told_all();
-        assert_eq!(breaker.rests(), None);
+        breaker.on_response();
+        fail(UpstreamFailure::Broken);
+        breaker.on_listing();
+        assert_eq!(breaker.open_time(), None);
         // One timeout among the disconnects.
-        breaker.answered();
-        breaker.failed(Fault::Late);
-        fail(Fault::Broken);
-        breaker.told_all();
-        assert_eq!(breaker.rests(), Some((REST, false)));
-        breaker.trust();
-        assert_eq!(breaker.rests(), None);
+        breaker.on_response();
+        breaker.on_failure(UpstreamFailure::Late);
+        fail(UpstreamFailure::Broken);
+        breaker.on_listing();
+        assert_eq!(breaker.open_time(), Some((REST, false)));
+        breaker.reset();
+        assert_eq!(breaker.open_time(), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_says_without_end_that_something_has_changed_is_heard_now_and_then() {
+    async fn unchanged_list_notifications_are_rate_limited() {
         let claims = Claims::default();
         for _ in 0..2 {
-            assert_eq!((0..50).filter(|_| claims.may_pass()).count(), 10);
+            assert_eq!((0..50).filter(|_| claims.is_allowed()).count(), 10);
             tokio::time::advance(WHILE).await;
         }
     }
 
     #[test]
-    fn who_is_always_busy_is_asked_now_and_then() {
+    fn a_busy_upstream_is_still_checked() {
         let mut passed_over = 0;
-        let asked: Vec<bool> = [false, true, true, true, true, true, false, true].map(|busy| is_due(&mut passed_over, busy)).to_vec();
+        let asked: Vec<bool> =
+            [false, true, true, true, true, true, false, true].map(|busy| is_health_check_due(&mut passed_over, busy)).to_vec();
         assert_eq!(asked, [true, false, false, true, false, false, true, false]);
     }
 }

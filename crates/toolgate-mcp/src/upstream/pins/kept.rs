@@ -30,11 +30,11 @@ static DRAFTS: AtomicU64 = AtomicU64::new(0);
 pub(super) struct Turn(File);
 
 impl Turn {
-    fn take(path: &Path) -> io::Result<Self> {
+    fn acquire(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let taken = || flock(&file, FlockOperation::NonBlockingLockExclusive);
         let outcome = match taken() {
-            Err(Errno::WOULDBLOCK | Errno::INTR) => aside(|| patiently(taken)),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => wait_off_worker(|| lock_with_retry(taken)),
             at_once => at_once,
         };
         match outcome {
@@ -45,7 +45,7 @@ impl Turn {
     }
 }
 
-fn patiently(taken: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+fn lock_with_retry(taken: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
     let begun = Instant::now();
     loop {
         std::thread::sleep(Duration::from_millis(1));
@@ -57,7 +57,7 @@ fn patiently(taken: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
 }
 
 /// Blocks without blocking the other tasks of the runtime.
-fn aside<T>(wait: impl FnOnce() -> T) -> T {
+fn wait_off_worker<T>(wait: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(wait),
         _ => wait(),
@@ -72,28 +72,29 @@ impl Drop for Turn {
     }
 }
 
-fn stamp(file: &Metadata) -> Option<Stamp> {
+fn file_version(file: &Metadata) -> Option<Stamp> {
     Some((file.modified().ok()?, file.len(), file.ino()))
 }
 
 impl Pins {
-    fn named(&self, error: &io::Error) -> io::Error {
+    fn with_file_name(&self, error: &io::Error) -> io::Error {
         let file = self.file.as_deref().unwrap_or(Path::new("")).display();
         io::Error::new(error.kind(), format!("{file}: {error}"))
     }
 
     /// Reads the file again if another process has written it.
-    pub(super) fn read(&self) -> io::Result<()> {
+    pub(super) fn reload(&self) -> io::Result<()> {
         let Some(path) = &self.file else { return Ok(()) };
-        let now = std::fs::metadata(path).ok().as_ref().and_then(stamp);
+        let now = std::fs::metadata(path).ok().as_ref().and_then(file_version);
         // Lock order: the pins first, then the file version.
-        let mut known = lock(&self.known);
-        let mut before = lock(&self.stamp);
+        let mut known = lock(&self.contents);
+        let mut before = lock(&self.file_version);
         if now.is_none() || *before == now {
             return Ok(());
         }
-        let text = std::fs::read(path).map_err(|error| self.named(&error))?;
-        let spoiled = |error| self.named(&io::Error::other(format!("invalid pin file ({error}); remove it to pin all tools again")));
+        let text = std::fs::read(path).map_err(|error| self.with_file_name(&error))?;
+        let spoiled =
+            |error| self.with_file_name(&io::Error::other(format!("invalid pin file ({error}); remove it to pin all tools again")));
         let read: Known = serde_json::from_slice(&text).map_err(spoiled)?;
         // The definitions of the own upstream are not in the file.
         let own = std::mem::take(&mut known.own);
@@ -105,16 +106,16 @@ impl Pins {
     /// Locks the file for a change, and reads it again if another process has written it.
     ///
     /// Do not hold the mutex of the pins while waiting: calls must not wait for other processes.
-    pub(super) fn enter(&self) -> Taken {
+    pub(super) fn lock_file(&self) -> Taken {
         let Some(path) = &self.file else { return Ok(None) };
         let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        let turn = made.and_then(|()| Turn::take(&path.with_extension("json.lock"))).map_err(|error| self.named(&error))?;
-        self.read()?;
+        let turn = made.and_then(|()| Turn::acquire(&path.with_extension("json.lock"))).map_err(|error| self.with_file_name(&error))?;
+        self.reload()?;
         Ok(Some(turn))
     }
 
     /// Writes the pins, and returns the reason if that fails.
-    pub(super) fn keep(&self, known: &Known, turn: Taken) -> Result<(), String> {
+    pub(super) fn write_or_explain(&self, known: &Known, turn: Taken) -> Result<(), String> {
         self.write(known, turn).map_err(|error| {
             tracing::error!(%error, "cannot write the pin file");
             error.to_string()
@@ -138,8 +139,8 @@ impl Pins {
             file.metadata()
         })();
         // Writing is retried often, so remove the temporary file or the disk would fill up.
-        let written = written.inspect_err(|_| drop(std::fs::remove_file(&draft))).map_err(|error| self.named(&error))?;
-        *lock(&self.stamp) = stamp(&written);
+        let written = written.inspect_err(|_| drop(std::fs::remove_file(&draft))).map_err(|error| self.with_file_name(&error))?;
+        *lock(&self.file_version) = file_version(&written);
         Ok(())
     }
 }

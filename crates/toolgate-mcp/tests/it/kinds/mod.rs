@@ -228,13 +228,13 @@ async fn who_always_offers_others_is_not_remembered_without_end() {
     .await;
     let home = tempfile::tempdir().unwrap();
     let config = toolgate::config::Config::parse("toolgate.toml", &format!("[upstreams.many]\nurl = \"http://{address}/mcp\"\n"));
-    let starting = Starting { pins: Some(home.path().to_owned()), launcher: None };
+    let starting = Starting { pin_dir: Some(home.path().to_owned()), launcher: None };
     for (many, there) in [(9_000, true), (18_000, true), (18_000, false)] {
         turn.fetch_add(1, Ordering::SeqCst);
         let upstreams = Upstreams::start(&config, &starting, Duration::from_secs(60)).await.unwrap();
         let health = upstreams.health().remove(0);
         assert_eq!((health.tools, matches!(health.status, Status::Up { .. })), (many, there), "{:?}", health.status);
-        upstreams.end().await;
+        upstreams.stop_all().await;
     }
 }
 

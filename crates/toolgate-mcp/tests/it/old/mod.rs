@@ -306,13 +306,13 @@ async fn what_nobody_knows_is_found_out_by_the_read_that_is_named_for_it() {
     }
     // Who may still be at it is not asked about.
     let gateway = gate.gateway.clone();
-    let watching = tokio::spawn(async move { gateway.watch(std::time::Duration::from_millis(200)).await });
+    let watching = tokio::spawn(async move { gateway.run_periodic_checks(std::time::Duration::from_millis(200)).await });
     tokio::time::sleep(std::time::Duration::from_millis(600)).await;
-    assert_eq!(gate.gateway.gate().pending().await.unwrap().len(), 3);
+    assert_eq!(gate.gateway.runtime().pending_calls().await.unwrap().len(), 3);
     let sql = rusqlite::Connection::open(gate.home.path().join("ledger.db")).unwrap();
     sql.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
     sql.execute("UPDATE claims SET lease = 0, intent = json_set(intent, '$.lease', '2020-01-01T00:00:00Z')", []).unwrap();
-    until("two of three are settled", async || gate.gateway.gate().pending().await.unwrap().len() == 1).await;
+    until("two of three are settled", async || gate.gateway.runtime().pending_calls().await.unwrap().len() == 1).await;
     // What happened is not made again, what never did is, and what nobody can tell is left to a person.
     assert_eq!(pay("u", "a").await, "ok");
     assert_eq!(pay("u", "odd").await, "pending_reconciliation");

@@ -38,7 +38,7 @@ fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
         for entry in &rows {
             assert_eq!(replay.decide(&entry.row).await, Compared::Same, "{:?}", entry.row);
         }
-        let index = ledger.index("desk", None, None).unwrap();
+        let index = ledger.backtest_places("desk", None, None).unwrap();
         let played = async |rules: &str| {
             let (definition, rules) = (definition.clone(), rules.to_owned());
             let agents = move |_| {
@@ -46,9 +46,9 @@ fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
                 Ok((then, definition.clone().with_policies([("new.toml".to_owned(), rules.clone())]).build().unwrap()))
             };
             let mut changes = Vec::new();
-            let fetch = |seq| ledger.row(seq).map(Option::unwrap);
+            let fetch = |seq| ledger.find_row(seq).map(Option::unwrap);
             Backtest::new(agents)
-                .play(&index, 0, fetch, |row, change| {
+                .replay_rows(&index, 0, fetch, |row, change| {
                     changes.push((row.arguments["name"].as_str().unwrap_or("-").to_owned(), change));
                     Ok(())
                 })
@@ -164,12 +164,12 @@ fn the_same_rules_on_the_same_traffic_change_nothing() {
         session.batch([("pay".to_owned(), json!({"amount": 300})), ("pay".to_owned(), json!({"amount": 350}))]).await;
         pay(90).await;
         let ledger = desk.ledger();
-        let index = ledger.index("desk", None, None).unwrap();
+        let index = ledger.backtest_places("desk", None, None).unwrap();
         let mut said = Vec::new();
-        let fetch = |seq| ledger.row(seq).map(Option::unwrap);
+        let fetch = |seq| ledger.find_row(seq).map(Option::unwrap);
         let mut backtest = Backtest::new(move |_| Ok((agent(), agent())));
         backtest
-            .play(&index, 0, fetch, |row, change| {
+            .replay_rows(&index, 0, fetch, |row, change| {
                 said.push((row.tool.to_string(), change.now, change.was.to_string()));
                 Ok(())
             })
@@ -187,11 +187,11 @@ async fn tried(
     read: impl Fn(Row) -> Row,
 ) -> Vec<(String, Compared)> {
     let ledger = desk.ledger();
-    let index = ledger.index("desk", None, None).unwrap();
+    let index = ledger.backtest_places("desk", None, None).unwrap();
     let mut said = Vec::new();
-    let fetch = |seq| ledger.row(seq).map(|row| read(row.unwrap()));
+    let fetch = |seq| ledger.find_row(seq).map(|row| read(row.unwrap()));
     Backtest::new(agents)
-        .play(&index, 0, fetch, |row, change| {
+        .replay_rows(&index, 0, fetch, |row, change| {
             said.push((row.arguments["name"].as_str().unwrap_or("-").to_owned(), change.now));
             Ok(())
         })

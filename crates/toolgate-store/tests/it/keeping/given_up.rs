@@ -14,10 +14,10 @@ const LONG: std::time::Duration = std::time::Duration::from_secs(60);
 /// Waits for the calls that are pending once the threads of their processes have let go.
 async fn are_given_up(gate: &Toolgate, calls: usize) {
     let begun = std::time::Instant::now();
-    while gate.pending().await.unwrap().len() < calls && begun.elapsed() < LONG {
+    while gate.pending_calls().await.unwrap().len() < calls && begun.elapsed() < LONG {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
-    assert_eq!(gate.pending().await.unwrap().len(), calls);
+    assert_eq!(gate.pending_calls().await.unwrap().len(), calls);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn a_pass_ends_with_its_call_and_hides_no_other_of_the_same_name() {
         let _ = gate.admit(call(1)).await.unwrap();
         let newer = gate.admit(call(2)).await.unwrap().call;
         clock.advance(SignedDuration::from_hours(25));
-        assert_eq!(gate.pending().await.unwrap().len(), 2);
+        assert_eq!(gate.pending_calls().await.unwrap().len(), 2);
         let done = Outcome::Success(toolgate::Output::of(json!("done")));
         assert!(gate.settle_pending(newer, Some(done), "eve").await.unwrap());
         let kept = "SELECT count(*) FROM claims WHERE pass IS NOT NULL";
@@ -223,7 +223,7 @@ fn a_pass_ends_with_its_call_and_hides_no_other_of_the_same_name() {
         assert_eq!(kept, 1, "nobody needs the other any more");
         let late = gate.report(call(1), Ok(json!({}))).await;
         assert_eq!(late.outcome.error().map(|error| error.code.to_string()), None);
-        assert!(gate.pending().await.unwrap().is_empty());
+        assert!(gate.pending_calls().await.unwrap().is_empty());
     });
 }
 
@@ -237,10 +237,10 @@ fn a_session_that_ends_keeps_no_pass_of_what_was_given_up_before() {
         let call = || session.prepare("run", json!({})).client_id("c");
         let _ = gate.admit(call()).await.unwrap();
         clock.advance(SignedDuration::from_hours(25));
-        assert_eq!(gate.pending().await.unwrap().len(), 1);
-        gate.leave(session.key()).await.unwrap();
+        assert_eq!(gate.pending_calls().await.unwrap().len(), 1);
+        gate.close_client_session(session.key()).await.unwrap();
         let late = gate.report(call(), Ok(json!({}))).await;
         assert_eq!(late.outcome.error().map(|error| error.code.to_string()).as_deref(), Some("not_admitted"));
-        assert_eq!(gate.pending().await.unwrap().len(), 1);
+        assert_eq!(gate.pending_calls().await.unwrap().len(), 1);
     });
 }

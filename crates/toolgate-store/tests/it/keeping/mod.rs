@@ -164,10 +164,10 @@ fn a_key_can_be_changed_and_the_old_one_is_still_believed() {
     let verified = desk.verify();
     assert_eq!(verified.signed_to, 2);
     for key in [&first, &second] {
-        let elsewhere = Ledger::open_beside(desk.path(), std::path::Path::new("/nowhere")).unwrap();
+        let elsewhere = Ledger::open_with_state_dir(desk.path(), std::path::Path::new("/nowhere")).unwrap();
         elsewhere.verify(&Trust { key: Some(key.to_string()), anchor: None }, |_| ()).unwrap();
     }
-    let elsewhere = Ledger::open_beside(desk.path(), std::path::Path::new("/nowhere")).unwrap();
+    let elsewhere = Ledger::open_with_state_dir(desk.path(), std::path::Path::new("/nowhere")).unwrap();
     assert!(elsewhere.verify(&Trust { key: Some("11".repeat(32)), anchor: None }, |_| ()).is_err());
 }
 
@@ -294,7 +294,7 @@ fn a_receipt_holds_for_what_it_was_given_for() {
         let changed: toolgate::Receipt = serde_json::from_str(&text.replace(from, to)).unwrap();
         assert!(!check_receipt(&changed, &key), "{from} to {to}");
     }
-    let entry = &desk.ledger().show(receipt.call).unwrap()[0];
+    let entry = &desk.ledger().rows_of_call(receipt.call).unwrap()[0];
     assert_eq!((entry.seq, entry.hash), (receipt.seq, receipt.hash));
 }
 
@@ -346,7 +346,7 @@ fn what_nobody_knows_is_found_out_by_the_tool_that_was_named_for_it() {
         let said: Vec<Reconciled> = gate.reconcile().await.unwrap().into_iter().map(|(_, said)| said).collect();
         assert_eq!(said[..2], [Reconciled::Happened, Reconciled::Never]);
         assert!(matches!(&said[2], Reconciled::Unknown(why) if why.contains("inconclusive")), "{said:?}");
-        assert_eq!(gate.pending().await.unwrap().len(), 1);
+        assert_eq!(gate.pending_calls().await.unwrap().len(), 1);
         let again = pay("a", true).await;
         assert!(again.outcome.success().is_some_and(|output| output.replayed), "{again:?}");
         let again = pay("b", false).await;

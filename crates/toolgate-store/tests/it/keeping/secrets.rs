@@ -34,7 +34,7 @@ fn no_secret_is_written_down_and_equal_ones_can_be_matched() {
                 .build()
                 .unwrap();
             let _ = world;
-            let gate = Toolgate::builder().agent(agent).store(store).redact(r"\d{4}-\d{4}-\d{4}-\d{4}").unwrap().build().unwrap();
+            let gate = Toolgate::builder().agent(agent).store(store).redact_pattern(r"\d{4}-\d{4}-\d{4}-\d{4}").unwrap().build().unwrap();
             let session = gate.session("desk", "alice", session);
             let answer = session.call("say", json!({"text": "it is 4111-2222-3333-4444, she said", "card": "tops3cret"})).await;
             assert_eq!(answer.outcome.success().unwrap().value["said"], "it is 4111-2222-3333-4444, she said", "the model sees what it may see");
@@ -66,13 +66,13 @@ fn a_call_that_nobody_reports_leaves_no_secret_in_its_row() {
             .tool(Tool::external("pay", "Pays.", Some(schema)))
             .policy(Limit::calls("n", ["pay"], 5).per(Per::Entity("/card".into())));
         let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
-        let gate = Toolgate::builder().agent(agent.build().unwrap()).store(store).redact(r"\b\d{16}\b").unwrap().build().unwrap();
+        let gate = Toolgate::builder().agent(agent.build().unwrap()).store(store).redact_pattern(r"\b\d{16}\b").unwrap().build().unwrap();
         let session = gate.session("desk", "alice", "s");
         for n in 0..2 {
             let call = session.prepare("pay", json!({"card": card, "n": n})).client_id(format!("c{n}"));
             let _ = gate.admit(call).await.unwrap();
         }
-        gate.leave(session.key()).await.unwrap();
+        gate.close_client_session(session.key()).await.unwrap();
         let rows = session.rows().await.unwrap();
         assert_eq!(rows.iter().map(|row| row.code()).collect::<Vec<_>>(), [Some("abandoned"); 2]);
         for row in &rows {

@@ -1,6 +1,6 @@
 //! Reads one agent of a configuration.
 
-use super::{Declared, Entry, Reader, rate};
+use super::{Declared, Entry, Reader, read_rate_limit};
 use crate::config::CANARY;
 use crate::config::read::Table;
 use crate::config::rule;
@@ -15,40 +15,39 @@ use crate::tool::Tool;
 const FOR_FILES: [&str; 3] = ["read_file", "write_file", "list_files"];
 
 impl Reader<'_> {
-    pub(super) fn agent(&self, name: String, table: &Table<'_>) -> Declared {
+    pub(super) fn read_agent(&self, name: String, table: &Table<'_>) -> Declared {
         if name == CANARY {
-            let problem =
-                Problem::new(format!("`{CANARY}` is reserved for the self-test of the gateway"));
+            let problem = Problem::new(format!("`{CANARY}` is reserved for the self-test of the gateway"));
             // At the top level the `name` key is at fault, elsewhere the table itself.
-            table.wrong("name", problem.help("choose another name"));
+            table.report("name", problem.help("choose another name"));
         }
         let principals: Option<Vec<String>> = table.names("principals").map(|names| names.into_iter().map(str::to_owned).collect());
         let max_output = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok());
-        let dialect = table.word("dialect", &[("standard", Dialect::Standard), ("bucket", Dialect::Bucket)]);
+        let dialect = table.keyword("dialect", &[("standard", Dialect::Standard), ("bucket", Dialect::Bucket)]);
         let (limits, mut shut) = table.table("limits").map(|limits| read_limits(&limits)).unwrap_or_default();
         if principals.as_ref().is_some_and(Vec::is_empty) {
-            shut.push(table.place_of("principals"));
+            shut.push(table.span_of("principals"));
         }
         let files = table.text("files").filter(|path| {
             if path.trim().is_empty() {
                 let problem = Problem::new("`files` is empty; it must name a directory");
-                table.wrong("files", problem.help("like `files = \"workspace\"`, relative to this file"));
+                table.report("files", problem.help("like `files = \"workspace\"`, relative to this file"));
             }
             !path.trim().is_empty()
         });
-        let files = files.map(|path| (self.beside.join(path), table.place_of("files")));
+        let files = files.map(|path| (self.base_dir.join(path), table.span_of("files")));
         // At the top level, `upstreams` declares the servers themselves.
         let upstreams: Option<Vec<String>> = match table.is_table("upstreams") {
             true => None,
             false => table.names("upstreams").map(|names| names.into_iter().map(str::to_owned).collect()),
         };
-        let named = |name: &String| (name.clone(), table.place_of("upstreams"));
+        let named = |name: &String| (name.clone(), table.span_of("upstreams"));
         self.named_upstreams.borrow_mut().extend(upstreams.iter().flatten().map(named));
         let (mut tools, mut grants) = (Vec::new(), Vec::new());
         if let Some(declared) = table.table("tools") {
             for name in declared.keys() {
                 let Some(inner) = declared.table(&name) else { continue };
-                let place = self.file.place(inner.span());
+                let place = self.file.span_at(inner.span());
                 if !crate::names::is_tool_name(&name) {
                     // Tools of clients keep all of their letters, because clients tell them apart
                     // by these.
@@ -56,14 +55,16 @@ impl Reader<'_> {
                         true => Some(crate::names::of_client(&name)).filter(|name| !name.is_empty()),
                         false => crate::names::map_foreign([name.as_str()]).names.into_keys().next(),
                     };
-                    let problem =
-                        Problem::new(format!("`{}` is not a valid tool name: use 1 to 64 of a-z, 0-9, `_` and `-`", crate::names::shown(&name)));
+                    let problem = Problem::new(format!(
+                        "`{}` is not a valid tool name: use 1 to 64 of a-z, 0-9, `_` and `-`",
+                        crate::names::shown(&name)
+                    ));
                     let help = mapped.map_or_else(
                         || "use other characters".to_owned(),
                         |mapped| format!("write `{mapped}`; names that clients use are mapped onto it"),
                     );
-                    inner.wrong("", problem.help(help));
-                    inner.silence();
+                    inner.report("", problem.help(help));
+                    inner.mark_all_read();
                     continue;
                 }
                 if inner.bool("skip_client_prompt") == Some(true) {
@@ -72,60 +73,61 @@ impl Reader<'_> {
                 let on_files = inner.text("kind") == Some("builtin") && FOR_FILES.contains(&name.as_str());
                 if files.is_none() && on_files {
                     let problem = Problem::new(format!("`{name}` works on files, but its agent has no `files`"));
-                    inner.wrong("kind", problem.help("set a directory: `files = \"workspace\"`, next to `[tools]`"));
+                    inner.report("kind", problem.help("set a directory: `files = \"workspace\"`, next to `[tools]`"));
                 }
                 match read_tool(&name, &inner, self) {
                     Some((tool, behind)) => {
-                        let (section, secrets) = (inner.text("section").map(str::to_owned), self.secrets(&inner, &tool));
-                        tools.push(Entry { tool, place, section, behind, secrets, on_files });
+                        let (section, secrets) = (inner.text("section").map(str::to_owned), self.locate_secrets(&inner, &tool));
+                        tools.push(Entry { tool, span: place, section, backend: behind, secrets, uses_agent_files: on_files });
                     }
                     // The problem is reported already, and the remaining keys were not read.
-                    None => inner.silence(),
+                    None => inner.mark_all_read(),
                 }
-                inner.finish("a tool");
+                inner.reject_unknown_keys("a tool");
             }
         }
         let mut included: Vec<(String, String)> = Vec::new();
         for path in table.names("include").unwrap_or_default() {
-            let path = self.beside.join(path);
-            self.files.borrow_mut().push(path.clone());
-            match crate::config::text::text_of_named(&path) {
+            let path = self.base_dir.join(path);
+            self.included_files.borrow_mut().push(path.clone());
+            match crate::config::text::read_untrusted_text_file(&path) {
                 Ok(text) => included.push((path.display().to_string(), text)),
                 Err(error) => {
-                    table.wrong("include", Problem::new(format!("{}: {error}", path.display())).help("a path is relative to this file"))
+                    table.report("include", Problem::new(format!("{}: {error}", path.display())).help("a path is relative to this file"))
                 }
             }
         }
-        let rules = rule::read_with(self.file, &table.tables("policy"), included.iter().map(|(name, text)| (name.as_str(), text.as_str())));
+        let rules =
+            rule::read_rules(self.file, &table.tables("policy"), included.iter().map(|(name, text)| (name.as_str(), text.as_str())));
         let tables = table.tables("hooks");
-        let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.place(hook.span())))).collect();
-        let hooks = tables.iter().filter_map(|hook| self.hook(hook)).collect();
+        let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.span_at(hook.span())))).collect();
+        let hooks = tables.iter().filter_map(|hook| self.read_hook(hook)).collect();
         let (opened, for_client) = (None, false);
         Declared {
             name,
             principals,
             limits,
-            shut,
+            zero_limits: shut,
             max_output,
             dialect,
             files,
-            opened,
-            for_client,
+            open_files: opened,
+            is_for_client: for_client,
             tools,
             upstreams,
-            grants,
+            granted_tools: grants,
             hooks,
-            hook_places,
+            hook_spans: hook_places,
             rules,
         }
     }
 
     /// Returns the secrets of a tool with their positions.
-    fn secrets(&self, table: &Table<'_>, tool: &Tool) -> Vec<(Pointer, Place)> {
-        let parts = table.own_parts();
+    fn locate_secrets(&self, table: &Table<'_>, tool: &Tool) -> Vec<(Pointer, Place)> {
+        let parts = table.part_spans();
         let place = |index: usize| parts.get(&format!("secrets.{index}")).or_else(|| parts.get("secrets")).cloned();
         let named = tool.spec().secrets.iter().enumerate();
-        named.filter_map(|(index, path)| Some((path.clone(), self.file.place(place(index)?)))).collect()
+        named.filter_map(|(index, path)| Some((path.clone(), self.file.span_at(place(index)?)))).collect()
     }
 }
 
@@ -136,10 +138,10 @@ fn read_limits(table: &Table<'_>) -> (Limits, Vec<Place>) {
             let budget = Budget {
                 calls: inner.count("calls"),
                 tokens: inner.count("tokens"),
-                money: inner.amount("money"),
-                wall: inner.length("wall_time"),
+                money: inner.non_negative("money"),
+                wall: inner.positive_std_duration("wall_time"),
             };
-            inner.finish("a budget");
+            inner.reject_unknown_keys("a budget");
             budget
         });
         budget.unwrap_or_default()
@@ -149,12 +151,12 @@ fn read_limits(table: &Table<'_>) -> (Limits, Vec<Place>) {
         && let Some(inner) = table.table("principal")
     {
         let problem = Problem::new("`wall_time` cannot limit a principal, because a principal has no start time");
-        inner.wrong("wall_time", problem.help("set `wall_time` under `session`, or use a `limit` rule with `within`"));
+        inner.report("wall_time", problem.help("set `wall_time` under `session`, or use a `limit` rule with `within`"));
     }
-    let rate = rate(table);
-    table.finish("limits");
+    let rate = read_rate_limit(table);
+    table.reject_unknown_keys("limits");
     let most = [("session", session.calls), ("principal", principal.calls), ("rate", rate.map(|rate| u64::from(rate.calls)))];
     let none = most.into_iter().filter(|(_, calls)| *calls == Some(0));
-    let shut = none.filter_map(|(key, _)| table.table(key).map(|inner| inner.place_of("calls"))).collect();
+    let shut = none.filter_map(|(key, _)| table.table(key).map(|inner| inner.span_of("calls"))).collect();
     (Limits { session, principal, rate }, shut)
 }

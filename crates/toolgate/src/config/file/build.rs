@@ -24,7 +24,7 @@ impl ConfigError {
     /// Renders the problems with the lines of the file.
     #[must_use]
     pub fn render(&self, colours: bool) -> String {
-        crate::config::render(&self.problems, colours)
+        crate::config::render_problems(&self.problems, colours)
     }
 }
 
@@ -34,11 +34,11 @@ impl Config {
     /// The program must call [`crate::sandbox::enter_if_asked`], as `toolgate` does. By default,
     /// the running program starts sandboxes, and hooks start directly.
     #[must_use]
-    pub fn launcher(mut self, program: impl Into<PathBuf>) -> Self {
+    pub fn with_launcher(mut self, program: impl Into<PathBuf>) -> Self {
         let program = program.into();
         for declared in &mut self.agents {
             declared.tools =
-                std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.with(|tool| tool.launched_by(&program))).collect();
+                std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.map_tool(|tool| tool.launched_by(&program))).collect();
             declared.hooks = std::mem::take(&mut declared.hooks).into_iter().map(|hook| hook.launcher(&program)).collect();
         }
         self
@@ -52,8 +52,8 @@ impl Config {
     ///
     /// # Errors
     /// All problems of the configuration.
-    pub fn agents(self, script: Option<&Arc<dyn Handler>>) -> Result<Vec<Agent>, ConfigError> {
-        self.fitted(script).map(|(agents, _)| agents)
+    pub fn build_agents(self, script: Option<&Arc<dyn Handler>>) -> Result<Vec<Agent>, ConfigError> {
+        self.build_with_upstreams(script).map(|(agents, _)| agents)
     }
 
     /// Builds all agents and returns the tools of upstreams that cannot be called.
@@ -63,11 +63,11 @@ impl Config {
     ///
     /// # Errors
     /// All problems of the file itself.
-    pub fn fitted(self, script: Option<&Arc<dyn Handler>>) -> Result<(Vec<Agent>, Vec<Unfit>), ConfigError> {
-        let (mut problems, mut built, mut unfit) = (self.problems, Vec::new(), self.offered.unfit.clone());
+    pub fn build_with_upstreams(self, script: Option<&Arc<dyn Handler>>) -> Result<(Vec<Agent>, Vec<Unfit>), ConfigError> {
+        let (mut problems, mut built, mut unfit) = (self.problems, Vec::new(), self.upstream_inventory.unfit.clone());
         let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
-        let (upstreams, offered) = (&self.upstreams, &self.offered);
-        let sources = Sources { upstreams, offered, whole: &self.whole, single: self.agents.len() == 1 };
+        let (upstreams, offered) = (&self.upstreams, &self.upstream_inventory);
+        let sources = Sources { upstreams, offered, whole: &self.file_span, single: self.agents.len() == 1 };
         for declared in self.agents {
             let fitted = match whole && !self.upstreams.is_empty() {
                 true => UpstreamMatcher::new(declared, &sources).build(script),
@@ -96,9 +96,9 @@ impl Declared {
     /// (`whole`), tools without a rule are not reported, because the missing rule may be in the
     /// unread part.
     pub(super) fn build(self, script: Option<&Arc<dyn Handler>>, refused: &BTreeSet<String>, whole: bool) -> Result<Agent, Vec<Problem>> {
-        let mut problems = without_files(&self);
+        let mut problems = check_file_rules(&self);
         let places: Vec<(String, Place)> =
-            self.tools.iter().map(|entry| (entry.tool.spec().name().to_owned(), entry.place.clone())).chain(self.hook_places).collect();
+            self.tools.iter().map(|entry| (entry.tool.spec().name().to_owned(), entry.span.clone())).chain(self.hook_spans).collect();
         let mut builder = Agent::builder(self.name.as_str()).rules(self.rules).limits(self.limits);
         if let Some(principals) = &self.principals {
             builder = builder.principals(principals.iter().map(String::as_str));
@@ -109,9 +109,9 @@ impl Declared {
         builder = builder.dialect(self.dialect.unwrap_or_default());
         // A directory that is not open is still readable for rules, if it exists. In a client, the
         // same path may mean another file, so rules about files get no file system there and deny.
-        let root = self.files.as_ref().filter(|_| !self.for_client).map(|(root, _)| root);
+        let root = self.files.as_ref().filter(|_| !self.is_for_client).map(|(root, _)| root);
         let seen = || Some(Arc::new(Sight::of(root?).ok()?) as Arc<dyn FileSystem>);
-        if let Some(files) = self.opened.clone().or_else(seen) {
+        if let Some(files) = self.open_files.clone().or_else(seen) {
             builder = builder.shared_files(files);
         }
         if script.is_none() {
@@ -132,7 +132,7 @@ impl Declared {
             Ok(_) => {}
             Err(error) => {
                 let known = error.problems.into_iter().filter(|problem| whole || problem.kind != DiagnosticKind::Ungoverned);
-                problems.extend(known.map(|problem| placed(problem, &places)));
+                problems.extend(known.map(|problem| locate_problem(problem, &places)));
             }
         }
         Err(problems)
@@ -144,15 +144,15 @@ impl Declared {
 /// Without a file system such a rule always denies. On a tool that works on other files, the rule
 /// would decide by unrelated contents. If a client runs all tools, such rules deny, and that is
 /// intended.
-fn without_files(declared: &Declared) -> Vec<Problem> {
-    if declared.files.is_some() && declared.for_client {
+fn check_file_rules(declared: &Declared) -> Vec<Problem> {
+    if declared.files.is_some() && declared.is_for_client {
         return Vec::new();
     }
     let told = |written: &Written| {
         let enforced = written.policy.mode() == Mode::Enforce || declared.files.is_some();
         let looks = |entry: &&Entry| {
-            let (spec, works) = (entry.tool.spec(), declared.files.is_some() && entry.on_files);
-            enforced && !works && written.policy.governs(spec) && written.policy.outline(spec).files
+            let (spec, works) = (entry.tool.spec(), declared.files.is_some() && entry.uses_agent_files);
+            enforced && !works && written.policy.governs(spec) && written.policy.outline(spec).needs_files
         };
         let name = declared.tools.iter().find(looks)?.tool.spec().name();
         let (message, help) = match declared.files {
@@ -166,13 +166,13 @@ fn without_files(declared: &Declared) -> Vec<Problem> {
             ),
         };
         let problem = Problem::at("rule", message).of(written.policy.name()).help(help);
-        Some(Problem { place: written.place("rule", None), ..problem })
+        Some(Problem { place: written.source_span("rule", None), ..problem })
     };
-    declared.rules.written().filter_map(told).collect()
+    declared.rules.sourced_rules().filter_map(told).collect()
 }
 
 /// Returns the problem with the place of the tool or hook that it is about, and with help.
-fn placed(problem: Problem, places: &[(String, Place)]) -> Problem {
+fn locate_problem(problem: Problem, places: &[(String, Place)]) -> Problem {
     if problem.place.is_some() {
         return problem;
     }
@@ -185,9 +185,9 @@ fn placed(problem: Problem, places: &[(String, Place)]) -> Problem {
             let help = "write a rule for it, or set `effect = \"read\"` or `policy = \"open\"`";
             return Problem { place, ..problem.help(help) };
         }
-        DiagnosticKind::InvalidSchema => Some(
-            "a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`",
-        ),
+        DiagnosticKind::InvalidSchema => {
+            Some("a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`")
+        }
         DiagnosticKind::UndeclaredEntity => Some("declare its path: `entities = { name = \"/path\" }`"),
         DiagnosticKind::UnusedHook => Some("name tools of this agent in `tools`, or remove the hook"),
         DiagnosticKind::RevokesUnknownTool => Some("name a tool of this agent in `revokes`, or remove it"),

@@ -93,7 +93,7 @@ impl<'f> UpstreamMatcher<'f> {
     fn add_placeholders(&mut self, problems: &[Problem]) -> bool {
         let mut added = false;
         for problem in problems.iter().filter(|problem| problem.severity == Severity::Error) {
-            let Some(name) = problem.unknown.as_deref() else { continue };
+            let Some(name) = problem.unknown_tool.as_deref() else { continue };
             let Some((upstream, reason)) = self.find_upstream(name) else { continue };
             let why = match reason {
                 MissingToolReason::UpstreamNeverSeen => {
@@ -111,7 +111,7 @@ impl<'f> UpstreamMatcher<'f> {
                     self.quarantine_upstream(&upstream.name, &told);
                 }
             }
-            self.declared.rules.problems.push(Problem { unknown: None, ..told.clone() }.warning());
+            self.declared.rules.problems.push(Problem { unknown_tool: None, ..told.clone() }.warning());
             if self.awaited.insert(name.to_owned()) {
                 let unfit = Unfit {
                     agent: self.declared.name.clone(),
@@ -121,7 +121,7 @@ impl<'f> UpstreamMatcher<'f> {
                     why: told.to_string(),
                     awaited: reason != MissingToolReason::NotOffered,
                 };
-                let place = problem.place.as_ref().or(upstream.place.as_ref()).unwrap_or(self.sources.whole).clone();
+                let place = problem.place.as_ref().or(upstream.span.as_ref()).unwrap_or(self.sources.whole).clone();
                 self.put_placeholder(upstream, unfit, place);
                 added = true;
             }
@@ -132,8 +132,7 @@ impl<'f> UpstreamMatcher<'f> {
     /// Leaves out hooks for tools of upstreams that have never been connected. They apply as soon as such a tool appears.
     fn postpone_hooks(&mut self) {
         let (declared, seen) = (&self.declared, &self.sources.offered.seen);
-        let quarantined: Vec<&String> =
-            self.undeclared_sources().filter_map(|upstream| seen.get(&upstream.name)).flatten().collect();
+        let quarantined: Vec<&String> = self.undeclared_sources().filter_map(|upstream| seen.get(&upstream.name)).flatten().collect();
         let may_appear = |pattern: &String| {
             self.undeclared_sources().any(|upstream| match pattern.strip_prefix(&prefix_of(upstream)) {
                 // The pattern means every tool of the upstream.
@@ -145,14 +144,15 @@ impl<'f> UpstreamMatcher<'f> {
         let is_postponed = |hook: &CommandHook| {
             let matches = |tool: &str| hook.matches(tool);
             let has_own_name = declared.hooks.iter().filter(|other| other.name() == hook.name()).count() == 1
-                && declared.rules.written().all(|written| written.policy.name() != hook.name());
-            let may_match = hook.names().iter().all(may_appear) || quarantined.iter().any(|tool| matches(tool));
+                && declared.rules.sourced_rules().all(|written| written.policy.name() != hook.name());
+            let may_match = hook.matchers().iter().all(may_appear) || quarantined.iter().any(|tool| matches(tool));
             may_match && has_own_name && !declared.tools.iter().any(|entry| matches(entry.tool.spec().name()))
         };
         let (later, now): (Vec<CommandHook>, Vec<CommandHook>) = declared.hooks.iter().cloned().partition(is_postponed);
         for hook in &later {
-            let message = format!("the hook `{}` matches no tool that an upstream offers now; it applies as soon as one appears", hook.name());
-            let place = self.declared.hook_places.iter().find(|(name, _)| name == hook.name()).map(|(_, place)| place.clone());
+            let message =
+                format!("the hook `{}` matches no tool that an upstream offers now; it applies as soon as one appears", hook.name());
+            let place = self.declared.hook_spans.iter().find(|(name, _)| name == hook.name()).map(|(_, place)| place.clone());
             self.declared.rules.problems.push(Problem { place, ..Problem::new(message) }.warning());
         }
         self.declared.hooks = now;
@@ -174,8 +174,7 @@ impl<'f> UpstreamMatcher<'f> {
             let prefix = prefix_of(upstream);
             name.starts_with(&prefix).then_some((prefix.len(), upstream))
         };
-        let owners: Vec<(usize, &'f Upstream)> =
-            self.undeclared_sources().filter(|_| is_tool_name(name)).filter_map(length).collect();
+        let owners: Vec<(usize, &'f Upstream)> = self.undeclared_sources().filter(|_| is_tool_name(name)).filter_map(length).collect();
         let longest = owners.iter().map(|(length, _)| *length).max();
         owners.into_iter().filter(|(length, _)| Some(*length) == longest).map(|(_, upstream)| upstream).collect()
     }
@@ -200,12 +199,12 @@ impl<'f> UpstreamMatcher<'f> {
 
     /// Returns the names that a declared upstream tool would have without its table.
     fn names_upstream_uses<'e>(&'e self, entry: &'e Entry) -> impl Iterator<Item = String> + 'e {
-        let (of, tools) = match &entry.behind {
+        let (of, tools) = match &entry.backend {
             Some(Behind::Mcp { upstream, tools, .. }) => (Some(upstream), tools.as_slice()),
             _ => (None, <&[String]>::default()),
         };
         let upstream = self.sources.upstreams.iter().find(|upstream| Some(&upstream.name) == of);
-        let name = |upstream: &Upstream, tool: &String| mapped_letters(&upstream.undeclared_name(tool)).collect();
+        let name = |upstream: &Upstream, tool: &String| mapped_letters(&upstream.default_tool_name(tool)).collect();
         upstream.into_iter().flat_map(move |upstream| tools.iter().map(move |tool| name(upstream, tool)))
     }
 
@@ -213,21 +212,20 @@ impl<'f> UpstreamMatcher<'f> {
     fn put_placeholder(&mut self, upstream: &Upstream, unfit: Unfit, place: Place) {
         let tool = Tool::declared(&unfit.name, &unfit.name, json!({"type": "object"})).timeout(upstream.timeout).open();
         let tool = if upstream.undeclared == Undeclared::Read { tool.effect(Effect::Read) } else { tool };
-        let tool = match self.declared.for_client {
+        let tool = match self.declared.is_for_client {
             // No handler here could refuse a call that the client runs, so the tool is hidden.
             true => tool.run_by_client().visible_to([]),
             false => tool.handled_by(Refusing::of(&unfit)),
         };
-        self.declared.tools.push(Entry { tool, place, section: None, behind: None, secrets: Vec::new(), on_files: false });
+        self.declared.tools.push(Entry { tool, span: place, section: None, backend: None, secrets: Vec::new(), uses_agent_files: false });
         self.refused.insert(unfit.name.clone());
         self.unfit.push(unfit);
     }
 
     /// Quarantines every tool of an upstream.
     fn quarantine_upstream(&mut self, upstream: &str, problem: &Problem) {
-        let is_its = |entry: &&Entry| matches!(&entry.behind, Some(Behind::Mcp { upstream: of, .. }) if of == upstream);
-        let names: Vec<String> =
-            self.declared.tools.iter().filter(is_its).map(|entry| entry.tool.spec().name().to_owned()).collect();
+        let is_its = |entry: &&Entry| matches!(&entry.backend, Some(Behind::Mcp { upstream: of, .. }) if of == upstream);
+        let names: Vec<String> = self.declared.tools.iter().filter(is_its).map(|entry| entry.tool.spec().name().to_owned()).collect();
         for name in names.into_iter().filter(|name| !self.quarantined.contains_key(name)).collect::<Vec<_>>() {
             self.quarantine(&name, problem.to_string());
         }
@@ -237,7 +235,7 @@ impl<'f> UpstreamMatcher<'f> {
     /// been connected. Returns whether there were any.
     fn quarantine_culprits(&mut self, problems: &[Problem], all: bool) -> bool {
         // A problem about an unknown name is one of the file.
-        let errors = || problems.iter().filter(|problem| problem.severity == Severity::Error && problem.unknown.is_none());
+        let errors = || problems.iter().filter(|problem| problem.severity == Severity::Error && problem.unknown_tool.is_none());
         let Some(first) = errors().next() else { return false };
         let mut culprits: BTreeMap<String, &Problem> = BTreeMap::new();
         for problem in errors().filter(|_| !all) {
@@ -259,7 +257,7 @@ impl<'f> UpstreamMatcher<'f> {
     /// Returns the upstream tools that can still be quarantined.
     fn remote_tools(&self) -> impl Iterator<Item = &Entry> {
         let is_open = move |entry: &&Entry| !matches!(self.quarantined.get(entry.tool.spec().name()), Some(None));
-        self.declared.tools.iter().filter(|entry| matches!(entry.behind, Some(Behind::Mcp { .. }))).filter(is_open)
+        self.declared.tools.iter().filter(|entry| matches!(entry.backend, Some(Behind::Mcp { .. }))).filter(is_open)
     }
 
     /// Returns the tool that a problem is about, else the tools that its rule governs.
@@ -268,16 +266,16 @@ impl<'f> UpstreamMatcher<'f> {
         if let Some(subject) = self.remote_tools().map(name).find(|name| problem.subject.as_deref() == Some(name)) {
             return vec![subject];
         }
-        let rule = self.declared.rules.written().find(|written| Some(written.policy.name()) == problem.rule.as_deref());
+        let rule = self.declared.rules.sourced_rules().find(|written| Some(written.policy.name()) == problem.rule.as_deref());
         let Some(rule) = rule else { return Vec::new() };
         self.remote_tools().filter(|entry| rule.policy.governs(entry.tool.spec())).map(name).collect()
     }
 
     fn quarantine(&mut self, name: &str, why: String) {
-        let Some(entry) = self.declared.tools.iter_mut().find(|entry| entry.tool.spec().name() == name && entry.behind.is_some()) else {
+        let Some(entry) = self.declared.tools.iter_mut().find(|entry| entry.tool.spec().name() == name && entry.backend.is_some()) else {
             return;
         };
-        let Some(Behind::Mcp { upstream, tools, .. }) = &entry.behind else { return };
+        let Some(Behind::Mcp { upstream, tools, .. }) = &entry.backend else { return };
         if let Some(copy) = self.quarantined.get_mut(name) {
             // The declared secrets are part of the problem, so all arguments count as secret.
             entry.tool = copy.take().map_or_else(|| entry.tool.clone(), Tool::veiled);

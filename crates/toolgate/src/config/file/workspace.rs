@@ -12,9 +12,9 @@ use crate::resource::FileSystem;
 #[derive(Default)]
 pub(in crate::config) struct Referenced {
     /// Files that contain values.
-    pub(in crate::config) values: Vec<PathBuf>,
+    pub(in crate::config) value_files: Vec<PathBuf>,
     /// Files among the arguments of programs.
-    pub(in crate::config) words: Vec<PathBuf>,
+    pub(in crate::config) program_args: Vec<PathBuf>,
 }
 
 /// All files that a configuration depends on.
@@ -22,13 +22,13 @@ pub(in crate::config) struct Referenced {
 pub(super) struct GoesBy {
     all: Vec<PathBuf>,
     /// The subset that contains values.
-    values: Vec<PathBuf>,
+    value_files: Vec<PathBuf>,
 }
 
 impl GoesBy {
     pub(super) fn extend(&mut self, other: Self) {
         self.all.extend(other.all);
-        self.values.extend(other.values);
+        self.value_files.extend(other.value_files);
     }
 }
 
@@ -47,7 +47,7 @@ impl Config {
         for declared in &mut self.agents {
             let Some((root, place)) = &declared.files else { continue };
             match open(root) {
-                Ok(files) => declared.opened = files,
+                Ok(files) => declared.open_files = files,
                 Err(error) => {
                     let problem = Problem::new(format!("cannot use the directory {}: {error}", root.display()));
                     let problem = problem.help("`files` names a directory of its own for the tools, relative to this file");
@@ -62,28 +62,32 @@ impl Config {
     ///
     /// These are the file itself, included files, files with values, keys of the gateway and
     /// programs.
-    pub fn goes_by(&self) -> impl Iterator<Item = PathBuf> {
-        self.goes_by.all.iter().cloned()
+    pub fn dependencies(&self) -> impl Iterator<Item = PathBuf> {
+        self.dependencies.all.iter().cloned()
     }
 
     /// Lists the files that contain values: references and the keys for tokens.
     ///
     /// They may change after the configuration was accepted and must then be read again.
     #[must_use]
-    pub fn taken_from(&self) -> &[PathBuf] {
-        &self.goes_by.values
+    pub fn value_files(&self) -> &[PathBuf] {
+        &self.dependencies.value_files
     }
 
-    pub(super) fn goes_by_all(&self, name: &str, referenced: Referenced) -> GoesBy {
+    pub(super) fn collect_dependencies(&self, name: &str, referenced: Referenced) -> GoesBy {
         let (certificate, key) = self.gateway.tls.clone().unzip();
         let keys = self.gateway.jwt.as_ref().map(|jwt| PathBuf::from(&jwt.keys)).filter(|keys| !keys.to_string_lossy().contains("://"));
-        let programs = self.upstreams.iter().filter_map(|upstream| match &upstream.reach {
+        let programs = self.upstreams.iter().filter_map(|upstream| match &upstream.transport {
             Reach::Command { program, .. } if program.components().count() > 1 => Some(program.clone()),
             _ => None,
         });
-        let values: Vec<PathBuf> = referenced.values.into_iter().chain(keys).collect();
-        let own = [PathBuf::from(name)].into_iter().chain(self.files.iter().cloned()).chain(values.iter().cloned()).chain(referenced.words);
+        let values: Vec<PathBuf> = referenced.value_files.into_iter().chain(keys).collect();
+        let own = [PathBuf::from(name)]
+            .into_iter()
+            .chain(self.included_files.iter().cloned())
+            .chain(values.iter().cloned())
+            .chain(referenced.program_args);
         let all = own.chain(certificate).chain(key).chain(programs).filter(|path| !path.as_os_str().is_empty()).collect();
-        GoesBy { all, values }
+        GoesBy { all, value_files: values }
     }
 }

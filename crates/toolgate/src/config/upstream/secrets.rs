@@ -5,34 +5,34 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{Credentials, Reach, Upstream};
-use crate::config::reference::{Reference, and_behind_scheme};
+use crate::config::reference::{Reference, with_and_without_scheme};
 use crate::values::percent;
 
 impl Upstream {
     /// Records a fetched token as a secret of this upstream.
-    pub fn was_given(&self, token: &str) {
-        self.tokens.add(token);
+    pub fn remember_token(&self, token: &str) {
+        self.fetched_tokens.add(token);
     }
 
     /// Removes the secrets of this upstream from a text.
     #[must_use]
-    pub fn without_secrets(&self, text: &str) -> String {
-        crate::redact::without(self.secrets(), text)
+    pub fn redact_secrets(&self, text: &str) -> String {
+        crate::redact::without(self.secret_values(), text)
     }
 
     /// Returns the length of the prefix of a growing text that cannot contain the start of a
     /// secret.
     #[must_use]
-    pub fn before_secret(&self, text: &str) -> usize {
-        crate::redact::before_beginning(&self.secrets(), text)
+    pub fn safe_prefix_len(&self, text: &str) -> usize {
+        crate::redact::before_beginning(&self.secret_values(), text)
     }
 
     /// Removes the secrets of this upstream from a value, including member names.
     #[must_use]
-    pub fn said_without_secrets(&self, said: Value) -> Value {
+    pub fn redact_value(&self, said: Value) -> Value {
         // Paths that exist and plain words are not secret, and diagnosing a failure needs them.
         let is_there = |value: &String| Path::new(value).is_absolute() && Path::new(value).exists();
-        let (mut secrets, plain) = (self.secrets(), self.plain_words());
+        let (mut secrets, plain) = (self.secret_values(), self.non_secret_words());
         secrets.retain(|value| !is_there(value) && !plain.contains(value));
         crate::redact::cleaned(said, &secrets, |secrets, text| crate::redact::without(secrets, text))
     }
@@ -42,44 +42,44 @@ impl Upstream {
     ///
     /// Each value counts as a whole and line by line. Earlier values of files count too, because a
     /// running call may still use them.
-    fn secrets(&self) -> Vec<String> {
-        let set: Vec<&Reference> = match &self.reach {
+    fn secret_values(&self) -> Vec<String> {
+        let set: Vec<&Reference> = match &self.transport {
             Reach::Command { env, .. } => env.iter().map(|(_, value)| value).collect(),
-            Reach::Url { headers, credentials, .. } => {
+            Reach::Http { headers, credentials, .. } => {
                 let own = match credentials {
                     Credentials::None => None,
                     Credentials::Bearer(token) => Some(token),
-                    Credentials::Client { client_secret, .. } => Some(client_secret),
+                    Credentials::ClientCredentials { client_secret, .. } => Some(client_secret),
                 };
                 headers.iter().map(|(_, value)| value).chain(own).collect()
             }
         };
-        let values = set.into_iter().flat_map(Reference::values).flat_map(and_behind_scheme).chain(self.in_address());
-        let known = self.references().into_iter().flat_map(Reference::hidden).chain(self.tokens.all());
+        let values = set.into_iter().flat_map(Reference::known_values).flat_map(with_and_without_scheme).chain(self.url_secrets());
+        let known = self.secret_references().into_iter().flat_map(Reference::secret_values).chain(self.fetched_tokens.values());
         crate::redact::and_lines(known.chain(values.filter(|value| value.len() >= 8)).collect())
     }
 
     /// Lists the user, password and query values of the URL, where many services expect a key.
-    fn in_address(&self) -> Vec<String> {
-        let Reach::Url { url, .. } = &self.reach else { return Vec::new() };
-        url.values().iter().flat_map(|address| of_address(address)).collect()
+    fn url_secrets(&self) -> Vec<String> {
+        let Reach::Http { url, .. } = &self.transport else { return Vec::new() };
+        url.known_values().iter().flat_map(|address| secrets_of_url(address)).collect()
     }
 
     /// Lists lower-case words in the settings that are not secret, such as `NODE_ENV =
     /// "production"`.
     ///
     /// A word is secret if its key suggests a secret or if it comes from a reference.
-    fn plain_words(&self) -> Vec<String> {
+    fn non_secret_words(&self) -> Vec<String> {
         const SECRET: &[&str] = &["auth", "cookie", "cred", "key", "pass", "pwd", "secret", "token"];
-        let (Reach::Command { env: named, .. } | Reach::Url { headers: named, .. }) = &self.reach;
+        let (Reach::Command { env: named, .. } | Reach::Http { headers: named, .. }) = &self.transport;
         let speaks = |name: &str| {
             let name = name.to_ascii_lowercase();
             SECRET.iter().any(|part| name.contains(part))
         };
-        let is_secret = |name: &str, value: &Reference| speaks(name) || value.hidden().next().is_some();
+        let is_secret = |name: &str, value: &Reference| speaks(name) || value.secret_values().next().is_some();
         let set = named.iter().flat_map(|(name, value)| {
             let is_secret = is_secret(name, value);
-            value.values().into_iter().map(move |value| (is_secret, value))
+            value.known_values().into_iter().map(move |value| (is_secret, value))
         });
         let (hidden, plain): (Vec<_>, Vec<_>) = set.partition(|(is_secret, _)| *is_secret);
         let is_plain = |value: &String| {
@@ -91,7 +91,7 @@ impl Upstream {
 }
 
 /// Splits user, password and query values out of a URL, as written and percent-decoded.
-fn of_address(address: &str) -> Vec<String> {
+fn secrets_of_url(address: &str) -> Vec<String> {
     let address = address.split('#').next().unwrap_or_default();
     let (place, query) = address.split_once('?').unwrap_or((address, ""));
     let host = place.split_once("://").map_or(place, |(_, behind)| behind).split('/').next().unwrap_or_default();

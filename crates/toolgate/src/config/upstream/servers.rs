@@ -18,7 +18,7 @@ use crate::config::reference::Reference;
 /// let text = r#"{"mcpServers": {"git": {"command": "uvx", "args": ["mcp-server-git"]}}}"#;
 /// assert_eq!(toolgate::config::mcp_servers(text).unwrap()[0].name, "git");
 /// ```
-pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
+pub fn parse_mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
     // Some programs write a byte order mark, and some clients allow comments.
     let text = text.trim_start_matches('\u{feff}');
     let parsed: Result<serde_json::Value, _> = jsonc_parser::parse_to_serde_value(text, &jsonc_parser::ParseOptions::default());
@@ -28,7 +28,7 @@ pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
     let servers = servers.and_then(serde_json::Value::as_object).ok_or("missing `mcpServers`")?;
     let mapped = crate::names::map_foreign(servers.keys().map(String::as_str));
     let clash = |name: &str| format!("`{}` has the same name as another server after mapping", crate::names::shown(name));
-    if let Some(name) = mapped.held_back.iter().next() {
+    if let Some(name) = mapped.excluded.iter().next() {
         return Err(clash(name));
     }
     let mut found: Vec<Upstream> = Vec::new();
@@ -43,9 +43,9 @@ pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
         if found.iter().any(|known| known.name == legal) {
             return Err(clash(name));
         }
-        let (reach, places) = server_of(server).map_err(named)?;
+        let (reach, places) = read_server(server).map_err(named)?;
         let upstream = Upstream::new(&legal, reach);
-        found.push(Upstream { undeclared: Undeclared::Ask, prompts: true, resources: true, places, ..upstream });
+        found.push(Upstream { undeclared: Undeclared::Ask, exposes_prompts: true, exposes_resources: true, path_refs: places, ..upstream });
     }
     Ok(found)
 }
@@ -54,7 +54,7 @@ pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
 fn is_toolgate(server: &serde_json::Value) -> bool {
     let command = server.get("command").and_then(serde_json::Value::as_str);
     let named = |program: &str| Path::new(program).file_name().is_some_and(|name| name == "toolgate");
-    let found = command.and_then(|command| Reference::of_client(command).ok()?.resolve().ok());
+    let found = command.and_then(|command| Reference::parse_client_value(command).ok()?.resolve().ok());
     command.is_some_and(named) || found.is_some_and(|program| named(&program))
 }
 
@@ -62,7 +62,7 @@ fn is_toolgate(server: &serde_json::Value) -> bool {
 pub const BEHIND_TOOLGATE: &str = "mcpServersBehindToolgate";
 
 /// Reads the transport of a server, and the program and directory as written.
-fn server_of(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), String> {
+fn read_server(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), String> {
     let text = |key: &str| server.get(key).and_then(serde_json::Value::as_str);
     // Some clients write `null` for absent keys, and accept numbers.
     let given = |key: &str| server.get(key).filter(|value| !value.is_null());
@@ -71,8 +71,8 @@ fn server_of(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), Stri
         let found = found.as_object().ok_or_else(|| format!("`{key}` must be an object"))?;
         let one = |(name, value): (&String, &serde_json::Value)| {
             let value = match value {
-                serde_json::Value::String(text) => Reference::of_client(text)?,
-                serde_json::Value::Number(number) => Reference::of_client(&number.to_string())?,
+                serde_json::Value::String(text) => Reference::parse_client_value(text)?,
+                serde_json::Value::Number(number) => Reference::parse_client_value(&number.to_string())?,
                 _ => return Err(format!("`{key}.{name}` must be a string")),
             };
             Ok((name.clone(), value))
@@ -82,13 +82,13 @@ fn server_of(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), Stri
     if let Some(command) = text("command") {
         let args = given("args").map(|args| args.as_array().ok_or("`args` must be a list")).transpose()?.cloned().unwrap_or_default();
         let word = |word: &serde_json::Value| {
-            word.as_str().ok_or_else(|| "`args` must contain only strings".to_owned()).and_then(Reference::of_client)
+            word.as_str().ok_or_else(|| "`args` must contain only strings".to_owned()).and_then(Reference::parse_client_value)
         };
         let args: Vec<Reference> = args.iter().map(word).collect::<Result<_, _>>()?;
         // An unset variable keeps only this upstream offline, as in every other place.
         let mut places = Vec::new();
         let mut place = |written: &str| -> Result<PathBuf, String> {
-            let reference = Reference::of_client(written)?;
+            let reference = Reference::parse_client_value(written)?;
             let path = reference.resolve().unwrap_or_else(|_| written.to_owned());
             places.push(reference);
             Ok(PathBuf::from(path))
@@ -99,6 +99,6 @@ fn server_of(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), Stri
     }
     let url = text("url").or_else(|| text("serverUrl")).or_else(|| text("httpUrl")).ok_or("missing `command` or `url`")?;
     let sse = text("type").or_else(|| text("transport")).map(|transport| transport == "sse");
-    let url = Reference::of_client(url)?;
-    Ok((Reach::Url { url, headers: pairs("headers")?, credentials: Credentials::None, sse }, Vec::new()))
+    let url = Reference::parse_client_value(url)?;
+    Ok((Reach::Http { url, headers: pairs("headers")?, credentials: Credentials::None, sse }, Vec::new()))
 }

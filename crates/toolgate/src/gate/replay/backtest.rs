@@ -7,10 +7,10 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::super::judge::all_keys;
+use super::super::judge::all_recall_keys;
 use super::super::run::Ran;
 use super::super::seen::Otherwise;
-use super::{Compared, Judged, Open, Ruling, Stage, Theatre, circumstance};
+use super::{Compared, Judged, Open, Ruling, Stage, Theatre, circumstance_of};
 use crate::call::{Call, CallId, SessionKey};
 use crate::code;
 use crate::context::Txn;
@@ -67,15 +67,15 @@ pub struct Place {
 /// replay differs from the record, the decision depended on unrecorded data, and the call is
 /// undecidable.
 pub struct Backtest {
-    then: Play,
-    now: Play,
-    agents: Box<Agents>,
+    recorded: Play,
+    candidate: Play,
+    load_agents: Box<Agents>,
     /// Configurations that cannot be replayed, and the reason.
-    unknown: HashMap<Digest, String>,
+    unknown_configs: HashMap<Digest, String>,
     counterfactual: HashSet<SessionKey>,
     /// Principals and tools with a call that would change, or may change. A call that recalls one
     /// of them is undecidable.
-    otherwise: HashMap<(SessionKey, Arc<str>), &'static str>,
+    changed_calls: HashMap<(SessionKey, Arc<str>), &'static str>,
 }
 
 /// Returns the recorded agent and the agent under test for a configuration.
@@ -83,10 +83,10 @@ type Agents = dyn FnMut(Digest) -> Result<(Agent, Agent), String>;
 
 /// The replay under one of the two configurations.
 struct Play {
-    stage: Arc<Stage>,
+    store: Arc<Stage>,
     by_config: HashMap<Digest, Theatre>,
     /// Admitted calls that have not ended.
-    open: HashMap<CallId, (Open, Digest)>,
+    open_calls: HashMap<CallId, (Open, Digest)>,
 }
 
 /// Start or end of a recorded call. The sorted moments are the order of events.
@@ -100,14 +100,14 @@ impl Backtest {
     /// Starts a backtest. For the digest of a configuration, `agents` returns the recorded agent
     /// and the agent under test, or an error.
     pub fn new(agents: impl FnMut(Digest) -> Result<(Agent, Agent), String> + 'static) -> Self {
-        let play = || Play { stage: Arc::new(Stage::played()), by_config: HashMap::new(), open: HashMap::new() };
+        let play = || Play { store: Arc::new(Stage::with_memory()), by_config: HashMap::new(), open_calls: HashMap::new() };
         Self {
-            then: play(),
-            now: play(),
-            agents: Box::new(agents),
-            unknown: HashMap::new(),
+            recorded: play(),
+            candidate: play(),
+            load_agents: Box::new(agents),
+            unknown_configs: HashMap::new(),
             counterfactual: HashSet::new(),
-            otherwise: HashMap::new(),
+            changed_calls: HashMap::new(),
         }
     }
 
@@ -116,7 +116,7 @@ impl Backtest {
     ///
     /// # Errors
     /// The error of `fetch` or `judge`.
-    pub async fn play<E>(
+    pub async fn replay_rows<E>(
         &mut self,
         rows: &[Place],
         from: u64,
@@ -135,18 +135,18 @@ impl Backtest {
             match moment {
                 Moment::Begins(_, seq) => {
                     let row = fetch(seq)?;
-                    if !row.is_a_call() {
+                    if !row.is_call() {
                         continue;
                     }
-                    let change = self.begin(seq, &row).await;
+                    let change = self.start_call(seq, &row).await;
                     if seq >= from {
                         judge(&row, change)?;
                     }
                 }
                 Moment::Ends(seq) => {
                     let row = fetch(seq)?;
-                    for play in [&mut self.then, &mut self.now] {
-                        play.end(&row).await;
+                    for play in [&mut self.recorded, &mut self.candidate] {
+                        play.end_call(&row).await;
                     }
                 }
             }
@@ -154,16 +154,16 @@ impl Backtest {
         Ok(())
     }
 
-    async fn begin(&mut self, seq: u64, row: &Row) -> Change {
-        let was = Ruling::of(row);
+    async fn start_call(&mut self, seq: u64, row: &Row) -> Change {
+        let was = Ruling::of_row(row);
         let counterfactual = self.counterfactual.contains(&row.key);
         // A rejection by the entry point does not depend on the configuration.
         let now = if row.facts.turned_away.is_some() {
             Compared::Same
         } else {
-            match self.prepare(row.config) {
+            match self.load_config(row.config) {
                 Err(why) => Compared::Undecidable(why),
-                Ok(()) => self.judge(row, &was).await,
+                Ok(()) => self.compare_decisions(row, &was).await,
             }
         };
         let runs = |ruling: &Ruling| *ruling == Ruling::Admitted;
@@ -172,53 +172,53 @@ impl Backtest {
             Compared::Differs(ruling) if runs(ruling) != runs(&was) => {
                 self.counterfactual.insert(row.key.clone());
                 let why = "the decision about an earlier call that it may repeat would change";
-                self.otherwise.insert((anybody(&row.key), Arc::clone(&row.tool)), why);
+                self.changed_calls.insert((without_session(&row.key), Arc::clone(&row.tool)), why);
             }
             // The call keeps its recorded decision, but its effects are missing from here on.
             Compared::Undecidable(_) if runs(&was) => {
                 self.counterfactual.insert(row.key.clone());
                 let why = "the decision about an earlier call that it may repeat is unknown";
-                self.otherwise.entry((anybody(&row.key), Arc::clone(&row.tool))).or_insert(why);
+                self.changed_calls.entry((without_session(&row.key), Arc::clone(&row.tool))).or_insert(why);
             }
             _ => {}
         }
         Change { seq, call: row.call, at: row.at, key: row.key.clone(), tool: Arc::clone(&row.tool), was, now, counterfactual }
     }
 
-    fn prepare(&mut self, config: Digest) -> Result<(), String> {
-        if let Some(why) = self.unknown.get(&config) {
+    fn load_config(&mut self, config: Digest) -> Result<(), String> {
+        if let Some(why) = self.unknown_configs.get(&config) {
             return Err(why.clone());
         }
-        if self.now.by_config.contains_key(&config) {
+        if self.candidate.by_config.contains_key(&config) {
             return Ok(());
         }
         let mut add = || {
-            let (then, now) = (self.agents)(config)?;
-            self.then.add(config, then)?;
-            self.now.add(config, now)
+            let (then, now) = (self.load_agents)(config)?;
+            self.recorded.add_config(config, then)?;
+            self.candidate.add_config(config, now)
         };
         add().inspect_err(|why| {
-            self.unknown.insert(config, why.clone());
+            self.unknown_configs.insert(config, why.clone());
         })
     }
 
-    async fn judge(&mut self, row: &Row, was: &Ruling) -> Compared {
-        let then = self.then.begin(row, was).await;
-        let now = self.now.begin(row, was).await;
-        if let Some(why) = by_the_moment(was, row) {
+    async fn compare_decisions(&mut self, row: &Row, was: &Ruling) -> Compared {
+        let then = self.recorded.start_call(row, was).await;
+        let now = self.candidate.start_call(row, was).await;
+        if let Some(why) = backtest_circumstance_of(was, row) {
             return Compared::Circumstance(why);
         }
         if row.facts.recalled.is_some()
-            && let Some(why) = self.otherwise.get(&(anybody(&row.key), Arc::clone(&row.tool)))
+            && let Some(why) = self.changed_calls.get(&(without_session(&row.key), Arc::clone(&row.tool)))
         {
             return Compared::Undecidable((*why).to_owned());
         }
         match (then, now) {
             (Err(why), _) | (_, Err(why)) => Compared::Undecidable(why),
-            (Ok(then), _) if !was.is_same(&then) => {
-                Compared::Undecidable(format!("the replay with the recorded configuration gives `{then}`, so the decision depended on data that is not recorded"))
-            }
-            (_, Ok(now)) if was.is_same(&now) => Compared::Same,
+            (Ok(then), _) if !was.is_equivalent(&then) => Compared::Undecidable(format!(
+                "the replay with the recorded configuration gives `{then}`, so the decision depended on data that is not recorded"
+            )),
+            (_, Ok(now)) if was.is_equivalent(&now) => Compared::Same,
             (_, Ok(now)) => Compared::Differs(now),
         }
     }
@@ -227,60 +227,60 @@ impl Backtest {
 /// Explains that a rejection depended on circumstances, if it did.
 ///
 /// For a call that a person denied, the rules first decide whether a person is asked at all.
-fn by_the_moment(was: &Ruling, row: &Row) -> Option<String> {
+fn backtest_circumstance_of(was: &Ruling, row: &Row) -> Option<String> {
     let asked = matches!(was, Ruling::Refused { gate: Gate::Approval, .. }) && row.digest.is_some();
     let denied = row.facts.approval.as_ref().is_some_and(|approval| approval.state == ApprovalState::Denied);
-    circumstance(was, row).filter(|_| !(asked && denied))
+    circumstance_of(was, row).filter(|_| !(asked && denied))
 }
 
 /// Returns the key without its session: idempotency keys are shared by all sessions of a principal.
-fn anybody(key: &SessionKey) -> SessionKey {
+fn without_session(key: &SessionKey) -> SessionKey {
     SessionKey { session: "".into(), ..key.clone() }
 }
 
 impl Play {
-    fn add(&mut self, config: Digest, agent: Agent) -> Result<(), String> {
-        let theatre = Theatre::new(std::iter::once(Arc::new(agent)), Arc::clone(&self.stage)).map_err(|e| e.to_string())?;
+    fn add_config(&mut self, config: Digest, agent: Agent) -> Result<(), String> {
+        let theatre = Theatre::new(std::iter::once(Arc::new(agent)), Arc::clone(&self.store)).map_err(|e| e.to_string())?;
         self.by_config.insert(config, theatre);
         Ok(())
     }
 
-    async fn begin(&mut self, row: &Row, was: &Ruling) -> Result<Ruling, String> {
+    async fn start_call(&mut self, row: &Row, was: &Ruling) -> Result<Ruling, String> {
         let Some(theatre) = self.by_config.get(&row.config) else { return Err("the configuration is unknown".to_owned()) };
         // A call with effects locks its session, so an open one belongs to the same batch.
-        let before = self.open.values().map(|(open, _)| open).filter(|(passed, trail)| {
-            let spec = &passed.permit.tool().spec;
-            trail.key == row.key && !trail.apart && !spec.external && spec.effect != Effect::Read
+        let before = self.open_calls.values().map(|(open, _)| open).filter(|(passed, trail)| {
+            let spec = &passed.authorization.tool().spec;
+            trail.key == row.key && !trail.is_run_by_client && !spec.external && spec.effect != Effect::Read
         });
-        let taken = before.flat_map(|(passed, trail)| passed.permit.tool().takes_away(&trail.arguments, None)).collect();
-        let (ruling, open) = match theatre.judge(row, taken).await {
+        let taken = before.flat_map(|(passed, trail)| passed.authorization.tool().takes_away(&trail.arguments, None)).collect();
+        let (ruling, open) = match theatre.replay_gates(row, taken).await {
             Judged::Decided(ruling, open) => (Ok(ruling), open),
             Judged::Unknown(why, open) => (Err(why), open),
         };
         let Some((passed, trail)) = open else {
             // A rejected call still counts as progress or repetition for the next one.
-            if let (Ok(Ruling::Refused { .. }), Some(asked)) = (&ruling, self.stage.asked()) {
-                self.stage.ended(row, &Ended { digest: asked, ..ended_of(row) });
+            if let (Ok(Ruling::Refused { .. }), Some(asked)) = (&ruling, self.store.counted_digest()) {
+                self.store.record_call_end(row, &Ended { digest: asked, ..call_end_of(row) });
             }
             return ruling;
         };
-        let moment = by_the_moment(was, row).is_some();
+        let moment = backtest_circumstance_of(was, row).is_some();
         if ruling.is_err() || moment {
             // A call that did not run leaves nothing behind. A call that ran and is undecidable is
             // settled with its recorded effects.
             let effects = if *was == Ruling::Admitted && !moment { row.effects } else { Effects::None };
             let failure = Failure::business("not_played", "the call is not replayed").effects(effects);
-            let _ = theatre.gate.settle(passed, Ran::ended(Err(failure), Txn::default()), trail).await;
+            let _ = theatre.toolgate.settle_call(passed, Ran::ended(Err(failure), Txn::default()), trail).await;
             return ruling;
         }
         // A call that did not run is assumed to succeed, and a `once` tool would recall it.
         if *was != Ruling::Admitted
-            && let Some(permit) = passed.permit.to_run()
+            && let Some(permit) = passed.authorization.run_permit()
         {
             let call = Call::new(row.key.clone(), row.tool.to_string(), Value::Null);
-            self.stage.remember(all_keys(&call, permit.tool(), trail.asked, permit));
+            self.store.remember_keys(all_recall_keys(&call, permit.tool(), trail.requested_digest, permit));
         }
-        self.open.insert(row.call, ((passed, trail), row.config));
+        self.open_calls.insert(row.call, ((passed, trail), row.config));
         ruling
     }
 
@@ -288,24 +288,24 @@ impl Play {
     ///
     /// A call that did not run is assumed to succeed without evidence. A later settlement is
     /// applied at its recorded time.
-    async fn end(&mut self, row: &Row) {
+    async fn end_call(&mut self, row: &Row) {
         if let Some(settled) = &row.settles {
-            self.stage.settle(settled.call, Settle::by(row.effects), row).await;
+            self.store.settle_call(settled.call, Settle::by(row.effects), row).await;
             return;
         }
-        let Some(((mut passed, mut trail), config)) = self.open.remove(&row.call) else { return };
+        let Some(((mut passed, mut trail), config)) = self.open_calls.remove(&row.call) else { return };
         let Some(theatre) = self.by_config.get(&config) else { return };
-        let ran = Ruling::of(row) == Ruling::Admitted;
-        passed.reported = row.facts.reported;
+        let ran = Ruling::of_row(row) == Ruling::Admitted;
+        passed.is_reported = row.facts.reported;
         let otherwise = row.outcome.error().is_some_and(|error| error.code == code::NOT_AS_ADMITTED);
-        passed.ran = otherwise.then(|| Otherwise { ran: row.facts.ran.clone(), said: Value::Null });
-        let mut txn = Txn { spent: row.spent, ..Txn::default() };
+        passed.mismatched_run = otherwise.then(|| Otherwise { arguments: row.facts.ran.clone(), result: Value::Null });
+        let mut txn = Txn { cost: row.spent, ..Txn::default() };
         let mut empty = false;
         let result = match &row.outcome {
             // Only the beginning of a large result is recorded, so it is not used as the result.
             Outcome::Success(output) if ran => {
                 txn.message.clone_from(&output.message);
-                txn.hidden = output.hidden;
+                txn.is_value_hidden = output.hidden;
                 empty = output.empty || output.stored.is_some();
                 Ok(output.value.clone())
             }
@@ -320,16 +320,16 @@ impl Play {
             _ => Err(Failure::business("not_run_then", "the recorded call did not run").effects(Effects::Done)),
         };
         trail.facts.watch = Watch::default();
-        theatre.clock.set(row.ended());
-        let _ = theatre.gate.settle(passed, Ran { empty, ..Ran::ended(result, txn) }, trail).await;
+        theatre.clock.set(row.ended_at());
+        let _ = theatre.toolgate.settle_call(passed, Ran { is_empty: empty, ..Ran::ended(result, txn) }, trail).await;
     }
 }
 
 /// Returns the end of a call for the repetition check of the next one.
-fn ended_of(row: &Row) -> Ended {
+fn call_end_of(row: &Row) -> Ended {
     let retry_from = row.outcome.error().filter(|error| error.retryable).map(|error| {
         let wait = jiff::SignedDuration::from_millis(i64::try_from(error.retry_after_ms.unwrap_or(0)).unwrap_or(i64::MAX));
-        row.ended().checked_add(wait).unwrap_or(Timestamp::MAX)
+        row.ended_at().checked_add(wait).unwrap_or(Timestamp::MAX)
     });
     Ended { digest: Digest::default(), retry_from, result: None }
 }

@@ -27,32 +27,38 @@ use crate::store::{
 
 /// Store for replays. Each answer is the recorded one.
 pub(super) struct Stage {
-    now: Mutex<Option<(Arc<Row>, Watch)>>,
+    current_row: Mutex<Option<(Arc<Row>, Watch)>>,
     /// Counters, evidence and progress under the replayed decisions. `None` uses the recorded
     /// values.
     memory: Option<MemoryStore>,
     /// Digest under which the current call was counted.
-    asked: Mutex<Option<Digest>>,
+    counted_digest: Mutex<Option<Digest>>,
     /// Sessions that the replay has opened.
-    entered: Mutex<HashSet<SessionKey>>,
+    opened_sessions: Mutex<HashSet<SessionKey>>,
     /// Keys of `once` calls that succeeded or are assumed to have succeeded.
-    remembered: Mutex<HashSet<RecallKey>>,
+    remembered_keys: Mutex<HashSet<RecallKey>>,
 }
 
 impl Stage {
     /// Creates a store that answers only from the recorded row.
-    pub(super) fn on_facts() -> Self {
-        Self { now: Mutex::default(), memory: None, asked: Mutex::default(), entered: Mutex::default(), remembered: Mutex::default() }
+    pub(super) fn from_facts() -> Self {
+        Self {
+            current_row: Mutex::default(),
+            memory: None,
+            counted_digest: Mutex::default(),
+            opened_sessions: Mutex::default(),
+            remembered_keys: Mutex::default(),
+        }
     }
 
     /// Creates a store that computes counters, evidence and progress from the replayed calls. All
     /// other answers are recorded ones.
-    pub(super) fn played() -> Self {
-        Self { memory: Some(MemoryStore::keeping(0)), ..Self::on_facts() }
+    pub(super) fn with_memory() -> Self {
+        Self { memory: Some(MemoryStore::keeping(0)), ..Self::from_facts() }
     }
 
     /// Returns the session without the revoked evidence, or `None` if nothing is revoked.
-    pub(super) async fn without(&self, key: &SessionKey, taken: Vec<Revoked>) -> Option<State> {
+    pub(super) async fn state_without(&self, key: &SessionKey, taken: Vec<Revoked>) -> Option<State> {
         let memory = self.memory.as_ref().filter(|_| !taken.is_empty())?;
         let (_, state) = memory.snapshot(key).await.ok()?;
         let mut state = (*state).clone();
@@ -61,41 +67,41 @@ impl Stage {
     }
 
     /// Returns the digest under which the current call was counted, if it was.
-    pub(super) fn asked(&self) -> Option<Digest> {
-        *crate::lock(&self.asked)
+    pub(super) fn counted_digest(&self) -> Option<Digest> {
+        *crate::lock(&self.counted_digest)
     }
 
     /// Records the end of a call without effects.
-    pub(super) fn ended(&self, row: &Row, ended: &Ended) {
+    pub(super) fn record_call_end(&self, row: &Row, ended: &Ended) {
         if let Some(memory) = &self.memory {
             memory.note_end(&row.key, ended);
         }
     }
 
     /// Remembers a call that did not run and is assumed to have succeeded.
-    pub(super) fn remember(&self, keys: Vec<RecallKey>) {
-        crate::lock(&self.remembered).extend(keys.into_iter().filter(|key| key.kind() == RecalledBy::Once));
+    pub(super) fn remember_keys(&self, keys: Vec<RecallKey>) {
+        crate::lock(&self.remembered_keys).extend(keys.into_iter().filter(|key| key.kind() == RecalledBy::Once));
     }
 
     /// Settles a call whose outcome was found out later.
-    pub(super) async fn settle(&self, call: CallId, settle: Settle, row: &Row) {
+    pub(super) async fn settle_call(&self, call: CallId, settle: Settle, row: &Row) {
         if let Some(memory) = &self.memory {
             let _ = memory.settle(call, settle, row.outcome.clone(), row.outcome.clone(), "", row.at).await;
         }
     }
 
     /// Sets the row of the current call.
-    pub(super) fn set(&self, row: &Row, watch: &Watch) {
-        *crate::lock(&self.now) = Some((Arc::new(row.clone()), watch.clone()));
-        *crate::lock(&self.asked) = None;
+    pub(super) fn set_current_row(&self, row: &Row, watch: &Watch) {
+        *crate::lock(&self.current_row) = Some((Arc::new(row.clone()), watch.clone()));
+        *crate::lock(&self.counted_digest) = None;
     }
 
-    fn row(&self) -> Result<(Arc<Row>, Watch), StoreError> {
-        crate::lock(&self.now).clone().ok_or_else(|| StoreError("no row is being replayed".to_owned()))
+    fn current_row(&self) -> Result<(Arc<Row>, Watch), StoreError> {
+        crate::lock(&self.current_row).clone().ok_or_else(|| StoreError("no row is being replayed".to_owned()))
     }
 
-    fn approval_now(&self, digest: Digest) -> Result<Option<Approval>, StoreError> {
-        let (row, _) = self.row()?;
+    fn recorded_approval(&self, digest: Digest) -> Result<Option<Approval>, StoreError> {
+        let (row, _) = self.current_row()?;
         Ok(row.facts.approval.as_ref().map(|fact| Approval {
             id: fact.id.clone(),
             key: row.key.clone(),
@@ -114,14 +120,14 @@ impl Stage {
     }
 }
 
-fn find(used: &[Used], charge: &Charge) -> Option<Decimal> {
+fn find_usage(used: &[Used], charge: &Charge) -> Option<Decimal> {
     used.iter().find(|(counter, window, _)| *counter == charge.counter && *window == charge.window).map(|(.., used)| *used)
 }
 
 #[async_trait]
 impl Store for Stage {
     async fn paused(&self, _: &SessionKey, _: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
-        let (row, _) = self.row()?;
+        let (row, _) = self.current_row()?;
         Ok(row.facts.paused.clone().filter(|_| row.gate == Gate::Admit))
     }
     async fn set_pause(&self, _: Target, _: Option<String>) -> Result<(), StoreError> {
@@ -132,7 +138,7 @@ impl Store for Stage {
     }
 
     async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
-        let (row, watch) = self.row()?;
+        let (row, watch) = self.current_row()?;
         let recalled = row.facts.recalled.filter(|_| row.gate != Gate::Claim).map(|fact| match fact {
             RecallFact::Settled => Recalled::Settled(Some(Outcome::Success(Output::default()))),
             RecallFact::Forgotten => Recalled::Settled(None),
@@ -143,14 +149,14 @@ impl Store for Stage {
         if let Some(memory) = &self.memory {
             // If the `once` setting of the tool has changed, the row cannot tell the result of the
             // recall. A client's key is recalled under any configuration.
-            if recalled.is_some() && enter.recall.is_empty() {
+            if recalled.is_some() && enter.dedup_keys.is_empty() {
                 watch.unknown(|| match row.facts.recalled_by {
                     Some(_) => "the recorded call was replayed, and its tool is not `once` any more".to_owned(),
                     None => "the recorded call was replayed, and its row does not say by which key".to_owned(),
                 });
             }
-            for key in enter.recall.iter().filter(|key| key.kind() == RecalledBy::Once) {
-                let mut remembered = crate::lock(&self.remembered);
+            for key in enter.dedup_keys.iter().filter(|key| key.kind() == RecalledBy::Once) {
+                let mut remembered = crate::lock(&self.remembered_keys);
                 let again = remembered.contains(key);
                 if row.outcome.success().is_some() {
                     remembered.insert(key.clone());
@@ -160,29 +166,29 @@ impl Store for Stage {
                 }
             }
             let named = row.facts.approval.as_ref().is_some_and(|approval| approval.named);
-            let counts = enter.counts && !named && !matches!(recalled, Some(Recalled::Settled(_)));
+            let counts = enter.counts_repetition && !named && !matches!(recalled, Some(Recalled::Settled(_)));
             // The first replayed row of a session records the state before it.
-            if crate::lock(&self.entered).insert(enter.key.clone())
+            if crate::lock(&self.opened_sessions).insert(enter.key.clone())
                 && let (Some(progress), Some(opened)) = (row.facts.progress, row.facts.opened)
             {
                 memory.seed(enter.key, progress.before(enter.digest, row.digest), opened);
             }
-            *crate::lock(&self.asked) = counts.then_some(enter.digest);
-            let entered = memory.enter(Enter { recall: &[], hold: None, counts, ..enter }).await?;
-            return Ok(entered.map(|entered| Box::new(Entered { recalled, recalled_by: row.facts.recalled_by, ..*entered })));
+            *crate::lock(&self.counted_digest) = counts.then_some(enter.digest);
+            let entered = memory.enter(Enter { dedup_keys: &[], lock: None, counts_repetition: counts, ..enter }).await?;
+            return Ok(entered.map(|entered| Box::new(Entered { prior_call: recalled, dedup_key_kind: row.facts.recalled_by, ..*entered })));
         }
         if row.facts.progress.is_none() {
             watch.unknown(|| format!("the recorded call ended at gate {}, and nothing is recorded about later gates", row.gate));
         }
         Ok(Some(Box::new(Entered {
             version: 0,
-            opened: row.facts.opened.unwrap_or(row.at),
+            started_at: row.facts.opened.unwrap_or(row.at),
             state: Arc::default(),
-            rows: 0,
-            recalled,
-            recalled_by: row.facts.recalled_by,
-            progress: row.facts.progress.unwrap_or_default(),
-            hold: None,
+            row_count: 0,
+            prior_call: recalled,
+            dedup_key_kind: row.facts.recalled_by,
+            repetitions: row.facts.progress.unwrap_or_default(),
+            lock: None,
         })))
     }
     async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
@@ -190,7 +196,7 @@ impl Store for Stage {
     }
 
     async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError> {
-        let (row, watch) = self.row()?;
+        let (row, watch) = self.current_row()?;
         let then = &row.facts;
         match &self.memory {
             Some(memory) => {
@@ -231,19 +237,19 @@ impl Store for Stage {
     }
 
     async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
-        let (row, watch) = self.row()?;
+        let (row, watch) = self.current_row()?;
         if let Some(memory) = &self.memory {
             return memory.room(charges, now).await;
         }
         let one = |charge: &Charge| {
             let own = charge.counter.starts_with("budget\u{1f}") || charge.counter.starts_with("rate\u{1f}");
             // Limits of rules are read at the claim and by `explain`.
-            let used = if own { find(&row.facts.budget, charge) } else { find(&row.facts.claimed, charge) };
+            let used = if own { find_usage(&row.facts.budget, charge) } else { find_usage(&row.facts.claimed, charge) };
             if used.is_none() && own {
                 watch.unknown(|| "a budget is needed, but not recorded".to_owned());
             }
             let used = used.unwrap_or_default();
-            if charge.fits_on(used) { Ok(used) } else { Err(Over { used, retry_after: None }) }
+            if charge.fits_within(used) { Ok(used) } else { Err(Over { used, retry_after: None }) }
         };
         Ok(charges.iter().map(one).collect())
     }
@@ -255,16 +261,16 @@ impl Store for Stage {
         _: Option<&str>,
         now: Timestamp,
     ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
-        let (row, watch) = self.row()?;
+        let (row, watch) = self.current_row()?;
         if row.gate == Gate::Claim {
             let by = row.facts.recalled_by.unwrap_or(RecalledBy::Key);
             match (&row.facts.paused, row.facts.recalled) {
                 (Some((target, why)), _) => return Ok(Err(NotClaimed::Paused(target.clone(), why.clone()))),
-                (_, Some(RecallFact::InProgress)) => return Ok(Err(NotClaimed::Recalled(Recalled::InProgress, by))),
-                (_, Some(RecallFact::Pending)) => return Ok(Err(NotClaimed::Recalled(Recalled::Pending(row.call), by))),
-                (_, Some(RecallFact::KeyReused)) => return Ok(Err(NotClaimed::Recalled(Recalled::KeyReused, by))),
+                (_, Some(RecallFact::InProgress)) => return Ok(Err(NotClaimed::PriorCall(Recalled::InProgress, by))),
+                (_, Some(RecallFact::Pending)) => return Ok(Err(NotClaimed::PriorCall(Recalled::Pending(row.call), by))),
+                (_, Some(RecallFact::KeyReused)) => return Ok(Err(NotClaimed::PriorCall(Recalled::KeyReused, by))),
                 (_, Some(RecallFact::Settled | RecallFact::Forgotten)) => {
-                    return Ok(Err(NotClaimed::Recalled(Recalled::Settled(None), by)));
+                    return Ok(Err(NotClaimed::PriorCall(Recalled::Settled(None), by)));
                 }
                 _ => {}
             }
@@ -278,14 +284,14 @@ impl Store for Stage {
         for (index, charge) in charges.iter().enumerate() {
             // A call may charge the same counter twice. The charges are recorded in order.
             let known = row.facts.claimed.get(index..).unwrap_or_default();
-            let used = find(known.get(..1).unwrap_or_default(), charge).or_else(|| find(&row.facts.claimed, charge));
+            let used = find_usage(known.get(..1).unwrap_or_default(), charge).or_else(|| find_usage(&row.facts.claimed, charge));
             if used.is_none() && charge.cap != Decimal::MAX {
                 watch.unknown(|| "a limit is needed, but not recorded".to_owned());
             }
             let used = used.unwrap_or_default();
             // The recorded usage includes the earlier charges of this call.
-            if !charge.fits_on(used) {
-                return Ok(Err(NotClaimed::Over { index, over: Over { used, retry_after: None }, used: all }));
+            if !charge.fits_within(used) {
+                return Ok(Err(NotClaimed::LimitExceeded { index, over: Over { used, retry_after: None }, used: all }));
             }
             all.push(used);
         }
@@ -320,7 +326,7 @@ impl Store for Stage {
         Ok(())
     }
     async fn approval_for(&self, _: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
-        self.approval_now(digest)
+        self.recorded_approval(digest)
     }
     async fn approval(&self, _: &str) -> Result<Option<Approval>, StoreError> {
         Ok(None)
@@ -351,7 +357,7 @@ impl Store for Stage {
 /// A hook that repeats its recorded decision.
 struct Said {
     name: String,
-    stage: Arc<Stage>,
+    store: Arc<Stage>,
 }
 
 #[async_trait]
@@ -361,14 +367,14 @@ impl Hook for Said {
     }
 
     async fn before(&self, _: HookCall<'_>) -> Result<Before, HookFault> {
-        let (row, watch) = self.stage.row().map_err(|e| HookFault(e.to_string()))?;
+        let (row, watch) = self.store.current_row().map_err(|e| HookFault(e.to_string()))?;
         let decided = row.gate == Gate::Hooks && row.rule.as_deref() == Some(&self.name);
         let decision = match row.facts.hooks.iter().find(|fact| fact.hook == self.name).map(|fact| fact.said.as_str()) {
             Some("deny") => {
                 let error = row.outcome.error();
                 let code = error.map(|error| error.code.to_string());
                 let category = error.map(|error| error.category);
-                HookDecision::Deny(Denial { code, category, ..Denial::because("recorded denial") })
+                HookDecision::Deny(Denial { code, category, ..Denial::new("recorded denial") })
             }
             Some("ask") => HookDecision::Ask("recorded request for approval".to_owned()),
             Some(_) if !decided => HookDecision::Allow,
@@ -387,7 +393,7 @@ struct Then(Arc<Stage>);
 
 impl FileSystem for Then {
     fn fact(&self, path: &str) -> FileFact {
-        let Ok((row, watch)) = self.0.row() else { return FileFact::Absent };
+        let Ok((row, watch)) = self.0.current_row() else { return FileFact::Absent };
         let known = |(spelt, _): &(&String, &FileFact)| crate::resource::normal_path(spelt).is_ok_and(|spelt| spelt == path);
         match row.facts.files.iter().find(known) {
             Some((_, fact)) => fact.clone(),
@@ -404,7 +410,7 @@ impl FileSystem for Then {
 
 impl Agent {
     /// Returns the agent for a replay: results and hook decisions come from the record.
-    pub(super) fn on_stage(&self, stage: &Arc<Stage>) -> Self {
+    pub(super) fn for_replay(&self, stage: &Arc<Stage>) -> Self {
         let mut resources = Resources::default();
         if self.resources.files().is_some() {
             resources.set_files(Arc::new(Then(Arc::clone(stage))));
@@ -414,7 +420,7 @@ impl Agent {
             spec.normalize.clear();
             spec.max_output = Some(usize::MAX);
             let hooks = tool.hooks.iter().map(|hook| {
-                let said: Arc<dyn Hook> = Arc::new(Said { name: hook.name().to_owned(), stage: Arc::clone(stage) });
+                let said: Arc<dyn Hook> = Arc::new(Said { name: hook.name().to_owned(), store: Arc::clone(stage) });
                 said
             });
             let staged = Registered {
@@ -423,11 +429,11 @@ impl Agent {
                 input: tool.input.clone(),
                 output: None,
                 secrets: tool.secrets.clone(),
-                declares_entity: tool.declares_entity.clone(),
+                is_entity_declared: tool.is_entity_declared.clone(),
                 governed_by: tool.governed_by.clone(),
-                heard_by: tool.heard_by.clone(),
+                observers: tool.observers.clone(),
                 hooks: hooks.collect(),
-                definition: tool.definition,
+                definition_digest: tool.definition_digest,
             };
             (Arc::clone(name), Arc::new(staged))
         });

@@ -39,18 +39,18 @@ impl Replay {
     /// # Ok(()) }
     /// ```
     pub async fn explain(&self, row: &Row) -> Option<Explanation> {
-        if !row.is_a_call() {
+        if !row.is_call() {
             return None;
         }
-        let _one = self.0.one.lock().await;
-        let (call, trail, _) = self.0.bring(row);
-        Some(as_recorded(self.0.gate.explained(&call, trail).await, row))
+        let _one = self.0.call_lock.lock().await;
+        let (call, trail, _) = self.0.prepare_call(row);
+        Some(with_recorded_results(self.0.toolgate.explain_with_state(&call, trail).await, row))
     }
 }
 
 /// Replaces the predicted results with the recorded ones.
-fn as_recorded(again: Explanation, row: &Row) -> Explanation {
-    let was = Ruling::of(row);
+fn with_recorded_results(again: Explanation, row: &Row) -> Explanation {
+    let was = Ruling::of_row(row);
     let error = row.outcome.error();
     let refusal = error.filter(|_| matches!(was, Ruling::Refused { .. }));
     let is_asked = refusal.is_some_and(|error| error.approval.is_some());
@@ -73,8 +73,8 @@ fn as_recorded(again: Explanation, row: &Row) -> Explanation {
         let (said, why) = match (stop, refusal) {
             (Some(stop), Some(error)) if gate == stop => (if is_asked { Said::Ask } else { Said::Deny }, Some(error.message.clone())),
             (Some(stop), _) if gate > stop || skipped.is_some_and(|from| gate >= from) => (Said::NotReached, None),
-            (None, _) if gate >= Gate::Run => ended(gate, row, error),
-            _ => (Said::Pass, passed(&note, row)),
+            (None, _) if gate >= Gate::Run => recorded_result(gate, row, error),
+            _ => (Said::Pass, pass_details(&note, row)),
         };
         GateNote { gate, said, why }
     });
@@ -97,7 +97,7 @@ fn as_recorded(again: Explanation, row: &Row) -> Explanation {
 }
 
 /// Returns the result of a gate after the claim for an admitted call.
-fn ended(gate: Gate, row: &Row, error: Option<&ToolError>) -> (Said, Option<String>) {
+fn recorded_result(gate: Gate, row: &Row, error: Option<&ToolError>) -> (Said, Option<String>) {
     match error {
         Some(error) if gate == row.gate => (Said::Failed, Some(error.message.clone())),
         // A failed call is settled and recorded, but its result is not shaped.
@@ -107,7 +107,7 @@ fn ended(gate: Gate, row: &Row, error: Option<&ToolError>) -> (Said, Option<Stri
 }
 
 /// Returns details about a gate that the call has passed.
-fn passed(note: &GateNote, row: &Row) -> Option<String> {
+fn pass_details(note: &GateNote, row: &Row) -> Option<String> {
     match note.gate {
         Gate::Hooks => {
             let said = row.facts.hooks.iter().map(|fact| {

@@ -19,14 +19,14 @@ const MAX_STEPS: usize = 100_000;
 
 pub(super) struct Evaluation<'a> {
     ask: Ask<'a>,
-    proof: Option<&'a Evidence>,
+    evidence: Option<&'a Evidence>,
     expression: &'a Expression,
     steps: Cell<usize>,
 }
 
 impl<'a> Evaluation<'a> {
     pub(super) fn new(ask: &Ask<'a>, proof: Option<&'a Evidence>, expression: &'a Expression) -> Self {
-        Self { ask: *ask, proof, expression, steps: Cell::new(0) }
+        Self { ask: *ask, evidence: proof, expression, steps: Cell::new(0) }
     }
 
     pub(super) fn holds(&self, root: &'a Node) -> Result<bool, Fault> {
@@ -42,7 +42,7 @@ impl<'a> Evaluation<'a> {
             Kind::Text(text) => Val::Text((&**text).into()),
             Kind::Input(path) => Val::of(self.argument(path)?)?,
             Kind::Result(path) => Val::of(self.proved(path)?)?,
-            Kind::Name(name) => self.name(*name),
+            Kind::Variable(name) => self.name(*name),
             Kind::Local(slot) => {
                 let local = locals.get(*slot).ok_or_else(|| Fault::new("a local variable is not defined"))?;
                 self.charge(local.length())?;
@@ -58,7 +58,7 @@ impl<'a> Evaluation<'a> {
             Kind::Not(of) => Val::Bool(!self.eval(of, locals)?.bool()?),
             Kind::Negate(of) => match self.eval(of, locals)? {
                 Val::Number(number) => Val::Number(-number),
-                Val::Span(span) => Val::Span(span.checked_neg().ok_or_else(too_large)?),
+                Val::Duration(span) => Val::Duration(span.checked_neg().ok_or_else(too_large)?),
                 other => return Err(unfit("a number", &other)),
             },
             Kind::And(nodes) => {
@@ -107,7 +107,7 @@ impl<'a> Evaluation<'a> {
                 Val::Bool(self.is_in(a, list, locals)?)
             }
             Kind::List(nodes) => Val::List(nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<_, _>>()?),
-            Kind::Call(Function::Same, nodes) => Val::Bool(self.same(nodes, locals)?),
+            Kind::Call(Function::IsSame, nodes) => Val::Bool(self.same(nodes, locals)?),
             Kind::Call(function, nodes) => {
                 let values = nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<Vec<_>, _>>()?;
                 self.charge(values.iter().map(Val::length).sum())?;
@@ -119,11 +119,11 @@ impl<'a> Evaluation<'a> {
                 Val::Bool(pattern.is_match(text.text()?))
             }
             Kind::CameFrom(path, source) => Val::Bool(self.came_from(path, source)?),
-            Kind::Used(name) => {
+            Kind::LimitUsage(name) => {
                 let limit = self.expression.limit(name).ok_or_else(|| Fault(format!("unknown limit `{name}`")))?;
                 Val::Number(self.ask.counter(&limit.counter(&self.ask)?, limit.window())?)
             }
-            Kind::Each(each) => self.walk(each, locals)?,
+            Kind::Comprehension(each) => self.walk(each, locals)?,
         })
     }
 
@@ -153,7 +153,7 @@ impl<'a> Evaluation<'a> {
                 a == b
             }
             (Val::Time(a), Val::Time(b)) => a == b,
-            (Val::Span(a), Val::Span(b)) => a == b,
+            (Val::Duration(a), Val::Duration(b)) => a == b,
             (Val::Json(Value::Object(a)), Val::Json(Value::Object(b))) => {
                 if a.len() != b.len() {
                     return Ok(false);
@@ -191,7 +191,7 @@ impl<'a> Evaluation<'a> {
     /// Returns a proved field or a value inside one.
     fn proved(&self, path: &Pointer) -> Result<&'a Value, Fault> {
         let gone = || Fault(format!("the evidence has no `{path}`"));
-        let fields = self.proof.and_then(|proof| proof.fields.as_object()).ok_or_else(gone)?;
+        let fields = self.evidence.and_then(|proof| proof.fields.as_object()).ok_or_else(gone)?;
         proved_in(fields.keys().map(String::as_str), path)
             .and_then(|(field, rest)| fields.get(field).and_then(|value| rest.get(value)))
             .ok_or_else(gone)
@@ -277,7 +277,7 @@ impl<'a> Evaluation<'a> {
             return Err(Fault(format!("`{path}` is missing, and the rule depends on it")));
         }
         let (mut any, mut all, mut fault, mut count) = (false, true, None, 0);
-        let all_of_it = path.reach(self.ask.arguments.value()).iter().map(|(_, value)| weight(value)).sum();
+        let all_of_it = path.entries_or_scalars(self.ask.arguments.value()).iter().map(|(_, value)| weight(value)).sum();
         self.charge(all_of_it)?;
         each_value(&self.ask, path, &mut |place, _, _| match self.ask.origin(place) {
             Ok(known) => {

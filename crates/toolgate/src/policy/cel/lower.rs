@@ -24,7 +24,7 @@ const FUNCTIONS: [(&str, Function, Range<usize>); 17] = [
     ("duration", Function::Duration, 1..2),
     ("timestamp", Function::Timestamp, 1..2),
     ("glob", Function::Glob, 2..3),
-    ("same", Function::Same, 2..3),
+    ("same", Function::IsSame, 2..3),
     ("sum_of", Function::SumOf, 1..2),
     ("size", Function::Size, 1..2),
     ("startsWith", Function::StartsWith, 2..3),
@@ -203,11 +203,11 @@ impl Lowering<'_> {
         Ok(match name {
             "input" => Kind::Input(Pointer::default()),
             "result" => Kind::Result(Pointer::default()),
-            "session" => Kind::Name(Name::Session),
-            "principal" => Kind::Name(Name::Principal),
-            "agent" => Kind::Name(Name::Agent),
-            "tool" => Kind::Name(Name::Tool),
-            "now" => Kind::Name(Name::Now),
+            "session" => Kind::Variable(Name::Session),
+            "principal" => Kind::Variable(Name::Principal),
+            "agent" => Kind::Variable(Name::Agent),
+            "tool" => Kind::Variable(Name::Tool),
+            "now" => Kind::Variable(Name::Now),
             _ => {
                 let problem = self.at(tree, format!("unknown variable `{}`", crate::names::shown(name)));
                 let guess = VARIABLES.into_iter().find(|known| crate::suggest::is_nearly(known, name));
@@ -331,7 +331,7 @@ impl Lowering<'_> {
                         .help("`glob(text, \"pattern\")`; the model could choose a pattern that comes from an argument"));
                 }
                 if let (Function::SumOf, [Node { kind: Kind::Text(limit), .. }]) = (function, nodes.as_slice()) {
-                    return Ok(Kind::Used(Arc::clone(limit)));
+                    return Ok(Kind::LimitUsage(Arc::clone(limit)));
                 }
                 Ok(Kind::Call(*function, nodes))
             }
@@ -351,7 +351,7 @@ impl Lowering<'_> {
         let result = self.node(&each.result);
         self.locals.pop();
         let (condition, step) = inner?;
-        Ok(Kind::Each(Box::new(Each { range, init, condition, step, result: result? })))
+        Ok(Kind::Comprehension(Box::new(Each { range, init, condition, step, result: result? })))
     }
 }
 

@@ -67,7 +67,7 @@ enum Kind {
     Text(Arc<str>),
     Input(Pointer),
     Result(Pointer),
-    Name(Name),
+    Variable(Name),
     Local(usize),
     Field(Box<Node>, String),
     Index(Box<Node>, Box<Node>),
@@ -85,8 +85,8 @@ enum Kind {
     Matches(Box<Node>, Regex),
     CameFrom(Pointer, Arc<str>),
     /// The used amount of a limit.
-    Used(Arc<str>),
-    Each(Box<Each>),
+    LimitUsage(Arc<str>),
+    Comprehension(Box<Each>),
 }
 
 /// A loop over a list, to which the macros of CEL compile.
@@ -133,7 +133,7 @@ enum Function {
     Duration,
     Timestamp,
     Glob,
-    Same,
+    IsSame,
     SumOf,
     Size,
     StartsWith,
@@ -180,7 +180,7 @@ impl Expression {
     /// An expression without `sum_of` stores no limits, because there may be many.
     pub(super) fn reads(&mut self, limit: &Limit) {
         let mut asks = false;
-        self.each(&mut |node| asks |= matches!(node.kind, Kind::Used(_)));
+        self.each(&mut |node| asks |= matches!(node.kind, Kind::LimitUsage(_)));
         if asks {
             self.limits.push(limit.clone());
         }
@@ -199,12 +199,12 @@ impl Expression {
         let mut vain: Option<Vec<types::Never>> = None;
         for tool in governed {
             let checked = types::check(root, tool, &rule);
-            never.extend(checked.never);
+            never.extend(checked.always_false);
             vain = Some(match vain {
-                None => checked.vain,
-                Some(known) => known.into_iter().filter(|(span, _)| checked.vain.iter().any(|(other, _)| other == span)).collect(),
+                None => checked.unsatisfiable,
+                Some(known) => known.into_iter().filter(|(span, _)| checked.unsatisfiable.iter().any(|(other, _)| other == span)).collect(),
             });
-            for problem in checked.wrong.into_iter().map(placed) {
+            for problem in checked.errors.into_iter().map(placed) {
                 if !problems.contains(&problem) {
                     problems.push(problem);
                 }
@@ -238,13 +238,13 @@ impl Expression {
                 // If there are too many values, the evaluation reports the fault.
                 let _ = each_value(ask, path, &mut |place, leaf, _| needs.origins.push((place.to_owned(), leaf.clone())));
             }
-            Kind::Used(name) => {
+            Kind::LimitUsage(name) => {
                 let Some(limit) = self.limit(name) else { return };
                 crate::policy::Policy::needs(limit, ask, needs);
                 match limit.counter(ask) {
                     Ok(counter) => needs.counters.push((counter, limit.window())),
                     // The owner of the counter may depend on evidence that is not loaded yet.
-                    Err(_) => needs.again = true,
+                    Err(_) => needs.repeat_with_evidence = true,
                 }
             }
             _ => {}
@@ -296,17 +296,19 @@ impl Node {
             Kind::And(nodes) | Kind::Or(nodes) | Kind::List(nodes) | Kind::Call(_, nodes) => nodes.iter().for_each(|node| node.each(f)),
             Kind::If(nodes) => nodes.iter().for_each(|node| node.each(f)),
             Kind::Compare(_, nodes) | Kind::Arithmetic(_, nodes) | Kind::In(nodes) => nodes.iter().for_each(|node| node.each(f)),
-            Kind::Each(each) => [&each.range, &each.init, &each.condition, &each.step, &each.result].into_iter().for_each(|n| n.each(f)),
+            Kind::Comprehension(each) => {
+                [&each.range, &each.init, &each.condition, &each.step, &each.result].into_iter().for_each(|n| n.each(f))
+            }
             Kind::Null
             | Kind::Bool(_)
             | Kind::Number(_)
             | Kind::Text(_)
             | Kind::Input(_)
             | Kind::Result(_)
-            | Kind::Name(_)
+            | Kind::Variable(_)
             | Kind::Local(_)
             | Kind::CameFrom(..)
-            | Kind::Used(_) => {}
+            | Kind::LimitUsage(_) => {}
         }
     }
 }

@@ -9,7 +9,7 @@ use rust_decimal::Decimal;
 use serde_json::Value;
 
 use super::{Arithmetic, Compare, Function, Part};
-use crate::json::{Pointer, decimal_of, product};
+use crate::json::{Pointer, decimal_of, multiply_exact};
 use crate::policy::Fault;
 
 #[derive(Debug, Clone)]
@@ -19,7 +19,7 @@ pub(super) enum Val<'a> {
     Number(Decimal),
     Text(Cow<'a, str>),
     Time(Timestamp),
-    Span(SignedDuration),
+    Duration(SignedDuration),
     /// An array or object of the arguments or of evidence.
     Json(&'a Value),
     List(Vec<Val<'a>>),
@@ -43,7 +43,7 @@ impl<'a> Val<'a> {
             Self::Number(_) => "a number",
             Self::Text(_) => "text",
             Self::Time(_) => "a time",
-            Self::Span(_) => "a duration",
+            Self::Duration(_) => "a duration",
             Self::Json(Value::Object(_)) => "an object",
             Self::Json(_) | Self::List(_) => "a list",
         }
@@ -108,7 +108,7 @@ pub(super) fn proved_in<'f>(fields: impl Iterator<Item = &'f str>, path: &Pointe
     let inside = |field: &'f str| {
         let declared = Pointer::from(field);
         let rest = path.parts().strip_prefix(declared.parts())?.to_vec();
-        Some((field, Pointer::of(rest)))
+        Some((field, Pointer::from_parts(rest)))
     };
     fields.filter_map(inside).min_by_key(|(_, rest)| rest.parts().len())
 }
@@ -141,7 +141,10 @@ pub(super) fn index_of<'a>(of: &Val<'a>, index: &Val<'a>) -> Result<Val<'a>, Fau
     match (of, index) {
         (Val::Json(Value::Object(_)), Val::Text(name)) => field(of, name),
         (_, Val::Number(number)) => {
-            let at = usize::try_from(*number).ok().filter(|_| number.is_integer()).ok_or_else(|| Fault::new("a list index is not a whole number of at least 0"))?;
+            let at = usize::try_from(*number)
+                .ok()
+                .filter(|_| number.is_integer())
+                .ok_or_else(|| Fault::new("a list index is not a whole number of at least 0"))?;
             of.items()?.into_iter().nth(at).ok_or_else(|| Fault::new("a list lacks an item that the rule depends on"))
         }
         (_, other) => Err(unfit("an index", other)),
@@ -153,7 +156,7 @@ pub(super) fn compare(op: Compare, a: &Val<'_>, b: &Val<'_>) -> Result<bool, Fau
         (Val::Number(a), Val::Number(b)) => a.cmp(b),
         (Val::Text(a), Val::Text(b)) => a.cmp(b),
         (Val::Time(a), Val::Time(b)) => a.cmp(b),
-        (Val::Span(a), Val::Span(b)) => a.cmp(b),
+        (Val::Duration(a), Val::Duration(b)) => a.cmp(b),
         _ => return Err(unlike(a, b)),
     };
     Ok(match op {
@@ -169,23 +172,21 @@ pub(super) fn arithmetic<'a>(op: Arithmetic, a: Val<'a>, b: Val<'a>) -> Result<V
     Ok(match (op, a, b) {
         (Add, Val::Number(a), Val::Number(b)) => Val::Number(add(a, b)?),
         (Subtract, Val::Number(a), Val::Number(b)) => Val::Number(add(a, -b)?),
-        (Multiply, Val::Number(a), Val::Number(b)) => Val::Number(product(a, b).ok_or_else(too_large)?),
+        (Multiply, Val::Number(a), Val::Number(b)) => Val::Number(multiply_exact(a, b).ok_or_else(too_large)?),
         (Divide, Val::Number(a), Val::Number(b)) => Val::Number(a.checked_div(b).ok_or_else(|| Fault::new("division by zero"))?),
-        (Remainder, Val::Number(a), Val::Number(b)) => {
-            Val::Number(a.checked_rem(b).ok_or_else(|| Fault::new("division by zero"))?)
-        }
+        (Remainder, Val::Number(a), Val::Number(b)) => Val::Number(a.checked_rem(b).ok_or_else(|| Fault::new("division by zero"))?),
         (Add, Val::Text(a), Val::Text(b)) => Val::Text(format!("{a}{b}").into()),
         (Add, Val::List(mut a), Val::List(b)) => {
             a.extend(b);
             Val::List(a)
         }
-        (Add, Val::Time(time), Val::Span(span)) | (Add, Val::Span(span), Val::Time(time)) => {
+        (Add, Val::Time(time), Val::Duration(span)) | (Add, Val::Duration(span), Val::Time(time)) => {
             Val::Time(time.checked_add(span).map_err(|_| too_large())?)
         }
-        (Subtract, Val::Time(time), Val::Span(span)) => Val::Time(time.checked_sub(span).map_err(|_| too_large())?),
-        (Subtract, Val::Time(a), Val::Time(b)) => Val::Span(a.duration_since(b)),
-        (Add, Val::Span(a), Val::Span(b)) => Val::Span(a.checked_add(b).ok_or_else(too_large)?),
-        (Subtract, Val::Span(a), Val::Span(b)) => Val::Span(a.checked_sub(b).ok_or_else(too_large)?),
+        (Subtract, Val::Time(time), Val::Duration(span)) => Val::Time(time.checked_sub(span).map_err(|_| too_large())?),
+        (Subtract, Val::Time(a), Val::Time(b)) => Val::Duration(a.duration_since(b)),
+        (Add, Val::Duration(a), Val::Duration(b)) => Val::Duration(a.checked_add(b).ok_or_else(too_large)?),
+        (Subtract, Val::Duration(a), Val::Duration(b)) => Val::Duration(a.checked_sub(b).ok_or_else(too_large)?),
         (_, a, b) => return Err(Fault(format!("cannot calculate with {} and {}", a.kind(), b.kind()))),
     })
 }
@@ -206,7 +207,7 @@ pub(super) fn apply<'a>(function: Function, values: &[Val<'a>]) -> Result<Val<'a
             Val::Text(text) => Val::Number(decimal(text)?),
             other => return Err(unfit("a number", other)),
         },
-        Function::Duration => Val::Span(duration(first.text()?)?),
+        Function::Duration => Val::Duration(duration(first.text()?)?),
         Function::Timestamp => match first {
             Val::Time(time) => Val::Time(*time),
             other => Val::Time(other.text()?.parse().map_err(|_| Fault::new("the text is not an RFC 3339 time"))?),
@@ -247,7 +248,7 @@ pub(super) fn apply<'a>(function: Function, values: &[Val<'a>]) -> Result<Val<'a
                 Part::Minute => zoned.minute().into(),
             })
         }
-        Function::Same => return Err(missing()),
+        Function::IsSame => return Err(missing()),
     })
 }
 
@@ -257,5 +258,5 @@ pub(super) fn decimal(text: &str) -> Result<Decimal, Fault> {
 }
 
 pub(super) fn duration(text: &str) -> Result<SignedDuration, Fault> {
-    crate::clock::duration(text).ok_or_else(|| Fault::new(format!("the text is not a duration; {}", crate::clock::LENGTHS)))
+    crate::clock::parse_duration(text).ok_or_else(|| Fault::new(format!("the text is not a duration; {}", crate::clock::LENGTHS)))
 }

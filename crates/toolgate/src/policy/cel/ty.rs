@@ -22,7 +22,7 @@ pub(in crate::policy) enum Ty {
     /// A text, and the possible texts if known.
     Text(Option<Vec<String>>),
     Time,
-    Span,
+    Duration,
     List(Box<Ty>),
     /// An object with these members, and whether other members are possible.
     Object(BTreeMap<String, Ty>, bool),
@@ -37,7 +37,7 @@ impl Ty {
             Self::Number(..) => "a number",
             Self::Text(_) => "text",
             Self::Time => "a time",
-            Self::Span => "a duration",
+            Self::Duration => "a duration",
             Self::List(_) => "a list",
             Self::Object(..) => "an object",
         }
@@ -73,19 +73,19 @@ const MAX_PARTS: usize = 500;
 
 /// Returns the type that a schema describes.
 pub(in crate::policy) fn of_schema(schema: &Value, root: &Value, extra: Extra) -> Ty {
-    Looking { root, extra, left: MAX_PARTS }.ty(schema)
+    Looking { root, extra, budget: MAX_PARTS }.ty(schema)
 }
 
 struct Looking<'s> {
     root: &'s Value,
     extra: Extra,
-    left: usize,
+    budget: usize,
 }
 
 impl<'s> Looking<'s> {
     fn ty(&mut self, schema: &'s Value) -> Ty {
-        self.left = self.left.saturating_sub(1);
-        let Some(plain) = schema.as_object().filter(|_| self.left > 0) else { return Ty::Any };
+        self.budget = self.budget.saturating_sub(1);
+        let Some(plain) = schema.as_object().filter(|_| self.budget > 0) else { return Ty::Any };
         if let Some(options) = plain.get("anyOf").or_else(|| plain.get("oneOf")).and_then(Value::as_array)
             && plain.keys().all(|key| matches!(key.as_str(), "anyOf" | "oneOf" | "description" | "title" | "default"))
         {
@@ -130,7 +130,7 @@ impl<'s> Looking<'s> {
                 let members = properties.iter().map(|(name, schema)| (name.clone(), self.ty(schema)));
                 let members: BTreeMap<String, Ty> = members.collect();
                 // If the budget is exhausted, unread subschemas may allow other members.
-                Ty::Object(members, open || self.left == 0)
+                Ty::Object(members, open || self.budget == 0)
             }
             _ => Ty::Any,
         }

@@ -21,20 +21,20 @@ pub(super) type Never = (Range<usize>, String);
 #[derive(Default)]
 pub(super) struct Checked {
     /// The problems of the expression.
-    pub(super) wrong: Vec<Problem>,
+    pub(super) errors: Vec<Problem>,
     /// The problem that the expression can never be true; an error if this holds for all tools.
-    pub(super) never: Option<Problem>,
+    pub(super) always_false: Option<Problem>,
     /// Comparisons of arguments that can never be true.
-    pub(super) vain: Vec<Never>,
+    pub(super) unsatisfiable: Vec<Never>,
 }
 
 /// Checks an expression for one tool.
 pub(super) fn check(root: &Node, tool: &Spec, rule: &Context<'_>) -> Checked {
-    let mut checking = Checking { tool, rule, problems: Vec::new(), never: Vec::new() };
+    let mut checking = Checking { tool, context: rule, problems: Vec::new(), unsatisfiable: Vec::new() };
     let ty = checking.ty(root, &mut Vec::new());
-    let Checking { problems: mut wrong, never, .. } = checking;
+    let Checking { problems: mut wrong, unsatisfiable: never, .. } = checking;
     if !wrong.is_empty() {
-        return Checked { wrong, ..Checked::default() };
+        return Checked { errors: wrong, ..Checked::default() };
     }
     let first = || never.first().cloned();
     let impossible = match ty {
@@ -62,7 +62,7 @@ pub(super) fn check(root: &Node, tool: &Spec, rule: &Context<'_>) -> Checked {
             vain.push((span, help));
         }
     }
-    Checked { wrong, never: impossible, vain }
+    Checked { errors: wrong, always_false: impossible, unsatisfiable: vain }
 }
 
 fn speaks_of_arguments(node: &Node) -> bool {
@@ -83,10 +83,10 @@ pub(super) struct Context<'s> {
 
 struct Checking<'s> {
     tool: &'s Spec,
-    rule: &'s Context<'s>,
+    context: &'s Context<'s>,
     problems: Vec<Problem>,
     /// The comparisons that a schema rules out.
-    never: Vec<Never>,
+    unsatisfiable: Vec<Never>,
 }
 
 impl Checking<'_> {
@@ -103,8 +103,8 @@ impl Checking<'_> {
             Kind::Text(text) => Ty::Text(Some(vec![text.to_string()])),
             Kind::Input(path) => self.input(node, path),
             Kind::Result(path) => self.result(node, path),
-            Kind::Name(Name::Now) => Ty::Time,
-            Kind::Name(_) => Ty::Text(None),
+            Kind::Variable(Name::Now) => Ty::Time,
+            Kind::Variable(_) => Ty::Text(None),
             Kind::Local(slot) => locals.get(*slot).cloned().unwrap_or(Ty::Any),
             Kind::Field(of, name) => {
                 let of = self.ty(of, locals);
@@ -128,7 +128,7 @@ impl Checking<'_> {
             },
             Kind::Negate(of) => match self.ty(of, locals) {
                 Ty::Number(low, high) => Ty::Number(high.map(|n| -n), low.map(|n| -n)),
-                ty @ (Ty::Any | Ty::Span) => ty,
+                ty @ (Ty::Any | Ty::Duration) => ty,
                 other => self.wrong(node, Problem::new(format!("{} cannot be negated", other.kind()))),
             },
             Kind::And(nodes) => Ty::Bool(self.logic(nodes, locals, false)),
@@ -164,22 +164,25 @@ impl Checking<'_> {
                 self.source(node, source);
                 Ty::Bool(None)
             }
-            Kind::Used(name) => {
-                if !self.rule.limits.iter().any(|limit| limit.is_called(name)) {
+            Kind::LimitUsage(name) => {
+                if !self.context.limits.iter().any(|limit| limit.is_called(name)) {
                     let problem = Problem::new(format!("unknown limit `{}`", crate::names::shown(name)));
-                    let names: Vec<&str> = self.rule.limits.iter().map(crate::policy::Policy::name).collect();
+                    let names: Vec<&str> = self.context.limits.iter().map(crate::policy::Policy::name).collect();
                     let problem = problem.help("`sum_of` takes the name of a `limit` rule").did_you_mean(name, names.iter());
                     return self.wrong(node, problem);
                 }
-                let lacking = self.rule.limits.iter().filter(|limit| limit.is_called(name)).find_map(|limit| limit.lacks(self.tool));
+                let lacking = self.context.limits.iter().filter(|limit| limit.is_called(name)).find_map(|limit| limit.lacks(self.tool));
                 if let Some(path) = lacking {
-                    let message =
-                        format!("the limit `{}` depends on `{path}`, which `{}` does not accept", crate::names::shown(name), self.tool.name());
+                    let message = format!(
+                        "the limit `{}` depends on `{path}`, which `{}` does not accept",
+                        crate::names::shown(name),
+                        self.tool.name()
+                    );
                     return self.wrong(node, Problem::new(message).help("use it in a rule for the tools of the limit"));
                 }
                 Ty::Number(Some(Decimal::ZERO), None)
             }
-            Kind::Each(each) => self.each(each, locals),
+            Kind::Comprehension(each) => self.each(each, locals),
         }
     }
 
@@ -193,9 +196,8 @@ impl Checking<'_> {
     }
 
     fn result(&mut self, node: &Node, path: &Pointer) -> Ty {
-        let Some(sources) = self.rule.evidence else {
-            return self
-                .wrong(node, Problem::new("`result` is not available here").help("use `result` in a `require` rule"));
+        let Some(sources) = self.context.evidence else {
+            return self.wrong(node, Problem::new("`result` is not available here").help("use `result` in a `require` rule"));
         };
         let mut joined: Option<Ty> = None;
         for source in sources {
@@ -223,8 +225,8 @@ impl Checking<'_> {
         if source == USER || source == "untrusted" {
             return;
         }
-        let tools = || self.rule.tools.iter().map(|tool| tool.name());
-        match self.rule.tools.iter().find(|tool| tool.name() == source) {
+        let tools = || self.context.tools.iter().map(|tool| tool.name());
+        match self.context.tools.iter().find(|tool| tool.name() == source) {
             None => {
                 let problem = Problem::new(format!("`{}` is not a source", crate::names::shown(source)))
                     .help("use the name of a tool, \"user\" or \"untrusted\"");
@@ -256,11 +258,7 @@ impl Checking<'_> {
 
     fn wants(&mut self, node: &Node, wanted: &Ty, locals: &mut Vec<Ty>) -> Ty {
         let ty = self.ty(node, locals);
-        if ty.is_like(wanted) {
-            ty
-        } else {
-            self.wrong(node, Problem::new(format!("expected {}, found {}", wanted.kind(), ty.kind())))
-        }
+        if ty.is_like(wanted) { ty } else { self.wrong(node, Problem::new(format!("expected {}, found {}", wanted.kind(), ty.kind()))) }
     }
 
     fn bool(&mut self, node: &Node, locals: &mut Vec<Ty>) -> Option<bool> {
@@ -287,7 +285,7 @@ impl Checking<'_> {
             let help = match (a, b) {
                 (Ty::Text(_), Ty::Number(..)) | (Ty::Number(..), Ty::Text(_)) => "turn the text into a number with `decimal(…)`",
                 (Ty::Text(_), Ty::Time) | (Ty::Time, Ty::Text(_)) => "turn the text into a time with `timestamp(…)`",
-                (Ty::Text(_), Ty::Span) | (Ty::Span, Ty::Text(_)) => "turn the text into a duration with `duration(…)`",
+                (Ty::Text(_), Ty::Duration) | (Ty::Duration, Ty::Text(_)) => "turn the text into a duration with `duration(…)`",
                 _ => "compare values of one kind",
             };
             return self.wrong(node, Problem::new(format!("{} cannot be compared with {}", a.kind(), b.kind())).help(help));
@@ -301,7 +299,7 @@ impl Checking<'_> {
             let help = allowed(a)
                 .or_else(|| allowed(b))
                 .map_or_else(|| "the result is always the same".to_owned(), |allowed| format!("allowed by the schema: {allowed}"));
-            self.never.push((node.span.clone(), help));
+            self.unsatisfiable.push((node.span.clone(), help));
         }
         Ty::Bool(known)
     }
@@ -328,7 +326,7 @@ impl Checking<'_> {
         let help = allowed(item)
             .or_else(|| allowed(of))
             .map_or_else(|| "the value is never in this list".to_owned(), |allowed| format!("allowed by the schema: {allowed}"));
-        self.never.push((node.span.clone(), help));
+        self.unsatisfiable.push((node.span.clone(), help));
         Ty::Bool(Some(false))
     }
 
@@ -338,8 +336,8 @@ impl Checking<'_> {
             (_, Ty::Number(..) | Ty::Any, Ty::Number(..)) | (_, Ty::Number(..), Ty::Any) => Ty::Number(None, None),
             (Add, Ty::Text(_), Ty::Text(_) | Ty::Any) | (Add, Ty::Any, Ty::Text(_)) => Ty::Text(None),
             (Add, Ty::List(a), Ty::List(b)) => Ty::List(Box::new(a.join(*b))),
-            (Add, Ty::Time, Ty::Span) | (Add, Ty::Span, Ty::Time) | (Subtract, Ty::Time, Ty::Span) => Ty::Time,
-            (Subtract, Ty::Time, Ty::Time) | (Add | Subtract, Ty::Span, Ty::Span) => Ty::Span,
+            (Add, Ty::Time, Ty::Duration) | (Add, Ty::Duration, Ty::Time) | (Subtract, Ty::Time, Ty::Duration) => Ty::Time,
+            (Subtract, Ty::Time, Ty::Time) | (Add | Subtract, Ty::Duration, Ty::Duration) => Ty::Duration,
             (_, Ty::Any, _) | (_, _, Ty::Any) => Ty::Any,
             (_, a, b) => self.wrong(node, Problem::new(format!("cannot calculate with {} and {}", a.kind(), b.kind()))),
         }
@@ -370,7 +368,7 @@ impl Checking<'_> {
                     other => self.wrong(node, Problem::new(format!("{} is not a number", other.kind()))),
                 }
             }
-            Function::Same => {
+            Function::IsSame => {
                 let [a, b] = nodes else { return Ty::Bool(None) };
                 let (a, b) = (self.ty(a, locals), self.ty(b, locals));
                 if !a.is_like(&b) {
@@ -419,7 +417,7 @@ impl Checking<'_> {
                     self.wants(of, &text, locals);
                 }
                 match function {
-                    Function::Duration => Ty::Span,
+                    Function::Duration => Ty::Duration,
                     Function::Timestamp => Ty::Time,
                     _ => text,
                 }

@@ -45,17 +45,17 @@ impl Inner {
     }
 
     fn recall(&self, key: &RecallKey, digest: Digest, now: Timestamp) -> Option<Recalled> {
-        let (first, call) = self.recalls.get(key)?;
+        let (first, call) = self.dedup_keys.get(key)?;
         // A call of a `once` tool is found by its arguments, as requested or as changed by hooks.
         if *first != digest && key.kind() == RecalledBy::Key {
             return Some(Recalled::KeyReused);
         }
         let claim = self.claims.get(call)?;
-        Some(match &claim.settled {
+        Some(match &claim.outcome {
             Some(outcome) => Recalled::Settled(Some(outcome.clone())),
             None if claim.is_pending(now) => Recalled::Pending(*call),
             // An abandoned read had no effect.
-            None if now > claim.intent.lease => return None,
+            None if now > claim.record.lease => return None,
             None => Recalled::InProgress,
         })
     }
@@ -64,7 +64,7 @@ impl Inner {
     pub(super) fn fits(&mut self, charge: &Charge, now: Timestamp) -> Result<Decimal, Over> {
         let mut fresh = Counter::default();
         let counter = self.counters.get_mut(&(charge.counter.clone(), charge.window)).unwrap_or(&mut fresh);
-        counter.fits(now, charge).map(|()| counter.used(now, charge.window))
+        counter.check_charge(now, charge).map(|()| counter.used(now, charge.window))
     }
 
     /// Records the provenance of the values of a call.
@@ -84,8 +84,8 @@ impl Inner {
 
     /// Revokes the evidence of a call that may have had an effect.
     pub(super) fn revoke_for(&mut self, call: CallId) {
-        let Some(claim) = self.claims.get(&call).filter(|claim| claim.settled.is_none() && claim.intent.effect) else { return };
-        let (key, revokes) = (claim.intent.key.clone(), claim.intent.revokes.clone());
+        let Some(claim) = self.claims.get(&call).filter(|claim| claim.outcome.is_none() && claim.record.effect) else { return };
+        let (key, revokes) = (claim.record.key.clone(), claim.record.revokes.clone());
         for revoked in revokes {
             Arc::make_mut(&mut self.session(&key).state).revoke(revoked);
         }
@@ -95,8 +95,8 @@ impl Inner {
     ///
     /// A deferred read is released.
     pub(super) fn sweep(&mut self, now: Timestamp) {
-        let swept = |claim: &Claim| claim.intent.effect || claim.intent.is_run_by_client();
-        for call in self.open.over(now) {
+        let swept = |claim: &Claim| claim.record.effect || claim.record.is_run_by_client();
+        for call in self.open_claims.over(now) {
             if !self.claims.get(&call).is_some_and(swept) {
                 continue;
             }
@@ -114,13 +114,13 @@ impl Inner {
         now: Timestamp,
     ) -> bool {
         // A settled claim never changes.
-        let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
-        let effect = claim.intent.effect;
+        let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.outcome.is_none()) else { return false };
+        let effect = claim.record.effect;
         let settle = if effect { settle } else { settle.of_read() };
         claim.pending |= settle == Settle::Pending;
-        self.open.end(&claim.intent, settle == Settle::Pending);
-        let wrote = std::mem::take(&mut claim.intent.carriers);
-        let carries = (settle != Settle::Released && !wrote.is_empty()).then(|| claim.intent.key.clone());
+        self.open_claims.end(&claim.record, settle == Settle::Pending);
+        let wrote = std::mem::take(&mut claim.record.carriers);
+        let carries = (settle != Settle::Released && !wrote.is_empty()).then(|| claim.record.key.clone());
         // A reported amount is final, even if the effect is unknown.
         let (known, reserved): (Vec<Charge>, Vec<Charge>) = std::mem::take(&mut claim.charges)
             .into_iter()
@@ -140,14 +140,14 @@ impl Inner {
         }
         let Some(claim) = self.claims.get_mut(&call) else { return true };
         // A call without effect may run again. An outcome without keys is never requested again.
-        match outcome.filter(|_| settle == Settle::Done && !claim.intent.recall.is_empty()) {
-            Some(outcome) => claim.settled = Some(outcome),
+        match outcome.filter(|_| settle == Settle::Done && !claim.record.recall.is_empty()) {
+            Some(outcome) => claim.outcome = Some(outcome),
             None => {
                 if let Some(claim) = self.claims.remove(&call) {
-                    for key in &claim.intent.recall {
+                    for key in &claim.record.recall {
                         // Another call may have used the same key since.
-                        if self.recalls.get(key).is_some_and(|(_, by)| *by == call) {
-                            self.recalls.remove(key);
+                        if self.dedup_keys.get(key).is_some_and(|(_, by)| *by == call) {
+                            self.dedup_keys.remove(key);
                         }
                     }
                 }
@@ -160,7 +160,7 @@ impl Inner {
     pub(super) fn record(&mut self, row: Arc<Row>, keep: usize) -> Option<Arc<Row>> {
         let oldest = if self.rows.len() >= keep { self.rows.pop_front() } else { None };
         self.rows.push_back(row);
-        self.recorded += 1;
+        self.rows_recorded += 1;
         oldest
     }
 }

@@ -174,7 +174,7 @@ async fn a_tool_that_fails_sends_nobody_where_they_cannot_go() {
             .tool(tool("hidden").open().visible_to(["bob"]));
         let session = start(agent);
         if paused {
-            session.gate().pause(Target::Tool(to.into()), "incident").await.unwrap();
+            session.toolgate().pause(Target::Tool(to.into()), "incident").await.unwrap();
         }
         let answer = session.call("fails", json!({})).await;
         let error = answer.outcome.error().unwrap();
@@ -318,12 +318,12 @@ async fn a_file_that_must_be_read_is_the_next_step() {
 
 #[tokio::test]
 async fn the_evidence_says_whose_limit_it_is() {
-    let proved = Proved { tool: "look".into(), same: ("entity".into(), "/entity".into()), field: "/owner".into(), otherwise: None };
+    let proved = Proved { tool: "look".into(), entity: ("entity".into(), "/entity".into()), field: "/owner".into(), fallback: None };
     let session = start(
         Agent::builder("a")
             .tool(tool("look").effect(Effect::Read))
             .tool(tool("act"))
-            .policy(Limit::sum("per_owner", ["act"], "/amount", 100.into()).per(Per::Proved(Box::new(proved)))),
+            .policy(Limit::sum("per_owner", ["act"], "/amount", 100.into()).per(Per::ProvedEntity(Box::new(proved)))),
     );
     // Nothing is known of the owner: nothing is guessed, and the model is told where to look.
     let (code, advice) = next(&session, "act", json!({"entity": 1, "amount": 60})).await;

@@ -178,7 +178,7 @@ async fn only_those_who_may_answer_can() {
     let answer = session.call("act", json!({"entity": 1})).await;
     let id = answer.outcome.error().unwrap().approval.clone().unwrap().id;
     for (who, expected) in [("ann", false), ("cem", false), ("model", false), ("bob", true)] {
-        assert_eq!(session.gate().answer_approval(&id, true, who).await, Ok(expected), "{who}");
+        assert_eq!(session.toolgate().answer_approval(&id, true, who).await, Ok(expected), "{who}");
     }
     assert_eq!(next(&session, "act", json!({"entity": 1})).await.0, "ok");
 }

@@ -31,7 +31,7 @@ async fn what_came_of_a_call_whose_tool_is_gone_is_written_down_as_that_call() {
         assert_eq!(said, [(kept.call, Decision::Failed, effects)], "{what}");
         assert_eq!(rows.iter().any(|row| row.facts.ran.is_some()), ran != one(), "{what}");
         // Its claim is settled by that, and not left open: what has happened is not made again, and what has not may be.
-        assert_eq!(before.pending().await.unwrap().len(), usize::from(effects == Effects::Unknown), "{what}");
+        assert_eq!(before.pending_calls().await.unwrap().len(), usize::from(effects == Effects::Unknown), "{what}");
         assert_eq!(before.admit(wipe(&before, "d", one())).await.is_ok(), effects == Effects::None, "{what}");
         // It was reported, once.
         assert_eq!(code(&before.report(wipe(&before, "c", one()), Ok(json!(1))).await), "not_admitted", "{what}");

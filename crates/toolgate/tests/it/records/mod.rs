@@ -25,7 +25,7 @@ async fn a_caller_who_hangs_up_cancels_the_tool_and_not_the_row() {
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", Effects::Unknown)));
     assert_eq!(world.fingerprint().await, quiet);
-    assert_eq!((world.metered().await, world.gate.pending().await.unwrap().len()), (1.into(), 1), "nobody knows what it did");
+    assert_eq!((world.metered().await, world.gate.pending_calls().await.unwrap().len()), (1.into(), 1), "nobody knows what it did");
 }
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn a_row_tells_the_time_at_the_last_gate_too() {
 #[tokio::test]
 async fn a_look_back_tells_a_caller_without_time_from_a_session_without() {
     let world = World::new(|agent| agent);
-    let answer = world.gate.call(world.session.prepare("look", json!({})).within(Duration::ZERO)).await;
+    let answer = world.gate.call(world.session.prepare("look", json!({})).timeout(Duration::ZERO)).await;
     assert_eq!((answer.gate, answer.outcome.error().map(|e| &*e.code)), (Gate::Limits, Some("deadline_exceeded")));
     let (rows, _) = world.rows().await;
     let said = Replay::of(&world.gate).unwrap().decide(&rows[0]).await;
@@ -88,7 +88,7 @@ impl Drop for Gone {
 fn waits(name: &str, effect: Effect, noted: &Noted) -> Tool {
     let noted = Noted::clone(noted);
     Tool::dynamic(name, "Waits.", json!({"type": "object"}), move |ctx: toolgate::Ctx, _| {
-        let (guard, heard, told) = (Gone(Noted::clone(&noted)), Noted::clone(&noted), ctx.cancelled().clone());
+        let (guard, heard, told) = (Gone(Noted::clone(&noted)), Noted::clone(&noted), ctx.cancellation_token().clone());
         noted.lock().unwrap().push("begun");
         tokio::spawn(async move {
             told.cancelled().await;
@@ -141,7 +141,7 @@ async fn a_caller_who_hangs_up_on_a_read_leaves_its_row_too() {
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", Effects::None)));
     assert_eq!(noted(&gone, 3).await, ["begun", "gone", "told"], "the tool goes on");
-    assert_eq!((world.fingerprint().await, world.gate.pending().await.unwrap().len()), (quiet, 0));
+    assert_eq!((world.fingerprint().await, world.gate.pending_calls().await.unwrap().len()), (quiet, 0));
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn what_a_tool_has_set_going_is_not_told_to_end_once_its_call_has_ended() 
     let kept = std::sync::Arc::clone(&tokens);
     let schema = json!({"type": "object", "properties": {"fails": {"type": "boolean"}}});
     let start = move |ctx: toolgate::Ctx, args: serde_json::Value| {
-        kept.lock().unwrap().push(ctx.cancelled().clone());
+        kept.lock().unwrap().push(ctx.cancellation_token().clone());
         async move { if args["fails"] == true { Err(toolgate::Failure::business("no_room", "full")) } else { Ok(json!({})) } }
     };
     let tool = |name, effect| Tool::dynamic(name, "Starts.", schema.clone(), start.clone()).effect(effect).open();
@@ -233,6 +233,6 @@ async fn a_call_that_dies_is_recorded_and_its_claim_is_pending() {
     let answer = world.session.call("act", json!({"how": "ok"})).await;
     assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("internal_fault", Effects::Unknown)));
     assert_eq!(world.session.rows().await.unwrap().len(), 1);
-    assert_eq!(world.gate.pending().await.unwrap().len(), 1, "somebody must look");
+    assert_eq!(world.gate.pending_calls().await.unwrap().len(), 1, "somebody must look");
     assert_eq!(world.metered().await, 1.into(), "what it reserved stays reserved");
 }

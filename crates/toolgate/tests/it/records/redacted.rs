@@ -17,10 +17,10 @@ async fn a_pattern_takes_nothing_out_of_a_row_that_is_toolgates_own() {
     let rule = toolgate::policy::Require::new("looked", ["pay"], ["look"]).same("card", "/card");
     let agent = Agent::builder("a").tool(pay).tool(look).policy(rule).build().unwrap();
     let clock = std::sync::Arc::new(toolgate::ManualClock::at("2026-04-11T10:41:11.411141114Z".parse().unwrap()));
-    let gate = crate::support::gate().clock(clock).redact("[0-9]+").unwrap().agent(agent).built();
+    let gate = crate::support::gate().clock(clock).redact_pattern("[0-9]+").unwrap().agent(agent).built();
     let s = gate.session("a", "alice", "s");
     let key = toolgate::SessionKey::new("nobody", "alice", "s");
-    gate.call(toolgate::Call::new(key, "pay", toolgate::Arguments::Value(json!({}))).misread("4111 is no object")).await;
+    gate.call(toolgate::Call::new(key, "pay", toolgate::Arguments::Value(json!({}))).with_parse_error("4111 is no object")).await;
     for (tool, expected) in [("pay", "prerequisite_missing"), ("look", "ok"), ("pay", "ok"), ("pay4111", "unknown_tool")] {
         let answer = s.call(tool, json!({"card": "4111"})).await;
         assert_eq!(answer.outcome.error().map_or("ok", |error| &error.code), expected);
@@ -50,7 +50,7 @@ async fn patterns_take_nothing_from_each_other() {
     let agent = Agent::builder("a").tool(say.effect(Effect::Read)).build().unwrap();
     let mut gate = crate::support::gate().agent(agent);
     for pattern in [r"\d{4}", "sk-[0-9a-z-]{10,}", "[0-9a-f]{32}", "q*"] {
-        gate = gate.redact(pattern).unwrap();
+        gate = gate.redact_pattern(pattern).unwrap();
     }
     let s = gate.built().session("a", "alice", "s");
     for args in [
@@ -88,7 +88,7 @@ async fn a_pattern_finds_what_is_spelled_as_in_json() {
         .policy(toolgate::policy::Limit::calls("few", ["pay"], 9).per(toolgate::policy::Per::Entity("/user".into())))
         .build()
         .unwrap();
-    let s = crate::support::gate().redact(r"CORP\\\w+").unwrap().agent(agent).built().session("a", "alice", "s");
+    let s = crate::support::gate().redact_pattern(r"CORP\\\w+").unwrap().agent(agent).built().session("a", "alice", "s");
     for (tool, expected) in [("pay", "prerequisite_missing"), ("look", "ok"), ("pay", "ok"), ("pick", "invalid_arguments")] {
         let answer = s.call(tool, json!({"user": r"CORP\mallory"})).await;
         assert_eq!(answer.outcome.error().map_or("ok", |error| &error.code), expected);
@@ -121,7 +121,14 @@ async fn a_pattern_makes_no_decision_another_one() {
             .build()
             .unwrap()
     };
-    let gate = crate::support::gate().redact("[0-9]+").unwrap().redact("[0-9a-f]{9,}").unwrap().agent(agent("other")).build().unwrap();
+    let gate = crate::support::gate()
+        .redact_pattern("[0-9]+")
+        .unwrap()
+        .redact_pattern("[0-9a-f]{9,}")
+        .unwrap()
+        .agent(agent("other"))
+        .build()
+        .unwrap();
     let s = gate.session("a", "alice", "s");
     for (tool, args, expected) in [
         ("pay", json!({}), "step-1"),
@@ -156,7 +163,7 @@ async fn a_result_is_not_cut_in_the_middle_of_a_secret() {
     let long = || format!("{}4111-1111-1111-1111{}", "x".repeat(4090), "y".repeat(100_000));
     let tell = Tool::dynamic("tell", "Tells.", json!({"type": "object"}), move |_, _| async move { Ok(json!(long())) });
     let agent = Agent::builder("a").tool(tell.effect(Effect::Read)).tool(toolgate::builtin::read_output()).build().unwrap();
-    let s = crate::support::gate().redact(r"\d{4}(-\d{4}){3}").unwrap().agent(agent).built().session("a", "alice", "s");
+    let s = crate::support::gate().redact_pattern(r"\d{4}(-\d{4}){3}").unwrap().agent(agent).built().session("a", "alice", "s");
     let answer = s.call("tell", json!({})).await;
     let row = s.rows().await.unwrap().remove(0);
     assert_eq!(row.outcome.success().unwrap().value, json!("x".repeat(4090)));

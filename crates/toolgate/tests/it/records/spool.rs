@@ -19,8 +19,12 @@ async fn a_spooled_row_is_taken_in_when_the_store_is_back() {
     let (rows, spooled) = world.rows().await;
     assert_eq!((rows.len(), spooled), (2, 0));
     assert_eq!(rows.iter().filter(|row| row.call == lost.call).count(), 1);
-    assert_eq!((world.metered().await, world.gate.pending().await.unwrap().len()), (1.into(), 0), "it happened, and its claim has ended");
-    assert_eq!(world.gate.recover().await, Ok(0));
+    assert_eq!(
+        (world.metered().await, world.gate.pending_calls().await.unwrap().len()),
+        (1.into(), 0),
+        "it happened, and its claim has ended"
+    );
+    assert_eq!(world.gate.recover_spool().await, Ok(0));
 }
 
 /// The store is away, one row is spooled, and after it stands what is none.
@@ -60,7 +64,7 @@ async fn while_the_store_is_away_a_call_does_not_read_all_that_waits_for_it() {
     let copies = || std::fs::read_dir(world.spool.path()).unwrap().filter(|e| e.as_ref().unwrap().path() != path).count();
     assert_eq!((world.spooled().len(), copies()), (5, 0));
     world.store.fail(&[]);
-    assert_eq!(world.gate.recover().await, Ok(4));
+    assert_eq!(world.gate.recover_spool().await, Ok(4));
     assert_eq!((world.rows().await.0.len(), copies()), (4, 1));
 }
 
@@ -81,12 +85,12 @@ async fn a_spool_may_be_shared() {
     call(0, 1).await;
     call(1, 2).await;
     store.fail(&[]);
-    gates[0].recover().await.unwrap();
+    gates[0].recover_spool().await.unwrap();
     store.fail(&[Fails::Finish]);
     call(1, 3).await;
     call(0, 4).await;
     store.fail(&[]);
-    gates[1].recover().await.unwrap();
+    gates[1].recover_spool().await.unwrap();
     let rows = gates[0].session("a", "alice", "s").rows().await.unwrap();
     assert_eq!(rows.len(), 4, "{rows:#?}");
 }
@@ -140,7 +144,7 @@ async fn a_call_beside_a_recovery_is_judged_when_the_rows_are_in() {
     // The store is slow to take the first row in.
     let (held, before) = (world.store.takes_in.lock().await, world.store.offered.load(Ordering::SeqCst));
     let gate = world.gate.clone();
-    let recovery = tokio::spawn(async move { gate.recover().await });
+    let recovery = tokio::spawn(async move { gate.recover_spool().await });
     while world.store.offered.load(Ordering::SeqCst) == before {
         tokio::task::yield_now().await;
     }
@@ -164,7 +168,7 @@ async fn those_who_wait_for_a_recovery_in_vain_do_not_try_one_after_the_other() 
     let (held, before) = (world.store.takes_in.lock().await, world.store.offered.load(Ordering::SeqCst));
     let recover = || {
         let gate = world.gate.clone();
-        tokio::spawn(async move { gate.recover().await })
+        tokio::spawn(async move { gate.recover_spool().await })
     };
     let mut all = vec![recover()];
     while world.store.offered.load(Ordering::SeqCst) == before {

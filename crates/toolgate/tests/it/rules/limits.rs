@@ -39,8 +39,8 @@ async fn evidence_that_does_not_say_whose_it_is_leaves_it_to_nobody() {
     });
     let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
     let proved =
-        Proved { tool: "look".into(), same: ("entity".into(), "/entity".into()), field: "/owner".into(), otherwise: Some("/to".into()) };
-    let rule = Limit::calls("r", ["act"], 5).per(Per::Proved(Box::new(proved)));
+        Proved { tool: "look".into(), entity: ("entity".into(), "/entity".into()), field: "/owner".into(), fallback: Some("/to".into()) };
+    let rule = Limit::calls("r", ["act"], 5).per(Per::ProvedEntity(Box::new(proved)));
     let (s, _) = session(Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap());
     assert_eq!(code(&s, "act", json!({"entity": 1, "to": "me"})).await, "ok");
     assert_eq!(code(&s, "look", json!({"entity": 1})).await, "ok");
@@ -68,8 +68,8 @@ async fn what_is_nobodys_name_is_no_purse() {
             },
         );
         let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
-        let proved = Proved { tool: "look".into(), same: ("entity".into(), "/entity".into()), field: "/owner".into(), otherwise: None };
-        let rule = Limit::calls("r", ["act"], 5).per(Per::Proved(Box::new(proved)));
+        let proved = Proved { tool: "look".into(), entity: ("entity".into(), "/entity".into()), field: "/owner".into(), fallback: None };
+        let rule = Limit::calls("r", ["act"], 5).per(Per::ProvedEntity(Box::new(proved)));
         let (s, _) = session(Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap());
         assert_eq!(code(&s, "look", json!({"entity": 1})).await, "ok");
         assert_eq!(code(&s, "act", json!({"entity": 1})).await, expected, "{owner}");
@@ -164,12 +164,12 @@ async fn a_limit_on_trial_never_refuses() {
 
 #[tokio::test]
 async fn a_limit_withholds_no_replay() {
-    let proved = Proved { tool: "look".into(), same: ("entity".into(), "/entity".into()), field: "/owner".into(), otherwise: None };
+    let proved = Proved { tool: "look".into(), entity: ("entity".into(), "/entity".into()), field: "/owner".into(), fallback: None };
     let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), |_, _| async {
         Ok(json!({"owner": "al"}))
     });
     let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
-    let rule = Limit::calls("r", ["act"], 5).per(Per::Proved(Box::new(proved)));
+    let rule = Limit::calls("r", ["act"], 5).per(Per::ProvedEntity(Box::new(proved)));
     let agent = Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap();
     let gate = crate::support::gate().agent(agent).built();
     let act = async |session: &str| {

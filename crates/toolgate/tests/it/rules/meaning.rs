@@ -111,11 +111,11 @@ fn made(name: &str, rule: &Meaning, agent: impl Place) -> AgentBuilder {
         Meaning::OwnerCalls { most, window } => {
             let proved = Proved {
                 tool: "check".into(),
-                same: ("entity".into(), "/entity".into()),
+                entity: ("entity".into(), "/entity".into()),
                 field: "/owner".into(),
-                otherwise: Some("/entity".into()),
+                fallback: Some("/entity".into()),
             };
-            agent.put(windowed(Limit::calls(name, on, *most).per(Per::Proved(Box::new(proved))), window))
+            agent.put(windowed(Limit::calls(name, on, *most).per(Per::ProvedEntity(Box::new(proved))), window))
         }
         // One trial is enough.
         Meaning::Observed(rule) => made(name, rule, agent),

@@ -38,13 +38,13 @@ fn at_the_door() -> Vec<Case> {
         (
             "a call that its door has something against",
             plain(),
-            step!(w => w.gate.call(Call::new(w.session.key().clone(), "act", json!({"how": "ok"})).turned_away("not with this token")).await),
+            step!(w => w.gate.call(Call::new(w.session.key().clone(), "act", json!({"how": "ok"})).with_transport_rejection("not with this token")).await),
             refused("forbidden", Gate::Admit),
         ),
         (
             "a request that its door cannot understand",
             plain(),
-            step!(w => w.gate.call(Call::new(w.session.key().clone(), "act", json!({"how": "ok"})).misread("`turn` is no number")).await),
+            step!(w => w.gate.call(Call::new(w.session.key().clone(), "act", json!({"how": "ok"})).with_parse_error("`turn` is no number")).await),
             refused("invalid_request", Gate::Admit),
         ),
         (
@@ -173,7 +173,7 @@ fn over_limits() -> Vec<Case> {
         (
             "a deadline that has passed",
             plain(),
-            step!(w => w.gate.call(w.session.prepare("act", json!({"how": "ok"})).within(Duration::ZERO)).await),
+            step!(w => w.gate.call(w.session.prepare("act", json!({"how": "ok"})).timeout(Duration::ZERO)).await),
             refused("deadline_exceeded", Gate::Limits),
         ),
         (
@@ -265,7 +265,7 @@ fn at_the_claim() -> Vec<Case> {
         ),
         (
             "a session that another call holds",
-            World::with(|a| a, |g| g.busy_wait(Duration::from_millis(20))),
+            World::with(|a| a, |g| g.busy_timeout(Duration::from_millis(20))),
             step!(w => {
                 let _other = w.store.hold(w.session.key(), true, Duration::ZERO).await.unwrap().unwrap();
                 act(w, "ok").await

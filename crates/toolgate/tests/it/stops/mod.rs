@@ -127,7 +127,7 @@ async fn check(name: &str, world: &World, heard: Option<&Answer>, before: &Befor
     assert_eq!(world.metered().await, expected.metered.into(), "{name}: limits");
     // Asking what is pending takes in what was spooled. However late it is, nothing else turns out to have been left open.
     world.advance(SignedDuration::from_hours(48));
-    assert_eq!(world.gate.pending().await.unwrap().len(), expected.pending, "{name}: claims");
+    assert_eq!(world.gate.pending_calls().await.unwrap().len(), expected.pending, "{name}: claims");
     only_row(name, world, before, false).await;
 }
 

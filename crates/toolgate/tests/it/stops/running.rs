@@ -45,7 +45,7 @@ fn by_the_clock() -> Vec<Case> {
         (
             "a deadline that passes meanwhile",
             patient(),
-            step!(w => w.gate.call(w.session.prepare("act", json!({"how": "hang"})).within(Duration::from_secs(2))).await),
+            step!(w => w.gate.call(w.session.prepare("act", json!({"how": "hang"})).timeout(Duration::from_secs(2))).await),
             unknown("deadline_exceeded"),
         ),
         (

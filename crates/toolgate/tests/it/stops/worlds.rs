@@ -24,7 +24,7 @@ impl Hook for TestHook {
     }
     async fn before(&self, _: HookCall<'_>) -> Result<Before, HookFault> {
         match self.0 {
-            "deny" => Ok(Before { decision: HookDecision::Deny(Denial::because("not on my watch")), input: None }),
+            "deny" => Ok(Before { decision: HookDecision::Deny(Denial::new("not on my watch")), input: None }),
             "fault" => Err(HookFault("cannot reach the policy service".into())),
             "panic" => panic!("a hook has a fault"),
             "hang" => std::future::pending().await,
