@@ -1,7 +1,7 @@
 //! Defines the tools of a bank agent, and a mailbox with hostile mails.
 
 use serde_json::{Value, json};
-use toolgate::config::Rules;
+use toolgate::policy::source::Rules;
 use toolgate::{Agent, BuildError, Effect, Tool};
 
 /// The text of the hostile mails.

@@ -1,7 +1,7 @@
 //! Defines the tools of a deployment pipeline, with made-up results.
 
 use serde_json::{Value, json};
-use toolgate::config::Rules;
+use toolgate::policy::source::Rules;
 use toolgate::{Agent, BuildError, Effect, Tool};
 
 fn commit_schema() -> Value {

@@ -1,7 +1,7 @@
 //! Defines the tools of an agent that edits files in an in-memory file system.
 
 use serde_json::{Value, json};
-use toolgate::config::Rules;
+use toolgate::policy::source::Rules;
 use toolgate::{Agent, BuildError, Ctx, Effect, MemoryFs, Tool};
 
 /// Builds the agent with its rules.

@@ -1,7 +1,7 @@
 //! Defines the tools of a refund desk, with sample orders.
 
 use serde_json::{Value, json};
-use toolgate::config::Rules;
+use toolgate::policy::source::Rules;
 use toolgate::{Agent, BuildError, Effect, Tool};
 
 /// Order, customer, amount paid.

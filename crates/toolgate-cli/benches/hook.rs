@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 use report::{Line, median, write};
 use serde_json::json;
-use toolgate::json::Digest;
 use toolgate::policy::Facts;
 use toolgate::store::{Finish, Settle, Store};
 use toolgate::{CallId, Decision, Effects, Gate, Latency, Outcome, Output, Row, SessionKey, Timestamp};
+use toolgate_json::Digest;
 use toolgate_store::SqliteStore;
 
 const TIMES: usize = 200;

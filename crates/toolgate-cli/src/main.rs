@@ -1,12 +1,7 @@
 //! The toolgate command line.
 
-mod client;
+mod client_mcp_servers;
 mod command;
-mod place;
-mod protected;
-mod retention;
-mod say;
-mod servers;
 mod telemetry;
 
 use std::io::{self, Write};
@@ -57,7 +52,7 @@ enum Verb {
     Eject(command::init::EjectArgs),
     Trust(command::init::TrustArgs),
     Doctor(command::doctor::Args),
-    Hook(command::hook::Args),
+    Hook(toolgate_hook::Args),
     Lint(command::lint::Args),
     Pause(command::pause::PauseArgs),
     Resume(command::pause::ResumeArgs),
@@ -85,7 +80,7 @@ enum Verb {
 
 fn main() -> ExitCode {
     // If this process was re-executed as a sandbox helper, this call does not return.
-    toolgate::sandbox::enter_if_asked();
+    toolgate_process::sandbox::enter_if_asked();
     let cli = Cli::try_parse().unwrap_or_else(|error| with_suggestion(error).exit());
     QUIET.store(cli.quiet, Ordering::Relaxed);
     let telling = Telling { verbose: cli.verbose > 0, reports_upstreams: matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) };
@@ -98,7 +93,7 @@ fn main() -> ExitCode {
         // The reader closed the pipe, for example `head`.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            say::print_stderr(&format!("error: {error}"));
+            toolgate_hook::stderr::print_stderr(&format!("error: {error}"));
             ExitCode::from(2)
         }
     }
@@ -149,7 +144,7 @@ pub(crate) fn is_quiet() -> bool {
 /// Prints a note to standard error unless `--quiet` was given.
 pub(crate) fn print_note(text: &str) {
     if !is_quiet() {
-        say::print_stderr(text);
+        toolgate_hook::stderr::print_stderr(text);
     }
 }
 
@@ -186,7 +181,7 @@ impl Telling {
 
 fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
     if let Some(path) = &cli.store {
-        place::set_command_line_store(path);
+        toolgate_hook::effective_config::set_command_line_store(path);
     }
     // These commands take a ledger only from `--store`, or find their own.
     let store = match (cli.store, &cli.verb) {
@@ -209,7 +204,7 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
         ) => None,
         (None, Verb::Audit(args)) if args.is_offline() => None,
         (None, Verb::Explain(args)) if args.is_offline() => None,
-        (None, _) => place::find_store_for_reading(&place::project_dir()?)?,
+        (None, _) => toolgate_hook::effective_config::find_store_for_reading(&toolgate_hook::effective_config::project_dir()?)?,
         (given, _) => given,
     };
     let store = store.as_deref();
@@ -223,8 +218,8 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
         Verb::Eject(args) => command::init::eject(&args),
         Verb::Trust(args) => command::init::trust(&args),
         Verb::Doctor(args) => command::doctor::run(&args),
-        Verb::Hook(args) if args.serve => Ok(command::hook::serve::run(&args)),
-        Verb::Hook(args) => Ok(command::hook::run(&args)),
+        Verb::Hook(args) if args.serve => Ok(toolgate_hook::service::run(&args)),
+        Verb::Hook(args) => Ok(toolgate_hook::run(&args)),
         Verb::Lint(args) => command::lint::run(&args, store),
         Verb::Pause(args) => command::pause::pause(&args, store),
         Verb::Resume(args) => command::pause::resume(&args, store),
@@ -234,7 +229,7 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
         Verb::Upstream(args) => command::upstream::run(&args),
         Verb::Backtest(args) => command::backtest::run(&args, store),
         Verb::Schema => {
-            writeln!(io::stdout().lock(), "{:#}", toolgate::config::config_schema())?;
+            writeln!(io::stdout().lock(), "{:#}", toolgate_config::config_schema())?;
             Ok(ExitCode::SUCCESS)
         }
         Verb::Man { directory } => {

@@ -13,7 +13,7 @@ use opentelemetry_sdk::metrics::exporter::PushMetricExporter;
 use opentelemetry_sdk::metrics::{SdkMeterProvider, Temporality};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, SpanData};
-use toolgate::config::Otlp;
+use toolgate_config::Otlp;
 use tracing::{Level, Metadata};
 use tracing_opentelemetry::OpenTelemetryLayer;
 use tracing_subscriber::Layer;

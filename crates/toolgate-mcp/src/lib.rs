@@ -29,36 +29,15 @@
 //! ```
 #![expect(deprecated, reason = "clients and servers of earlier revisions still use sampling, logging and roots")]
 
-mod api;
-mod asking;
-mod auth;
-mod bounded;
-mod calls;
-mod canary;
-mod client;
-mod door;
-mod files;
 mod gateway;
-mod http;
-mod identity;
-mod idle;
-mod inplace;
-mod lines;
-mod metrics;
-mod misread;
-mod parked;
-mod raw;
-mod render;
+mod http_tool;
+mod mcp_convert;
 mod resources;
-mod seat;
-mod serve;
-mod sse;
-mod straight;
-mod trace;
+mod server;
+mod trace_context;
 mod upstream;
-mod workspaces;
 
-use toolgate::lead as child;
+use toolgate_process::supervisor as child;
 
 /// First protocol revision with stateless requests: each request carries its own context.
 pub(crate) const MODERN: &str = "2026-07-28";
@@ -73,9 +52,9 @@ pub(crate) fn has_header_arguments(schema: &impl serde::Serialize) -> bool {
     serde_json::to_string(schema).map_or(true, |text| text.contains("x-mcp-header"))
 }
 
-pub use canary::CANARY;
-pub use files::raise_open_file_limit;
+pub use crate::gateway::canary::CANARY;
+pub use crate::server::http::Listening;
 pub use gateway::{BuiltIn, Gateway, Options};
-pub use serve::Listening;
-pub use toolgate::sandbox::enter_if_asked;
+pub use toolgate_process::nofile_limit::raise_open_file_limit;
+pub use toolgate_process::sandbox::enter_if_asked;
 pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams, quarantine_shadowing_tools};

@@ -15,7 +15,8 @@ use serde_json::json;
 use toolgate::SessionKey;
 
 use crate::gateway::{Gateway, Running, lock};
-use crate::identity::{self, Caller};
+use crate::server::identity;
+use crate::server::identity::Caller;
 use crate::upstream::{Link, MOST_WANTED};
 
 /// Prefix of the addresses that toolgate creates.
@@ -307,7 +308,7 @@ impl Gateway {
         if subscribed.is_err() {
             self.spawn_sync(self.remove_subscriptions_of(door, |key, _| *key == place.key()), false);
         }
-        subscribed.map_err(crate::door::client_error)
+        subscribed.map_err(crate::server::handler::client_error)
     }
 
     /// Subscribes at an upstream, or unsubscribes if no client is subscribed.
@@ -321,7 +322,7 @@ impl Gateway {
     /// Ends a subscription of a client.
     pub(crate) async fn unsubscribe(&self, door: u64, address: &str) -> Result<(), ErrorData> {
         for (link, uri) in self.remove_subscriptions_of(door, |_, one| one.address == address) {
-            self.sync_subscription(&link, &uri, false).await.map_err(crate::door::client_error)?;
+            self.sync_subscription(&link, &uri, false).await.map_err(crate::server::handler::client_error)?;
         }
         Ok(())
     }

@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use report::{Line, median, write};
 use serde_json::json;
-use toolgate::json::Digest;
 use toolgate::limits::{Charge, Unit};
 use toolgate::policy::Facts;
 use toolgate::policy::Require;
 use toolgate::store::{Enter, Finish, Intent, Settle, Store};
 use toolgate::{Agent, CallId, Decision, Effects, Gate, Latency, Outcome, Output, Row, Session, SessionKey, Tool, Toolgate};
+use toolgate_json::Digest;
 use toolgate_store::{Filter, Ledger, SqliteStore};
 
 static NEXT: AtomicU64 = AtomicU64::new(1);

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
-use toolgate::json::{Digest, hex};
 use toolgate::{Receipt, Recorded, Row};
+use toolgate_json::{Digest, hex};
 
 pub(crate) fn decode_hex(text: &str) -> Option<Vec<u8>> {
     let text = text.trim();

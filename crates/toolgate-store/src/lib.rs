@@ -1,28 +1,22 @@
 #![doc = include_str!("../README.md")]
 
-mod audit;
-pub mod chain;
-mod claims;
-mod counters;
-mod fault;
-mod flaw;
-mod home;
+mod error;
+mod group_commit;
+pub mod hash_chain;
 mod keys;
-mod ledger;
 mod open;
-mod pen;
-mod prints;
-mod session;
-mod sqlite;
+mod reader;
+mod state_dir;
 mod stats;
-mod tx;
-mod under_way;
+mod store;
+mod tables;
+mod transaction;
 mod verify;
-mod writer;
+mod write_connection;
 
-pub use audit::{Entry, Filter, Ledger};
-pub use flaw::{Anchor, Flaw, Trust, Verified};
-pub use home::state_dir_for;
-pub use sqlite::{Gone, SqliteStore};
+pub use crate::reader::{Entry, Filter, Ledger};
+pub use crate::state_dir::state_dir_for;
+pub use crate::store::{Gone, SqliteStore};
+pub use crate::verify::report::{Anchor, Flaw, Trust, Verified};
 pub use stats::{Stats, Times};
 pub use verify::check_receipt;

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
-use toolgate::json::hex;
+use toolgate_json::hex;
 
-use crate::fault::{Done, Fault};
-use crate::home::StateDir;
+use crate::error::{Done, Fault};
 use crate::keys::{Keys, random_bytes};
-use crate::ledger;
-use crate::session::read_meta;
+use crate::state_dir::StateDir;
+use crate::tables::ledger;
+use crate::tables::sessions::read_meta;
 
 /// SQLite `application_id` of a ledger: "tgat".
 const APPLICATION: i32 = 0x7467_6174;

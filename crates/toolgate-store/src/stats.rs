@@ -7,7 +7,7 @@ use serde::Serialize;
 use toolgate::store::StoreError;
 use toolgate::{Decision, Gate};
 
-use crate::audit::{Entry, Filter, Ledger};
+use crate::reader::{Entry, Filter, Ledger};
 
 /// Statistics over ledger rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]

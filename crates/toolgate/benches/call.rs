@@ -16,9 +16,9 @@ use report::{Line, line, write};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use toolgate::json::{Pointer, decimal_of};
 use toolgate::policy::{Ask, Fault, Needs, Policy, Sequence, Verdict};
 use toolgate::{Agent, Category, Ctx, Effect, Session, Spec, Tool, ToolError, Toolgate};
+use toolgate_json::{Pointer, decimal_of};
 
 /// Calls in one measured stretch. The median of all stretches counts.
 const STRETCH: usize = 2_000;

@@ -12,9 +12,9 @@ use std::time::Instant;
 
 use report::{Line, line, median, write};
 use serde_json::{Value, json};
-use toolgate::json::{Pointer, decimal_of};
 use toolgate::policy::{Ask, Condition, Deny, Fault, Limit, Per, Policy, Require, Verdict};
 use toolgate::{Agent, AgentBuilder, Category, Effect, Session, Tool, ToolError, Toolgate};
+use toolgate_json::{Pointer, decimal_of};
 
 const STRETCH: usize = 1_000;
 const ROUNDS: usize = 21;

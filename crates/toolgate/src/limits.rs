@@ -7,9 +7,9 @@ use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 
+use crate::call::error::ToolError;
+use crate::call::error_code;
 use crate::call::{CallId, SessionKey};
-use crate::code;
-use crate::error::ToolError;
 
 /// Upper bounds on calls, tokens, money and time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -239,7 +239,8 @@ impl Limits {
                 if let Some(cap) = cap {
                     let counter = format!("budget\u{1f}{scope}\u{1f}{what}\u{1f}{whose}");
                     let message = format!("the {scope}'s budget of {cap} {what} is exhausted; stop and report what you have");
-                    charges.push((Charge { counter, amount, cap, window: None, unit }, ToolError::of(code::BUDGET_EXHAUSTED, message)));
+                    charges
+                        .push((Charge { counter, amount, cap, window: None, unit }, ToolError::of(error_code::BUDGET_EXHAUSTED, message)));
                 }
             };
             add("calls", Decimal::ONE, budget.calls.map(Decimal::from), Unit::Fixed);
@@ -255,7 +256,7 @@ impl Limits {
                 unit: Unit::Attempt,
             };
             let message = format!("more than {} calls in {:?}; wait before the next call", rate.calls, rate.per);
-            charges.push((charge, ToolError::of(code::RATE_LIMITED, message)));
+            charges.push((charge, ToolError::of(error_code::RATE_LIMITED, message)));
         }
         charges
     }

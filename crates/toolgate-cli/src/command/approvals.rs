@@ -9,7 +9,7 @@ use toolgate::Timestamp;
 use toolgate::store::{Approval, Store};
 use toolgate_store::SqliteStore;
 
-use super::ledger::{BOLD, DIM, GREEN, Part, RED, at_most_one, format_time, ledger_path, open_ledger, sanitize};
+use crate::command::common::{BOLD, DIM, GREEN, Part, RED, at_most_one, format_time, ledger_path, open_ledger, sanitize};
 
 /// List calls that need approval, and approve or deny one.
 #[derive(clap::Args)]
@@ -107,7 +107,7 @@ fn list_waiting(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
 }
 
 fn answer_approval(store: Option<&Path>, answer: &Answer, yes: bool) -> io::Result<ExitCode> {
-    let name = answer.name.clone().unwrap_or_else(crate::place::local_user_name);
+    let name = answer.name.clone().unwrap_or_else(toolgate_hook::effective_config::local_user_name);
     let approval = find_waiting(store, &answer.id)?;
     if !approval.may_be_answered_by(&name) {
         return Err(io::Error::other(format!(

@@ -7,12 +7,12 @@ use std::process::ExitCode;
 
 use jiff::SignedDuration;
 use serde_json::json;
-use toolgate::config::{Config, Otherwise};
-use toolgate::json::Digest;
 use toolgate::{Agent, Backtest, Change, Compared, Definition, Row, Spec, Timestamp};
+use toolgate_config::{Config, Otherwise};
+use toolgate_json::Digest;
 use toolgate_store::{Entry, Filter, Ledger};
 
-use super::ledger::{
+use crate::command::common::{
     BOLD, DIM, GREEN, RED, Unheard, YELLOW, format_count, format_time, ledger_path, open_ledger, parse_end_time, parse_time, progress_bar,
     sanitize,
 };
@@ -163,7 +163,7 @@ impl New {
             let text = read_file(file)?;
             let config = Config::parse(&file.display().to_string(), &text);
             let included = config.included_files().to_vec();
-            let config = if files.len() == 1 { crate::place::merge_under_user_config(config, file)? } else { config };
+            let config = if files.len() == 1 { toolgate_hook::effective_config::merge_under_user_config(config, file)? } else { config };
             if let Err(error) = config.check() {
                 return Err(wrong(error.render(colours)));
             }
@@ -178,7 +178,7 @@ impl New {
                 }
                 let asks = (config.client.undeclared == Otherwise::Ask).then(|| config.clone());
                 // Include the known tools of upstreams.
-                let config = crate::place::with_pinned_tools(config, file)?;
+                let config = toolgate_hook::effective_config::with_pinned_tools(config, file)?;
                 let agents = config.build_agents(None).map_err(|error| wrong(error.render(colours)))?;
                 let names: Vec<&str> = agents.iter().map(Agent::name).collect();
                 let agent = agents.iter().find(|agent| agent.name() == name).ok_or_else(|| {

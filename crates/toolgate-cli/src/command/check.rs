@@ -10,13 +10,14 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
-use toolgate::config::{Config, ConfigError, Otherwise, PolicyTest, TestCall, read_policy_tests};
 use toolgate::policy::Problem;
 use toolgate::{Agent, Answer, Ctx, Effects, Explanation, Failure, Gate, Handler, Judged, Permit, ToolError, Toolgate};
+use toolgate_config::{Config, ConfigError, Otherwise, PolicyTest, TestCall, read_policy_tests};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, format_count, sanitize};
-use crate::place::{self, InForce, State};
-use crate::protected::Protected;
+use crate::command::common::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, format_count, sanitize};
+use toolgate_hook::builtin_rules::Protected;
+use toolgate_hook::effective_config;
+use toolgate_hook::effective_config::{InForce, State};
 
 /// Decide calls by a configuration, without running a tool.
 ///
@@ -103,8 +104,8 @@ pub(super) struct Desk {
 impl Desk {
     /// Opens a configuration file by itself.
     fn open(config: Option<&PathBuf>) -> io::Result<Self> {
-        let path = place::config_path_or_default(config)?;
-        Self::from_config(place::with_pinned_tools(Config::load(&path)?, &path)?)
+        let path = effective_config::config_path_or_default(config)?;
+        Self::from_config(effective_config::with_pinned_tools(Config::load(&path)?, &path)?)
     }
 
     /// Opens the given configuration, or what is in force here.
@@ -126,8 +127,8 @@ impl Desk {
             return Self::from_config(found.config.clone());
         }
         // The user may be in a subdirectory of the project.
-        let here = place::project_dir()?;
-        let project = place::find_project_config(&here).and_then(|file| Some(file.parent()?.to_owned())).unwrap_or(here);
+        let here = effective_config::project_dir()?;
+        let project = effective_config::find_project_config(&here).and_then(|file| Some(file.parent()?.to_owned())).unwrap_or(here);
         let protected = Protected::collect(found, state, &project);
         let config = match undeclared {
             Some((agent, tool)) => found.config.clone().with_undeclared_tools(agent, &[tool]),
@@ -288,8 +289,8 @@ fn parse_call(line: &str) -> Result<Tried, String> {
         format!("not a call: {e}; {how} {{\"tool\": \"…\", \"arguments\": {{…}}}}")
     })?;
     // The name may be a client's name for the tool.
-    if !toolgate::names::is_tool_name(&tried.tool) {
-        tried.tool = toolgate::names::of_client(&tried.tool);
+    if !toolgate::tool::name::is_tool_name(&tried.tool) {
+        tried.tool = toolgate::tool::name::of_client(&tried.tool);
     }
     Ok(tried)
 }

@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::{Value, json};
 use toolgate::Spec;
-use toolgate::config::Reach;
+use toolgate_config::Reach;
 use toolgate_mcp::{Gateway, Options, Starting, Status};
 
 use self::clients::{check_clients, is_server_registered};
-use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, format_count, sanitize};
 use super::serve::{Served, config_pins_dir};
-use crate::place::{self, InForce, State};
+use crate::command::common::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, format_count, sanitize};
+use toolgate_hook::effective_config;
+use toolgate_hook::effective_config::{InForce, State};
 
 /// Check that the gate is on.
 ///
@@ -65,7 +66,7 @@ impl Findings {
 
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     // Hooks must not inherit open files of this process.
-    let _ = toolgate::sandbox::close_inherited();
+    let _ = toolgate_process::sandbox::close_inherited();
     let mut found = Findings::default();
     run_checks(args, &mut found)?;
     let ok = found.0.iter().all(|finding| finding.state != Health::Ill);
@@ -92,7 +93,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
 }
 
 fn run_checks(args: &Args, found: &mut Findings) -> io::Result<()> {
-    let project = place::project_dir()?;
+    let project = effective_config::project_dir()?;
     let state = match State::open() {
         Ok(state) => state,
         Err(error) => {
@@ -133,7 +134,7 @@ fn run_checks(args: &Args, found: &mut Findings) -> io::Result<()> {
                     found.add(
                         "configuration",
                         Health::Well,
-                        format!("{files} ({} enforced)", super::ledger::format_count(rules as u64, "rule")),
+                        format!("{files} ({} enforced)", crate::command::common::format_count(rules as u64, "rule")),
                     );
                     let tools = || agents.iter().flat_map(|agent| agent.tools());
                     let asked = find_canary_call(tools(), state.path());
@@ -146,7 +147,7 @@ fn run_checks(args: &Args, found: &mut Findings) -> io::Result<()> {
             }
         }
     }
-    match toolgate::sandbox::try_out(&own) {
+    match toolgate_process::sandbox::try_out(&own) {
         Ok(None) => found.add("sandbox", Health::Well, "command tools run in a sandbox"),
         Ok(Some(gap)) => found.add("sandbox", Health::Note, gap),
         Err(why) => found.add("sandbox", Health::Note, format!("command tools cannot run here: {why}")),
@@ -156,7 +157,7 @@ fn run_checks(args: &Args, found: &mut Findings) -> io::Result<()> {
 
 /// Checks that the ledger is writable and private. Returns true if it is writable.
 fn check_ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, found: &mut Findings) -> bool {
-    match super::hook::open_store(store, state) {
+    match toolgate_hook::open_store(store, state) {
         Err(error) => {
             found.add("ledger", Health::Ill, error.to_string());
             false
@@ -185,7 +186,8 @@ fn check_ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &St
                     found.add("ledger", Health::Ill, format!("other users can read {}; run `chmod go-rwx` on {them}", loose.join(", ")))
                 }
                 None => {
-                    let kept = crate::retention::describe_retention(store, kept).map(|told| format!("\n{told}")).unwrap_or_default();
+                    let kept =
+                        toolgate_hook::retention::describe_retention(store, kept).map(|told| format!("\n{told}")).unwrap_or_default();
                     found.add("ledger", Health::Well, format!("{}{kept}", store.display()));
                 }
             }
@@ -217,7 +219,7 @@ fn check_canary(args: &Args, agents: &[String], own: &Path, asked: Option<&(Stri
     };
     let mut command = Command::new(own);
     command.arg("hook").args(args.config.iter().flat_map(|path| ["--config".as_ref(), path.as_os_str()]));
-    command.args(place::requested_store().iter().flat_map(|path| ["--store".as_ref(), path.as_os_str()]));
+    command.args(effective_config::requested_store().iter().flat_map(|path| ["--store".as_ref(), path.as_os_str()]));
     if agents.len() > 1 {
         command.args(agents.first().map(|agent| format!("--agent={agent}")));
     }
@@ -244,7 +246,7 @@ fn find_canary_call<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> 
         Some(json!({name.as_str(): value}))
     };
     // Skip names with a digest: the client calls such a tool by another name.
-    let tools = tools.filter(|tool| toolgate::names::of_client(tool.name()) == tool.name());
+    let tools = tools.filter(|tool| toolgate::tool::name::of_client(tool.name()) == tool.name());
     let mut all: Vec<(String, Value, bool)> =
         tools.filter_map(|tool| Some((tool.name().to_owned(), asks(tool)?, tool.input_schema().is_some()))).collect();
     all.sort_by_key(|(_, _, closed)| *closed);
@@ -303,8 +305,10 @@ fn check_gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
         upstreams: starting,
         upstream_start_timeout: Duration::from_secs(15),
         launcher: Some(program),
-        principal: place::local_user_name(),
-        own_paths: crate::protected::Protected::collect(&in_force, &State::open()?, &place::project_dir()?).paths().collect(),
+        principal: effective_config::local_user_name(),
+        own_paths: toolgate_hook::builtin_rules::Protected::collect(&in_force, &State::open()?, &effective_config::project_dir()?)
+            .paths()
+            .collect(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {

@@ -12,8 +12,8 @@ use toolgate_store::Ledger;
 
 use super::audit::{Named, find_row};
 use super::check::{self, Desk};
-use super::ledger::{BOLD, DIM, RED, YELLOW, decision_style, format_time, open_ledger, sanitize};
 use super::replay::build_replay;
+use crate::command::common::{BOLD, DIM, RED, YELLOW, decision_style, format_time, open_ledger, sanitize};
 
 /// Explain why a call was or would be allowed or denied.
 ///

@@ -1,8 +1,8 @@
 //! Implements `toolgate init`, `toolgate eject` and `toolgate trust`.
 
-mod added;
+mod managed_block;
 
-pub(super) use added::template_tools;
+pub(super) use crate::command::init::managed_block::template_tools;
 
 use std::fs;
 use std::io::{self, IsTerminal, Write};
@@ -10,14 +10,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use toolgate::config::Config;
+use toolgate_config::Config;
 use toolgate_store::SqliteStore;
 
-use self::added::Lack;
-use super::ledger::{BOLD, DIM, GREEN, RED, Unstopped, format_count};
-use crate::client::Client;
-use crate::place::{self, FILE, InForce, State};
-use crate::servers;
+use crate::client_mcp_servers;
+use crate::command::common::{BOLD, DIM, GREEN, RED, Unstopped, format_count};
+use crate::command::init::managed_block::Lack;
+use toolgate_hook::client_hooks::Client;
+use toolgate_hook::effective_config;
+use toolgate_hook::effective_config::{FILE, InForce, State};
 
 /// Create a configuration, and register toolgate with a client.
 #[derive(clap::Args)]
@@ -75,8 +76,11 @@ pub(crate) struct TrustArgs {
 pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
     let mut out = Unstopped(anstream::stdout().lock());
-    let config =
-        if args.user { place::user_config_path().ok_or_else(|| io::Error::other("no home directory"))? } else { project.join(FILE) };
+    let config = if args.user {
+        effective_config::user_config_path().ok_or_else(|| io::Error::other("no home directory"))?
+    } else {
+        project.join(FILE)
+    };
     // The client's settings are read first, so that nothing is written if they are invalid.
     let settings = match args.client {
         Some(client) => {
@@ -85,8 +89,10 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
             let before = read_or_empty(&path)?;
             let named = |why: String| io::Error::other(format!("{}: {why}", path.display()));
             let after = match client {
-                Client::ClaudeDesktop => servers::add_toolgate_server(&before, &program, &config.display().to_string()).map_err(named)?,
-                _ => client.with_hooks(&before, &crate::client::find_hook_program()?.display().to_string()).map_err(named)?,
+                Client::ClaudeDesktop => {
+                    client_mcp_servers::add_toolgate_server(&before, &program, &config.display().to_string()).map_err(named)?
+                }
+                _ => client.with_hooks(&before, &toolgate_hook::client_hooks::find_hook_program()?.display().to_string()).map_err(named)?,
             };
             Some((path, before, after))
         }
@@ -94,12 +100,13 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     };
     let is_new = !config.exists();
     // The MCP servers of the client run behind toolgate from now on.
-    let behind = settings.as_ref().filter(|(_, _, after)| args.client == Some(Client::ClaudeDesktop) && after.contains(servers::BEHIND));
+    let behind =
+        settings.as_ref().filter(|(_, _, after)| args.client == Some(Client::ClaudeDesktop) && after.contains(client_mcp_servers::BEHIND));
     let import = match (&args.import, behind) {
         (Some(file), _) => {
             let named = |why: String| io::Error::other(format!("{}: {why}", file.display()));
             let text = fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
-            toolgate::config::parse_mcp_servers(&text).map_err(named)?;
+            toolgate_config::parse_mcp_servers(&text).map_err(named)?;
             // A relative path keeps working if the directory moves.
             let beside =
                 config.parent().and_then(|directory| std::path::absolute(file).ok()?.strip_prefix(directory).ok().map(Path::to_owned));
@@ -113,7 +120,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         let text = render_template(args.client, args.user, store, import.as_deref());
         apply_change(&mut out, &config, "", &text, args.dry_run)?;
         // Only the nearest configuration is in force.
-        if let Some(above) = project.parent().and_then(place::find_project_config).filter(|_| !args.user) {
+        if let Some(above) = project.parent().and_then(effective_config::find_project_config).filter(|_| !args.user) {
             writeln!(
                 out,
                 "this file replaces {} in this directory; to use that one, remove this file and run `toolgate init` there",
@@ -149,7 +156,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     if let Some(parent) = found.store.parent() {
         fs::create_dir_all(parent)?;
     }
-    super::hook::open_store(&found.store, &state)?;
+    toolgate_hook::open_store(&found.store, &state)?;
     writeln!(out, "ledger: {}", found.store.display())?;
     match args.client {
         Some(Client::ClaudeDesktop) => writeln!(out, "restart Claude Desktop; the rules for its agent are in {}", config.display())?,
@@ -211,7 +218,7 @@ fn extend_config(out: &mut impl Write, args: &InitArgs, config: &Path) -> io::Re
 
 /// Returns the user's own configuration if it applies together with that of a project.
 fn load_user_config(is_own: bool) -> Option<Config> {
-    let own = place::user_config_path().filter(|own| !is_own && own.is_file())?;
+    let own = effective_config::user_config_path().filter(|own| !is_own && own.is_file())?;
     Config::load(own).ok()
 }
 
@@ -228,16 +235,17 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
         let is_server = client == Client::ClaudeDesktop;
         let registered = match is_server {
             _ if before.is_empty() => false,
-            true => servers::find_toolgate_server(&before).map_err(why)?.is_some(),
+            true => client_mcp_servers::find_toolgate_server(&before).map_err(why)?.is_some(),
             false => !Client::find_hook_entries(&before).map_err(why)?.is_empty(),
         };
         if !registered {
             continue;
         }
         found = true;
-        let after = if is_server { servers::remove_toolgate_server(&before) } else { Client::without_hooks(&before) }.map_err(why)?;
+        let after =
+            if is_server { client_mcp_servers::remove_toolgate_server(&before) } else { Client::without_hooks(&before) }.map_err(why)?;
         // A symbolic link is not removed, because that would leave the hooks in its target.
-        let after = if crate::client::is_settings_file_empty(&after) && !path.is_symlink() { String::new() } else { after };
+        let after = if toolgate_hook::client_hooks::is_settings_file_empty(&after) && !path.is_symlink() { String::new() } else { after };
         apply_change(&mut out, &path, &before, &after, args.dry_run)?;
     }
     found |= remove_managed_blocks(&mut out, args, &project, &clients)?;
@@ -252,7 +260,7 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
 
 /// Removes what was added to a configuration for clients, and returns whether there was anything.
 fn remove_managed_blocks(out: &mut impl Write, args: &EjectArgs, project: &Path, clients: &[Client]) -> io::Result<bool> {
-    let config = if args.user { place::user_config_path() } else { Some(project.join(FILE)) };
+    let config = if args.user { effective_config::user_config_path() } else { Some(project.join(FILE)) };
     let Some(config) = config else { return Ok(false) };
     let mut others = Vec::new();
     for other in Client::HOOKED.into_iter().filter(|other| !clients.contains(other)) {
@@ -264,7 +272,7 @@ fn remove_managed_blocks(out: &mut impl Write, args: &EjectArgs, project: &Path,
     let (own, before) = (load_user_config(args.user), read_or_empty(&config)?);
     let (mut after, mut found) = (before.clone(), false);
     for client in clients {
-        match added::remove_managed_block(*client, &config, &after, own.as_ref(), &others) {
+        match crate::command::init::managed_block::remove_managed_block(*client, &config, &after, own.as_ref(), &others) {
             Ok(None) => continue,
             Ok(Some(left)) => after = left,
             Err(why) => writeln!(out, "cannot remove from {} what was added for {}: {why}", config.display(), client.name())?,
@@ -288,9 +296,9 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     let directory = std::env::current_dir()?;
     let config = match &args.config {
         Some(path) => path.clone(),
-        None => place::find_project_config(&directory)
-            .or_else(|| place::user_config_path().filter(|own| args.new_ledger && own.exists()))
-            .ok_or_else(place::missing_config_error)?,
+        None => effective_config::find_project_config(&directory)
+            .or_else(|| effective_config::user_config_path().filter(|own| args.new_ledger && own.exists()))
+            .ok_or_else(effective_config::missing_config_error)?,
     };
     if args.revoke {
         let was = state.distrust(&config)?;
@@ -300,9 +308,9 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     if args.new_ledger {
         let store = match &args.config {
             Some(path) => InForce::find(Some(path), &directory, &state)?.store,
-            None => match place::requested_store() {
+            None => match effective_config::requested_store() {
                 Some(named) => std::path::absolute(named)?,
-                None => place::find_store_for_reading(&place::project_dir()?)?.unwrap_or_else(|| state.ledger_path()),
+                None => effective_config::find_store_for_reading(&effective_config::project_dir()?)?.unwrap_or_else(|| state.ledger_path()),
             },
         };
         create_ledger(&store, &state)?;
@@ -310,8 +318,9 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let found = InForce::find(Some(&config), &directory, &state)?;
-    let (files, names) = (found.config.included_files().len(), place::format_included_files(found.config.included_files(), &config));
-    let agents = place::with_pinned_tools(found.config, &config)?.build_agents(None).map_err(|error| {
+    let (files, names) =
+        (found.config.included_files().len(), effective_config::format_included_files(found.config.included_files(), &config));
+    let agents = effective_config::with_pinned_tools(found.config, &config)?.build_agents(None).map_err(|error| {
         let problems = error.render(io::stderr().is_terminal());
         io::Error::other(format!("invalid configuration, so it is not trusted\n\n{problems}"))
     })?;
@@ -343,7 +352,7 @@ fn create_ledger(store: &Path, state: &State) -> io::Result<()> {
 
 /// Returns the parent directory whose configuration is in force here and whose clients have hooks.
 pub(super) fn find_hooked_parent(directory: &Path) -> Option<PathBuf> {
-    let above = place::find_project_config(directory)?.parent()?.to_owned();
+    let above = effective_config::find_project_config(directory)?.parent()?.to_owned();
     let is_hooked = |client: Client| {
         let text = client.settings_file(Some(&above)).and_then(|path| read_or_empty(&path)).unwrap_or_default();
         Client::find_hook_entries(&text).is_ok_and(|entries| !entries.is_empty())

@@ -8,12 +8,12 @@ use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use toolgate::config::{Config, ConfigError, Finding, LINTS, Usage};
 use toolgate::policy::{Place, Problem, Severity};
+use toolgate_config::{Config, ConfigError, Finding, LINTS, Usage};
 use toolgate_store::Ledger;
 
-use super::ledger::{BOLD, GREEN, Unheard, format_count, sanitize};
-use crate::place;
+use crate::command::common::{BOLD, GREEN, Unheard, format_count, sanitize};
+use toolgate_hook::effective_config;
 
 /// Find mistakes in a configuration, and descriptions that a model may misread.
 ///
@@ -49,7 +49,7 @@ enum Format {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let mut mended: Vec<String> = Vec::new();
-    let path = crate::place::config_path_or_default(args.config.as_ref())?;
+    let path = toolgate_hook::effective_config::config_path_or_default(args.config.as_ref())?;
     let mut found = collect_findings(&path, store)?;
     if args.fix {
         // One fix may reveal another problem.
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 /// Returns all findings of a configuration.
 fn collect_findings(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
     let usage = store.map(count_usage).transpose()?;
-    let config = place::with_pinned_tools(Config::load(path)?, path)?;
+    let config = effective_config::with_pinned_tools(Config::load(path)?, path)?;
     let left = |code: &str, of: Option<&String>| config.is_finding_allowed(code, of.map_or("", String::as_str));
     let mut found = config.lint(usage.as_ref());
     // A problem with its own lint code keeps that code. Any other problem is `load` or `dead_rule`.
@@ -86,7 +86,7 @@ fn collect_findings(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding
         let code = problem.lint_code.unwrap_or(otherwise);
         if code != "load" && left(code, problem.rule.as_ref()) { None } else { Some(Finding::from_problem(code, problem)) }
     };
-    let loaded = place::with_pinned_tools(Config::load(path)?, path)?.build_agents(None);
+    let loaded = effective_config::with_pinned_tools(Config::load(path)?, path)?.build_agents(None);
     match loaded {
         Err(error) => found.splice(0..0, error.problems.into_iter().filter_map(|problem| told(problem, "load"))).for_each(drop),
         Ok(agents) => {

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use toolgate::SessionKey;
-use toolgate::names::{is_tool_name, of_client};
 use toolgate::store::{Store, Target};
+use toolgate::tool::name::{is_tool_name, of_client};
 use toolgate_store::SqliteStore;
 
-use super::ledger::{ledger_path, open_ledger, sanitize};
+use crate::command::common::{ledger_path, open_ledger, sanitize};
 
 /// Pause an agent, a tool, a principal or a session at once.
 ///

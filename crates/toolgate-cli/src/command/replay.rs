@@ -6,11 +6,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use serde_json::json;
-use toolgate::json::Digest;
 use toolgate::{Compared, Definition, Replay, Ruling};
+use toolgate_json::Digest;
 use toolgate_store::{Entry, Filter, Ledger};
 
-use super::ledger::{
+use crate::command::common::{
     BOLD, DIM, GREEN, RED, Unheard, YELLOW, describe_reason, format_count, format_time, open_ledger, parse_number, sanitize,
 };
 

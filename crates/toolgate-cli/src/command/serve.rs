@@ -8,16 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use toolgate::config::Config;
+use toolgate_config::Config;
 use toolgate_mcp::{Gateway, Options, Starting, Status};
 use toolgate_store::SqliteStore;
 
-use super::ledger::{BOLD, DIM, GREEN, RED, format_count};
 use crate::Telling;
-use crate::place::{self, InForce, Stamp, State, fingerprint};
-use crate::protected::Protected;
-use crate::say::print_stderr;
+use crate::command::common::{BOLD, DIM, GREEN, RED, format_count};
 use crate::telemetry::Telemetry;
+use toolgate_hook::builtin_rules::Protected;
+use toolgate_hook::effective_config;
+use toolgate_hook::effective_config::{InForce, Stamp, State, fingerprint};
+use toolgate_hook::stderr::print_stderr;
 
 /// Run the MCP gateway.
 #[derive(clap::Args)]
@@ -38,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long)]
     agent: Option<String>,
     /// Longest time to wait for upstreams at the start.
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = super::ledger::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::command::common::parse_duration)]
     patience: toolgate::SignedDuration,
 }
 
@@ -52,7 +53,7 @@ fn parse_address(text: &str) -> Result<SocketAddr, String> {
 
 /// Returns the directory with the pinned tool definitions of the upstreams.
 pub(crate) fn config_pins_dir(state: &State, found: &InForce) -> PathBuf {
-    place::pins_dir(state.path(), found.files.first().map_or(Path::new(""), PathBuf::as_path))
+    effective_config::pins_dir(state.path(), found.files.first().map_or(Path::new(""), PathBuf::as_path))
 }
 
 /// Source of the configuration that the gateway serves.
@@ -68,7 +69,7 @@ impl Served {
     }
 
     pub(crate) fn find(&self) -> io::Result<InForce> {
-        InForce::find(self.path.as_deref(), &place::project_dir()?, &self.state)
+        InForce::find(self.path.as_deref(), &effective_config::project_dir()?, &self.state)
     }
 
     fn load(&self) -> io::Result<Config> {
@@ -82,7 +83,7 @@ impl Served {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Result<ExitCode> {
     // Programs that run as hooks must not inherit open files of the caller.
-    let _ = toolgate::sandbox::close_inherited();
+    let _ = toolgate_process::sandbox::close_inherited();
     // Each connected client needs an open file.
     toolgate_mcp::raise_open_file_limit();
     let served = Arc::new(Served::new(args.config.clone(), args.agent.clone())?);
@@ -109,7 +110,11 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     }
     if let Some(agent) = args.agent.as_deref().filter(|agent| found.config.agent_names().all(|known| known != *agent)) {
         let known: Vec<&str> = found.config.agent_names().collect();
-        return Err(io::Error::other(format!("unknown agent `{}`; {}", super::ledger::sanitize(agent), place::list_known_names(&known))));
+        return Err(io::Error::other(format!(
+            "unknown agent `{}`; {}",
+            crate::command::common::sanitize(agent),
+            effective_config::list_known_names(&known)
+        )));
     }
     // Settings that the command line overrides.
     let given: Vec<&str> = store.map(|_| "store").into_iter().chain(args.listen.map(|_| "listen")).collect();
@@ -118,16 +123,16 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         std::fs::create_dir_all(parent)?;
     }
     // The checked open is short. `SqliteStore::open` also cleans up the ledger.
-    drop(super::hook::open_store(&path, &served.state)?);
+    drop(toolgate_hook::open_store(&path, &served.state)?);
     let store = Arc::new(SqliteStore::open(&path).map_err(io::Error::other)?);
     // A reloaded configuration may name another ledger. Its retention does not apply to the open
     // one.
     let (kept, ledger) = (Arc::clone(&served), std::path::absolute(&path)?);
     let kept = move || kept.find().ok().filter(|found| found.store == ledger).and_then(|found| found.retention());
-    let keeping = crate::retention::prune_daily(Arc::clone(&store), kept, crate::print_note);
+    let keeping = toolgate_hook::retention::prune_daily(Arc::clone(&store), kept, crate::print_note);
     let program = std::env::current_exe()?;
     // The rules follow the current files, or the files at the start if those do not load.
-    let (looks, project) = (Arc::clone(&served), place::project_dir()?);
+    let (looks, project) = (Arc::clone(&served), effective_config::project_dir()?);
     let protected = Protected::collect(&found, &served.state, &project);
     let own = protected.paths().chain([path.clone()]).collect();
     let rules = move |tools: &[&toolgate::Spec]| match looks.find() {
@@ -140,7 +145,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         upstreams: Starting { pin_dir: Some(config_pins_dir(&served.state, &found)), launcher: Some(program.clone()) },
         upstream_start_timeout: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),
         launcher: Some(program),
-        principal: place::local_user_name(),
+        principal: effective_config::local_user_name(),
         own_paths: own,
     };
     let listen = found.config.gateway.listen.as_deref().and_then(|address| address.parse().ok());
@@ -308,7 +313,7 @@ async fn reload_on_change(
                 let fits = |one: &toolgate_mcp::Health, tool: &str| one.unusable_tools().all(|(unfit, _)| unfit != tool);
                 let held = health.iter().flat_map(|one| one.held.iter().filter(move |change| fits(one, &change.tool)));
                 let held = held.map(|change| format!("{} {}", change.upstream, change.tool));
-                let held: Vec<String> = held.map(|tool| super::ledger::sanitize(&tool)).collect();
+                let held: Vec<String> = held.map(|tool| crate::command::common::sanitize(&tool)).collect();
                 match held.is_empty() {
                     true => crate::print_note("all tools of upstreams match their pins"),
                     false => print_stderr(&format!("quarantined: {}; see `toolgate upstream diff`", held.join(", "))),
@@ -328,7 +333,7 @@ async fn reload_on_change(
             Err(_) if gateway.is_shutting_down() => return,
             Err(error) => {
                 print_stderr(&format!("error: cannot reload the configuration, so the previous one stays in force: {error}"));
-                place::add_watched_files(&mut files, now.map(|(files, _)| files).unwrap_or_default());
+                effective_config::add_watched_files(&mut files, now.map(|(files, _)| files).unwrap_or_default());
             }
         }
     }

@@ -4,10 +4,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use serde_json::json;
-use toolgate::config::CANARY_PRINCIPAL;
-use toolgate::json::{Digest, hex};
+use toolgate::policy::source::CANARY_PRINCIPAL;
+use toolgate_json::{Digest, hex};
 
-use super::ledger::{BOLD, DIM};
+use crate::command::common::{BOLD, DIM};
 
 /// Create a token for a client of the gateway.
 ///

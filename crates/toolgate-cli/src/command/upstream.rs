@@ -6,13 +6,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use toolgate::config::{Config, Undeclared, Upstream};
+use toolgate_config::{Config, Undeclared, Upstream};
 use toolgate_mcp::{Change, Pins, Starting, Status, Suspicion, Upstreams};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, Table, YELLOW, format_count, sanitize};
 use super::serve::{Served, config_pins_dir};
-use crate::place::{self, State};
-use crate::say::print_stderr;
+use crate::command::common::{BOLD, DIM, GREEN, RED, Table, YELLOW, format_count, sanitize};
+use toolgate_hook::effective_config;
+use toolgate_hook::effective_config::State;
+use toolgate_hook::stderr::print_stderr;
 
 /// List the MCP servers behind the gateway, and review changes of their tools.
 #[derive(clap::Args)]
@@ -79,7 +80,7 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
             .map(|one| {
                 (
                     one.name.clone(),
-                    toolgate::config::Backend::accepted_tools(&upstreams, &one.name)
+                    toolgate_config::Backend::accepted_tools(&upstreams, &one.name)
                         .unwrap_or_default()
                         .into_iter()
                         .map(|tool| tool.name)
@@ -191,7 +192,7 @@ fn find_upstreams<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Ve
     match wanted {
         Some(wanted) if found.is_empty() => {
             let names: Vec<&str> = config.upstreams.iter().map(|one| one.name.as_str()).collect();
-            Err(io::Error::other(format!("there is no upstream `{wanted}`; {}", place::list_known_names(&names))))
+            Err(io::Error::other(format!("there is no upstream `{wanted}`; {}", effective_config::list_known_names(&names))))
         }
         _ => Ok(found),
     }
@@ -272,7 +273,7 @@ fn accept_tools(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>
         )));
     }
     if let Some(tool) = tool.filter(|tool| names.iter().all(|name| name != tool)) {
-        let says = match toolgate::suggest::closest(tool, names.iter().map(String::as_str)) {
+        let says = match toolgate_text::suggest::closest(tool, names.iter().map(String::as_str)) {
             Some(meant) => format!("did you mean `{}`?", sanitize(meant)),
             None => "list its tools with `toolgate upstream list`".to_owned(),
         };

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use toolgate::hook::CommandHook;
-use toolgate::sandbox::Sandbox;
 use toolgate::{Agent, CommandTool, Effect, Session, Tool, Toolgate};
+use toolgate_process::sandbox::Sandbox;
 
 /// A session with one tool, `run`: a shell with a script, which only a test would do.
 struct Room {
@@ -328,7 +328,7 @@ async fn a_configuration_puts_a_program_behind_a_tool() {
     "#;
     let path = directory.path().join("toolgate.toml");
     std::fs::write(&path, config).unwrap();
-    let loaded = toolgate::config::Config::load(&path).unwrap().with_launcher(env!("CARGO_BIN_EXE_toolgate"));
+    let loaded = toolgate_config::Config::load(&path).unwrap().with_launcher(env!("CARGO_BIN_EXE_toolgate"));
     let agent = loaded.build_agents(None).unwrap_or_else(|error| panic!("{}", error.render(false))).remove(0);
     assert!(!agent.definition().contains("s3cret"));
     let session = Toolgate::builder().agent(agent).build().unwrap().session("default", "b", "c");

@@ -112,7 +112,7 @@ fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
              [tools.fails]\nkind = \"command\"\ncommand = \"./teller\"\nenv = {{ KEY = {{ file = \"key\" }} }}\neffect = \"read\"\nsandbox = {{ read = [\".\"] }}\n\
              [gateway.jwt]\nissuer = \"https://login.example/\"\naudience = \"https://gate.example/mcp\"\nkeys = \"keys.json\"\n\
              [upstreams.given]\n{}[upstreams.shut]\n{}",
-            toolgate::json::Digest::of(token.as_bytes()),
+            toolgate_json::Digest::of(token.as_bytes()),
             oauth("token"),
             oauth("refuses")
         ),

@@ -432,7 +432,7 @@ fn a_name_that_is_too_long_is_another_than_its_beginning() {
 fn a_tool_is_not_taken_for_one_that_is_spelled_almost_like_it() {
     let declared = |name: &str| format!("[tools.{name}]\nkind = \"client\"\neffect = \"read\"\nskip_client_prompt = true\n");
     // What `READ.ALL` is declared as.
-    let told_apart = toolgate::names::of_client("READ.ALL");
+    let told_apart = toolgate::tool::name::of_client("READ.ALL");
     let head = format!("{}\n[client]\nundeclared = \"ask\"\n{}", crate::verbs::CODER, declared("read_all"));
     let plain = Project::with(&head);
     let both = Project::with(&format!("{head}{}", declared(&told_apart)));

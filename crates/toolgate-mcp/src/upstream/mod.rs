@@ -1,18 +1,22 @@
 //! Connects to upstream MCP servers and supervises each one separately, so that a failing upstream
 //! does not affect the others.
 
-mod connect;
-mod handler;
-mod link;
-mod listen;
+mod callbacks;
+pub(crate) mod catalog;
+pub(crate) mod classify_error;
+pub(crate) mod client_handler;
+pub(crate) mod connection_health;
+mod error_text;
+pub(crate) mod handshake;
+mod notifications;
 mod oauth;
 mod pins;
-mod plain;
-mod route;
-mod said;
-mod scan;
-mod shadows;
-mod straight;
+mod remote_tool;
+mod result_value;
+mod scan_poisoning;
+mod scan_shadowing;
+mod supervisor;
+pub(crate) mod transport;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,16 +24,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use toolgate::Handler;
-use toolgate::config::{Backend, Config, HttpTool, Remote, Unfit, Upstream};
+use toolgate_config::{Backend, Config, HttpTool, Remote, Unfit, Upstream};
 
-pub use link::{Health, Status};
-pub(crate) use link::{Link, Updates};
-pub(crate) use listen::MOST_WANTED;
+pub(crate) use crate::upstream::callbacks::{Asker, FromUpstream, Line, Reply, ToClient, is_within_notification_limit};
+pub(crate) use crate::upstream::notifications::MOST_WANTED;
+pub use crate::upstream::scan_poisoning::Suspicion;
+pub(crate) use crate::upstream::scan_poisoning::{is_harmless_text, is_invisible};
+pub use crate::upstream::scan_shadowing::quarantine_shadowing_tools;
+pub use crate::upstream::supervisor::{Health, Status};
+pub(crate) use crate::upstream::supervisor::{Link, Updates};
 pub use pins::{Accepted, Change, Pins};
-pub(crate) use route::{Asker, FromUpstream, Line, Reply, ToClient, is_within_notification_limit};
-pub use scan::Suspicion;
-pub(crate) use scan::{is_harmless_text, is_invisible};
-pub use shadows::quarantine_shadowing_tools;
 
 impl Health {
     /// Returns why new tools cannot be pinned. Such tools are quarantined and cannot be accepted.
@@ -188,7 +192,8 @@ impl Upstreams {
 
     /// Quarantines tools that mention another upstream's tool.
     pub(crate) fn quarantine_shadowing_tools(&self, config: &Config) {
-        let names = shadows::Names::build(config, self.supervisors.values().map(|link| (&link.upstream, &link.pins)));
+        let names =
+            crate::upstream::scan_shadowing::Names::build(config, self.supervisors.values().map(|link| (&link.upstream, &link.pins)));
         self.supervisors.values().for_each(|link| link.quarantine_shadowing(&names));
     }
 }
@@ -204,13 +209,13 @@ impl Backend for Upstreams {
 
     fn remote_handler(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler> {
         match self.supervisors.get(&upstream.name) {
-            Some(link) => Arc::new(handler::RemoteTool::new(Arc::clone(link), tool)),
-            None => Arc::new(handler::Nobody(upstream.name.clone())),
+            Some(link) => Arc::new(crate::upstream::remote_tool::RemoteTool::new(Arc::clone(link), tool)),
+            None => Arc::new(crate::upstream::remote_tool::Nobody(upstream.name.clone())),
         }
     }
 
     fn http_handler(&self, tool: &HttpTool) -> Arc<dyn Handler> {
-        crate::http::http_tool_handler(tool)
+        crate::http_tool::http_tool_handler(tool)
     }
 }
 
@@ -234,8 +239,10 @@ impl Known {
         for upstream in &config.upstreams {
             let pins = Pins::open(Some(pins), upstream)?;
             if let Some(tools) = pins.accepted() {
-                known
-                    .insert(upstream.name.clone(), (tools.into_iter().map(link::remote_tool_spec).collect(), new_quarantined_tools(&pins)));
+                known.insert(
+                    upstream.name.clone(),
+                    (tools.into_iter().map(crate::upstream::supervisor::remote_tool_spec).collect(), new_quarantined_tools(&pins)),
+                );
             }
         }
         Ok(Self(known))
@@ -252,11 +259,11 @@ impl Backend for Known {
     }
 
     fn remote_handler(&self, upstream: &Upstream, _: &str) -> Arc<dyn Handler> {
-        Arc::new(handler::Nobody(upstream.name.clone()))
+        Arc::new(crate::upstream::remote_tool::Nobody(upstream.name.clone()))
     }
 
     fn http_handler(&self, tool: &HttpTool) -> Arc<dyn Handler> {
-        crate::http::http_tool_handler(tool)
+        crate::http_tool::http_tool_handler(tool)
     }
 
     fn is_live(&self) -> bool {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use reqwest::header::{ACCEPT, WWW_AUTHENTICATE};
 use reqwest::{Client, Url};
 use serde_json::Value;
-use toolgate::config::{Reference, TokenSource};
+use toolgate_config::{Reference, TokenSource};
 
 /// The timeout of one HTTP request.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -183,7 +183,7 @@ async fn first_json_object(client: &Client, places: impl IntoIterator<Item = Url
 async fn send_json_request(request: reqwest::RequestBuilder) -> Result<(u16, Value), String> {
     let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
     let status = answer.status().as_u16();
-    let said = crate::bounded::read_body(answer).await.map_err(|error| error.without_url().to_string())?;
+    let said = crate::upstream::transport::bounded_http::read_body(answer).await.map_err(|error| error.without_url().to_string())?;
     Ok((status, said.and_then(|said| serde_json::from_slice(&said).ok()).unwrap_or_default()))
 }
 

@@ -1,7 +1,7 @@
 //! Two gateways with one configuration, each with an upstream of its own.
 
 use serde_json::json;
-use toolgate::config::Config;
+use toolgate_config::Config;
 use toolgate_mcp::{Pins, Status};
 
 use crate::support::{Gate, fixture, kill, until};

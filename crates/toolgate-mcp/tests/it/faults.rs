@@ -84,7 +84,7 @@ async fn who_is_listened_to_ends_by_itself() {
     for pause in [0, 300] {
         let word = home.path().join(pause.to_string());
         let more = format!("undeclared = \"read\"\nenv = {{ FIXTURE_GOODBYE = {} }}", json!(word));
-        let config = toolgate::config::Config::parse("toolgate.toml", &with_fixture(&more));
+        let config = toolgate_config::Config::parse("toolgate.toml", &with_fixture(&more));
         // It is given seconds, in which a machine with much to do may do something else: then another one is tried. One that is not told
         // that nobody listens any more never ends by itself.
         for _ in 0..3 {
@@ -305,7 +305,7 @@ async fn restarted_on_another_version() {
     assert_eq!(held.iter().map(|change| change.tool.as_str()).collect::<Vec<_>>(), ["echo"]);
     assert!(held[0].before.is_some());
     // Somebody looks at it and finds it fine.
-    let upstream = toolgate::config::Config::parse("toolgate.toml", &text).upstreams.into_iter().find(|one| one.name == "ill").unwrap();
+    let upstream = toolgate_config::Config::parse("toolgate.toml", &text).upstreams.into_iter().find(|one| one.name == "ill").unwrap();
     let pins = toolgate_mcp::Pins::open(Some(&gate.pins()), &upstream).unwrap();
     // What nobody was shown cannot be accepted.
     assert_eq!(pins.accept(Some("echo")).unwrap().not_shown, ["echo"]);

@@ -15,7 +15,7 @@ use tokio::io::{AsyncBufReadExt, BufReader, DuplexStream, Lines, ReadHalf, Write
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 use toolgate::Store;
-use toolgate::config::Config;
+use toolgate_config::Config;
 use toolgate_mcp::{Gateway, Listening, Options, Starting};
 use toolgate_store::SqliteStore;
 

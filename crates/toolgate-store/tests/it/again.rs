@@ -5,10 +5,10 @@ use std::sync::{Arc, Weak};
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
-use toolgate::json::Digest;
 use toolgate::policy::Require;
 use toolgate::{Agent, Answer, Backtest, Compared, Effect, ManualClock, SessionKey, Tool, Toolgate};
-use toolgate_store::{Filter, SqliteStore, chain};
+use toolgate_json::Digest;
+use toolgate_store::{Filter, SqliteStore, hash_chain};
 
 use crate::world::{Desk, agent_under, append, lines, noon, runtime};
 
@@ -235,12 +235,12 @@ fn a_clock_that_is_set_back_changes_neither_the_order_of_rows_nor_their_chain() 
     });
     let entries = desk.ledger().find(&Filter::default()).unwrap();
     assert_eq!(entries.iter().map(|entry| entry.row.at).collect::<Vec<_>>(), times.map(|time| [time, time]).concat());
-    let (mut tip, mut heads) = (chain::genesis(), BTreeMap::<SessionKey, (u64, Digest)>::new());
+    let (mut tip, mut heads) = (hash_chain::genesis(), BTreeMap::<SessionKey, (u64, Digest)>::new());
     for (seq, entry) in (1..).zip(&entries) {
         let key = &entry.row.key;
-        let (n, head) = heads.get(key).copied().unwrap_or_else(|| (0, chain::session_genesis(key)));
-        let link = chain::session_link(&head, n + 1, &entry.row.canonical().unwrap());
-        tip = chain::ledger_link(&tip, seq, &link);
+        let (n, head) = heads.get(key).copied().unwrap_or_else(|| (0, hash_chain::session_genesis(key)));
+        let link = hash_chain::session_link(&head, n + 1, &entry.row.canonical().unwrap());
+        tip = hash_chain::ledger_link(&tip, seq, &link);
         assert_eq!((entry.seq, entry.n, entry.hash, entry.chain), (seq, n + 1, link, tip));
         heads.insert(key.clone(), (n + 1, link));
     }

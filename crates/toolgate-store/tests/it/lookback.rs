@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use toolgate::json::Digest;
 use toolgate::{Compared, Definition, Replay, Ruling};
+use toolgate_json::Digest;
 use toolgate_store::{Filter, Ledger};
 
 /// How many rows are read at once.

@@ -39,7 +39,7 @@ pub(crate) fn worker() {
     let directory = directory();
     runtime().block_on(async {
         let store = Arc::new(SqliteStore::open(directory.join("ledger.db")).unwrap());
-        let rules = toolgate::config::Rules::parse("rules.toml", RULES);
+        let rules = toolgate::policy::source::Rules::parse("rules.toml", RULES);
         let agent = toolgate::Agent::builder("desk").tool(count(&directory)).rules(rules).build().unwrap();
         // Nobody stands in a queue: on a slow disk it may take long until one finds the session free.
         let gate = Toolgate::builder().agent(agent).store(store).busy_timeout(std::time::Duration::from_secs(60)).build().unwrap();
@@ -112,7 +112,7 @@ fn the_log_stays_short_however_many_come_by_for_one_call() {
             // As a hook does that lets a call through: one small transaction, and gone.
             let store = SqliteStore::open_for_one_call(&path).unwrap().unwrap();
             let key = toolgate::SessionKey::new("desk", "alice", format!("s{}", n % 3));
-            toolgate::store::Store::alter(&store, &key, toolgate::session::Alter::Reset).await.unwrap();
+            toolgate::store::Store::alter(&store, &key, toolgate::session::state::Alter::Reset).await.unwrap();
             drop(store);
             longest = longest.max(std::fs::metadata(&log).map_or(0, |log| log.len()));
         }

@@ -2,9 +2,9 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
-use toolgate::json::{Digest, to_canonical_bytes};
 use toolgate::{Row, SessionKey};
-use toolgate_store::{Anchor, Flaw, Ledger, SqliteStore, Trust, Verified, chain};
+use toolgate_json::{Digest, to_canonical_bytes};
+use toolgate_store::{Anchor, Flaw, Ledger, SqliteStore, Trust, Verified, hash_chain};
 
 use crate::world::{Desk, Dice, rounds, runtime};
 
@@ -52,13 +52,13 @@ fn relink(sql: &Connection) {
         statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap().map(Result::unwrap).collect();
     sql.execute_batch("UPDATE ledger SET n = -n, seq = seq + 1000000; DELETE FROM entities").unwrap();
     let mut heads: std::collections::BTreeMap<i64, (u64, Digest)> = std::collections::BTreeMap::new();
-    let mut chained = chain::genesis();
+    let mut chained = hash_chain::genesis();
     for (index, (old, session, body)) in rows.iter().enumerate() {
         let row: Row = serde_json::from_str(body).unwrap();
-        let (n, head) = heads.get(session).copied().unwrap_or_else(|| (0, chain::session_genesis(&row.key)));
+        let (n, head) = heads.get(session).copied().unwrap_or_else(|| (0, hash_chain::session_genesis(&row.key)));
         let seq = u64::try_from(first).unwrap() + index as u64 + 1;
-        let link = chain::session_link(&head, n + 1, body.as_bytes());
-        chained = chain::ledger_link(&chained, seq, &link);
+        let link = hash_chain::session_link(&head, n + 1, body.as_bytes());
+        chained = hash_chain::ledger_link(&chained, seq, &link);
         heads.insert(*session, (n + 1, link));
         let (seq, n) = (i64::try_from(seq).unwrap(), i64::try_from(n + 1).unwrap());
         sql.execute(
@@ -171,9 +171,9 @@ const ATTACKS: [Attack; 18] = [
             sql.query_row("SELECT hash FROM ledger WHERE session = ?1 AND n = ?2", [session, n - 1], |row| row.get(0)).optional().unwrap();
         let before = match before {
             Some(hash) => Digest::from_bytes(hash.try_into().unwrap()),
-            None => chain::session_genesis(&serde_json::from_str::<Row>(&body).unwrap().key),
+            None => hash_chain::session_genesis(&serde_json::from_str::<Row>(&body).unwrap().key),
         };
-        let link = chain::session_link(&before, u64::try_from(n).unwrap(), body.as_bytes());
+        let link = hash_chain::session_link(&before, u64::try_from(n).unwrap(), body.as_bytes());
         sql.execute("UPDATE ledger SET hash = ?2 WHERE seq = ?1", params![seq as i64, link.as_bytes()]).unwrap();
         at(seq, "the row was moved")
     }),
@@ -285,7 +285,7 @@ const ATTACKS: [Attack; 18] = [
         let chained: Vec<u8> = sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [gone], |row| row.get(0)).unwrap();
         let chained = Digest::from_bytes(chained.try_into().unwrap());
         let (key, sign) = signed_by_another(desk);
-        let vouch = json!({"at": "2026-11-15T00:00:00Z", "chain": chain::genesis(), "seq": 0, "store": id, "next_key": right});
+        let vouch = json!({"at": "2026-11-15T00:00:00Z", "chain": hash_chain::genesis(), "seq": 0, "store": id, "next_key": right});
         let vouch = String::from_utf8(to_canonical_bytes(&vouch)).unwrap();
         sql.execute(
             "INSERT INTO checkpoints (rowid, seq, body, key, signature) VALUES (-5, 0, ?1, ?2, ?3)",
@@ -420,5 +420,5 @@ fn a_flipped_bit_is_found_or_changes_no_row() {
 #[test]
 fn names_of_sessions_do_not_run_into_each_other() {
     let (a, b) = (SessionKey::new("a", "b", "c"), SessionKey::new("a", "b\",\"c", ""));
-    assert_ne!(chain::session_genesis(&a), chain::session_genesis(&b));
+    assert_ne!(hash_chain::session_genesis(&a), hash_chain::session_genesis(&b));
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use toolgate::config::Rules;
+use toolgate::policy::source::Rules;
 use toolgate::{Agent, Clock, Effect, Reconcile, SystemClock, Tool, Toolgate};
 use toolgate_store::{Filter, Ledger, SqliteStore, Trust, Verified};
 

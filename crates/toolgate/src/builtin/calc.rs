@@ -5,10 +5,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::code;
-use crate::context::Ctx;
-use crate::json::number_from_decimal;
+use crate::call::error_code;
+use crate::tool::context::Ctx;
 use crate::tool::{Effect, Failure, Tool};
+use toolgate_json::number_from_decimal;
 
 /// Maximum nesting depth of an expression.
 const DEPTH: usize = 64;
@@ -37,7 +37,7 @@ pub fn calc() -> Tool {
          Edge cases: division by zero and results over 28 digits are errors; a division that does not end is rounded at 28 digits.\n\
          Needs no other tool first.",
         |_: Ctx, args: Args| async move {
-            let result = evaluate(&args.expression).map_err(|why| Failure::of(code::INVALID_EXPRESSION, why))?;
+            let result = evaluate(&args.expression).map_err(|why| Failure::of(error_code::INVALID_EXPRESSION, why))?;
             Ok(Result_ { result: number_from_decimal(result) })
         },
     )
@@ -135,7 +135,7 @@ fn evaluate(expression: &str) -> Result<Decimal, String> {
     parser.skip_spaces();
     match parser.rest.chars().next() {
         None => Ok(value),
-        Some(c) => Err(format!("`{}` was not expected at character {}", crate::names::shown(&c.to_string()), parser.position(expression))),
+        Some(c) => Err(format!("`{}` was not expected at character {}", toolgate_text::shown(&c.to_string()), parser.position(expression))),
     }
 }
 
@@ -254,13 +254,13 @@ impl Parser<'_> {
         let (digits, rest) = self.rest.split_at_checked(end).unwrap_or((self.rest, ""));
         if digits.is_empty() {
             let found =
-                self.rest.chars().next().map_or_else(|| "the end".to_owned(), |c| format!("`{}`", crate::names::shown(&c.to_string())));
+                self.rest.chars().next().map_or_else(|| "the end".to_owned(), |c| format!("`{}`", toolgate_text::shown(&c.to_string())));
             return Err(format!("a number or `(` was expected, found {found}"));
         }
         self.rest = rest;
         Decimal::from_str_exact(&digits.replace('_', ""))
             .map(Number::exact)
-            .map_err(|_| format!("`{}` is not a number of at most 28 digits", crate::names::shown(digits)))
+            .map_err(|_| format!("`{}` is not a number of at most 28 digits", toolgate_text::shown(digits)))
     }
 }
 

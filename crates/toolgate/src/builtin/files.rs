@@ -3,9 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::code;
-use crate::context::Ctx;
-use crate::error::Effects;
+use crate::call::error::Effects;
+use crate::call::error_code;
+use crate::tool::context::Ctx;
 use crate::tool::{Effect, Failure, Tool};
 
 #[derive(Deserialize, JsonSchema)]
@@ -69,7 +69,7 @@ pub fn read_file() -> Tool {
         |ctx: Ctx, args: Path| async move {
             let bytes = ctx.files()?.read(&args.path)?;
             let content = String::from_utf8(bytes)
-                .map_err(|_| Failure::of(code::INVALID_PATH, format!("`{}` is not UTF-8 text", crate::names::shown(&args.path))))?;
+                .map_err(|_| Failure::of(error_code::INVALID_PATH, format!("`{}` is not UTF-8 text", toolgate_text::shown(&args.path))))?;
             Ok(Content { content })
         },
     )

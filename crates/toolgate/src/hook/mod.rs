@@ -2,15 +2,15 @@
 //!
 //! Hooks may have effects and have a timeout. If a hook fails, the call is denied.
 
-mod command;
+mod command_hook;
 
 use async_trait::async_trait;
 use serde_json::Value;
 
-pub use command::CommandHook;
+pub use crate::hook::command_hook::CommandHook;
 
+use crate::call::error::Category;
 use crate::call::{CallId, SessionKey};
-use crate::error::Category;
 
 /// A call as a hook sees it.
 #[derive(Debug, Clone, Copy)]

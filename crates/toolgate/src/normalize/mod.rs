@@ -13,8 +13,8 @@ use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::json::{Pointer, decimal_of, multiply_exact, number_from_decimal};
-use crate::names::shown;
+use toolgate_json::{Pointer, decimal_of, multiply_exact, number_from_decimal};
+use toolgate_text::shown;
 
 /// A letter case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use jiff::{Timestamp, Zoned};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::json::decimal_of;
+use toolgate_json::decimal_of;
 
 /// Numbers below this are seconds (until year 5138), then milliseconds, microseconds, nanoseconds.
 const SECONDS: i128 = 100_000_000_000;

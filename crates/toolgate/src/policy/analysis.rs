@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use rust_decimal::Decimal;
 
 use super::{Attached, Caps, Condition, Forbids, Mode, Outline, Problem};
-use crate::json::Pointer;
 use crate::tool::Spec;
+use toolgate_json::Pointer;
 
 /// A tool with the rules that govern it, most specific level first.
 pub(crate) type Governed<'a> = (&'a Spec, &'a [Attached]);

@@ -6,9 +6,9 @@ use rust_decimal::Decimal;
 use serde_json::Value;
 
 use super::{Ask, Fault};
-use crate::json::{Pointer, decimal_of, with_canonical_numbers};
-use crate::names::glob;
-use crate::shell::{Place, Shell, Sure, normal};
+use toolgate_json::{Pointer, decimal_of, with_canonical_numbers};
+use toolgate_shell::{Place, Shell, Sure, normal};
+use toolgate_text::glob;
 
 /// A condition on one argument.
 ///

@@ -7,12 +7,12 @@ use jiff::SignedDuration;
 use serde_json::{Value, json};
 
 use super::{Condition, Refusal, ToolNames};
-use crate::json::Pointer;
+use toolgate_json::Pointer;
 
 /// Returns the definition of a rule: its type and its parts as canonical JSON.
 pub(super) fn definition(rule: &str, parts: &Value) -> String {
     let whole = json!({ "rule": rule, "parts": parts });
-    String::from_utf8_lossy(&crate::json::to_canonical_bytes(&whole)).into_owned()
+    String::from_utf8_lossy(&toolgate_json::to_canonical_bytes(&whole)).into_owned()
 }
 
 pub(super) fn names(tools: &ToolNames) -> Value {

@@ -5,13 +5,13 @@ use serde_json::{Value, json};
 use super::cel::Expression;
 use super::condition::Holds;
 use super::definition;
-use super::never::{never, of_nothing};
-use super::problem::unfit;
-use super::refusal::{expression_setters, refusal_setters};
 use super::{Ask, Condition, Fault, Forbids, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
-use crate::error::FieldError;
-use crate::json::Pointer;
+use crate::call::error::FieldError;
+use crate::diagnostic::unfit;
+use crate::policy::denial::{expression_setters, refusal_setters};
+use crate::policy::unsatisfiable::{never, of_nothing};
 use crate::tool::Spec;
+use toolgate_json::Pointer;
 
 /// Denies a call, or asks a person about it, if all conditions hold.
 ///

@@ -8,11 +8,11 @@ use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::json::Digest;
-use crate::progress::Progress;
-use crate::session::{Evidence, EvidenceKey, State};
+use crate::provenance::Known;
+use crate::session::repetition::Progress;
+use crate::session::state::{Evidence, EvidenceKey, State};
 use crate::store::{ApprovalState, Target};
-use crate::values::Known;
+use toolgate_json::Digest;
 
 /// The facts that a policy requests before it decides.
 ///
@@ -261,7 +261,7 @@ impl Facts {
             self.marks.insert(mark, found);
         }
         for (place, value) in needs.origins.drain(..) {
-            self.origins.entry(place).or_insert_with(|| crate::values::known(&state.values, &value));
+            self.origins.entry(place).or_insert_with(|| crate::provenance::known(&state.values, &value));
         }
     }
 }

@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use super::definition;
-use super::problem::unknown_tool;
-use super::refusal::refusal_setters;
 use super::{Ask, Condition, Fault, Needs, Note, Policy, Problem, Refusal, ToolNames, Verdict};
-use crate::error::FieldError;
-use crate::json::Pointer;
+use crate::call::error::FieldError;
+use crate::diagnostic::unknown_tool;
+use crate::policy::denial::refusal_setters;
+use crate::provenance::{USER, leaves, names, reported};
 use crate::schema::declares;
 use crate::tool::Spec;
-use crate::values::{USER, leaves, names, reported};
+use toolgate_json::Pointer;
 
 /// The maximum number of values in one argument.
 const MAX_VALUES: usize = 1_000;
@@ -49,8 +49,8 @@ impl Flow {
             accepts_reported: false,
             literals: Vec::new(),
             refusal: Refusal {
-                category: crate::error::Category::Permission,
-                code: crate::code::UNTRUSTED_VALUE.to_owned(),
+                category: crate::call::error::Category::Permission,
+                code: crate::call::error_code::UNTRUSTED_VALUE.to_owned(),
                 ..Refusal::of(name, "a value from an untrusted result may not be used here")
             },
         }
@@ -226,7 +226,7 @@ impl Policy for Flow {
                     .iter()
                     .any(|source| known.comes_from(source) || (self.accepts_reported && known.comes_from(&reported(source))));
             let refused = !trusted && (self.is_strict || known.may_be_untrusted());
-            let shown = if secret { "(hidden)".to_owned() } else { crate::names::shown(&leaf.to_string()) };
+            let shown = if secret { "(hidden)".to_owned() } else { toolgate_text::shown(&leaf.to_string()) };
             ask.note(|| {
                 let from = match (trusted, known.untrusted, known.overflowed) {
                     (true, ..) => "known from a trusted source",

@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 use super::definition;
-use super::problem::{not_one, secret_key, unknown_tool};
-use super::refusal::refusal_setters;
 use super::{Ask, Caps, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
-use crate::error::{FieldError, ToolError};
-use crate::json::{Pointer, decimal_of, with_canonical_text};
+use crate::call::error::{FieldError, ToolError};
+use crate::diagnostic::{not_one, secret_key, unknown_tool};
 use crate::limits::{Charge, Unit};
+use crate::policy::denial::refusal_setters;
 use crate::schema::{At, at, may_be, resolve};
-use crate::session::Origin;
+use crate::session::state::Origin;
 use crate::tool::Spec;
+use toolgate_json::{Pointer, decimal_of, with_canonical_text};
 
 /// Describes the values that can be summed.
 const AMOUNT: &str = "a number of at least 0, with at most 28 digits";
@@ -268,7 +268,7 @@ impl Limit {
         let expected = wrong.expected.to_owned();
         let message =
             format!("{}: `{path}` must be {expected}, because the limit `{}` depends on it; got {got}", ask.tool.name(), self.name);
-        let mut error = ToolError::of(crate::code::INVALID_ARGUMENTS, message);
+        let mut error = ToolError::of(crate::call::error_code::INVALID_ARGUMENTS, message);
         error.errors.push(FieldError { path: path.to_string(), expected, got, did_you_mean: None });
         Ok(Verdict::deny(error))
     }

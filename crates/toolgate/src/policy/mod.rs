@@ -1,21 +1,21 @@
 //! Defines policies: pure, synchronous rules that decide a call from facts loaded beforehand.
 
 mod analysis;
-mod ask;
 pub mod cel;
 mod condition;
 mod definition;
+mod denial;
 mod deny;
 mod facts;
 mod flow;
+mod input;
 mod limit;
-mod never;
 mod observe;
-mod problem;
 mod read_before_write;
-mod refusal;
 mod require;
 mod sequence;
+pub mod source;
+mod unsatisfiable;
 
 use std::sync::Arc;
 
@@ -24,8 +24,12 @@ use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub(crate) use crate::diagnostic::ToolNames;
+pub use crate::diagnostic::{DiagnosticKind, Place, Problem, Severity};
+pub use crate::policy::denial::Refusal;
+pub(crate) use crate::policy::input::home_dir_text;
+pub use crate::policy::input::{Ask, Note, Trace};
 pub(crate) use analysis::analyse;
-pub use ask::{Ask, Note, Trace};
 pub use condition::Condition;
 pub use deny::Deny;
 pub(crate) use facts::Watch;
@@ -33,19 +37,17 @@ pub use facts::{ApprovalFact, Facts, FileFact, HookFact, Needs, Observed, Recall
 pub use flow::Flow;
 pub use limit::{Limit, Per, Proved};
 pub use observe::{Observe, observe};
-pub(crate) use problem::ToolNames;
-pub use problem::{DiagnosticKind, Place, Problem, Severity};
 pub use read_before_write::ReadBeforeWrite;
-pub use refusal::Refusal;
 pub use require::Require;
 pub use sequence::Sequence;
+pub use source::Rules;
 
-use crate::error::ToolError;
-use crate::json::{Digest, Pointer};
+use crate::call::error::ToolError;
+use crate::files::Expect;
 use crate::limits::Charge;
-use crate::resource::Expect;
-use crate::session::{Change, Revoked};
+use crate::session::state::{Change, Revoked};
 use crate::tool::Spec;
+use toolgate_json::{Digest, Pointer};
 
 /// The reason why a policy could not decide; the call is denied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -154,7 +156,7 @@ pub struct Caps<'a> {
 
 impl dyn Policy {
     /// Returns whether the rule denies calls of one of these tools on its own.
-    pub(crate) fn outline_of<'a>(&self, mut tools: impl Iterator<Item = &'a Spec>) -> bool {
+    pub fn outline_of<'a>(&self, mut tools: impl Iterator<Item = &'a Spec>) -> bool {
         tools.any(|tool| self.governs(tool) && self.outline(tool).denies.is_some_and(|forbids| !forbids.asks_person))
     }
 }

@@ -1,8 +1,8 @@
 //! Implements `observe`: records the verdicts of a rule without enforcing them.
 
 use super::{Ask, Done, Fault, Mode, Needs, Outline, Policy, Problem, Remedy, Verdict};
-use crate::error::ToolError;
-use crate::session::Change;
+use crate::call::error::ToolError;
+use crate::session::state::Change;
 use crate::tool::Spec;
 
 /// A rule whose verdicts and faults are only recorded.

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::definition;
-use super::problem::{ToolNames, not_one, secret_key, unknown_tool};
 use super::{Ask, Done, Fault, FileFact, Needs, Note, Observation, Outline, Policy, Problem, Remedy, Severity, Terms, Verdict};
-use crate::code;
-use crate::error::ToolError;
-use crate::json::{Digest, Pointer};
-use crate::resource::{Expect, normal_path};
-use crate::session::Change;
+use crate::call::error::ToolError;
+use crate::call::error_code;
+use crate::diagnostic::{ToolNames, not_one, secret_key, unknown_tool};
+use crate::files::{Expect, normal_path};
+use crate::session::state::Change;
 use crate::tool::Spec;
+use toolgate_json::{Digest, Pointer};
 
 /// Denies a write to an existing file that this session has not read, or that changed since.
 ///
@@ -148,12 +148,15 @@ impl Policy for ReadBeforeWrite {
             (FileFact::Unreadable(why), _) => return Err(Fault::new(format!("cannot read `{path}`: {why}"))),
             (FileFact::Present(_), None) => {
                 return deny(
-                    code::READ_BEFORE_WRITE,
+                    error_code::READ_BEFORE_WRITE,
                     format!("`{path}` exists and has not been read in this session; read it before you overwrite it"),
                 );
             }
             (FileFact::Present(now), Some(seen)) if *now != seen => {
-                return deny(code::STALE_READ, format!("`{path}` has changed since it was read; read it again before you overwrite it"));
+                return deny(
+                    error_code::STALE_READ,
+                    format!("`{path}` has changed since it was read; read it again before you overwrite it"),
+                );
             }
             (FileFact::Present(now), Some(_)) => Expect::Unchanged(path, *now),
         };

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::cel::Expression;
 use super::definition;
-use super::never::never_proved;
-use super::problem::{not_one, secret_key};
-use super::refusal::{expression_setters, refusal_setters};
 use super::{Ask, Condition, Deny, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
-use crate::json::Pointer;
-use crate::session::{Evidence, Origin};
+use crate::diagnostic::{not_one, secret_key};
+use crate::policy::denial::{expression_setters, refusal_setters};
+use crate::policy::unsatisfiable::never_proved;
+use crate::session::state::{Evidence, Origin};
 use crate::tool::Spec;
+use toolgate_json::Pointer;
 
 /// Requires that one of some tools has succeeded in this session.
 ///
@@ -55,7 +55,7 @@ impl Require {
         let any_of = ToolNames::of(any_of);
         let wanted = any_of.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ");
         let refusal = Refusal {
-            code: crate::code::PREREQUISITE_MISSING.to_owned(),
+            code: crate::call::error_code::PREREQUISITE_MISSING.to_owned(),
             ..Refusal::of(name, format!("{wanted} must have succeeded first in this session"))
         };
         Self {
@@ -92,7 +92,7 @@ impl Require {
     /// Requires a proved field to have this value.
     #[must_use]
     pub fn field(mut self, path: impl Into<Pointer>, value: Value) -> Self {
-        self.fields.push((path.into().to_string(), Wanted::Value(crate::json::with_canonical_numbers(value))));
+        self.fields.push((path.into().to_string(), Wanted::Value(toolgate_json::with_canonical_numbers(value))));
         self
     }
 
@@ -151,7 +151,7 @@ impl Require {
         }
         for (path, wanted) in &self.fields {
             let shown = |value: &Value| match wanted {
-                Wanted::Value(_) => crate::names::shown(&value.to_string()),
+                Wanted::Value(_) => toolgate_text::shown(&value.to_string()),
                 Wanted::Argument(path) => ask.shown(path, value),
             };
             let wanted = match wanted {

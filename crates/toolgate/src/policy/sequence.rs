@@ -6,10 +6,10 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::definition;
-use super::problem::unknown_tool;
 use super::{Ask, Fault, Needs, Note, Outline, Policy, Problem, Remedy, Verdict};
-use crate::code;
-use crate::error::ToolError;
+use crate::call::error::ToolError;
+use crate::call::error_code;
+use crate::diagnostic::unknown_tool;
 use crate::tool::Spec;
 
 /// A graph of prerequisites: `deploy` after `test` and `build`, `build` after `lint`.
@@ -163,7 +163,7 @@ impl Policy for Sequence {
         }
         let names = missing.iter().map(|first| format!("`{first}`")).collect::<Vec<_>>().join(" and ");
         let message = format!("`{tool}` needs {names} to have succeeded first in this session");
-        Ok(Verdict::deny(ToolError::of(code::PREREQUISITE_MISSING, message)))
+        Ok(Verdict::deny(ToolError::of(error_code::PREREQUISITE_MISSING, message)))
     }
 
     fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {

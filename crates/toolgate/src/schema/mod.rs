@@ -1,24 +1,24 @@
 //! Compiles JSON schemas, closes objects with undeclared members, and explains validation errors.
 
-mod choice;
-mod close;
-mod explain;
-mod faults;
-mod known;
-mod path;
+mod any_of;
+mod close_objects;
+mod lookup;
+mod messages;
+pub mod metaschema;
+mod schema_path;
 
 use std::collections::HashSet;
 
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
-pub(crate) use explain::write_only;
-pub(crate) use faults::faults;
-pub(crate) use path::{At, at, at_in, declares, may_be, resolve};
+pub(crate) use crate::schema::messages::write_only;
+pub use crate::schema::metaschema::faults;
+pub use crate::schema::schema_path::{At, at, at_in, declares, may_be, resolve};
 
-use crate::error::FieldError;
-use crate::json::{Bounds, Pointer};
+use crate::call::error::FieldError;
 use crate::tool::Extra;
+use toolgate_json::{Bounds, Pointer};
 
 /// Maximum number of backtracking steps of a regular expression before it counts as "no match".
 const BACKTRACKS: usize = 10_000;
@@ -64,7 +64,7 @@ impl Schema {
     fn put_together(source: &Value, extra: Extra, secrets: &[Pointer]) -> Result<Self, String> {
         let closed = match extra {
             Extra::Pass => source.clone(),
-            Extra::Refuse | Extra::Drop => close::close(source)?,
+            Extra::Refuse | Extra::Drop => crate::schema::close_objects::close(source)?,
         };
         let validator = jsonschema::options()
             .with_pattern_options(patterns())
@@ -73,8 +73,8 @@ impl Schema {
             .build(&closed)
             .map_err(|e| format!("{} (at `{}`)", e, e.schema_path()))?;
         let mut secrets = secrets.to_vec();
-        secrets.extend(explain::write_only(source)?);
-        let tangled = close::is_tangled(&closed);
+        secrets.extend(crate::schema::messages::write_only(source)?);
+        let tangled = crate::schema::close_objects::is_tangled(&closed);
         Ok(Self { source: closed, validator, secrets, extra_members: extra, is_tangled: tangled })
     }
 
@@ -112,7 +112,7 @@ impl Schema {
     /// Returns whether an explanation of the errors may take far too long.
     fn is_hopeless(&self, value: &Value) -> bool {
         self.is_tangled
-            && crate::json::find_exceeded_bound_of_value(value, &Bounds { depth: 5, bytes: usize::MAX, nodes: usize::MAX }).is_some()
+            && toolgate_json::find_exceeded_bound_of_value(value, &Bounds { depth: 5, bytes: usize::MAX, nodes: usize::MAX }).is_some()
     }
 
     fn explain(&self, tool: &str, value: &Value) -> Invalid {
@@ -123,7 +123,7 @@ impl Schema {
             return Invalid { errors: Vec::new(), message };
         }
         let errors = self.validator.iter_errors(value).take(MOST_ERRORS);
-        explain::explain(tool, &self.source, errors, &self.secrets)
+        crate::schema::messages::explain(tool, &self.source, errors, &self.secrets)
     }
 
     fn drop_unknown(&self, value: &mut Value) {
@@ -147,7 +147,7 @@ impl Schema {
             for (path, names) in unknown {
                 // If a branch fails, the validator reports all its members as unknown. A member
                 // that the schema declares stays, so that its real error is reported.
-                let knows = known::knows(&self.source, &path);
+                let knows = crate::schema::lookup::knows(&self.source, &path);
                 let names: HashSet<String> = names.into_iter().filter(|name| !knows(name)).collect();
                 if let Some(map) = value.pointer_mut(&path).and_then(Value::as_object_mut) {
                     let before = map.len();

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::call::SessionKey;
-use crate::json::Digest;
 use crate::policy::ApprovalFact;
+use toolgate_json::Digest;
 
 /// The state of an approval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,9 +4,9 @@
 //! decisions. Every backend behaves like [`MemoryStore`].
 
 mod approval;
-mod claim;
+mod charge_check;
 mod memory;
-mod open;
+mod open_claims;
 
 use std::any::Any;
 use std::fmt;
@@ -21,22 +21,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard};
 
+pub use crate::store::charge_check::room_for;
+pub(crate) use crate::store::charge_check::{over_error, recalled_error};
 pub use approval::{Approval, ApprovalState};
-pub use claim::room_for;
-pub(crate) use claim::{over_error, recalled_error};
 pub use memory::MemoryStore;
 
+use crate::call::error::{Effects, ToolError};
+use crate::call::outcome::Outcome;
 use crate::call::{CallId, SessionKey};
-use crate::error::{Effects, ToolError};
-use crate::json::Digest;
-use crate::ledger::{Recorded, Row};
+use crate::ledger::row::{Recorded, Row};
 use crate::limits::{Charge, Over, Spend, Unit};
-use crate::outcome::Outcome;
 use crate::policy::{Facts, Needs, RecallFact, RecalledBy, Used};
-use crate::progress::{Ended, Progress};
-use crate::session::{Alter, Changes, Revoked, State};
+use crate::provenance::Seen;
+use crate::session::repetition::{Ended, Progress};
+use crate::session::state::{Alter, Changes, Revoked, State};
 use crate::tool::Polling;
-use crate::values::Seen;
+use toolgate_json::Digest;
 
 /// A store operation failed; nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -205,7 +205,7 @@ pub struct Intent {
     /// The state may contain secrets, so a store must encrypt it.
     #[serde(skip)]
     pub pass: Option<(String, Vec<u8>)>,
-    /// The files and entities that the call writes, as keys of [`crate::values::Carrying`].
+    /// The files and entities that the call writes, as keys of [`crate::provenance::Carrying`].
     ///
     /// They are recorded if the call has or may have an effect: for a deferred call with the claim,
     /// otherwise when the call ends or is abandoned.
@@ -308,7 +308,7 @@ impl Settle {
     /// Returns the outcome of a pending call that turned out to have no effect.
     #[must_use]
     pub fn never_happened() -> Outcome {
-        ToolError::of(crate::code::CANCELLED, "the call had no effect").into()
+        ToolError::of(crate::call::error_code::CANCELLED, "the call had no effect").into()
     }
 
     /// Returns the effects of a call whose claim ended this way.

@@ -7,11 +7,11 @@ use std::io;
 
 use serde_json::{Value, json};
 
-use crate::code;
-use crate::error::{Category, Effects, FieldError, ToolError};
-use crate::outcome::Signal;
+use crate::call::error::{Category, Effects, FieldError, ToolError};
+use crate::call::error_code;
+use crate::call::outcome::Signal;
+use crate::files::FileError;
 use crate::redact::head;
-use crate::resource::FileError;
 use crate::store::StoreError;
 
 /// A failure of a tool. `?` converts any `std::error::Error` into one.
@@ -53,7 +53,7 @@ impl Failure {
     }
 
     /// Creates a failure with one of toolgate's own codes.
-    pub(crate) fn of(name: &'static str, message: impl Into<String>) -> Self {
+    pub fn of(name: &'static str, message: impl Into<String>) -> Self {
         Self::from_error(ToolError::of(name, message))
     }
 
@@ -204,7 +204,7 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
             if cause.is::<StoreError>() {
                 // Details of the store are for the operator, not for the model.
                 tracing::error!(error = message, "a tool cannot access the store");
-                return Self::of(code::STORE_UNAVAILABLE, "the store is unavailable");
+                return Self::of(error_code::STORE_UNAVAILABLE, "the store is unavailable");
             }
             if let Some(io) = cause.downcast_ref::<io::Error>() {
                 return Self::of(classify_io(io.kind()), message);
@@ -212,14 +212,14 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
             if cause.downcast_ref::<tokio::task::JoinError>().is_some_and(tokio::task::JoinError::is_panic) {
                 // Details of a panic are for the operator, not for the model.
                 tracing::error!(panic = message, "a task of a tool panicked");
-                return Self::of(code::TOOL_PANICKED, "The tool has a bug and crashed. Do not repeat the call; tell the user.");
+                return Self::of(error_code::TOOL_PANICKED, "The tool has a bug and crashed. Do not repeat the call; tell the user.");
             }
             if cause.is::<tokio::time::error::Elapsed>() {
-                return Self::of(code::TIMEOUT, message);
+                return Self::of(error_code::TIMEOUT, message);
             }
             source = cause.source();
         }
-        Self::of(code::TOOL_FAILED, message)
+        Self::of(error_code::TOOL_FAILED, message)
     }
 }
 
@@ -249,11 +249,11 @@ fn chain(error: &dyn StdError) -> String {
 #[must_use]
 pub const fn classify_status(status: u16) -> &'static str {
     match status {
-        408 | 425 | 429 | 500..=599 => code::UPSTREAM_UNAVAILABLE,
-        401 | 403 | 407 => code::UPSTREAM_FORBIDDEN,
-        422 => code::UPSTREAM_REJECTED,
-        400..=499 => code::UPSTREAM_INVALID,
-        _ => code::TOOL_FAILED,
+        408 | 425 | 429 | 500..=599 => error_code::UPSTREAM_UNAVAILABLE,
+        401 | 403 | 407 => error_code::UPSTREAM_FORBIDDEN,
+        422 => error_code::UPSTREAM_REJECTED,
+        400..=499 => error_code::UPSTREAM_INVALID,
+        _ => error_code::TOOL_FAILED,
     }
 }
 
@@ -290,7 +290,7 @@ pub fn without_contract(given: &Value) -> Option<Value> {
 fn classify_io(kind: io::ErrorKind) -> &'static str {
     use io::ErrorKind as K;
     match kind {
-        K::TimedOut => code::TIMEOUT,
+        K::TimedOut => error_code::TIMEOUT,
         K::ConnectionRefused
         | K::ConnectionReset
         | K::ConnectionAborted
@@ -302,10 +302,12 @@ fn classify_io(kind: io::ErrorKind) -> &'static str {
         | K::HostUnreachable
         | K::NetworkUnreachable
         | K::NetworkDown
-        | K::ResourceBusy => code::UPSTREAM_UNAVAILABLE,
-        K::PermissionDenied | K::ReadOnlyFilesystem => code::UPSTREAM_FORBIDDEN,
-        K::NotFound | K::InvalidInput | K::InvalidData | K::AlreadyExists | K::IsADirectory | K::NotADirectory => code::UPSTREAM_INVALID,
-        _ => code::TOOL_FAILED,
+        | K::ResourceBusy => error_code::UPSTREAM_UNAVAILABLE,
+        K::PermissionDenied | K::ReadOnlyFilesystem => error_code::UPSTREAM_FORBIDDEN,
+        K::NotFound | K::InvalidInput | K::InvalidData | K::AlreadyExists | K::IsADirectory | K::NotADirectory => {
+            error_code::UPSTREAM_INVALID
+        }
+        _ => error_code::TOOL_FAILED,
     }
 }
 

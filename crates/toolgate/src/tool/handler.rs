@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use super::Failure;
 use crate::call::Judged;
-use crate::code;
-use crate::context::Ctx;
-use crate::gate::Permit;
+use crate::call::error_code;
+use crate::pipeline::Permit;
+use crate::tool::context::Ctx;
 
 /// Runs a tool.
 ///
@@ -47,12 +47,13 @@ where
         // Messages of serde may contain the value.
         let said = |e: serde_json::Error| if permit.has_secrets() { "they do not match the type".to_owned() } else { e.to_string() };
         let typed = A::deserialize(arguments.value()).map_err(|e| {
-            Failure::of(code::INVALID_ARGUMENTS, format!("cannot read the arguments: {}", said(e))).effects(crate::Effects::None)
+            Failure::of(error_code::INVALID_ARGUMENTS, format!("cannot read the arguments: {}", said(e))).effects(crate::Effects::None)
         })?;
         let result = (self.0)(ctx, typed).await?;
         // The tool has already run, so its effects are known and need no reconciliation.
         serde_json::to_value(result).map_err(|e| {
-            Failure::of(code::INVALID_RESULT, format!("the result cannot be represented as JSON: {e}")).effects(permit.effects_of_run())
+            Failure::of(error_code::INVALID_RESULT, format!("the result cannot be represented as JSON: {e}"))
+                .effects(permit.effects_of_run())
         })
     }
 }
@@ -63,7 +64,7 @@ pub(super) struct Nothing;
 impl Nothing {
     fn why() -> Failure {
         let message = "this tool cannot run: its table in `toolgate.toml` has no `kind` (mcp, http, command, builtin or client)";
-        Failure::of(code::INTERNAL_FAULT, message).effects(crate::Effects::None)
+        Failure::of(error_code::INTERNAL_FAULT, message).effects(crate::Effects::None)
     }
 }
 

@@ -1,8 +1,10 @@
 //! Defines tools: names, schemas, effects and handlers.
 
-mod command;
+mod command_tool;
+pub mod context;
 mod failure;
 mod handler;
+pub mod name;
 mod reconcile;
 mod spec;
 mod template;
@@ -18,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use command::CommandTool;
+pub use crate::tool::command_tool::CommandTool;
 pub(crate) use failure::Kind;
 pub use failure::{Failure, classify_status, without_contract};
 pub use handler::Handler;
@@ -27,10 +29,10 @@ pub use spec::Spec;
 pub use template::{FilledPart, Template};
 
 use self::handler::{Dynamic, Nothing, Typed};
-use crate::context::Ctx;
-use crate::json::Pointer;
 use crate::limits::Spend;
 use crate::normalize::Rule;
+use crate::tool::context::Ctx;
+use toolgate_json::Pointer;
 
 /// The effect of a tool on the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -157,14 +159,14 @@ impl Tool {
     }
 
     /// Creates a tool that runs a program.
-    pub(crate) fn command(name: &str, description: &str, input: Value, program: CommandTool) -> Self {
+    pub fn command(name: &str, description: &str, input: Value, program: CommandTool) -> Self {
         let mut tool = Self::with_handler(name, description, input, Arc::new(program.clone()));
         tool.program = Some(program);
         tool
     }
 
     /// Sets the launcher of the tool's program.
-    pub(crate) fn launched_by(self, launcher: &std::path::Path) -> Self {
+    pub fn launched_by(self, launcher: &std::path::Path) -> Self {
         match self.program.clone() {
             Some(program) => {
                 let program = program.launcher(launcher);
@@ -439,7 +441,7 @@ impl Tool {
     }
 
     /// Adds the secrets that the schemas mark. Returns false if a schema is too unclear to tell.
-    pub(crate) fn find_secrets(&mut self) -> bool {
+    pub fn find_secrets(&mut self) -> bool {
         let schemas = [&self.spec.input, &self.spec.output].into_iter().flatten();
         let (marked, unclear): (Vec<_>, Vec<_>) = schemas.map(crate::schema::write_only).partition(Result::is_ok);
         self.spec.secrets.extend(marked.into_iter().flatten().flatten());
@@ -449,37 +451,37 @@ impl Tool {
     }
 
     /// Keeps all arguments out of the ledger, because the secret ones are unknown.
-    pub(crate) const fn veiled(mut self) -> Self {
+    pub const fn veiled(mut self) -> Self {
         self.spec.veiled = true;
         self
     }
 
     /// Creates a declared tool whose handler is set later.
-    pub(crate) fn declared(name: &str, description: &str, input: Value) -> Self {
+    pub fn declared(name: &str, description: &str, input: Value) -> Self {
         Self::with_handler(name, description, input, Arc::new(Nothing))
     }
 
     /// Lets the client run the tool.
-    pub(crate) fn run_by_client(self) -> Self {
+    pub fn run_by_client(self) -> Self {
         // Toolgate cannot reconcile calls that the client runs.
         Self { spec: Spec { external: true, reconcile: None, ..self.spec }, handler: None, program: None }
     }
 
     /// Replaces the handler.
-    pub(crate) fn handled_by(self, handler: Arc<dyn Handler>) -> Self {
+    pub fn handled_by(self, handler: Arc<dyn Handler>) -> Self {
         // A tool that the client runs has no handler.
         if self.spec.external { self } else { Self { handler: Some(handler), ..self } }
     }
 
     /// Replaces the schemas.
-    pub(crate) fn with_schemas(mut self, input: Value, output: Option<Value>) -> Self {
+    pub fn with_schemas(mut self, input: Value, output: Option<Value>) -> Self {
         self.spec.input = Some(input);
         self.spec.output = output;
         self
     }
 
     /// Replaces the description.
-    pub(crate) fn description(mut self, description: &str) -> Self {
+    pub fn description(mut self, description: &str) -> Self {
         description.clone_into(&mut self.spec.description);
         self
     }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Effect, Spec};
-use crate::json::Pointer;
 use crate::policy::{DiagnosticKind, Problem};
+use toolgate_json::Pointer;
 
 /// A read-only tool, and the meaning of its results, that settle a call with unknown outcome.
 ///
@@ -75,7 +75,7 @@ impl Reconcile {
 
     /// Returns whether the call took effect, if the result is conclusive.
     pub(crate) fn says(&self, result: &Value) -> Option<bool> {
-        let plain = |value: &Value| crate::json::with_canonical_numbers(value.clone());
+        let plain = |value: &Value| toolgate_json::with_canonical_numbers(value.clone());
         let all = |wanted: &[(Pointer, Value)]| {
             !wanted.is_empty() && wanted.iter().all(|(field, is)| field.get(result).is_some_and(|found| plain(found) == plain(is)))
         };
@@ -90,7 +90,7 @@ impl Reconcile {
     /// Lists the problems of this declaration for a tool.
     pub(crate) fn problems(&self, of: &Spec, tools: &[&Spec]) -> Vec<Problem> {
         let wrong = |what: String| {
-            let problem = Problem::new(format!("`{}` cannot be reconciled with `{}`: {what}", of.name(), crate::names::shown(&self.tool)));
+            let problem = Problem::new(format!("`{}` cannot be reconciled with `{}`: {what}", of.name(), toolgate_text::shown(&self.tool)));
             problem.about(of.name()).of_kind(DiagnosticKind::InvalidReconcile)
         };
         let mut problems = Vec::new();

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Effect, Example, Extra, Polling, Reconcile, Retry};
-use crate::json::Pointer;
 use crate::limits::Spend;
 use crate::normalize::Rule;
 use crate::policy::Problem;
+use toolgate_json::Pointer;
 
 /// The declaration of a tool: everything except its handler.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -32,7 +32,7 @@ pub struct Spec {
     pub(crate) heartbeat: Option<Duration>,
     pub(crate) extra: Extra,
     pub(crate) examples: Vec<Example>,
-    pub(crate) secrets: Vec<Pointer>,
+    pub secrets: Vec<Pointer>,
     pub(crate) entities: Vec<(Arc<str>, Pointer)>,
     pub(crate) proves: Vec<Pointer>,
     pub(crate) revokes: Vec<(Arc<str>, Option<Arc<str>>)>,
@@ -108,7 +108,7 @@ impl Spec {
         if declared().any(|name| **name == *entity) {
             return None;
         }
-        let message = format!("`{}` declares no entity `{}`, so its evidence cannot be compared", self.name, crate::names::shown(entity));
+        let message = format!("`{}` declares no entity `{}`, so its evidence cannot be compared", self.name, toolgate_text::shown(entity));
         Some(Problem::at(field, message).did_you_mean(entity, declared()))
     }
 

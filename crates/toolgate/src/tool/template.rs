@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::json::Pointer;
+use toolgate_json::Pointer;
 
 /// Text in which `{/path}` is replaced by an argument of the call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

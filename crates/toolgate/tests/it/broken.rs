@@ -2,7 +2,7 @@
 //! the exact text that it produces.
 
 use serde_json::{Value, json};
-use toolgate::config::Rules;
+use toolgate::policy::source::Rules;
 use toolgate::{Agent, Effect, Tool};
 
 pub(crate) fn desk() -> toolgate::AgentBuilder {
@@ -124,7 +124,7 @@ fn every_broken_configuration_is_told_what_where_and_how() {
     let mut poor = String::new();
     for path in files {
         let case = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        let config = toolgate::config::Config::parse("toolgate.toml", &std::fs::read_to_string(&path).unwrap());
+        let config = toolgate_config::Config::parse("toolgate.toml", &std::fs::read_to_string(&path).unwrap());
         let said = match config.build_agents(None) {
             Err(error) => error.render(false),
             Ok(_) => panic!("{case} is not broken at all"),

@@ -152,7 +152,7 @@ async fn nothing_it_meets_is_a_way_through() {
     let long: Vec<i64> = (0..20_000).collect();
     let walks = "input.list.all(i, i >= 0 && i < 100000) && size(input.list) > 30000";
     let agent = |rule: Deny| {
-        Agent::builder("a").tool(act()).policy(rule).bounds(toolgate::json::Bounds { nodes: 50_000, ..Default::default() }).build().unwrap()
+        Agent::builder("a").tool(act()).policy(rule).bounds(toolgate_json::Bounds { nodes: 50_000, ..Default::default() }).build().unwrap()
     };
     let session = crate::support::gate().agent(agent(Deny::new("rule", ["act"]).when_cel(walks))).built().session("a", "p", "s");
     let answer = session.call("act", json!({"list": long})).await;

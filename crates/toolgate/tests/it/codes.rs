@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use regex::Regex;
-use toolgate::{Category, code};
+use toolgate::Category;
+use toolgate::call::error_code;
 
 /// In the table, and said by nobody yet.
 const NOT_SAID_YET: &[&str] = &[];
@@ -23,12 +24,12 @@ fn table(name: &str) -> Vec<&'static str> {
 
 #[test]
 fn the_table_of_codes_is_the_one_in_the_specification() {
-    let expected: Vec<String> = code::ALL
+    let expected: Vec<String> = error_code::ALL
         .iter()
         .map(|c| format!("| `{}` | {} | {} | {} |", c.name, c.category, if c.retryable { "yes" } else { "no" }, c.meaning))
         .collect();
     assert_eq!(table("codes"), expected);
-    for c in code::ALL {
+    for c in error_code::ALL {
         assert!(!c.retryable || c.category == Category::Transient, "{}: only what passes by itself may be retried", c.name);
     }
 }
@@ -106,7 +107,7 @@ fn every_code_in_the_source_is_in_the_specification_and_the_other_way_round() {
     let (by_constant, by_name) = (said_by_constant(&sources), said_by_name(&sources));
     // A look at nothing would find nothing wrong.
     assert!(sources.len() > 100 && by_constant.contains("forbidden") && by_name.contains_key("definition_changed"), "{by_name:?}");
-    let own: BTreeSet<&str> = code::ALL.iter().map(|code| code.name).collect();
+    let own: BTreeSet<&str> = error_code::ALL.iter().map(|code| code.name).collect();
     let said: BTreeSet<&str> = by_constant.iter().chain(by_name.keys()).map(String::as_str).collect();
 
     let silent: Vec<&str> = own.difference(&said).copied().collect();
@@ -124,7 +125,7 @@ fn every_code_in_the_source_is_in_the_specification_and_the_other_way_round() {
     assert_eq!(listed, others, "codes that are not toolgate's own, on the page and in the source");
 
     for (name, categories) in &by_name {
-        let Some(own) = code::find(name) else { continue };
+        let Some(own) = error_code::find(name) else { continue };
         assert!(
             categories.iter().all(|category| *category == own.category.to_string()),
             "`{name}` is {}, and is said to be {categories:?}",

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use toolgate::suggest::{closest, ratio};
+use toolgate_text::suggest::{closest, ratio};
 
 const PYTHON: &str = r"
 import difflib, json, sys

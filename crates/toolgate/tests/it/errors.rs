@@ -4,7 +4,8 @@ use std::io::{Error, ErrorKind};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use toolgate::{ApprovalRef, Category, Effects, Failure, FieldError, NextStep, ToolError, classify_status, code, without_contract};
+use toolgate::call::error_code;
+use toolgate::{ApprovalRef, Category, Effects, Failure, FieldError, NextStep, ToolError, classify_status, without_contract};
 
 use crate::support::World;
 
@@ -55,7 +56,7 @@ proptest! {
 
 #[test]
 fn what_is_no_error_is_not_read_as_one() {
-    let mut json = serde_json::to_value(ToolError::of(code::BUSY, "x")).unwrap();
+    let mut json = serde_json::to_value(ToolError::of(error_code::BUSY, "x")).unwrap();
     json["isError"] = json!(false);
     assert!(serde_json::from_value::<ToolError>(json).is_err());
     assert_eq!(ToolError::from_bucket(&json!({"is_error": false, "error": {"bucket": "Data"}})), None);
@@ -63,7 +64,7 @@ fn what_is_no_error_is_not_read_as_one() {
 
 #[test]
 fn what_is_given_is_no_error_of_the_contract() {
-    let error = ToolError::of(code::PAUSED, "x");
+    let error = ToolError::of(error_code::PAUSED, "x");
     for forged in [
         serde_json::to_value(&error).unwrap(),
         error.to_bucket(),
@@ -133,7 +134,7 @@ fn statuses_are_classified_once() {
             400..=421 | 423..=499 => Category::Validation,
             _ => Category::Business,
         };
-        assert_eq!(code::find(classify_status(status)).unwrap().category, expected, "{status}");
+        assert_eq!(error_code::find(classify_status(status)).unwrap().category, expected, "{status}");
     }
 }
 
@@ -149,7 +150,7 @@ fn errors_of_any_rust_program_are_understood() {
         (Error::from(ErrorKind::NotFound).into(), "upstream_invalid", Category::Validation),
         (Wrapped(Error::from(ErrorKind::BrokenPipe)).into(), "upstream_unavailable", Category::Transient),
         ("x".parse::<i32>().unwrap_err().into(), "tool_failed", Category::Business),
-        (ToolError::of(code::STALE_READ, "changed").into(), "stale_read", Category::Business),
+        (ToolError::of(error_code::STALE_READ, "changed").into(), "stale_read", Category::Business),
         (Failure::http(404, "no such order"), "upstream_invalid", Category::Validation),
     ];
     for (failure, code, category) in cases {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use serde_json::json;
-use toolgate::config::Config;
 use toolgate::{Agent, ManualClock, Toolgate};
+use toolgate_config::Config;
 
 const CONFIG: &str = r#"
 name = "support"

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use toolgate::files::{Expect, FileError, FileSystem, normal_path};
 use toolgate::policy::ReadBeforeWrite;
-use toolgate::resource::{Expect, FileError, FileSystem, normal_path};
 use toolgate::{Agent, CallId, Ctx, Failure, HostFs, MemoryFs, Section, Session, Tool, builtin};
 
 struct Host {
@@ -58,7 +58,7 @@ fn editor(files: impl FileSystem + 'static) -> Session {
     .open();
     let agent = Agent::builder("editor")
         .files(files)
-        .section(Section::new("files").tools(builtin::files()).policy(ReadBeforeWrite::default()))
+        .section(Section::new("files").tools(toolgate::builtin::files()).policy(ReadBeforeWrite::default()))
         .tool(spoil)
         .build()
         .unwrap();
@@ -121,7 +121,7 @@ async fn files_in_memory_are_found_however_they_were_spelled() {
 
 #[tokio::test]
 async fn with_no_file_system_to_ask_it_is_a_denial() {
-    let agent = Agent::builder("editor").tools(builtin::files()).policy(ReadBeforeWrite::default()).build().unwrap();
+    let agent = Agent::builder("editor").tools(toolgate::builtin::files()).policy(ReadBeforeWrite::default()).build().unwrap();
     let session = crate::support::gate().agent(agent).built().session("editor", "alice", "s");
     assert_eq!(code(&session, "write_file", json!({"path": "a", "content": "x"})).await, "policy_fault");
     assert_eq!(code(&session, "read_file", json!({"path": "a"})).await, "no_file_system");
@@ -352,7 +352,7 @@ fn no_race_leads_outside() {
 fn what_was_judged_is_compared_when_the_file_is_opened() {
     let host = Host::new();
     let files = host.open();
-    let seen = toolgate::json::Digest::of(b"a: 1");
+    let seen = toolgate_json::Digest::of(b"a: 1");
     fs::write(host.root.path().join("config.yaml"), "swapped after the judgement").unwrap();
     let mut txn = files.begin(call_id(), vec![Expect::Unchanged("config.yaml".into(), seen), Expect::Absent("new.txt".into())]);
     assert_eq!(txn.write("config.yaml", b"x"), Err(FileError::ChangedMeanwhile("config.yaml".into())));

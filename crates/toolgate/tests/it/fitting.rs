@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
-use toolgate::config::{Backend, Config, HttpTool, Remote, Unfit, Upstream};
 use toolgate::policy::Problem;
 use toolgate::{Agent, Ctx, Failure, Handler, Judged, Permit, Toolgate, ToolgateBuilder};
+use toolgate_config::{Backend, Config, HttpTool, Remote, Unfit, Upstream};
 
 /// What upstreams offer, by their names.
 struct Offers {

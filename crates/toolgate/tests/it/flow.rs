@@ -349,7 +349,7 @@ async fn a_flood_fails_closed_and_only_for_what_is_not_known() {
 async fn rules_without_origins_pay_nothing_for_them() {
     let session = gate(Agent::builder("a").tool(oracle("page", PAGE).untrusted()).tool(send().open()));
     assert_eq!(said(&session, "page", json!({})).await, "ok");
-    assert_eq!(session.state().await.unwrap().values, toolgate::values::Values::default());
+    assert_eq!(session.state().await.unwrap().values, toolgate::provenance::Values::default());
 }
 
 #[tokio::test]

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use serde_json::json;
-use toolgate::config::Config;
 use toolgate::policy::{Condition, Deny};
 use toolgate::{Agent, Tool};
+use toolgate_config::Config;
 
 /// Texts of a corpus, and what becomes of them when some of their bytes change.
 fn texts(corpus: &str, changes: usize) -> Vec<String> {

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use toolgate::json::{Bounds, parse, to_canonical_bytes};
 use toolgate::{Agent, Effect, Tool};
+use toolgate_json::{Bounds, parse, to_canonical_bytes};
 
 use crate::support::World;
 

@@ -181,7 +181,7 @@ async fn a_write_that_failed_cleans_nothing_and_names_of_files_carry() {
     );
     let agent = Agent::builder("a")
         .files(MemoryFs::default())
-        .tools(builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
+        .tools(toolgate::builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
         .tool(fails.effect(Effect::Write).local().open())
         .tool(oracle("page", PAGE).untrusted())
         .tool(send())
@@ -224,7 +224,7 @@ async fn what_is_kept_outlives_the_session() {
     let build = || {
         Agent::builder("a")
             .files(MemoryFs::default())
-            .tools(builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
+            .tools(toolgate::builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
             .tool(download.clone().effect(Effect::Write).local().open().untrusted())
             .tool(create.clone().effect(Effect::Write).open().entity("note", "/id").keeps("note"))
             .tool(list.clone().effect(Effect::Read).entity("note", "/id"))
@@ -290,7 +290,7 @@ async fn writing_and_reading_back_launders_nothing() {
     let session = gate(
         Agent::builder("a")
             .files(MemoryFs::new([("clean.txt", "frank@house.example")]))
-            .tools(builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
+            .tools(toolgate::builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
             .tool(write)
             .tool(read)
             .tool(oracle("page", PAGE).untrusted())
@@ -319,7 +319,7 @@ async fn what_is_read_back_from_a_carrier_is_untrusted_for_flow_too() {
     let session = gate(
         Agent::builder("a")
             .files(MemoryFs::default())
-            .tools(builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
+            .tools(toolgate::builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
             .tool(oracle("page", PAGE).untrusted())
             .tool(send())
             .policy(Flow::new("f", ["send"], ["/to"]).trust_tools(["read_file"])),
@@ -335,7 +335,7 @@ async fn what_is_read_back_from_a_carrier_is_untrusted_for_flow_too() {
 async fn what_was_read_from_a_file_is_what_it_was_when_it_is_replayed() {
     let agent = Agent::builder("a")
         .files(MemoryFs::default())
-        .tools(builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
+        .tools(toolgate::builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
         .tool(oracle("page", PAGE).untrusted())
         .tool(send())
         .policy(Flow::new("f", ["send"], ["/to"]));

@@ -9,7 +9,7 @@ use crate::rules::{code, session, tool};
 #[test]
 fn rules_are_attached_where_they_have_something_to_say() {
     use toolgate::Section;
-    use toolgate::config::Rules;
+    use toolgate::policy::source::Rules;
     let built = |extra: &str| {
         let text = format!(
             "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"act\"]\nwhere = [{{ argument = \"/amount\", above = 5 }}]\n{extra}\n"
@@ -294,7 +294,7 @@ fn conditions_that_no_argument_can_meet_are_told() {
 
 #[test]
 fn what_only_a_client_says_is_told_where_its_word_does_not_count() {
-    use toolgate::config::Config;
+    use toolgate_config::Config;
     let tools = "[tools.look]\nkind = \"client\"\neffect = \"read\"\n[tools.act]\nkind = \"client\"\n";
     for rule in ["rule = \"require\"\ntools = [\"act\"]\nany_of = [\"look\"]", "rule = \"sequence\"\nafter = { act = [\"look\"] }"] {
         for reported in [false, true] {
@@ -311,7 +311,7 @@ fn what_only_a_client_says_is_told_where_its_word_does_not_count() {
 #[test]
 fn whoever_names_the_ledger_says_how_long_rows_stay_in_it() {
     use toolgate::SignedDuration;
-    use toolgate::config::Config;
+    use toolgate_config::Config;
     let of = |text: &str| Config::parse("toolgate.toml", &format!("{text}[tools.look]\neffect = \"read\"\n"));
     let days = |days: i64| Some(SignedDuration::from_hours(24 * days));
     let project = || of("store = \"project.db\"\nretention = \"30d\"\n");
@@ -323,7 +323,7 @@ fn whoever_names_the_ledger_says_how_long_rows_stay_in_it() {
 
 #[test]
 fn one_rule_in_the_users_file_and_the_projects_is_one_rule() {
-    use toolgate::config::Config;
+    use toolgate_config::Config;
     let of = |file: &str, most: u32| {
         let rule = format!("[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"act\"]\ncalls = {most}\n");
         Config::parse(file, &format!("[tools.act]\nkind = \"client\"\n{rule}"))
@@ -349,7 +349,7 @@ fn one_rule_in_the_users_file_and_the_projects_is_one_rule() {
 fn what_is_not_said_of_trying_again_is_as_where_nothing_is_said() {
     use std::time::Duration;
     use toolgate::Retry;
-    use toolgate::config::Config;
+    use toolgate_config::Config;
     let usual = Retry { times: 2, delay: Duration::from_millis(100) };
     assert_eq!(Retry::default(), usual);
     for (written, expected) in [

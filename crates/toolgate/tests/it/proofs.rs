@@ -1,9 +1,9 @@
 //! What a call proves, what it may drop, and who may hear what was recorded.
 
 use serde_json::{Value, json};
-use toolgate::config::Config;
 use toolgate::policy::{Require, Verdict};
 use toolgate::{Agent, Category, Effect, Failure, Signal, Tool, ToolError};
+use toolgate_config::Config;
 
 use crate::rules::code;
 use crate::support::{Built as _, World, rule};

@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use toolgate::hook::{Before, Hook, HookCall, HookFault};
-use toolgate::json::{Bounds, parse, to_canonical_bytes};
 use toolgate::policy::{Ask, Fault, Policy, Verdict};
 use toolgate::{AgentBuilder, CallId, Category, Ctx, Decision, Effect, Failure, Handler, HostFs, Judged, Permit, Tool, ToolError};
+use toolgate_json::{Bounds, parse, to_canonical_bytes};
 
 use crate::support::World;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
-use toolgate::config::{Config, config_schema};
+use toolgate_config::{Config, config_schema};
 
 /// The keys that the reader knows at a place, by what it says to one that it does not know.
 fn known(config: &str) -> BTreeSet<String> {

@@ -10,7 +10,7 @@ use toolgate::{Ctx, Effect, Failure, Outcome, Signal, Tool, builtin};
 use crate::support::World;
 
 fn desk() -> World {
-    World::new(|agent| agent.tool(builtin::calc()).tool(builtin::json_query()))
+    World::new(|agent| agent.tool(toolgate::builtin::calc()).tool(builtin::json_query()))
 }
 
 async fn said(world: &World, tool: &str, arguments: Value) -> String {

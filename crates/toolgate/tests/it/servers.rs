@@ -1,7 +1,7 @@
 //! Files of servers as clients have them.
 
 use serde_json::{Value, json};
-use toolgate::config::{Config, Reach, Undeclared, Upstream, parse_mcp_servers};
+use toolgate_config::{Config, Reach, Undeclared, Upstream, parse_mcp_servers};
 
 /// What a server of such a file comes to, in one line.
 fn said(upstream: &Upstream) -> String {

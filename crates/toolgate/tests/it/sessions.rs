@@ -3,7 +3,7 @@
 use serde_json::json;
 use toolgate::limits::{Budget, Limits};
 use toolgate::policy::Sequence;
-use toolgate::session::{EvidenceKey, Origin};
+use toolgate::session::state::{EvidenceKey, Origin};
 use toolgate::{Agent, Ctx, Effect, Tool};
 
 use crate::support::{Built, World};

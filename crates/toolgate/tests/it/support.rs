@@ -11,15 +11,15 @@ use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
-use toolgate::json::Digest;
 use toolgate::limits::{Charge, Over, Unit};
 use toolgate::policy::{Ask, Facts, Fault, Needs, Policy, Terms, Verdict};
-use toolgate::session::{Alter, State};
+use toolgate::session::state::{Alter, State};
 use toolgate::store::{Approval, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Settle, StoreError, Target};
 use toolgate::{
     Agent, AgentBuilder, CallId, Category, Compared, Ctx, Effect, Effects, Event, Failure, ManualClock, MemoryFs, MemoryStore, Outcome,
     Recorded, Replay, Row, Ruling, Session, SessionKey, Signal, Store, Tool, ToolError, Toolgate, ToolgateBuilder,
 };
+use toolgate_json::Digest;
 
 /// Which operation of the store fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

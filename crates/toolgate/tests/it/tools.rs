@@ -248,8 +248,8 @@ async fn results_are_normalised_before_anyone_sees_them() {
 #[test]
 fn a_description_is_replaced_only_where_the_tool_accepts_it() {
     let build = |tool: Tool| Agent::builder("a").tool(tool).describe("calc", "Adds.").build();
-    assert!(build(builtin::calc()).is_err());
-    assert_eq!(build(builtin::calc().accepts_overrides()).unwrap().tools().next().unwrap().description(), "Adds.");
+    assert!(build(toolgate::builtin::calc()).is_err());
+    assert_eq!(build(toolgate::builtin::calc().accepts_overrides()).unwrap().tools().next().unwrap().description(), "Adds.");
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -283,10 +283,10 @@ async fn what_could_never_do_anything_is_told_when_the_agent_is_built() {
 #[test]
 fn the_built_in_tools_are_well_declared() {
     let agent = Agent::builder("a")
-        .tool(builtin::calc())
+        .tool(toolgate::builtin::calc())
         .tool(builtin::json_query())
         .tool(builtin::read_output())
-        .tools(builtin::files())
+        .tools(toolgate::builtin::files())
         .policy(toolgate::policy::ReadBeforeWrite::default())
         .build()
         .unwrap();

@@ -1,9 +1,9 @@
 //! Implements `toolgate audit`: queries, verifies and maintains the ledger.
 
-mod keep;
-mod read;
+mod maintain;
+mod query;
 
-pub(super) use read::{describe_arguments, find_row};
+pub(super) use crate::command::audit::query::{describe_arguments, find_row};
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use clap::Subcommand;
 use toolgate::{CallId, SignedDuration};
 use toolgate_store::{Anchor, Ledger};
 
-use super::ledger::{Part, Wanted, at_most_one, parse_duration, parse_number};
+use crate::command::common::{Part, Wanted, at_most_one, parse_duration, parse_number};
 
 /// Query, verify and maintain the ledger.
 #[derive(clap::Args)]
@@ -225,18 +225,20 @@ pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
 
 fn dispatch(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
     match args.verb {
-        Verb::Query { wanted, limit, json } => read::query(&wanted, limit, json, store),
-        Verb::Show { call, receipt, json } => read::show(&call, receipt, json, store),
-        Verb::Export { wanted, out } => read::export(&wanted, out.as_deref(), store),
-        Verb::Stats { wanted, json } => read::stats(&wanted, json, store),
-        Verb::Tail { wanted, follow, limit, json } => read::tail(&wanted, follow, limit, json, store),
-        Verb::Verify { anchor, key, json } => keep::verify(anchor, key, json, store),
-        Verb::Prune { older_than, sealed_older_than, dry_run, json } => keep::prune(older_than, sealed_older_than, dry_run, json, store),
-        Verb::Settle { call: None, json, .. } => keep::list_pending(json, store),
-        Verb::Settle { call: Some(call), happened, never, by, json } => {
-            keep::settle(&call, happened.as_deref(), never, by.as_deref(), json, store)
+        Verb::Query { wanted, limit, json } => crate::command::audit::query::query(&wanted, limit, json, store),
+        Verb::Show { call, receipt, json } => crate::command::audit::query::show(&call, receipt, json, store),
+        Verb::Export { wanted, out } => crate::command::audit::query::export(&wanted, out.as_deref(), store),
+        Verb::Stats { wanted, json } => crate::command::audit::query::stats(&wanted, json, store),
+        Verb::Tail { wanted, follow, limit, json } => crate::command::audit::query::tail(&wanted, follow, limit, json, store),
+        Verb::Verify { anchor, key, json } => crate::command::audit::maintain::verify(anchor, key, json, store),
+        Verb::Prune { older_than, sealed_older_than, dry_run, json } => {
+            crate::command::audit::maintain::prune(older_than, sealed_older_than, dry_run, json, store)
         }
-        Verb::Receipt { file, key } => keep::verify_receipt(&file, key.as_deref(), store),
-        Verb::Key { rotate } => keep::print_key(rotate, store),
+        Verb::Settle { call: None, json, .. } => crate::command::audit::maintain::list_pending(json, store),
+        Verb::Settle { call: Some(call), happened, never, by, json } => {
+            crate::command::audit::maintain::settle(&call, happened.as_deref(), never, by.as_deref(), json, store)
+        }
+        Verb::Receipt { file, key } => crate::command::audit::maintain::verify_receipt(&file, key.as_deref(), store),
+        Verb::Key { rotate } => crate::command::audit::maintain::print_key(rotate, store),
     }
 }

@@ -1,11 +1,11 @@
 //! Implements `toolgate demo`: a scripted model works at a refund desk, and then tries to break its
 //! rules.
 
-mod books;
-mod desk;
-mod rules;
+mod accounts;
+mod policy;
+mod render;
 mod script;
-mod show;
+mod tools;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use toolgate::{Answer, Decision, Session, Toolgate};
 use toolgate_store::{Ledger, SqliteStore};
 
-use books::SharedBooks;
+use crate::command::demo::accounts::SharedBooks;
 use script::{Act, Step};
 
 /// Run a demo: a scripted model works at a refund desk and attacks it.
@@ -57,25 +57,25 @@ struct Summary {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let (played, books) = runtime.block_on(run_script(rules::Enforced::Yes, store))?;
+    let (played, books) = runtime.block_on(run_script(crate::command::demo::policy::Enforced::Yes, store))?;
     let summary = summarize(&played, &books);
     if args.json {
         print_json(&played, &summary)?;
     } else {
-        show::print_demo(&played, &summary, &books)?;
+        crate::command::demo::render::print_demo(&played, &summary, &books)?;
         if let Some(path) = store {
-            show::print_ledger_commands(path)?;
+            crate::command::demo::render::print_ledger_commands(path)?;
         }
     }
     Ok(if summary.leaked == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Runs the whole script at a new desk.
-async fn run_script(enforced: rules::Enforced, store: Option<&Path>) -> io::Result<(Vec<Played>, SharedBooks)> {
+async fn run_script(enforced: crate::command::demo::policy::Enforced, store: Option<&Path>) -> io::Result<(Vec<Played>, SharedBooks)> {
     let books = SharedBooks::default();
     let mut name = "refund-desk".to_owned();
     // The demo uses its own clock, so that every run gives the same result.
-    let mut gate = Toolgate::builder().clock(desk::accounts_clock(&books));
+    let mut gate = Toolgate::builder().clock(crate::command::demo::tools::accounts_clock(&books));
     if let Some(path) = store {
         let kept = SqliteStore::open(path).map_err(io::Error::other)?;
         // A kept ledger needs real times. Another run is another agent, with its own accounts.
@@ -89,7 +89,7 @@ async fn run_script(enforced: rules::Enforced, store: Option<&Path>) -> io::Resu
         }
         gate = gate.store(Arc::new(kept));
     }
-    let agent = desk::build_agent(&name, &books, enforced).map_err(io::Error::other)?;
+    let agent = crate::command::demo::tools::build_agent(&name, &books, enforced).map_err(io::Error::other)?;
     let gate = gate.agent(agent).build()?;
     let mut played = Vec::new();
     for step in script::STEPS {
@@ -122,7 +122,7 @@ fn print_json(played: &[Played], summary: &Summary) -> io::Result<()> {
     let mut out = io::stdout().lock();
     for Played { step, answer, ran, .. } in played {
         // Invalid JSON, for example with duplicate keys, is printed as a string.
-        let strict = toolgate::json::parse(step.arguments.as_bytes(), &toolgate::json::Bounds::default());
+        let strict = toolgate_json::parse(step.arguments.as_bytes(), &toolgate_json::Bounds::default());
         let arguments = strict.unwrap_or_else(|_| Value::String(step.arguments.to_owned()));
         let line = json!({
             "step": step.name,
@@ -148,10 +148,10 @@ mod tests {
 
     #[tokio::test]
     async fn the_books_find_what_leaks_when_no_rule_holds() {
-        let (played, books) = run_script(rules::Enforced::No, None).await.expect("the demo runs");
+        let (played, books) = run_script(policy::Enforced::No, None).await.expect("the demo runs");
         let summary = summarize(&played, &books);
         assert!(summary.leaked >= 4, "without rules, payments leak: {}", summary.leaked);
-        let (played, books) = run_script(rules::Enforced::Yes, None).await.expect("the demo runs");
+        let (played, books) = run_script(policy::Enforced::Yes, None).await.expect("the demo runs");
         let summary = summarize(&played, &books);
         let (all, told) = (script::STEPS.len(), summary.ran + summary.refused + summary.replayed);
         assert_eq!((summary.leaked, summary.asked, told, summary.replayed), (0, all, all, 1));
@@ -160,7 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_step_ends_at_the_gate_that_the_script_says() {
-        let (played, _) = run_script(rules::Enforced::Yes, None).await.expect("the demo runs");
+        let (played, _) = run_script(policy::Enforced::Yes, None).await.expect("the demo runs");
         for p in played {
             let code = p.answer.outcome.error().map_or("ok", |e| &e.code);
             assert_eq!((p.answer.gate.name(), code), (p.step.gate, p.step.code), "{}: {:?}", p.step.name, p.answer);

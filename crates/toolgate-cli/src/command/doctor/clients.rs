@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use toolgate::config::Config;
+use toolgate_config::Config;
 
 use super::{Findings, Health, check_refusal};
-use crate::client::{Client, is_hook_program};
-use crate::command::hook;
+use crate::client_mcp_servers;
 use crate::command::init::{find_hooked_parent, read_or_empty, template_tools};
-use crate::place::State;
-use crate::servers;
+use toolgate_hook;
+use toolgate_hook::client_hooks::{Client, is_hook_program};
+use toolgate_hook::effective_config::State;
 
 /// Checks the hooks in the settings of clients, and runs them if calls can be recorded.
 ///
@@ -107,7 +107,7 @@ pub(super) fn check_clients(
 fn find_switch<'f>(switch: &str, files: &'f [PathBuf]) -> io::Result<Option<&'f Path>> {
     let mut on = None;
     for path in files {
-        match crate::client::parse_settings_json(&read_or_empty(path)?).ok().and_then(|file| file.get(switch)?.as_bool()) {
+        match toolgate_hook::client_hooks::parse_settings_json(&read_or_empty(path)?).ok().and_then(|file| file.get(switch)?.as_bool()) {
             Some(true) => on = Some(path.as_path()),
             Some(false) => on = None,
             None => {}
@@ -156,7 +156,7 @@ fn check_hooks(
         let args = entry.get("args").and_then(Value::as_array);
         let plain = |args: &Vec<Value>| {
             let mut words = args.iter().map(|word| word.as_str().unwrap_or_default());
-            (is_hook_program(program) || words.next() == Some("hook")) && hook::parses(words)
+            (is_hook_program(program) || words.next() == Some("hook")) && toolgate_hook::parses(words)
         };
         let other = match args {
             Some(args) => !plain(args),
@@ -215,14 +215,14 @@ fn build_command(entry: &Value) -> Command {
 /// Returns true if a client has toolgate as its server.
 pub(super) fn is_server_registered(project: &Path) -> io::Result<bool> {
     let text = read_or_empty(&Client::ClaudeDesktop.settings_file(Some(project))?)?;
-    Ok(servers::find_toolgate_server(&text).ok().flatten().is_some())
+    Ok(client_mcp_servers::find_toolgate_server(&text).ok().flatten().is_some())
 }
 
 /// Checks the entry of toolgate among the servers of a client.
 fn check_server_entry(project: &Path, own: &Path, found: &mut Findings) -> io::Result<()> {
     let path = Client::ClaudeDesktop.settings_file(Some(project))?;
     let text = read_or_empty(&path)?;
-    let Ok(Some((program, config))) = servers::find_toolgate_server(&text) else { return Ok(()) };
+    let Ok(Some((program, config))) = client_mcp_servers::find_toolgate_server(&text) else { return Ok(()) };
     let is_file = |file: &PathBuf| fs::canonicalize(file).is_ok_and(|file| fs::canonicalize(&path).is_ok_and(|path| file == path));
     let reads = |config: &str| Config::load(config).is_ok_and(|config| config.included_files().iter().any(is_file));
     let same = fs::canonicalize(&program).ok().is_some_and(|program| fs::canonicalize(own).ok() == Some(program));
@@ -236,7 +236,7 @@ fn check_server_entry(project: &Path, own: &Path, found: &mut Findings) -> io::R
         Some(config) if !Path::new(&config).is_file() => {
             found.add("server", Health::Ill, format!("{place}\nits configuration {config} does not exist"))
         }
-        Some(config) if servers::has_upstream_servers(&text) && !reads(&config) => {
+        Some(config) if client_mcp_servers::has_upstream_servers(&text) && !reads(&config) => {
             let line = format!("mcp_servers = [{}]", json!(path));
             let says = format!("the other servers are behind toolgate, but {config} does not read them\nadd this at its top: {line}");
             found.add("server", Health::Ill, format!("{place}\n{says}"));

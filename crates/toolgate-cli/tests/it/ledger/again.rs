@@ -140,7 +140,7 @@ fn every_recorded_call_can_be_explained() {
 
 #[tokio::test]
 async fn a_call_is_explained_on_what_it_was_decided_on() {
-    use toolgate::config::Rules;
+    use toolgate::policy::source::Rules;
     use toolgate::{Agent, Tool, Toolgate};
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");

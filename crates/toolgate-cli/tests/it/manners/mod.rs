@@ -14,10 +14,6 @@ use serde_json::{Value, json};
 use crate::hook::Project;
 use crate::verbs::{plain, program, tell, told};
 
-#[expect(dead_code, reason = "only its reader is asked")]
-#[path = "../../../src/command/hook/event.rs"]
-mod event;
-
 /// A program that runs until it is dropped.
 struct Running(Child);
 
@@ -192,7 +188,7 @@ fn no_event_breaks_its_reader() {
             let (before, after) = bytes.split_at(at);
             // Cut off; one byte less; one byte more.
             for text in [before.to_vec(), [before, &after[1..]].concat(), [before, b"\"", after].concat(), [before, b"}", after].concat()] {
-                if let Err(reason) = event::Event::parse(&text) {
+                if let Err(reason) = toolgate_hook::event::Event::parse(&text) {
                     assert!(!reason.is_empty());
                 }
             }

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 
 fn upstream() -> Upstream {
-    toolgate::config::Config::parse("toolgate.toml", "[upstreams.a]\ncommand = \"a\"\n").upstreams.remove(0)
+    toolgate_config::Config::parse("toolgate.toml", "[upstreams.a]\ncommand = \"a\"\n").upstreams.remove(0)
 }
 
 fn tool(name: &str, description: &str) -> Tool {

@@ -227,7 +227,7 @@ async fn who_always_offers_others_is_not_remembered_without_end() {
     })
     .await;
     let home = tempfile::tempdir().unwrap();
-    let config = toolgate::config::Config::parse("toolgate.toml", &format!("[upstreams.many]\nurl = \"http://{address}/mcp\"\n"));
+    let config = toolgate_config::Config::parse("toolgate.toml", &format!("[upstreams.many]\nurl = \"http://{address}/mcp\"\n"));
     let starting = Starting { pin_dir: Some(home.path().to_owned()), launcher: None };
     for (many, there) in [(9_000, true), (18_000, true), (18_000, false)] {
         turn.fetch_add(1, Ordering::SeqCst);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 use serde_json::{Value, json};
-use toolgate::json::Digest;
 use toolgate::{Backtest, Compared, Definition, Failure, ManualClock, Replay, Row, Tool, Toolgate};
+use toolgate_json::Digest;
 use toolgate_store::{Filter, SqliteStore};
 
 use crate::world::{Desk, agent_under, noon, runtime};
@@ -141,7 +141,12 @@ fn the_same_rules_on_the_same_traffic_change_nothing() {
         .effect(toolgate::Effect::Read)
         .empty_on(404);
         let rules = "[[policy]]\nname = \"sum\"\nrule = \"limit\"\ntools = [\"pay\"]\nsum = \"/amount\"\nmax = 500\nper = \"principal\"\nwithin = \"24h\"\n[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
-        toolgate::Agent::builder("desk").tool(pay).tool(look).rules(toolgate::config::Rules::parse("r.toml", rules)).build().unwrap()
+        toolgate::Agent::builder("desk")
+            .tool(pay)
+            .tool(look)
+            .rules(toolgate::policy::source::Rules::parse("r.toml", rules))
+            .build()
+            .unwrap()
     };
     runtime().block_on(async {
         let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
@@ -275,7 +280,7 @@ fn what_a_tool_would_know_again_is_not_taken_for_a_new_call() {
         let schema = || json!({"type": "object", "properties": {"name": {"type": "string"}, "amount": {"type": "number"}}});
         let pay = Tool::dynamic("pay", "Pays.", schema(), |_, _| async { Ok(json!({"paid": true})) }).once();
         let look = Tool::dynamic("look", "Looks.", schema(), |_, _| async { Ok(json!({})) }).effect(toolgate::Effect::Read);
-        let rules = toolgate::config::Rules::parse("r.toml", rules);
+        let rules = toolgate::policy::source::Rules::parse("r.toml", rules);
         toolgate::Agent::builder("desk").tool(pay).tool(look).rules(rules).build().unwrap()
     };
     runtime().block_on(async {

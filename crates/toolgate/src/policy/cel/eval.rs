@@ -7,12 +7,12 @@ use std::cell::Cell;
 
 use serde_json::Value;
 
-use super::ops::{Val, apply, arithmetic, compare, field, index_of, proved_in, too_large, unfit, unlike, weight};
 use super::{Arithmetic, Compare, Each, Expression, Function, Kind, Name, Node};
-use crate::json::Pointer;
+use crate::policy::cel::value::{Val, apply, arithmetic, compare, field, index_of, proved_in, too_large, unfit, unlike, weight};
 use crate::policy::flow::each_value;
 use crate::policy::{Ask, Fault};
-use crate::session::Evidence;
+use crate::session::state::Evidence;
+use toolgate_json::Pointer;
 
 /// Maximum number of steps of one evaluation, because macros iterate over lists from the model.
 const MAX_STEPS: usize = 100_000;

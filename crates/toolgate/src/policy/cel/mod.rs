@@ -8,11 +8,11 @@
 //! * A fault on the left of `&&` or `||` is a fault of the whole expression, so that a call does
 //!   not pass because an argument is absent.
 
+mod compile;
 mod eval;
-mod lower;
-mod ops;
-mod ty;
-mod types;
+mod schema_type;
+mod typecheck;
+mod value;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use std::sync::Arc;
 use regex::Regex;
 use rust_decimal::Decimal;
 
-pub(super) use ty::{Ty, of_schema};
+pub(super) use crate::policy::cel::schema_type::{Ty, of_schema};
 
 use super::flow::each_value;
-use super::never::NEVER_TRUE;
 use super::{Ask, Fault, Limit, Needs, Note, Problem};
-use crate::json::Pointer;
-use crate::session::Evidence;
+use crate::policy::unsatisfiable::NEVER_TRUE;
+use crate::session::state::Evidence;
 use crate::tool::Spec;
+use toolgate_json::Pointer;
 
 /// Maximum length of an expression, in bytes.
 pub const MAX_LENGTH: usize = 2_000;
@@ -160,7 +160,7 @@ impl Expression {
     /// [`super::Policy::problems`] of the rule reports errors in the expression.
     #[must_use]
     pub fn new(source: &str) -> Self {
-        Self { source: source.into(), compiled: lower::compile(source).map(Arc::new), limits: Vec::new() }
+        Self { source: source.into(), compiled: crate::policy::cel::compile::compile(source).map(Arc::new), limits: Vec::new() }
     }
 
     /// Returns the source text.
@@ -193,12 +193,12 @@ impl Expression {
             Ok(root) => root,
             Err(problems) => return problems.iter().cloned().map(placed).collect(),
         };
-        let rule = types::Context { tools, evidence, limits: &self.limits };
+        let rule = crate::policy::cel::typecheck::Context { tools, evidence, limits: &self.limits };
         let mut problems: Vec<Problem> = Vec::new();
         let mut never = Vec::new();
-        let mut vain: Option<Vec<types::Never>> = None;
+        let mut vain: Option<Vec<crate::policy::cel::typecheck::Never>> = None;
         for tool in governed {
-            let checked = types::check(root, tool, &rule);
+            let checked = crate::policy::cel::typecheck::check(root, tool, &rule);
             never.extend(checked.always_false);
             vain = Some(match vain {
                 None => checked.unsatisfiable,
@@ -214,8 +214,9 @@ impl Expression {
         if never.len() == governed.len() {
             problems.extend(never.into_iter().next().map(placed));
         } else if problems.is_empty() {
-            let told =
-                |(span, help): types::Never| Problem::new("this can never be true").within(span).help(help).warning().found_as(NEVER_TRUE);
+            let told = |(span, help): crate::policy::cel::typecheck::Never| {
+                Problem::new("this can never be true").within(span).help(help).warning().found_as(NEVER_TRUE)
+            };
             problems.extend(vain.unwrap_or_default().into_iter().map(told).map(placed));
         }
         problems

@@ -6,7 +6,7 @@ mod why;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use toolgate::config::Rules;
+use toolgate::policy::source::Rules;
 use toolgate::policy::{Condition, Deny, Limit, Per, Policy, Proved, ReadBeforeWrite, Require, Sequence};
 use toolgate::{Agent, AgentBuilder, Effect, ManualClock, MemoryFs, Session, Tool, builtin};
 
@@ -310,8 +310,9 @@ async fn secrets_are_not_advice() {
 
 #[tokio::test]
 async fn a_file_that_must_be_read_is_the_next_step() {
-    let session =
-        start(Agent::builder("a").files(MemoryFs::new([("a.txt", "x")])).tools(builtin::files()).policy(ReadBeforeWrite::default()));
+    let session = start(
+        Agent::builder("a").files(MemoryFs::new([("a.txt", "x")])).tools(toolgate::builtin::files()).policy(ReadBeforeWrite::default()),
+    );
     let (code, advice) = next(&session, "write_file", json!({"path": "./a.txt", "content": "y"})).await;
     assert_eq!((code.as_str(), advice), ("read_before_write", step("read_file", json!({"path": "a.txt"}))));
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::json;
-use toolgate::config::Rules;
+use toolgate::policy::source::Rules;
 use toolgate::policy::{Condition, Deny, Limit, Policy, Require, observe};
 use toolgate::{Agent, Decision, Effect, Explanation, Gate, Replay, Said, SignedDuration, Would};
 
@@ -138,7 +138,7 @@ async fn a_rule_on_trial_touches_nothing_and_counts_everything() {
         fn check(&self, _: &toolgate::policy::Ask<'_>) -> Result<toolgate::policy::Verdict, toolgate::policy::Fault> {
             panic!("on trial, and failing")
         }
-        fn on_result(&self, _: &toolgate::policy::Done<'_>) -> Result<Vec<toolgate::session::Change>, toolgate::policy::Fault> {
+        fn on_result(&self, _: &toolgate::policy::Done<'_>) -> Result<Vec<toolgate::session::state::Change>, toolgate::policy::Fault> {
             panic!("here as well")
         }
     }

@@ -158,7 +158,7 @@ async fn a_tree_that_is_only_read_counts_unless_it_is_said_not_to() {
         let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
         let agent = Agent::builder("coder")
             .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
-            .rules(toolgate::config::Rules::parse("rules.toml", &text));
+            .rules(toolgate::policy::source::Rules::parse("rules.toml", &text));
         crate::support::gate().agent(agent.build().unwrap()).built()
     };
     let commands = ["tar czf - ~/", "grep -r . ~/", "zip -r a.zip ~"];
@@ -220,7 +220,7 @@ async fn a_tool_that_searches_is_told_where_not_to() {
 #[test]
 fn where_a_search_begins_is_a_whole_path() {
     let text = "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ touches = [\"/x\"], from = \"here\" }]\n";
-    let rules = toolgate::config::Rules::parse("rules.toml", text);
+    let rules = toolgate::policy::source::Rules::parse("rules.toml", text);
     let problems: Vec<String> = rules.problems().iter().map(ToString::to_string).collect();
     assert!(problems.iter().any(|problem| problem.contains("`from` must be the absolute path of a directory")), "{problems:?}");
 }

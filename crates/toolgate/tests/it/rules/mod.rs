@@ -359,7 +359,7 @@ async fn policies_are_told_what_is_taken_away() {
         fn check(&self, _: &toolgate::policy::Ask<'_>) -> Result<toolgate::policy::Verdict, toolgate::policy::Fault> {
             Ok(toolgate::policy::Verdict::allow())
         }
-        fn on_result(&self, done: &toolgate::policy::Done<'_>) -> Result<Vec<toolgate::session::Change>, toolgate::policy::Fault> {
+        fn on_result(&self, done: &toolgate::policy::Done<'_>) -> Result<Vec<toolgate::session::state::Change>, toolgate::policy::Fault> {
             let lines =
                 done.revoked.iter().map(|r| format!("{} {:?}", r.tool, r.about.as_ref().map(|(name, value)| format!("{name} {value}"))));
             self.0.lock().unwrap().extend(lines);

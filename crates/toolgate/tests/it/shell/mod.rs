@@ -52,7 +52,7 @@ async fn a_command_that_is_no_text_is_not_let_through_unread() {
         );
         let agent = Agent::builder("coder")
             .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
-            .rules(toolgate::config::Rules::parse("rules.toml", &text));
+            .rules(toolgate::policy::source::Rules::parse("rules.toml", &text));
         let gate = crate::support::gate().agent(agent.build().unwrap()).built();
         let cases = [
             (json!({"command": "cat ~/.ssh/id_rsa"}), "deny"),
@@ -356,7 +356,7 @@ async fn a_path_counts_with_space_around_it_and_contents_do_not() {
     let agent = Agent::builder("coder")
         .tool(Tool::external("write", "Writes a file.", None))
         .tool(Tool::external("note", "Notes a file.", None))
-        .rules(toolgate::config::Rules::parse("rules.toml", text));
+        .rules(toolgate::policy::source::Rules::parse("rules.toml", text));
     let gate = crate::support::gate().agent(agent.build().unwrap()).built();
     let cases = [
         ("write", json!({"file_path": ".env\n"}), false),

@@ -24,8 +24,9 @@ use std::future::Future;
 use std::pin::Pin;
 
 use serde_json::json;
-use toolgate::json::Digest;
-use toolgate::{Answer, CallId, Category, Decision, Effects, Gate, Outcome, Row, SignedDuration, ToolError, code};
+use toolgate::call::error_code;
+use toolgate::{Answer, CallId, Category, Decision, Effects, Gate, Outcome, Row, SignedDuration, ToolError};
+use toolgate_json::Digest;
 
 use crate::support::World;
 
@@ -114,7 +115,7 @@ async fn check(name: &str, world: &World, heard: Option<&Answer>, before: &Befor
     assert_eq!((&*error.code, gate, error.effects), (expected.code, expected.gate, expected.effects), "{name}: {error:?}");
     assert_eq!(error.call_id, Some(row.call), "{name}");
     assert!(!error.message.is_empty() && (error.effects.is_clean() || !error.retryable), "{name}: {error:?}");
-    let category = code::find(&error.code).map_or(Category::Business, |code| code.category);
+    let category = error_code::find(&error.code).map_or(Category::Business, |code| code.category);
     assert_eq!(error.category, category, "{name}: {error:?}");
     assert_eq!(serde_json::from_value::<ToolError>(outcome.to_json()).unwrap(), **error, "{name}: the contract is written in full");
     assert!(matches!(row.decision, Decision::Failed | Decision::Refused), "{name}: {row:?}");

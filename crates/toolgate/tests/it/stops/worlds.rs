@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use toolgate::hook::{Before, CommandHook, Denial, Hook, HookCall, HookDecision, HookFault};
 use toolgate::policy::{Ask, Done, Fault, Needs, Policy, Verdict};
-use toolgate::session::Change;
+use toolgate::session::state::Change;
 use toolgate::{Answer, Call, Effect};
 
 use crate::support::{World, rule};

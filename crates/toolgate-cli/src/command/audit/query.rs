@@ -1,0 +1,438 @@
+//! Implements `audit query`, `show`, `export`, `stats` and `tail`.
+
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::json;
+use toolgate::{CallId, Decision, Gate, Outcome, Row};
+use toolgate_store::{Entry, Filter, Ledger, Times};
+
+use super::Named;
+use crate::command::common::{
+    BOLD, DIM, Table, Wanted, decision_style, describe_reason, format_count, format_nanos, format_time, indent_lines, is_narrow,
+    open_ledger, progress_bar, sanitize, to_safe_json,
+};
+
+pub(crate) fn query(wanted: &Wanted, limit: usize, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+    let ledger = open_ledger(store)?;
+    let filter = Filter { newest_first: true, limit: Some(limit.saturating_add(1)), ..wanted.to_filter() };
+    let mut entries = ledger.find(&filter).map_err(io::Error::other)?;
+    let more = entries.len() > limit;
+    entries.truncate(limit);
+    entries.reverse();
+    let mut out = anstream::stdout().lock();
+    if json {
+        entries.iter().try_for_each(|entry| writeln!(out, "{}", json!(entry)))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if entries.is_empty() {
+        writeln!(out, "{}", wanted.no_rows_message(&ledger))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print_entries(&mut out, &entries)?;
+    if more {
+        writeln!(out, "{DIM}showing the newest {limit}; show more with `--limit`{DIM:#}")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_entries(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
+    let who = |row: &Row| sanitize(&format!("{} as {}", row.key.principal, row.key.agent));
+    let first = entries.first().map(|entry| who(&entry.row));
+    // A column with one value is omitted.
+    let several = entries.iter().any(|entry| Some(who(&entry.row)) != first);
+    // If all rows are from one day, print the date once.
+    let day = |row: &Row| format_time(row.at).split(' ').next().unwrap_or_default().to_owned();
+    let today = entries.first().map(|entry| day(&entry.row)).filter(|first| entries.iter().all(|entry| day(&entry.row) == *first));
+    let clock = |row: &Row| match &today {
+        Some(_) => format_time(row.at).split(' ').nth(1).unwrap_or_default().to_owned(),
+        None => format_time(row.at),
+    };
+    let (when, narrow) = (today.as_deref().unwrap_or("time"), is_narrow());
+    let mut table = match several {
+        true => Table::new(&[when, "tool", "decision", "why", "session", "caller", "about", "call"])
+            .with_cut_column(1, 12)
+            .with_cut_column(3, 8)
+            .with_cut_column(4, 6)
+            .with_cut_column(5, 8)
+            .with_cut_column(6, 10),
+        false => Table::new(&[when, "tool", "decision", "why", "session", "about", "call"])
+            .with_cut_column(1, 12)
+            .with_cut_column(3, 8)
+            .with_cut_column(4, 6)
+            .with_cut_column(5, 10),
+    };
+    for Entry { row, .. } in entries {
+        let plain = |text: String| (text, anstyle::Style::new());
+        let mut cells = vec![
+            plain(clock(row)),
+            plain(sanitize(&row.tool)),
+            (row.decision.to_string(), decision_style(row.decision)),
+            plain(describe_reason(row)),
+            plain(sanitize(&row.key.session)),
+        ];
+        cells.extend(several.then(|| plain(who(row))));
+        // In a narrow terminal, print the end of the call id, which `show` accepts.
+        let call = row.call.to_string();
+        let call = if narrow { call.get(call.len().saturating_sub(12)..).unwrap_or(&call).to_owned() } else { call };
+        cells.extend([plain(describe_arguments(row)), plain(call)]);
+        table.push_row(cells);
+    }
+    table.print(out)?;
+    match first.filter(|_| !several) {
+        Some(who) => writeln!(out, "{DIM}all by {who}{DIM:#}"),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn describe_arguments(row: &Row) -> String {
+    // Without entities, show the most telling argument.
+    if row.entities.is_empty() {
+        let wanted = ["command", "file_path", "filePath", "path", "url", "pattern"];
+        let said = wanted.iter().find_map(|name| row.arguments.get(name).and_then(serde_json::Value::as_str));
+        return sanitize(&said.unwrap_or_default().chars().take(60).collect::<String>());
+    }
+    let plain = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    sanitize(&row.entities.iter().map(|(name, value)| format!("{name}={}", plain(value))).collect::<Vec<_>>().join(" "))
+}
+
+/// Returns the row of a call, or the draft row of a call whose outcome is unknown.
+pub(crate) fn find_row(call: &Named, ledger: &Ledger) -> io::Result<Row> {
+    let call = call.resolve(ledger)?;
+    let own = ledger.rows_of_call(call).map_err(io::Error::other)?.into_iter().find(|entry| entry.row.call == call);
+    if let Some(entry) = own {
+        return Ok(entry.row);
+    }
+    match pending_row(call, ledger)? {
+        Some(row) => Ok((*row).clone()),
+        None => Err(no_such_call_error(call, ledger.pruned_since(call).map_err(io::Error::other)?)),
+    }
+}
+
+/// Returns the draft row of a pending call whose process died before it wrote a row.
+fn pending_row(call: CallId, ledger: &Ledger) -> io::Result<Option<Arc<Row>>> {
+    let pending = ledger.pending_claims(toolgate::Timestamp::now()).map_err(io::Error::other)?;
+    Ok(pending.into_iter().find(|intent| intent.call == call).and_then(|intent| intent.row))
+}
+
+/// Returns the error for a call that has no row.
+fn no_such_call_error(call: CallId, pruned: Option<u64>) -> io::Error {
+    io::Error::other(match pruned {
+        Some(seq) => format!("the ledger has no call {call}; rows up to {seq} were pruned since then, and it may be one of them"),
+        None => format!("the ledger has no call {call}; list calls with `toolgate audit query`"),
+    })
+}
+
+pub(crate) fn show(call: &Named, receipt: bool, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+    let ledger = open_ledger(store)?;
+    let call = call.resolve(&ledger)?;
+    let entries = ledger.rows_of_call(call).map_err(io::Error::other)?;
+    let own = entries.first().filter(|entry| entry.row.call == call);
+    let pruned = if own.is_none() { ledger.pruned_since(call).map_err(io::Error::other)? } else { None };
+    if receipt {
+        let receipt = ledger.sign_receipt(own.ok_or_else(|| no_such_call_error(call, pruned))?).map_err(io::Error::other)?;
+        writeln!(io::stdout().lock(), "{}", json!(receipt))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if entries.is_empty() {
+        if let Some(row) = pending_row(call, &ledger)? {
+            let mut out = anstream::stdout().lock();
+            // A draft row has no sequence number and no hash.
+            if json {
+                return writeln!(out, "{}", json!({ "row": &*row })).map(|()| ExitCode::SUCCESS);
+            }
+            let why = if pruned.is_some() { "no longer in the ledger, or not yet" } else { "not in the ledger yet" };
+            writeln!(out, "{DIM}{why}: the outcome is unknown{DIM:#}")?;
+            return writeln!(out, "{}", to_safe_json(&*row)?).map(|()| ExitCode::SUCCESS);
+        }
+        return Err(no_such_call_error(call, pruned));
+    }
+    let mut out = anstream::stdout().lock();
+    if own.is_none() && !json {
+        writeln!(out, "{DIM}the row of this call was pruned; this row settled it later{DIM:#}\n")?;
+    }
+    for entry in &entries {
+        if json {
+            writeln!(out, "{}", json!(entry))?;
+        } else {
+            print_entry(&mut out, entry)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_entry(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
+    let row = &entry.row;
+    let style = decision_style(row.decision);
+    let place = if row.decision == Decision::Refused { format!(" at {}", row.gate) } else { String::new() };
+    let why = describe_reason(row);
+    let why = if why.is_empty() { String::new() } else { format!(" {DIM}({why}){DIM:#}") };
+    writeln!(out, "{BOLD}{}{BOLD:#} {style}{}{style:#}{place}{why}", sanitize(&row.tool), row.decision)?;
+    let key = &row.key;
+    writeln!(out, "  {DIM}when{DIM:#}       {}, in {}", row.at, format_nanos(row.latency.total()))?;
+    writeln!(
+        out,
+        "  {DIM}caller{DIM:#}     `{}` as `{}`, session `{}`",
+        sanitize(&key.principal),
+        sanitize(&key.agent),
+        sanitize(&key.session)
+    )?;
+    writeln!(out, "  {DIM}call{DIM:#}       {}", row.call)?;
+    writeln!(out, "  {DIM}row{DIM:#}        {} of the ledger, {} of its session", entry.seq, entry.n)?;
+    writeln!(out, "  {DIM}config{DIM:#}     {}", row.config)?;
+    if let Some(settled) = &row.settles {
+        writeln!(out, "  {DIM}settles{DIM:#}    {}, by {}", settled.call, sanitize(&settled.by))?;
+    }
+    writeln!(out, "\n{BOLD}arguments{BOLD:#}\n{}", indent_lines(&to_safe_json(&row.arguments)?))?;
+    let what = match &row.outcome {
+        Outcome::Error(error) => to_safe_json(error)?,
+        other => to_safe_json(&other.to_json())?,
+    };
+    writeln!(out, "{BOLD}outcome{BOLD:#}\n{}", indent_lines(&what))?;
+    let facts: Vec<String> =
+        to_safe_json(&row.facts)?.lines().map(|line| describe_counter_line(line).unwrap_or_else(|| line.to_owned())).collect();
+    writeln!(out, "{BOLD}facts{BOLD:#}\n{}", indent_lines(&facts.join("\n")))?;
+    if row.latency.total() > 0 {
+        writeln!(out, "{BOLD}time by gate{BOLD:#}")?;
+        for gate in Gate::ALL.into_iter().filter(|gate| row.latency.at(*gate) > 0) {
+            writeln!(out, "  {gate:<9} {:>9}", format_nanos(row.latency.at(gate)))?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// Formats a line with a counter key for people: the rule or budget, and the owner of the counter.
+fn describe_counter_line(line: &str) -> Option<String> {
+    let indent: String = line.chars().take_while(|c| *c == ' ').collect();
+    let (text, comma) = line.strip_suffix(',').map_or((line, ""), |text| (text, ","));
+    let text: String = serde_json::from_str(text.trim()).ok()?;
+    let within = |currency: &str| if currency.is_empty() { String::new() } else { format!(" in {currency}") };
+    let said = match text.split('\u{1f}').collect::<Vec<_>>().as_slice() {
+        ["limit", _, rule, "entity", value, currency] => format!("{rule} for {value}{}", within(currency)),
+        ["limit", _, rule, "principal", principal, currency] => format!("{rule} for `{principal}`{}", within(currency)),
+        ["limit", _, rule, "session", _, session, currency] => format!("{rule} for session `{session}`{}", within(currency)),
+        ["budget", scope, what, ..] => format!("{what} of the {scope}"),
+        ["rate", principal] => format!("rate of `{principal}`"),
+        _ => return None,
+    };
+    Some(format!("{indent}{}{comma}", sanitize(&said)))
+}
+
+pub(crate) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) -> io::Result<ExitCode> {
+    let ledger = open_ledger(store)?;
+    // An export is complete, so it includes the rows of the canary.
+    let filter = Filter { excluded_agent: None, ..wanted.to_filter() };
+    let Some(path) = out else {
+        let (mut stdout, _) = write_rows(&ledger, &filter, io::stdout().lock(), &ProgressBar::hidden())?;
+        return stdout.flush().map(|()| ExitCode::SUCCESS);
+    };
+    // A broken pipe is an error here: the reader of a named pipe did not get all rows.
+    let named = |e: io::Error| io::Error::other(format!("{}: {e}", path.display()));
+    check_export_target(path, store)?;
+    let is_straight = is_written_in_place(path).map_err(named)?;
+    let total = if io::stderr().is_terminal() { ledger.count(&filter).map_err(io::Error::other)? } else { 0 };
+    let bar = progress_bar(total, "exporting");
+    let count = if is_straight {
+        let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).map_err(named)?;
+        write_rows(&ledger, &filter, file, &bar).map_err(named)?.1
+    } else {
+        // Write atomically, readable by the owner only. A symbolic link stays a link.
+        let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let beside = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::metadata(beside).map_err(named)?;
+        let draft = tempfile::NamedTempFile::new_in(beside).map_err(named)?;
+        let (draft, count) = write_rows(&ledger, &filter, draft, &bar).map_err(named)?;
+        draft.persist(&target).map_err(|error| named(error.error))?;
+        count
+    };
+    bar.finish_and_clear();
+    writeln!(io::stdout().lock(), "{} in {}", format_count(count, "row"), path.display())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns true if a path cannot be replaced atomically: a device, a pipe, a dangling link.
+fn is_written_in_place(path: &Path) -> io::Result<bool> {
+    match std::fs::metadata(path) {
+        Ok(there) if there.is_dir() => Err(io::Error::other("is a directory; name a file")),
+        Ok(there) => Ok(!there.is_file()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(std::fs::symlink_metadata(path).is_ok()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes the matching rows. Returns the writer and the number of rows.
+fn write_rows<W: Write>(ledger: &Ledger, filter: &Filter, file: W, bar: &ProgressBar) -> io::Result<(W, u64)> {
+    let (mut file, mut count, mut failed) = (BufWriter::new(file), 0_u64, None);
+    ledger
+        .query(filter, |entry| {
+            count += 1;
+            bar.set_position(count);
+            // An error of the output ends the query. It is returned below, with its kind.
+            failed = write_entry(&mut file, &entry).err();
+            Ok(failed.is_none())
+        })
+        .map_err(io::Error::other)?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let file = file.into_inner().map_err(|error| error.into_error())?;
+    Ok((file, count))
+}
+
+fn write_entry(file: &mut impl Write, entry: &Entry) -> io::Result<()> {
+    serde_json::to_writer(&mut *file, entry)?;
+    file.write_all(b"\n")
+}
+
+/// Checks that an export does not overwrite the ledger, its state directory or a configuration.
+fn check_export_target(out: &Path, store: Option<&Path>) -> io::Result<()> {
+    let is_config = |path: &Path| path.file_name().is_some_and(|name| name == toolgate_hook::effective_config::FILE);
+    let there = resolve_links(out);
+    if is_config(out) || there.as_deref().is_some_and(is_config) {
+        return Err(io::Error::other(format!("{} is a configuration; name another file", out.display())));
+    }
+    let (Some(store), Some(there)) = (store, there) else { return Ok(()) };
+    let store = std::fs::canonicalize(store)?;
+    let is_named = |end: &str| {
+        let mut name = store.as_os_str().to_owned();
+        name.push(end);
+        name == there.as_os_str()
+    };
+    let state = toolgate_store::state_dir_for(&store);
+    let state = std::fs::canonicalize(&state).unwrap_or(state);
+    if ["", "-wal", "-shm", "-journal"].into_iter().any(is_named) || there.starts_with(state) {
+        return Err(io::Error::other(format!("{} is the ledger itself; name another file", out.display())));
+    }
+    Ok(())
+}
+
+/// Resolves all symbolic links of a path, even if the file does not exist yet.
+fn resolve_links(path: &Path) -> Option<PathBuf> {
+    let mut path = path.to_owned();
+    // Linux follows at most 40 links.
+    for _ in 0..40 {
+        if let Ok(there) = std::fs::canonicalize(&path) {
+            return Some(there);
+        }
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match std::fs::read_link(&path) {
+            Ok(to) => path = parent.join(to),
+            Err(_) => return Some(std::fs::canonicalize(parent).ok()?.join(path.file_name()?)),
+        }
+    }
+    None
+}
+
+pub(crate) fn stats(wanted: &Wanted, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+    let stats = open_ledger(store)?.compute_stats(&wanted.to_filter()).map_err(io::Error::other)?;
+    let mut out = anstream::stdout().lock();
+    if json {
+        writeln!(out, "{}", json!(stats))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (Some(from), Some(to)) = (stats.from, stats.to) else {
+        writeln!(out, "no matching rows")?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    writeln!(out, "{BOLD}{}{BOLD:#} from {} to {}", format_count(stats.rows, "row"), format_time(from), format_time(to))?;
+    let decisions: Vec<String> = stats.decisions.iter().map(|(name, count)| format!("{count} {name}")).collect();
+    writeln!(out, "{}\n", decisions.join(", "))?;
+    let mut tools = Table::new(&["tool", "calls", "refused", "failed"]);
+    for (tool, (calls, refused, failed)) in &stats.tools {
+        tools.push_plain([sanitize(tool), calls.to_string(), refused.to_string(), failed.to_string()]);
+    }
+    print_table(&mut out, &tools)?;
+    for (title, counts) in [("refused by", &stats.refused_by), ("code", &stats.codes), ("would be refused by", &stats.observed)] {
+        if !counts.is_empty() {
+            let mut rows = Table::new(&[title, "calls"]);
+            let mut sorted: Vec<_> = counts.iter().collect();
+            sorted.sort_by_key(|(name, count)| (std::cmp::Reverse(**count), (*name).clone()));
+            sorted.into_iter().for_each(|(name, count)| {
+                rows.push_plain([sanitize(name), count.to_string()]);
+            });
+            print_table(&mut out, &rows)?;
+        }
+    }
+    let mut times = Table::new(&["gate", "median", "95 %", "99 %"]);
+    for gate in Gate::ALL {
+        if let Some(Times { p50_ns, p95_ns, p99_ns }) = stats.latency.get(gate.name()) {
+            times.push_plain([gate.name().to_owned(), format_nanos(*p50_ns), format_nanos(*p95_ns), format_nanos(*p99_ns)]);
+        }
+    }
+    print_table(&mut out, &times)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_table(out: &mut impl Write, table: &Table) -> io::Result<()> {
+    table.print(out)?;
+    writeln!(out)
+}
+
+pub(crate) fn tail(wanted: &Wanted, follow: bool, limit: usize, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+    let ledger = open_ledger(store)?;
+    let first = Filter { newest_first: true, limit: Some(limit), ..wanted.to_filter() };
+    let mut after = ledger.last_seq().map_err(io::Error::other)?;
+    let mut entries = ledger.find(&first).map_err(io::Error::other)?;
+    entries.retain(|entry| entry.seq <= after);
+    entries.reverse();
+    for entry in &entries {
+        print_line(entry, json)?;
+    }
+    if entries.is_empty() && !json {
+        crate::print_note(&wanted.no_rows_message(&ledger));
+    }
+    if !follow {
+        return Ok(ExitCode::SUCCESS);
+    }
+    loop {
+        std::thread::sleep(Duration::from_millis(200));
+        if is_reader_gone() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let filter = Filter { after_seq: Some(after), ..wanted.to_filter() };
+        let until = ledger.last_seq().map_err(io::Error::other)?;
+        for entry in ledger.find(&filter).map_err(io::Error::other)? {
+            after = after.max(entry.seq);
+            print_line(&entry, json)?;
+        }
+        // Rows that do not match were read, too.
+        after = after.max(until);
+    }
+}
+
+/// Returns true if the reader of standard output is gone.
+///
+/// If this is unknown, the next write fails.
+fn is_reader_gone() -> bool {
+    let stdout = io::stdout();
+    let mut asked = [PollFd::new(&stdout, PollFlags::empty())];
+    let answered = poll(&mut asked, Some(&Timespec::default())).is_ok();
+    answered && asked.iter().any(|one| one.revents().intersects(PollFlags::ERR | PollFlags::HUP))
+}
+
+fn print_line(entry: &Entry, json: bool) -> io::Result<()> {
+    let row = &entry.row;
+    if json {
+        return writeln!(io::stdout().lock(), "{}", json!(entry));
+    }
+    let style = decision_style(row.decision);
+    let mut out = anstream::stdout().lock();
+    let line = format!("{} {}", describe_reason(row), describe_arguments(row));
+    writeln!(
+        out,
+        "{DIM}{}{DIM:#} {style}{:<9}{style:#} {BOLD}{}{BOLD:#} {DIM}{}{DIM:#} {} {DIM}{}{DIM:#}",
+        format_time(row.at),
+        row.decision,
+        sanitize(&row.tool),
+        sanitize(&row.key.session),
+        line.trim(),
+        row.call
+    )
+}

@@ -1,0 +1,125 @@
+//! Accounts of the demo desk: customers, orders and payments, recorded by the desk and not by the
+//! gate.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use toolgate::Decimal;
+
+/// A refund that was paid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Payment {
+    /// Conversation in which the refund was paid.
+    pub(crate) session: String,
+    pub(crate) customer: String,
+    pub(crate) order: String,
+    pub(crate) amount: Decimal,
+    pub(crate) at: i64,
+}
+
+/// The accounts of the desk.
+#[derive(Debug)]
+pub(crate) struct DeskAccounts {
+    /// Current time in seconds since 1970.
+    pub(crate) now: i64,
+    /// Customer of each order.
+    pub(crate) orders: BTreeMap<&'static str, &'static str>,
+    pub(crate) active: BTreeSet<&'static str>,
+    /// Verified customers, each with conversation and time.
+    pub(crate) verified: Vec<(String, String, i64)>,
+    /// Orders that were looked up, each with the conversation.
+    pub(crate) looked_up: Vec<(String, String)>,
+    pub(crate) payments: Vec<Payment>,
+    pub(crate) escalations: Vec<String>,
+    /// How many more times the payment system fails with "offline".
+    pub(crate) offline: u32,
+}
+
+impl Default for DeskAccounts {
+    fn default() -> Self {
+        Self {
+            now: 1_794_700_800,
+            orders: BTreeMap::from([("A-7", "C-1001"), ("B-1", "C-2002"), ("B-2", "C-2002"), ("D-4", "C-3003")]),
+            active: BTreeSet::from(["C-1001", "C-2002", "C-3003"]),
+            verified: Vec::new(),
+            looked_up: Vec::new(),
+            payments: Vec::new(),
+            escalations: Vec::new(),
+            offline: 1,
+        }
+    }
+}
+
+impl DeskAccounts {
+    /// Returns the payments that violate the rules of the desk, according to the accounts alone.
+    ///
+    /// A payment needs a verification of its customer in the same conversation within 15 minutes
+    /// before, and a lookup of the customer's own order there. It is at most 500, at most 500 a day
+    /// for a customer, and paid once for an order.
+    pub(crate) fn forbidden_payments(&self) -> Vec<&Payment> {
+        let day = 24 * 60 * 60;
+        let cap = Decimal::from(500);
+        let forbidden = |(index, paid): &(usize, &Payment)| {
+            let earlier = || self.payments.iter().take(*index);
+            let verified = self
+                .verified
+                .iter()
+                .any(|(who, session, at)| *who == paid.customer && *session == paid.session && *at <= paid.at && paid.at - at <= 15 * 60);
+            let looked_up = self.looked_up.iter().any(|(order, session)| *order == paid.order && *session == paid.session);
+            let own = self.orders.get(paid.order.as_str()).is_some_and(|owner| *owner == paid.customer);
+            let today: Decimal = earlier().filter(|p| p.customer == paid.customer && paid.at - p.at < day).map(|p| p.amount).sum();
+            let twice = earlier().any(|p| p.order == paid.order);
+            !verified || !looked_up || !own || twice || paid.amount > cap || today + paid.amount > cap
+        };
+        self.payments.iter().enumerate().filter(forbidden).map(|(_, paid)| paid).collect()
+    }
+}
+
+/// Accounts that are shared by the tools of the desk and the report.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SharedBooks(Arc<Mutex<DeskAccounts>>);
+
+impl SharedBooks {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, DeskAccounts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forged_payments_are_found() {
+        let pay = |customer: &str, order: &str, amount: i64, at: i64| Payment {
+            session: "monday".into(),
+            customer: customer.into(),
+            order: order.into(),
+            amount: amount.into(),
+            at,
+        };
+        let verified = || vec![("C-2002".into(), "monday".into(), 50)];
+        let looked_up = || ["B-1", "A-7", "Z-9", "D-4"].map(|order| (order.into(), "monday".into())).to_vec();
+        let cases = [
+            ("fine", pay("C-2002", "B-1", 499, 100), 0),
+            ("too much", pay("C-2002", "B-1", 501, 100), 1),
+            ("not verified", pay("C-3003", "D-4", 5, 100), 1),
+            ("verified too long ago", pay("C-2002", "B-1", 5, 2_000), 1),
+            ("order of another customer", pay("C-2002", "A-7", 5, 100), 1),
+            ("unknown order", pay("C-2002", "Z-9", 5, 100), 1),
+            ("order not looked up", pay("C-2002", "B-2", 5, 100), 1),
+            ("in another conversation", Payment { session: "tuesday".into(), ..pay("C-2002", "B-1", 5, 100) }, 1),
+        ];
+        for (name, payment, leaked) in cases {
+            let books = DeskAccounts { verified: verified(), looked_up: looked_up(), payments: vec![payment], ..DeskAccounts::default() };
+            assert_eq!(books.forbidden_payments().len(), leaked, "{name}");
+        }
+        let twice = vec![pay("C-2002", "B-1", 10, 100), pay("C-2002", "B-1", 10, 110)];
+        let sum = vec![pay("C-2002", "B-1", 499, 100), pay("C-2002", "B-2", 2, 110)];
+        for payments in [twice, sum] {
+            let both = looked_up().into_iter().chain([("B-2".into(), "monday".into())]).collect();
+            let books = DeskAccounts { verified: verified(), looked_up: both, payments, ..DeskAccounts::default() };
+            assert_eq!(books.forbidden_payments().len(), 1);
+        }
+    }
+}

@@ -1,0 +1,507 @@
+//! Reads `toolgate.toml`: agents, their tools, rules and limits.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+use toml::de::DeTable;
+
+use super::lint::Silence;
+use crate::parse::gateway::Gateway;
+use crate::parse::upstream::Upstream;
+use crate::tool_backend::{Behind, Exposed};
+use crate::unusable_tool::Offered;
+use toolgate::call::error::Dialect;
+use toolgate::files::FileSystem;
+use toolgate::hook::CommandHook;
+use toolgate::limits::{Limits, Rate};
+use toolgate::policy::source::Rules;
+use toolgate::policy::source::table_reader::{File, Shared, Table};
+use toolgate::policy::{Place, Problem, Severity};
+use toolgate::tool::{Spec, Tool};
+use toolgate_json::Pointer;
+
+pub use crate::build_agents::ConfigError;
+
+/// A configuration file.
+///
+/// ```
+/// use crate::Config;
+/// let config = Config::parse("toolgate.toml", r#"
+///     name = "support"
+///
+///     [tools.verify_customer]
+///     effect = "read"
+///     input = { type = "object", properties = { customer_id = { type = "string" } } }
+///     entities = { customer_id = "/customer_id" }
+///
+///     [tools.issue_refund]
+///     [tools.issue_refund.input]
+///     type = "object"
+///     properties = { customer_id = { type = "string" }, amount = { type = "number" } }
+///
+///     [[policy]]
+///     name = "verified"
+///     rule = "require"
+///     tools = ["issue_refund"]
+///     any_of = ["verify_customer"]
+///     same = { customer_id = "/customer_id" }
+/// "#);
+/// assert!(config.problems().is_empty());
+/// ```
+#[derive(Clone)]
+pub struct Config {
+    /// Path of the ledger, relative to the file.
+    pub store: Option<PathBuf>,
+    /// How long the ledger keeps rows. `None` keeps them forever.
+    pub retention: Option<SignedDuration>,
+    /// Regular expressions whose matches are redacted in every row.
+    pub redact: Vec<String>,
+    /// Answers for clients that run their tools themselves.
+    pub client: Client,
+    /// Settings of the gateway.
+    pub gateway: Gateway,
+    /// MCP servers that provide tools.
+    pub upstreams: Vec<Upstream>,
+    pub(crate) agents: Vec<Declared>,
+    pub(crate) problems: Vec<Problem>,
+    pub(crate) included_files: Vec<PathBuf>,
+    /// All files that affect the configuration.
+    pub(crate) dependencies: crate::parse::workspace::GoesBy,
+    is_store_known: bool,
+    is_retention_known: bool,
+    pub(crate) allowed_findings: Vec<Silence>,
+    /// Position of the `listen` key of the gateway.
+    pub(crate) listen_span: Option<Place>,
+    /// Tools of upstreams, known once the upstreams are connected.
+    pub(crate) exposed_tools: Vec<Exposed>,
+    pub(crate) upstream_inventory: Offered,
+    /// The file itself.
+    pub(crate) file_span: Place,
+}
+
+/// An agent as declared in the file.
+#[derive(Clone)]
+pub(crate) struct Declared {
+    pub(crate) name: String,
+    pub(crate) principals: Option<Vec<String>>,
+    pub(crate) limits: Limits,
+    /// Limits of 0 that refuse every call.
+    pub(crate) zero_limits: Vec<Place>,
+    pub(crate) max_output: Option<usize>,
+    pub(crate) dialect: Option<Dialect>,
+    /// Directory whose files the agent works on, and the position of the key.
+    pub(crate) files: Option<(PathBuf, Place)>,
+    /// The same directory, once it is open.
+    pub(crate) open_files: Option<Arc<dyn FileSystem>>,
+    /// Whether a client runs all tools, on files that toolgate cannot read.
+    pub(crate) is_for_client: bool,
+    pub(crate) tools: Vec<Entry>,
+    /// Upstreams whose undeclared tools the agent is offered.
+    ///
+    /// `None` means all upstreams if this is the only agent, else no upstream.
+    pub(crate) upstreams: Option<Vec<String>>,
+    /// Tools for which an allowed call also grants the client's permission.
+    pub(crate) granted_tools: Vec<String>,
+    pub(crate) hooks: Vec<CommandHook>,
+    pub(crate) hook_spans: Vec<(String, Place)>,
+    pub(crate) rules: Rules,
+}
+
+/// A tool of an agent, and where it is declared.
+#[derive(Clone)]
+pub(crate) struct Entry {
+    pub(crate) tool: Tool,
+    pub(crate) span: Place,
+    pub(crate) section: Option<String>,
+    pub(crate) backend: Option<Behind>,
+    /// Positions of the declared secrets.
+    pub(crate) secrets: Vec<(Pointer, Place)>,
+    /// Whether the tool is built in and works on the files of its agent.
+    pub(crate) uses_agent_files: bool,
+}
+
+impl Entry {
+    pub(crate) fn map_tool(self, change: impl FnOnce(Tool) -> Tool) -> Self {
+        Self { tool: change(self.tool), ..self }
+    }
+}
+
+/// Answers for a client that runs its tools itself, if the gate has no decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Client {
+    /// The decision if the gate fails, for example because the store is unavailable.
+    pub on_failure: Otherwise,
+    /// The decision on a tool that no agent declares.
+    pub undeclared: Otherwise,
+}
+
+/// A decision that replaces the decision of the gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Otherwise {
+    /// Deny the call.
+    #[default]
+    Deny,
+    /// Ask the client's user.
+    Ask,
+}
+
+impl Config {
+    /// Reads a file from disk.
+    ///
+    /// # Errors
+    /// The file cannot be read. The message contains its name.
+    pub fn load(path: impl AsRef<Path>) -> std::io::Result<Self> {
+        let path = path.as_ref();
+        let named = |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        Ok(Self::parse(&path.display().to_string(), &toolgate::policy::source::read_file::read_text_file(path).map_err(named)?))
+    }
+
+    /// Reads the text of a file. Included policy files are resolved relative to it.
+    #[must_use]
+    pub fn parse(name: &str, text: &str) -> Self {
+        let file = File { name: name.into(), text: text.into() };
+        let mut config = Self {
+            store: None,
+            retention: None,
+            redact: Vec::new(),
+            client: Client::default(),
+            gateway: Gateway::default(),
+            upstreams: Vec::new(),
+            agents: Vec::new(),
+            problems: Vec::new(),
+            included_files: Vec::new(),
+            dependencies: crate::parse::workspace::GoesBy::default(),
+            is_store_known: false,
+            is_retention_known: false,
+            allowed_findings: Vec::new(),
+            listen_span: None,
+            exposed_tools: Vec::new(),
+            upstream_inventory: Offered::default(),
+            file_span: file.span_at(0..0),
+        };
+        let (document, errors) = DeTable::parse_recoverable(text);
+        config.problems.extend(errors.iter().map(|error| file.syntax_problem(error)));
+        if !config.problems.is_empty() {
+            return config;
+        }
+        let shared = Shared::default();
+        let table = Table::new(&file, document.get_ref(), 0..0, &shared);
+        let beside = Path::new(name).parent().map(Path::to_owned).unwrap_or_default();
+        let store = table.text("store");
+        if store.is_some_and(|path| path.trim().is_empty()) {
+            let problem = Problem::new("`store` is empty; it must name a file");
+            table.report("store", problem.help("like `store = \"ledger.db\"`; without it, rows go to the user's own ledger"));
+        }
+        config.store = store.filter(|path| !path.trim().is_empty()).map(|path| beside.join(path));
+        config.is_store_known = config.store.is_some() || !table.has_key("store");
+        config.retention = read_retention(&table);
+        config.is_retention_known = config.retention.is_some() || !table.has_key("retention");
+        config.redact = config.read_redactions(&table);
+        config.allowed_findings = super::lint::read_allowed_findings(&table);
+        if let Some(client) = table.table("client") {
+            let otherwise = |key: &str| client.keyword(key, &[("deny", Otherwise::Deny), ("ask", Otherwise::Ask)]).unwrap_or_default();
+            config.client = Client { on_failure: otherwise("on_failure"), undeclared: otherwise("undeclared") };
+            client.reject_unknown_keys("`client`");
+        }
+        let reader = Reader {
+            file: &file,
+            base_dir: &beside,
+            included_files: RefCell::default(),
+            referenced_files: RefCell::default(),
+            named_agents: RefCell::default(),
+            named_upstreams: RefCell::default(),
+        };
+        config.upstreams = reader.read_upstreams(&table);
+        if let Some(gateway) = table.table("gateway") {
+            config.gateway = reader.read_gateway(&gateway);
+            config.listen_span = gateway.has_key("listen").then(|| gateway.span_of("listen"));
+        }
+        // A single agent may be declared at the top level, without a table of its own.
+        let has_upstreams = !config.upstreams.is_empty() && !table.has_key("agents");
+        if table.has_key("tools") || table.has_key("policy") || table.has_key("include") || has_upstreams {
+            let name = table.text("name").unwrap_or("default").to_owned();
+            config.agents.push(reader.read_agent(name, &table));
+        } else if let Some(key) =
+            ["principals", "limits", "max_output", "dialect", "files", "hooks"].into_iter().find(|key| table.has_key(key))
+        {
+            let problem = Problem::new(format!("`{key}` belongs to an agent, but the top level of this file declares none"));
+            table.report(key, problem.help("move it into the table of an agent, `[agents.NAME]`"));
+        } else if table.has_key("name") {
+            table.report("name", Problem::new("the agent has a `name` but no tools").help("add `[tools.…]`, or remove `name`"));
+        }
+        if let Some(agents) = table.table("agents") {
+            for name in agents.keys() {
+                if let Some(inner) = agents.table(&name) {
+                    let agent = reader.read_agent(name, &inner);
+                    inner.reject_unknown_keys("an agent");
+                    config.agents.push(agent);
+                }
+            }
+        }
+        config.check_names(&table, &reader);
+        // Only the agent at the top level reads these keys.
+        for key in ["name", "principals", "limits", "max_output", "dialect", "files", "tools", "policy", "include", "hooks"] {
+            table.mark_read(key);
+        }
+        table.reject_unknown_keys("a configuration");
+        let (wrong, _) = shared.into_parts();
+        config.problems.extend(wrong);
+        config.included_files = reader.included_files.into_inner();
+        config.dependencies = config.collect_dependencies(name, reader.referenced_files.into_inner());
+        if config.agents.is_empty() && config.problems.is_empty() {
+            let problem = Problem::new("the file declares no agent").help("declare tools in `[tools.…]` and rules in `[[policy]]`");
+            config.problems.push(Problem { place: Some(file.span_at(0..0)), ..problem });
+        }
+        config
+    }
+
+    /// Reports upstreams and agents that are named but not declared.
+    fn check_names(&self, table: &Table<'_>, reader: &Reader<'_>) {
+        let known = || self.upstreams.iter().map(|upstream| upstream.name.as_str());
+        let unknown = |name: &str| {
+            let problem = Problem::new(format!("unknown upstream `{}`", toolgate_text::shown(name)));
+            problem.did_you_mean(name, known()).or_help("declare it in `[upstreams.NAME]`")
+        };
+        let say = |problem: Problem, place: &Place| table.report_at(place, problem);
+        for declared in &self.agents {
+            for entry in &declared.tools {
+                if let Some(Behind::Mcp { upstream, .. }) = &entry.backend
+                    && !known().any(|name| name == upstream)
+                {
+                    say(unknown(upstream), &entry.span);
+                }
+            }
+        }
+        for (name, place) in reader.named_upstreams.borrow().iter().filter(|(name, _)| !known().any(|known| known == name)) {
+            say(unknown(name), place);
+        }
+        for (name, place) in reader.named_agents.borrow().iter().filter(|(name, _)| self.agents.iter().all(|known| known.name != *name)) {
+            let problem = Problem::new(format!("unknown agent `{}`", toolgate_text::shown(name)));
+            let problem = problem.did_you_mean(name, self.agents.iter().map(|known| known.name.as_str()));
+            say(problem.or_help("declare it in `[agents.NAME]`"), place);
+        }
+    }
+
+    /// Lists the tools of upstreams under the names that agents use.
+    ///
+    /// The list is empty until a backend is connected.
+    #[must_use]
+    pub fn exposed_tools(&self) -> &[Exposed] {
+        &self.exposed_tools
+    }
+
+    fn read_redactions(&self, table: &Table<'_>) -> Vec<String> {
+        let patterns = table.names("redact").unwrap_or_default();
+        for pattern in &patterns {
+            if let Err(error) = regex::Regex::new(pattern) {
+                let why = error.to_string();
+                let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+                let problem = Problem::new(format!("`{}` is not a valid regular expression: {why}", toolgate_text::shown(pattern)));
+                table.report(
+                    "redact",
+                    problem.help("use the syntax of the `regex` crate; put the expression in single quotes to keep backslashes"),
+                );
+            }
+        }
+        patterns.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Returns the problems of the file itself.
+    ///
+    /// Problems that concern rules and tools together are reported when the agents are built.
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// Fails if the file has an error.
+    ///
+    /// # Errors
+    /// The file has at least one error.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        match self.problems.iter().any(|problem| problem.severity == Severity::Error) {
+            true => Err(ConfigError { problems: self.problems.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks whether the file names its ledger validly, or names none.
+    ///
+    /// Otherwise `store` is not meaningful.
+    #[must_use]
+    pub const fn is_store_known(&self) -> bool {
+        self.is_store_known
+    }
+
+    /// Checks whether the file sets `retention` validly, or does not set it.
+    ///
+    /// Otherwise `retention` is not meaningful.
+    #[must_use]
+    pub const fn is_retention_known(&self) -> bool {
+        self.is_retention_known
+    }
+
+    /// Checks whether the file declares tools or upstreams.
+    #[must_use]
+    pub fn has_tools(&self) -> bool {
+        !self.upstreams.is_empty() || self.agents.iter().any(|declared| !declared.tools.is_empty())
+    }
+
+    /// Checks whether an agent of this file declares a tool.
+    #[must_use]
+    pub fn declares_tool(&self, tool: &str) -> bool {
+        self.agents.iter().flat_map(|declared| &declared.tools).any(|entry| entry.tool.spec().name() == tool)
+    }
+
+    /// Checks whether the file declares rules for its agents and nothing else.
+    #[must_use]
+    pub fn has_only_rules(&self) -> bool {
+        let plain =
+            |declared: &Declared| declared.limits == Limits::default() && declared.principals.is_none() && declared.hooks.is_empty();
+        !self.has_tools() && self.agents.iter().all(plain)
+    }
+
+    /// Iterates over the names of the agents.
+    pub fn agent_names(&self) -> impl Iterator<Item = &str> {
+        self.agents.iter().map(|agent| agent.name.as_str())
+    }
+
+    /// Maps each agent to the upstreams that it names, or to `None` if it names none.
+    #[must_use]
+    pub fn agent_upstreams(&self) -> BTreeMap<String, Option<Vec<String>>> {
+        self.agents.iter().map(|declared| (declared.name.clone(), declared.upstreams.clone())).collect()
+    }
+
+    /// Lists included files and the programs of hooks and tools.
+    #[must_use]
+    pub fn included_files(&self) -> &[PathBuf] {
+        &self.included_files
+    }
+
+    /// Checks whether an agent has hooks.
+    #[must_use]
+    pub fn has_hooks(&self) -> bool {
+        self.agents.iter().any(|declared| !declared.hooks.is_empty())
+    }
+
+    /// Iterates over the tools of an agent for which an allowed call also grants the client's
+    /// permission.
+    pub fn granted_tools(&self, agent: &str) -> impl Iterator<Item = &str> {
+        self.agents
+            .iter()
+            .filter(move |declared| declared.name == agent)
+            .flat_map(|declared| declared.granted_tools.iter().map(String::as_str))
+    }
+
+    /// Prepares the configuration for a client that runs all tools itself.
+    #[must_use]
+    pub fn for_client(mut self) -> Self {
+        for declared in &mut self.agents {
+            declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.map_tool(Tool::run_by_client)).collect();
+            declared.is_for_client = true;
+            // The client limits large results itself.
+            declared.max_output = declared.max_output.or(Some(usize::MAX));
+        }
+        self
+    }
+
+    /// Adds a policy file to every agent.
+    #[must_use]
+    pub fn with_policies(mut self, name: &str, text: impl Fn(&[&Spec]) -> String) -> Self {
+        for declared in &mut self.agents {
+            let specs: Vec<&Spec> = declared.tools.iter().map(|entry| entry.tool.spec()).collect();
+            let rules = Rules::parse(name, &text(&specs));
+            declared.rules = std::mem::take(&mut declared.rules).append(rules);
+        }
+        self
+    }
+
+    /// Merges this configuration under the user's own configuration.
+    ///
+    /// All rules of the user's configuration apply as well. If both configure a tool, limits or the
+    /// store, the user's configuration takes precedence.
+    #[must_use]
+    pub fn merge_under_user_config(mut self, own: Self) -> Self {
+        // The file that names the ledger also sets its retention.
+        if own.store.is_some() {
+            self.retention = own.retention;
+            self.is_retention_known = own.is_retention_known;
+        }
+        self.is_retention_known &= own.is_retention_known;
+        self.store = own.store.or(self.store);
+        self.redact.extend(own.redact);
+        self.client.on_failure = own.client.on_failure;
+        self.client.undeclared = own.client.undeclared;
+        self.problems.extend(own.problems);
+        self.included_files.extend(own.included_files);
+        self.dependencies.extend(own.dependencies);
+        self.upstreams.retain(|upstream| own.upstreams.iter().all(|theirs| theirs.name != upstream.name));
+        self.upstreams.extend(own.upstreams);
+        for theirs in own.agents {
+            // A single agent matches any agent of the other file; several agents match by name.
+            let single = self.agents.len() == 1;
+            let Some(declared) = self.agents.iter_mut().find(|declared| single || declared.name == theirs.name) else {
+                self.agents.push(theirs);
+                continue;
+            };
+            declared.tools.retain(|entry| theirs.tools.iter().all(|own| own.tool.spec().name() != entry.tool.spec().name()));
+            declared.granted_tools.retain(|name| theirs.tools.iter().all(|own| own.tool.spec().name() != name));
+            declared.tools.extend(theirs.tools);
+            declared.granted_tools.extend(theirs.granted_tools);
+            declared.hooks = theirs.hooks.into_iter().chain(std::mem::take(&mut declared.hooks)).collect();
+            declared.rules = theirs.rules.append_new(std::mem::take(&mut declared.rules));
+            declared.principals = theirs.principals.or(declared.principals.take());
+            declared.max_output = theirs.max_output.or(declared.max_output);
+            declared.dialect = theirs.dialect.or(declared.dialect);
+            declared.files = theirs.files.or(declared.files.take());
+            if theirs.limits != Limits::default() {
+                declared.limits = theirs.limits;
+            }
+        }
+        self
+    }
+}
+
+/// State that is collected while a file is read.
+pub(crate) struct Reader<'r> {
+    pub(crate) file: &'r File,
+    pub(crate) base_dir: &'r Path,
+    /// Included files.
+    pub(crate) included_files: RefCell<Vec<PathBuf>>,
+    /// Files that are referenced but not included.
+    pub(crate) referenced_files: RefCell<crate::parse::workspace::Referenced>,
+    /// Agents that the gateway names, and where.
+    pub(crate) named_agents: RefCell<Vec<(String, Place)>>,
+    /// Upstreams that agents name, and where.
+    pub(crate) named_upstreams: RefCell<Vec<(String, Place)>>,
+}
+
+/// Reads the retention. Only the file that names the ledger may set it, so that no file can delete
+/// the rows of another ledger.
+fn read_retention(table: &Table<'_>) -> Option<SignedDuration> {
+    let kept = table.duration("retention")?;
+    let problem = if kept < SignedDuration::from_hours(24) {
+        Problem::new("`retention` must be at least one day").help("like `retention = \"90d\"`")
+    } else if !table.has_key("store") {
+        Problem::new("`retention` applies to the ledger in `store`, but this file does not set `store`").help("add `store = \"…\"`")
+    } else {
+        return Some(kept);
+    };
+    table.report("retention", problem);
+    None
+}
+
+/// Reads a rate limit.
+pub(crate) fn read_rate_limit(table: &Table<'_>) -> Option<Rate> {
+    table.table("rate").and_then(|inner| {
+        let (calls, per) = (inner.count("calls"), inner.positive_std_duration("per"));
+        inner.reject_unknown_keys("a rate");
+        if !inner.has_key("calls") || !inner.has_key("per") {
+            table.report("rate", Problem::new("a rate limit needs `calls` and `per`").help("like `rate = { calls = 10, per = \"1s\" }`"));
+        }
+        Some(Rate { calls: u32::try_from(calls?).unwrap_or(u32::MAX), per: per? })
+    })
+}

@@ -1,0 +1,446 @@
+//! Reads `[upstreams.NAME]` tables: MCP servers that provide tools.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::config::Reader;
+use crate::secret_ref::{Given, Reference};
+use toolgate::call::error::{Category, Effects};
+use toolgate::policy::source::table_reader::Table;
+use toolgate::policy::{Place, Problem};
+
+pub use crate::mcp_servers_json::{BEHIND_TOOLGATE, parse_mcp_servers};
+
+/// An MCP server that toolgate connects to.
+#[derive(Debug, Clone)]
+pub struct Upstream {
+    /// Name in this configuration.
+    pub name: String,
+    /// Transport that reaches the server.
+    pub transport: Reach,
+    /// Prefix of the names of its tools and prompts.
+    pub prefix: String,
+    /// Treatment of tools that no table declares.
+    pub undeclared: Undeclared,
+    /// Default timeout of its tools.
+    pub timeout: Duration,
+    /// Maximum number of concurrent calls.
+    pub max_concurrency: usize,
+    /// Patterns that classify its failures.
+    pub errors: Vec<ErrorPattern>,
+    /// Whether a successful result whose whole text is `Error: …` counts as an error.
+    ///
+    /// This is off if the file sets `errors`.
+    pub detects_text_errors: bool,
+    /// Whether clients see its prompts.
+    pub exposes_prompts: bool,
+    /// Whether clients see its resources.
+    pub exposes_resources: bool,
+    /// The program and the directory as written, if they contain references.
+    pub(crate) path_refs: Vec<Reference>,
+    /// Tokens that toolgate fetched for this upstream.
+    pub(crate) fetched_tokens: Given,
+    pub(crate) span: Option<Place>,
+}
+
+/// The transport that reaches an upstream.
+#[derive(Debug, Clone)]
+pub enum Reach {
+    /// A child process that speaks MCP over its standard streams.
+    Command {
+        /// The program.
+        program: PathBuf,
+        /// Its arguments.
+        args: Vec<Reference>,
+        /// Environment variables that are set for it.
+        env: Vec<(String, Reference)>,
+        /// Environment variables that it inherits in addition to [`UPSTREAM_ENVIRONMENT`].
+        inherit: Vec<String>,
+        /// Its working directory.
+        directory: Option<PathBuf>,
+    },
+    /// A server over HTTP.
+    Http {
+        /// URL of the server.
+        url: Reference,
+        /// Headers of every request.
+        headers: Vec<(String, Reference)>,
+        /// Authentication of toolgate at the server.
+        credentials: Credentials,
+        /// Whether to use the transport of 2024-11-05: an event stream and a second URL for posts.
+        ///
+        /// `None` tries that transport if the server does not accept posts.
+        sse: Option<bool>,
+    },
+}
+
+/// How toolgate authenticates at an upstream.
+#[derive(Debug, Clone, Default)]
+pub enum Credentials {
+    /// Without authentication.
+    #[default]
+    None,
+    /// With a bearer token.
+    Bearer(Reference),
+    /// With tokens that toolgate fetches by client credentials (OAuth 2.1).
+    ClientCredentials {
+        /// Where tokens are requested.
+        source: TokenSource,
+        /// The client identifier.
+        client_id: Reference,
+        /// The client secret.
+        client_secret: Reference,
+        /// The requested scope.
+        scope: Option<String>,
+    },
+}
+
+/// Where tokens are requested.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenSource {
+    /// The token endpoint.
+    Url(String),
+    /// An authorization server that publishes its token endpoint (RFC 8414).
+    ///
+    /// Requests name the upstream as their resource (RFC 8707).
+    Issuer(String),
+}
+
+/// Treatment of an upstream's tools that no table declares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Undeclared {
+    /// Do not offer them.
+    #[default]
+    Deny,
+    /// Offer them, and ask a person before each call.
+    Ask,
+    /// Offer them without a rule.
+    Open,
+    /// Offer them as tools that change nothing.
+    Read,
+}
+
+/// A pattern that classifies an upstream's error messages.
+#[derive(Debug, Clone)]
+pub struct ErrorPattern {
+    /// A regular expression on the error message.
+    pub matches: regex::Regex,
+    /// The category.
+    pub category: Category,
+    /// The code.
+    pub code: String,
+    /// Effects that such a failure leaves behind. The default is [`Effects::Done`].
+    pub effects: Effects,
+}
+
+/// Environment variables that a program inherits by default, enough to find itself and its
+/// interpreter.
+pub const UPSTREAM_ENVIRONMENT: [&str; 10] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM"];
+
+impl Upstream {
+    pub(crate) fn new(name: &str, reach: Reach) -> Self {
+        Self {
+            name: name.to_owned(),
+            transport: reach,
+            prefix: format!("{name}_"),
+            undeclared: Undeclared::default(),
+            timeout: Duration::from_secs(60),
+            max_concurrency: 16,
+            errors: Vec::new(),
+            detects_text_errors: true,
+            exposes_prompts: false,
+            exposes_resources: false,
+            path_refs: Vec::new(),
+            fetched_tokens: Given::default(),
+            span: None,
+        }
+    }
+
+    /// Checks whether `other`, resolved now, has the same transport, settings and secrets as this
+    /// upstream.
+    #[must_use]
+    pub fn is_unchanged(&self, other: &Self) -> bool {
+        let shape = |upstream: &Self| {
+            let patterns: (bool, Vec<String>) = (
+                upstream.detects_text_errors,
+                upstream.errors.iter().map(|one| format!("{} {} {:?} {:?}", one.matches, one.code, one.category, one.effects)).collect(),
+            );
+            let reach = match &upstream.transport {
+                Reach::Command { program, env, inherit, directory, .. } => {
+                    format!("{program:?} {:?} {inherit:?} {directory:?}", env.iter().map(|(name, _)| name).collect::<Vec<_>>())
+                }
+                Reach::Http { headers, credentials, sse, .. } => {
+                    let how = match credentials {
+                        Credentials::None => "none".to_owned(),
+                        Credentials::Bearer(_) => "bearer".to_owned(),
+                        Credentials::ClientCredentials { source, scope, .. } => format!("{source:?} {scope:?}"),
+                    };
+                    format!("{:?} {sse:?} {how}", headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
+                }
+            };
+            let treated = (upstream.prefix.clone(), upstream.undeclared, upstream.exposes_prompts, upstream.exposes_resources);
+            (reach, patterns, upstream.timeout, upstream.max_concurrency, upstream.name.clone(), treated)
+        };
+        let (own, theirs) = (self.secret_references(), other.secret_references());
+        let still = own.len() == theirs.len() && own.iter().zip(theirs).all(|(own, theirs)| own.is_unchanged(theirs));
+        still && shape(self) == shape(other)
+    }
+
+    /// Checks whether another file means the same server. A transport that only one of the two
+    /// names counts for both.
+    fn is_same_server(&mut self, other: &Self) -> bool {
+        let mut other = other.clone();
+        if let (Reach::Http { sse: own, .. }, Reach::Http { sse: theirs, .. }) = (&mut self.transport, &mut other.transport) {
+            *own = own.or(*theirs);
+            *theirs = theirs.or(*own);
+        }
+        self.is_unchanged(&other)
+    }
+
+    /// Returns the name of a tool that no table declares: its own name with the prefix, unless the
+    /// name already begins with it.
+    ///
+    /// The result may contain characters that tool names do not allow.
+    #[must_use]
+    pub fn default_tool_name(&self, tool: &str) -> String {
+        if tool.starts_with(&self.prefix) { tool.to_owned() } else { format!("{}{tool}", self.prefix) }
+    }
+
+    /// Lists missing environment variables and files, each once, without revealing values.
+    #[must_use]
+    pub fn missing_references(&self) -> Vec<String> {
+        let mut missing: Vec<String> = self.all_references().filter_map(|reference| reference.resolve().err()).collect();
+        missing.sort();
+        missing.dedup();
+        missing
+    }
+
+    /// Iterates over all references, including the program and the directory, which are not secret.
+    pub(crate) fn all_references(&self) -> impl Iterator<Item = &Reference> {
+        self.secret_references().into_iter().chain(&self.path_refs)
+    }
+
+    /// Lists the references that may contain secrets.
+    pub(crate) fn secret_references(&self) -> Vec<&Reference> {
+        match &self.transport {
+            Reach::Command { args, env, .. } => args.iter().chain(env.iter().map(|(_, value)| value)).collect(),
+            Reach::Http { url, headers, credentials, .. } => {
+                let own: Vec<&Reference> = match credentials {
+                    Credentials::None => Vec::new(),
+                    Credentials::Bearer(token) => vec![token],
+                    Credentials::ClientCredentials { client_id, client_secret, .. } => vec![client_id, client_secret],
+                };
+                [url].into_iter().chain(headers.iter().map(|(_, value)| value)).chain(own).collect()
+            }
+        }
+    }
+}
+
+impl Reader<'_> {
+    /// Reads all upstreams: those of this file, and those of files in the format of clients.
+    pub(crate) fn read_upstreams(&self, table: &Table<'_>) -> Vec<Upstream> {
+        let mut found: Vec<Upstream> = Vec::new();
+        if let Some(inner) = table.table("upstreams") {
+            for name in inner.keys() {
+                let Some(one) = inner.table(&name) else { continue };
+                found.extend(self.read_upstream(&name, &one));
+                one.reject_unknown_keys("an upstream");
+            }
+        }
+        // Maps each server of another file to that file.
+        let mut files: BTreeMap<String, PathBuf> = BTreeMap::new();
+        for path in table.names("mcp_servers").unwrap_or_default() {
+            let path = self.base_dir.join(path);
+            self.included_files.borrow_mut().push(path.clone());
+            match toolgate::policy::source::read_file::read_untrusted_text_file(&path)
+                .map_err(|error| error.to_string())
+                .and_then(|text| parse_mcp_servers(&text))
+            {
+                Ok(more) => {
+                    for one in more {
+                        let Some(known) = found.iter_mut().find(|known| known.name == one.name) else {
+                            files.insert(one.name.clone(), path.clone());
+                            found.push(Upstream { span: Some(table.span_of("mcp_servers")), ..one });
+                            continue;
+                        };
+                        // This file takes precedence over other files, and identical servers in two
+                        // files count as one.
+                        if let Some(file) = files.get(&one.name).filter(|_| !known.is_same_server(&one)) {
+                            let (file, path, name) = (file.display(), path.display(), &one.name);
+                            let problem = Problem::new(format!("{file} and {path} both define a server `{name}`, but differently"));
+                            let help = format!("rename one of them, or define the server here in `[upstreams.{name}]`");
+                            table.report("mcp_servers", problem.help(help));
+                        }
+                    }
+                }
+                Err(why) => {
+                    let problem = Problem::new(format!("{}: {why}", path.display()));
+                    table.report(
+                        "mcp_servers",
+                        problem.help("expected a JSON file with `mcpServers`, as clients use it, relative to this file"),
+                    );
+                }
+            }
+        }
+        found
+    }
+
+    fn read_upstream(&self, name: &str, table: &Table<'_>) -> Option<Upstream> {
+        if !is_upstream_name(name) {
+            let problem = Problem::new(format!("`{}` is not a valid upstream name", toolgate_text::shown(name)));
+            table.report("", problem.help("use 1 to 32 of a-z, 0-9, `_` and `-`"));
+            table.mark_all_read();
+            return None;
+        }
+        let reach = match (table.has_key("command"), table.has_key("url")) {
+            (true, false) => self.read_child_transport(table),
+            (false, true) => self.read_http_transport(table),
+            (both, _) => {
+                let message =
+                    if both { "an upstream has a `command` or a `url`, not both" } else { "an upstream needs a `command` or a `url`" };
+                table.report(if both { "url" } else { "" }, Problem::new(message).help("like `command = \"mcp-server-git\"`"));
+                // Mark the keys of both transports, because either may be intended.
+                KEYS.into_iter().for_each(|key| table.mark_read(key));
+                None
+            }
+        };
+        let mut upstream = Upstream { span: Some(table.span_of("")), ..Upstream::new(name, reach?) };
+        if let Some(prefix) = table.text("prefix") {
+            if prefix.is_empty() || is_upstream_name(prefix) {
+                upstream.prefix = prefix.to_owned();
+            } else {
+                table.report(
+                    "prefix",
+                    Problem::new("a prefix may contain only a-z, 0-9, `_` and `-`").help("like `prefix = \"git_\"`, or `\"\"`"),
+                );
+            }
+        }
+        let words = [("deny", Undeclared::Deny), ("ask", Undeclared::Ask), ("open", Undeclared::Open), ("read", Undeclared::Read)];
+        upstream.undeclared = table.keyword("undeclared", &words).unwrap_or_default();
+        // If undeclared tools are offered, prompts and resources are offered too.
+        let shares = upstream.undeclared != Undeclared::Deny;
+        upstream.exposes_prompts = table.bool("prompts").unwrap_or(shares);
+        upstream.exposes_resources = table.bool("resources").unwrap_or(shares);
+        upstream.timeout = table.positive_std_duration("timeout").unwrap_or(upstream.timeout);
+        if let Some(most) = table.concurrency("concurrency") {
+            upstream.max_concurrency = most.min(4096);
+        }
+        upstream.errors = table.tables("errors").iter().filter_map(read_error_pattern).collect();
+        upstream.detects_text_errors = !table.has_key("errors");
+        Some(upstream)
+    }
+
+    fn read_child_transport(&self, table: &Table<'_>) -> Option<Reach> {
+        let program = table.text("command")?;
+        let words = table.names("args").unwrap_or_default();
+        self.record_files_in_args(&words);
+        let mut args = Vec::new();
+        for word in words {
+            match Reference::parse(word) {
+                Ok(word) => args.push(word.with_span(table.span_of("args"))),
+                Err(why) => table.report("args", Problem::new(why).help("like `${HOME}/notes`")),
+            }
+        }
+        let inherit = table.names("inherit_env").unwrap_or_default().into_iter().map(str::to_owned).collect();
+        let directory = table.text("directory").map(|path| self.base_dir.join(path));
+        Some(Reach::Command { program: self.resolve_program(program), args, env: self.read_references(table, "env"), inherit, directory })
+    }
+
+    fn read_http_transport(&self, table: &Table<'_>) -> Option<Reach> {
+        let url = self.read_reference(table, "url");
+        let headers = self.read_references(table, "headers");
+        table.mark_read("bearer");
+        let credentials = match (table.has_key("bearer"), table.table("oauth")) {
+            (true, None) => self.read_reference(table, "bearer").map(Credentials::Bearer),
+            (false, Some(oauth)) => self.read_oauth(&oauth),
+            (true, Some(oauth)) => {
+                oauth.mark_all_read();
+                table.report("bearer", Problem::new("an upstream has `bearer` or `oauth`, not both").help("remove one of them"));
+                None
+            }
+            (false, None) => Some(Credentials::None),
+        };
+        let sse = table.keyword("transport", &[("http", false), ("sse", true)]);
+        Some(Reach::Http { url: url?, headers, credentials: credentials?, sse })
+    }
+
+    fn read_oauth(&self, table: &Table<'_>) -> Option<Credentials> {
+        for key in ["client_id", "client_secret"] {
+            if !table.has_key(key) {
+                table.report(key, Problem::new(format!("`oauth` needs a `{key}`")).help(format!("like `{key} = \"…\"`")));
+            }
+        }
+        let source = match (table.text("issuer"), table.text("token_url")) {
+            (Some(issuer), None) => Some(TokenSource::Issuer(issuer.to_owned())),
+            (None, Some(url)) => Some(TokenSource::Url(url.to_owned())),
+            (None, None) => {
+                let problem = Problem::new("`oauth` needs an `issuer` or a `token_url`");
+                table.report("issuer", problem.help("like `issuer = \"https://auth.example.com\"`"));
+                None
+            }
+            (Some(_), Some(_)) => {
+                table.report("token_url", Problem::new("`oauth` has an `issuer` or a `token_url`, not both").help("remove one of them"));
+                None
+            }
+        };
+        let (client_id, client_secret) = (
+            table.has_key("client_id").then(|| self.read_reference(table, "client_id")).flatten(),
+            table.has_key("client_secret").then(|| self.read_reference(table, "client_secret")).flatten(),
+        );
+        let scope = table.text("scope").map(str::to_owned);
+        table.reject_unknown_keys("`oauth`");
+        Some(Credentials::ClientCredentials { source: source?, client_id: client_id?, client_secret: client_secret?, scope })
+    }
+}
+
+/// All keys of an upstream, for both transports.
+const KEYS: [&str; 17] = [
+    "command",
+    "url",
+    "args",
+    "env",
+    "inherit_env",
+    "directory",
+    "headers",
+    "bearer",
+    "oauth",
+    "transport",
+    "prefix",
+    "undeclared",
+    "prompts",
+    "resources",
+    "timeout",
+    "concurrency",
+    "errors",
+];
+
+/// Maximum length of an upstream name.
+pub(crate) const LONGEST: usize = 32;
+
+fn is_upstream_name(name: &str) -> bool {
+    name.len() <= LONGEST && toolgate::tool::name::is_tool_name(name)
+}
+
+fn read_error_pattern(table: &Table<'_>) -> Option<ErrorPattern> {
+    for (key, example) in [("matches", "matches = 'not found'"), ("category", "category = \"BUSINESS\""), ("code", "code = \"not_found\"")]
+    {
+        if !table.has_key(key) {
+            table.report(key, Problem::new(format!("a pattern of `errors` needs a `{key}`")).help(format!("like `{example}`")));
+        }
+    }
+    let matches = table.text("matches").and_then(|text| match regex::Regex::new(text) {
+        Ok(regex) => Some(regex),
+        Err(_) => {
+            let problem = Problem::new(format!("`{}` is not a valid regular expression", toolgate_text::shown(text)));
+            table.report("matches", problem.help("use the syntax of the `regex` crate"));
+            None
+        }
+    });
+    let category = table.category();
+    let code = table.text("code").map(str::to_owned);
+    let words = [("none", Effects::None), ("done", Effects::Done), ("unknown", Effects::Unknown)];
+    let effects = table.keyword("effects", &words).unwrap_or(Effects::Done);
+    table.reject_unknown_keys("a pattern of `errors`");
+    Some(ErrorPattern { matches: matches?, category: category?, code: code?, effects })
+}

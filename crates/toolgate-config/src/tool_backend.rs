@@ -1,0 +1,327 @@
+//! Connects the tools of a configuration to the backend that runs them.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::config::{Config, Declared, Entry};
+use crate::parse::http_tool::HttpTool;
+use crate::parse::upstream::{Undeclared, Upstream};
+use crate::unusable_tool::Unfit;
+use toolgate::agent::Agent;
+use toolgate::policy::Problem;
+use toolgate::policy::source::Rules;
+use toolgate::provenance::USER;
+use toolgate::tool::{Effect, Handler, Tool};
+
+/// Runs HTTP tools and tools of MCP servers.
+pub trait Backend {
+    /// Returns the accepted tools of an upstream, or `None` if the upstream was never seen.
+    fn accepted_tools(&self, upstream: &str) -> Option<Vec<Remote>>;
+    /// Lists the quarantined tools of an upstream, by the names that the upstream uses.
+    fn quarantined_tools(&self, upstream: &str) -> Vec<String> {
+        let _ = upstream;
+        Vec::new()
+    }
+    /// Returns the handler that calls a tool of an upstream.
+    fn remote_handler(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler>;
+    /// Returns the handler that makes an HTTP request.
+    fn http_handler(&self, tool: &HttpTool) -> Arc<dyn Handler>;
+    /// Checks whether tools really run, so that all secrets must be present.
+    fn is_live(&self) -> bool {
+        true
+    }
+}
+
+/// A tool as an upstream describes it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Remote {
+    /// Name at the upstream.
+    pub name: String,
+    /// Description from the upstream.
+    pub description: String,
+    /// Schema of the arguments.
+    pub input: Value,
+    /// Schema of the result.
+    pub output: Option<Value>,
+}
+
+/// The backend of a tool.
+#[derive(Debug, Clone)]
+pub(crate) enum Behind {
+    Http(Box<HttpTool>),
+    Mcp {
+        upstream: String,
+        /// Possible names at the upstream; the first that exists is used.
+        tools: Vec<String>,
+        described: bool,
+        timed: bool,
+    },
+}
+
+/// A tool of an upstream under the name that an agent uses.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Exposed {
+    /// The agent.
+    pub agent: String,
+    /// Name in the agent.
+    pub name: String,
+    /// Name of the upstream.
+    pub upstream: String,
+    /// Name at the upstream.
+    pub tool: String,
+    /// Declared effect.
+    pub effect: Effect,
+    /// Whether a table declares the tool.
+    pub is_declared: bool,
+}
+
+/// Maximum number of characters of a description for a model.
+const LONGEST: usize = 1_024;
+
+impl Config {
+    /// Connects all tools to a backend: HTTP tools make requests, and upstream tools are called.
+    #[must_use]
+    pub fn with_backend(mut self, backend: &dyn Backend) -> Self {
+        // A missing secret fails the load only for HTTP tools; an upstream without its secret stays
+        // offline.
+        let missing = self.agents.iter().flat_map(|declared| {
+            declared.tools.iter().flat_map(|entry| match &entry.backend {
+                Some(Behind::Http(http)) => http.headers.iter().map(|(_, value)| value).collect::<Vec<_>>(),
+                _ => Vec::new(),
+            })
+        });
+        let missing: Vec<Problem> = missing.filter(|_| backend.is_live()).filter_map(crate::Reference::resolution_problem).collect();
+        self.problems.extend(missing);
+        self.upstream_inventory.live = backend.is_live();
+        for upstream in self.upstreams.iter().filter(|upstream| backend.accepted_tools(&upstream.name).is_some()) {
+            let names: Vec<String> =
+                backend.quarantined_tools(&upstream.name).iter().map(|tool| upstream.default_tool_name(tool)).collect();
+            self.upstream_inventory.seen.insert(upstream.name.clone(), map_each_name(names.iter().map(String::as_str)).collect());
+        }
+        let single = self.agents.len() == 1;
+        let mut agents = std::mem::take(&mut self.agents);
+        for declared in &mut agents {
+            for entry in &mut declared.tools {
+                match entry.backend.clone() {
+                    Some(Behind::Http(http)) => entry.tool = entry.tool.clone().handled_by(backend.http_handler(&http)),
+                    Some(Behind::Mcp { upstream, tools, described, timed }) => {
+                        let known = backend.accepted_tools(&upstream).unwrap_or_default();
+                        let meant = tools.iter().find(|tool| known.iter().any(|remote| remote.name == **tool)).or_else(|| tools.first());
+                        let Some(tool) = meant.cloned() else { continue };
+                        let is_there = self.connect_tool(entry, &upstream, &tool, described, timed, backend);
+                        entry.backend = Some(Behind::Mcp { upstream: upstream.clone(), tools: vec![tool.clone()], described, timed });
+                        let spec = entry.tool.spec();
+                        let (name, effect) = (spec.name().to_owned(), spec.effect());
+                        // A missing tool must not stop the other tools. A call of it is refused
+                        // with the reason.
+                        if !is_there {
+                            let why = "the upstream does not offer it, or it is quarantined; see `toolgate upstream list`".to_owned();
+                            let (agent, name) = (declared.name.clone(), name.clone());
+                            let (upstream, tool) = (upstream.clone(), tool.clone());
+                            self.upstream_inventory.unfit.push(Unfit { agent, name, upstream, tool, why, awaited: true });
+                        }
+                        self.exposed_tools.push(Exposed { agent: declared.name.clone(), name, upstream, tool, effect, is_declared: true });
+                    }
+                    None => {}
+                }
+            }
+            self.offer_undeclared_tools(declared, single, backend);
+        }
+        self.agents = agents;
+        self
+    }
+
+    /// Iterates over the declared tools of an upstream, before a backend is connected.
+    ///
+    /// Each item is the declared name and the possible names at the upstream. The first of these
+    /// that exists is used.
+    pub fn declared_tools_of<'c>(&'c self, upstream: &'c str) -> impl Iterator<Item = (&'c str, &'c [String])> {
+        self.agents.iter().flat_map(|declared| &declared.tools).filter_map(move |entry| match &entry.backend {
+            Some(Behind::Mcp { upstream: from, tools, .. }) if from == upstream => Some((entry.tool.spec().name(), tools.as_slice())),
+            _ => None,
+        })
+    }
+
+    /// Connects a declared tool to its upstream. Returns false if the upstream is known not to
+    /// offer it.
+    fn connect_tool(&self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, timed: bool, backend: &dyn Backend) -> bool {
+        // An unknown upstream was reported when the file was read.
+        let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else { return true };
+        let handler = backend.remote_handler(found, tool);
+        let mut connected = entry.tool.clone().handled_by(handler);
+        if !timed {
+            connected = connected.timeout(found.timeout);
+        }
+        let known = backend.accepted_tools(upstream);
+        let remote = known.iter().flatten().find(|remote| remote.name == tool);
+        if let Some(remote) = remote {
+            connected = connected.with_schemas(remote.input.clone(), remote.output.clone());
+            if !described {
+                connected = connected.description(&shorten_description(&remote.description, &remote.name));
+            }
+        }
+        entry.tool = connected;
+        known.is_none() || remote.is_some()
+    }
+
+    /// Offers tools that no table declares, if the table of their upstream allows that.
+    fn offer_undeclared_tools(&mut self, declared: &mut Declared, single: bool, backend: &dyn Backend) {
+        let mut asks = Vec::new();
+        let mut found: Vec<(String, &Upstream, Remote)> = Vec::new();
+        for upstream in &self.upstreams {
+            let taken = match &declared.upstreams {
+                Some(names) => names.contains(&upstream.name),
+                None => single,
+            };
+            if !taken || upstream.undeclared == Undeclared::Deny {
+                continue;
+            }
+            let remotes = backend.accepted_tools(&upstream.name).unwrap_or_default();
+            let names: Vec<String> = remotes.iter().map(|remote| upstream.default_tool_name(&remote.name)).collect();
+            let mapped = toolgate::tool::name::map_foreign(names.iter().map(String::as_str));
+            // Tools of one upstream whose mapped names collide are left out.
+            let left_out = map_each_name(mapped.excluded.iter().map(String::as_str));
+            if let Some(seen) = self.upstream_inventory.seen.get_mut(&upstream.name) {
+                seen.extend(left_out);
+            }
+            for (legal, foreign) in &mapped.names {
+                let Some(remote) = names.iter().position(|name| name == foreign).and_then(|at| remotes.get(at)) else { continue };
+                let declares = |entry: &Entry| {
+                    let own = matches!(&entry.backend, Some(Behind::Mcp { upstream: from, tools, .. }) if *from == upstream.name && tools.contains(&remote.name));
+                    own || entry.tool.spec().name() == legal
+                };
+                if !declared.tools.iter().any(declares) {
+                    found.push((legal.clone(), upstream, remote.clone()));
+                }
+            }
+        }
+        // Names that collide across upstreams are quarantined, so that neither tool replaces the
+        // other.
+        let twice: Vec<String> = found
+            .iter()
+            .map(|(legal, ..)| legal)
+            .filter(|legal| found.iter().filter(|(other, ..)| other == *legal).count() > 1)
+            .cloned()
+            .collect();
+        for (legal, upstream, remote) in &found {
+            if twice.contains(legal) {
+                self.upstream_inventory.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
+                tracing::warn!(upstream = upstream.name, tool = legal, "another upstream has a tool of this name; both are quarantined");
+                continue;
+            }
+            let tool = Tool::with_handler(
+                legal,
+                &shorten_description(&remote.description, &remote.name),
+                remote.input.clone(),
+                backend.remote_handler(upstream, &remote.name),
+            )
+            .timeout(upstream.timeout);
+            let tool = remote.output.clone().map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
+            // A tool that would prevent the agent from being built is quarantined.
+            if let Some(why) = find_build_error(&tool, &declared.rules) {
+                self.upstream_inventory.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
+                self.upstream_inventory.unfit.push(Unfit {
+                    agent: declared.name.clone(),
+                    name: legal.clone(),
+                    upstream: upstream.name.clone(),
+                    tool: remote.name.clone(),
+                    why,
+                    awaited: false,
+                });
+                continue;
+            }
+            let tool = match upstream.undeclared {
+                Undeclared::Open => tool.open(),
+                Undeclared::Read => tool.effect(Effect::Read),
+                Undeclared::Ask | Undeclared::Deny => tool,
+            };
+            if upstream.undeclared == Undeclared::Ask {
+                asks.push(legal.clone());
+            }
+            self.exposed_tools.push(Exposed {
+                agent: declared.name.clone(),
+                name: legal.clone(),
+                upstream: upstream.name.clone(),
+                tool: remote.name.clone(),
+                effect: tool.spec().effect(),
+                is_declared: false,
+            });
+            let place = upstream.span.clone().unwrap_or_else(|| self.file_span.clone());
+            let behind =
+                Some(Behind::Mcp { upstream: upstream.name.clone(), tools: vec![remote.name.clone()], described: false, timed: true });
+            declared.tools.push(Entry { tool, span: place, section: None, backend: behind, secrets: Vec::new(), uses_agent_files: false });
+        }
+        if !asks.is_empty() {
+            declared.require_approval(&asks, UNSAID);
+        }
+    }
+
+    /// Adds tools that the client of an agent has and no table declares. A person is asked before
+    /// each call of them.
+    #[must_use]
+    pub fn with_undeclared_tools(mut self, agent: &str, tools: &[&str]) -> Self {
+        let Some(declared) = self.agents.iter_mut().find(|declared| declared.name == agent) else { return self };
+        let mut lacking = Vec::new();
+        for tool in tools.iter().copied() {
+            if declared.tools.iter().all(|entry| entry.tool.spec().name() != tool) {
+                let external = Tool::external(tool, tool, None);
+                let place = self.file_span.clone();
+                declared.tools.push(Entry {
+                    tool: external,
+                    span: place,
+                    section: None,
+                    backend: None,
+                    secrets: Vec::new(),
+                    uses_agent_files: false,
+                });
+                lacking.push(tool.to_owned());
+            }
+        }
+        // The name in the configuration may differ from the name in the client.
+        match lacking.as_slice() {
+            [] => {}
+            [one] => declared.require_approval(&lacking, &format!("{UNSAID} To declare it, add `[tools.{one}]` to the configuration.")),
+            _ => declared.require_approval(&lacking, UNSAID),
+        }
+        self
+    }
+}
+
+/// Reason for asking a person about a tool that no table declares.
+const UNSAID: &str = "This tool is not declared.";
+
+impl Declared {
+    /// Adds a rule that asks a person before each call of these undeclared tools.
+    fn require_approval(&mut self, tools: &[String], reason: &str) {
+        let text = format!(
+            "[[policy]]\nname = \"undeclared_tool\"\nrule = \"ask\"\ntools = {}\nwhen = \"true\"\nreason = {}\n",
+            json!(tools),
+            json!(reason)
+        );
+        self.rules = std::mem::take(&mut self.rules).append(Rules::parse("(built in)", &text));
+    }
+}
+
+/// Maps each name as if it were the only one.
+fn map_each_name<'n>(names: impl Iterator<Item = &'n str>) -> impl Iterator<Item = String> {
+    names.flat_map(|name| toolgate::tool::name::map_foreign([name]).names.into_keys())
+}
+
+/// Explains why no agent with these rules can have a tool.
+fn find_build_error(tool: &Tool, rules: &Rules) -> Option<String> {
+    if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
+        return Some(error.problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>().join("; "));
+    }
+    let means_the_user = tool.spec().name() == USER && rules.sourced_rules().any(|written| written.policy.sources().is_some());
+    means_the_user.then(|| "rules about provenance reserve this name for the user; declare the tool under another name".to_owned())
+}
+
+/// Shortens a description for a model; an empty description becomes the name.
+fn shorten_description(description: &str, name: &str) -> String {
+    let description = if description.trim().is_empty() { name } else { description.trim() };
+    if description.chars().count() <= LONGEST {
+        return description.to_owned();
+    }
+    description.chars().take(LONGEST - 1).chain(['…']).collect()
+}

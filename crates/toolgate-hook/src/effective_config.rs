@@ -1,0 +1,495 @@
+//! Finds the configuration that is in force in a directory, and the user's own state directory.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use toolgate::SignedDuration;
+use toolgate_config::Config;
+use toolgate_json::Digest;
+pub(crate) use toolgate_process::home_dir::home_dir;
+
+/// File name of a configuration.
+pub const FILE: &str = "toolgate.toml";
+
+/// File name of the user's own ledger.
+pub(crate) const LEDGER: &str = "ledger.db";
+
+/// The user's own state directory: which projects are trusted, and which ledgers are known.
+pub struct State(PathBuf);
+
+impl State {
+    /// Returns the path: `TOOLGATE_STATE`, else under `XDG_STATE_HOME`, else under the home
+    /// directory.
+    pub(crate) fn default_path() -> io::Result<PathBuf> {
+        if let Some(path) = std::env::var_os("TOOLGATE_STATE").filter(|path| !path.is_empty()) {
+            return std::path::absolute(PathBuf::from(path));
+        }
+        let base = absolute_path_from_env("XDG_STATE_HOME").or_else(|| home_dir().map(|home| home.join(".local/state")));
+        base.map(|base| base.join("toolgate")).ok_or_else(|| io::Error::other("no home directory; set TOOLGATE_STATE"))
+    }
+
+    /// Returns the directory without opening or checking it, for callers that only need paths.
+    pub fn without_opening() -> io::Result<Self> {
+        Self::default_path().map(Self)
+    }
+
+    /// Opens or creates the directory, and checks that only its owner can read it.
+    pub fn open() -> io::Result<Self> {
+        let path = Self::default_path()?;
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("the state directory {}: {error}", path.display()));
+        let found = match fs::metadata(&path) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(named)?;
+                fs::metadata(&path).map_err(named)?
+            }
+            Err(error) => return Err(named(error)),
+        };
+        if !found.is_dir() {
+            return Err(named(io::Error::other("not a directory")));
+        }
+        if found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(named(io::Error::other("owned by another user")));
+        }
+        if found.mode() & 0o077 != 0 {
+            return Err(named(io::Error::other(format!(
+                "accessible to other users (mode {:o}); run `chmod 700` on it",
+                found.mode() & 0o777
+            ))));
+        }
+        Ok(Self(path))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Returns the path of the user's own ledger, which is the default.
+    pub fn ledger_path(&self) -> PathBuf {
+        self.0.join(LEDGER)
+    }
+
+    /// Returns the user's own ledger if it exists.
+    fn existing_ledger() -> Option<PathBuf> {
+        Self::without_opening().ok().map(|state| state.ledger_path()).filter(|ledger| ledger.exists())
+    }
+
+    /// Returns the key that authenticates cached configurations, and creates it on first use.
+    pub(crate) fn read_or_create_key(&self) -> io::Result<[u8; 32]> {
+        let path = self.0.join("key");
+        if let Ok(key) = fs::read(&path)
+            && let Ok(key) = <[u8; 32]>::try_from(key)
+        {
+            return Ok(key);
+        }
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(io::Error::other)?;
+        let draft = self.0.join(format!("key.{}", std::process::id()));
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+        file.write_all(&key)?;
+        fs::rename(draft, path)?;
+        Ok(key)
+    }
+
+    fn read_list(&self, name: &str) -> io::Result<BTreeMap<String, String>> {
+        let path = self.0.join(name);
+        match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|e| io::Error::other(format!("{}: {e}", path.display()))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        }
+    }
+
+    /// Changes a list atomically and under a lock, so that one process at a time writes it.
+    fn change_list(&self, name: &str, change: impl FnOnce(&mut BTreeMap<String, String>)) -> io::Result<()> {
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create(true).mode(0o600);
+        let lock = options.clone().truncate(false).open(self.0.join(format!("{name}.lock")))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+        let mut list = self.read_list(name)?;
+        change(&mut list);
+        let draft = self.0.join(format!("{name}.new"));
+        let mut file = options.truncate(true).open(&draft)?;
+        file.write_all(&serde_json::to_vec_pretty(&list)?)?;
+        file.sync_all()?;
+        fs::rename(draft, self.0.join(name))
+    }
+
+    /// Returns whether the current content of a configuration was accepted.
+    pub fn is_trusted(&self, config: &Path) -> io::Result<bool> {
+        // A configuration that was never accepted is not read, because it may include any file.
+        let Some(accepted) = self.read_list("trusted.json")?.remove(&list_key(config)) else { return Ok(false) };
+        Ok(accepted == config_digest(config)?.to_string())
+    }
+
+    /// Accepts the current content of a configuration.
+    pub fn trust(&self, config: &Path) -> io::Result<()> {
+        let digest = config_digest(config)?.to_string();
+        self.change_list("trusted.json", |list| {
+            list.insert(list_key(config), digest);
+        })
+    }
+
+    /// Revokes the acceptance of a configuration, and returns whether it was accepted.
+    pub fn distrust(&self, config: &Path) -> io::Result<bool> {
+        let known = self.read_list("trusted.json")?.contains_key(&list_key(config));
+        if known {
+            self.change_list("trusted.json", |list| {
+                list.remove(&list_key(config));
+            })?;
+        }
+        Ok(known)
+    }
+
+    /// Returns the part of a message that lists the included files, because any of them may have
+    /// changed.
+    fn included_files_hint(&self, config: &Path) -> String {
+        // A configuration that was never accepted is not read.
+        let is_known = self.read_list("trusted.json").is_ok_and(|list| list.contains_key(&list_key(config)));
+        let text = if is_known { read_text(config).unwrap_or_default() } else { String::new() };
+        let names = format_included_files(Config::parse(&config.display().to_string(), &text).included_files(), config);
+        if names.is_empty() { names } else { format!(" or an included file ({names})") }
+    }
+
+    /// Returns the id of the ledger that was used at a path before.
+    pub(crate) fn known_ledger(&self, store: &Path) -> io::Result<Option<String>> {
+        Ok(self.read_list("ledgers.json")?.remove(&list_key(store)))
+    }
+
+    /// Records the id of the ledger at a path.
+    pub fn remember_ledger(&self, store: &Path, id: &str) -> io::Result<()> {
+        self.change_list("ledgers.json", |list| {
+            list.insert(list_key(store), id.to_owned());
+        })
+    }
+}
+
+fn list_key(path: &Path) -> String {
+    // The last component is not resolved: a symbolic link that is put there is a different file.
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let beside = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
+    beside().unwrap_or_else(|| path.clone()).display().to_string()
+}
+
+/// Reads a directory from an environment variable, and ignores a relative path.
+fn absolute_path_from_env(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// Returns the digest of a configuration and all included files.
+fn config_digest(config: &Path) -> io::Result<Digest> {
+    // The digest must not depend on the name by which the file is reached.
+    let config = &config.canonicalize().unwrap_or_else(|_| config.to_owned());
+    let text = read_text(config)?;
+    let parsed = Config::parse(&config.display().to_string(), &text);
+    let mut all = text.into_bytes();
+    for file in parsed.included_files() {
+        // Names and lengths are part of the digest, so that text cannot move from one file to
+        // another.
+        let text = read_regular_file(file).unwrap_or_default();
+        all.extend_from_slice(format!("\n{} {}\n", file.display(), text.len()).as_bytes());
+        all.extend_from_slice(&text);
+    }
+    Ok(Digest::of(&all))
+}
+
+/// Formats the included files of a configuration, relative to its directory.
+pub fn format_included_files(files: &[PathBuf], config: &Path) -> String {
+    let beside = config.parent().unwrap_or(Path::new(""));
+    let names = files.iter().map(|file| format!("`{}`", file.strip_prefix(beside).unwrap_or(file).display()));
+    names.collect::<Vec<_>>().join(", ")
+}
+
+fn read_text(path: &Path) -> io::Result<String> {
+    let text = read_regular_file(path).and_then(|text| String::from_utf8(text).map_err(io::Error::other));
+    text.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+/// Reads a regular file up to the size that its metadata states, because a device has no end.
+fn read_regular_file(path: &Path) -> io::Result<Vec<u8>> {
+    let found = fs::metadata(path)?;
+    if !found.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut content = Vec::new();
+    fs::File::open(path)?.take(found.len()).read_to_end(&mut content)?;
+    Ok(content)
+}
+
+/// Also watches the files of a failed read, because the fix may be in a file that only this read
+/// includes.
+pub fn add_watched_files(files: &mut Vec<(PathBuf, Option<Stamp>)>, read: Vec<(PathBuf, Option<Stamp>)>) {
+    for (file, was) in read {
+        if files.iter().all(|(known, _)| *known != file) {
+            files.push((file, was));
+        }
+    }
+}
+
+/// Returns the path of the user's own configuration.
+pub fn user_config_path() -> Option<PathBuf> {
+    let base = absolute_path_from_env("XDG_CONFIG_HOME").or_else(|| home_dir().map(|home| home.join(".config")))?;
+    Some(base.join("toolgate").join(FILE))
+}
+
+/// Returns the user's own configuration if it exists.
+///
+/// If this cannot be determined, the effective rules are unknown, so this is an error.
+fn existing_user_config() -> io::Result<Option<PathBuf>> {
+    let Some(path) = user_config_path() else { return Ok(None) };
+    match fs::metadata(&path) {
+        Ok(found) => Ok(found.is_file().then_some(path)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+    }
+}
+
+/// Returns the configuration of the project that contains a directory.
+pub fn find_project_config(directory: &Path) -> Option<PathBuf> {
+    let found = directory.ancestors().map(|directory| directory.join(FILE)).find(|path| path.is_file());
+    found.filter(|path| Some(path) != user_config_path().as_ref())
+}
+
+/// Merges a configuration under the user's own if it is the configuration of the current project.
+pub fn merge_under_user_config(config: Config, path: &Path) -> io::Result<Config> {
+    let Some(own) = existing_user_config()? else { return Ok(config) };
+    let is_of_project = match find_project_config(&project_dir()?) {
+        Some(here) => here.canonicalize()? == path.canonicalize()?,
+        None => false,
+    };
+    if is_of_project { Ok(config.merge_under_user_config(Config::load(&own)?)) } else { Ok(config) }
+}
+
+/// Returns the directory with the pinned tool definitions of a configuration's upstreams.
+pub fn pins_dir(state: &Path, config: &Path) -> PathBuf {
+    let config = std::path::absolute(config).unwrap_or_else(|_| config.to_owned());
+    let name: String = Digest::of(config.as_os_str().as_encoded_bytes()).to_string().chars().take(16).collect();
+    state.join("upstreams").join(name)
+}
+
+/// Adds the pinned tools of the upstreams, so that rules are checked against the existing tools.
+pub fn with_pinned_tools(config: Config, path: &Path) -> io::Result<Config> {
+    if config.upstreams.is_empty() {
+        return Ok(config);
+    }
+    let known = toolgate_mcp::Known::read(&config, &pins_dir(&State::default_path()?, path))?;
+    Ok(config.with_backend(&known))
+}
+
+/// Returns the given configuration, else that of the current project by its shortest path.
+pub fn config_path_or_default(given: Option<&PathBuf>) -> io::Result<PathBuf> {
+    if let Some(path) = given {
+        return Ok(path.clone());
+    }
+    if Path::new(FILE).is_file() {
+        return Ok(PathBuf::from(FILE));
+    }
+    find_project_config(&std::env::current_dir()?).ok_or_else(missing_config_error)
+}
+
+pub fn missing_config_error() -> io::Error {
+    io::Error::other(format!("no {FILE} here; create one with `toolgate init`"))
+}
+
+/// Returns the directory of the project that a client works in.
+///
+/// The client's variable counts more than the working directory, which the agent can change.
+pub fn project_dir() -> io::Result<PathBuf> {
+    absolute_path_from_env("CLAUDE_PROJECT_DIR").map_or_else(std::env::current_dir, Ok)
+}
+
+/// Metadata that identifies an unchanged file.
+pub type Stamp = (u64, u64, u64, i64, i64, i64, i64);
+
+/// Returns the current fingerprint of a file; `None` if it does not exist.
+pub fn fingerprint(path: &Path) -> Option<Stamp> {
+    let file = fs::metadata(path).ok()?;
+    Some((file.dev(), file.ino(), file.len(), file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()))
+}
+
+/// Returns whether a file was unchanged for more than a second before a moment.
+///
+/// A younger file may change again within the resolution of its time stamp.
+pub(crate) fn is_settled(was: &Stamp, since: SystemTime) -> bool {
+    let since = since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let changed = Duration::new(u64::try_from(was.5).unwrap_or_default(), u32::try_from(was.6).unwrap_or_default());
+    since.saturating_sub(changed) > Duration::from_secs(1)
+}
+
+/// The configuration that is in force, with its sources.
+#[derive(Clone)]
+pub struct InForce {
+    pub config: Config,
+    /// Source files, including included files.
+    pub files: Vec<PathBuf>,
+    pub store: PathBuf,
+    /// Message for the user.
+    pub notice: Option<String>,
+    /// Every path that was examined, and its fingerprint. The result is current while none changes.
+    pub(crate) examined_files: Vec<(PathBuf, Option<Stamp>)>,
+    /// Files that values are read from. If they change, the configuration is the same and the
+    /// values are not.
+    value_files: Vec<(PathBuf, Option<Stamp>)>,
+    /// When the read started.
+    pub(crate) read_started: SystemTime,
+}
+
+/// The ledger that was given on the command line.
+static NAMED: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+
+/// Sets the ledger of this process, which overrides all other sources.
+pub fn set_command_line_store(path: &Path) {
+    let _ = NAMED.set(path.to_owned());
+}
+
+/// Returns the ledger that was given on the command line or in the environment.
+pub fn requested_store() -> Option<PathBuf> {
+    let environment = || std::env::var_os("TOOLGATE_STORE").filter(|path| !path.is_empty()).map(PathBuf::from);
+    NAMED.get().cloned().or_else(environment)
+}
+
+/// Returns the ledger to read for a directory: the one that its configurations name, else the
+/// user's own if it exists.
+///
+/// A configuration that cannot be read may name any ledger, so this is an error.
+pub fn find_store_for_reading(directory: &Path) -> io::Result<Option<PathBuf>> {
+    let store = |path: &Path| -> io::Result<Option<PathBuf>> {
+        let say = "give the ledger with `--store`";
+        let config = Config::load(path).map_err(|error| io::Error::new(error.kind(), format!("{error}; {say}")))?;
+        match config.is_store_known() {
+            true => Ok(config.store),
+            false => Err(io::Error::other(format!("{}: cannot read `store`; fix the file, or {say}", path.display()))),
+        }
+    };
+    let own = existing_user_config()?;
+    if let Some(named) = own.as_deref().map(store).transpose()?.flatten() {
+        return Ok(Some(named));
+    }
+    // If the user has a configuration, one of a project that was not accepted is ignored.
+    let project = match (find_project_config(directory), own) {
+        (Some(project), Some(_)) if !State::without_opening()?.is_trusted(&project)? => None,
+        (project, _) => project,
+    };
+    Ok(project.as_deref().map(store).transpose()?.flatten().or_else(State::existing_ledger))
+}
+
+impl InForce {
+    /// Finds the configuration for a directory: the given one, else the user's own and that of the
+    /// project if it is trusted.
+    pub fn find(given: Option<&Path>, directory: &Path, state: &State) -> io::Result<Self> {
+        let since = SystemTime::now();
+        if let Some(path) = given {
+            let found = Self::from_config(Config::load(path)?, vec![path.to_owned()], None, state)?;
+            return Ok(Self { read_started: since, ..found });
+        }
+        let found = Self::find_in_directory(directory, state, since)?;
+        let above = directory.ancestors().map(|directory| directory.join(FILE));
+        let more =
+            above.chain(user_config_path()).chain([state.path().join("trusted.json")]).map(|path| (path.clone(), fingerprint(&path)));
+        Ok(Self { examined_files: more.chain(found.examined_files).collect(), read_started: since, ..found })
+    }
+
+    /// Returns the configuration that would be in force here if the project were trusted.
+    pub fn load_untrusted(state: &State) -> io::Result<Self> {
+        let directory = project_dir()?;
+        let (config, files) = match (find_project_config(&directory), existing_user_config()?) {
+            (Some(project), Some(own)) => {
+                (with_pinned_tools(Config::load(&project)?.merge_under_user_config(Config::load(&own)?), &project)?, vec![project, own])
+            }
+            (Some(one), None) | (None, Some(one)) => (with_pinned_tools(Config::load(&one)?, &one)?, vec![one]),
+            (None, None) => return Err(missing_config_error()),
+        };
+        let found = Self::from_config(config, files, None, state)?;
+        // A new file in any of these directories would be in force too.
+        let above = directory.ancestors().map(|directory| directory.join(FILE)).map(|path| (path.clone(), fingerprint(&path)));
+        Ok(Self { examined_files: above.chain(found.examined_files).collect(), ..found })
+    }
+
+    fn find_in_directory(directory: &Path, state: &State, since: SystemTime) -> io::Result<Self> {
+        let own = existing_user_config()?;
+        let project = find_project_config(directory);
+        let trusted = project.as_ref().map(|path| state.is_trusted(path)).transpose()?.unwrap_or(false);
+        let accepted = project.clone().filter(|_| trusted);
+        let not_accepted = |path: &Path| {
+            io::Error::other(format!("{}{} is not trusted in its current form; {TRUST}", path.display(), state.included_files_hint(path)))
+        };
+        let found = match (project, own) {
+            (Some(project), Some(own)) if trusted => {
+                let config = Config::load(&project)?.merge_under_user_config(Config::load(&own)?);
+                Self::from_config(config, vec![project, own], None, state)
+            }
+            (Some(project), None) if trusted => Self::from_config(Config::load(&project)?, vec![project], None, state),
+            (Some(project), Some(own)) => {
+                let or = state.included_files_hint(&project);
+                let notice = format!("{}{or} is ignored: not trusted in its current form; {TRUST}", project.display());
+                Self::from_config(Config::load(&own)?, vec![own, project], Some(notice), state)
+            }
+            (Some(project), None) => Err(not_accepted(&project)),
+            (None, Some(own)) => Self::from_config(Config::load(&own)?, vec![own], None, state),
+            (None, None) => {
+                Err(io::Error::other(format!("no {FILE} here, so no configuration is in force; create one with `toolgate init`")))
+            }
+        }?;
+        // A file that changes during the read may differ from the accepted one, so the check is
+        // repeated.
+        let is_young = |(_, was): &(PathBuf, Option<Stamp>)| was.as_ref().is_some_and(|was| !is_settled(was, since));
+        match accepted.filter(|_| found.examined_files.iter().any(is_young)) {
+            Some(path) if !state.is_trusted(&path)? => Err(not_accepted(&path)),
+            _ => Ok(found),
+        }
+    }
+
+    /// Returns the retention of rows, if the configuration names the ledger in use and is sound.
+    pub fn retention(&self) -> Option<SignedDuration> {
+        let named = self.config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
+        self.config.retention.filter(|_| named.as_ref() == Some(&self.store) && self.config.check().is_ok())
+    }
+
+    /// Returns every path that a long-running process must watch.
+    pub fn watched_files(&self) -> Vec<(PathBuf, Option<Stamp>)> {
+        self.examined_files.iter().chain(&self.value_files).cloned().collect()
+    }
+
+    fn from_config(config: Config, mut files: Vec<PathBuf>, notice: Option<String>, state: &State) -> io::Result<Self> {
+        files.extend(config.included_files().iter().cloned());
+        // A flag overrides the environment, and the environment overrides a file.
+        let store = std::path::absolute(requested_store().or_else(|| config.store.clone()).unwrap_or_else(|| state.ledger_path()))?;
+        // The rules that protect toolgate's own files compare paths as text.
+        let unsaid = |path: &&Path| path.to_str().is_none();
+        if let Some(path) = files.iter().map(PathBuf::as_path).chain([&*store, state.path()]).find(unsaid) {
+            return Err(io::Error::other(format!("{}: path is not valid UTF-8 and cannot be protected", path.display())));
+        }
+        let stamped = |paths: &[PathBuf]| paths.iter().map(|path| (path.clone(), fingerprint(path))).collect();
+        let (looked_at, values) = (stamped(&files), stamped(config.value_files()));
+        Ok(Self { config, files, store, notice, examined_files: looked_at, value_files: values, read_started: SystemTime::UNIX_EPOCH })
+    }
+}
+
+const TRUST: &str = "read it, then run `toolgate trust` in a terminal";
+
+/// Formats the list of valid names for an error message.
+pub fn list_known_names(names: &[impl AsRef<str>]) -> String {
+    match names {
+        [] => "none is configured".to_owned(),
+        [one] => format!("the only one is `{}`", one.as_ref()),
+        several => format!("known: {}", several.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// Returns the name of the local user.
+pub fn local_user_name() -> String {
+    user_name(rustix::process::getuid().as_raw())
+}
+
+/// Returns the name of a user, or `uid-<number>` if there is none or the name is reserved.
+pub(crate) fn user_name(uid: u32) -> String {
+    let number = uid.to_string();
+    let known = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let line = known.lines().find(|line| line.split(':').nth(2) == Some(&*number));
+    let name = line.and_then(|line| line.split(':').next()).filter(|name| *name != toolgate::policy::source::CANARY_PRINCIPAL);
+    name.map_or_else(|| format!("uid-{uid}"), str::to_owned)
+}

@@ -1,0 +1,78 @@
+//! Prunes ledger rows that are older than `retention`, while a server runs.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use toolgate::store::StoreError;
+use toolgate::{SignedDuration, Timestamp};
+use toolgate_store::{Filter, Ledger, SqliteStore};
+
+use crate::stderr::print_stderr;
+
+/// Interval between two prunings.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Prunes a ledger at once and then every day, and reports what was removed.
+///
+/// The retention is read again before each run.
+pub fn prune_daily(store: Arc<SqliteStore>, kept: impl Fn() -> Option<SignedDuration>, tell: impl Fn(&str)) -> impl Future<Output = ()> {
+    // The time is determined before this process writes a row with its own clock.
+    let (began, begun) = (ledger_time(store.path()), Instant::now());
+    async move {
+        let mut days = tokio::time::interval(DAY);
+        loop {
+            days.tick().await;
+            // Monotonic time counts too, even if no row was written meanwhile.
+            let waited = SignedDuration::try_from(begun.elapsed()).ok();
+            let waited = began.zip(waited).and_then(|(began, waited)| began.checked_add(waited).ok());
+            let now = waited.or_else(|| ledger_time(store.path())).map(|now| now.min(Timestamp::now()));
+            // If the subtraction underflows, no row can be that old.
+            let Some(before) = kept().zip(now).and_then(|(kept, now)| now.checked_sub(kept).ok()) else { continue };
+            match store.prune(before, before).await {
+                Ok(gone) if gone.rows == 0 && gone.sealed == 0 => {}
+                Ok(gone) => tell(&format!(
+                    "removed {} and {} from before {} (`retention`)",
+                    format_count(gone.rows, "row"),
+                    format_count(gone.sealed, "sealed record"),
+                    format_time(before)
+                )),
+                Err(error) => report_prune_error(&error),
+            }
+        }
+    }
+}
+
+/// Returns the current time, but at most a day after the newest row of the ledger.
+///
+/// Without this limit, a clock that is ahead would remove all rows.
+fn ledger_time(store: &Path) -> Option<Timestamp> {
+    let last = Filter { limit: Some(1), newest_first: true, ..Filter::default() };
+    let rows = Ledger::open(store).and_then(|ledger| ledger.find(&last)).inspect_err(report_prune_error).ok()?;
+    let newest = rows.first()?.row.at;
+    Some(newest.checked_add(SignedDuration::from_hours(24)).unwrap_or(Timestamp::MAX).min(Timestamp::now()))
+}
+
+fn report_prune_error(error: &StoreError) {
+    print_stderr(&format!("error: cannot remove rows older than `retention`: {error}"));
+}
+
+/// Describes the retention of a ledger, or warns if there is none and the ledger has old rows.
+pub fn describe_retention(store: &Path, kept: Option<SignedDuration>) -> Option<String> {
+    if let Some(kept) = kept {
+        let days = u64::try_from(kept.as_hours() / 24).unwrap_or_default();
+        return Some(format!("`toolgate serve` removes rows after {}", format_count(days, "day")));
+    }
+    let first = Filter { limit: Some(1), ..Filter::default() };
+    let oldest = Ledger::open(store).and_then(|ledger| ledger.find(&first)).ok()?.first()?.row.at;
+    let is_old = Timestamp::now().duration_since(oldest) > SignedDuration::from_hours(24 * 90);
+    is_old.then(|| format!("the oldest row is from {}; set `retention` or run `toolgate audit prune` to remove rows", format_time(oldest)))
+}
+
+fn format_time(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
+fn format_count(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}

@@ -1,0 +1,490 @@
+//! Holds the state of the gateway: the active configuration, and what outlives a reload.
+
+pub(crate) mod canary;
+pub(crate) mod metrics;
+mod reload_on_change;
+pub(crate) mod workspaces;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+use rmcp::RoleServer;
+use rmcp::service::Peer;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use toolgate::policy::source::CANARY_PRINCIPAL;
+use toolgate::{Agent, CallId, Spec, Store, Timestamp, Toolgate};
+use toolgate_config::{Config, ConfigError, Exposed, Gateway as Settings, Unfit};
+
+use crate::gateway::canary::{CANARY, build_canary_agent};
+use crate::gateway::metrics::Metrics;
+use crate::gateway::workspaces::Workspaces;
+use crate::resources::Subscriptions;
+use crate::server::auth::Keys;
+use crate::server::default_session::Idle;
+use crate::server::suspended_calls::{Parked, Presence};
+use crate::upstream::{Link, Starting, Upstreams};
+
+/// Maximum number of attempts to reconcile a call.
+const TRIES: u8 = 5;
+/// Timeout for running calls during shutdown.
+pub(crate) const LAST: Duration = Duration::from_secs(10);
+/// Timeout for a running reload during shutdown.
+const GIVEN_UP: Duration = Duration::from_secs(5);
+
+/// Options to open a gateway.
+#[derive(Clone)]
+pub struct Options {
+    /// The ledger.
+    ///
+    /// A ledger on disk also keeps the journals of changes to files of agents. With any other
+    /// store, files are read-only.
+    pub store: Arc<dyn Store>,
+    /// How upstreams are started.
+    pub upstreams: Starting,
+    /// Maximum time to wait for upstreams before the gateway starts without them.
+    pub upstream_start_timeout: Duration,
+    /// Program that starts command tools and command hooks in their sandboxes; see
+    /// [`toolgate_process::sandbox::enter_if_asked`].
+    pub launcher: Option<PathBuf>,
+    /// Principal of calls over standard streams, and over HTTP if no token is required.
+    pub principal: String,
+    /// Rules in addition to those of the configuration.
+    pub built_in_rules: Option<BuiltIn>,
+    /// Toolgate's own files besides the configuration and the ledger.
+    ///
+    /// A workspace of an agent may neither contain them nor be inside them.
+    pub own_paths: Vec<PathBuf>,
+}
+
+/// Builds a policy file for the tools of an agent.
+pub type BuiltIn = Arc<dyn Fn(&[&Spec]) -> String + Send + Sync>;
+
+/// A gateway: agents, their upstreams, and its listeners. Cheap to clone.
+#[derive(Clone)]
+pub struct Gateway(pub(crate) Arc<Inner>);
+
+/// Reads the configuration.
+type Reader = Arc<dyn Fn() -> io::Result<Config> + Send + Sync>;
+
+pub(crate) struct Inner {
+    read_config: Reader,
+    options: Options,
+    workspaces: Arc<Workspaces>,
+    active: RwLock<Arc<Running>>,
+    /// Allows one reload at a time.
+    reload_lock: tokio::sync::Mutex<()>,
+    /// Clients to notify of changed lists.
+    peers: Mutex<Vec<Peer<RoleServer>>>,
+    pub(crate) changes: tokio::sync::watch::Sender<u64>,
+    pub(crate) suspended: Parked,
+    pub(crate) default_sessions: Idle,
+    pub(crate) metrics: Metrics,
+    /// Addresses that the gateway listens on.
+    pub(crate) addresses: Mutex<Vec<std::net::SocketAddr>>,
+    /// Subscriptions of clients to resources.
+    pub(crate) subscriptions: Subscriptions,
+    /// Time and result of the last canary run.
+    pub(crate) canary_result: Mutex<Option<(Instant, Result<(), String>)>>,
+    /// Number of attempts to reconcile each call.
+    reconcile_attempts: Mutex<HashMap<CallId, u8>>,
+    /// Cancelled when shutdown starts: no new work is accepted.
+    pub(crate) stop: CancellationToken,
+    /// Cancelled when all connections are closed.
+    pub(crate) closed: CancellationToken,
+    /// Tasks that shutdown waits for: listeners, and upstreams that are being stopped.
+    pub(crate) listeners: TaskTracker,
+    /// Number of running calls.
+    pub(crate) inflight: tokio::sync::watch::Sender<usize>,
+}
+
+/// Counts a call as running until it is dropped.
+pub(crate) struct Counted(Gateway);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.0.inflight.send_modify(|count| *count = count.saturating_sub(1));
+    }
+}
+
+/// One version of the configuration, and what was built from it.
+pub(crate) struct Running {
+    pub(crate) runtime: Toolgate,
+    pub(crate) settings: Settings,
+    pub(crate) authenticator: Keys,
+    pub(crate) upstreams: Upstreams,
+    pub(crate) exposed: BTreeMap<(String, String), Exposed>,
+    /// The upstreams of each agent, for prompts, resources and notifications.
+    pub(crate) upstreams_by_agent: BTreeMap<String, Vec<Arc<Link>>>,
+    pub(crate) agents: Vec<String>,
+    /// Tools whose arguments may be repeated in HTTP headers.
+    pub(crate) header_tools: BTreeSet<String>,
+    /// Change counter of each upstream when the rules were built.
+    upstream_versions: BTreeMap<String, u64>,
+    /// Configured tools that do not match the upstream, or are missing there.
+    mismatches: Vec<Unfit>,
+}
+
+impl Gateway {
+    /// Opens a gateway: starts the upstreams, builds the agents and runs the canary.
+    ///
+    /// # Errors
+    /// The configuration does not load, or the canary call is not denied.
+    pub async fn open(config: impl Fn() -> io::Result<Config> + Send + Sync + 'static, options: Options) -> io::Result<Self> {
+        if options.principal == CANARY_PRINCIPAL {
+            return Err(io::Error::other(format!("principal name `{CANARY_PRINCIPAL}` is reserved for the self-test")));
+        }
+        let config: Reader = Arc::new(config);
+        let stop = CancellationToken::new();
+        let (metrics, parked) = (Metrics::new(), Parked::new(stop.clone())?);
+        let read = config()?;
+        let upstreams = Upstreams::start(&read, &options.upstreams, options.upstream_start_timeout).await?;
+        let workspaces = Arc::<Workspaces>::default();
+        let running = match Running::build(read, &options, &workspaces, upstreams.clone(), &metrics, None).await {
+            Ok(running) => running,
+            Err(error) => {
+                upstreams.stop_all().await;
+                return Err(error);
+            }
+        };
+        let gateway = Self(Arc::new(Inner {
+            read_config: config,
+            options,
+            workspaces,
+            active: RwLock::new(Arc::new(running)),
+            reload_lock: tokio::sync::Mutex::default(),
+            peers: Mutex::default(),
+            changes: tokio::sync::watch::Sender::new(0),
+            suspended: parked,
+            default_sessions: Idle::default(),
+            metrics,
+            addresses: Mutex::default(),
+            subscriptions: Subscriptions::default(),
+            canary_result: Mutex::default(),
+            reconcile_attempts: Mutex::default(),
+            stop,
+            closed: CancellationToken::new(),
+            listeners: TaskTracker::new(),
+            inflight: tokio::sync::watch::Sender::new(0),
+        }));
+        gateway.0.metrics.register_gauges(Arc::downgrade(&gateway.0));
+        tokio::spawn(gateway.clone().forward_updates());
+        tokio::spawn(gateway.clone().reload_on_upstream_change());
+        if let Err(why) = gateway.run_canary().await {
+            gateway.shut_down().await;
+            return Err(io::Error::other(format!("the canary check failed: {why}")));
+        }
+        Ok(gateway)
+    }
+
+    pub(crate) fn active_config(&self) -> Arc<Running> {
+        Arc::clone(&self.0.active.read().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// Returns the health of the upstreams.
+    #[must_use]
+    pub fn health(&self) -> Vec<crate::Health> {
+        let running = self.active_config();
+        running.upstreams.health_with_unusable(&running.mismatches)
+    }
+
+    /// Returns the pin files, in which quarantined tools can be accepted.
+    #[must_use]
+    pub fn pin_files(&self) -> Vec<PathBuf> {
+        self.active_config().upstreams.supervisors().filter_map(|link| link.pin_file().map(std::path::Path::to_owned)).collect()
+    }
+
+    /// Returns the number of tools of each agent.
+    #[must_use]
+    pub fn tool_counts(&self) -> Vec<(String, usize)> {
+        let running = self.active_config();
+        let count = |name: &String| (name.clone(), running.runtime.agent(name).map_or(0, |agent| agent.tools().count()));
+        running.agents.iter().map(count).collect()
+    }
+
+    /// Returns the current runtime.
+    #[must_use]
+    pub fn runtime(&self) -> Toolgate {
+        self.active_config().runtime.clone()
+    }
+
+    /// Reads the configuration again.
+    ///
+    /// Running calls continue under the previous configuration. If the new one does not load,
+    /// nothing changes.
+    ///
+    /// # Errors
+    /// The configuration does not load, or the gateway is shutting down.
+    pub async fn reload(&self) -> io::Result<()> {
+        let (config, stop) = (&self.0.read_config, &self.0.stop);
+        let ending = || io::Error::other("the gateway is shutting down");
+        let _one = self.0.reload_lock.lock().await;
+        if stop.is_cancelled() {
+            return Err(ending());
+        }
+        let before = self.active_config();
+        let read = config()?;
+        // Upstreams are not started for a configuration that cannot load. All errors are reported
+        // at once, with the tools that are known now.
+        if let Err(error) = read.check() {
+            return Err(load_error(&read.with_backend(&before.upstreams).build_agents(None).err().unwrap_or(error)));
+        }
+        let enough = async { drop(tokio::time::timeout(self.0.options.upstream_start_timeout, stop.cancelled()).await) };
+        let upstreams = before.upstreams.reload(&read, &self.0.options.upstreams, enough).await?;
+        let (options, workspaces) = (&self.0.options, &self.0.workspaces);
+        let built = tokio::select! {
+            biased;
+            () = stop.cancelled() => Err(ending()),
+            built = Running::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before)) => built,
+        };
+        let world = lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
+        let built = built.and_then(|running| match world {
+            Some(address) if running.authenticator.is_auth_disabled() => {
+                Err(io::Error::other(format!("{address} is reachable from other hosts, and the new configuration requires no token")))
+            }
+            // Shutdown would not stop upstreams of a configuration that takes effect now.
+            _ if stop.is_cancelled() => Err(ending()),
+            _ => Ok(running),
+        });
+        match built {
+            Ok(running) => {
+                *self.0.active.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(running);
+                self.drop_revoked_subscriptions();
+                self.sync_subscriptions();
+                self.notify_changed().await;
+                let stop = self.0.stop.clone();
+                // Calls to removed upstreams may finish. During shutdown they get as much time as
+                // other calls.
+                self.0.listeners.spawn(async move {
+                    tokio::select! {
+                        () = before.upstreams.stop_all_except(&upstreams, Duration::from_secs(10 * 60)) => {}
+                        () = stop.cancelled() => before.upstreams.stop_all_except(&upstreams, LAST).await,
+                    }
+                });
+                Ok(())
+            }
+            Err(error) => {
+                upstreams.stop_all_except(&before.upstreams, Duration::ZERO).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Runs the canary and reconciles calls with an unknown outcome, at an interval.
+    pub async fn run_periodic_checks(&self, every: Duration) {
+        tokio::join!(self.run_canary_periodically(every), self.reconcile_periodically(every));
+    }
+
+    async fn reconcile_periodically(&self, every: Duration) {
+        loop {
+            tokio::select! {
+                () = async {
+                    self.reconcile().await;
+                    tokio::time::sleep(every).await;
+                } => {}
+                () = self.0.stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Reconciles calls with an unknown outcome through the `reconcile` tool of their tool.
+    ///
+    /// A call is reconciled only after its lease, because it may be running until then and would be
+    /// reported as not made. After some failed attempts, a person must settle the call.
+    async fn reconcile(&self) {
+        let can_ask = |agent: &Agent| agent.tools().any(Spec::can_be_reconciled);
+        if !self.tool_counts().iter().filter_map(|(name, _)| self.runtime().agent(name).map(can_ask)).any(|can| can) {
+            return;
+        }
+        let (before, mut tries) = (std::mem::take(&mut *lock(&self.0.reconcile_attempts)), HashMap::new());
+        let gate = self.runtime();
+        let asks = |intent: &toolgate::store::Intent| {
+            let declared = gate.agent(&intent.key.agent).and_then(|agent| agent.tool(&intent.tool)).is_some_and(Spec::can_be_reconciled);
+            if Timestamp::now() <= intent.lease {
+                return false;
+            }
+            let times = before.get(&intent.call).copied().unwrap_or_default();
+            tries.insert(intent.call, times.saturating_add(1));
+            declared && times < TRIES
+        };
+        match gate.reconcile_matching(asks).await {
+            Err(error) => tracing::warn!(%error, "cannot reconcile calls with an unknown outcome"),
+            Ok(found) => {
+                for (call, said) in found {
+                    tracing::info!(%call, ?said, "reconciled a call");
+                }
+            }
+        }
+        *lock(&self.0.reconcile_attempts) = tries;
+    }
+
+    /// Registers a client for notifications of changed lists.
+    pub(crate) fn register_peer(&self, peer: Peer<RoleServer>) {
+        let mut peers = lock(&self.0.peers);
+        if peers.len() % 64 == 63 {
+            peers.retain(|peer| !peer.is_transport_closed());
+        }
+        peers.push(peer);
+    }
+
+    /// Notifies clients that lists have changed.
+    pub(crate) async fn notify_changed(&self) {
+        self.0.changes.send_modify(|times| *times += 1);
+        let peers = {
+            let mut peers = lock(&self.0.peers);
+            peers.retain(|peer| !peer.is_transport_closed());
+            peers.clone()
+        };
+        // In parallel, so that a slow client does not delay the others.
+        let tell = |peer: Peer<RoleServer>| async move {
+            let _ = tokio::time::timeout(Duration::from_secs(1), async {
+                let _ = peer.notify_tool_list_changed().await;
+                let _ = peer.notify_prompt_list_changed().await;
+                let _ = peer.notify_resource_list_changed().await;
+            })
+            .await;
+        };
+        futures_util::future::join_all(peers.into_iter().map(tell)).await;
+    }
+
+    /// Returns whether shutdown has started.
+    #[must_use]
+    pub fn is_shutting_down(&self) -> bool {
+        self.0.stop.is_cancelled()
+    }
+
+    /// Starts the shutdown: rejects new calls, while running calls continue.
+    pub fn start_shutdown(&self) {
+        self.0.stop.cancel();
+    }
+
+    /// Counts a call as running.
+    pub(crate) fn count_call(&self) -> Counted {
+        self.0.inflight.send_modify(|count| *count += 1);
+        Counted(self.clone())
+    }
+
+    /// Waits until no call is running, up to a timeout.
+    pub(crate) async fn wait_idle(&self, patience: Duration) {
+        let mut underway = self.0.inflight.subscribe();
+        let _ = tokio::time::timeout(patience, underway.wait_for(|count| *count == 0)).await;
+    }
+
+    /// Shuts the gateway down and stops what it started.
+    pub async fn shut_down(&self) {
+        self.0.stop.cancel();
+        // Abandons suspended calls. Each counts as running until it is settled and recorded.
+        for underway in self.0.suspended.take_all() {
+            *lock(&underway.guard) = Some(Presence::new(self.count_call(), None));
+            tokio::spawn(underway.abandon());
+        }
+        self.wait_idle(LAST).await;
+        // A running reload stops what it has started. Only then the list of upstreams is final.
+        let _reading = tokio::time::timeout(GIVEN_UP, self.0.reload_lock.lock()).await;
+        // Listeners send their last messages before their connections close.
+        self.0.listeners.close();
+        let _ = tokio::time::timeout(Duration::from_secs(4), self.0.listeners.wait()).await;
+        self.0.closed.cancel();
+        self.active_config().upstreams.stop_all().await;
+    }
+
+    pub(crate) fn default_principal(&self) -> &str {
+        &self.0.options.principal
+    }
+}
+
+impl Running {
+    async fn build(
+        config: Config,
+        options: &Options,
+        workspaces: &Arc<Workspaces>,
+        upstreams: Upstreams,
+        metrics: &Metrics,
+        before: Option<&Self>,
+    ) -> io::Result<Self> {
+        let keys = Keys::new(&config.gateway, before.map(|before| &before.authenticator)).await?;
+        let own: Vec<PathBuf> = config.dependencies().chain(options.own_paths.iter().cloned()).collect();
+        let config = workspaces.open(config, &options.store, &own).await?;
+        let config = match &options.launcher {
+            Some(launcher) => config.with_launcher(launcher),
+            None => config,
+        };
+        let seen = upstreams.supervisors().map(|link| (link.upstream.name.clone(), *link.list_changes.borrow())).collect();
+        // Tools that appeared since the upstreams started are checked before they are offered.
+        upstreams.quarantine_shadowing_tools(&config);
+        let takes: BTreeMap<String, Option<Vec<String>>> = config.agent_upstreams();
+        let config = config.with_backend(&upstreams);
+        let config = match &options.built_in_rules {
+            Some(rules) => config.with_policies("(built in)", |tools| rules(tools)),
+            None => config,
+        };
+        let exposed: BTreeMap<_, _> =
+            config.exposed_tools().iter().map(|one| ((one.agent.clone(), one.name.clone()), one.clone())).collect();
+        let (settings, redact) = (config.gateway.clone(), config.redact.clone());
+        let names: Vec<String> = config.agent_names().map(str::to_owned).collect();
+        let (agents, unfit) = config.build_with_upstreams(None).map_err(|error| load_error(&error))?;
+        log_mismatches(&unfit, before.map(|before| before.mismatches.as_slice()).unwrap_or_default());
+        let mut builder = Toolgate::builder().store(Arc::clone(&options.store)).agent(build_canary_agent()?);
+        for pattern in &redact {
+            builder = builder.redact_pattern(pattern).map_err(io::Error::other)?;
+        }
+        let known = agents.iter().flat_map(|agent| agent.tools().map(|spec| (agent.name().to_owned(), spec.name().to_owned())));
+        metrics.set_known_tools(known.chain([(CANARY.to_owned(), CANARY.to_owned())]).collect());
+        let heard = metrics.clone();
+        builder = builder.on_event(move |event| heard.on_event(event));
+        let gate = agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build()?;
+        let shared = names
+            .iter()
+            .map(|name| {
+                let declared = exposed.values().filter(|one| one.agent == *name).map(|one| one.upstream.clone());
+                let taken: Vec<String> = match takes.get(name) {
+                    Some(Some(named)) => named.clone(),
+                    _ if names.len() == 1 => upstreams.supervisors().map(|link| link.upstream.name.clone()).collect(),
+                    _ => declared.collect(),
+                };
+                let links = upstreams.supervisors().filter(|link| taken.contains(&link.upstream.name)).cloned().collect();
+                (name.clone(), links)
+            })
+            .collect();
+        let in_headers = names.iter().filter_map(|name| gate.agent(name)).flat_map(Agent::tools);
+        let in_headers = in_headers.filter(|spec| spec.input_schema().is_some_and(crate::has_header_arguments));
+        let in_headers = in_headers.map(|spec| spec.name().to_owned()).collect();
+        Ok(Self {
+            runtime: gate,
+            settings,
+            upstreams,
+            exposed,
+            upstreams_by_agent: shared,
+            agents: names,
+            header_tools: in_headers,
+            upstream_versions: seen,
+            mismatches: unfit,
+            authenticator: keys,
+        })
+    }
+
+    /// Returns the agent of requests that name none.
+    pub(crate) fn default_agent(&self) -> Option<&str> {
+        self.settings.agent.as_deref().or_else(|| self.agents.first().map(String::as_str).filter(|_| self.agents.len() == 1))
+    }
+}
+
+/// Logs each mismatch once while it persists.
+fn log_mismatches(unfit: &[Unfit], before: &[Unfit]) {
+    let before: BTreeSet<&Unfit> = before.iter().collect();
+    for Unfit { agent, upstream, tool, why, awaited, .. } in unfit.iter().filter(|one| !before.contains(one)) {
+        let what = if *awaited { "is missing and will be used when it appears" } else { "is quarantined until the mismatch is fixed" };
+        tracing::warn!(agent, upstream, tool, why, "an upstream tool {what}");
+    }
+}
+
+fn load_error(error: &ConfigError) -> io::Error {
+    io::Error::other(format!("the configuration does not load\n\n{}", error.render(false)))
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,317 @@
+//! Runs HTTP tools. Their hosts are fixed when the configuration loads, and addresses are checked
+//! when the connection is made.
+
+mod ssrf_guard;
+
+use std::error::Error as _;
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ipnet::IpNet;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
+use reqwest::{Client, Method, StatusCode, Url};
+use serde_json::Value;
+use toolgate::{Ctx, Effects, Failure, FilledPart, Handler, Judged, Permit, Template};
+use toolgate_config::{Body, HttpTool};
+
+use crate::http_tool::ssrf_guard::{Guard, is_forbidden};
+
+/// The maximum number of redirects.
+const HOPS: usize = 5;
+
+/// Returns the base of every client: no proxy, and no automatic redirects.
+fn base_client() -> reqwest::ClientBuilder {
+    Client::builder()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(Duration::from_secs(10))
+        .user_agent(concat!("toolgate/", env!("CARGO_PKG_VERSION")))
+}
+
+/// Creates the HTTP client for upstreams.
+pub(crate) fn upstream_client() -> reqwest::Result<Client> {
+    base_client().pool_idle_timeout(Duration::from_secs(30)).build()
+}
+
+/// Creates the handler of an HTTP tool.
+pub(crate) fn http_tool_handler(tool: &HttpTool) -> Arc<dyn Handler> {
+    let networks =
+        tool.networks.iter().filter_map(|network| network.parse().ok().or_else(|| network.parse::<IpAddr>().ok().map(IpNet::from)));
+    Arc::new(Runner { networks: networks.collect(), tool: tool.clone(), client: OnceLock::new() })
+}
+
+struct Runner {
+    tool: HttpTool,
+    networks: Arc<[IpNet]>,
+    client: OnceLock<Client>,
+}
+
+/// A request that is ready to be sent.
+struct Ready {
+    method: Method,
+    url: Url,
+    headers: HeaderMap,
+    body: Option<(Vec<u8>, &'static str)>,
+}
+
+/// Returns a failure for a request that was not sent.
+fn unsent_failure(code: &'static str, message: String) -> Failure {
+    Failure::validation(code, message).effects(Effects::None)
+}
+
+impl Runner {
+    fn client(&self) -> Result<&Client, Failure> {
+        if let Some(client) = self.client.get() {
+            return Ok(client);
+        }
+        let built = base_client().dns_resolver(Arc::new(Guard(Arc::clone(&self.networks)))).build();
+        let built = built.map_err(|error| {
+            Failure::business("internal_fault", format!("cannot create an HTTP client: {error}")).effects(Effects::None)
+        })?;
+        Ok(self.client.get_or_init(|| built))
+    }
+
+    fn prepare_request(&self, arguments: &Value) -> Result<Ready, Failure> {
+        let tool = &self.tool;
+        let mut url = self.build_url(arguments)?;
+        for (name, template) in &tool.query {
+            if let Some(value) = fill_text(template, arguments) {
+                url.query_pairs_mut().append_pair(name, &value);
+            }
+        }
+        let mut headers = HeaderMap::new();
+        for (name, value) in &tool.headers {
+            let missing =
+                |why: String| Failure::business("internal_fault", format!("cannot send the header `{name}`: {why}")).effects(Effects::None);
+            let name = HeaderName::from_bytes(name.as_bytes()).map_err(|error| missing(error.to_string()))?;
+            let mut value = HeaderValue::from_str(&value.resolve_and_remember().map_err(missing)?)
+                .map_err(|_| missing("its value is not a valid header value".to_owned()))?;
+            value.set_sensitive(true);
+            headers.insert(name, value);
+        }
+        let body = match &tool.body {
+            Body::None => None,
+            Body::Arguments => Some((toolgate_json::to_canonical_bytes(&unused_arguments(arguments, tool)), "application/json")),
+            Body::Json(template) => {
+                Some((toolgate_json::to_canonical_bytes(&fill_json(template, arguments).unwrap_or(Value::Null)), "application/json"))
+            }
+            Body::Form(fields) => {
+                let mut form = url::form_urlencoded::Serializer::new(String::new());
+                for (name, template) in fields {
+                    if let Some(value) = fill_text(template, arguments) {
+                        form.append_pair(name, &value);
+                    }
+                }
+                Some((form.finish().into_bytes(), "application/x-www-form-urlencoded"))
+            }
+        };
+        let method = Method::from_bytes(tool.method.as_bytes()).map_err(|error| unsent_failure("invalid_arguments", error.to_string()))?;
+        Ok(Ready { method, url, headers, body })
+    }
+
+    /// Builds the URL from the arguments. No argument can change the path that was configured.
+    fn build_url(&self, arguments: &Value) -> Result<Url, Failure> {
+        let parts = self.tool.url.fill(arguments).map_err(|path| unsent_failure("invalid_arguments", format!("`{path}` is required")))?;
+        if let Some(FilledPart::Argument(path, _)) =
+            parts.iter().find(|part| matches!(part, FilledPart::Argument(_, text) if text.is_empty()))
+        {
+            return Err(unsent_failure("invalid_arguments", format!("`{path}` is empty, which would change the address of the request")));
+        }
+        let text: String = parts
+            .iter()
+            .map(|part| match part {
+                FilledPart::Text(text) => (*text).to_owned(),
+                FilledPart::Argument(_, text) => crate::http_tool::ssrf_guard::percent_encoded(text),
+            })
+            .collect();
+        let url = Url::parse(&text)
+            .map_err(|error| unsent_failure("invalid_arguments", format!("the arguments do not form a valid URL: {error}")))?;
+        // A value such as `..` would be resolved and change the path.
+        let written = text.split_once("://").and_then(|(_, rest)| rest.split_once(['/', '?'])).map_or("", |(_, rest)| rest);
+        let path = written.split('?').next().unwrap_or_default();
+        let begins_with_path =
+            text.split_once("://").is_some_and(|(_, rest)| rest.find(['/', '?']).and_then(|at| rest.get(at..=at)) == Some("/"));
+        if begins_with_path && url.path() != format!("/{path}") {
+            return Err(unsent_failure("invalid_arguments", "an argument would change the path of the request".to_owned()));
+        }
+        Ok(url)
+    }
+
+    /// Checks that the tool may send requests to a URL.
+    fn check_target(&self, url: &Url) -> Result<(), Failure> {
+        let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
+        let refuse = |why: &str| Failure::permission("host_forbidden", format!("the request would go to `{host}`, {why}"));
+        if !matches!(url.scheme(), "http" | "https") || !self.tool.hosts.contains(&host) {
+            return Err(refuse("which is not one of the `hosts` of this tool"));
+        }
+        // Host names are checked when they are resolved.
+        match host.parse::<IpAddr>() {
+            Ok(address) if is_forbidden(address, &self.networks) => Err(refuse("which is a private or local address")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends the request. Returns the response, and whether it came without a redirect.
+    async fn send(&self, mut ready: Ready) -> Result<(reqwest::Response, bool), Failure> {
+        self.check_target(&ready.url).map_err(|failure| failure.effects(Effects::None))?;
+        for hop in 0..=HOPS {
+            let mut request = self.client()?.request(ready.method.clone(), ready.url.clone()).headers(ready.headers.clone());
+            if let Some((body, kind)) = &ready.body {
+                // A configured content type takes precedence: two headers would be ambiguous.
+                if !ready.headers.contains_key(CONTENT_TYPE) {
+                    request = request.header(CONTENT_TYPE, *kind);
+                }
+                request = request.body(body.clone());
+            }
+            // A redirect means that the first request was sent.
+            let answer = request.send().await.map_err(|error| connection_failure(&error, hop == 0))?;
+            let status = answer.status();
+            let target = answer.headers().get(LOCATION).filter(|_| status.is_redirection()).and_then(|to| to.to_str().ok());
+            let Some(target) = target.and_then(|to| ready.url.join(to).ok()) else { return Ok((answer, hop == 0)) };
+            self.check_target(&target)?;
+            // Do not send headers to another origin, and do not follow a redirect from HTTPS to
+            // HTTP.
+            if target.origin() != ready.url.origin() {
+                ready.headers.clear();
+                if ready.url.scheme() == "https" && target.scheme() != "https" {
+                    return Err(Failure::permission("host_forbidden", "the service redirects from HTTPS to an unencrypted address"));
+                }
+            }
+            let reads = matches!(ready.method, Method::GET | Method::HEAD);
+            match status {
+                // The response is at another URL.
+                StatusCode::SEE_OTHER if !reads => (ready.method, ready.body) = (Method::GET, None),
+                StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
+                _ if reads => {}
+                // Repeating the request with another method would change its meaning.
+                _ => return Err(Failure::business("tool_failed", "the service has moved; correct the address of the tool")),
+            }
+            ready.url = target;
+        }
+        Err(Failure::business("tool_failed", "the service redirects too many times"))
+    }
+}
+
+#[async_trait]
+impl Handler for Runner {
+    async fn run(&self, _: &Permit, _: Ctx, arguments: &Judged) -> Result<Value, Failure> {
+        let ready = self.prepare_request(arguments.value())?;
+        let (answer, first) = self.send(ready).await?;
+        let status = answer.status();
+        let wait = retry_after_ms(answer.headers());
+        let (text, more) = read_limited(answer, self.tool.max_response_bytes).await?;
+        if !status.is_success() {
+            let said = String::from_utf8_lossy(&text);
+            let failure = Failure::http(status.as_u16(), &self.tool.redact_secrets(&said));
+            let failure = if status.is_redirection() {
+                Failure::business("tool_failed", "the service redirects without a usable target")
+            } else if first && status.is_client_error() && status != StatusCode::REQUEST_TIMEOUT {
+                // The request was rejected, so it was not executed.
+                failure.effects(Effects::None)
+            } else {
+                failure
+            };
+            return Err(match wait {
+                Some(ms) => failure.retry_after_ms(ms),
+                None => failure,
+            });
+        }
+        if more {
+            return Err(Failure::business("invalid_result", format!("the response exceeds {} bytes", self.tool.max_response_bytes)));
+        }
+        let bounds = toolgate_json::Bounds { bytes: self.tool.max_response_bytes, ..toolgate_json::Bounds::default() };
+        let value = match text.is_empty() {
+            true => Value::Null,
+            false => toolgate_json::parse(&text, &bounds).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&text).into_owned())),
+        };
+        Ok(toolgate::without_contract(&value).unwrap_or(value))
+    }
+}
+
+/// Parses `Retry-After` in seconds, and returns milliseconds.
+pub(crate) fn parse_retry_after_ms(said: &str) -> Option<u64> {
+    said.trim().parse::<u64>().ok().map(|seconds| seconds.saturating_mul(1_000))
+}
+
+/// Returns the retry delay of a response in milliseconds.
+pub(crate) fn retry_after_ms(headers: &HeaderMap) -> Option<u64> {
+    headers.get(RETRY_AFTER)?.to_str().ok().and_then(parse_retry_after_ms)
+}
+
+/// Reads at most `most` bytes of a body, and returns whether there are more.
+async fn read_limited(mut answer: reqwest::Response, most: usize) -> Result<(Vec<u8>, bool), Failure> {
+    let mut text = Vec::new();
+    loop {
+        match answer.chunk().await {
+            Ok(Some(chunk)) if text.len() + chunk.len() > most => {
+                text.extend(chunk.iter().take(most - text.len()));
+                return Ok((text, true));
+            }
+            Ok(Some(chunk)) => text.extend_from_slice(&chunk),
+            Ok(None) => return Ok((text, false)),
+            Err(error) => return Err(connection_failure(&error, false)),
+        }
+    }
+}
+
+/// Classifies a connection error. If no connection was opened, nothing was sent.
+fn connection_failure(error: &reqwest::Error, first: bool) -> Failure {
+    let untouched = |failure: Failure| if first { failure.effects(Effects::None) } else { failure };
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if let Some(forbidden) = inner.downcast_ref::<crate::http_tool::ssrf_guard::Forbidden>() {
+            return untouched(Failure::permission("host_forbidden", forbidden.to_string()));
+        }
+        cause = inner.source();
+    }
+    let what = match (error.is_timeout(), error.is_connect()) {
+        (true, _) => "the service behind the tool did not respond in time",
+        (_, true) => "cannot reach the service behind the tool",
+        _ => "the connection to the service behind the tool failed",
+    };
+    let failure = Failure::transient("upstream_unavailable", what);
+    if error.is_connect() { untouched(failure) } else { failure }
+}
+
+/// Fills a template; `None` if an argument is absent.
+fn fill_text(template: &Template, arguments: &Value) -> Option<String> {
+    let parts = template.fill(arguments).ok()?;
+    Some(
+        parts
+            .into_iter()
+            .map(|part| match part {
+                FilledPart::Text(text) => text.to_owned(),
+                FilledPart::Argument(_, text) => text,
+            })
+            .collect(),
+    )
+}
+
+/// Fills a JSON template; `None` if an argument is absent.
+fn fill_json(template: &Value, arguments: &Value) -> Option<Value> {
+    match template {
+        Value::String(text) => {
+            let template = Template::new(text);
+            match template.whole() {
+                Some(path) => path.get(arguments).cloned(),
+                None => fill_text(&template, arguments).map(Value::String),
+            }
+        }
+        Value::Array(items) => Some(Value::Array(items.iter().filter_map(|item| fill_json(item, arguments)).collect())),
+        Value::Object(map) => {
+            Some(Value::Object(map.iter().filter_map(|(key, item)| Some((key.clone(), fill_json(item, arguments)?))).collect()))
+        }
+        other => Some(other.clone()),
+    }
+}
+
+/// Returns the arguments that the URL does not use.
+fn unused_arguments(arguments: &Value, tool: &HttpTool) -> Value {
+    let Value::Object(map) = arguments else { return arguments.clone() };
+    let named = tool.url.named().chain(tool.query.iter().flat_map(|(_, template)| template.named()));
+    let used: Vec<String> =
+        named.filter_map(|path| path.to_string().strip_prefix('/').filter(|name| !name.contains('/')).map(str::to_owned)).collect();
+    Value::Object(map.iter().filter(|(key, _)| !used.contains(key)).map(|(key, value)| (key.clone(), value.clone())).collect())
+}

@@ -1,0 +1,257 @@
+//! Renders tool definitions as MCP tools, and outcomes as MCP results.
+
+use std::sync::Arc;
+
+use rmcp::ErrorData;
+use rmcp::model::{
+    CallToolResult, ContentBlock, InputRequests, InputRequiredResult, InputResponses, JsonObject, MetaObject, NotificationMetaObject,
+    RequestMetaObject, ResultType, Tool as McpTool, ToolAnnotations,
+};
+use serde_json::{Value, json};
+use toolgate::{Answer, Dialect, Effect, Outcome, Spec};
+use toolgate_json::Bounds;
+
+use crate::upstream::Line;
+
+/// Prefix for a question of an upstream whose name is reserved for toolgate.
+const THEIRS: &str = "upstream_";
+
+/// Renders a tool for a client.
+///
+/// The configuration decides the hints about effects; those of the upstream are ignored.
+pub(crate) fn render_tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
+    let mut schema = match spec.input_schema() {
+        Some(Value::Object(schema)) => schema.clone(),
+        _ => JsonObject::from_iter([("type".to_owned(), json!("object"))]),
+    };
+    if !spec.examples().is_empty() {
+        schema.insert("examples".to_owned(), spec.examples().iter().map(|example| example.input.clone()).collect());
+    }
+    let mut tool = McpTool::new(spec.name().to_owned(), spec.description().to_owned(), Arc::new(schema));
+    if let Some(Value::Object(schema)) = spec.output_schema() {
+        tool.output_schema = Some(Arc::new(schema.clone()));
+    }
+    let mut annotations = ToolAnnotations::new();
+    annotations.read_only_hint = Some(spec.effect() == Effect::Read);
+    annotations.destructive_hint = Some(spec.effect() == Effect::Destructive);
+    annotations.idempotent_hint = Some(spec.is_idempotent());
+    if let Some(remote) = remote {
+        tool.title.clone_from(&remote.title);
+        tool.icons.clone_from(&remote.icons);
+        tool.meta = remote.meta.clone().map(strip_reserved_keys);
+        annotations.title = remote.annotations.as_ref().and_then(|hints| hints.title.clone());
+        annotations.open_world_hint = remote.annotations.as_ref().and_then(|hints| hints.open_world_hint);
+    }
+    tool.annotations = Some(annotations);
+    tool
+}
+
+/// Removes keys that only toolgate may set from metadata of an upstream.
+pub(crate) fn strip_reserved_keys(mut meta: MetaObject) -> MetaObject {
+    meta.retain(|key, _| !key.starts_with("toolgate/"));
+    meta
+}
+
+/// Removes these keys and protocol keys from metadata of a result.
+///
+/// Protocol keys describe the connection to the upstream, not the one to the client.
+pub(crate) fn strip_result_meta(meta: MetaObject) -> MetaObject {
+    let mut meta = strip_reserved_keys(meta);
+    meta.retain(|key, _| !key.starts_with("io.modelcontextprotocol/"));
+    meta
+}
+
+/// Does the same for metadata of a notification.
+pub(crate) fn strip_notification_meta(meta: NotificationMetaObject) -> NotificationMetaObject {
+    NotificationMetaObject(strip_result_meta(meta.0))
+}
+
+/// Removes keys that an upstream may not see from metadata of a client.
+///
+/// The connection to the upstream sets protocol keys of its own.
+pub(crate) fn strip_request_meta(mut meta: RequestMetaObject) -> RequestMetaObject {
+    meta.retain(|key, _| !key.starts_with("toolgate/") && !key.starts_with("io.modelcontextprotocol/") && key != "progressToken");
+    meta
+}
+
+/// Removes keys that only toolgate may set from all metadata in a value, at any depth.
+pub(crate) fn strip_reserved_keys_deep<T: serde::Serialize + serde::de::DeserializeOwned + Clone>(thing: T) -> T {
+    fn strip(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                if let Some(Value::Object(meta)) = map.get_mut("_meta") {
+                    meta.retain(|key, _| !key.starts_with("toolgate/"));
+                }
+                map.values_mut().for_each(strip);
+            }
+            Value::Array(items) => items.iter_mut().for_each(strip),
+            _ => {}
+        }
+    }
+    let Ok(mut value) = serde_json::to_value(&thing) else { return thing };
+    if !value.to_string().contains("toolgate/") {
+        return thing;
+    }
+    strip(&mut value);
+    serde_json::from_value(value).unwrap_or(thing)
+}
+
+/// Returns whether the name of a question is reserved for toolgate, with or without the prefix.
+fn is_reserved_name(name: &str) -> bool {
+    name.trim_start_matches(THEIRS).starts_with("toolgate")
+}
+
+/// Renames questions of an upstream that use reserved names.
+///
+/// The upstream may be another gateway, which asks questions with these names.
+pub(crate) fn rename_questions(requests: InputRequests) -> InputRequests {
+    let named = |name: String| if is_reserved_name(&name) { format!("{THEIRS}{name}") } else { name };
+    strip_reserved_keys_deep(requests.into_iter().map(|(name, request)| (named(name), request)).collect())
+}
+
+/// Restores the original names in the answers for an upstream, and removes reserved metadata.
+pub(crate) fn restore_responses(told: InputResponses) -> InputResponses {
+    let asked = |name: String| name.strip_prefix(THEIRS).filter(|own| is_reserved_name(own)).map(str::to_owned).unwrap_or(name);
+    told.into_iter().map(|(name, said)| (asked(name), strip_reserved_keys_deep(said))).collect()
+}
+
+/// Checks the questions that an upstream returns for a request that is not a call.
+///
+/// Toolgate asks no questions there, so reserved names are an error.
+pub(crate) fn check_input_request(mut asked: InputRequiredResult) -> Result<InputRequiredResult, ErrorData> {
+    if asked.input_requests.iter().flat_map(InputRequests::keys).any(|name| is_reserved_name(name)) {
+        return Err(ErrorData::internal_error("the upstream used a question name that is reserved for toolgate", None));
+    }
+    asked.input_requests = asked.input_requests.map(strip_reserved_keys_deep);
+    asked.meta = asked.meta.map(strip_result_meta);
+    Ok(asked)
+}
+
+/// Returns whether JSON text has no more content than the equal structured value.
+///
+/// Duplicate keys and long whitespace would be additional content.
+fn is_equivalent_text(text: &str, structured: &Value) -> bool {
+    let bounds = Bounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
+    text.len() <= 4 * structured.to_string().len() + 256 && toolgate_json::parse(text.as_bytes(), &bounds).is_ok()
+}
+
+/// Renders the result of an upstream.
+///
+/// Only checked content may pass. Beside a structured result, only its text form, images and audio
+/// stay.
+fn render_upstream_result(mut said: CallToolResult) -> CallToolResult {
+    // Servers of earlier revisions do not send the result type.
+    said.result_type = Some(ResultType::COMPLETE);
+    if let Some(structured) = &said.structured_content {
+        let alone = structured.as_object().filter(|map| map.len() == 1).and_then(|map| map.get("result")).and_then(Value::as_str);
+        let before = said.content.len();
+        let mut told = false;
+        said.content.retain_mut(|block| match block {
+            // One text block may repeat the structured result.
+            ContentBlock::Text(text) => {
+                let is_alone = alone == Some(text.text.as_str());
+                if told || !(is_alone || serde_json::from_str::<Value>(&text.text).is_ok_and(|value| value == *structured)) {
+                    return false;
+                }
+                if !is_alone && !is_equivalent_text(&text.text, structured) {
+                    text.text = structured.to_string();
+                }
+                told = true;
+                true
+            }
+            ContentBlock::Image(_) | ContentBlock::Audio(_) => true,
+            _ => false,
+        });
+        if said.content.len() < before && !told {
+            said.content.insert(0, ContentBlock::text(structured.to_string()));
+        }
+    }
+    said.meta = said.meta.map(strip_result_meta);
+    for block in &mut said.content {
+        let meta = match block {
+            ContentBlock::Text(text) => &mut text.meta,
+            ContentBlock::Image(image) => &mut image.meta,
+            ContentBlock::Audio(audio) => &mut audio.meta,
+            // Other blocks are rare, so all of their metadata is searched.
+            other => {
+                *other = strip_reserved_keys_deep(other.clone());
+                continue;
+            }
+        };
+        *meta = meta.take().map(strip_reserved_keys);
+    }
+    said
+}
+
+/// Adds the call ID and the receipt of the ledger row to metadata.
+pub(crate) fn add_receipt(meta: &mut MetaObject, answer: &Answer) {
+    meta.insert("toolgate/call".to_owned(), json!(answer.call.to_string()));
+    if let Some(receipt) = answer.receipt() {
+        meta.insert("toolgate/receipt".to_owned(), serde_json::to_value(receipt).unwrap_or_default());
+    }
+}
+
+/// Renders the outcome of a call.
+pub(crate) fn render_result(answer: &Answer, line: &Line, has_schema: bool, dialect: Dialect) -> CallToolResult {
+    let mut result = match &answer.outcome {
+        Outcome::Error(error) => {
+            let mut result = CallToolResult::structured_error(error.to_json_in(dialect));
+            result.content = vec![ContentBlock::text(error.for_model_in(dialect))];
+            // Some clients validate structured errors against the output schema and do not show
+            // invalid ones.
+            if has_schema {
+                result.structured_content = None;
+            }
+            result
+        }
+        Outcome::Success(output) => {
+            let answered = line.raw_result.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            match answered {
+                // If the pipeline changed nothing, the result of the upstream is returned as it is.
+                Some((value, said)) if value == output.value && !output.hidden && output.stored.is_none() && !output.replayed => {
+                    let mut said = render_upstream_result(*said);
+                    if let Some(message) = &output.message {
+                        said.content.push(ContentBlock::text(message.clone()));
+                    }
+                    said
+                }
+                _ => {
+                    let mut result = CallToolResult::success(vec![ContentBlock::text(output.for_model())]);
+                    if output.value.is_object() && !output.hidden {
+                        result.structured_content = Some(output.value.clone());
+                    }
+                    result
+                }
+            }
+        }
+        Outcome::Signal(signal) => CallToolResult::structured(serde_json::to_value(signal).unwrap_or_default()),
+    };
+    let mut meta = result.meta.take().unwrap_or_default();
+    add_receipt(&mut meta, answer);
+    if let Outcome::Error(error) = &answer.outcome {
+        meta.insert("toolgate/error".to_owned(), serde_json::to_value(error).unwrap_or_default());
+    }
+    if let Outcome::Success(output) = &answer.outcome {
+        if output.replayed {
+            meta.insert("toolgate/replayed".to_owned(), json!(true));
+        }
+        if let Some(stored) = &output.stored {
+            meta.insert("toolgate/stored".to_owned(), serde_json::to_value(stored).unwrap_or_default());
+        }
+    }
+    result.meta = Some(meta);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_metadata_is_removed_from_responses() {
+        let said = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"toolgate/call": "1", "own": 2}});
+        let told = restore_responses(InputResponses::from([("upstream_toolgate_a".to_owned(), said)]));
+        let heard = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"own": 2}});
+        assert_eq!(told, InputResponses::from([("toolgate_a".to_owned(), heard)]));
+    }
+}

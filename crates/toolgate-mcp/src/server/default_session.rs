@@ -1,0 +1,82 @@
+//! Assigns sessions to clients that name none.
+//!
+//! A session lasts until it had no request and no running call for a while.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use toolgate::SessionKey;
+
+use crate::gateway::lock;
+use crate::server::suspended_calls::{LIFE, Parked};
+
+/// Prefix of generated session names.
+const NAMED: &str = "idle-";
+/// Number of sessions from which on expired ones are removed.
+const MANY: usize = 10_000;
+
+/// Generated sessions, by principal and agent.
+#[derive(Default)]
+pub(crate) struct Idle(Mutex<HashMap<(String, String), Arc<Talk>>>);
+
+struct Talk {
+    name: String,
+    /// Time of the last request, or of the end of the last call.
+    last_used: Mutex<Instant>,
+}
+
+/// Keeps a session alive while a call is running.
+pub(crate) struct Busy(Arc<Talk>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.touch();
+    }
+}
+
+impl Talk {
+    fn start() -> Arc<Self> {
+        let name = format!("{NAMED}{}", toolgate::Timestamp::now().as_millisecond());
+        Arc::new(Self { name, last_used: Mutex::new(Instant::now()) })
+    }
+
+    fn touch(&self) {
+        *lock(&self.last_used) = Instant::now();
+    }
+
+    /// Returns whether the session has expired.
+    ///
+    /// A running call holds a reference, and updates the time before it releases it.
+    fn is_expired(self: &Arc<Self>, idle: Duration) -> bool {
+        Arc::strong_count(self) == 1 && lock(&self.last_used).elapsed() >= idle
+    }
+}
+
+impl Idle {
+    /// Returns the session of a principal and agent, and starts a new one if it has expired.
+    pub(crate) fn session_name(&self, principal: &str, agent: &str, idle: Duration, parked: &Parked) -> String {
+        let mut talks = lock(&self.0);
+        if talks.len() > MANY {
+            // A suspended call may still need its session.
+            talks.retain(|_, talk| !talk.is_expired(idle.max(LIFE)));
+        }
+        let talk = talks.entry((principal.to_owned(), agent.to_owned())).or_insert_with(Talk::start);
+        // A client that answers a question returns to the session of its suspended call.
+        if talk.is_expired(idle) && !parked.has_suspended_in(&SessionKey::new(agent, principal, talk.name.as_str())) {
+            *talk = Talk::start();
+        }
+        talk.touch();
+        talk.name.clone()
+    }
+
+    /// Keeps a session alive for a call, if it is a generated one.
+    pub(crate) fn use_session(&self, key: &SessionKey) -> Option<Busy> {
+        if !key.session.starts_with(NAMED) {
+            return None;
+        }
+        let talks = lock(&self.0);
+        let talk = talks.get(&(key.principal.to_string(), key.agent.to_string()))?;
+        (*talk.name == *key.session).then(|| Busy(Arc::clone(talk)))
+    }
+}

@@ -1,0 +1,94 @@
+//! Serves the metadata of a protected resource (RFC 9728), for clients that need a token.
+
+use http::StatusCode;
+use http::header::{HOST, WWW_AUTHENTICATE};
+use http::request::Parts;
+use serde_json::json;
+use toolgate_config::Jwt;
+use url::Url;
+
+use super::{Answer, error_response, json_response};
+use crate::gateway::Running;
+use crate::server::auth::NotLetIn;
+
+/// Path prefix of the metadata document.
+const METADATA: &str = "/.well-known/oauth-protected-resource";
+
+/// Public addresses of this gateway.
+struct Place {
+    /// Scheme, host and port.
+    origin: String,
+    /// Public path of `/mcp`, without a slash at the end.
+    path: String,
+    /// Identifier of the resource.
+    identifier: String,
+}
+
+impl Place {
+    /// Uses the configured resource, else the audience if it is a URL, else the address of the
+    /// request.
+    fn from_config(running: &Running, jwt: &Jwt, parts: &Parts) -> Self {
+        let address = |text: &str| Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        let parted = |url: &Url| (url.origin().ascii_serialization(), url.path().trim_end_matches('/').to_owned());
+        if let Some((said, url)) = jwt.resource.as_ref().and_then(|said| Some((said, address(said)?))) {
+            let (origin, path) = parted(&url);
+            return Self { origin, path, identifier: said.clone() };
+        }
+        if let Some(url) = address(&jwt.audience) {
+            let (origin, path) = parted(&url);
+            // An audience may be any URL. Only one that ends with `/mcp` is the whole address.
+            let path = if path.ends_with("/mcp") { path } else { "/mcp".to_owned() };
+            return Self { origin, path, identifier: jwt.audience.clone() };
+        }
+        let origin = request_origin(running, parts);
+        Self { identifier: format!("{origin}/mcp"), origin, path: "/mcp".to_owned() }
+    }
+}
+
+/// Returns scheme and host of a request.
+fn request_origin(running: &Running, parts: &Parts) -> String {
+    let host = parts.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+    format!("{}://{host}", if running.settings.tls.is_some() { "https" } else { "http" })
+}
+
+/// Returns the rest of a path after `/mcp`, if it needs no encoding.
+///
+/// This is `""`, `/{agent}` or `/{agent}/{session}`. It does not reveal which agents exist.
+fn path_after_mcp(words: &[&str]) -> Option<String> {
+    let plain = |word: &&str| word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:@".contains(&byte));
+    (words.len() <= 2 && words.iter().all(plain)).then(|| words.iter().map(|word| format!("/{word}")).collect())
+}
+
+/// Serves the metadata document for the path with these segments.
+pub(crate) fn metadata_response(running: &Running, parts: &Parts, words: &[&str]) -> Answer {
+    let Some(jwt) = &running.settings.jwt else {
+        return *error_response(StatusCode::NOT_FOUND, "no token issuer is configured", None);
+    };
+    let place = Place::from_config(running, jwt, parts);
+    let own: Vec<&str> = place.path.split('/').filter(|word| !word.is_empty()).collect();
+    if !words.is_empty() && words.strip_prefix(own.as_slice()).and_then(path_after_mcp).is_none() {
+        return *error_response(StatusCode::NOT_FOUND, "unknown resource", None);
+    }
+    // One token is valid for all agents. Clients request it from the issuer by this identifier.
+    let about = json!({"resource": place.identifier, "authorization_servers": [jwt.issuer], "bearer_methods_supported": ["header"],
+        "resource_name": "toolgate", "resource_documentation": format!("{}/openapi.json", place.origin)});
+    json_response(StatusCode::OK, &about)
+}
+
+/// Builds the response to an unauthenticated request for the path with these segments.
+pub(crate) fn unauthorized_response(running: &Running, parts: &Parts, words: &[&str], why: NotLetIn) -> Box<Answer> {
+    let (said, error) = match why {
+        NotLetIn::Missing => ("a token is required", ""),
+        NotLetIn::Invalid(why) => (why, ", error=\"invalid_token\""),
+    };
+    let mut answer = error_response(StatusCode::UNAUTHORIZED, said, None);
+    let named = running.settings.jwt.as_ref().map(|jwt| {
+        let place = Place::from_config(running, jwt, parts);
+        let rest = words.strip_prefix(&["mcp"]).and_then(path_after_mcp).unwrap_or_default();
+        format!(" resource_metadata=\"{}{METADATA}{}{rest}\"{error}", place.origin, place.path)
+    });
+    if let Ok(value) = format!("Bearer{}", named.unwrap_or_default()).parse() {
+        answer.headers_mut().insert(WWW_AUTHENTICATE, value);
+    }
+    answer
+}

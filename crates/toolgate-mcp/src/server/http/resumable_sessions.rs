@@ -1,0 +1,259 @@
+//! Manages sessions of earlier revisions, whose clients can resume an interrupted response stream.
+//!
+//! A stream may end before its answer: the connection breaks, or the gateway ends it after the time
+//! `stream` of its settings. The client resumes it with the ID of the last event that it received.
+//! Events are buffered only while no client reads the stream. A broken connection is not always
+//! noticed, so the answer of a slow call is buffered in any case.
+
+use std::collections::{HashMap, HashSet};
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt as _, stream};
+use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, ProtocolVersion, ServerJsonRpcMessage, ServerResult};
+use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, LocalSessionManagerError, SessionError};
+use rmcp::transport::streamable_http_server::session::{RestoreOutcome, ServerSseMessage, SessionId, SessionManager};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::gateway::{Gateway, lock};
+use crate::server::http::event_buffer::{Tapes, is_answer};
+use crate::server::http::legacy_sessions::Owner;
+
+/// Duration from which on the answer of a call is buffered in any case.
+const SLOW: Duration = Duration::from_secs(1);
+type Events = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
+type Refused = LocalSessionManagerError;
+
+/// Session manager for earlier revisions.
+pub(crate) struct Returning {
+    pub(crate) local: LocalSessionManager,
+    gateway: Gateway,
+    buffers: Tapes,
+    /// Sessions whose clients resume streams that end early: those of 2025-11-25 and later.
+    resumable: Mutex<HashSet<SessionId>>,
+    /// Owners of open sessions.
+    pub(crate) owners: Mutex<HashMap<SessionId, Owner>>,
+}
+
+impl Returning {
+    pub(crate) fn new(gateway: Gateway) -> Self {
+        let mut local = LocalSessionManager::default();
+        // The library does not count a running call as activity.
+        local.session_config.keep_alive = None;
+        Self { local, gateway, buffers: Tapes::default(), resumable: Mutex::default(), owners: Mutex::default() }
+    }
+
+    /// Returns the error. Removes a session that has ended by itself, so that its client starts
+    /// another.
+    async fn close_if_ended(&self, id: &SessionId, why: Refused) -> Refused {
+        if matches!(why, Refused::SessionNotFound(_) | Refused::SessionError(SessionError::SessionServiceTerminated)) {
+            drop(self.close_session(id).await);
+        }
+        why
+    }
+
+    /// Wraps a stream that ends with the answer, or earlier if its client can resume it.
+    fn wrap_stream(&self, session: &SessionId, rest: Rest) -> Events {
+        let returns = || lock(&self.resumable).contains(session);
+        let life = self.gateway.active_config().settings.max_stream_duration.filter(|_| returns());
+        let keeper = Keeper { buffers: self.buffers.clone(), session: session.clone(), closed: self.gateway.0.closed.clone() };
+        Box::pin(Heard {
+            rest: Some(rest),
+            started: Instant::now(),
+            deadline: life.map(|life| Box::pin(tokio::time::sleep(life))),
+            stop: self.gateway.0.stop.clone(),
+            recorder: keeper,
+        })
+    }
+}
+
+/// Returns the request in the ID of an event. The ID of an event without a request is shorter.
+fn request_of_event(event: &str) -> Option<&str> {
+    event.split_once('/').map(|(_, request)| request)
+}
+
+impl SessionManager for Returning {
+    type Error = Refused;
+    type Transport = <LocalSessionManager as SessionManager>::Transport;
+
+    async fn create_session(&self) -> Result<(SessionId, Self::Transport), Refused> {
+        self.local.create_session().await
+    }
+
+    async fn initialize_session(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<ServerJsonRpcMessage, Refused> {
+        let answer = self.local.initialize_session(id, message).await?;
+        if let JsonRpcMessage::Response(response) = &answer
+            && let ServerResult::InitializeResult(agreed) = &response.result
+            && agreed.protocol_version >= ProtocolVersion::V_2025_11_25
+        {
+            lock(&self.resumable).insert(id.clone());
+        }
+        // A rejected handshake creates no session.
+        if matches!(answer, JsonRpcMessage::Error(_)) {
+            drop(self.close_session(id).await);
+        }
+        Ok(answer)
+    }
+
+    async fn has_session(&self, id: &SessionId) -> Result<bool, Refused> {
+        self.local.has_session(id).await
+    }
+
+    async fn close_session(&self, id: &SessionId) -> Result<(), Refused> {
+        self.buffers.drop_session(id);
+        lock(&self.resumable).remove(id);
+        drop(lock(&self.owners).remove(id));
+        self.local.close_session(id).await
+    }
+
+    async fn create_stream(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
+        match self.local.create_stream(id, message).await {
+            Ok(events) => Ok(self.wrap_stream(id, Rest { events: Box::pin(events), request: None, is_resumed: false, is_buffered: false })),
+            Err(why) => Err(self.close_if_ended(id, why).await),
+        }
+    }
+
+    async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Refused> {
+        match self.local.accept_message(id, message).await {
+            Ok(()) => Ok(()),
+            Err(why) => Err(self.close_if_ended(id, why).await),
+        }
+    }
+
+    async fn create_standalone_stream(
+        &self,
+        id: &SessionId,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
+        match self.local.create_standalone_stream(id).await {
+            Ok(events) => Ok(events),
+            Err(why) => Err(self.close_if_ended(id, why).await),
+        }
+    }
+
+    async fn resume(&self, id: &SessionId, last: String) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
+        let Some(request) = request_of_event(&last).map(str::to_owned) else {
+            return match self.local.resume(id, last).await {
+                Ok(rest) => Ok(Box::pin(rest) as Events),
+                Err(why) => Err(self.close_if_ended(id, why).await),
+            };
+        };
+        let taped = self.buffers.replay(id, &request, last.clone());
+        let (rest, taped): (Events, bool) = match taped {
+            Some(taped) => (Box::pin(taped), true),
+            None => match self.local.resume(id, last.clone()).await {
+                Ok(rest) => (Box::pin(rest), false),
+                Err(why) => return Err(self.close_if_ended(id, why).await),
+            },
+        };
+        // The first event has an ID, so that the client can resume this stream as well. The library
+        // repeats the last event, so it is skipped.
+        let retry = self.local.session_config.sse_retry.unwrap_or_default();
+        let (first, known) = (ServerSseMessage::priming(last.clone(), retry), last);
+        let rest = rest.filter(move |event| std::future::ready(event.event_id.as_ref() != Some(&known)));
+        let events = Box::pin(stream::once(std::future::ready(first)).chain(rest));
+        Ok(self.wrap_stream(id, Rest { events, request: Some(request), is_resumed: true, is_buffered: taped }))
+    }
+
+    async fn restore_session(&self, id: SessionId) -> Result<RestoreOutcome<Self::Transport>, Refused> {
+        self.local.restore_session(id).await
+    }
+}
+
+/// The rest of a stream.
+struct Rest {
+    events: Events,
+    /// Known from the first event on.
+    request: Option<String>,
+    /// Whether a client has resumed the stream.
+    is_resumed: bool,
+    /// Whether the events come from a buffer.
+    is_buffered: bool,
+}
+
+/// A response stream. If its client leaves before the answer, the rest is buffered.
+struct Heard {
+    /// `None` after the last event.
+    rest: Option<Rest>,
+    started: Instant,
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// During shutdown no stream ends early, because its client could not resume it.
+    stop: CancellationToken,
+    recorder: Keeper,
+}
+
+impl Stream for Heard {
+    type Item = ServerSseMessage;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<ServerSseMessage>> {
+        let this = &mut *self;
+        let Some(rest) = &mut this.rest else { return Poll::Ready(None) };
+        let Poll::Ready(said) = rest.events.as_mut().poll_next(context) else {
+            // Before the first event, the client has no ID to resume with.
+            if let (Some(end), true) = (&mut this.deadline, rest.request.is_some()) {
+                ready!(end.as_mut().poll(context));
+                this.deadline = None;
+                if !this.stop.is_cancelled() {
+                    return Poll::Ready(None);
+                }
+            }
+            return Poll::Pending;
+        };
+        match &said {
+            Some(event) if !is_answer(event) => {
+                let named = || event.event_id.as_deref().and_then(request_of_event).map(str::to_owned);
+                rest.request = rest.request.take().or_else(named);
+            }
+            ended => {
+                let slow = (rest.is_resumed || this.started.elapsed() >= SLOW) && !rest.is_buffered;
+                if let (Some(answer), Some(request), true) = (ended, &rest.request, slow) {
+                    this.recorder.buffers.store_answer(&this.recorder.session, request, answer.clone());
+                }
+                this.rest = None;
+            }
+        }
+        Poll::Ready(said)
+    }
+}
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        // Events from a buffer are still in it.
+        if let Some(Rest { events, request: Some(request), is_buffered: false, .. }) = self.rest.take() {
+            self.recorder.record(request, events);
+        }
+    }
+}
+
+/// Buffers the rest of a stream that no client reads.
+struct Keeper {
+    buffers: Tapes,
+    session: SessionId,
+    closed: CancellationToken,
+}
+
+impl Keeper {
+    fn record(&self, request: String, mut rest: Events) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let Some(number) = self.buffers.open(&self.session, &request) else { return };
+        let (tapes, session, closed) = (self.buffers.clone(), self.session.clone(), self.closed.clone());
+        runtime.spawn(async move {
+            let taping = async {
+                while let Some(event) = rest.next().await {
+                    if !tapes.push(&session, &request, number, event) {
+                        break;
+                    }
+                }
+            };
+            closed.run_until_cancelled(taping).await;
+            tapes.close(&session, &request, number);
+        });
+    }
+}

@@ -1,0 +1,63 @@
+//! Forwards requests for prompts, resources and completions to upstreams.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use rmcp::RoleServer;
+use rmcp::model::{ClientRequest, ErrorData, ServerResult};
+use rmcp::service::RequestContext;
+use tokio::sync::mpsc;
+
+use crate::server::handler::{Door, client_error};
+use crate::server::tool_call::{Client, WORDS, poll_optional};
+use crate::upstream::Link;
+
+impl Door {
+    /// Sends a request to an upstream and relays its notifications; questions are declined.
+    ///
+    /// If the client cancels, the request to the upstream is cancelled. Callers box this future,
+    /// because the library reserves room for the largest request in each session.
+    pub(crate) async fn forward_request(
+        &self,
+        link: &Arc<Link>,
+        request: ClientRequest,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<ServerResult, ErrorData> {
+        // Counted before the check, so that shutdown waits for this request.
+        let _counted = self.gateway.count_call();
+        if self.gateway.0.stop.is_cancelled() {
+            return Err(ErrorData::internal_error("the gateway is shutting down", None));
+        }
+        let peer = link.peer().ok_or_else(|| ErrorData::internal_error("the upstream is not connected", None))?;
+        let client = Client::from_context(context);
+        let (line, mut heard) = mpsc::channel(WORDS);
+        let mut asked = pin!(link.send_request(link.forward_request(peer, request, line, self.log_level(&client))));
+        let cancelled = || ErrorData::invalid_request("the request was cancelled", None);
+        // The timeout of the upstream also runs while the client receives a notification.
+        let mut telling = None;
+        let answer = loop {
+            let busy = telling.is_some();
+            tokio::select! {
+                biased;
+                () = context.ct.cancelled() => return Err(cancelled()),
+                answer = &mut asked => break answer,
+                () = poll_optional(&mut telling), if busy => telling = None,
+                Some(said) = heard.recv(), if !busy => telling = Some(Box::pin(self.deliver_event(said, &client))),
+            }
+        };
+        // Delivers messages that the upstream sent before its answer.
+        let told = async {
+            if let Some(telling) = telling {
+                telling.await;
+            }
+            while let Ok(said) = heard.try_recv() {
+                self.deliver_event(said, &client).await;
+            }
+        };
+        tokio::select! {
+            () = context.ct.cancelled() => return Err(cancelled()),
+            () = told => {}
+        }
+        answer.map_err(client_error)
+    }
+}

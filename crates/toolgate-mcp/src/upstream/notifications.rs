@@ -1,0 +1,379 @@
+//! Handles everything beside calls: paged lists, notifications, and resource subscriptions.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use rmcp::model::{
+    PaginatedRequestParams, ServerNotification, SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams,
+};
+use rmcp::service::{Peer, Subscription};
+use rmcp::{ErrorData, RoleClient, ServiceError};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::gateway::lock;
+use crate::upstream::remote_tool::Trouble;
+use crate::upstream::supervisor::{Link, UpstreamFailure, is_modern};
+
+/// The limits on a list of an upstream, in entries, pages and bytes.
+const LONGEST_LIST: usize = 10_000;
+const MOST_PAGES: usize = 1_000;
+const MOST_BYTES: usize = 32 << 20;
+/// The maximum total length of subscribed URIs. They are sent in one message.
+pub(crate) const MOST_WANTED: usize = 1 << 20;
+/// The shortest and longest retry delay of a subscription request, and the delay for servers that
+/// seem not to support subscriptions.
+const SOON: Duration = Duration::from_secs(1);
+const LATE: Duration = Duration::from_secs(60);
+const SELDOM: Duration = Duration::from_secs(600);
+/// A subscription that lasted this long resets the retry delay.
+const STEADY: Duration = Duration::from_secs(10);
+/// The minimum age of a subscription before it is closed.
+///
+/// Many servers, including rmcp's, hang for seconds if the stream closes right after the
+/// subscription was confirmed.
+const SETTLED: Duration = Duration::from_millis(50);
+
+/// The URIs of subscribed resources, and their total length.
+#[derive(Clone, Default)]
+pub(crate) struct Wanted {
+    uris: BTreeSet<String>,
+    bytes: usize,
+}
+
+impl Wanted {
+    pub(crate) fn contains(&self, uri: &str) -> bool {
+        self.uris.contains(uri)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &String> {
+        self.uris.iter()
+    }
+
+    /// Returns the total length of the URIs.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Adds a URI, and returns whether it is new.
+    fn insert(&mut self, uri: &str) -> bool {
+        let is_new = self.uris.insert(uri.to_owned());
+        self.bytes += if is_new { uri.len() } else { 0 };
+        is_new
+    }
+
+    /// Removes a URI, and returns whether it was present.
+    fn remove(&mut self, uri: &str) -> bool {
+        let was_there = self.uris.remove(uri);
+        self.bytes -= if was_there { uri.len() } else { 0 };
+        was_there
+    }
+}
+
+/// Builds the filter of a subscription: the given resources, or the lists if none is given.
+fn subscription_filter(wanted: &[String]) -> SubscriptionFilter {
+    if wanted.is_empty() {
+        return SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
+    }
+    let mut filter = SubscriptionFilter::new();
+    filter.resource_subscriptions = Some(wanted.to_vec());
+    filter
+}
+
+/// Waits for the next notification, or forever without a subscription.
+async fn next_notification(heard: &mut Option<Subscription>) -> Result<Option<ServerNotification>, ServiceError> {
+    match heard {
+        Some(heard) => heard.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until a time, or forever without one.
+async fn sleep_until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Reads all pages of a list, and returns whether the list is complete.
+pub(crate) async fn read_pages<T: Serialize, L, F: Future<Output = Result<L, ServiceError>>>(
+    ask: impl Fn(Option<PaginatedRequestParams>) -> F,
+    read: impl Fn(L) -> (Vec<T>, Option<String>),
+) -> Result<(Vec<T>, bool), ServiceError> {
+    let (mut all, mut cursor, mut bytes) = (Vec::new(), None, 0);
+    for _ in 0..MOST_PAGES {
+        let page = PaginatedRequestParams::default().with_cursor(cursor.clone());
+        let (part, next) = read(ask(Some(page)).await?);
+        for one in part {
+            bytes += serde_json::to_vec(&one).map_or(0, |text| text.len());
+            if all.len() >= LONGEST_LIST || bytes > MOST_BYTES {
+                return Ok((all, false));
+            }
+            all.push(one);
+        }
+        // Some servers mark the last page with an empty cursor.
+        match next.filter(|next| !next.is_empty()) {
+            None => return Ok((all, true)),
+            Some(next) if cursor.as_ref() == Some(&next) => break,
+            Some(next) => cursor = Some(next),
+        }
+    }
+    Ok((all, false))
+}
+
+impl Link {
+    /// Restores the log level on a new connection. Since 2026-07-28 each request carries the level.
+    pub(crate) async fn restore_log_level(&self, peer: &Peer<RoleClient>) {
+        let level = *lock(&self.log_level);
+        let Some(level) = level.filter(|_| !is_modern(peer) && self.catalog().capabilities.logging.is_some()) else { return };
+        let _ = tokio::time::timeout(Duration::from_secs(5), peer.set_level(SetLevelRequestParams::new(level))).await;
+    }
+
+    /// Restores resource subscriptions on a new connection.
+    pub(crate) async fn restore_subscriptions(&self, peer: &Peer<RoleClient>) {
+        let modern = is_modern(peer);
+        let wanted: Vec<String> = lock(&self.subscribed_uris).iter().cloned().collect();
+        for uri in wanted.into_iter().filter(|_| !modern) {
+            let _ = tokio::time::timeout(Duration::from_secs(5), peer.subscribe(SubscribeRequestParams::new(uri.clone()))).await;
+            // The resource may have changed while the upstream was not connected.
+            self.publish_resource_update(uri);
+        }
+    }
+
+    /// Subscribes to changes until the upstream stops. Older revisions notify without a
+    /// subscription.
+    ///
+    /// Lists and resources have separate subscriptions: clients choose the resources, and a
+    /// rejected one must not disable list notifications.
+    pub(crate) async fn listen_for_changes(&self, peer: &Peer<RoleClient>) {
+        if !is_modern(peer) {
+            return self.stop_requested.cancelled().await;
+        }
+        tokio::join!(self.keep_subscription_open(peer, false), self.keep_subscription_open(peer, true));
+    }
+
+    /// Keeps one subscription open: for lists, or for subscribed resources.
+    async fn keep_subscription_open(&self, peer: &Peer<RoleClient>, resources: bool) {
+        let mut heard: Option<Subscription> = None;
+        let (mut patience, mut begun) = (SOON, Instant::now());
+        // When to subscribe next, and whether a notification may have been missed meanwhile.
+        let (mut due, mut deaf) = (Some(Instant::now()), self.start_count.load(Ordering::Relaxed) > 1);
+        // Whether a subscription ever succeeded.
+        let mut knows = false;
+        loop {
+            if !self.stop_requested.is_cancelled() && due.is_some_and(|due| due <= Instant::now()) {
+                let wanted: Vec<String> = if resources { lock(&self.subscribed_uris).iter().cloned().collect() } else { Vec::new() };
+                let before = heard.is_some();
+                due = None;
+                if resources && wanted.is_empty() {
+                    (heard, deaf) = (None, false);
+                } else if let Some(opened) = self.open_subscription(peer, subscription_filter(&wanted), &mut heard).await {
+                    deaf |= before && heard.is_none();
+                    // Handle what is left of the old subscription before the new one.
+                    while let Some(said) = heard.as_mut().and_then(|before| before.next().now_or_never()) {
+                        if !self.dispatch_notification(said) {
+                            break;
+                        }
+                    }
+                    (heard, begun, knows) = (Some(opened), Instant::now(), true);
+                    if std::mem::take(&mut deaf) {
+                        self.relist_requested.notify_one();
+                        wanted.into_iter().for_each(|uri| self.publish_resource_update(uri));
+                    }
+                } else {
+                    // The server may not support subscriptions, so try rarely.
+                    due = Instant::now().checked_add(if resources || knows { patience } else { SELDOM });
+                    patience = (patience * 2).min(LATE);
+                    deaf |= heard.is_none();
+                }
+            }
+            tokio::select! {
+                biased;
+                () = self.stop_requested.cancelled() => {
+                    // Many servers do not exit while a subscription is open.
+                    if let Some(mut heard) = heard {
+                        let _ = heard.cancel().await;
+                        tokio::time::sleep(SETTLED.saturating_sub(begun.elapsed())).await;
+                    }
+                    return;
+                }
+                () = self.resubscribe_requested.notified(), if resources => due = Some(Instant::now()),
+                () = sleep_until(due) => {}
+                said = next_notification(&mut heard) => {
+                    if !self.dispatch_notification(said) {
+                        (heard, deaf) = (None, true);
+                        // Back off if the subscription keeps ending early.
+                        patience = if begun.elapsed() > STEADY { SOON } else { patience };
+                        due = Instant::now().checked_add(patience);
+                        patience = (patience * 2).min(LATE);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Opens a subscription while still receiving from the old one.
+    async fn open_subscription(
+        &self,
+        peer: &Peer<RoleClient>,
+        filter: SubscriptionFilter,
+        before: &mut Option<Subscription>,
+    ) -> Option<Subscription> {
+        let mut opening = std::pin::pin!(tokio::time::timeout(Duration::from_secs(10), peer.listen(filter)));
+        loop {
+            tokio::select! {
+                opened = &mut opening => return opened.ok()?.ok(),
+                said = next_notification(before) => {
+                    if !self.dispatch_notification(said) {
+                        *before = None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Dispatches a notification, and returns whether the subscription is still open.
+    fn dispatch_notification(&self, said: Result<Option<ServerNotification>, ServiceError>) -> bool {
+        match said {
+            Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => self.publish_resource_update(updated.params.uri),
+            Ok(Some(_)) => self.on_lists_changed(),
+            Ok(None) | Err(_) => return false,
+        }
+        true
+    }
+
+    /// Sends a request that is not a call, within the concurrency limit and the timeout.
+    ///
+    /// The result counts for the circuit breaker, but waiting for a slot does not. If the breaker
+    /// is open, the request is not sent.
+    pub(crate) async fn send_request<T>(&self, question: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ServiceError> {
+        if self.circuit_open().is_some() {
+            let message = "the upstream failed repeatedly and its circuit breaker is open; try again later";
+            return Err(ServiceError::McpError(ErrorData::internal_error(message, None)));
+        }
+        let (timeout, generation) = (self.upstream.timeout, self.connection().map(|standing| standing.generation));
+        let full = || ErrorData::internal_error("the upstream is at its concurrency limit; try again later", None);
+        let seat = tokio::time::timeout(timeout, self.slots.acquire()).await;
+        let _seat = seat.map_err(|_| ServiceError::McpError(full()))?.map_err(|_| ServiceError::TransportClosed)?;
+        // A request of the upstream may now belong to this question instead of to the only call.
+        let _other = self.routes.add_unrouted();
+        let said = tokio::time::timeout(timeout, question).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
+        let trouble = match &said {
+            Err(ServiceError::TransportSend(why)) => Some(Trouble::classify(why)),
+            _ => None,
+        };
+        match (&said, trouble, generation) {
+            // Reconnect with a new access token.
+            (_, Some(Trouble::Rejected(401, _)), Some(generation)) if self.can_renew_token() => self.report_session_lost(generation),
+            // Reconnect, because the server lost the session.
+            (_, Some(Trouble::SessionLost), Some(generation)) => self.report_session_lost(generation),
+            // A rejected request does not count against the upstream.
+            (_, Some(Trouble::Rejected(..)), _) => {}
+            (Err(ServiceError::Timeout { .. }), _, Some(generation)) => self.on_failure(generation, UpstreamFailure::Late),
+            // The supervisor notices the end of the only stream.
+            (Err(ServiceError::TransportClosed), ..) if self.has_one_stream() => {}
+            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed), _, Some(generation)) => {
+                self.on_failure(generation, UpstreamFailure::Broken);
+            }
+            // The upstream was not connected in the first place.
+            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => {}
+            (Ok(_), ..) => self.on_success(),
+            _ => self.on_response(),
+        }
+        said
+    }
+
+    /// Publishes a change of a resource if a client is subscribed to it.
+    pub(crate) fn publish_resource_update(&self, uri: String) {
+        if lock(&self.subscribed_uris).contains(&uri) {
+            let _ = self.resource_updates.send((self.upstream.name.clone(), uri));
+        }
+    }
+
+    /// Subscribes to a resource or unsubscribes, as `wanted` says when its turn comes.
+    ///
+    /// The request continues if the caller stops waiting. If `promised`, the subscription is kept
+    /// while the upstream is down.
+    pub(crate) async fn update_subscription(
+        self: &Arc<Self>,
+        uri: String,
+        promised: bool,
+        wanted: impl Fn() -> bool + Send + 'static,
+    ) -> Result<(), ServiceError> {
+        let own = Arc::clone(self);
+        let told = tokio::spawn(async move {
+            let _one = own.subscription_lock.lock().await;
+            own.send_subscription(&uri, wanted(), promised).await
+        });
+        told.await.unwrap_or(Err(ServiceError::TransportClosed))
+    }
+
+    async fn send_subscription(&self, uri: &str, wants: bool, promised: bool) -> Result<(), ServiceError> {
+        let news = {
+            let mut wanted = lock(&self.subscribed_uris);
+            if wants && !wanted.contains(uri) && wanted.bytes() + uri.len() > MOST_WANTED {
+                let full = ErrorData::internal_error("too many resource subscriptions for this upstream; try again later", None);
+                return Err(ServiceError::McpError(full));
+            }
+            if wants { wanted.insert(uri) } else { wanted.remove(uri) }
+        };
+        if !news {
+            return Ok(());
+        }
+        let timeout = self.upstream.timeout;
+        let told = async {
+            let standing = self.connection().ok_or(ServiceError::TransportClosed)?;
+            let peer = &standing.peer;
+            let told = match (is_modern(peer), wants) {
+                (true, _) => {
+                    self.resubscribe_requested.notify_one();
+                    Ok(())
+                }
+                (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await,
+                (false, false) => peer.unsubscribe(UnsubscribeRequestParams::new(uri)).await,
+            };
+            match told {
+                // The supervisor reconnects.
+                Err(ServiceError::TransportSend(why)) if matches!(Trouble::classify(&why), Trouble::SessionLost) => {
+                    self.report_session_lost(standing.generation);
+                    Err(ServiceError::TransportClosed)
+                }
+                told => told,
+            }
+        };
+        let told = tokio::time::timeout(timeout, told).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
+        match told {
+            // The subscription is restored after reconnecting.
+            Err(ServiceError::TransportClosed) if wants && promised => Ok(()),
+            Err(error) => {
+                if wants {
+                    lock(&self.subscribed_uris).remove(uri);
+                }
+                Err(error)
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_empty_cursor_marks_the_last_page() {
+        let pages_of = async |cursors: [&str; 2]| {
+            let ask =
+                |page: Option<PaginatedRequestParams>| async move { Ok::<_, ServiceError>(page.and_then(|page| page.cursor).is_some()) };
+            read_pages(ask, |later: bool| (vec![later], Some(cursors[usize::from(later)].to_owned()))).await.unwrap()
+        };
+        assert_eq!(pages_of(["", "b"]).await, (vec![false], true));
+        assert_eq!(pages_of(["a", ""]).await, (vec![false, true], true));
+        // A repeated cursor means that the list is not complete.
+        assert!(!pages_of(["a", "a"]).await.1);
+    }
+}

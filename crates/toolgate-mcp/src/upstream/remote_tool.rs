@@ -1,0 +1,406 @@
+//! Runs a tool of an upstream: the `Handler` that the pipeline calls.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rmcp::RoleClient;
+use rmcp::model::{
+    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification, CancelledNotificationParam, ClientCapabilities,
+    ClientRequest, InputRequiredResult, InputResponses, ProtocolVersion, RequestId, RequestMetaObject, ServerResult,
+};
+use rmcp::service::{Peer, PeerRequestOptions};
+use serde_json::{Value, json};
+use tokio::sync::SemaphorePermit;
+use tokio_util::sync::CancellationToken;
+use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
+use toolgate_json::Digest;
+
+use crate::mcp_convert;
+use crate::upstream::callbacks::{Asked, FromUpstream, Line, Reply};
+use crate::upstream::client_handler::client_info;
+use crate::upstream::result_value::{is_error_in_success, result_text, result_value};
+use crate::upstream::supervisor::{Link, Standing, Status, UpstreamFailure, is_modern};
+use crate::upstream::transport::direct_http::{Params, Straight, Word};
+
+pub(super) use crate::upstream::classify_error::{Trouble, is_revision_mismatch};
+
+/// The maximum number of requests to the upstream in one call.
+///
+/// The upstream may ask the client for input one time less.
+const ROUNDS: usize = 10;
+/// The retry delay while an upstream is starting.
+const TRYING: Duration = Duration::from_secs(1);
+
+pub(crate) struct RemoteTool {
+    pub(crate) supervisor: Arc<Link>,
+    tool: String,
+    /// The digest of the accepted definition when the rules were loaded.
+    accepted_digest: Option<Digest>,
+    /// Whether calls can take the fast path, if the connection has one.
+    can_use_fast_path: bool,
+}
+
+/// The handler for tools of an upstream that is not connected.
+pub(crate) struct Nobody(pub(crate) String);
+
+#[async_trait]
+impl Handler for Nobody {
+    async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
+        Err(Failure::transient("upstream_unavailable", format!("the upstream `{}` is not connected", self.0)).effects(Effects::None))
+    }
+}
+
+impl RemoteTool {
+    pub(crate) fn new(link: Arc<Link>, tool: &str) -> Self {
+        let accepted = link.pins.accepted_digest(tool);
+        let plain = link.pins.can_use_fast_path(tool) && crate::is_header_safe_name(tool);
+        Self { supervisor: link, tool: tool.to_owned(), accepted_digest: accepted, can_use_fast_path: plain }
+    }
+
+    /// Returns the error for an upstream that is down: since when, and when to retry.
+    fn down_failure(&self) -> Failure {
+        let (name, since) = (&self.supervisor.upstream.name, format_time(self.supervisor.down_since()));
+        let (message, wait, why) = match self.supervisor.status() {
+            Status::Starting => (format!("the upstream `{name}` has been starting since {since}"), TRYING, None),
+            Status::Up { .. } => (format!("the upstream `{name}` has been down since {since}, and is reconnecting"), TRYING, None),
+            Status::Down { since, why, next } => {
+                let since = format_time(since);
+                match Duration::try_from(next.duration_since(Timestamp::now())).ok().filter(|wait| !wait.is_zero()) {
+                    Some(wait) => {
+                        let ms = wait.as_millis();
+                        (format!("the upstream `{name}` has been down since {since}; the next attempt is in {ms} ms"), wait, Some(why))
+                    }
+                    None => (format!("the upstream `{name}` has been down since {since}; an attempt is in progress"), TRYING, Some(why)),
+                }
+            }
+        };
+        let failure = Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(retry_delay_ms(wait));
+        // The reason may quote upstream output, so mark it as the upstream's words.
+        match why {
+            Some(why) => failure.upstream(json!({"said": why})),
+            None => failure,
+        }
+    }
+
+    async fn call(&self, ctx: &Ctx, arguments: &Judged, line: Option<&Line>) -> Result<CallToolResult, Failure> {
+        let link = &self.supervisor;
+        if let Some((since, rest, hopeful)) = link.circuit_open() {
+            let (name, since) = (&link.upstream.name, format_time(since));
+            // The upstream is being probed and may recover before the breaker closes.
+            let ms = retry_delay_ms(if hopeful { rest.min(TRYING) } else { rest });
+            let message = match hopeful {
+                true => {
+                    format!("the upstream `{name}` failed repeatedly; its circuit breaker is open since {since}, and it is being probed")
+                }
+                false => {
+                    format!("the upstream `{name}` failed repeatedly; its circuit breaker is open since {since}, and closes in {ms} ms")
+                }
+            };
+            return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms));
+        }
+        let mut seat = self.acquire_slot(ctx).await?;
+        let mut given = Given { arguments: arguments.value().as_object(), responses: None, state: None };
+        for round in 0..ROUNDS {
+            // Check the connection and the definition before every request.
+            let asked = async {
+                let standing = link.connection().ok_or_else(|| self.down_failure())?;
+                self.check_definition()?;
+                link.extend_silence_limit(ctx.time_left().unwrap_or(link.upstream.timeout));
+                match standing.direct.as_ref().filter(|_| self.can_use_fast_path) {
+                    Some(straight) => self.call_direct(&standing, straight, &given, line, ctx).await,
+                    None => self.call_rmcp(&standing, &given, line, ctx).await,
+                }
+            };
+            // The upstream may have caused effects before it asked for input.
+            match asked.await.map_err(|failure| if round == 0 { failure } else { failure.effects_unsaid() })? {
+                ServerResult::CallToolResult(result) => return Ok(result),
+                // Do not ask the client if its answer could not be sent.
+                ServerResult::InputRequiredResult(_) if round + 1 == ROUNDS => break,
+                ServerResult::InputRequiredResult(asked) => {
+                    // Release the slot while the client is asked. The token delays a shutdown
+                    // meanwhile.
+                    let parked = link.suspended_calls.token();
+                    drop(seat);
+                    (given.responses, given.state) = self.ask_client(asked, line).await?;
+                    seat = self.acquire_slot(ctx).await.map_err(Failure::effects_unsaid)?;
+                    drop(parked);
+                }
+                _ => {
+                    link.on_response();
+                    return Err(Failure::business(
+                        "upstream_rejected",
+                        format!("the upstream `{}` returned an unsupported result type", link.upstream.name),
+                    ));
+                }
+            }
+        }
+        Err(Failure::business("upstream_rejected", format!("the upstream `{}` asked for input too many times", link.upstream.name)))
+    }
+
+    /// Acquires a concurrency slot. A call that waits for one was not sent yet.
+    async fn acquire_slot(&self, ctx: &Ctx) -> Result<SemaphorePermit<'_>, Failure> {
+        let link = &self.supervisor;
+        let patience = ctx.time_left().unwrap_or(link.upstream.timeout).mul_f64(0.9);
+        match tokio::time::timeout(patience, link.slots.acquire()).await {
+            Ok(Ok(seat)) => Ok(seat),
+            _ => {
+                let message = format!("the upstream `{}` is at its concurrency limit", link.upstream.name);
+                Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(1_000))
+            }
+        }
+    }
+
+    /// Checks that the tool still has the definition for which the rules were loaded.
+    fn check_definition(&self) -> Result<(), Failure> {
+        let name = &self.supervisor.upstream.name;
+        if self.accepted_digest.is_none() {
+            let message =
+                format!("the tool `{}` of the upstream `{name}` was unknown when its rules were loaded, or is quarantined", self.tool);
+            return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(500));
+        }
+        self.definition_failure().map_or(Ok(()), Err)
+    }
+
+    /// Returns the error for a tool whose definition differs from the accepted one.
+    fn definition_failure(&self) -> Option<Failure> {
+        if self.accepted_digest.is_none() || self.supervisor.pins.is_current(&self.tool, self.accepted_digest) {
+            return None;
+        }
+        let message = format!(
+            "the definition of the tool `{}` of the upstream `{}` changed after it was accepted; it is quarantined until a person reviews it (`toolgate upstream diff`, `accept`)",
+            self.tool, self.supervisor.upstream.name
+        );
+        Some(Failure::permission("definition_changed", message).effects(Effects::None))
+    }
+
+    /// Sends one request on the fast path and waits for the response.
+    async fn call_direct(
+        &self,
+        standing: &Standing,
+        straight: &Straight,
+        given: &Given<'_>,
+        line: Option<&Line>,
+        ctx: &Ctx,
+    ) -> Result<ServerResult, Failure> {
+        let mut meta = line.map(|line| forwarded_meta(line, true)).unwrap_or_default();
+        if let Some(token) = line.and_then(|line| line.meta.get_progress_token()) {
+            meta.set_progress_token(token);
+        }
+        meta.set_protocol_version(ProtocolVersion::V_2026_07_28);
+        meta.set_client_info(client_info());
+        if line.is_none() {
+            meta.set_client_capabilities(ClientCapabilities::default());
+        }
+        let params = Params {
+            name: &self.tool,
+            arguments: given.arguments,
+            input_responses: given.responses.as_ref(),
+            request_state: given.state.as_deref(),
+            meta,
+        };
+        let mut waiting =
+            Unanswered { link: &self.supervisor, generation: standing.generation, is_done: false, cancelled: ctx.cancellation_token() };
+        let answer = straight.call(&params, |word| {
+            self.supervisor.on_message();
+            match word {
+                // A client that reads too slowly misses messages.
+                Word::Client(word) => drop(line.map(|line| line.to_client.try_send(word))),
+                Word::ListsChanged => self.supervisor.on_lists_changed(),
+                Word::ResourceUpdated(uri) => self.supervisor.publish_resource_update(uri),
+            }
+        });
+        let answer = answer.await;
+        waiting.is_done = true;
+        answer.inspect(|_| self.supervisor.on_success()).map_err(|broken| self.classify_direct_error(broken, standing))
+    }
+
+    /// Sends one request through rmcp and waits for the response.
+    ///
+    /// If the caller stops waiting, the upstream receives a cancellation.
+    async fn call_rmcp(&self, standing: &Standing, given: &Given<'_>, line: Option<&Line>, ctx: &Ctx) -> Result<ServerResult, Failure> {
+        let (generation, peer) = (standing.generation, &standing.peer);
+        let mut params = CallToolRequestParams::new(self.tool.clone());
+        params.arguments = given.arguments.cloned();
+        (params.input_responses, params.request_state) = (given.responses.clone(), given.state.clone());
+        let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
+        let mut options = PeerRequestOptions::no_options();
+        if let Some(line) = line {
+            options = options.with_meta(forwarded_meta(line, is_modern(peer)));
+        }
+        let _other = line.is_none().then(|| self.supervisor.routes.add_unrouted());
+        let send = peer.send_request_with_option(request, options);
+        let asked = Asked::default();
+        let opened =
+            self.supervisor.routes.send_for_call(line, &asked, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
+        let (handle, route) = opened.map_err(|error| self.classify_rmcp_error(error, false, standing))?;
+        let mut waiting = Waiting {
+            peer: peer.clone(),
+            link: Arc::clone(&self.supervisor),
+            generation,
+            id: handle.id.clone(),
+            route,
+            is_done: false,
+            cancelled: ctx.cancellation_token().clone(),
+            open_questions: asked,
+        };
+        let answer = handle.await_response().await;
+        waiting.is_done = true;
+        match answer {
+            Ok(result) => {
+                self.supervisor.on_success();
+                Ok(result)
+            }
+            Err(error) => Err(self.classify_rmcp_error(error, true, standing)),
+        }
+    }
+
+    /// Asks the client for the input that an upstream requests.
+    async fn ask_client(
+        &self,
+        asked: InputRequiredResult,
+        line: Option<&Line>,
+    ) -> Result<(Option<InputResponses>, Option<String>), Failure> {
+        let refuse = |why: &str| {
+            Failure::business(
+                "upstream_rejected",
+                format!("cannot answer the request of the upstream `{}` for input: {why}", self.supervisor.upstream.name),
+            )
+        };
+        let Some(requests) = asked.input_requests.filter(|requests| !requests.is_empty()) else { return Ok((None, asked.request_state)) };
+        let line = line.ok_or_else(|| refuse("no client is connected to answer"))?;
+        let (reply, answer) = Reply::new(None);
+        line.to_client
+            .try_send(FromUpstream::Inputs(mcp_convert::rename_questions(requests), reply))
+            .map_err(|_| refuse("no client is connected to answer"))?;
+        let responses = answer.await.map_err(|_| refuse("no client is connected to answer"))?.map_err(|_| refuse("the client refused"))?;
+        Ok(((!responses.is_empty()).then(|| mcp_convert::restore_responses(responses)), asked.request_state))
+    }
+}
+
+fn format_time(moment: Timestamp) -> String {
+    moment.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
+/// Converts a retry delay to milliseconds, at least 100.
+fn retry_delay_ms(wait: Duration) -> u64 {
+    u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(100)
+}
+
+/// Returns the client's metadata that an upstream may see.
+fn forwarded_meta(line: &Line, modern: bool) -> RequestMetaObject {
+    let mut meta = mcp_convert::strip_request_meta(line.meta.clone());
+    if modern {
+        // Toolgate does not substitute for missing capabilities of the client.
+        meta.set_client_capabilities(line.capabilities.clone());
+        if let Some(level) = line.log_level {
+            meta.set_log_level(level);
+        }
+    }
+    crate::trace_context::inject_trace_context(&mut meta);
+    meta
+}
+
+/// The inputs of one request of a call.
+struct Given<'g> {
+    arguments: Option<&'g serde_json::Map<String, Value>>,
+    /// The client's answers to the upstream's last request for input.
+    responses: Option<InputResponses>,
+    state: Option<String>,
+}
+
+/// A request on the fast path. An abandoned request counts as a failure of the upstream, unless the
+/// caller cancelled it.
+struct Unanswered<'u> {
+    link: &'u Link,
+    /// The generation of the connection.
+    generation: u64,
+    is_done: bool,
+    cancelled: &'u CancellationToken,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if !self.is_done && !self.cancelled.is_cancelled() {
+            self.link.on_failure(self.generation, UpstreamFailure::Late);
+        }
+    }
+}
+
+/// A request through rmcp. Dropping it before the response sends a cancellation.
+struct Waiting {
+    peer: Peer<RoleClient>,
+    link: Arc<Link>,
+    /// The generation of the connection.
+    generation: u64,
+    id: RequestId,
+    /// The route for messages about the request, if there is one.
+    route: Option<u64>,
+    is_done: bool,
+    /// Cancelled if the client disconnected, which is not the upstream's fault.
+    cancelled: CancellationToken,
+    /// Open questions to the client. Waiting for them is not the upstream's fault.
+    open_questions: Asked,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.is_done && self.route.is_none() {
+            return;
+        }
+        let (peer, link, id) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone());
+        let (route, over, generation) = (self.route, self.is_done, self.generation);
+        let at_fault = !self.cancelled.is_cancelled() && !self.open_questions.has_open();
+        tokio::spawn(async move {
+            if let Some(route) = route {
+                link.routes.remove(&id, route).await;
+            }
+            if !over {
+                if at_fault {
+                    link.on_failure(generation, UpstreamFailure::Late);
+                }
+                let gone = CancelledNotificationParam::new(Some(id), Some("the caller no longer waits for the response".to_owned()));
+                let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
+            }
+        });
+    }
+}
+
+#[async_trait]
+impl Handler for RemoteTool {
+    fn refuses(&self) -> Option<Failure> {
+        self.definition_failure()
+    }
+
+    async fn run(&self, _: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure> {
+        let line = ctx.extension::<Line>();
+        let result = self.call(&ctx, arguments, line.as_deref()).await?;
+        let said = result_text(&result);
+        // The tool ran to its end, so its changes before the failure are done.
+        let failed = || {
+            let message = format!("the tool `{}` of the upstream `{}` reported a failure", self.tool, self.supervisor.upstream.name);
+            Failure::business("tool_failed", message).effects(Effects::Done)
+        };
+        // An error text may contain a credential.
+        let clean = |said: Value| self.supervisor.upstream.redact_value(said);
+        if result.is_error == Some(true) {
+            let failure = self.match_error_pattern(&said).unwrap_or_else(failed);
+            let structured = result.structured_content.unwrap_or_default();
+            return Err(failure.upstream(clean(json!({"said": said, "structured": structured}))));
+        }
+        // Some servers report an error in a successful result.
+        let blurted = || (self.supervisor.upstream.detects_text_errors && is_error_in_success(&result)).then(failed);
+        if let Some(failure) = self.match_error_pattern(&said).or_else(blurted) {
+            return Err(failure.upstream(clean(json!({"said": said}))));
+        }
+        let value = result_value(&result);
+        // An upstream must not return a value in the form of toolgate's own errors.
+        if let Some(own) = toolgate::without_contract(&value) {
+            return Ok(own);
+        }
+        if let Some(line) = &line {
+            *line.raw_result.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some((value.clone(), Box::new(result)));
+        }
+        Ok(value)
+    }
+}

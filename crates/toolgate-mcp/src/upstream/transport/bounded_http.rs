@@ -1,0 +1,305 @@
+//! HTTP client for streamable HTTP upstreams that limits the size of responses and events.
+//!
+//! The protocol library would read a response of any length to its end.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::future::ready;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use futures_util::{Stream, StreamExt};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::{Client, StatusCode};
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientRequest, ErrorCode, ErrorData, JsonRpcError, JsonRpcMessage, RequestId, ServerJsonRpcMessage,
+};
+use rmcp::transport::streamable_http_client::{
+    HttpStatusError, SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
+};
+use serde_json::{Value, json};
+use sse_stream::{Sse, SseStream};
+
+use crate::upstream::client_handler::ORIGIN;
+
+/// The maximum size of a response or event, in bytes.
+pub(crate) const LONGEST: usize = 16 << 20;
+
+/// The error code that replaces a response over the limit.
+pub(crate) const TOO_LONG: ErrorCode = ErrorCode(-31_413);
+
+const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+const SESSION: &str = "mcp-session-id";
+const MESSAGE: &str = "notifications/message";
+
+/// Headers that only the transport may set.
+const RESERVED: [&str; 3] = ["accept", SESSION, "last-event-id"];
+
+/// A streamable HTTP client with size limits.
+#[derive(Clone)]
+pub(crate) struct Bounded(pub(crate) Client);
+
+type Refused = StreamableHttpError<reqwest::Error>;
+
+impl StreamableHttpClient for Bounded {
+    type Error = reqwest::Error;
+
+    async fn post_message(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        token: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<StreamableHttpPostResponse, Refused> {
+        if let Some(name) = custom.keys().find(|name| RESERVED.contains(&name.as_str())) {
+            return Err(StreamableHttpError::ReservedHeaderConflict(name.to_string()));
+        }
+        let mut request = self.0.post(&*uri).headers(custom.into_iter().collect::<HeaderMap>()).header(ACCEPT, format!("{EVENTS}, {JSON}"));
+        if let Some(session) = &session {
+            request = request.header(SESSION, &**session);
+        }
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        let answer = request.json(&message).send().await?;
+        let status = answer.status();
+        if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
+            return Ok(StreamableHttpPostResponse::Accepted);
+        }
+        let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let (given, kind, retry_after) = (header(SESSION), header(CONTENT_TYPE.as_str()), header(RETRY_AFTER.as_str()));
+        let is = |wanted: &str| kind.as_deref().is_some_and(|kind| kind.starts_with(wanted));
+        let asked = match &message {
+            ClientJsonRpcMessage::Request(request) => Some(request),
+            _ => None,
+        };
+        // An empty success response accepts a notification.
+        if status.is_success() && asked.is_none() && answer.content_length() == Some(0) {
+            return Ok(StreamableHttpPostResponse::Accepted);
+        }
+        if status.is_success() && is(EVENTS) {
+            let id = asked.map(|request| request.id.clone());
+            let events = bounded_events(answer.bytes_stream()).scan(false, move |over, event| {
+                let last = std::mem::replace(over, event.is_err());
+                let event = match event {
+                    Err(error) if is_too_long(&error) => {
+                        Ok(Sse::default().data(serde_json::to_string(&too_long_message(id.clone())).unwrap_or_default()))
+                    }
+                    Ok(event) => Ok(match &id {
+                        Some(id) => mark_log_origin(event, id),
+                        None => event,
+                    }),
+                    event => event,
+                };
+                ready((!last).then_some(event))
+            });
+            return Ok(StreamableHttpPostResponse::Sse(events.boxed(), given));
+        }
+        // For 401, 403 and 429 the status alone decides.
+        let shut = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
+        let said: Option<ServerJsonRpcMessage> = match is(JSON) && !shut {
+            true => match read_body(answer).await? {
+                Some(text) => serde_json::from_slice(&text).ok(),
+                None => Some(too_long_message(asked.map(|request| request.id.clone()))),
+            },
+            false => None,
+        };
+        // A server that does not know `server/discover` may respond with another id or none.
+        if let Some(request) = asked.filter(|request| matches!(request.request, ClientRequest::DiscoverRequest(_)))
+            && status.is_client_error()
+            && session.is_none()
+            && !shut
+        {
+            let error = match said {
+                Some(JsonRpcMessage::Error(error)) => error.error,
+                _ => ErrorData::invalid_request(format!("HTTP {}", status.as_u16()), None),
+            };
+            return Ok(StreamableHttpPostResponse::Json(ServerJsonRpcMessage::error(error, Some(request.id.clone())), None));
+        }
+        // A rejection often has no id, and the request would wait forever. Some servers return a
+        // numeric id as a string.
+        let named = |error: &JsonRpcError| {
+            let id = error.id.as_ref().map(ToString::to_string);
+            asked.is_some_and(|request| id == Some(request.id.to_string()))
+        };
+        match said {
+            Some(said) if status.is_success() => Ok(StreamableHttpPostResponse::Json(said, given)),
+            // Some servers also express the result by the status.
+            Some(JsonRpcMessage::Response(answer)) if asked.is_some_and(|request| answer.id.to_string() == request.id.to_string()) => {
+                Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Response(answer), given))
+            }
+            _ if status == StatusCode::NOT_FOUND && session.is_some() => Err(StreamableHttpError::SessionExpired),
+            Some(JsonRpcMessage::Error(error)) if named(&error) => {
+                Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), given))
+            }
+            // Not all servers use 404 for an unknown session.
+            Some(JsonRpcMessage::Error(error))
+                if session.is_some()
+                    && status == StatusCode::BAD_REQUEST
+                    && error.error.message.to_ascii_lowercase().contains("session") =>
+            {
+                Err(StreamableHttpError::SessionExpired)
+            }
+            // An event stream with an error status is not read, but it may contain the result.
+            _ if status.is_client_error() && asked.is_some() && !shut && is(EVENTS) => Err(StreamableHttpError::UnexpectedEndOfStream),
+            _ if !status.is_success() => Err(HttpStatusError::new(status.as_u16(), retry_after).into()),
+            // The body of a response to a notification does not matter.
+            _ if asked.is_none() => Ok(StreamableHttpPostResponse::Accepted),
+            _ if is(JSON) => Err(StreamableHttpError::UnexpectedServerResponse("the response is not a JSON-RPC message".into())),
+            _ => Err(StreamableHttpError::UnexpectedContentType(kind)),
+        }
+    }
+
+    async fn get_stream(
+        &self,
+        uri: Arc<str>,
+        session: Option<Arc<str>>,
+        last: Option<String>,
+        token: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Refused> {
+        let stream = self.0.get_stream_with_max_sse_event_size(uri, session, last, token, custom, LONGEST).await;
+        // If the session or stream is unknown, rmcp would retry forever. This error stops it, and
+        // the next request finds out why.
+        let unknown = |error: &reqwest::Error| matches!(error.status(), Some(StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST));
+        match stream {
+            Err(StreamableHttpError::Client(error)) if unknown(&error) => Err(StreamableHttpError::ServerDoesNotSupportSse),
+            stream => stream,
+        }
+    }
+
+    async fn delete_session(
+        &self,
+        uri: Arc<str>,
+        session: Arc<str>,
+        token: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<(), Refused> {
+        self.0.delete_session(uri, session, token, custom).await
+    }
+}
+
+/// Marks a log message in a response stream with the id of the request. Several responses may
+/// arrive at once.
+fn mark_log_origin(event: Sse, id: &RequestId) -> Sse {
+    // Search without the slash, which some servers escape. Parse only events that match.
+    let Some(text) = event.data.as_deref().filter(|text| text.contains("notifications")) else { return event };
+    let Some(origin) = ORIGIN.as_deref() else { return event };
+    let Ok(mut said) = serde_json::from_str::<Value>(text) else { return event };
+    if said.get("method").and_then(Value::as_str) != Some(MESSAGE) {
+        return event;
+    }
+    let meta = said.get_mut("params").and_then(Value::as_object_mut).map(|params| params.entry("_meta").or_insert_with(|| json!({})));
+    if let Some(meta) = meta.and_then(Value::as_object_mut) {
+        meta.insert(origin.to_owned(), id.clone().into_json_value());
+    }
+    event.data(said.to_string())
+}
+
+fn too_long_message(id: Option<RequestId>) -> ServerJsonRpcMessage {
+    ServerJsonRpcMessage::error(ErrorData::new(TOO_LONG, format!("response exceeds {LONGEST} bytes"), None), id)
+}
+
+/// Reads a response body; `None` if it exceeds the limit.
+pub(crate) async fn read_body(mut answer: reqwest::Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
+    let mut text = Vec::new();
+    while let Some(chunk) = answer.chunk().await? {
+        if text.len() + chunk.len() > LONGEST {
+            return Ok(None);
+        }
+        text.extend_from_slice(&chunk);
+    }
+    Ok(Some(text))
+}
+
+/// Parses an event stream, and fails at the first event over the limit.
+pub(crate) fn bounded_events<E: Error + Send + Sync + 'static>(
+    bytes: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
+) -> BoxStream<'static, Result<Sse, SseError>> {
+    let mut event = Event::default();
+    let bytes = bytes.map(move |chunk| match chunk {
+        Ok(chunk) if event.has_room_for(&chunk) => Ok(chunk),
+        Ok(_) => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
+        Err(error) => Err(io::Error::other(error)),
+    });
+    SseStream::from_byte_stream(bytes).boxed()
+}
+
+/// Returns whether a stream failed because of the size limit.
+pub(crate) fn is_too_long(error: &SseError) -> bool {
+    let SseError::Body(error) = error else { return false };
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::FileTooLarge)
+}
+
+/// Measures the current event, which ends with an empty line.
+#[derive(Default)]
+struct Event {
+    bytes: usize,
+    /// The current line, or the line that just ended, is not empty.
+    has_line_content: bool,
+    /// The last byte was `\r`, and `\n` may follow.
+    is_after_cr: bool,
+}
+
+impl Event {
+    fn has_room_for(&mut self, chunk: &[u8]) -> bool {
+        for byte in chunk {
+            self.bytes += 1;
+            match byte {
+                b'\n' if self.is_after_cr => self.is_after_cr = false,
+                b'\n' | b'\r' => {
+                    if !std::mem::take(&mut self.has_line_content) {
+                        self.bytes = 0;
+                    }
+                    self.is_after_cr = *byte == b'\r';
+                }
+                _ => (self.has_line_content, self.is_after_cr) = (true, false),
+            }
+            if self.bytes > LONGEST {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_messages_are_marked_with_their_request() {
+        let said = |data: &str| mark_log_origin(Sse::default().data(data), &RequestId::Number(7)).data.unwrap();
+        let meta = |data: &str| serde_json::from_str::<Value>(&said(data)).unwrap().pointer("/params/_meta").cloned().unwrap();
+        let origin = ORIGIN.as_deref().unwrap();
+        for name in ["notifications/message", r"notifications\/message"] {
+            assert_eq!(meta(&format!(r#"{{"method":"{name}","params":{{"data":1.50}}}}"#)), json!({origin: 7}));
+        }
+        let own = r#"{"method":"notifications/message","params":{"_meta":{"own":1},"data":1}}"#;
+        assert_eq!(meta(own), json!({origin: 7, "own": 1}));
+        for other in
+            ["notifications/message", r#"{"result":"notifications/message"}"#, r#"{"method":"notifications/progress","params":{}}"#]
+        {
+            assert_eq!(said(other), other);
+        }
+    }
+
+    #[test]
+    fn an_event_ends_with_an_empty_line() {
+        let half = vec![b'x'; LONGEST / 2 + 10];
+        for (between, fits) in
+            [("", false), ("\n", false), ("\r\n", false), ("\n\n", true), ("\r\n\r\n", true), ("\r\r", true), ("\n: x\n", false)]
+        {
+            let mut event = Event::default();
+            let chunks = [&half[..], between.as_bytes(), &half[..]];
+            // For every split into chunks.
+            let whole = chunks.concat();
+            assert_eq!(Event::default().has_room_for(&whole), fits, "{between:?}");
+            assert_eq!(chunks.iter().flat_map(|chunk| chunk.chunks(7)).all(|chunk| event.has_room_for(chunk)), fits, "{between:?}");
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! Opens connections to upstreams: child processes, streamable HTTP, and the 2024-11-05 transport.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::upstream::client_handler::Ears;
+use crate::upstream::oauth::Asking;
+use crate::upstream::supervisor::is_modern;
+use crate::upstream::transport::bounded_http::{Bounded, LONGEST};
+use crate::upstream::transport::direct_http::Straight;
+use crate::upstream::transport::legacy_sse::SseTransport;
+use reqwest::header::{HeaderName, HeaderValue};
+use rmcp::RoleClient;
+use rmcp::model::ProtocolVersion;
+use rmcp::service::{ClientInitializeError, ClientLifecycleMode, RunningService, serve_client_with_lifecycle};
+use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, StreamableHttpClientTransportConfig};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+use tokio_util::sync::CancellationToken;
+use toolgate_config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
+
+/// Extra concurrent requests for lists, resources and subscriptions, so that these never wait
+/// behind calls.
+const BESIDE: usize = 4;
+
+/// The timeout for probing the 2024-11-05 transport if no transport is configured.
+const BEGUN: Duration = Duration::from_secs(5);
+
+/// An open connection after a successful handshake.
+pub(crate) struct Connection {
+    pub(crate) service: RunningService<RoleClient, Ears>,
+    /// The child process. Dropping it kills the process and its descendants.
+    pub(crate) child: Option<Process>,
+    /// The fast path for calls, if the server supports revision 2026-07-28.
+    pub(crate) direct: Option<Straight>,
+    /// Cancelled when the server closed the connection.
+    pub(crate) closed: CancellationToken,
+}
+
+/// The protocol era of the handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Greeting {
+    /// `server/discover`, then `initialize` if the server rejects it or does not respond for a
+    /// while.
+    Auto,
+    /// Only `server/discover`.
+    Discover,
+    /// Only `initialize`.
+    Initialize,
+}
+
+impl Greeting {
+    /// Returns the next handshake to try after a failed one. Some servers exit on a request of the
+    /// other era.
+    pub(crate) const fn next_after(self, refused: &Refused) -> Option<Self> {
+        match self {
+            Self::Auto if refused.is_late_response => Some(Self::Discover),
+            Self::Auto | Self::Discover => Some(Self::Initialize),
+            Self::Initialize => None,
+        }
+    }
+
+    fn lifecycle(self) -> ClientLifecycleMode {
+        let preferred_versions = vec![ProtocolVersion::V_2026_07_28];
+        match self {
+            Self::Auto => ClientLifecycleMode::Auto { preferred_versions, legacy_version: None },
+            Self::Discover => ClientLifecycleMode::Discover { preferred_versions },
+            Self::Initialize => ClientLifecycleMode::Initialize,
+        }
+    }
+}
+
+/// Why a connection failed.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) reason: String,
+    /// The HTTP status of the rejection, if there was one.
+    status: Option<u16>,
+    /// A response to another request came instead of the one to `initialize`, perhaps a late one to
+    /// `server/discover`.
+    is_late_response: bool,
+}
+
+impl From<String> for Refused {
+    fn from(why: String) -> Self {
+        Self { reason: why, status: None, is_late_response: false }
+    }
+}
+
+impl From<ClientInitializeError> for Refused {
+    fn from(error: ClientInitializeError) -> Self {
+        let late = matches!(error, ClientInitializeError::ConflictInitResponseId(..));
+        Self {
+            reason: crate::upstream::error_text::describe_handshake_error(&error),
+            status: crate::upstream::error_text::handshake_status(&error),
+            is_late_response: late,
+        }
+    }
+}
+
+/// A child process and its descendants.
+pub(crate) struct Process {
+    child: Child,
+    id: Option<Pid>,
+    /// The child is the supervisor process, which kills the program and its descendants on
+    /// `SIGTERM`.
+    is_supervised: bool,
+}
+
+impl Process {
+    /// Waits for the process to exit after its input was closed, then kills it.
+    pub(crate) async fn stop(mut self, patience: Duration) {
+        let _ = tokio::time::timeout(patience, self.child.wait()).await;
+        self.kill();
+        let time = if self.is_supervised { toolgate_process::supervisor::GONE + Duration::from_secs(1) } else { Duration::from_secs(2) };
+        if tokio::time::timeout(time, self.child.wait()).await.is_err() {
+            self.is_supervised = false;
+            self.kill();
+            let _ = tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await;
+        }
+    }
+
+    /// Returns whether the supervisor process could not start the program.
+    ///
+    /// The supervisor process reports that by its exit code, and the reason on standard error.
+    async fn has_failed_to_start(&mut self) -> bool {
+        let ended = tokio::time::timeout(Duration::from_secs(1), self.child.wait()).await;
+        self.is_supervised && matches!(ended, Ok(Ok(status)) if status.code() == Some(toolgate_process::supervisor::NOT_BEGUN))
+    }
+
+    fn kill(&mut self) {
+        use std::os::unix::process::ExitStatusExt as _;
+        let Some(id) = self.id else { return };
+        let ended = self.child.try_wait();
+        match &ended {
+            // The supervisor process kills everything, also before a normal exit.
+            Ok(None) if self.is_supervised => {
+                let _ = kill_process(id, Signal::TERM);
+            }
+            Ok(Some(status)) if self.is_supervised && status.signal().is_none() => {}
+            // Members of the process group may outlive the child.
+            _ => {
+                let _ = kill_process_group(id, Signal::KILL);
+                let _ = self.child.start_kill();
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Connects to an upstream. Lines of standard error go to `hear`.
+pub(crate) async fn connect(
+    upstream: &Upstream,
+    handler: Ears,
+    launcher: Option<&Path>,
+    greeting: Greeting,
+    hear: Arc<dyn Fn(String) + Send + Sync>,
+) -> Result<Connection, Refused> {
+    match &upstream.transport {
+        Reach::Command { program, args, env, inherit, directory } => {
+            let words = args.iter().map(Reference::resolve_and_remember).collect::<Result<Vec<_>, _>>()?;
+            // A bare name is searched in `PATH`. A path must not depend on the working directory.
+            let program = if program.components().count() > 1 {
+                std::path::absolute(program).unwrap_or_else(|_| program.clone())
+            } else {
+                program.clone()
+            };
+            let mut command = match launcher {
+                Some(launcher) => {
+                    let mut command = Command::new(launcher);
+                    command.arg(toolgate_process::supervisor::WORD).arg(std::process::id().to_string()).arg(&program);
+                    command
+                }
+                None => Command::new(&program),
+            };
+            command.args(words).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let seen = UPSTREAM_ENVIRONMENT.iter().copied().chain(inherit.iter().map(String::as_str));
+            command.envs(seen.filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
+            for (name, value) in env {
+                command.env(name, value.resolve_and_remember()?);
+            }
+            // The supervisor process restores the file limit that toolgate raised for its clients.
+            let files = launcher.and_then(|_| toolgate_process::nofile_limit::previous_limit());
+            command.envs(files.map(|before| (toolgate_process::supervisor::FILES, before.to_string())));
+            if let Some(directory) = directory {
+                command.current_dir(directory);
+            }
+            // The supervisor process must survive long enough to kill everything.
+            command.process_group(0).kill_on_drop(launcher.is_none());
+            let mut child = command.spawn().map_err(|error| format!("`{}` cannot be started: {error}", program.display()))?;
+            let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+            let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+            let mut process = Process { child, id, is_supervised: launcher.is_some() };
+            let (Some(stdin), Some(stdout)) = (stdin, stdout) else {
+                return Err("cannot open the standard streams of the process".to_owned().into());
+            };
+            let listening = stderr.map(|stderr| tokio::spawn(read_stderr(stderr, upstream.clone(), hear)));
+            let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST);
+            let transport = handler.ordered(transport);
+            let over = transport.closed();
+            match serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await {
+                Ok(service) => Ok(Connection { service, child: Some(process), direct: None, closed: over }),
+                Err(error) => {
+                    let never_started = over.is_cancelled() && process.has_failed_to_start().await;
+                    drop(process);
+                    // The last line of standard error may name the reason. The process has exited,
+                    // so wait only briefly for descendants that still hold the stream.
+                    if let Some(listening) = listening
+                        && let Ok(Ok(last)) = tokio::time::timeout(Duration::from_secs(1), listening).await
+                        && never_started
+                    {
+                        return Err(upstream.redact_secrets(&last).into());
+                    }
+                    Err(error.into())
+                }
+            }
+        }
+        Reach::Http { url, headers, credentials, sse } => {
+            let address = Address::resolve(upstream, url, headers, credentials).await?;
+            if *sse == Some(true) {
+                return connect_sse(handler, address.open_sse().await?).await;
+            }
+            let most = upstream.max_concurrency.saturating_add(BESIDE);
+            let refused = match address.clone().connect_http(handler.clone(), most, greeting).await {
+                Ok(connection) => return Ok(connection),
+                Err(refused) => refused,
+            };
+            match (sse, refused.status) {
+                // As the specification asks of clients: a server that rejects `POST` may use the
+                // older transport, so probe it.
+                (None, Some(400 | 404 | 405)) if greeting == Greeting::Initialize => {
+                    match tokio::time::timeout(BEGUN, address.open_sse()).await {
+                        Ok(Ok(events)) => connect_sse(handler, events).await,
+                        Ok(Err(_)) | Err(_) => Err(refused),
+                    }
+                }
+                (Some(_), Some(404 | 405)) => Err(format!(
+                    "{}; for a server of the 2024-11-05 transport, set `transport = \"sse\"` (`type` in client files)",
+                    refused.reason
+                )
+                .into()),
+                _ => Err(refused),
+            }
+        }
+    }
+}
+
+/// The address of an HTTP upstream, and what is sent with each request.
+#[derive(Clone)]
+struct Address {
+    client: reqwest::Client,
+    url: String,
+    headers: HashMap<HeaderName, HeaderValue>,
+    token: Option<String>,
+}
+
+impl Address {
+    async fn resolve(
+        upstream: &Upstream,
+        url: &Reference,
+        headers: &[(String, Reference)],
+        credentials: &Credentials,
+    ) -> Result<Self, String> {
+        let url = url.resolve_and_remember()?;
+        let client = crate::http_tool::upstream_client().map_err(|error| error.to_string())?;
+        let mut custom = HashMap::new();
+        for (name, value) in headers {
+            let name: HeaderName = name.parse().map_err(|_| format!("`{name}` is not a header name"))?;
+            let mut value =
+                HeaderValue::from_str(&value.resolve_and_remember()?).map_err(|_| format!("the header `{name}` has an invalid value"))?;
+            value.set_sensitive(true);
+            custom.insert(name, value);
+        }
+        let token = match credentials {
+            Credentials::None => None,
+            Credentials::Bearer(token) => Some(token.resolve_and_remember()?),
+            Credentials::ClientCredentials { source, client_id, client_secret, scope } => {
+                let token = Asking { source, client_id, client_secret, scope: scope.as_deref() }.fetch_token(&client, &url).await?;
+                upstream.remember_token(&token);
+                Some(token)
+            }
+        };
+        Ok(Self { client, url, headers: custom, token })
+    }
+
+    /// Performs the handshake over streamable HTTP.
+    async fn connect_http(self, handler: Ears, most: usize, greeting: Greeting) -> Result<Connection, Refused> {
+        let straight = Straight::new(&self.url, self.headers.clone(), self.token.as_deref());
+        let mut config = StreamableHttpClientTransportConfig::with_uri(self.url)
+            .custom_headers(self.headers)
+            .max_concurrent_requests(most)
+            // The supervisor replaces a lost session: it knows which requests may be repeated.
+            .reinit_on_expired_session(false);
+        if let Some(token) = self.token {
+            config = config.auth_header(token);
+        }
+        let transport = handler.ordered(StreamableHttpClientTransport::with_client(Bounded(self.client), config));
+        let over = transport.closed();
+        let service = serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await?;
+        let straight = straight.filter(|_| is_modern(service.peer()));
+        Ok(Connection { service, child: None, direct: straight, closed: over })
+    }
+
+    /// Opens the event stream of the 2024-11-05 transport.
+    async fn open_sse(self) -> Result<SseTransport, String> {
+        SseTransport::open(self.client, &self.url, self.headers, self.token).await
+    }
+}
+
+/// Performs the handshake over the 2024-11-05 transport.
+async fn connect_sse(handler: Ears, events: SseTransport) -> Result<Connection, Refused> {
+    let transport = handler.ordered(events);
+    let over = transport.closed();
+    let service = serve_client_with_lifecycle(handler, transport, Greeting::Initialize.lifecycle()).await?;
+    Ok(Connection { service, child: None, direct: None, closed: over })
+}
+
+/// Reads standard error line by line.
+///
+/// Long lines are passed on in pieces, never split inside a secret.
+async fn read_stderr(stderr: impl AsyncRead + Unpin, upstream: Upstream, hear: Arc<dyn Fn(String) + Send + Sync>) -> String {
+    let mut lines = BufReader::new(stderr);
+    let (mut line, mut last) = (Vec::new(), String::new());
+    loop {
+        let over = matches!(lines.read_bounded_line(&mut line).await, Ok(0) | Err(_));
+        let told = if over || line.ends_with(b"\n") { line.len() } else { line.len() - pending_tail_bytes(&upstream, &line) };
+        let said: Vec<u8> = line.drain(..told).collect();
+        if !said.is_empty() {
+            last = String::from_utf8_lossy(&said).trim_end().to_owned();
+            hear(last.clone());
+        }
+        if over {
+            return last;
+        }
+    }
+}
+
+/// Returns how many trailing bytes of a piece to keep for the next one: an incomplete character or
+/// the start of a secret.
+fn pending_tail_bytes(upstream: &Upstream, piece: &[u8]) -> usize {
+    let Some(last) = piece.utf8_chunks().last() else { return 0 };
+    last.invalid().len() + last.valid().len() - upstream.safe_prefix_len(last.valid())
+}
+
+/// Lines of bounded length.
+trait TakeLine {
+    async fn read_bounded_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<usize>;
+}
+
+impl<R: tokio::io::AsyncBufRead + Unpin> TakeLine for R {
+    async fn read_bounded_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<usize> {
+        use tokio::io::AsyncReadExt;
+        self.take(8 << 10).read_until(b'\n', line).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, Weak};
+
+    use rmcp::transport::async_rw::AsyncRwTransport;
+    use serde_json::{Value, json};
+    use tokio::io::AsyncWriteExt;
+    use toolgate_config::Config;
+
+    use super::*;
+
+    /// Connects to a program that starts after 12 s and then answers all pending requests.
+    async fn connect_slow_server(newer: bool, older: bool, greeting: Greeting) -> Result<RunningService<RoleClient, Ears>, Refused> {
+        connect_scripted_server(if newer { json!(["2026-07-28"]) } else { Value::Bool(false) }, older, greeting).await
+    }
+
+    /// The same with a list of supported revisions.
+    ///
+    /// `false` means that the program does not know `server/discover`, and `null` that its result
+    /// is empty.
+    async fn connect_scripted_server(newer: Value, older: bool, greeting: Greeting) -> Result<RunningService<RoleClient, Ears>, Refused> {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(12)).await;
+            let (asked, mut answers) = tokio::io::split(theirs);
+            let mut asked = BufReader::new(asked).lines();
+            while let Ok(Some(line)) = asked.next_line().await {
+                let asked: Value = serde_json::from_str(&line).unwrap();
+                let own = json!({"name": "late", "version": "1"});
+                let said = match asked["method"].as_str().unwrap() {
+                    "server/discover" if newer.is_null() => json!({}),
+                    "server/discover" if newer.is_array() => json!({
+                        "resultType": "complete", "supportedVersions": newer, "capabilities": {}, "serverInfo": own,
+                        "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": own},
+                    }),
+                    "initialize" if older => json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": own}),
+                    _ => Value::Null,
+                };
+                let said = match (asked.get("id"), said) {
+                    (None, _) => continue,
+                    (Some(id), Value::Null) => json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "unknown"}}),
+                    (Some(id), said) => json!({"jsonrpc": "2.0", "id": id, "result": said}),
+                };
+                if answers.write_all(format!("{said}\n").as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let (input, output) = tokio::io::split(ours);
+        let handler = Ears::new(Weak::new());
+        let transport = handler.ordered(AsyncRwTransport::new_client(input, output));
+        Ok(serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await?)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_handshake_with_a_slow_server_succeeds() {
+        // A late error to `server/discover` must not count as the response to `initialize`.
+        let service = connect_slow_server(false, true, Greeting::Auto).await.unwrap_or_else(|refused| panic!("{refused:?}"));
+        assert!(!is_modern(service.peer()));
+        for older in [false, true] {
+            let refused = connect_slow_server(true, older, Greeting::Auto).await.err().unwrap();
+            assert_eq!(Greeting::Auto.next_after(&refused), Some(Greeting::Discover), "{refused:?}");
+            let service = connect_slow_server(true, older, Greeting::Discover).await.unwrap_or_else(|refused| panic!("{refused:?}"));
+            assert!(is_modern(service.peer()));
+        }
+        // A server that supports both requests, but not the newest revision, connects in the end.
+        for newest in [json!(["2025-11-25"]), Value::Null] {
+            let refused = connect_scripted_server(newest.clone(), true, Greeting::Auto).await.err().unwrap();
+            assert_eq!(Greeting::Auto.next_after(&refused), Some(Greeting::Discover), "{refused:?}");
+            let refused = connect_scripted_server(newest.clone(), true, Greeting::Discover).await.err().unwrap();
+            assert_eq!(Greeting::Discover.next_after(&refused), Some(Greeting::Initialize), "{refused:?}");
+            assert!(connect_scripted_server(newest, true, Greeting::Initialize).await.is_ok());
+        }
+        // The number of attempts is limited.
+        let refused = connect_slow_server(false, false, Greeting::Auto).await.err().unwrap();
+        let next = Greeting::Auto.next_after(&refused);
+        assert_eq!(next, Some(Greeting::Initialize));
+        let refused = connect_slow_server(false, false, Greeting::Initialize).await.err().unwrap();
+        assert_eq!(Greeting::Initialize.next_after(&refused), None);
+        assert!(refused.reason.contains("unknown"), "{refused:?}");
+    }
+
+    #[tokio::test]
+    async fn no_secret_is_split_across_pieces() {
+        // The second secret ends as it begins.
+        for secret in ["hünter2-öf-the-upstream", "hünter2-öf-this-month"] {
+            let config = format!("[upstreams.loud]\ncommand = \"/bin/true\"\nenv = {{ KEY = \"{secret}\" }}\n");
+            let upstream = Config::parse("toolgate.toml", &config).upstreams.into_iter().next().unwrap();
+            // For every cut of the line.
+            for before in (8 << 10) - secret.len() - 1..=(8 << 10) + 1 {
+                let line = format!("{}{secret} and more\nnext\nlast", "x".repeat(before));
+                let heard = Arc::new(Mutex::new(Vec::new()));
+                let (own, hears) = (upstream.clone(), Arc::clone(&heard));
+                let hear = Arc::new(move |piece: String| hears.lock().unwrap().push(own.redact_secrets(&piece)));
+                read_stderr(line.as_bytes(), upstream.clone(), hear).await;
+                let heard = heard.lock().unwrap().clone();
+                assert_eq!(heard.iter().rev().take(2).collect::<Vec<_>>(), ["last", "next"], "{before}");
+                let long = heard.get(..heard.len() - 2).unwrap().concat();
+                assert_eq!(long.trim_start_matches('x').replace(' ', ""), "[redacted]andmore", "{before}");
+            }
+        }
+    }
+}

@@ -1,0 +1,435 @@
+//! Fast path for calls to upstreams of revision 2026-07-28 over plain HTTP.
+//!
+//! Such a call is one request and one response, and needs no session, worker or task. The future
+//! that waits for the response drives the connection.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, Connection, SendRequest};
+use hyper_util::rt::TokioIo;
+use rmcp::ErrorData;
+use rmcp::model::{
+    CallToolResult, InputRequiredResult, InputResponses, LoggingMessageNotificationParam, ProgressNotificationParam, RequestMetaObject,
+    ServerResult,
+};
+use rmcp::transport::streamable_http_client::SseError;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use sse_stream::Sse;
+use tokio::net::TcpStream;
+
+use crate::gateway::lock;
+use crate::upstream::callbacks::{FromUpstream, LONGEST_WORD};
+use crate::upstream::transport::bounded_http;
+use crate::upstream::transport::bounded_http::{LONGEST, is_too_long};
+
+/// The timeout for opening a connection.
+const HELLO: Duration = Duration::from_secs(10);
+/// How long an idle connection stays in the pool.
+///
+/// Many servers close idle connections after 5 s, and a request sent at that moment is lost.
+const KEPT: Duration = Duration::from_secs(4);
+/// The maximum number of idle connections.
+const MOST: usize = 64;
+
+type Drive = Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>;
+
+/// An HTTP connection and the future that drives it.
+struct Wire {
+    send: SendRequest<Full<Bytes>>,
+    /// `None` once the connection has ended. Waiting requests then fail.
+    connection: Option<Drive>,
+    /// The unread end of the last response.
+    unread_events: Option<Events>,
+}
+
+impl Wire {
+    /// Returns whether the connection can take the next request.
+    fn is_ready(&mut self, context: &mut Context<'_>) -> bool {
+        if !self.is_open(context) {
+            return false;
+        }
+        while let Some(rest) = &mut self.unread_events {
+            match rest.as_mut().poll_next(context) {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(None) => self.unread_events = None,
+                Poll::Ready(Some(Err(_))) | Poll::Pending => return false,
+            }
+        }
+        // Reading the end of a response frees the connection.
+        self.is_open(context) && matches!(self.send.poll_ready(context), Poll::Ready(Ok(())))
+    }
+
+    fn is_open(&mut self, context: &mut Context<'_>) -> bool {
+        drive_connection(&mut self.connection, context)
+    }
+}
+
+/// An HTTP client for calls to one upstream: address, headers, and idle connections.
+pub(crate) struct Straight {
+    host: String,
+    port: u16,
+    target: Uri,
+    headers: HeaderMap,
+    idle: Mutex<Vec<(Instant, Wire)>>,
+    next_id: AtomicU64,
+}
+
+/// Why a call on the fast path has no result.
+pub(crate) enum Broken {
+    /// The upstream returned a JSON-RPC error.
+    JsonRpc(ErrorData),
+    /// The connection could not be opened, and nothing was sent.
+    NotConnected(String),
+    /// The server rejected the request with a status, and a retry delay in milliseconds if given.
+    Rejected(u16, Option<u64>),
+    /// The response exceeds the size limit.
+    TooLong,
+    /// The response is not valid.
+    InvalidResponse(String),
+    /// The status does not say whether the request was executed. The second field is the retry
+    /// delay in milliseconds.
+    ServerError(u16, Option<u64>),
+    /// The request may have been executed.
+    Unknown(String),
+}
+
+/// The parameters of a `tools/call` request.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Params<'p> {
+    pub(crate) name: &'p str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) arguments: Option<&'p serde_json::Map<String, Value>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) input_responses: Option<&'p InputResponses>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) request_state: Option<&'p str>,
+    #[serde(rename = "_meta")]
+    pub(crate) meta: RequestMetaObject,
+}
+
+#[derive(Serialize)]
+struct Asked<'p> {
+    jsonrpc: &'static str,
+    id: u64,
+    method: &'static str,
+    params: &'p Params<'p>,
+}
+
+/// Any JSON-RPC message from an upstream.
+#[derive(Deserialize)]
+struct Said<'s> {
+    #[serde(borrow, default)]
+    id: Option<&'s RawValue>,
+    #[serde(borrow, default)]
+    method: Option<std::borrow::Cow<'s, str>>,
+    #[serde(borrow, default)]
+    params: Option<&'s RawValue>,
+    #[serde(borrow, default)]
+    result: Option<&'s RawValue>,
+    #[serde(default)]
+    error: Option<ErrorData>,
+}
+
+/// A notification that arrives during a call.
+pub(crate) enum Word {
+    /// For the client of the call.
+    Client(FromUpstream),
+    /// A list of the upstream changed.
+    ListsChanged,
+    /// A resource changed.
+    ResourceUpdated(String),
+}
+
+impl Straight {
+    /// Creates a client for a URL; `None` if the fast path does not support the URL.
+    pub(crate) fn new(url: &str, custom: impl IntoIterator<Item = (HeaderName, HeaderValue)>, token: Option<&str>) -> Option<Self> {
+        let url = url::Url::parse(url).ok()?;
+        // TLS, and user names or passwords in the URL, are left to the general client.
+        if url.scheme() != "http" || !url.username().is_empty() || url.password().is_some() {
+            return None;
+        }
+        let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
+        let target = match url.query() {
+            Some(query) => format!("{}?{query}", url.path()),
+            None => url.path().to_owned(),
+        };
+        let mut headers: HeaderMap = custom.into_iter().collect();
+        let authority = match url.port() {
+            Some(port) => format!("{}:{port}", url.host_str()?),
+            None => url.host_str()?.to_owned(),
+        };
+        headers.insert(HOST, authority.parse().ok()?);
+        if let Some(token) = token {
+            let mut value = HeaderValue::from_str(&format!("Bearer {token}")).ok()?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("toolgate/", env!("CARGO_PKG_VERSION"))));
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert("mcp-protocol-version", HeaderValue::from_static(crate::MODERN));
+        headers.insert("mcp-method", HeaderValue::from_static("tools/call"));
+        Some(Self {
+            host,
+            port: url.port_or_known_default()?,
+            target: target.parse().ok()?,
+            headers,
+            idle: Mutex::default(),
+            next_id: AtomicU64::new(0),
+        })
+    }
+
+    /// Calls a tool, and passes notifications to `tell`.
+    ///
+    /// Dropping the future closes the connection, which cancels the request in this revision.
+    pub(crate) async fn call(&self, params: &Params<'_>, mut tell: impl FnMut(Word)) -> Result<ServerResult, Broken> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let asked = Asked { jsonrpc: "2.0", id, method: "tools/call", params };
+        let body = serde_json::to_vec(&asked).map_err(|error| Broken::NotConnected(error.to_string()))?;
+        let mut request = Request::new(Full::new(Bytes::from(body)));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.target.clone();
+        *request.headers_mut() = self.headers.clone();
+        request
+            .headers_mut()
+            .insert("mcp-name", HeaderValue::from_str(params.name).map_err(|error| Broken::NotConnected(error.to_string()))?);
+        loop {
+            let (mut wire, kept) = match self.take_idle().await {
+                Some(wire) => (wire, true),
+                None => (self.open_connection().await.map_err(Broken::NotConnected)?, false),
+            };
+            let sent = drive_while(&mut wire.connection, wire.send.try_send_request(request)).await;
+            let answer = match sent {
+                Ok(answer) => answer,
+                Err(mut failed) => match failed.take_message() {
+                    // The pooled connection was closed and nothing was sent, so try the next one.
+                    Some(unsent) if kept => {
+                        request = unsent;
+                        continue;
+                    }
+                    Some(_) => return Err(Broken::NotConnected(failed.error().to_string())),
+                    None => return Err(Broken::Unknown(failed.error().to_string())),
+                },
+            };
+            let heard = drive_while(&mut wire.connection, read_response(answer, id, &mut tell)).await?;
+            wire.unread_events = heard.unread_events;
+            self.return_idle(wire);
+            return heard.result;
+        }
+    }
+
+    /// Takes an idle connection that is still open.
+    async fn take_idle(&self) -> Option<Wire> {
+        loop {
+            let (since, mut wire) = lock(&self.idle).pop()?;
+            if since.elapsed() > KEPT {
+                // All others in the stack are older.
+                lock(&self.idle).clear();
+                return None;
+            }
+            let stands = poll_fn(|context| Poll::Ready(wire.is_ready(context)));
+            if stands.await {
+                return Some(wire);
+            }
+        }
+    }
+
+    fn return_idle(&self, wire: Wire) {
+        let mut kept = lock(&self.idle);
+        if kept.len() < MOST && wire.connection.is_some() {
+            kept.push((Instant::now(), wire));
+        }
+    }
+
+    /// Closes connections that were idle for too long.
+    pub(crate) fn close_idle(&self) {
+        lock(&self.idle).retain(|(since, _)| since.elapsed() <= KEPT);
+    }
+
+    /// Connects to the first address of the host that responds.
+    async fn connect_tcp(&self) -> Result<TcpStream, String> {
+        let addresses = tokio::net::lookup_host((self.host.as_str(), self.port)).await.map_err(|error| error.to_string())?;
+        let mut why = "the host name has no address".to_owned();
+        for address in addresses {
+            match tokio::time::timeout(HELLO / 4, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(error)) => why = error.to_string(),
+                Err(_) => why = format!("{address} did not respond"),
+            }
+        }
+        Err(why)
+    }
+
+    async fn open_connection(&self) -> Result<Wire, String> {
+        let standing = tokio::time::timeout(HELLO, async {
+            let stream = self.connect_tcp().await?;
+            let _ = stream.set_nodelay(true);
+            let (send, drive) = http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+            Ok(Wire { send, connection: Some(Box::pin(drive)), unread_events: None })
+        });
+        standing.await.map_err(|_| format!("no connection within {HELLO:?}"))?
+    }
+}
+
+/// Polls a connection, and drops it if it has ended. Unsent requests then return to the caller.
+fn drive_connection<D: Future + Unpin>(drive: &mut Option<D>, context: &mut Context<'_>) -> bool {
+    if drive.as_mut().is_some_and(|drive| Pin::new(drive).poll(context).is_ready()) {
+        *drive = None;
+    }
+    drive.is_some()
+}
+
+/// Polls `work` while driving the connection.
+async fn drive_while<T, D: Future + Unpin>(drive: &mut Option<D>, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    poll_fn(move |context| {
+        if let Poll::Ready(done) = work.as_mut().poll(context) {
+            return Poll::Ready(done);
+        }
+        drive_connection(drive, context);
+        work.as_mut().poll(context)
+    })
+    .await
+}
+
+/// A response and the unread rest of its stream.
+struct Heard {
+    result: Result<ServerResult, Broken>,
+    unread_events: Option<Events>,
+}
+
+type Events = BoxStream<'static, Result<Sse, SseError>>;
+
+/// Reads a response. After an error the connection cannot be used any more.
+async fn read_response(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) -> Result<Heard, Broken> {
+    let status = answer.status();
+    let kind = answer.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let (json, events) = (kind.starts_with(b"application/json"), kind.starts_with(b"text/event-stream"));
+    if events && status.is_success() {
+        let mut events: Events = bounded_http::bounded_events(answer.into_body().into_data_stream());
+        while let Some(event) = events.next().await {
+            let event = event.map_err(|error| if is_too_long(&error) { Broken::TooLong } else { Broken::Unknown(error.to_string()) })?;
+            let is_message = event.event.as_deref().is_none_or(|kind| matches!(kind, "" | "message"));
+            // Empty events only keep the connection alive.
+            let Some(text) = event.data.filter(|text| is_message && !text.trim().is_empty()) else { continue };
+            if let Some(said) = interpret_message(text.as_bytes(), id, true, tell) {
+                // Many servers end the stream right after the response.
+                let over = matches!(futures_util::poll!(events.next()), Poll::Ready(None));
+                return Ok(Heard { result: said, unread_events: (!over).then_some(events) });
+            }
+        }
+        return Err(Broken::Unknown("the response ended early".to_owned()));
+    }
+    let wait = crate::http_tool::retry_after_ms(answer.headers());
+    let turned_away = (400..500).contains(&status.as_u16()) && status != StatusCode::REQUEST_TIMEOUT;
+    let refused = || match turned_away {
+        true => Broken::Rejected(status.as_u16(), wait),
+        false if status.is_success() => Broken::InvalidResponse("the response is not a JSON-RPC message".to_owned()),
+        false => Broken::ServerError(status.as_u16(), wait),
+    };
+    // An event stream with an error status is not read, but it may contain the result.
+    if events && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
+        return Err(Broken::ServerError(status.as_u16(), wait));
+    }
+    // For 401, 403 and 429 the status alone decides.
+    if !json || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
+        return Err(refused());
+    }
+    let text = match Limited::new(answer.into_body(), LONGEST).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => return Err(Broken::TooLong),
+        Err(error) => return Err(Broken::Unknown(error.to_string())),
+    };
+    let said = match interpret_message(&text, id, status.is_success(), tell) {
+        // Some servers also express the result by the status.
+        Some(said) => said,
+        None if !status.is_success() => Err(refused()),
+        None => Err(Broken::InvalidResponse("the response does not match the request".to_owned())),
+    };
+    Ok(Heard { result: said, unread_events: None })
+}
+
+/// Interprets a message: the response, or a notification before it.
+///
+/// An error without an id, or an invalid message, is the response only if the request was accepted
+/// (`taken`).
+fn interpret_message(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Word)) -> Option<Result<ServerResult, Broken>> {
+    let said: Said<'_> = match serde_json::from_slice(text) {
+        Ok(said) => said,
+        Err(error) => return taken.then(|| Err(Broken::InvalidResponse(error.to_string()))),
+    };
+    if let Some(method) = said.method {
+        let params = said.params.map_or("{}", RawValue::get);
+        // Drop long notifications: they would be buffered for a slow client.
+        let word = match &*method {
+            "notifications/progress" | "notifications/message" if params.len() > LONGEST_WORD => None,
+            "notifications/progress" => {
+                serde_json::from_str::<ProgressNotificationParam>(params).ok().map(|said| Word::Client(FromUpstream::Progress(said)))
+            }
+            "notifications/message" => {
+                serde_json::from_str::<LoggingMessageNotificationParam>(params).ok().map(|said| Word::Client(FromUpstream::Log(said)))
+            }
+            "notifications/resources/updated" => serde_json::from_str::<rmcp::model::ResourceUpdatedNotificationParam>(params)
+                .ok()
+                .map(|said| Word::ResourceUpdated(said.uri)),
+            "notifications/tools/list_changed" | "notifications/prompts/list_changed" | "notifications/resources/list_changed" => {
+                Some(Word::ListsChanged)
+            }
+            _ => None,
+        };
+        if let Some(word) = word {
+            tell(word);
+        }
+        return None;
+    }
+    // Some servers return a numeric id as a string.
+    let own = said.id.is_some_and(|said| said.get().trim_matches('"') == id.to_string());
+    if let Some(error) = said.error {
+        // A server that could not parse the request does not know its id. If the request was
+        // rejected, the status says more.
+        let nobodys = taken && said.id.is_none_or(|id| id.get() == "null");
+        return (own || nobodys).then_some(Err(Broken::JsonRpc(error)));
+    }
+    let result = said.result.filter(|_| own)?.get();
+    Some(match serde_json::from_str::<CallToolResult>(result) {
+        Ok(result) => Ok(ServerResult::CallToolResult(result)),
+        Err(error) => match serde_json::from_str::<InputRequiredResult>(result) {
+            Ok(asked) => Ok(ServerResult::InputRequiredResult(asked)),
+            Err(_) => Err(Broken::InvalidResponse(error.to_string())),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_on_a_closed_connection_returns_unsent() {
+        let (near, far) = tokio::io::duplex(1024);
+        let (mut send, drive) = http1::Builder::new().handshake(TokioIo::new(near)).await.unwrap();
+        let mut drive = Some(Box::pin(drive));
+        // The connection is open when checked and closed when used.
+        assert!(poll_fn(|context| Poll::Ready(drive_connection(&mut drive, context))).await);
+        let request = Request::post("/mcp").body(Full::new(Bytes::from_static(b"{}"))).unwrap();
+        let sent = send.try_send_request(request);
+        drop(far);
+        let sent = tokio::time::timeout(Duration::from_secs(60), drive_while(&mut drive, sent)).await.expect("the request never fails");
+        assert!(sent.unwrap_err().take_message().is_some());
+    }
+}

@@ -1,0 +1,7 @@
+#![doc = include_str!("../README.md")]
+
+pub mod home_dir;
+pub mod nofile_limit;
+pub mod process_group;
+pub mod sandbox;
+pub mod supervisor;

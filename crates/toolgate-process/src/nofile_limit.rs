@@ -1,0 +1,56 @@
+//! Limits the number of open files. Each connection is one of them.
+
+use std::sync::OnceLock;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Maximum number of open files. Programs that scan all possible descriptors get slow above it.
+const MOST: u64 = 65_536;
+/// Files that are reserved for the ledger, upstreams and calls.
+const RESERVE: u64 = 1_024;
+/// Limit of the process before it was raised.
+static BEFORE: OnceLock<u64> = OnceLock::new();
+
+/// Raises the limit of open files of this process, up to 65,536.
+///
+/// Most systems start programs with a low limit, for the sake of old programs. Upstreams that start
+/// through [`crate::sandbox::enter_if_asked`] get the previous limit. Call this function before you open a
+/// gateway.
+pub fn raise_open_file_limit() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = maximum.map_or(MOST, |most| most.min(MOST));
+    if let Some(before) = current.filter(|now| *now < wanted)
+        && setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).is_ok()
+    {
+        let _ = BEFORE.set(before);
+    }
+}
+
+/// Returns the previous limit, if it was raised.
+pub fn previous_limit() -> Option<u64> {
+    BEFORE.get().copied()
+}
+
+/// Returns how many of the wanted connections the limit permits, after the reserve.
+pub fn max_connections(wanted: usize) -> usize {
+    connections_within_limit(getrlimit(Resource::Nofile).current, wanted)
+}
+
+fn connections_within_limit(files: Option<u64>, wanted: usize) -> usize {
+    let room = files.map_or(u64::MAX, |files| files.saturating_sub(RESERVE).max(files / 2));
+    usize::try_from(room).map_or(wanted, |room| room.min(wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_room_for_the_rest() {
+        for (files, connections) in
+            [(None, 16_384), (Some(1 << 20), 16_384), (Some(17_408), 16_384), (Some(4_096), 3_072), (Some(1_024), 512), (Some(256), 128)]
+        {
+            assert_eq!(connections_within_limit(files, 16_384), connections, "{files:?}");
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! Sandboxes programs: files with landlock, system calls with seccomp, resources with rlimits.
+//!
+//! A process must confine itself, before it runs the program, while it has one thread. So toolgate
+//! starts its own executable (or any program that calls [`enter_if_asked`] first in `main`) as a
+//! supervisor. The supervisor starts the executable once more, and that process confines itself and
+//! becomes the program.
+//!
+//! If the process cannot confine itself, the program does not run. The supervisor stays outside of
+//! the sandbox. When the program or the parent ends, it kills all descendants.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetStatus, Scope,
+};
+use rustix::process::{Resource, Rlimit};
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::supervisor;
+
+/// Permissions and limits of a program.
+///
+/// ```
+/// use toolgate_process::sandbox::Sandbox;
+/// let room = Sandbox::default().read("/srv/orders").write("/srv/out");
+/// assert!(!room.network);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sandbox {
+    /// Files and directories that the program may read and execute, recursively, in addition to the
+    /// system's.
+    pub read: Vec<PathBuf>,
+    /// Directories that the program may also change.
+    pub write: Vec<PathBuf>,
+    /// Whether the program may use the network. Local sockets (`AF_UNIX`) are always forbidden.
+    pub network: bool,
+    /// Maximum address space in bytes. Default: 2 GiB.
+    pub memory: u64,
+    /// Maximum number of additional processes and threads. Default: 64. The kernel does not limit
+    /// root.
+    pub processes: u64,
+    /// Maximum number of open files. Default: 256.
+    pub files: u64,
+    /// Maximum processor time in seconds. Default: 60.
+    pub cpu: u64,
+    /// Maximum size of a written file in bytes. Default: 256 MiB.
+    pub file_size: u64,
+}
+
+impl Default for Sandbox {
+    fn default() -> Self {
+        Self {
+            read: Vec::new(),
+            write: Vec::new(),
+            network: false,
+            memory: 2 << 30,
+            processes: 64,
+            files: 256,
+            cpu: 60,
+            file_size: 256 << 20,
+        }
+    }
+}
+
+/// Files of the system that every program needs.
+const SYSTEM: [&str; 12] = [
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/alternatives",
+    "/etc/localtime",
+    "/etc/ssl",
+];
+/// Files that name resolution needs.
+const NETWORK: [&str; 5] = ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/run/systemd/resolve"];
+const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+/// Local socket families: `AF_UNIX` and `AF_VSOCK`, which some C libraries do not define.
+const LOCAL: [i32; 2] = [libc::AF_UNIX, 40];
+/// Flags of `clone` that create a namespace.
+const NAMESPACES: [i32; 7] = [
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWCGROUP,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+];
+/// First arguments that start the supervisor (`ASKED`) and the sandboxed process (`ROOM`).
+const ASKED: &str = "__toolgate_sandbox";
+const ROOM: &str = "__toolgate_sandbox_enter";
+/// Environment variable that makes the sandboxed process report missing kernel features.
+const TELL: &str = "TOOLGATE_SANDBOX_TELL";
+/// Exit code if the sandbox could not be set up, so the program did not run.
+const NOT_RUN: i32 = 126;
+
+impl Sandbox {
+    /// Allows reading a path, recursively.
+    #[must_use]
+    pub fn read(mut self, path: impl Into<PathBuf>) -> Self {
+        self.read.push(path.into());
+        self
+    }
+
+    /// Allows changing a path, recursively.
+    #[must_use]
+    pub fn write(mut self, path: impl Into<PathBuf>) -> Self {
+        self.write.push(path.into());
+        self
+    }
+
+    /// Allows network access.
+    #[must_use]
+    pub const fn network(mut self) -> Self {
+        self.network = true;
+        self
+    }
+
+    /// Returns the command-line arguments that start a program in this sandbox. The executable must
+    /// call [`enter_if_asked`] and must be a child of this process.
+    ///
+    /// If the sandbox cannot be set up, the supervisor ends by [`lead::NEVER_RAN`]. A program
+    /// cannot cause that.
+    pub fn words(&self, program: OsString, args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, serde_json::Error> {
+        let (parent, spec) = (std::process::id().to_string(), serde_json::to_string(self)?);
+        Ok([ASKED.into(), parent.into(), spec.into(), program].into_iter().chain(args).collect())
+    }
+
+    /// Confines this process, or returns the reason why the kernel cannot.
+    fn confine(&self, program: &std::path::Path) -> Result<(), String> {
+        self.limit()?;
+        self.fence(program)?;
+        self.filter()
+    }
+
+    fn limit(&self) -> Result<(), String> {
+        let limits = [
+            (Resource::As, self.memory),
+            (Resource::Nproc, own_threads().saturating_add(self.processes)),
+            (Resource::Nofile, self.files),
+            (Resource::Cpu, self.cpu),
+            (Resource::Fsize, self.file_size),
+            (Resource::Core, 0),
+        ];
+        for (resource, most) in limits {
+            // Limits can only be lowered.
+            let most = rustix::process::getrlimit(resource).maximum.map_or(most, |now| now.min(most));
+            let limit = Rlimit { current: Some(most), maximum: Some(most) };
+            rustix::process::setrlimit(resource, limit).map_err(|error| format!("cannot set the limit for {resource:?}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    fn fence(&self, program: &std::path::Path) -> Result<(), String> {
+        let said = |error: landlock::RulesetError| format!("cannot restrict file access: {error}");
+        let abi = ABI::V6;
+        // ABI version 1 is required. Later features are used if the kernel has them.
+        let mut rules = Ruleset::default()
+            .set_compatibility(CompatLevel::HardRequirement)
+            .handle_access(AccessFs::from_all(ABI::V1))
+            .map_err(said)?
+            .set_compatibility(CompatLevel::BestEffort)
+            .handle_access(AccessFs::from_all(abi))
+            .map_err(said)?
+            .scope(Scope::from_all(abi))
+            .map_err(said)?;
+        if !self.network {
+            rules = rules.handle_access(AccessNet::from_all(abi)).map_err(said)?;
+        }
+        let mut rules = rules.create().map_err(said)?;
+        let read = AccessFs::from_read(abi);
+        let device: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile;
+        let network = NETWORK.iter().filter(|_| self.network);
+        let system = SYSTEM.iter().chain(network).map(|path| (PathBuf::from(path), read, false));
+        let devices = DEVICES.iter().map(|path| (PathBuf::from(path), device, false));
+        let asked = self
+            .read
+            .iter()
+            .map(|path| (path.clone(), read, true))
+            .chain(self.write.iter().map(|path| (path.clone(), AccessFs::from_all(abi), true)));
+        for (path, access, wanted) in system.chain(devices).chain(asked).chain([(program.to_owned(), read, true)]) {
+            let opened = match PathFd::new(&path) {
+                Ok(opened) => opened,
+                Err(_) if !wanted => continue,
+                Err(error) => return Err(format!("{}: {error}", path.display())),
+            };
+            // Rights of directories are invalid for a file.
+            let access = if path.is_dir() { access } else { access & AccessFs::from_file(abi) };
+            rules = rules.add_rule(PathBeneath::new(opened, access)).map_err(said)?;
+        }
+        let status = rules.restrict_self().map_err(said)?;
+        match status.ruleset {
+            RulesetStatus::NotEnforced => Err("this kernel cannot restrict file access (landlock)".to_owned()),
+            RulesetStatus::PartiallyEnforced if std::env::var_os(TELL).is_some() => {
+                let _ = std::io::Write::write_all(
+                    &mut std::io::stderr(),
+                    b"this kernel supports landlock only in part: signals or the network are not restricted by landlock\n",
+                );
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Denies system calls that no tool needs, and sockets if the network is not allowed.
+    fn filter(&self) -> Result<(), String> {
+        let denied = [
+            libc::SYS_ptrace,
+            libc::SYS_process_vm_readv,
+            libc::SYS_process_vm_writev,
+            libc::SYS_mount,
+            libc::SYS_umount2,
+            libc::SYS_pivot_root,
+            libc::SYS_chroot,
+            libc::SYS_setns,
+            libc::SYS_unshare,
+            libc::SYS_bpf,
+            libc::SYS_perf_event_open,
+            libc::SYS_userfaultfd,
+            libc::SYS_keyctl,
+            libc::SYS_add_key,
+            libc::SYS_request_key,
+            libc::SYS_open_by_handle_at,
+            libc::SYS_kexec_load,
+            libc::SYS_init_module,
+            libc::SYS_finit_module,
+            libc::SYS_delete_module,
+            libc::SYS_reboot,
+            libc::SYS_swapon,
+            libc::SYS_swapoff,
+            libc::SYS_settimeofday,
+            libc::SYS_clock_settime,
+            libc::SYS_io_uring_setup,
+        ];
+        let mut rules: Rules = denied.into_iter().map(|call| (call, Vec::new())).collect();
+        // With network access, only local sockets are denied. Without it, all sockets are denied.
+        // Local services are denied because they can start programs outside of the sandbox.
+        let local = LOCAL.into_iter().filter(|_| self.network);
+        let local = local.map(|family| where_first(SeccompCmpOp::Eq, u64::from(family.unsigned_abs())));
+        rules.insert(libc::SYS_socket, local.collect::<Result<Vec<_>, _>>().map_err(unfiltered)?);
+        // A process may lower its own limits. With the limits of another process it could kill that
+        // process, which landlock does not prevent.
+        rules.insert(libc::SYS_prlimit64, vec![where_first(SeccompCmpOp::Ne, 0).map_err(unfiltered)?]);
+        let namespace = |flag: i32| {
+            let flag = u64::from(flag.unsigned_abs());
+            where_first(SeccompCmpOp::MaskedEq(flag), flag)
+        };
+        rules.insert(libc::SYS_clone, NAMESPACES.into_iter().map(namespace).collect::<Result<Vec<_>, _>>().map_err(unfiltered)?);
+        refuse(rules, libc::EPERM)?;
+        // `clone3` passes its flags by pointer, which seccomp cannot read. `ENOSYS` makes libc fall
+        // back to `clone`.
+        refuse(Rules::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)
+    }
+}
+
+/// System calls with the conditions under which they are denied. No conditions means always.
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+fn unfiltered(error: impl std::fmt::Display) -> String {
+    format!("cannot filter system calls: {error}")
+}
+
+/// Builds a condition on the first argument of a system call.
+fn where_first(is: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
+    SeccompRule::new(vec![SeccompCondition::new(0, SeccompCmpArgLen::Dword, is, value)?])
+}
+
+/// Makes these system calls fail with an error code, in this process and its descendants.
+fn refuse(mut rules: Rules, with: i32) -> Result<(), String> {
+    // The x32 ABI has separate numbers for the same calls.
+    if std::env::consts::ARCH == "x86_64" {
+        let others: Rules = rules.iter().map(|(call, cases)| (call | 0x4000_0000, cases.clone())).collect();
+        rules.extend(others);
+    }
+    let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(unfiltered)?;
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(with.unsigned_abs()), arch).map_err(unfiltered)?;
+    let program: BpfProgram = filter.try_into().map_err(|error: BackendError| unfiltered(error))?;
+    seccompiler::apply_filter(&program).map_err(unfiltered)
+}
+
+/// Tests the sandbox with a launcher. Returns what the kernel does not support, or `None`.
+///
+/// # Errors
+/// The sandbox is unavailable, for this reason.
+pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
+    let words = Sandbox::default().words("true".into(), []).map_err(|error| error.to_string())?;
+    let told = |error: std::io::Error| error.to_string();
+    let mut command = Command::new(launcher);
+    command.args(words).env(TELL, "1").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut program = command.spawn().map_err(told)?;
+    let mut said = Vec::new();
+    let heard = program.stderr.take().map_or(Ok(0), |mut stderr| std::io::Read::read_to_end(&mut stderr, &mut said));
+    supervisor::notify_output_drained(&program);
+    let status = program.wait().map_err(told)?;
+    heard.map_err(told)?;
+    let said = String::from_utf8_lossy(&said).trim().to_owned();
+    match (status.success(), said.is_empty()) {
+        (true, true) if rustix::process::getuid().is_root() => {
+            Ok(Some("the kernel does not limit the processes of root, so `processes` only applies to other users".to_owned()))
+        }
+        (true, true) => Ok(None),
+        (true, false) => Ok(Some(said)),
+        (false, _) => Err(said),
+    }
+}
+
+/// Closes all inherited files except the standard streams.
+///
+/// Landlock does not restrict files that are already open. Call this before the process opens any
+/// file.
+///
+/// # Errors
+/// The list of open files cannot be read.
+pub fn close_inherited() -> Result<(), String> {
+    close_all_but(None)
+}
+
+/// Closes all files except the standard streams and one file.
+pub fn close_all_but(kept: Option<i32>) -> Result<(), String> {
+    let open = std::fs::read_dir("/proc/self/fd").map_err(|error| format!("cannot list the open files: {error}"))?;
+    let open: Vec<i32> = open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for file in open.into_iter().filter(|file| *file > 2 && Some(*file) != kept) {
+        // The list includes the descriptor of the directory itself, which is closed already.
+        let _ = nix::unistd::close(file);
+    }
+    Ok(())
+}
+
+/// Counts the user's processes and threads, because the limit counts each of them.
+fn own_threads() -> u64 {
+    let uid = rustix::process::getuid().as_raw();
+    let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+    let is_process = |entry: &std::fs::DirEntry| entry.file_name().to_str().is_some_and(is_number);
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_process);
+    let said = processes.filter_map(|entry| std::fs::read(entry.path().join("status")).ok());
+    said.map(|status| threads(&String::from_utf8_lossy(&status), uid)).sum()
+}
+
+/// Counts the threads of a process from its `status` file. Returns 0 for a process of another user.
+fn threads(status: &str, uid: u32) -> u64 {
+    let number = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok());
+    if number("Uid:") == Some(u64::from(uid)) { number("Threads:").unwrap_or(1) } else { 0 }
+}
+
+/// Runs the sandbox helper or supervisor if this process was started as one; otherwise returns.
+///
+/// Call this first in `main`, before a second thread exists.
+pub fn enter_if_asked() {
+    supervisor::run_as_supervisor_if_requested();
+    let mut words = std::env::args_os().skip(1);
+    let word = words.next();
+    if word.as_deref() == Some(OsStr::new(ASKED)) {
+        // The supervisor stays outside of the sandbox.
+        match supervisor::supervise(&words.next().unwrap_or_default(), ROOM, &words.collect::<Vec<_>>(), supervisor::Kind::Sandboxed) {
+            Ok((status, false)) => supervisor::exit_like(status),
+            Ok((_, true)) => {}
+            Err(why) => say(&why),
+        }
+        supervisor::exit_never_ran()
+    }
+    if word.as_deref() == Some(OsStr::new(ROOM)) {
+        let leader = words.next().unwrap_or_default();
+        match supervisor::Tell::open(&words.next().unwrap_or_default()) {
+            Ok(tell) => {
+                let Err(why) = enter(&leader, words);
+                say(&why);
+                tell.report_failure();
+            }
+            Err(why) => say(&why),
+        }
+        std::process::exit(NOT_RUN);
+    }
+}
+
+/// Prints why the program did not run, for the parent process.
+fn say(why: &str) {
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("toolgate sandbox: {why}\n").as_bytes());
+}
+
+/// Confines this process and becomes the program. Returns only on error.
+fn enter(leader: &OsStr, mut words: impl Iterator<Item = OsString>) -> Result<std::convert::Infallible, String> {
+    supervisor::prepare_exec(leader)?;
+    let spec = words.next().and_then(|spec| spec.into_string().ok()).ok_or("missing sandbox specification")?;
+    let room: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
+    let program = words.next().ok_or("missing program")?;
+    let found = find(&program).ok_or_else(|| format!("there is no program {}", program.display()))?;
+    room.confine(&found)?;
+    Err(format!("{}: {}", found.display(), Command::new(&found).args(words).exec()))
+}
+
+/// Finds a program by its path or in `PATH`.
+fn find(program: &std::ffi::OsStr) -> Option<PathBuf> {
+    let path = PathBuf::from(program);
+    if path.components().count() > 1 {
+        return path.canonicalize().ok();
+    }
+    let places = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+    std::env::split_paths(&places).map(|place| place.join(&path)).find(|path| path.is_file()).and_then(|path| path.canonicalize().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_count_like_processes() {
+        let status = "Name:\tUid: 7\nUmask:\t0022\nTgid:\t42\nUid:\t1000\t0\t0\t0\nGid:\t1000\t0\t0\t0\nThreads:\t31\n";
+        assert_eq!((threads(status, 1000), threads(status, 0), threads("", 0)), (31, 0, 0));
+        let end = std::sync::Arc::new(std::sync::Barrier::new(201));
+        let naps: Vec<_> = (0..200).map(|_| std::sync::Arc::clone(&end)).map(|end| std::thread::spawn(move || end.wait())).collect();
+        let counted = own_threads();
+        end.wait();
+        naps.into_iter().for_each(|nap| drop(nap.join()));
+        assert!(counted >= 201, "{counted}");
+    }
+}

@@ -1,0 +1,6 @@
+//! Path patterns of rules, working directories, and file names that commands derive.
+
+pub(crate) mod cd_chain;
+pub(crate) mod derived;
+pub(crate) mod pattern;
+pub(crate) mod working_dir;

@@ -1,0 +1,462 @@
+//! Matches words of a command against the path pattern of a rule.
+
+use std::path::Path;
+
+use crate::base;
+use crate::path::working_dir;
+use crate::program::implicit_writes::from;
+use crate::word;
+use crate::word::{Part, Sure, Word, meet, sum};
+
+/// A pattern for a file or directory in a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place<'h> {
+    pub(crate) path: String,
+    /// The directory that `~` means, both in the pattern and in the words.
+    pub(crate) home: &'h str,
+}
+
+impl<'h> Place<'h> {
+    /// Creates a pattern from a path or a name.
+    ///
+    /// A path is absolute or starts at the home directory, and includes everything under it. A name
+    /// matches in every directory. `*` matches any text.
+    pub fn new(pattern: &str, home: &'h str) -> Self {
+        let path = spelled_out(pattern.trim_end_matches('/'), home);
+        // A relative path may start in any directory.
+        let somewhere = path.contains('/') && !path.starts_with(['/', '~', '*']);
+        Self { path: if somewhere { format!("*/{}", path.trim_start_matches("./")) } else { path }, home }
+    }
+
+    /// Expands `~` in a path.
+    fn expand_home(&self, path: &str) -> String {
+        spelled_out(path, self.home)
+    }
+
+    pub(crate) fn is_a_name(&self) -> bool {
+        !self.path.contains('/')
+    }
+
+    /// Returns whether a text is a path to this place.
+    pub fn is(&self, path: &str) -> Sure {
+        self.is_spelled(&[Part::Text(path.to_owned())])
+    }
+
+    pub(crate) fn is_named_by(&self, word: &Word) -> Sure {
+        sum(word.spellings().iter().map(|spelling| self.is_spelled(spelling)))
+    }
+
+    /// Compares a spelling, including paths in `of=path`, `--file=path`, `@path`, `host:path` and
+    /// `path:/there`.
+    fn is_spelled(&self, spelling: &[Part]) -> Sure {
+        let mut best = self.is_path(spelling);
+        if let [Part::Text(text), rest @ ..] = spelling {
+            if text.matches(['=', ':', '@', ',']).count() > 16 {
+                // To limit the work, not every sign is tried as the start of a path. A path between
+                // two signs, or one that may be in the text, is enough.
+                let pieces = text.split(['=', ':', '@', ',']).filter(|piece| piece.contains(['/', '~']));
+                let named = pieces.map(|piece| self.is_known_path(piece)).max().unwrap_or(Sure::No);
+                let is_open = !rest.is_empty() || self.may_stand_in(text);
+                return best.max(named).max(if is_open { Sure::Maybe } else { Sure::No });
+            }
+            // `-o.env` names the path, too.
+            if text.starts_with('-') && !text.starts_with("--") {
+                best = best.max(self.is_path(&begun_with(text.get(2..).unwrap_or_default(), rest)));
+                // `-uo.env` names the path, too. Without a directory, the match may be the end of
+                // another name.
+                if let Some(path) = behind_letters(text) {
+                    let named = self.is_path(&begun_with(path, rest));
+                    best = best.max(if path.contains('/') { named } else { named.min(Sure::Maybe) });
+                }
+            }
+            for (at, _) in text.match_indices(['=', ':', '@', ',']) {
+                best = best.max(self.is_path(&begun_with(text.get(at + 1..).unwrap_or_default(), rest)));
+            }
+            // `-v path:/there` and `--mount=src=path,dst=/there` name the path before a sign. If a
+            // space follows the sign, the text is prose.
+            let is_prose = |at: usize| text.get(at + 1..).is_some_and(|rest| rest.starts_with(char::is_whitespace));
+            let signs = text.match_indices(['=', ':', ',']).map(|(at, _)| at).filter(|at| !is_prose(*at));
+            let pieces = signs.filter_map(|at| text.get(..at)?.rsplit(['=', ':', '@', ',']).next());
+            for piece in pieces.filter(|piece| piece.contains(['/', '~'])) {
+                let glued = piece.get(2..).filter(|_| piece.starts_with('-'));
+                best = best.max(self.is_known_path(glued.unwrap_or(piece)));
+            }
+        }
+        best
+    }
+
+    fn is_path(&self, spelling: &[Part]) -> Sure {
+        if let [Part::Text(text)] = spelling {
+            return self.is_known_path(text);
+        }
+        let spelling = &self.cleaned(spelling)[..];
+        // A path that goes up and then down is compared by its remainder.
+        let wanted = |pattern: &str| meet(spelling, &Word::wanted(pattern));
+        let is_led = |text: &str| text.starts_with("/proc/") || (text.starts_with('/') && (wanted("/proc/*/*") || wanted("/dev/fd/*")));
+        let is_odd = |text: &str| text.trim_start_matches("../").contains("/../") || is_led(text);
+        if working_dir::is_detour(spelling) || matches!(spelling.first(), Some(Part::Text(text)) if is_odd(text)) {
+            return Sure::Maybe;
+        }
+        if matches!(spelling.first(), Some(Part::Text(text)) if text.contains("/../")) && self.may_be_above(spelling) {
+            return Sure::Maybe;
+        }
+        // An unknown word may be any path. A partly known word may be every path that fits its
+        // parts.
+        let here = if self.is_a_name() {
+            let name = &self.path;
+            [name.clone(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")].iter().any(|pattern| wanted(pattern))
+        } else {
+            let relative = !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
+            let name = base(&self.path);
+            let somewhere = || {
+                let names = [name.to_owned(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")];
+                names.iter().any(|pattern| wanted(pattern))
+            };
+            // A file pattern starts in the current directory, while an unknown part may contain any
+            // path.
+            let from_here = || if spelling.contains(&Part::AnyText) { somewhere() } else { self.may_end_so(spelling) };
+            wanted(&self.path) || wanted(&format!("{}/*", self.path)) || (relative && from_here())
+        };
+        if here { Sure::Maybe } else { Sure::No }
+    }
+
+    fn is_known_path(&self, text: &str) -> Sure {
+        // A path with `/../` may have gone through a symbolic link.
+        let odd = text.starts_with('~') && !text.starts_with("~/") && text != "~";
+        let detour = text
+            .rfind("/../")
+            .and_then(|at| text.get(at + 4..))
+            .or_else(|| if odd { text.split_once('/').map(|(_, rest)| rest) } else { None });
+        if let Some(tail) = detour
+            && self.is_known_path(tail) == Sure::Yes
+        {
+            return Sure::Maybe.max(if odd { Sure::Maybe } else { self.is_straight_path(text) });
+        }
+        self.is_straight_path(text)
+    }
+
+    fn is_straight_path(&self, text: &str) -> Sure {
+        let written = self.expand_home(text);
+        let path = normal(&written);
+        // `/proc` is another way to the same files.
+        let path = match path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/root/")) {
+            Some((_, rest)) => format!("/{rest}"),
+            None if path.starts_with("/proc/") && ["/cwd", "/fd/", "/root"].iter().any(|part| path.contains(part)) => return Sure::Maybe,
+            None if working_dir::is_led(&written) => return Sure::Maybe,
+            None => path,
+        };
+        let parts: Vec<&str> = path.split('/').collect();
+        let like = |name: &str, pattern: &str| toolgate_text::glob(pattern, name);
+        if self.is_a_name() {
+            return if parts.iter().any(|part| like(part, &self.path)) { Sure::Yes } else { Sure::No };
+        }
+        if path.starts_with('/') {
+            let under = like(&path, &self.path) || like(&path, &format!("{}/*", self.path));
+            return if under { Sure::Yes } else { Sure::No };
+        }
+        // From an unknown directory, the path starts like the end of the pattern.
+        let given: Vec<&str> = parts.into_iter().skip_while(|part| *part == "..").filter(|part| !part.is_empty()).collect();
+        let place: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
+        let ends = |most: usize| {
+            let end = place.get(place.len() - most..).unwrap_or_default();
+            given.len() >= end.len() && end.iter().zip(&given).all(|(pattern, part)| like(part, pattern))
+        };
+        if (1..=place.len()).any(ends) { Sure::Yes } else { Sure::No }
+    }
+
+    /// Returns whether a text of code contains a path to this place.
+    pub(crate) fn is_within(&self, word: &Word) -> Sure {
+        sum(word.spellings().iter().map(|spelling| match spelling.as_slice() {
+            [Part::Text(text)] => paths_of(text).map(|path| self.is(path)).max().unwrap_or(Sure::No),
+            // A pattern for file names is not code.
+            _ if word.is_pattern() => Sure::No,
+            _ => Sure::Maybe,
+        }))
+    }
+
+    /// Returns whether a text may contain a path to this place.
+    fn may_stand_in(&self, text: &str) -> bool {
+        // `*` in the pattern also matches characters that separate paths in a text.
+        let is_apart = |part: &str| part.trim_matches('*').contains('*') || paths_of(part).ne([part]);
+        self.path.split('/').filter(|part| !part.is_empty()).any(is_apart) || paths_of(text).any(|path| self.is(path) != Sure::No)
+    }
+
+    /// Returns whether a text contains the path of a directory above this place.
+    pub(crate) fn has_a_way_in(&self, word: &Word) -> bool {
+        let mut paths = paths_of(word.text().unwrap_or_default()).filter(|path| path.contains(['/', '~']));
+        paths.any(|path| self.lies_under(&Word::known(path)) != Sure::No)
+    }
+
+    /// Returns whether only the last part of a text is like that of this path.
+    pub fn is_only_called(&self, text: &str) -> bool {
+        self.is_only_called_like(&Word::known(text))
+    }
+
+    /// Returns whether only the last part of a word is like that of this path.
+    pub(crate) fn is_only_called_like(&self, word: &Word) -> bool {
+        let path = word.text().map(|text| normal(&self.expand_home(text)));
+        let Some(path) = path.filter(|path| !path.starts_with('/')) else { return false };
+        let parent = self.path.rsplit('/').nth(1).unwrap_or_default();
+        // The parent may follow a sign or a short option.
+        let is_parent = |part: &str| part == parent || (part.starts_with('-') && part.get(2..) == Some(parent));
+        !self.is_a_name() && !path.split(['/', '=', ':', '@', ',']).any(is_parent)
+    }
+
+    /// Returns whether few other files share the name: it has an extension, and the parent
+    /// directory is not hidden.
+    pub(crate) fn has_a_rare_name(&self) -> bool {
+        let mut parts = self.path.rsplit('/');
+        parts.next().is_some_and(|name| name.contains('.')) && parts.next().is_some_and(|parent| !parent.starts_with('.'))
+    }
+
+    /// Returns whether a word is a pattern that is relative to the current directory and cannot
+    /// match this path.
+    pub(crate) fn is_elsewhere(&self, word: &Word) -> bool {
+        let goes_up = |part: &Part| matches!(part, Part::Text(text) if text.split('/').any(|part| part == ".."));
+        let from_here = |spelling: &word::Spelling| {
+            let is_whole = matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
+            // If the start is unknown, `..` in the rest has no meaning.
+            let again = !spelling.contains(&Part::AnyText) && spelling.iter().skip(1).any(goes_up);
+            let up = spelling.first().is_some_and(goes_up) && self.may_end_so(spelling);
+            !is_whole && !up && !again && !self.goes_on(spelling)
+        };
+        !self.is_a_name() && word.spellings().iter().all(from_here)
+    }
+
+    /// Returns whether a spelling with an unknown beginning continues like this path.
+    ///
+    /// The rest goes through the path, or contains at least its last two parts.
+    fn goes_on(&self, spelling: &[Part]) -> bool {
+        let own: Vec<&str> = self.path.split('/').collect();
+        let Some((last, above)) = own.split_last() else { return false };
+        let rest = self.cleaned(spelling.get(1..).unwrap_or_default());
+        let one = |part: &Part| {
+            let Part::Text(text) = part else { return false };
+            let given: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();
+            let through = given.split_last().is_some_and(|(_, above)| above.contains(last));
+            through || given.windows(2).any(|pair| matches!(pair, [before, name] if name == last && Some(before) == above.last()))
+        };
+        // The unknown part is inside of this place.
+        let goes_in =
+            |pair: &[Part]| matches!(pair, [Part::Text(text), _] if text.ends_with('/') && base(text.trim_end_matches('/')) == *last);
+        let begins_so =
+            || long_ends(&self.path).any(|end| meet(&rest, &Word::wanted(end)) || meet(&rest, &Word::wanted(&format!("{end}/*"))));
+        spelling.first() == Some(&Part::AnyText) && (spelling.iter().skip(1).any(one) || spelling.windows(2).any(goes_in) || begins_so())
+    }
+
+    /// Returns whether this path is under a directory that a word names with an absolute path.
+    pub(crate) fn lies_right_under(&self, word: &Word) -> Sure {
+        let Some(text) = word.text() else { return Sure::No };
+        let glued = text.get(2..).filter(|_| text.starts_with('-')).unwrap_or_default();
+        let value = text.split_once('=').map(|(_, value)| value).unwrap_or_default();
+        let named = [text, glued, value].into_iter().filter(|path| self.expand_home(path).starts_with('/'));
+        named.map(|path| self.lies_under(&Word::known(path))).max().unwrap_or(Sure::No)
+    }
+
+    /// Returns whether this path is under a directory that a word names.
+    pub(crate) fn lies_under(&self, word: &Word) -> Sure {
+        let parts: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
+        let Some(text) = word.text() else {
+            // A pattern may match the directory that contains this path.
+            let parent = parts.iter().rev().nth(1).copied().unwrap_or_default();
+            let near = !parent.is_empty() && word.spellings().iter().any(|spelling| meet(&self.cleaned(spelling), &Word::wanted(parent)));
+            let above = |spelling: &word::Spelling| match spelling.as_slice() {
+                [Part::Text(text)] => self.lies_under(&Word::known(text.as_str())) != Sure::No,
+                spelling => self.may_be_above(spelling),
+            };
+            let near = near || word.spellings().iter().any(above);
+            return self.is_named_by(word).max(if near { Sure::Maybe } else { Sure::No });
+        };
+        if working_dir::is_led(&self.expand_home(text)) {
+            return self.is_named_by(word).max(Sure::Maybe);
+        }
+        // The home directory of another user, `~+`, and the pathspecs of `git` for a whole
+        // repository are not known.
+        if self.expand_home(text).starts_with('~') || [":/", ":(", ":!", ":^"].iter().any(|sign| text.starts_with(sign)) {
+            return Sure::Maybe;
+        }
+        let path = normal(&self.expand_home(text));
+        match path.as_str() {
+            // The current directory may be any directory.
+            "" | "." | ".." | "*" => return Sure::Maybe,
+            "/" => return Sure::Yes,
+            path if path.starts_with('/') => return if self.is_below(path) { Sure::Yes } else { Sure::No },
+            _ => {}
+        }
+        // From an unknown directory, the path ends like one of the directories above this one.
+        let given: Vec<&str> = path.split('/').skip_while(|part| *part == "..").collect();
+        if given.is_empty() {
+            return Sure::Maybe;
+        }
+        let ends = |above: usize| parts.get(..parts.len().saturating_sub(above)).is_some_and(|above| above.ends_with(&given));
+        match (1..parts.len()).find(|above| ends(*above)) {
+            // A single name such as `bin` is common, so it proves less.
+            Some(1) if given.len() > 1 || path.starts_with('.') => Sure::Yes,
+            Some(_) => Sure::Maybe,
+            None => Sure::No,
+        }
+    }
+
+    /// Returns whether this path is under a directory that a changing command names, alone or glued
+    /// to an option.
+    pub(crate) fn lies_under_given(&self, word: &Word, stands: Option<&Word>) -> Sure {
+        let is_here = |word: &Word| matches!(word.text(), Some("." | "./"));
+        let under = |word: &Word| match word.text() {
+            // An empty word names no directory.
+            Some("") => Sure::No,
+            _ => self.lies_under(&if is_here(word) { from(word, stands) } else { word.clone() }),
+        };
+        with_values(word).iter().map(under).max().unwrap_or(Sure::No)
+    }
+
+    /// Returns whether a patch changes this path. The first part of a path in a patch is usually a
+    /// prefix.
+    pub(crate) fn is_patched_by(&self, patch: &Word) -> Sure {
+        let named = |line: &str| {
+            let path = line.strip_prefix("+++ ").or_else(|| line.strip_prefix("--- "))?.split('\t').next()?;
+            path.split_once('/').map(|(_, path)| self.is(path.trim_end()))
+        };
+        patch.text().unwrap_or_default().lines().filter_map(named).max().unwrap_or(Sure::No)
+    }
+
+    /// Returns whether a spelling may be a directory above this path.
+    ///
+    /// An absolute spelling is compared with the whole path, and a relative one with its endings.
+    fn may_be_above(&self, spelling: &[Part]) -> bool {
+        let mut given = self.gone_up(spelling);
+        if let Some(Part::Text(text)) = given.last_mut() {
+            while text.ends_with('/') || text.ends_with("/.") {
+                text.pop();
+            }
+        }
+        let is_whole = matches!(given.first(), Some(Part::Text(text)) if text.starts_with('/'));
+        let mut above = self.path.match_indices('/').filter_map(|(at, _)| self.path.get(..at)).filter(|above| !above.is_empty());
+        let may_be = |path: &str| meet(&given, &Word::wanted(path));
+        let ends_so = |above: &str| {
+            let mut ends = above.match_indices('/').filter_map(|(at, _)| above.get(at + 1..)).filter(|end| !end.starts_with('*'));
+            ends.any(may_be)
+        };
+        above.any(|above| if is_whole { above.starts_with('/') && may_be(above) } else { ends_so(above) })
+    }
+
+    /// Returns whether a spelling, relative to an unknown directory, may start like an ending of
+    /// this path.
+    pub(crate) fn may_end_so(&self, spelling: &[Part]) -> bool {
+        let given = self.gone_up(spelling);
+        let may_be = |path: &str| meet(&given, &Word::wanted(path));
+        let goes_up = matches!(given.first(), Some(Part::Text(text)) if text.split('/').any(|part| part == ".."));
+        let mut ends = self.path.match_indices('/').filter_map(|(at, _)| self.path.get(at + 1..));
+        goes_up || ends.any(|end| may_be(end) || may_be(&format!("{end}/*")))
+    }
+
+    /// Returns a spelling without leading `..` or a leading home directory of another user.
+    fn gone_up(&self, spelling: &[Part]) -> Vec<Part> {
+        let mut given = self.cleaned(spelling);
+        if let Some(Part::Text(text)) = given.first_mut() {
+            let rest = match text.strip_prefix('~') {
+                Some(home) => home.split_once('/').map_or("", |(_, rest)| rest).to_owned(),
+                None => text.trim_start_matches("../").to_owned(),
+            };
+            *text = rest;
+        }
+        given
+    }
+
+    /// Returns whether the path leads through a directory. `*` in the path matches any text without
+    /// `/`.
+    pub(crate) fn is_below(&self, directory: &str) -> bool {
+        let mut place = self.path.split('/').filter(|part| !part.is_empty());
+        let mut given = directory.split('/').filter(|part| !part.is_empty());
+        self.path.starts_with('/')
+            && given.all(|part| place.next().is_some_and(|pattern| toolgate_text::glob(pattern, part)))
+            && place.next().is_some()
+    }
+
+    /// Returns a spelling whose beginning has no `//`, `/./` and `./`.
+    pub(crate) fn cleaned(&self, spelling: &[Part]) -> Vec<Part> {
+        match spelling {
+            [Part::Text(text), rest @ ..] => {
+                let mut text = self.expand_home(text);
+                while text.contains("//") || text.contains("/./") {
+                    text = text.replace("//", "/").replace("/./", "/");
+                }
+                begun_with(text.strip_prefix("./").unwrap_or(&text), rest)
+            }
+            other => other.to_vec(),
+        }
+    }
+}
+
+/// Splits a text of code into parts that may be paths.
+pub(crate) fn paths_of(text: &str) -> impl Iterator<Item = &str> {
+    let is_path = |c: char| c.is_alphanumeric() || "_./~-*".contains(c);
+    text.split(move |c: char| !is_path(c)).filter(|token| !token.is_empty())
+}
+
+/// Returns a spelling that begins with a text.
+fn begun_with(text: &str, rest: &[Part]) -> Vec<Part> {
+    std::iter::once(Part::Text(text.to_owned())).chain(rest.iter().cloned()).collect()
+}
+
+/// Returns a word and the values that are glued to an option in it, except for exclusions.
+fn with_values(word: &Word) -> Vec<Word> {
+    let text = word.text().filter(|text| text.starts_with('-') && !text.starts_with("--exclude")).unwrap_or_default();
+    let value = if text.starts_with("--") { text.split_once('=').map(|(_, value)| value) } else { text.get(2..) };
+    let values = value.filter(|value| !value.is_empty()).into_iter().chain(behind_letters(text));
+    std::iter::once(word.clone()).chain(values.map(Word::known)).collect()
+}
+
+/// Returns a possible path after several letters of one option: `.env` of `-uo.env`.
+fn behind_letters(text: &str) -> Option<&str> {
+    let at = text.find(['.', '/', '~']).filter(|at| (3..=5).contains(at))?;
+    let are_letters = |flags: &str| flags.bytes().all(|flag| flag.is_ascii_alphanumeric());
+    text.get(at..).filter(|_| text.get(1..at).is_some_and(are_letters))
+}
+
+/// Returns the endings of a path that have at least two parts.
+pub(crate) fn long_ends(path: &str) -> impl Iterator<Item = &str> {
+    path.match_indices('/').filter_map(move |(at, _)| path.get(at..)).filter(|end| end.matches('/').count() > 1)
+}
+
+/// Expands `~` in a path. `$HOME` is read as `~`.
+pub(crate) fn spelled_out(path: &str, home: &str) -> String {
+    match path.strip_prefix('~') {
+        Some("") if home.is_empty() => "/".to_owned(),
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{home}{rest}"),
+        _ => path.to_owned(),
+    }
+}
+
+/// Removes `.`, `..` and doubled slashes from a path.
+///
+/// Symbolic links are not resolved, because their targets have names of their own.
+pub fn normal(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." if parts.last().is_some_and(|last| *last != "..") => {
+                parts.pop();
+            }
+            ".." if path.starts_with('/') => {}
+            part => parts.push(part),
+        }
+    }
+    let joined = parts.join("/");
+    if Path::new(path).is_absolute() { format!("/{joined}") } else { joined }
+}
+
+/// Returns whether a path is an input or output device and not a file.
+pub(crate) fn is_device(path: &str) -> bool {
+    let path = normal(path);
+    path == "-" || path.starts_with("/dev/") || path.starts_with("/proc/") || is_called_like_device(&path)
+}
+
+/// Returns whether a relative path looks like a device: `../../dev/stdin`, or `stdin` and `fd/0`
+/// after a `cd`.
+fn is_called_like_device(path: &str) -> bool {
+    let name = base(path);
+    let above = path.rsplit_once('/').map(|(above, _)| base(above));
+    let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    matches!(name, "stdin" | "tty") || (is_number && above.is_none_or(|above| matches!(above, "" | "." | ".." | "fd")))
+}

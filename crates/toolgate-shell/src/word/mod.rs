@@ -1,0 +1,322 @@
+//! Defines words of a shell command, as far as they are known before the shell expands them.
+
+pub(crate) mod expand;
+pub(crate) mod partial;
+pub(crate) mod unquote;
+/// A part of a word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Part {
+    Text(String),
+    /// Any text, which only the running shell knows.
+    AnyText,
+    /// A part of a file name that a pattern matches.
+    AnyName,
+    /// The first character of a file name, which is not a dot.
+    AnyFirstChar,
+}
+
+impl Part {
+    pub(crate) fn len(&self) -> usize {
+        if let Self::Text(text) = self { text.len() } else { 1 }
+    }
+}
+
+/// One possible form of a word, as a sequence of parts.
+pub(crate) type Spelling = Vec<Part>;
+
+/// A word with all its possible forms.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Word {
+    spellings: Vec<Spelling>,
+    /// Whether the word may expand to several words, or to none.
+    pub(crate) can_split: bool,
+}
+
+/// States whether something is true, possible or false.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Sure {
+    No,
+    Maybe,
+    Yes,
+}
+
+/// Maximum length of a spelling. A longer one counts as unknown.
+const LONGEST: usize = 16 << 10;
+/// Maximum number of spellings. A word with more counts as unknown.
+const MOST: usize = 16;
+
+impl Word {
+    pub(crate) fn known(text: impl Into<String>) -> Self {
+        Self { spellings: vec![vec![Part::Text(text.into())]], can_split: false }
+    }
+
+    /// Creates a word that only the running shell knows.
+    pub(crate) fn unknown(splits: bool) -> Self {
+        Self { spellings: vec![vec![Part::AnyText]], can_split: splits }
+    }
+
+    /// Creates an unknown part of a file name.
+    pub(crate) fn unknown_name() -> Self {
+        Self { spellings: vec![vec![Part::AnyName]], can_split: false }
+    }
+
+    pub(crate) fn empty() -> Self {
+        Self { spellings: vec![Vec::new()], can_split: false }
+    }
+
+    /// Parses a text in which `*`, `?` and `[…]` match parts of file names.
+    pub(crate) fn pattern(text: &str) -> Self {
+        let mut spelling = Vec::new();
+        let mut letters = text.chars();
+        while let Some(letter) = letters.next() {
+            let first = match spelling.last() {
+                None => true,
+                Some(Part::Text(before)) => before.ends_with('/'),
+                Some(_) => false,
+            };
+            match letter {
+                // Shells differ on the end of a bracket expression, so the last bracket is used.
+                '[' if letters.as_str().contains(']') => {
+                    let rest = letters.as_str();
+                    let end = rest.rfind(']').map_or(rest.len(), |at| at + 1);
+                    letters = rest.get(end..).unwrap_or_default().chars();
+                    if rest.get(..end).is_some_and(|inside| inside.contains('/')) {
+                        push(&mut spelling, Part::AnyText);
+                        continue;
+                    }
+                }
+                '*' | '?' => {}
+                letter => {
+                    push(&mut spelling, Part::Text(letter.into()));
+                    continue;
+                }
+            }
+            // `*secret` also matches `secret`. A leading `*` does not match a hidden file.
+            let may_be_bare = letter == '*' && !letters.as_str().is_empty() && !letters.as_str().starts_with(['.', '/']);
+            if first && !may_be_bare {
+                push(&mut spelling, Part::AnyFirstChar);
+            }
+            push(&mut spelling, Part::AnyName);
+            if spelling.len() > 64 {
+                return Self::unknown(true);
+            }
+        }
+        Self { spellings: vec![spelling], can_split: true }
+    }
+
+    /// Parses a rule's pattern, in which `*` matches any text.
+    pub(crate) fn wanted(pattern: &str) -> Spelling {
+        let mut spelling = Vec::new();
+        for (n, piece) in pattern.split('*').enumerate() {
+            if n > 0 {
+                push(&mut spelling, Part::AnyText);
+            }
+            push(&mut spelling, Part::Text(piece.to_owned()));
+        }
+        spelling
+    }
+
+    /// Creates a word that is one of several words.
+    pub(crate) fn one_of(words: &[Self]) -> Self {
+        let spellings: Vec<Spelling> = words.iter().flat_map(|word| word.spellings.iter().cloned()).collect();
+        match spellings.len() {
+            0 => Self::empty(),
+            1..=MOST => Self { spellings, can_split: words.iter().any(|word| word.can_split) },
+            _ => Self::unknown(true),
+        }
+    }
+
+    /// Appends another word directly to this one.
+    pub(crate) fn then(self, next: &Self) -> Self {
+        let long = |word: &Self| word.spellings.iter().map(|spelling| spelling.iter().map(Part::len).sum::<usize>()).max().unwrap_or(0);
+        if self.spellings.len() * next.spellings.len() > MOST || long(&self) + long(next) > LONGEST {
+            return Self::unknown(self.can_split || next.can_split);
+        }
+        // A shell splits only the unquoted part, which a single word cannot express.
+        let fixed = |word: &Self| {
+            let odd = |part: &Part| matches!(part, Part::Text(text) if text.contains([' ', '\t', '\n', '*', '?', '[']));
+            !word.can_split && word.spellings.iter().any(|spelling| spelling.iter().any(odd))
+        };
+        if (self.can_split && fixed(next)) || (next.can_split && fixed(&self)) {
+            return Self::unknown(true);
+        }
+        let mut spellings = Vec::new();
+        for before in &self.spellings {
+            for after in &next.spellings {
+                let mut spelling = before.clone();
+                // In the middle of a name, a pattern may match nothing or a dot.
+                let begins = before.last().is_none_or(|last| matches!(last, Part::Text(text) if text.ends_with('/')));
+                let skipped = usize::from(!begins && after.first() == Some(&Part::AnyFirstChar));
+                after.iter().skip(skipped).for_each(|part| push(&mut spelling, part.clone()));
+                spellings.push(spelling);
+            }
+        }
+        Self { spellings, can_split: self.can_split || next.can_split }
+    }
+
+    /// Splits an unquoted word with a known text into the words that it expands to.
+    pub(crate) fn split(self) -> Vec<Self> {
+        match self.text().filter(|_| self.can_split) {
+            Some(text) => text
+                .split_whitespace()
+                .map(|word| if word.contains(['*', '?', '[']) { Self::pattern(word) } else { Self::known(word) })
+                .collect(),
+            None => vec![self],
+        }
+    }
+
+    /// Turns the word into a single word, as double quotes do.
+    pub(crate) fn quoted(self) -> Self {
+        Self { can_split: false, ..self }
+    }
+
+    /// Returns the text, if there is only one possibility.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match self.spellings.as_slice() {
+            [spelling] => match spelling.as_slice() {
+                [] => Some(""),
+                [Part::Text(text)] => Some(text),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Returns the known texts in the word.
+    ///
+    /// Leading slashes of a partly known word are removed, because the start of the path is not
+    /// known.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
+        let is_known = self.text().is_some();
+        self.spellings.iter().flatten().filter_map(move |part| match part {
+            Part::Text(text) if is_known => Some(text.as_str()),
+            Part::Text(text) => Some(text.trim_start_matches('/')),
+            _ => None,
+        })
+    }
+
+    /// Returns the rest of the word after a known beginning.
+    pub(crate) fn behind(&self, begins: &str) -> Option<Self> {
+        let [spelling] = self.spellings.as_slice() else { return None };
+        let (Part::Text(text), rest) = spelling.split_first()? else { return None };
+        let mut left = Vec::new();
+        push(&mut left, Part::Text(text.strip_prefix(begins)?.to_owned()));
+        left.extend(rest.iter().cloned());
+        Some(Self { spellings: vec![left], can_split: self.can_split })
+    }
+
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.spellings.iter().any(|spelling| spelling.as_slice() == [Part::AnyText])
+    }
+
+    /// Returns whether only slashes between unknown parts are known: `$DIR/$FILE`.
+    pub(crate) fn is_unknown_path(&self) -> bool {
+        let is_open = |part: &Part| match part {
+            Part::AnyText => true,
+            Part::Text(text) => text.chars().all(|letter| letter == '/'),
+            Part::AnyName | Part::AnyFirstChar => false,
+        };
+        self.spellings.iter().all(|spelling| spelling.first() == Some(&Part::AnyText) && spelling.iter().all(is_open))
+    }
+
+    /// Returns the number of characters to compare if the word is partly known.
+    pub(crate) fn open_letters(&self) -> usize {
+        if self.text().is_some() || self.is_unknown() { 0 } else { self.spellings.iter().flatten().map(Part::len).sum() }
+    }
+
+    /// Returns whether the word only has unknown parts that match file names.
+    pub(crate) fn is_pattern(&self) -> bool {
+        self.spellings.iter().all(|spelling| spelling.iter().all(|part| *part != Part::AnyText))
+    }
+
+    pub(crate) fn spellings(&self) -> &[Spelling] {
+        &self.spellings
+    }
+
+    /// Returns whether the word matches a rule's pattern.
+    pub(crate) fn is_like(&self, pattern: &str) -> Sure {
+        let wanted = Self::wanted(pattern);
+        let one = |spelling: &Spelling| match (spelling.iter().all(|part| matches!(part, Part::Text(_))), meet(spelling, &wanted)) {
+            (_, false) => Sure::No,
+            (true, true) => Sure::Yes,
+            (false, true) => Sure::Maybe,
+        };
+        sum(self.spellings.iter().map(one))
+    }
+}
+
+/// Combines several possibilities. The result is only certain if all agree.
+pub(crate) fn sum(all: impl Iterator<Item = Sure>) -> Sure {
+    let (mut least, mut most) = (Sure::Yes, Sure::No);
+    for one in all {
+        (least, most) = (least.min(one), most.max(one));
+    }
+    if most == Sure::No { Sure::No } else { least.max(Sure::Maybe) }
+}
+
+fn push(spelling: &mut Spelling, part: Part) {
+    match (spelling.last_mut(), part) {
+        (_, Part::Text(text)) if text.is_empty() => {}
+        (Some(Part::Text(before)), Part::Text(text)) => before.push_str(&text),
+        (Some(Part::AnyText), Part::AnyText) | (Some(Part::AnyName), Part::AnyName) => {}
+        (_, part) => spelling.push(part),
+    }
+}
+
+/// A character of a pattern.
+#[derive(Clone, Copy)]
+enum Letter {
+    Literal(char),
+    FirstChar,
+    /// Any number of characters; `/` is included if the flag is set.
+    Run(bool),
+}
+
+impl Letter {
+    /// Returns whether this character may be the same as a single character of another pattern.
+    fn can_be(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Literal(a), Self::Literal(b)) => a == b,
+            (Self::Run(anything), Self::Literal(letter)) => anything || letter != '/',
+            (Self::FirstChar, Self::Literal(letter)) | (Self::Literal(letter), Self::FirstChar) => letter != '.' && letter != '/',
+            _ => true,
+        }
+    }
+}
+
+/// Returns whether a text exists that matches both patterns.
+pub(crate) fn meet(a: &[Part], b: &[Part]) -> bool {
+    let spell = |parts: &[Part]| -> Vec<Letter> {
+        let letters = |part: &Part| match part {
+            Part::Text(text) => text.chars().map(Letter::Literal).collect(),
+            Part::AnyText => vec![Letter::Run(true)],
+            Part::AnyName => vec![Letter::Run(false)],
+            Part::AnyFirstChar => vec![Letter::FirstChar],
+        };
+        parts.iter().flat_map(letters).collect()
+    };
+    let (a, b) = (spell(a), spell(b));
+    let is_run = |letter: &Letter| matches!(letter, Letter::Run(_));
+    // `reached` states which prefixes of `b` match the part of `a` that was read, one row at a
+    // time.
+    let mut reached: Vec<bool> = (0..=b.len()).map(|most| b.iter().take(most).all(is_run)).collect();
+    for letter in &a {
+        let mut next: Vec<bool> = Vec::with_capacity(b.len() + 1);
+        for at in 0..=b.len() {
+            let came = |row: &[bool], at: Option<usize>| at.and_then(|at| row.get(at)).copied().unwrap_or(false);
+            let (here, back) = (came(&reached, Some(at)), at.checked_sub(1));
+            let other = back.and_then(|back| b.get(back));
+            let fits = match (letter, other) {
+                // A run matches nothing or the next character.
+                (Letter::Run(_), None) => here,
+                (Letter::Run(_), Some(other)) => here || (came(&next, back) && (is_run(other) || letter.can_be(*other))),
+                (_, None) => false,
+                (letter, Some(other)) if is_run(other) => came(&next, back) || (here && other.can_be(*letter)),
+                (letter, Some(other)) => letter.can_be(*other) && came(&reached, back),
+            };
+            next.push(fits);
+        }
+        reached = next;
+    }
+    reached.last().copied().unwrap_or(false)
+}

@@ -1,0 +1,125 @@
+//! Commits the outcome of a call: state, claim, charges and ledger row in one transaction.
+
+use std::sync::Arc;
+
+use rusqlite::params;
+use toolgate::store::{Conflict, Finish, Settle, Unfit};
+use toolgate::{Effects, Row};
+use toolgate_json::Digest;
+
+use crate::error::{Done, Fault};
+use crate::tables::claims;
+use crate::tables::claims::Claim;
+use crate::tables::counters;
+use crate::tables::inline_claims;
+use crate::tables::ledger;
+use crate::tables::ledger::to_nanos;
+use crate::tables::sessions::Session;
+use crate::transaction::Tx;
+
+/// A row, its sequence number in the ledger and its hash.
+pub(crate) type Appended = (Arc<Row>, u64, Digest);
+
+/// Commits a call: state, claim, charges and row.
+pub(crate) fn commit_call(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<u8>>) -> Done<Result<Appended, Conflict>> {
+    let row = &finish.row;
+    let (now, ended_at) = (row.at, row.ended_at());
+    let mut session = Session::get_or_create(tx.sql, &row.key)?;
+    if finish.changes.as_ref().is_some_and(|changes| changes.needs_version()) && session.version != finish.version {
+        return Ok(Err(Conflict));
+    }
+    session.count_uncounted_calls(tx, &row.key);
+    if !finish.logs.is_empty() {
+        session.append_logs(tx.sql, finish.logs)?;
+    }
+    for revoked in finish.revoked {
+        session.revoke_evidence(tx.sql, &revoked.key())?;
+    }
+    if let Some(changes) = finish.changes {
+        session.apply_changes(tx.sql, changes)?;
+    }
+    if let Some(ended) = &finish.ended {
+        session.progress.ended(ended);
+    }
+    if let Some(seen) = finish.provenance {
+        session.store_provenance(tx.sql, &tx.shared.keys().redaction_key, *seen)?;
+    }
+    for ((handle, _), sealed) in finish.outputs.iter().zip(outputs) {
+        tx.sql.prepare_cached("INSERT OR REPLACE INTO outputs (session, handle, at, text) VALUES (?1, ?2, ?3, ?4)")?.execute(params![
+            session.id,
+            handle,
+            to_nanos(now),
+            sealed
+        ])?;
+    }
+    let ended = counters::settle_read(tx, row.call, finish.resolution, finish.spent)?
+        || inline_claims::end_inflight(tx, row.call, finish.resolution, finish.spent, ended_at)?;
+    let claim = match ended {
+        true => None,
+        false => Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()),
+    };
+    let (row, (seq, hash)) = match ledger::append_to_chains(tx, &mut session, row, body) {
+        // The call was abandoned and has a row that says so. This is its late result.
+        Err(Fault::Sql(error))
+            if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) && ledger::has_row(tx.sql, &row.call)? =>
+        {
+            let late = row.settlement(row.outcome.clone(), row.effects, "a report that came late", row.ended_at());
+            let body = ledger::canonical_text(&late)?;
+            let appended = ledger::append_to_chains(tx, &mut session, &late, &body)?;
+            (Arc::new(late), appended)
+        }
+        appended => (Arc::clone(row), appended?),
+    };
+    session.save(tx.sql)?;
+    if let Some(claim) = claim {
+        claims::end_claim(tx, claim, finish.resolution, finish.spent, finish.outcome.as_ref(), ended_at)?;
+    }
+    Ok(Ok((row, seq, hash)))
+}
+
+/// Appends a row that was spooled while the store was unavailable, and ends its claim.
+///
+/// A row that is in the ledger already is skipped.
+pub(crate) fn append_spooled_row(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
+    counters::settle_read(tx, row.call, Settle::by(row.effects), row.spent)?;
+    // Handle the claim like one of another process.
+    tx.replace_own_charges(row.call, None);
+    inline_claims::move_to_claims(tx, row.call)?;
+    let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
+    if ledger::has_row(tx.sql, &row.call)? {
+        // The call was abandoned meanwhile, and this is its real outcome.
+        if let Some(claim) = claim.filter(|_| row.effects != Effects::Unknown) {
+            let late = row.settlement(row.outcome.clone(), row.effects, "a report that came late", row.ended_at());
+            claims::append_row(tx, &late)?;
+            claims::end_claim(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.ended_at())?;
+        }
+        return Ok(());
+    }
+    if let Some(claim) = claim {
+        if Settle::by(row.effects) != Settle::Released {
+            claims::revoke_evidence_of(tx, &claim)?;
+        }
+        claims::end_claim(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.ended_at())?;
+    }
+    claims::append_row(tx, row).map(|_| ())
+}
+
+/// Appends a spooled row. Skips and returns a row that can never be stored.
+pub(crate) fn append_spooled_row_if_valid(tx: &mut Tx<'_>, row: &Row) -> Done<Option<Unfit>> {
+    let (before, done) = (tx.head, tx.undo_len());
+    tx.sql.prepare_cached("SAVEPOINT spooled")?.execute([])?;
+    let unfit = match append_spooled_row(tx, row) {
+        Ok(()) => None,
+        Err(fault) if fault.is_permanent() && !tx.sql.is_autocommit() => {
+            tx.sql.prepare_cached("ROLLBACK TO spooled")?.execute([])?;
+            tx.head = before;
+            tx.undo_to(done);
+            // A definition of the failed row may be in the set.
+            tx.stored_configs.clear();
+            Some(Unfit { call: row.call, reason: fault.to_string() })
+        }
+        Err(fault) => return Err(fault),
+    };
+    tx.sql.prepare_cached("RELEASE spooled")?.execute([])?;
+    Ok(unfit)
+}

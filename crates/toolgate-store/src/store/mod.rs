@@ -1,0 +1,296 @@
+//! Implements the store in one SQLite file.
+
+mod finish_call;
+mod impl_store;
+mod session_lock;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rusqlite::Connection;
+use tokio::time::Instant;
+use toolgate::SessionKey;
+use toolgate::store::{Hold, StoreError};
+
+use crate::error::{Done, Fault};
+use crate::group_commit::Writer;
+use crate::keys::Keys;
+use crate::open;
+use crate::state_dir::StateDir;
+use crate::store::session_lock::{Guard, Held, Own};
+use crate::tables::claims;
+use crate::tables::ledger;
+use crate::transaction::{Shared, Tx, lock_unpoisoned};
+
+/// A persistent store in one SQLite file.
+///
+/// The directory `<file>.state` beside the file contains the keys, the high-water mark of the
+/// ledger, and spooled rows.
+pub struct SqliteStore {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    /// Declared before `writer`: the last connection to close cleans up, which needs the writer.
+    readers: Mutex<Vec<Connection>>,
+    writer: Writer,
+    session_locks: Mutex<HashMap<SessionKey, Arc<Own>>>,
+    /// Number of session locks so far. Unused entries of `locks` are removed now and then.
+    lock_count: AtomicU64,
+}
+
+/// Longest pause between two transactions of a pruning, in which other processes can write.
+const MOST_REST: Duration = Duration::from_secs(1);
+
+/// Number of pruned rows and records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gone {
+    /// Rows of the ledger.
+    pub rows: u64,
+    /// Recorded outcomes, approvals and large outputs.
+    pub sealed: u64,
+}
+
+impl std::fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteStore").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl SqliteStore {
+    /// Opens a ledger, or creates one.
+    ///
+    /// # Errors
+    /// The file is not a ledger, is damaged, is an older copy, or cannot be written to.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        // The state directory is beside the file itself, not beside a symbolic link to it.
+        let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
+        let (path, state) = (path.as_path(), crate::state_dir::state_dir_for(&path));
+        let state = state.as_path();
+        let open = || -> Done<Self> {
+            let there = |error: std::io::Error| Fault::Message(format!("{}: {error}", state.display()));
+            open::check_file(path)?;
+            let look = "check that the directory exists and is writable";
+            let no_door = |error: std::io::Error| Fault::Message(format!("{}: {error}; {look}", state.display()));
+            let _door = StateDir::door(state).map_err(no_door)?;
+            let sql = open::open_writable(path)?;
+            let home = StateDir::enter(state).map_err(there)?;
+            let (id, keys) = open::link_state_dir(&sql, &home)?;
+            open::check_not_older(&sql, &home, &id)?;
+            let shared = Shared::new(home, id, keys);
+            let unsigned = crate::write_connection::sweep_on_open(&sql, &shared, Timestamp::now())?;
+            shared.state_dir.tidy().map_err(there)?;
+            Ok(Self {
+                path: path.to_owned(),
+                writer: Writer::start(sql, Arc::clone(&shared), unsigned)?,
+                shared,
+                readers: Mutex::default(),
+                session_locks: Mutex::default(),
+                lock_count: AtomicU64::new(0),
+            })
+        };
+        open().map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))
+    }
+
+    /// Opens a ledger for a process that makes one call and ends. Starts no thread and no sweep.
+    ///
+    /// Returns `None` if the ledger does not exist or needs a migration by [`SqliteStore::open`].
+    ///
+    /// # Errors
+    /// As for [`SqliteStore::open`].
+    pub fn open_for_one_call(path: impl AsRef<Path>) -> Result<Option<Self>, StoreError> {
+        let path = path.as_ref();
+        let Ok(path) = std::fs::canonicalize(path) else { return Ok(None) };
+        let open = || -> Done<Option<Self>> {
+            let Some(sql) = open::open_current(&path)? else { return Ok(None) };
+            let home = StateDir::pass(&crate::state_dir::state_dir_for(&path))
+                .map_err(|error| Fault::Message(format!("{}: {error}", crate::state_dir::state_dir_for(&path).display())))?;
+            let Some((id, keys)) = open::read_identity(&sql, &home)? else { return Ok(None) };
+            open::check_not_older(&sql, &home, &id)?;
+            let shared = Shared::new(home, id, keys);
+            Ok(Some(Self {
+                path: path.clone(),
+                writer: Writer::inline(sql, Arc::clone(&shared)),
+                shared,
+                readers: Mutex::default(),
+                session_locks: Mutex::default(),
+                lock_count: AtomicU64::new(0),
+            }))
+        };
+        open().map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))
+    }
+
+    /// Returns the public key of this ledger in hexadecimal digits, which verifies its receipts.
+    #[must_use]
+    pub fn public_key(&self) -> Arc<str> {
+        Arc::clone(self.shared.keys().public_key())
+    }
+
+    /// Returns the path of the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the id of this ledger. Another file at the same path has another id.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.shared.ledger_id
+    }
+
+    /// Returns the number of transactions that this process has committed.
+    #[must_use]
+    pub fn transaction_count(&self) -> u64 {
+        self.writer.transaction_count()
+    }
+
+    /// Checks that the store can write: writes an unchanged value to the disk.
+    ///
+    /// # Errors
+    /// The write failed.
+    pub async fn check_writable(&self) -> Result<(), StoreError> {
+        self.write(true, |tx| Ok(tx.sql.execute("UPDATE meta SET value = value WHERE name = 'id'", []).map(drop)?)).await
+    }
+
+    /// Replaces the signing key. The old key signs the new one, so old signatures stay valid.
+    ///
+    /// # Errors
+    /// The key cannot be created or stored.
+    pub async fn rotate_key(&self) -> Result<Arc<str>, StoreError> {
+        let new =
+            Arc::new(Keys::with_new_signing_key(&self.shared.state_dir.keys()).map_err(|e| self.with_path(&StoreError(e.to_string())))?);
+        let next = Arc::clone(&new);
+        self.write(true, move |tx| ledger::rotate_key(tx, Timestamp::now(), &next).map(|_| ())).await?;
+        let public = Arc::clone(new.public_key());
+        *lock_unpoisoned(&self.shared.keys) = new;
+        Ok(public)
+    }
+
+    /// Prunes rows older than `rows_before`, and outcomes, approvals and large outputs older than
+    /// `sealed_before`.
+    ///
+    /// The chains stay verifiable. Claims, limits, evidence and sessions are never pruned.
+    ///
+    /// # Errors
+    /// A transaction failed. Earlier ones stay: a transaction prunes a few thousand rows.
+    pub async fn prune(&self, rows_before: Timestamp, sealed_before: Timestamp) -> Result<Gone, StoreError> {
+        let (mut gone, mut after) = (Gone { rows: 0, sealed: 0 }, Some(0));
+        while let Some(from) = after {
+            let (sealed, next) = self.write_and_pause(move |tx| claims::prune_outcomes(tx.sql, sealed_before, from)).await?;
+            gone.sealed += sealed;
+            after = next;
+        }
+        loop {
+            match self.write_and_pause(move |tx| claims::prune_approvals_and_outputs(tx.sql, sealed_before)).await? {
+                0 => break,
+                sealed => gone.sealed += sealed,
+            }
+        }
+        loop {
+            match self.write_and_pause(move |tx| ledger::prune_rows(tx, rows_before, Timestamp::now())).await? {
+                0 => return Ok(gone),
+                rows => gone.rows += rows,
+            }
+        }
+    }
+
+    /// Writes, and then pauses for about as long as the write took, so that others can write.
+    async fn write_and_pause<T: Send + 'static>(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
+        let begun = Instant::now();
+        let written = self.write(true, f).await?;
+        tokio::time::sleep(begun.elapsed().min(MOST_REST)).await;
+        Ok(written)
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        durable: bool,
+        f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.writer.write(durable, f).await.map_err(|error| self.with_path(&error))
+    }
+
+    /// Reads a little on this thread: by a key, from pages that are mostly cached.
+    ///
+    /// The read ends before another thread would have started.
+    fn read_inline<T>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T>) -> Result<T, StoreError> {
+        let f = match self.writer.try_read(f) {
+            Ok(found) => return found.map_err(|fault| self.with_path(&fault.into())),
+            Err(f) => f,
+        };
+        let sql = lock_unpoisoned(&self.readers).pop();
+        let read = || -> Done<(Connection, T)> {
+            let sql = match sql {
+                Some(sql) => sql,
+                None => open::open_readonly(&self.path)?,
+            };
+            let found = f(&sql, &self.shared)?;
+            Ok((sql, found))
+        };
+        let (sql, found) = read().map_err(|fault| self.with_path(&fault.into()))?;
+        self.return_reader(sql);
+        Ok(found)
+    }
+
+    fn return_reader(&self, sql: Connection) {
+        let mut readers = lock_unpoisoned(&self.readers);
+        if readers.len() < 8 {
+            readers.push(sql);
+        }
+    }
+
+    /// Reads on another thread, because the read may be long.
+    async fn read<T: Send + 'static>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
+        let f = match self.writer.read_if_inline(f) {
+            Ok(found) => return found.map_err(|fault| self.with_path(&fault.into())),
+            Err(f) => f,
+        };
+        let sql = lock_unpoisoned(&self.readers).pop();
+        let (path, shared) = (self.path.clone(), Arc::clone(&self.shared));
+        let work = move || -> Done<(Connection, T)> {
+            let sql = match sql {
+                Some(sql) => sql,
+                None => open::open_readonly(&path)?,
+            };
+            let found = f(&sql, &shared)?;
+            Ok((sql, found))
+        };
+        let done = tokio::task::spawn_blocking(work).await.map_err(|error| StoreError(error.to_string()))?;
+        let (sql, found) = done.map_err(|fault| self.with_path(&fault.into()))?;
+        self.return_reader(sql);
+        Ok(found)
+    }
+
+    fn with_path(&self, error: &StoreError) -> StoreError {
+        StoreError(format!("the ledger {}: {error}", self.path.display()))
+    }
+
+    fn keys(&self) -> Arc<Keys> {
+        self.shared.keys()
+    }
+
+    /// Locks a session against other calls of this process, then against other processes.
+    async fn acquire_session_lock(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
+        let until = Instant::now().checked_add(wait);
+        let own = {
+            let mut locks = lock_unpoisoned(&self.session_locks);
+            if self.lock_count.fetch_add(1, Ordering::Relaxed) % 1_024 == 1_023 {
+                locks.retain(|_, own| Arc::strong_count(own) > 1);
+            }
+            Arc::clone(locks.entry(key.clone()).or_default())
+        };
+        let calls = Arc::clone(&own.call_lock);
+        let guard = async { if alone { Guard::Exclusive(calls.write_owned().await) } else { Guard::Shared(calls.read_owned().await) } };
+        let Ok(guard) = tokio::time::timeout(wait, guard).await else { return Ok(None) };
+        loop {
+            let held = Held::acquire(Arc::clone(&own), Arc::clone(&self.shared), key, alone);
+            match held.map_err(|error| self.with_path(&StoreError(format!("cannot lock the session: {error}"))))? {
+                Some(held) => return Ok(Some(Hold::new((held, guard)))),
+                None if until.is_none_or(|until| Instant::now() < until) => tokio::time::sleep(Duration::from_millis(5)).await,
+                None => return Ok(None),
+            }
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Reads and writes the tables of the database.
+
+pub(crate) mod claims;
+pub(crate) mod counters;
+pub(crate) mod inline_claims;
+pub(crate) mod ledger;
+pub(crate) mod provenance;
+pub(crate) mod sessions;

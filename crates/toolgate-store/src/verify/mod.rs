@@ -1,0 +1,426 @@
+//! Verifies the ledger: every row, every link and every signature. Reports the first problem.
+
+pub(crate) mod report;
+use std::collections::{BTreeSet, HashMap};
+
+use rusqlite::{OptionalExtension, params};
+use toolgate::store::StoreError;
+use toolgate::{CallId, Receipt, Row, SessionKey};
+use toolgate_json::Digest;
+
+use crate::error::Done;
+use crate::hash_chain;
+use crate::keys::{Keys, is_valid_signature};
+use crate::reader::Ledger;
+use crate::state_dir::Mark;
+use crate::tables::ledger;
+use crate::tables::ledger::{Checkpoint, Pruned, parse_digest, to_i64, to_nanos, to_u64};
+use crate::verify::report::{Anchor, Flaw, Trust, Verified};
+
+/// Progress of the verification in the chain of one session.
+struct Seen {
+    key: SessionKey,
+    rows: u64,
+    head: Digest,
+    /// Number of rows and head in the `sessions` table.
+    stored: (u64, Digest),
+}
+
+impl Ledger {
+    /// Checks every row, every link, every signature, and the high-water mark.
+    ///
+    /// Calls `progress` after every thousandth row.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub fn verify(&self, trust: &Trust, mut progress: impl FnMut(u64)) -> Result<Verified, Flaw> {
+        let keys = match &trust.key {
+            Some(key) => vec![key.clone()],
+            None => match Keys::read_own_public_keys(&self.state_dir.keys()) {
+                Ok(keys) if !keys.is_empty() => keys,
+                Ok(_) => return Err(Flaw::unchecked(format!("no key in {}; pass one with `--key`", self.state_dir.keys().display()))),
+                Err(error) => {
+                    return Err(Flaw::unchecked(format!(
+                        "cannot read a key in {} ({error}); pass one with `--key`",
+                        self.state_dir.keys().display()
+                    )));
+                }
+            },
+        };
+        // Read the mark first, because it only moves forward. Then read the ledger in one
+        // transaction, because other processes may write.
+        let mark = self.state_dir.mark().map_err(|error| match error.kind() {
+            std::io::ErrorKind::Other => Flaw::new(error.to_string()),
+            _ => Flaw::unchecked(format!("{}: {error}", self.state_dir.path().join("mark.json").display())),
+        })?;
+        self.sql.execute_batch("BEGIN")?;
+        let verified = self.check_ledger(trust, &keys, mark.as_ref(), &mut progress);
+        self.sql.execute_batch("COMMIT")?;
+        verified
+    }
+
+    fn check_ledger(&self, trust: &Trust, keys: &[String], mark: Option<&Mark>, progress: &mut dyn FnMut(u64)) -> Result<Verified, Flaw> {
+        let (anchor, given) = (trust.anchor, trust.key.is_some());
+        let damage: String = self.sql.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+        if damage != "ok" {
+            return Err(Flaw::new(format!("the file is damaged: {damage}")));
+        }
+        let mut meta = crate::tables::sessions::read_meta(&self.sql)?;
+        let (id, key) = (meta.remove("id").unwrap_or_default(), meta.remove("key").unwrap_or_default());
+        let believed = self.trusted_keys(keys)?;
+        let pruned = self.read_prune_record(&id, &believed)?;
+        let mut sessions = self.read_session_heads()?;
+        let checkpoints = self.read_checkpoints(&id, &key, &believed, pruned.as_ref())?;
+        if let (Some(anchor), Some(pruned)) = (anchor, &pruned)
+            && anchor.seq < pruned.seq
+        {
+            return Err(Flaw::unchecked(format!(
+                "the anchor is at row {}, but rows up to {} were pruned; use a newer anchor",
+                anchor.seq, pruned.seq
+            )));
+        }
+        let walked = self.check_rows(
+            &mut sessions,
+            pruned.as_ref(),
+            &checkpoints,
+            [mark.map(|m| (m.seq, m.chain, "the high-water mark")), anchor.map(|a| (a.seq, a.chain, "the anchor"))],
+            progress,
+        )?;
+        for seen in sessions.values() {
+            if (seen.rows, seen.head) != seen.stored {
+                let what = format!(
+                    "session `{}` of `{}` with `{}` should end at its row {}, but ends at {}",
+                    seen.key.session, seen.key.principal, seen.key.agent, seen.stored.0, seen.rows
+                );
+                return Err(Flaw::new(what));
+            }
+        }
+        let signed_to = checkpoints.iter().map(|(seq, _)| *seq).max().or(pruned.as_ref().map(|p| p.seq)).unwrap_or(0);
+        if let Some(mark) = mark {
+            if mark.store != id {
+                return Err(Flaw::new(format!("another ledger was here, with {} rows", mark.seq)));
+            }
+            if walked.end.seq < mark.seq {
+                return Err(Flaw::at_row(walked.end.seq + 1, format!("missing: the ledger had {} rows, but ends here", mark.seq)));
+            }
+            if signed_to < mark.seq {
+                return Err(Flaw::new(format!(
+                    "signatures are missing: row {} was signed, but no signature is after row {signed_to}",
+                    mark.seq
+                )));
+            }
+        }
+        if let Some(anchor) = anchor.filter(|anchor| walked.end.seq < anchor.seq) {
+            return Err(Flaw::at_row(
+                walked.end.seq + 1,
+                format!("missing: the ledger had {} rows when the anchor was printed, but ends here", anchor.seq),
+            ));
+        }
+        // If the state directory has the keys, it should have the mark, too.
+        if mark.is_none() && signed_to > 0 && !given && anchor.is_none() {
+            return Err(Flaw::new("the high-water mark is missing, so missing rows cannot be detected; pass a saved anchor"));
+        }
+        if signed_to == 0 && walked.rows > 0 && mark.is_none() && anchor.is_none() {
+            return Err(Flaw::new("no row is signed, so nothing can be verified; open the ledger once to sign it, or pass an anchor"));
+        }
+        Ok(Verified {
+            rows: walked.rows,
+            sessions: sessions.len() as u64,
+            pruned: pruned.map_or(0, |pruned| pruned.seq),
+            checkpoints: checkpoints.len() as u64,
+            signed_to,
+            anchor: walked.end,
+            keys: believed.into_iter().collect(),
+        })
+    }
+
+    /// Returns the given keys and those that they vouch for.
+    ///
+    /// At a rotation, the old key names the new one, and the new key the old one.
+    fn trusted_keys(&self, keys: &[String]) -> Result<BTreeSet<String>, Flaw> {
+        let mut vouches: Vec<(String, String)> = Vec::new();
+        let mut statement = self.sql.prepare(
+            "SELECT body, key, signature FROM checkpoints
+             WHERE json_extract(body, '$.next_key') IS NOT NULL OR json_extract(body, '$.previous_key') IS NOT NULL",
+        )?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            if let Ok(checkpoint) = serde_json::from_str::<Checkpoint>(&body)
+                && is_valid_signature(&key, &ledger::signed_statement("checkpoint", &body), &signature)
+            {
+                vouches.extend(checkpoint.next_key.into_iter().chain(checkpoint.previous_key).map(|other| (key.clone(), other)));
+            }
+        }
+        let mut believed: BTreeSet<String> = keys.iter().cloned().collect();
+        loop {
+            let more: Vec<String> = vouches
+                .iter()
+                .filter(|(key, other)| believed.contains(key) && !believed.contains(other))
+                .map(|(_, other)| other.clone())
+                .collect();
+            if more.is_empty() {
+                return Ok(believed);
+            }
+            believed.extend(more);
+        }
+    }
+
+    /// Reads the record of pruned rows and checks its signature.
+    fn read_prune_record(&self, id: &str, believed: &BTreeSet<String>) -> Result<Option<Pruned>, Flaw> {
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?));
+        let found = self.sql.query_row("SELECT body, key, signature FROM prunes ORDER BY seq DESC LIMIT 1", [], read).optional()?;
+        let Some((body, key, signature)) = found else { return Ok(None) };
+        if !believed.contains(&key) {
+            return Err(Flaw::new(format!("the record of pruned rows is signed with {key}, which is not a trusted key")));
+        }
+        let wrong = || Flaw::new("the record of pruned rows does not match its signature");
+        let pruned: Pruned = serde_json::from_str(&body).map_err(|_| wrong())?;
+        let holds = is_valid_signature(&key, &ledger::signed_statement("prune", &body), &signature);
+        if !holds || pruned.store != id || ledger::anchors_digest(&self.sql)? != pruned.anchors {
+            return Err(wrong());
+        }
+        Ok(Some(pruned))
+    }
+
+    /// Returns the last pruned row, if rows were pruned after the call id was created.
+    ///
+    /// The row of the call may be one of the pruned rows.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn pruned_since(&self, call: CallId) -> Result<Option<u64>, StoreError> {
+        let find = || -> Done<Option<u64>> {
+            let last =
+                self.sql.query_row("SELECT body FROM prunes ORDER BY seq DESC LIMIT 1", [], |row| row.get::<_, String>(0)).optional()?;
+            let Some(pruned) = last.map(|body| serde_json::from_str::<Pruned>(&body)).transpose()? else { return Ok(None) };
+            // A call id begins with its creation time in milliseconds.
+            let named = call.as_bytes().iter().take(6).fold(0_i64, |millis, byte| (millis << 8) | i64::from(*byte));
+            Ok((named <= pruned.at.as_millisecond()).then_some(pruned.seq))
+        };
+        self.with_path(find())
+    }
+
+    fn read_session_heads(&self) -> Result<HashMap<i64, Seen>, Flaw> {
+        let mut statement = self.sql.prepare("SELECT id, agent, principal, session, rows, head, pruned, anchor FROM sessions")?;
+        let mut rows = statement.query([])?;
+        let mut sessions = HashMap::new();
+        while let Some(row) = rows.next()? {
+            let key = SessionKey::new(row.get::<_, String>(1)?, row.get::<_, String>(2)?, row.get::<_, String>(3)?);
+            let anchor: Option<Vec<u8>> = row.get(7)?;
+            let pruned = to_u64(row.get(6)?);
+            let head = match anchor {
+                Some(anchor) if pruned > 0 => parse_digest(&anchor)?,
+                _ => hash_chain::session_genesis(&key),
+            };
+            let said = (to_u64(row.get(4)?), parse_digest(row.get_ref(5)?.as_blob().unwrap_or_default())?);
+            sessions.insert(row.get(0)?, Seen { key, rows: pruned, head, stored: said });
+        }
+        Ok(sessions)
+    }
+
+    /// Reads the checkpoints and checks that the key that was current at the time signed each.
+    fn read_checkpoints(
+        &self,
+        id: &str,
+        signs: &str,
+        believed: &BTreeSet<String>,
+        pruned: Option<&Pruned>,
+    ) -> Result<Vec<(u64, Digest)>, Flaw> {
+        let mut statement = self.sql.prepare("SELECT body, key, signature, seq FROM checkpoints ORDER BY rowid")?;
+        let mut rows = statement.query([])?;
+        let mut found: Vec<(u64, Digest)> = Vec::new();
+        // After a rotation, the old key signs nothing. The first checkpoint left has the first key.
+        let mut in_force: Option<String> = None;
+        while let Some(row) = rows.next()? {
+            let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            let seq = to_u64(row.get(3)?);
+            let wrong = |what: &str| Flaw::new(format!("the checkpoint at row {seq} {what}"));
+            if !believed.contains(&key) {
+                return Err(wrong(&format!("is signed with {key}, which is not a trusted key")));
+            }
+            let checkpoint: Checkpoint = serde_json::from_str(&body).map_err(|_| wrong("cannot be read"))?;
+            if !is_valid_signature(&key, &ledger::signed_statement("checkpoint", &body), &signature) || checkpoint.seq != seq {
+                return Err(wrong("does not match its signature"));
+            }
+            if checkpoint.store != id {
+                return Err(wrong("belongs to another ledger"));
+            }
+            if let Some(in_force) = in_force.filter(|in_force| *in_force != key) {
+                return Err(wrong(&format!("is signed with {key}, but {in_force} was current: a key rotation was undone")));
+            }
+            in_force = Some(checkpoint.next_key.unwrap_or(key));
+            if pruned.is_none_or(|pruned| seq > pruned.seq) {
+                found.push((seq, checkpoint.chain));
+            }
+        }
+        if let Some(in_force) = in_force.filter(|in_force| in_force != signs) {
+            return Err(Flaw::new(format!("the next signature would use {signs}, but {in_force} is current: a key rotation was undone")));
+        }
+        Ok(found)
+    }
+
+    fn check_rows(
+        &self,
+        sessions: &mut HashMap<i64, Seen>,
+        pruned: Option<&Pruned>,
+        checkpoints: &[(u64, Digest)],
+        noted: [Option<(u64, Digest, &str)>; 2],
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Walked, Flaw> {
+        let mut due: HashMap<u64, Vec<(Digest, &str)>> = HashMap::new();
+        for (seq, chain) in checkpoints {
+            due.entry(*seq).or_default().push((*chain, "a checkpoint"));
+        }
+        for (seq, chain, who) in noted.into_iter().flatten() {
+            due.entry(seq).or_default().push((chain, who));
+        }
+        let mut tip = Anchor { seq: 0, chain: hash_chain::genesis() };
+        if let Some(pruned) = pruned {
+            tip = Anchor { seq: pruned.seq, chain: pruned.chain };
+        }
+        let mut configs = BTreeSet::new();
+        let (mut count, mut about) = (0_u64, 0_u64);
+        let mut statement = self
+            .sql
+            .prepare("SELECT seq, session, n, call, at, tool, decision, gate, code, rule, hash, chain, body FROM ledger ORDER BY seq")?;
+        let mut rows = statement.query([])?;
+        loop {
+            if let Some(claims) = due.remove(&tip.seq) {
+                for (chain, who) in claims {
+                    if chain != tip.chain {
+                        return Err(Flaw::at_row(tip.seq, format!("the rows up to here do not match {who}")));
+                    }
+                }
+            }
+            let Some(row) = rows.next()? else { break };
+            let seq = to_u64(row.get(0)?);
+            if seq != tip.seq + 1 {
+                return Err(Flaw::at_row(tip.seq + 1, "missing"));
+            }
+            let stored = Stored::from_row(row).map_err(|fault| Flaw::at_row(seq, fault.to_string()))?;
+            let flaw = |what: &str| Flaw {
+                seq: Some(seq),
+                call: stored.row.as_ref().map(|row| row.call),
+                session: sessions.get(&stored.session).map(|seen| seen.key.clone()),
+                what: what.to_owned(),
+                unchecked: false,
+            };
+            let Some(seen) = sessions.get(&stored.session) else { return Err(flaw("the session of the row is missing")) };
+            if stored.n != seen.rows + 1 {
+                return Err(flaw("not the next row of its session"));
+            }
+            let link = hash_chain::session_link(&seen.head, stored.n, stored.body.as_bytes());
+            if link != stored.hash {
+                return Err(flaw("the row was changed"));
+            }
+            let chain = hash_chain::ledger_link(&tip.chain, seq, &link);
+            if chain != stored.chain {
+                return Err(flaw("the row was moved"));
+            }
+            let Some(read) = &stored.row else { return Err(flaw("the row cannot be read")) };
+            if !stored.has_matching_columns || read.key != seen.key {
+                return Err(flaw("the search columns do not match the row"));
+            }
+            for (name, value) in ledger::distinct_entities(read) {
+                about += 1;
+                let there = self
+                    .sql
+                    .prepare_cached("SELECT 1 FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3")?
+                    .exists(params![name, value, to_i64(seq)])?;
+                if !there {
+                    return Err(flaw(&format!("the entity index has no entry for its `{name}`")));
+                }
+            }
+            configs.insert(read.config);
+            let (n, session) = (stored.n, stored.session);
+            if let Some(seen) = sessions.get_mut(&session) {
+                (seen.rows, seen.head) = (n, link);
+            }
+            tip = Anchor { seq, chain };
+            count += 1;
+            if count % 1_000 == 0 {
+                progress(count);
+            }
+        }
+        if let Some((seq, _)) = due.iter().filter(|(seq, _)| **seq > tip.seq).min_by_key(|(seq, _)| **seq) {
+            return Err(Flaw::at_row(tip.seq + 1, format!("missing: row {seq} was signed, but the ledger ends here")));
+        }
+        let indexed: i64 = self.sql.query_row("SELECT count(*) FROM entities", [], |row| row.get(0))?;
+        if to_u64(indexed) != about {
+            return Err(Flaw::new("the entity index has entries for entities that no row has"));
+        }
+        self.check_definitions(&configs)?;
+        Ok(Walked { end: tip, rows: count })
+    }
+
+    /// Checks that each agent definition that rows refer to is stored and matches its digest.
+    fn check_definitions(&self, configs: &BTreeSet<Digest>) -> Result<(), Flaw> {
+        let mut statement = self.sql.prepare("SELECT digest, body FROM configs")?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            let name = parse_digest(row.get_ref(0)?.as_blob().unwrap_or_default())?;
+            if Digest::of(row.get_ref(1)?.as_bytes().unwrap_or_default()) != name {
+                return Err(Flaw::new(format!("the configuration {name} was changed")));
+            }
+        }
+        for config in configs.iter().filter(|config| **config != Digest::default()) {
+            if !self.sql.prepare_cached("SELECT 1 FROM configs WHERE digest = ?1")?.exists([config.as_bytes().as_slice()])? {
+                return Err(Flaw::new(format!("the configuration {config} is missing, but rows refer to it")));
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Walked {
+    end: Anchor,
+    rows: u64,
+}
+
+/// A stored row with its columns.
+struct Stored {
+    session: i64,
+    n: u64,
+    hash: Digest,
+    chain: Digest,
+    body: String,
+    row: Option<Row>,
+    /// Whether the columns match the body.
+    has_matching_columns: bool,
+}
+
+impl Stored {
+    fn from_row(stored: &rusqlite::Row<'_>) -> Done<Self> {
+        let body: String = stored.get(12)?;
+        let row: Option<Row> = serde_json::from_str(&body).ok();
+        let text = |column: usize| stored.get::<_, Option<String>>(column);
+        let agrees = match &row {
+            Some(row) => {
+                stored.get_ref(3)?.as_blob().is_ok_and(|call| call == row.call.as_bytes())
+                    && stored.get::<_, i64>(4)? == to_nanos(row.at)
+                    && text(5)?.as_deref() == Some(&*row.tool)
+                    && text(6)?.as_deref() == Some(row.decision.name())
+                    && text(7)?.as_deref() == Some(row.gate.name())
+                    && text(8)?.as_deref() == row.code()
+                    && text(9)? == row.rule
+            }
+            None => false,
+        };
+        Ok(Self {
+            session: stored.get(1)?,
+            n: to_u64(stored.get(2)?),
+            hash: parse_digest(stored.get_ref(10)?.as_blob().unwrap_or_default())?,
+            chain: parse_digest(stored.get_ref(11)?.as_blob().unwrap_or_default())?,
+            body,
+            row,
+            has_matching_columns: agrees,
+        })
+    }
+}
+
+/// Verifies a receipt with the public key of the ledger only.
+#[must_use]
+pub fn check_receipt(receipt: &Receipt, key: &str) -> bool {
+    *receipt.key == *key && receipt.statement().is_ok_and(|statement| is_valid_signature(key, &statement, &receipt.signature))
+}

@@ -1,0 +1,348 @@
+//! Builds an agent and checks it as a whole.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use ahash::HashMap;
+use serde_json::json;
+
+use super::{Agent, BuildError, Registered, Section};
+use crate::agent::validate::{check_examples, check_shell, check_words, watched};
+use crate::call::error::Dialect;
+use crate::files::{FileSystem, Resources};
+use crate::hook::Hook;
+use crate::limits::Limits;
+use crate::policy::source::{Rules, Scope, Written};
+use crate::policy::{Attached, DiagnosticKind, Level, Mode, Policy, Problem, Severity, analyse};
+use crate::schema::Schema;
+use crate::tool::{Effect, Extra, Handler, Spec, Tool};
+use toolgate_json::{Bounds, Digest, Pointer, digest_of, to_canonical_bytes};
+use toolgate_text::shown;
+
+/// Builds an [`Agent`].
+pub struct AgentBuilder {
+    pub(crate) name: Arc<str>,
+    pub(crate) tools: Vec<(Option<String>, Tool)>,
+    pub(crate) policies: Vec<Written>,
+    /// Problems of policy files and resources.
+    pub(crate) input_problems: Vec<Problem>,
+    pub(crate) hooks: Vec<Arc<dyn Hook>>,
+    pub(crate) description_overrides: BTreeMap<String, String>,
+    pub(crate) principals: Option<BTreeSet<String>>,
+    pub(crate) limits: Limits,
+    pub(crate) bounds: Bounds,
+    pub(crate) max_output: usize,
+    pub(crate) dialect: Dialect,
+    pub(crate) resources: Resources,
+    /// Whether the agent was built and checked before.
+    pub(crate) is_prechecked: bool,
+}
+
+impl AgentBuilder {
+    /// Adds a tool.
+    #[must_use]
+    pub fn tool(mut self, tool: Tool) -> Self {
+        self.tools.push((None, tool));
+        self
+    }
+
+    /// Adds tools.
+    #[must_use]
+    pub fn tools(mut self, tools: impl IntoIterator<Item = Tool>) -> Self {
+        self.tools.extend(tools.into_iter().map(|tool| (None, tool)));
+        self
+    }
+
+    /// Adds a section with its tools and policies.
+    #[must_use]
+    pub fn section(mut self, section: Section) -> Self {
+        let name = section.name;
+        self.tools.extend(section.tools.into_iter().map(|tool| (Some(name.clone()), tool)));
+        self.policies.extend(section.policies.into_iter().map(|policy| Written::from_code(Scope::Section(name.clone()), policy)));
+        self
+    }
+
+    /// Adds a policy for the whole agent.
+    #[must_use]
+    pub fn policy(mut self, policy: impl Policy + 'static) -> Self {
+        self.policies.push(Written::from_code(Scope::Agent, Arc::new(policy)));
+        self
+    }
+
+    /// Adds the rules of policy files. Their problems are reported when the agent is built.
+    #[must_use]
+    pub fn rules(mut self, rules: Rules) -> Self {
+        let (policies, problems) = rules.into_parts();
+        self.policies.extend(policies);
+        self.input_problems.extend(problems);
+        self
+    }
+
+    /// Adds a policy for the whole prompt.
+    #[must_use]
+    pub fn prompt_policy(mut self, policy: impl Policy + 'static) -> Self {
+        self.policies.push(Written::from_code(Scope::Prompt, Arc::new(policy)));
+        self
+    }
+
+    /// Adds a policy for one tool.
+    #[must_use]
+    pub fn tool_policy(mut self, tool: &str, policy: impl Policy + 'static) -> Self {
+        self.policies.push(Written::from_code(Scope::Tools(vec![tool.to_owned()]), Arc::new(policy)));
+        self
+    }
+
+    /// Adds a hook. Hooks run in the order they were added.
+    #[must_use]
+    pub fn hook(mut self, hook: impl Hook + 'static) -> Self {
+        self.hooks.push(Arc::new(hook));
+        self
+    }
+
+    /// Replaces the description of a tool that accepts overrides.
+    #[must_use]
+    pub fn describe(mut self, tool: &str, description: &str) -> Self {
+        self.description_overrides.insert(tool.to_owned(), description.to_owned());
+        self
+    }
+
+    /// Restricts the agent to these principals. By default, every authenticated principal may use
+    /// it.
+    #[must_use]
+    pub fn principals<'a>(mut self, principals: impl IntoIterator<Item = &'a str>) -> Self {
+        self.principals = Some(principals.into_iter().map(str::to_owned).collect());
+        self
+    }
+
+    /// Sets budgets and rate limits.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Sets the bounds of arguments.
+    #[must_use]
+    pub const fn bounds(mut self, bounds: Bounds) -> Self {
+        self.bounds = bounds;
+        self
+    }
+
+    /// Sets the dialect of errors for the model. The default is [`Dialect::Standard`].
+    ///
+    /// Programs and the ledger always use the standard dialect.
+    #[must_use]
+    pub const fn dialect(mut self, dialect: Dialect) -> Self {
+        self.dialect = dialect;
+        self
+    }
+
+    /// Sets the maximum size of a result in the context, in bytes. The default is 64 KiB.
+    #[must_use]
+    pub const fn max_output(mut self, bytes: usize) -> Self {
+        self.max_output = bytes;
+        self
+    }
+
+    /// Adds a resource that handlers find by its type, with
+    /// [`Ctx::resource`](crate::Ctx::resource).
+    ///
+    /// Pass the value itself. It is put into an [`Arc`] here, so a value of type `Arc<Db>` is found
+    /// as `Arc<Db>`, not as `Db`. Two resources of one type are a build error.
+    #[must_use]
+    pub fn resource<T: Any + Send + Sync>(mut self, thing: T) -> Self {
+        if self.resources.insert(Arc::new(thing)).is_some() {
+            let kind = std::any::type_name::<T>();
+            let problem = Problem::new(format!("two resources have the type `{kind}`, but handlers find a resource by its type"));
+            self.input_problems.push(problem.help("wrap one of them in its own type"));
+        }
+        self
+    }
+
+    /// Adds a file system that rolls back with the call.
+    #[must_use]
+    pub fn files(self, files: impl FileSystem + 'static) -> Self {
+        self.shared_files(Arc::new(files))
+    }
+
+    pub fn shared_files(mut self, files: Arc<dyn FileSystem>) -> Self {
+        self.resources.set_files(files);
+        self
+    }
+
+    /// Checks and builds the agent.
+    ///
+    /// # Errors
+    /// All problems of the agent.
+    pub fn build(mut self) -> Result<Agent, BuildError> {
+        let mut problems = std::mem::take(&mut self.input_problems);
+        let mut tools = HashMap::default();
+        let mut order = Vec::new();
+        let mut sections = HashMap::default();
+        self.tools.iter_mut().for_each(|(_, tool)| _ = tool.find_secrets());
+        self.check_limits(&mut problems);
+        self.check_attachments(&mut problems);
+        self.check_hooks(&mut problems);
+        self.check_revocations(&mut problems);
+        self.check_reconciliations(&mut problems);
+        for (section, tool) in std::mem::take(&mut self.tools) {
+            let (mut spec, handler) = tool.into_parts();
+            if tools.contains_key(&spec.name) {
+                problems.push(Problem::new(format!("two tools have the name `{}`", shown(&spec.name))).about(spec.name()));
+                continue;
+            }
+            if let Some(description) = self.description_overrides.remove(spec.name()) {
+                if spec.accepts_overrides {
+                    spec.description = description;
+                } else {
+                    problems.push(Problem::new(format!("`{}` does not accept another description", spec.name)).about(spec.name()));
+                }
+            }
+            let name = Arc::clone(&spec.name);
+            order.push(Arc::clone(&name));
+            sections.insert(Arc::clone(&name), section.clone());
+            match self.register(spec, handler, section.as_deref()) {
+                Ok(registered) => {
+                    tools.insert(name, Arc::new(registered));
+                }
+                Err(wrong) => problems.extend(wrong.into_iter().map(|problem| self.placed(problem))),
+            }
+        }
+        problems.extend(
+            self.description_overrides
+                .keys()
+                .map(|tool| Problem::new(format!("a description is set for `{}`, which is not a tool of this agent", shown(tool)))),
+        );
+        let governed: Vec<_> =
+            order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| (&t.spec, t.governed_by.as_slice())).collect();
+        // Analysing invalid rules would report misleading problems.
+        if !self.is_prechecked && problems.iter().all(|problem| problem.severity != Severity::Error) {
+            problems.extend(analyse(&governed).into_iter().map(|problem| self.placed(problem)));
+        }
+        let (problems, warnings): (Vec<_>, Vec<_>) = problems.into_iter().partition(|problem| problem.severity == Severity::Error);
+        if !problems.is_empty() {
+            return Err(BuildError { agent: self.name.to_string(), problems: problems.into_iter().chain(warnings).collect() });
+        }
+        let placed = |name: &Arc<str>| Some((sections.get(name).cloned().flatten(), Arc::clone(tools.get(name)?)));
+        let written: Vec<(Option<String>, Arc<Registered>)> = order.iter().filter_map(placed).collect();
+        let definition = match self.is_prechecked {
+            true => String::new(),
+            false => {
+                let definition = serde_json::to_value(self.definition(&written)).unwrap_or_default();
+                String::from_utf8(to_canonical_bytes(&definition)).unwrap_or_default()
+            }
+        };
+        let config = Digest::of(definition.as_bytes());
+        Ok(Agent {
+            name: self.name,
+            tools,
+            tool_order: order,
+            principals: self.principals,
+            limits: self.limits,
+            bounds: self.bounds,
+            max_output: self.max_output,
+            dialect: self.dialect,
+            resources: Arc::new(self.resources),
+            definition_digest: config,
+            definition: definition.into(),
+            tracked_sources: watched(&self.policies),
+            rules: self.policies.into_iter().map(|written| written.policy).collect(),
+            warnings,
+        })
+    }
+
+    /// Sets the position of a problem if its rule comes from a file.
+    fn placed(&self, mut problem: Problem) -> Problem {
+        let written = self.policies.iter().find(|written| Some(written.policy.name()) == problem.rule.as_deref());
+        problem.place = written.and_then(|written| written.source_span(&problem.field, problem.within.clone())).or(problem.place);
+        problem
+    }
+
+    fn register(&self, mut spec: Spec, handler: Option<Arc<dyn Handler>>, section: Option<&str>) -> Result<Registered, Vec<Problem>> {
+        let mut problems = check_words(&spec);
+        let compile = |schema: Option<&serde_json::Value>, what: &str, extra, secrets: &[Pointer], problems: &mut Vec<Problem>| {
+            let compiled = Schema::compile(schema?, extra, secrets);
+            let invalid = |e| Problem::new(format!("{what} schema of `{}`: {e}", shown(&spec.name))).of_kind(DiagnosticKind::InvalidSchema);
+            compiled.map_err(|e| problems.push(invalid(e))).ok()
+        };
+        let input = compile(spec.input.as_ref(), "input", spec.extra, &spec.secrets, &mut problems);
+        // A secret argument stays secret if the result repeats it.
+        let known = input.as_ref().map_or(spec.secrets.as_slice(), Schema::secrets);
+        let output = compile(spec.output.as_ref(), "output", Extra::Pass, known, &mut problems);
+        if spec.input.is_none() && handler.is_some() {
+            problems.push(Problem::new(format!("`{}` has a handler but no input schema", shown(&spec.name))));
+        }
+        let examples = check_examples(&spec, input.as_ref(), output.as_ref());
+        let applies = |scope: &Scope| match scope {
+            Scope::Tools(tools) => tools.iter().any(|tool| *tool == *spec.name).then_some(Level::Tool),
+            Scope::Section(name) => (section == Some(name)).then_some(Level::Section),
+            Scope::Prompt => Some(Level::Prompt),
+            Scope::Agent => Some(Level::Agent),
+        };
+        let mut governed_by: Vec<Attached> = self
+            .policies
+            .iter()
+            .filter(|written| written.policy.governs(&spec))
+            .filter_map(|written| applies(&written.scope).map(|level| Attached { level, policy: Arc::clone(&written.policy) }))
+            .collect();
+        // Narrowest scope first, then in order of declaration.
+        governed_by.sort_by_key(|attached| attached.level);
+        let heard_by = self
+            .policies
+            .iter()
+            .filter(|w| w.policy.hears_all() || (applies(&w.scope).is_some() && w.policy.governs(&spec)))
+            .map(|written| Arc::clone(&written.policy))
+            .collect();
+        let checked = problems.into_iter().chain(check_shell(&spec)).chain(examples);
+        let mut problems: Vec<Problem> = checked.map(|problem| problem.about(spec.name())).collect();
+        // Observing rules govern nothing, and the built-in rules protect toolgate, not this tool.
+        let counts = |policy: &dyn Policy| policy.mode() == Mode::Enforce && !policy.name().starts_with(crate::policy::source::BUILT_IN);
+        let is_governed = governed_by.iter().any(|attached| counts(&*attached.policy));
+        if spec.effect != Effect::Read && !spec.open && !is_governed {
+            let problem = Problem::at("mode", format!("`{}` has effects, but no enforced policy governs it", shown(&spec.name)))
+                .about(spec.name())
+                .of_kind(DiagnosticKind::Ungoverned);
+            let problem = problem.help("attach a policy, declare `.effect(Effect::Read)`, or call `.open()`");
+            let own = |attached: &&Attached| !attached.policy.name().starts_with(crate::policy::source::BUILT_IN);
+            problems.push(match governed_by.iter().find(own) {
+                Some(observing) => problem.of(observing.policy.name()),
+                None => problem,
+            });
+        }
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        let mut secrets: Vec<Pointer> =
+            input.iter().chain(&output).flat_map(|s| s.secrets().iter().cloned()).chain(spec.secrets.iter().cloned()).collect();
+        secrets.sort();
+        secrets.dedup();
+        spec.secrets.clone_from(&secrets);
+        if spec.veiled {
+            secrets = vec![Pointer::default()];
+        }
+        let declares = |path: &Pointer| match path.split_last() {
+            Some((place, name)) => spec.input.is_none() || crate::schema::declares(&spec, &place, name),
+            None => true,
+        };
+        let declares_entity = spec.entities.iter().map(|(_, path)| declares(path)).collect();
+        let hooks = self.hooks.iter().filter(|hook| hook.matches(spec.name())).cloned().collect();
+        let policies: Vec<String> = governed_by.iter().map(|a| a.policy.definition()).collect();
+        let definition = digest_of(&json!({
+            "name": spec.name, "description": spec.description, "input": spec.input, "output": spec.output, "effect": spec.effect,
+            "once": spec.once, "idempotent": spec.idempotent, "policies": policies,
+        }));
+        Ok(Registered {
+            spec,
+            handler,
+            input: input.map(Arc::new),
+            output,
+            secrets,
+            is_entity_declared: declares_entity,
+            governed_by,
+            observers: heard_by,
+            hooks,
+            definition_digest: definition,
+        })
+    }
+}

@@ -1,0 +1,49 @@
+//! Defines sections of the prompt.
+
+use std::sync::Arc;
+
+use crate::policy::Policy;
+use crate::tool::Tool;
+
+/// A section of the prompt with its own tools and policies.
+///
+/// ```
+/// use toolgate::{Section, Tool, policy::ReadBeforeWrite};
+/// let files = Section::new("files")
+///     .tools(crate::builtin::files())
+///     .policy(ReadBeforeWrite::default());
+/// ```
+#[derive(Default)]
+pub struct Section {
+    pub(crate) name: String,
+    pub(crate) tools: Vec<Tool>,
+    pub(crate) policies: Vec<Arc<dyn Policy>>,
+}
+
+impl Section {
+    /// Creates an empty section.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..Self::default() }
+    }
+
+    /// Adds a tool.
+    #[must_use]
+    pub fn tool(mut self, tool: Tool) -> Self {
+        self.tools.push(tool);
+        self
+    }
+
+    /// Adds tools.
+    #[must_use]
+    pub fn tools(mut self, tools: impl IntoIterator<Item = Tool>) -> Self {
+        self.tools.extend(tools);
+        self
+    }
+
+    /// Adds a policy for the tools of this section.
+    #[must_use]
+    pub fn policy(mut self, policy: impl Policy + 'static) -> Self {
+        self.policies.push(Arc::new(policy));
+        self
+    }
+}

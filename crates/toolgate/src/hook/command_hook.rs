@@ -1,0 +1,441 @@
+//! Runs hooks as programs: JSON on standard input, and an exit code or JSON as the answer.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::Command;
+
+use super::{Before, Denial, Hook, HookCall, HookDecision, HookFault};
+use crate::call::error::Category;
+use toolgate_json;
+use toolgate_json::Bounds;
+use toolgate_process::process_group;
+use toolgate_text::{glob, shown};
+
+/// Maximum size of each output stream in bytes.
+const MOST_OUTPUT: u64 = 1 << 20;
+/// Environment variables that a hook inherits by default.
+const ENVIRONMENT: &[&str] = &["PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER"];
+
+/// A program that runs before tools, after them, or both.
+///
+/// ```
+/// use crate::hook::CommandHook;
+/// let hook = CommandHook::new("refund_policy", "/usr/local/bin/refund-policy")
+///     .tools("process_refund|issue_*")
+///     .before();
+/// ```
+#[derive(Clone)]
+pub struct CommandHook {
+    name: String,
+    program: PathBuf,
+    args: Vec<OsString>,
+    matchers: Vec<String>,
+    timeout: Duration,
+    inherited_env: Vec<String>,
+    set_env: BTreeMap<String, OsString>,
+    secret_values: Vec<String>,
+    launcher: Option<PathBuf>,
+    runs_before: bool,
+    runs_after: bool,
+}
+
+/// Hides the values of environment variables, which may be secret.
+impl std::fmt::Debug for CommandHook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let set: Vec<&String> = self.set_env.keys().collect();
+        let (name, program, args, tools) = (&self.name, &self.program, &self.args, &self.matchers);
+        f.debug_struct("CommandHook")
+            .field("name", name)
+            .field("program", program)
+            .field("args", args)
+            .field("tools", tools)
+            .field("env", &set)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CommandHook {
+    /// Creates a hook that runs before tools, unless [`after`](Self::after) is called.
+    pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            program: program.into(),
+            args: Vec::new(),
+            matchers: vec!["*".to_owned()],
+            timeout: Duration::from_secs(5),
+            inherited_env: ENVIRONMENT.iter().map(|name| (*name).to_owned()).collect(),
+            set_env: BTreeMap::new(),
+            secret_values: Vec::new(),
+            launcher: None,
+            runs_before: false,
+            runs_after: false,
+        }
+    }
+
+    /// Adds a command-line argument. No shell interprets it.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Sets the tools: names or patterns with `*`, separated by `|`.
+    #[must_use]
+    pub fn tools(mut self, matcher: &str) -> Self {
+        self.matchers = matcher.split('|').map(|part| part.trim().to_owned()).collect();
+        self
+    }
+
+    /// Returns the names and patterns of the tools.
+    pub fn matchers(&self) -> &[String] {
+        &self.matchers
+    }
+
+    /// Sets the timeout.
+    #[must_use]
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Inherits one more environment variable.
+    #[must_use]
+    pub fn inherit(mut self, variable: &str) -> Self {
+        self.secret_values.extend(std::env::var(variable));
+        self.inherited_env.push(variable.to_owned());
+        self
+    }
+
+    /// Sets an environment variable.
+    #[must_use]
+    pub fn env(mut self, variable: &str, value: impl Into<OsString>) -> Self {
+        self.set_env.insert(variable.to_owned(), value.into());
+        self
+    }
+
+    /// Removes a value from all messages of the hook.
+    #[must_use]
+    pub fn redact_value(mut self, value: impl Into<String>) -> Self {
+        self.secret_values.push(value.into());
+        self
+    }
+
+    /// Sets the program that supervises the hook.
+    ///
+    /// The program must call [`toolgate_process::sandbox::enter_if_asked`], as `toolgate` does. It kills the
+    /// hook with all of its children, even if this process is killed. Without a launcher, this
+    /// process kills the process group of the hook.
+    #[must_use]
+    pub fn launcher(mut self, launcher: impl Into<PathBuf>) -> Self {
+        self.launcher = Some(launcher.into());
+        self
+    }
+
+    /// Runs the hook before the tool.
+    #[must_use]
+    pub const fn before(mut self) -> Self {
+        self.runs_before = true;
+        self
+    }
+
+    /// Runs the hook after the tool.
+    #[must_use]
+    pub const fn after(mut self) -> Self {
+        self.runs_after = true;
+        self
+    }
+
+    async fn run_program(&self, input: &Value) -> Result<Finished, HookFault> {
+        let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
+        let led = self.launcher.is_some();
+        let mut command = Command::new(self.launcher.as_ref().unwrap_or(&self.program));
+        if led {
+            command.arg(toolgate_process::supervisor::HEARD_OUT).arg(std::process::id().to_string()).arg(&self.program);
+        }
+        command.args(&self.args);
+        process_group::configure_isolation(&mut command, led, &self.inherited_env, &self.set_env);
+        let mut program = command.spawn().map_err(|e| fault(format!("cannot be started: {e}")))?;
+        // Kills the process group of the hook in every case, also if this future is dropped.
+        let group = process_group::Group::of(&program, led);
+        let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
+        let text = toolgate_json::to_canonical_bytes(input);
+        let work = async {
+            let said = async {
+                let said = tokio::join!(read_limited(stdout), read_limited(stderr));
+                group.notify_output_drained();
+                said
+            };
+            let ((), (stdout, stderr), status) = tokio::join!(process_group::write_stdin(stdin, &text), said, group.wait(&mut program));
+            let status = status.map_err(|e| fault(format!("cannot be waited for: {e}")))?;
+            Ok::<_, HookFault>(Finished { status, stdout: stdout.map_err(&fault)?, stderr: stderr.map_err(&fault)? })
+        };
+        tokio::time::timeout(self.timeout, work)
+            .await
+            .map_err(|_| fault(format!("gave no answer within {:?} and was stopped", self.timeout)))?
+    }
+
+    /// Combines the exit code and the output into one answer.
+    fn read_answer(&self, done: &Finished) -> Result<Option<Answer>, HookFault> {
+        let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
+        let said = crate::redact::without(&self.secret_values, String::from_utf8_lossy(&done.stderr).trim());
+        match done.status.code() {
+            Some(0) => {}
+            Some(2) => {
+                let reason = if said.is_empty() { format!("denied by the hook `{}`", self.name) } else { limit_message(&said) };
+                // A structured answer may add to the exit code but never weaken it.
+                let answer = self.parse_answer(&done.stdout).ok().flatten().unwrap_or_default();
+                return Ok(Some(Answer { decision: Some("deny".to_owned()), reason: answer.reason.or(Some(reason)), ..answer }));
+            }
+            Some(code) => return Err(fault(format!("ended with exit code {code}{}", message_suffix(&said)))),
+            None => return Err(fault(format!("was killed{}", message_suffix(&said)))),
+        }
+        self.parse_answer(&done.stdout)
+    }
+
+    fn parse_answer(&self, stdout: &[u8]) -> Result<Option<Answer>, HookFault> {
+        if stdout.iter().all(u8::is_ascii_whitespace) {
+            return Ok(None);
+        }
+        let bounds = Bounds { bytes: MOST_OUTPUT as usize, ..Bounds::default() };
+        let fault = |why: String| {
+            let why = crate::redact::without(&self.secret_values, &why);
+            HookFault(format!("{} printed an invalid answer: {why}", self.program.display()))
+        };
+        let value = toolgate_json::parse(stdout, &bounds).map_err(|e| fault(e.to_string()))?;
+        if !value.is_object() {
+            return Err(fault("expected a JSON object".to_owned()));
+        }
+        if value == json!({}) {
+            return Ok(None);
+        }
+        let answer = Answer::deserialize(&value).map_err(|_| fault(describe_invalid_answer(&value)))?;
+        if let Some(slip) = find_misspelled_field(&value) {
+            return Err(fault(slip));
+        }
+        if answer.has_known_field() {
+            let answer = answer.merge_formats();
+            let reason = answer.reason.as_deref().map(|reason| crate::redact::without(&self.secret_values, reason));
+            Ok(Some(Answer { reason, ..answer }))
+        } else {
+            Err(fault("missing `decision`, `tool_input` or `tool_result`".to_owned()))
+        }
+    }
+}
+
+/// Fields of an answer, at its top level and in `hookSpecificOutput`, and of an event, which a hook
+/// may echo.
+const PLAIN: [&str; 10] = [
+    "decision",
+    "reason",
+    "redirectTool",
+    "category",
+    "code",
+    "tool_input",
+    "updatedInput",
+    "tool_result",
+    "updatedResult",
+    "hookSpecificOutput",
+];
+const SPECIFIC: [&str; 4] = ["permissionDecision", "permissionDecisionReason", "updatedInput", "updatedToolOutput"];
+const EVENT: [&str; 7] = ["hook_event_name", "session_id", "principal", "agent", "tool_use_id", "tool_name", "latency_ms"];
+
+/// Further fields that coding agents define.
+const OTHERS: [&str; 3] = ["hookEventName", "additionalContext", "updatedMCPToolOutput"];
+
+/// Finds a misspelled field, because ignoring it could turn a denial into an allowed call.
+fn find_misspelled_field(answer: &Value) -> Option<String> {
+    let bare = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
+    let among = |of: Option<&Value>, known: &[&str], own: &[&str]| {
+        let names = of.and_then(Value::as_object).into_iter().flat_map(|of| of.keys());
+        names.filter(|name| !known.contains(&name.as_str()) && !own.contains(&name.as_str())).find_map(|name| {
+            let meant = known.iter().find(|known| bare(known) == bare(name) || toolgate_text::suggest::is_nearly(known, name))?;
+            // If the correct field is present too, this one means something else.
+            of?.get(meant).is_none().then_some(())?;
+            Some(format!("unknown field `{}` in the answer; did you mean `{meant}`?", shown(name)))
+        })
+    };
+    let specific = answer.get("hookSpecificOutput");
+    among(Some(answer), &PLAIN, &EVENT).or_else(|| among(specific, &SPECIFIC, &OTHERS))
+}
+
+/// Describes an invalid answer without its values, which may be secret.
+fn describe_invalid_answer(answer: &Value) -> String {
+    let no_text = |of: &Value, key: &str| of.get(key).is_some_and(|value| !value.is_string() && !value.is_null());
+    let specific = answer.get("hookSpecificOutput").unwrap_or(&Value::Null);
+    let plain = ["decision", "reason", "redirectTool", "code"].into_iter().find(|key| no_text(answer, key));
+    let special = ["permissionDecision", "permissionDecisionReason"].into_iter().find(|key| no_text(specific, key));
+    if let Some(key) = plain.or(special) {
+        return format!("`{key}` must be a string");
+    }
+    if !specific.is_object() && !specific.is_null() {
+        return "`hookSpecificOutput` must be an object".to_owned();
+    }
+    if answer.get("category").is_some_and(|category| Option::<Category>::deserialize(category).is_err()) {
+        return "`category` must be TRANSIENT, VALIDATION, PERMISSION or BUSINESS".to_owned();
+    }
+    "arguments or result are present twice".to_owned()
+}
+
+struct Finished {
+    status: ExitStatus,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+/// The answer of a hook.
+///
+/// Unknown fields are ignored unless they look misspelled, because a hook may echo the whole event.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    decision: Option<String>,
+    reason: Option<String>,
+    redirect_tool: Option<String>,
+    category: Option<Category>,
+    code: Option<String>,
+    #[serde(rename = "tool_input", alias = "updatedInput")]
+    input: Option<Value>,
+    #[serde(rename = "tool_result", alias = "updatedResult")]
+    result: Option<Value>,
+    /// The answer format of hooks of coding agents.
+    hook_specific_output: Option<Specific>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Specific {
+    permission_decision: Option<String>,
+    permission_decision_reason: Option<String>,
+    updated_input: Option<Value>,
+    updated_tool_output: Option<Value>,
+}
+
+impl Answer {
+    /// Merges both formats. The stricter decision counts; an unknown decision is kept so that it is
+    /// rejected.
+    fn merge_formats(mut self) -> Self {
+        let Some(specific) = self.hook_specific_output.take() else { return self };
+        let strictness = |decision: &Option<String>| match decision.as_deref() {
+            None => 0,
+            Some("allow" | "approve") => 1,
+            Some("ask") => 2,
+            Some("deny" | "block") => 4,
+            Some(_) => 3,
+        };
+        if strictness(&specific.permission_decision) > strictness(&self.decision) {
+            self.decision = specific.permission_decision;
+        }
+        self.reason = specific.permission_decision_reason.or(self.reason);
+        self.input = specific.updated_input.or(self.input);
+        self.result = specific.updated_tool_output.or(self.result);
+        self
+    }
+
+    /// Checks for a known field. An object without one is not an answer.
+    fn has_known_field(&self) -> bool {
+        let plain = self.decision.is_some() || self.input.is_some() || self.result.is_some();
+        let specific = |s: &Specific| s.permission_decision.is_some() || s.updated_input.is_some() || s.updated_tool_output.is_some();
+        plain || self.hook_specific_output.as_ref().is_some_and(specific)
+    }
+}
+
+async fn read_limited(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
+    let mut out = Vec::new();
+    if let Some(stream) = stream {
+        stream.take(MOST_OUTPUT + 1).read_to_end(&mut out).await.map_err(|e| format!("cannot be read: {e}"))?;
+    }
+    if out.len() as u64 > MOST_OUTPUT {
+        return Err(format!("printed more than {MOST_OUTPUT} bytes"));
+    }
+    Ok(out)
+}
+
+/// Limits the length of a message and marks the cut.
+fn limit_message(text: &str) -> String {
+    crate::redact::head(text, 2_000)
+}
+
+fn message_suffix(said: &str) -> String {
+    if said.is_empty() { String::new() } else { format!(": {}", shown(said)) }
+}
+
+#[async_trait]
+impl Hook for CommandHook {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn matches(&self, tool: &str) -> bool {
+        self.matchers.iter().any(|pattern| pattern.is_empty() || glob(pattern, tool))
+    }
+
+    fn timeout(&self) -> Duration {
+        // The hook's own timeout must end first, because it kills the process group.
+        self.timeout.saturating_add(Duration::from_secs(1))
+    }
+
+    async fn before(&self, call: HookCall<'_>) -> Result<Before, HookFault> {
+        // A hook with neither setting runs before the tool, so that an incomplete setting does not
+        // disable a guard.
+        if !self.runs_before && self.runs_after {
+            return Ok(Before::default());
+        }
+        let event = json!({
+            "hook_event_name": "PreToolUse", "session_id": call.key.session, "principal": call.key.principal, "agent": call.key.agent,
+            "tool_use_id": call.call, "tool_name": call.tool, "tool_input": call.input,
+        });
+        let done = self.run_program(&event).await?;
+        let Some(answer) = self.read_answer(&done)? else { return Ok(Before::default()) };
+        let reason = answer.reason.map(|reason| limit_message(&reason));
+        let decision = match answer.decision.as_deref() {
+            None | Some("allow" | "approve") => HookDecision::Allow,
+            Some("deny" | "block") => HookDecision::Deny(Denial {
+                reason: reason.unwrap_or_else(|| format!("denied by the hook `{}`", self.name)),
+                category: answer.category,
+                code: answer.code,
+                redirect: answer.redirect_tool,
+            }),
+            Some("ask") => HookDecision::Ask(reason.unwrap_or_else(|| format!("the hook `{}` requests approval", self.name))),
+            Some(other) => {
+                let other = crate::redact::without(&self.secret_values, other);
+                return Err(HookFault(format!("{} gave the unknown decision `{}`", self.program.display(), shown(&other))));
+            }
+        };
+        Ok(Before { decision, input: answer.input })
+    }
+
+    async fn after(&self, call: HookCall<'_>, result: &Value, latency_ms: u64) -> Result<Option<Value>, HookFault> {
+        if !self.runs_after {
+            return Ok(None);
+        }
+        let event = json!({
+            "hook_event_name": "PostToolUse", "session_id": call.key.session, "principal": call.key.principal, "agent": call.key.agent,
+            "tool_use_id": call.call, "tool_name": call.tool, "tool_input": call.input, "tool_result": result, "latency_ms": latency_ms,
+        });
+        let done = self.run_program(&event).await?;
+        if done.status.code() != Some(0) {
+            return Err(HookFault(format!("{} failed after the tool: {}", self.program.display(), done.status)));
+        }
+        Ok(self.read_answer(&done)?.and_then(|answer| answer.result))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matchers() {
+        let hook = |matcher: &str| CommandHook::new("h", "/bin/true").tools(matcher);
+        assert!(hook("*").matches("x") && hook("").matches("x") && hook("a|b").matches("b") && hook("issue_*").matches("issue_refund"));
+        assert!(!hook("a|b").matches("ab") && !hook("issue_*").matches("reissue_x") && hook("*_refund").matches("issue_refund"));
+    }
+}

@@ -1,0 +1,184 @@
+//! Runs the parallel calls of one model turn as one ordered plan.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+use super::{Stop, Toolgate};
+use crate::call::outcome::Answer;
+use crate::call::{Call, CallId, SessionKey};
+use crate::pipeline::admission::{Admitted, Passed};
+use crate::pipeline::call_state::Trail;
+use crate::pipeline::gates::admit::{busy_rejection, forbidden_rejection, paused_target_error};
+use crate::pipeline::gates::run::Ran;
+use crate::session::state::State;
+use crate::store::Hold;
+use crate::tool::Effect;
+
+/// State of one call of the plan.
+enum Slot {
+    Ready(Box<Passed>, Box<Trail>),
+    Running(CallId, JoinHandle<Answer>),
+    Done(Answer),
+}
+
+impl Toolgate {
+    /// Makes the calls of one session as one plan.
+    ///
+    /// Returns one answer for each call, in order. A failure does not stop the other calls.
+    pub async fn batch(&self, key: &SessionKey, mut calls: Vec<Call>) -> Vec<Answer> {
+        let hang_up = CancellationToken::new();
+        for call in &mut calls {
+            call.key = key.clone();
+            call.cancel.get_or_insert_with(|| hang_up.clone());
+        }
+        let hang_up = hang_up.drop_guard();
+        let calls = Arc::new(calls);
+        let (gate, plan, key) = (self.clone(), Arc::clone(&calls), key.clone());
+        match tokio::spawn(async move { gate.run_plan(&key, &plan).await }).await {
+            Ok(answers) => {
+                hang_up.disarm();
+                answers
+            }
+            Err(_) => {
+                let mut answers = Vec::new();
+                for call in calls.iter() {
+                    answers.push(self.record_internal_error(call, CallId::generate()).await);
+                }
+                answers
+            }
+        }
+    }
+
+    async fn run_plan(&self, key: &SessionKey, calls: &[Call]) -> Vec<Answer> {
+        let agent = self.0.agents.get(&key.agent).filter(|agent| agent.principals.as_ref().is_none_or(|who| who.contains(&*key.principal)));
+        if agent.is_none() {
+            // A principal without access must not lock a session.
+            return self.reject_all(calls, || forbidden_rejection(key)).await;
+        }
+        let has_effect = |call: &Call| agent.and_then(|a| a.tools.get(call.tool.as_str())).is_some_and(|t| t.spec.effect != Effect::Read);
+        let hold = self.0.store.hold(key, calls.iter().any(has_effect), self.0.busy_timeout).await;
+        let base = self.0.store.snapshot(key).await;
+        let (_hold, base): (Hold, _) = match (hold, base) {
+            (Ok(Some(hold)), Ok((_, base))) => (hold, base),
+            (Ok(None), _) => return self.reject_all(calls, busy_rejection).await,
+            (Err(error), _) | (_, Err(error)) => return self.reject_all(calls, || Stop::from(error.clone())).await,
+        };
+        // The last call may have to wait for all the others, so its claim must last longer.
+        let slack = calls
+            .iter()
+            .filter_map(|call| agent?.tools.get(call.tool.as_str()))
+            .map(|tool| tool.spec.timeout)
+            .fold(std::time::Duration::ZERO, |sum, t| sum.saturating_add(t));
+        // All calls are checked before any of them runs. No call may rely on evidence that another
+        // call has not produced yet, or that an earlier call revokes.
+        let (mut slots, mut base) = (Vec::new(), (*base).clone());
+        for call in calls {
+            let mut trail = Trail::start(self, call, None);
+            trail.lease_slack = slack;
+            let id = trail.id;
+            // A panic in one call must not affect the others, and the call keeps its id.
+            slots.push(match AssertUnwindSafe(self.admit_in_batch(call, trail, &base)).catch_unwind().await {
+                Ok(slot) => slot,
+                Err(_) => Slot::Done(self.record_internal_error(call, id).await),
+            });
+            // A tool that the client runs does not run here, so it revokes nothing.
+            if let Some(Slot::Ready(passed, trail)) = slots.last()
+                && !passed.authorization.tool().spec.external
+            {
+                passed.authorization.tool().takes_away(&trail.arguments, None).into_iter().for_each(|revoked| base.revoke(revoked));
+            }
+        }
+        self.run_slots(slots, calls).await
+    }
+
+    async fn admit_in_batch(&self, call: &Call, mut trail: Box<Trail>, base: &State) -> Slot {
+        match self.run_admission_gates(call, &mut trail, Some(base)).await {
+            Ok(Admitted::Admitted(passed)) => Slot::Ready(passed, trail),
+            Ok(Admitted::Replay(outcome)) => Slot::Done(self.end_replayed(outcome, trail).await),
+            Err(stop) => Slot::Done(self.end_rejected(stop, trail).await),
+        }
+    }
+
+    /// Runs adjacent reads in parallel. A call with effects waits for all earlier calls.
+    async fn run_slots(&self, slots: Vec<Slot>, calls: &[Call]) -> Vec<Answer> {
+        let mut running: Vec<Slot> = Vec::new();
+        for slot in slots {
+            let Slot::Ready(passed, trail) = slot else {
+                running.push(slot);
+                continue;
+            };
+            let effect = passed.authorization.tool().spec.effect != Effect::Read;
+            if effect {
+                self.await_running(&mut running, calls).await;
+            }
+            running.push(Slot::Running(trail.id, self.spawn_call(passed, trail)));
+            if effect {
+                self.await_running(&mut running, calls).await;
+            }
+        }
+        self.await_running(&mut running, calls).await;
+        running
+            .into_iter()
+            .filter_map(|slot| match slot {
+                Slot::Done(answer) => Some(answer),
+                Slot::Ready(..) | Slot::Running(..) => None,
+            })
+            .collect()
+    }
+
+    fn spawn_call(&self, mut passed: Box<Passed>, mut trail: Box<Trail>) -> JoinHandle<Answer> {
+        let gate = self.clone();
+        let span = trail.span.clone();
+        let work = async move {
+            // The tool must see the changes of the calls before it.
+            match gate.0.store.snapshot(&passed.key).await {
+                Ok((version, state)) => {
+                    passed.version = version;
+                    passed.state = Some(state);
+                }
+                Err(error) => {
+                    let ran = Ran::not_started((*Stop::from(error).error).into());
+                    return gate.settle_call(passed, ran, trail).await;
+                }
+            }
+            // An operator may have paused the tool while the call waited.
+            let ran = match gate.0.store.paused(&passed.key, &trail.tool).await {
+                Ok(None) => gate.run_tool(&passed, &mut trail).await,
+                Ok(Some((target, why))) => Ran::not_started(paused_target_error(&target, &why).into()),
+                Err(error) => Ran::not_started((*Stop::from(error).error).into()),
+            };
+            gate.settle_call(passed, ran, trail).await
+        };
+        tokio::spawn(work.instrument(span))
+    }
+
+    async fn await_running(&self, slots: &mut [Slot], calls: &[Call]) {
+        for (slot, call) in slots.iter_mut().zip(calls) {
+            if let Slot::Running(id, handle) = slot {
+                let answer = match handle.await {
+                    Ok(answer) => answer,
+                    Err(_) => self.record_internal_error(call, *id).await,
+                };
+                *slot = Slot::Done(answer);
+            }
+        }
+    }
+
+    async fn reject_all(&self, calls: &[Call], stop: impl Fn() -> Stop) -> Vec<Answer> {
+        let mut answers = Vec::new();
+        for call in calls {
+            let trail = Trail::start(self, call, None);
+            let id = trail.id;
+            answers.push(match AssertUnwindSafe(self.end_rejected(stop(), trail)).catch_unwind().await {
+                Ok(answer) => answer,
+                Err(_) => self.record_internal_error(call, id).await,
+            });
+        }
+        answers
+    }
+}

@@ -1,0 +1,310 @@
+//! Implements deferred calls: admitted here, run by the client, and reported later, perhaps to
+//! another process.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tracing::Instrument;
+
+use super::{Stop, Toolgate};
+use crate::call::error::{Effects, ToolError};
+use crate::call::error_code;
+use crate::call::outcome::Answer;
+use crate::call::{Arguments, Call, CallId, Judged};
+use crate::ledger::row::{Gate, Latency};
+use crate::pipeline::admission::{Admitted, Passed};
+use crate::pipeline::call_state::Trail;
+use crate::pipeline::gates::policy::{Granted, Permit};
+use crate::pipeline::gates::run::Ran;
+use crate::pipeline::gates::settle::UnknownToolCompletion;
+use crate::pipeline::provenance;
+use crate::pipeline::provenance::Otherwise;
+use crate::policy::Facts;
+use crate::store::{Intent, StoreError, Taken};
+use crate::tool::Failure;
+use crate::tool::context::{Remaining, Txn};
+use toolgate_json;
+use toolgate_json::{Digest, Pointer};
+use toolgate_text::shown;
+
+/// An admitted call that its client runs.
+///
+/// The client reports the result with [`Toolgate::report`], here or in another process. Until
+/// then the claim stays open. A call that is never reported becomes pending.
+#[derive(Debug)]
+#[must_use = "an admitted call must be reported"]
+pub struct Kept {
+    /// The id of the call in the ledger.
+    pub call: CallId,
+    /// The arguments to run with. Hooks may have rewritten them.
+    pub arguments: Judged,
+    /// Why the client must ask its user first, if it must.
+    pub approval_reason: Option<String>,
+    /// The tool, and the id that the client gave the call.
+    pub(crate) tool: String,
+    pub(crate) client_id: String,
+}
+
+/// Stores a deferred call in its claim, until the report arrives.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Parked {
+    arguments: Value,
+    asked: Option<Digest>,
+    started: Timestamp,
+    admitted: Timestamp,
+    turn: Option<u64>,
+    stop_reason: Option<String>,
+    config: Digest,
+    facts: Box<Facts>,
+    latency: Latency,
+    /// The evidence stamp of the session at admission.
+    stamp: u64,
+    /// The entities of the call.
+    #[serde(default)]
+    about: Vec<(Arc<str>, Value)>,
+}
+
+impl Parked {
+    /// Serializes what another process needs to settle the call.
+    pub(crate) fn capture(permit: &Permit, now: Timestamp, trail: &mut Trail) -> Result<Vec<u8>, ToolError> {
+        let parked = Self {
+            arguments: permit.arguments().value().clone(),
+            asked: trail.requested_digest,
+            started: trail.started,
+            admitted: now,
+            turn: trail.turn,
+            stop_reason: trail.stop_reason.clone(),
+            config: trail.config,
+            facts: trail.facts.clone(),
+            latency: trail.latency(),
+            stamp: trail.evidence_stamp,
+            about: crate::pipeline::gates::settle::extract_entities(permit.tool(), &trail.arguments, None),
+        };
+        serde_json::to_vec(&parked).map_err(|_| ToolError::of(error_code::INTERNAL_FAULT, "cannot store the deferred call"))
+    }
+
+    /// Restores the state of the call as it was at admission. Returns the admitted arguments.
+    fn restore_into(self, taken: &Taken, now: Timestamp, trail: &mut Trail) -> Value {
+        trail.id = taken.claim.call;
+        trail.tool = Arc::clone(&taken.claim.tool);
+        trail.started = self.started;
+        trail.turn = self.turn;
+        trail.stop_reason = self.stop_reason;
+        trail.config = self.config;
+        trail.requested_digest = self.asked;
+        trail.evidence_stamp = self.stamp;
+        trail.entities = self.about;
+        trail.facts = self.facts;
+        trail.facts.claimed.clone_from(&taken.counters_before);
+        let away = now.duration_since(self.admitted).as_nanos();
+        trail.resume_deferred(self.latency, u64::try_from(away).unwrap_or_default());
+        self.arguments
+    }
+}
+
+impl Toolgate {
+    /// Admits a call for a client that runs the tool itself and reports the result later.
+    ///
+    /// The claim is stored under the id that the client gives the call. The gates run on a separate
+    /// task: if the caller goes away, the call is still admitted or rejected.
+    ///
+    /// # Errors
+    /// The final answer, if the call was rejected or replayed. It is recorded already.
+    pub async fn admit(&self, call: Call) -> Result<Kept, Answer> {
+        let mut trail = Trail::start(self, &call, None);
+        trail.deferred_id = Some(call.client_id.clone().unwrap_or_default());
+        trail.is_run_by_client = true;
+        trail.facts.reported = true;
+        let call = Arc::new(call);
+        let (id, span) = (trail.id, trail.span.clone());
+        let (gate, asked) = (self.clone(), Arc::clone(&call));
+        let task = tokio::spawn(
+            async move {
+                match gate.run_admission_gates(&asked, &mut trail, None).await {
+                    Ok(Admitted::Admitted(passed)) => Ok(Kept {
+                        call: trail.id,
+                        arguments: passed.authorization.arguments().clone(),
+                        approval_reason: trail.approval_reason.take(),
+                        tool: asked.tool.clone(),
+                        client_id: asked.client_id.clone().unwrap_or_default(),
+                    }),
+                    Ok(Admitted::Replay(outcome)) => Err(gate.end_replayed(outcome, trail).await),
+                    Err(stop) => Err(gate.end_rejected(stop, trail).await),
+                }
+            }
+            .instrument(span),
+        );
+        match task.await {
+            Ok(result) => result,
+            Err(_) => Err(self.record_internal_error(&call, id).await),
+        }
+    }
+
+    /// Reports what the client ran, and its result.
+    ///
+    /// A report settles a call as a success only once, and only with exactly the admitted
+    /// arguments. Every other report is recorded as a violation and yields no evidence.
+    pub async fn report(&self, call: Call, result: Result<Value, Failure>) -> Answer {
+        let call = Arc::new(call);
+        let trail = Trail::start(self, &call, None);
+        let (id, span) = (trail.id, trail.span.clone());
+        let (gate, told) = (self.clone(), Arc::clone(&call));
+        match tokio::spawn(async move { gate.settle_deferred(&told, result, trail).await }.instrument(span)).await {
+            Ok(answer) => answer,
+            Err(_) => self.record_internal_error(&call, id).await,
+        }
+    }
+
+    /// Closes a client's session. Calls that were admitted and not reported become pending.
+    ///
+    /// # Errors
+    /// The store cannot record the change.
+    pub async fn close_client_session(&self, key: &crate::SessionKey) -> Result<(), StoreError> {
+        self.0.store.leave(key, self.now()).await
+    }
+
+    async fn settle_deferred(&self, call: &Call, result: Result<Value, Failure>, mut trail: Box<Trail>) -> Answer {
+        trail.enter_gate(Gate::Settle);
+        trail.facts.reported = true;
+        let told = self.parse_reported_arguments(call, &mut trail);
+        let ran = Arc::clone(&trail.arguments);
+        let agent = self.0.agents.get(&call.key.agent).map(Arc::clone);
+        if let Some(agent) = &agent {
+            trail.config = agent.definition_digest;
+        }
+        let name = call.client_id.as_deref().unwrap_or_default();
+        let taken = match self.0.store.take_pass(&call.key, name, &call.tool).await {
+            Ok(taken) => taken,
+            Err(error) => {
+                let otherwise = Otherwise::new(told.as_ref(), &result);
+                return self.reject_unadmitted(unrecorded_report_rejection(&error), call, &otherwise, trail).await;
+            }
+        };
+        let otherwise = || Otherwise::new(told.as_ref(), &result);
+        let Some(taken) = taken else {
+            return self.reject_unadmitted(never_admitted_rejection(&call.tool), call, &otherwise(), trail).await;
+        };
+        let Ok(parked) = serde_json::from_slice::<Parked>(&taken.state) else {
+            let error = ToolError::of(error_code::INTERNAL_FAULT, "cannot read the stored state of the deferred call")
+                .with_effects(Effects::Unknown);
+            return self.reject_unadmitted(Stop::new(error), call, &otherwise(), trail).await;
+        };
+        let arguments = parked.restore_into(&taken, self.now(), &mut trail);
+        let arguments = Judged::new(&taken.claim.tool, arguments).with_digest(|digest| self.0.redactor.keyed(digest));
+        trail.digest = Some(arguments.digest());
+        let as_admitted = told.as_ref().is_some_and(|told| told.digest() == arguments.digest());
+        if !as_admitted {
+            trail.facts.ran = told.as_ref().map(|_| (*ran).clone());
+        }
+        let Some((agent, tool)) = agent.as_ref().and_then(|agent| Some((agent, agent.tools.get(&taken.claim.tool)?))) else {
+            // Only the tool declares which arguments are secret, and the tool is gone. Mask all of
+            // them.
+            let known = taken.claim.row.as_ref().map(|row| Arc::clone(&row.arguments));
+            trail.arguments = known.unwrap_or_else(|| Arc::new(self.0.redactor.mark(arguments.value())));
+            // Without the agent, the reported arguments cannot be parsed and compared.
+            let is_other = !as_admitted && agent.is_some();
+            let seen = agent.as_ref().and_then(|agent| provenance::unknown_tool_provenance(agent, &otherwise()));
+            let end = UnknownToolCompletion {
+                error: missing_tool_error(&taken.claim, is_other, &result),
+                ran: result.is_ok(),
+                is_other: !as_admitted,
+                seen,
+            };
+            return self.end_without_tool(end, &taken.claim, trail).await;
+        };
+        trail.arguments = self.0.redactor.redact_shared(arguments.shared_value(), &tool.secrets);
+        let passed = Passed {
+            agent: Arc::clone(agent),
+            authorization: Granted::ToSettle { arguments, tool: Arc::clone(tool) },
+            version: 0,
+            state: None,
+            session_lock: None,
+            remaining: Remaining::default(),
+            is_recallable: !taken.claim.recall.is_empty(),
+            key: call.key.clone(),
+            is_reported: true,
+            mismatched_run: (!as_admitted).then(otherwise),
+        };
+        let result = if as_admitted { result } else { Err(other_arguments_failure()) };
+        self.settle_call(Box::new(passed), Ran::ended(result, Txn::default()), trail).await
+    }
+
+    /// Records a reported call that was never admitted.
+    ///
+    /// The report yields no evidence, but the call may have written values and changed the entities
+    /// it names.
+    async fn reject_unadmitted(&self, stop: Stop, call: &Call, otherwise: &Otherwise, trail: Box<Trail>) -> Answer {
+        let agent = self.0.agents.get(&call.key.agent);
+        let (seen, revoked) = match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
+            Some((agent, tool)) => {
+                let may_act = agent.principals.as_ref().is_none_or(|who| who.contains(&*call.key.principal));
+                let could = may_act && self.is_reachable(&call.tool, agent, &call.key).await;
+                (provenance::unadmitted_provenance(agent, tool, otherwise, could), tool.takes_away(&trail.arguments, None))
+            }
+            None => (None, Vec::new()),
+        };
+        self.end_rejected_with(stop, seen, revoked, trail).await
+    }
+
+    /// Parses the arguments that the client reports.
+    fn parse_reported_arguments(&self, call: &Call, trail: &mut Trail) -> Option<Judged> {
+        let agent = self.0.agents.get(&call.key.agent)?;
+        let mut value = match &call.arguments {
+            Arguments::Text(text) => toolgate_json::parse(text, &agent.bounds).ok()?,
+            Arguments::Value(value) if toolgate_json::find_exceeded_bound_of_value(value, &agent.bounds).is_none() => value.clone(),
+            Arguments::Value(_) => return None,
+        };
+        toolgate_json::canonicalize_numbers(&mut value, &mut Pointer::default()).ok()?;
+        let told = Judged::new(&call.tool, value).with_digest(|digest| self.0.redactor.keyed(digest));
+        trail.digest = Some(told.digest());
+        // Undeclared arguments may contain anything, and a misspelled name may carry a secret.
+        let known = agent.tools.get(call.tool.as_str()).filter(|tool| tool.secrets.is_empty() || tool.takes(told.value()));
+        trail.arguments = match known {
+            Some(tool) => self.0.redactor.redact_shared(told.shared_value(), &tool.secrets),
+            None => Arc::new(self.0.redactor.mark(told.value())),
+        };
+        Some(told)
+    }
+}
+
+/// Rejects a report of a call that was never admitted, or was reported before.
+fn never_admitted_rejection(tool: &str) -> Stop {
+    let message = format!("the reported run of `{}` was never admitted, or was reported before; it yields no evidence", shown(tool));
+    Stop::at_gate(Gate::Settle, ToolError::of(error_code::NOT_ADMITTED, message).with_effects(Effects::Unknown))
+}
+
+/// Rejects a report because the store is unavailable.
+///
+/// The tool has run, so the caller must not repeat it. The claim stays open.
+fn unrecorded_report_rejection(error: &StoreError) -> Stop {
+    tracing::error!(%error, "store unavailable; cannot record the report of a deferred call");
+    let message = "the store is unavailable, so the result of the call is not recorded; do not repeat the call";
+    Stop::at_gate(Gate::Settle, ToolError::of(error_code::STORE_UNAVAILABLE, message).with_effects(Effects::Unknown))
+}
+
+const OTHER: &str = "the client ran other arguments than those that were admitted; the run yields no evidence";
+
+fn other_arguments_failure() -> Failure {
+    Failure::of(error_code::NOT_AS_ADMITTED, OTHER).effects(Effects::Done)
+}
+
+/// Builds the error for a reported call whose tool no longer exists.
+///
+/// The run is recorded, with the effects that the client reports.
+fn missing_tool_error(intent: &Intent, is_other: bool, result: &Result<Value, Failure>) -> ToolError {
+    if is_other {
+        return ToolError::of(error_code::NOT_AS_ADMITTED, OTHER).with_effects(Effects::Done);
+    }
+    let effects = match result {
+        _ if !intent.effect => Effects::None,
+        Ok(_) => Effects::Done,
+        Err(failure) => failure.declared_effects().unwrap_or(Effects::Unknown),
+    };
+    let message = format!(
+        "the tool `{}` was removed after this call was admitted; the run is recorded, but its result is not checked and yields no evidence",
+        intent.tool
+    );
+    ToolError::of(error_code::UNKNOWN_TOOL, message).with_effects(effects)
+}

@@ -1,0 +1,323 @@
+//! Implements gate 8: evaluates the policies. This file is the only place that creates a
+//! [`Permit`].
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::agent::Registered;
+use crate::call::error::{Category, Effects, ToolError};
+use crate::call::error_code;
+use crate::call::{CallId, Judged, SessionKey};
+use crate::files::Expect;
+use crate::limits::Charge;
+use crate::policy::{Ask, Attached, Facts, Fault, Mode, Observed, Policy, Terms, Verdict};
+use crate::store::{Approval, ApprovalState};
+use crate::tool::Spec;
+use toolgate_json::Digest;
+
+/// Permits one run of one tool with exactly these arguments.
+///
+/// Only the policy gate creates a permit, so no code can run a tool without a decision.
+///
+/// A handler gets a reference. Code outside this module cannot build a permit from another:
+///
+/// ```compile_fail
+/// fn forged(judged: crate::Judged, other: crate::Permit) -> crate::Permit {
+///     crate::Permit { arguments: judged, ..other }
+/// }
+/// ```
+///
+/// nor keep one for a second run:
+///
+/// ```compile_fail
+/// fn kept(lent: &crate::Permit) -> crate::Permit {
+///     lent.clone()
+/// }
+/// ```
+///
+/// but any code may read a permit:
+///
+/// ```
+/// fn seen(lent: &crate::Permit) -> (crate::CallId, crate::Judged) {
+///     (lent.call_id(), lent.arguments().clone())
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Permit {
+    call: CallId,
+    arguments: Judged,
+    definition: Digest,
+    /// Charges, each with the rule that it comes from.
+    charges: Vec<(String, Charge, ToolError)>,
+    /// Charges of rules in observe mode. They count, but never reject a call.
+    observed_charges: Vec<(String, Charge, ToolError)>,
+    expects: Vec<Expect>,
+    tool: ToolRef,
+}
+
+/// Prints only the tool's name in `Debug` output.
+struct ToolRef(Arc<Registered>);
+
+impl std::fmt::Debug for ToolRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0.spec.name())
+    }
+}
+
+impl Permit {
+    /// Returns the id of the permitted call.
+    #[must_use]
+    pub const fn call_id(&self) -> CallId {
+        self.call
+    }
+
+    /// Returns the arguments that the policies checked.
+    #[must_use]
+    pub const fn arguments(&self) -> &Judged {
+        &self.arguments
+    }
+
+    /// Returns the digest of the tool's definition at the time of the decision.
+    #[must_use]
+    pub const fn definition(&self) -> Digest {
+        self.definition
+    }
+
+    pub(crate) fn has_secrets(&self) -> bool {
+        !self.tool.0.secrets.is_empty()
+    }
+
+    /// Returns the effects of a finished run whose result is withheld.
+    pub(crate) fn effects_of_run(&self) -> Effects {
+        self.tool.0.effects_of_run()
+    }
+
+    pub(crate) const fn tool(&self) -> &Arc<Registered> {
+        &self.tool.0
+    }
+
+    pub(crate) fn charges(&self) -> &[(String, Charge, ToolError)] {
+        &self.charges
+    }
+
+    pub(crate) fn observed_charges(&self) -> &[(String, Charge, ToolError)] {
+        &self.observed_charges
+    }
+
+    pub(crate) fn expects(&self) -> &[Expect] {
+        &self.expects
+    }
+}
+
+/// Authorizes a call: with a permit if toolgate runs the tool, without one if the client has run
+/// the tool.
+pub(crate) enum Granted {
+    ToRun(Permit),
+    /// The call was admitted earlier, perhaps in another process, and is only settled here. Its
+    /// charges are claimed already.
+    ToSettle {
+        arguments: Judged,
+        tool: Arc<Registered>,
+    },
+}
+
+impl Granted {
+    pub(crate) const fn run_permit(&self) -> Option<&Permit> {
+        match self {
+            Self::ToRun(permit) => Some(permit),
+            Self::ToSettle { .. } => None,
+        }
+    }
+
+    pub(crate) const fn arguments(&self) -> &Judged {
+        match self {
+            Self::ToRun(permit) => permit.arguments(),
+            Self::ToSettle { arguments, .. } => arguments,
+        }
+    }
+
+    pub(crate) const fn tool(&self) -> &Arc<Registered> {
+        match self {
+            Self::ToRun(permit) => permit.tool(),
+            Self::ToSettle { tool, .. } => tool,
+        }
+    }
+}
+
+/// Asks a person to decide about a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub(crate) asked_by: String,
+    pub(crate) reason: String,
+    /// The people who may answer. Empty means anyone.
+    pub(crate) approvers: Vec<String>,
+}
+
+/// Holds the decision of the policies: no denial, but possibly approval requests.
+#[derive(Debug)]
+pub(crate) struct Judgement {
+    permit: Permit,
+    requests: Vec<Asked>,
+}
+
+impl Judgement {
+    pub(crate) fn approval_requests(&self) -> &[Asked] {
+        &self.requests
+    }
+
+    pub(crate) const fn arguments(&self) -> &Judged {
+        &self.permit.arguments
+    }
+
+    pub(crate) const fn tool(&self) -> &Arc<Registered> {
+        &self.permit.tool.0
+    }
+
+    /// Returns the permit if no approval is requested, or if this approval covers every request for
+    /// exactly this call.
+    pub(crate) fn into_permit(self, approval: Option<&Approval>) -> Result<Permit, Self> {
+        let answered = |asked: &Asked| {
+            approval.is_some_and(|a| {
+                let by_the_right_person =
+                    asked.approvers.is_empty() || a.answered_by.as_ref().is_some_and(|by| asked.approvers.contains(by));
+                a.state == ApprovalState::Approved
+                    && a.digest == self.permit.arguments.digest()
+                    && a.asked_by.contains(&asked.asked_by)
+                    && by_the_right_person
+            })
+        };
+        if self.requests.iter().all(answered) { Ok(self.permit) } else { Err(self) }
+    }
+}
+
+/// Holds the verdict of one rule. A fault or panic is a denial.
+#[derive(Debug)]
+pub(crate) enum Said {
+    Allow(Terms),
+    Ask(String, Terms),
+    Deny(ToolError),
+    Fault(ToolError),
+}
+
+/// Evaluates one rule for one call. Every gate that judges rules calls it.
+///
+/// Only tests replace the engine, to show that the canary notices when rules are not enforced.
+pub trait PolicyEngine: Send + Sync {
+    /// Returns what the rule decides.
+    ///
+    /// # Errors
+    /// The rule could not decide, which denies the call.
+    fn check(&self, policy: &dyn Policy, input: &Ask<'_>) -> Result<Verdict, Fault>;
+}
+
+/// Asks the rule itself.
+pub(crate) struct EnforcingEngine;
+
+impl PolicyEngine for EnforcingEngine {
+    fn check(&self, policy: &dyn Policy, input: &Ask<'_>) -> Result<Verdict, Fault> {
+        policy.check(input)
+    }
+}
+
+/// Evaluates one rule.
+pub(crate) fn evaluate_rule(engine: &dyn PolicyEngine, policy: &dyn Policy, ask: &Ask<'_>) -> Said {
+    let name = policy.name();
+    match catch_unwind(AssertUnwindSafe(|| engine.check(policy, ask))) {
+        Ok(Ok(Verdict::Allow(terms))) => Said::Allow(terms),
+        Ok(Ok(Verdict::Ask(reason, terms))) => Said::Ask(reason, terms),
+        Ok(Ok(Verdict::Deny(error))) => Said::Deny(*error),
+        Ok(Err(fault)) => {
+            Said::Fault(ToolError::of(error_code::POLICY_FAULT, format!("the policy `{name}` failed, so the call is denied: {fault}")))
+        }
+        Err(_) => Said::Fault(ToolError::of(error_code::POLICY_FAULT, format!("the policy `{name}` panicked, so the call is denied"))),
+    }
+}
+
+/// Describes what a rule in observe mode would have decided, unless it would have allowed the call.
+pub(crate) fn observed_verdict(policy: &dyn Policy, said: &Said) -> Option<Observed> {
+    let line = |said: &str, code: &str, message: &str| {
+        Some(Observed { rule: policy.name().to_owned(), said: said.to_owned(), code: code.to_owned(), message: message.to_owned() })
+    };
+    match said {
+        Said::Allow(_) => None,
+        Said::Ask(reason, _) => line("ask", error_code::APPROVAL_REQUIRED, reason),
+        Said::Deny(error) => line("deny", &error.code, &error.message),
+        Said::Fault(error) => line("fault", &error.code, &error.message),
+    }
+}
+
+/// Holds a denial by policy.
+pub(crate) struct Denied {
+    /// The rule whose denial is shown.
+    pub(crate) rule: String,
+    pub(crate) error: ToolError,
+    /// All rules that denied the call.
+    pub(crate) denied_by: Vec<Arc<dyn Policy>>,
+    /// The first rule that denies the caller permission, with its error.
+    pub(crate) permission_denial: Option<(String, ToolError)>,
+    pub(crate) arguments: Judged,
+    pub(crate) observed: Vec<Observed>,
+}
+
+fn is_limit(policy: &dyn Policy, tool: &Spec) -> bool {
+    catch_unwind(AssertUnwindSafe(|| policy.outline(tool).limit.is_some())).unwrap_or(false)
+}
+
+/// Evaluates every policy of the tool.
+///
+/// Deny beats ask, and ask beats allow. Of several denials, the one with the closest attachment,
+/// then the first declared, is shown. A fault or panic is a denial. Rules in observe mode are
+/// evaluated too, but their verdict is only recorded.
+pub(crate) fn evaluate_policies(
+    engine: &dyn PolicyEngine,
+    call: CallId,
+    key: &SessionKey,
+    tool: &Arc<Registered>,
+    arguments: Judged,
+    facts: &Facts,
+    mut asked: Vec<Asked>,
+) -> Result<(Judgement, Vec<Observed>), Box<Denied>> {
+    let (mut charges, mut watched, mut expects, mut taken_down) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut by: Vec<Arc<dyn Policy>> = Vec::new();
+    let mut denial: Option<(String, ToolError)> = None;
+    let mut forbids: Option<(String, ToolError)> = None;
+    // `governed_by` is sorted by precedence, closest attachment first.
+    for Attached { policy, .. } in &tool.governed_by {
+        let name = policy.name();
+        let said = evaluate_rule(engine, &**policy, &Ask::new(call, key, &tool.spec, &arguments, facts));
+        if policy.mode() == Mode::Observe {
+            taken_down.extend(observed_verdict(&**policy, &said));
+            if let Said::Allow(terms) | Said::Ask(_, terms) = said {
+                watched.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
+            }
+            continue;
+        }
+        let terms = match said {
+            Said::Allow(terms) => terms,
+            Said::Ask(reason, mut terms) => {
+                asked.push(Asked { asked_by: name.to_owned(), reason, approvers: std::mem::take(&mut terms.approvers) });
+                terms
+            }
+            Said::Deny(ref error) | Said::Fault(ref error) => {
+                let error = error.clone();
+                // A limit that fails to evaluate is not a permission denial: like every limit, it
+                // concerns new calls.
+                let is_untold = || matches!(said, Said::Fault(_)) && is_limit(&**policy, &tool.spec);
+                if forbids.is_none() && error.category == Category::Permission && !is_untold() {
+                    forbids = Some((name.to_owned(), error.clone()));
+                }
+                denial.get_or_insert_with(|| (name.to_owned(), error));
+                by.push(Arc::clone(policy));
+                continue;
+            }
+        };
+        charges.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
+        expects.extend(terms.file_expectations);
+    }
+    if let Some((rule, error)) = denial {
+        return Err(Box::new(Denied { rule, error, denied_by: by, permission_denial: forbids, arguments, observed: taken_down }));
+    }
+    let definition = tool.definition_digest;
+    let permit = Permit { call, arguments, definition, charges, observed_charges: watched, expects, tool: ToolRef(Arc::clone(tool)) };
+    Ok((Judgement { permit, requests: asked }, taken_down))
+}

@@ -1,0 +1,240 @@
+//! Implements gate 12: normalizes the result, runs hooks, checks the schema, masks secrets,
+//! truncates, and derives evidence.
+
+use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::call::CallId;
+use crate::call::error::ToolError;
+use crate::call::error_code;
+use crate::call::outcome::{Output, Stored};
+use crate::hook::{HookCall, HookFault};
+use crate::ledger::row::Gate;
+use crate::pipeline::Toolgate;
+use crate::pipeline::admission::Passed;
+use crate::pipeline::call_state::Trail;
+use crate::pipeline::mask_secrets::Secrets;
+use crate::policy::{Ask, Done, Mode};
+use crate::redact::Redactor;
+use crate::session::state::{Changes, Evidence, Origin};
+use crate::tool::context::Txn;
+use toolgate_json;
+use toolgate_json::Bounds;
+
+/// Bounds of every tool result. A ledger row that contains the result must stay readable.
+pub(crate) const OUTPUT_BOUNDS: Bounds = Bounds { bytes: 64 << 20, depth: 100, nodes: 2_000_000 };
+/// Size of the part of a truncated result that the model sees at once.
+const HEAD: usize = 4 << 10;
+
+/// A result that may be returned, and the data that commits with it.
+pub(crate) struct Shaped {
+    pub(crate) output: Output,
+    pub(crate) stored: Option<(String, Arc<str>)>,
+    pub(crate) changes: Changes,
+    pub(crate) digest: Option<toolgate_json::Digest>,
+    /// The untruncated result, if provenance rules need it.
+    pub(crate) untruncated: Option<Value>,
+}
+
+impl Toolgate {
+    /// Gate 12: normalizes the result, runs hooks, checks the schema, masks secrets, truncates, and
+    /// derives evidence.
+    pub(crate) async fn shape_result(
+        &self,
+        mut value: Value,
+        empty: bool,
+        passed: &Passed,
+        txn: &mut Txn,
+        trail: &mut Trail,
+    ) -> Result<Shaped, ToolError> {
+        let tool = passed.authorization.tool();
+        if let Some(why) = toolgate_json::find_exceeded_bound_of_value(&value, &OUTPUT_BOUNDS) {
+            toolgate_json::drop_iteratively(value);
+            return Err(ToolError::of(error_code::INVALID_RESULT, format!("the result of `{}` is too large: {why}", tool.spec.name)));
+        }
+        if !empty {
+            crate::normalize::apply(&tool.spec.normalize, &mut value).map_err(|e| {
+                let what = if tool.secrets.is_empty() { e.to_string() } else { format!("the value at `{}` {}", e.path, e.reason) };
+                ToolError::of(error_code::INVALID_RESULT, format!("cannot normalize the result of `{}`: {what}", tool.spec.name))
+            })?;
+        }
+        self.run_after_hooks(&mut value, passed, trail).await?;
+        if let Some(schema) = tool.output.as_ref().filter(|_| !empty) {
+            schema.check(&tool.spec.name, &value).map_err(|invalid| {
+                let mut error =
+                    ToolError::of(error_code::INVALID_RESULT, format!("the result does not match its schema: {}", invalid.message));
+                error.errors = invalid.errors;
+                error
+            })?;
+        }
+        if !tool.secrets.is_empty() {
+            value = self.0.redactor.redact(&value, &tool.secrets);
+        }
+        let changes = self.collect_changes(&value, empty, passed, txn, trail)?;
+        let digest = tool.spec.polling.map(|_| toolgate_json::digest_of(&value));
+        let mut output = Output { message: txn.message.take(), value, hidden: txn.is_value_hidden, empty, ..Output::default() };
+        let most = tool.spec.max_output.unwrap_or(passed.agent.max_output);
+        let whole = (passed.agent.tracked_sources.is_some() && !is_certainly_small(&output.value, most)).then(|| output.value.clone());
+        let stored = truncate_output(&mut output, most, &self.0.redactor);
+        Ok(Shaped { output, stored, changes, digest, untruncated: whole })
+    }
+
+    async fn run_after_hooks(&self, value: &mut Value, passed: &Passed, trail: &mut Trail) -> Result<(), ToolError> {
+        let tool = passed.authorization.tool();
+        for hook in &tool.hooks {
+            let ran_ms = trail.latency().at(Gate::Run) / 1_000_000;
+            let call =
+                HookCall { call: trail.id, key: &passed.key, tool: &tool.spec.name, input: passed.authorization.arguments().value() };
+            let given: &Value = value;
+            let work = futures_util::FutureExt::catch_unwind(AssertUnwindSafe(async move { hook.after(call, given, ran_ms).await }));
+            let answer = match tokio::time::timeout(hook.timeout(), work).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(_)) => Err(HookFault("it panicked".to_owned())),
+                Err(_) => Err(HookFault(format!("it gave no answer within {:?}", hook.timeout()))),
+            };
+            match answer {
+                Ok(Some(rewritten)) => {
+                    if let Some(why) = toolgate_json::find_exceeded_bound_of_value(&rewritten, &OUTPUT_BOUNDS) {
+                        toolgate_json::drop_iteratively(rewritten);
+                        trail.rule = Some(hook.name().to_owned());
+                        return Err(ToolError::of(
+                            error_code::HOOK_FAILED,
+                            format!("the hook `{}` rewrote the result, and it is too large: {why}", hook.name()),
+                        ));
+                    }
+                    *value = rewritten;
+                }
+                Ok(None) => {}
+                Err(fault) => {
+                    trail.rule = Some(hook.name().to_owned());
+                    let mut secrets = Secrets::from_arguments(passed.authorization.arguments().value(), tool);
+                    secrets.add_document(value, tool);
+                    let fault = secrets.mask_text(&fault.0);
+                    return Err(ToolError::of(
+                        error_code::HOOK_FAILED,
+                        format!("the hook `{}` failed after the tool had run, so its result is withheld: {fault}", hook.name()),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the session changes of a success: slices, evidence and policy marks.
+    fn collect_changes(&self, value: &Value, empty: bool, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Changes, ToolError> {
+        let tool = passed.authorization.tool();
+        let arguments = passed.authorization.arguments();
+        let ask = Ask::new(trail.id, &passed.key, &tool.spec, arguments, &trail.facts);
+        let revoked = tool.takes_away(&trail.arguments, Some(value));
+        let mut marks = Vec::new();
+        for policy in &tool.observers {
+            let heard = catch_unwind(AssertUnwindSafe(|| {
+                policy.on_result(&Done { input: ask, value, file_accesses: &txn.observations, revoked: &revoked })
+            }));
+            match heard {
+                Ok(Ok(mut more)) => marks.append(&mut more),
+                // A failure of a rule in observe mode must not affect the call.
+                _ if policy.mode() == Mode::Observe => {
+                    tracing::warn!(policy = policy.name(), "a rule in observe mode failed in `on_result`")
+                }
+                Ok(Err(fault)) => {
+                    trail.rule = Some(policy.name().to_owned());
+                    return Err(ToolError::of(
+                        error_code::POLICY_FAULT,
+                        format!("the policy `{}` cannot record the result: {fault}", policy.name()),
+                    ));
+                }
+                Err(_) => {
+                    trail.rule = Some(policy.name().to_owned());
+                    return Err(ToolError::of(error_code::POLICY_FAULT, format!("the policy `{}` panicked", policy.name())));
+                }
+            }
+        }
+        let entities = tool.spec.entities.iter().zip(&tool.is_entity_declared).filter_map(|((name, path), declared)| {
+            let asked = path.get(&trail.arguments).filter(|_| *declared);
+            proven_entity(asked, path.get(value)).map(|entity| (Arc::clone(name), toolgate_json::with_canonical_numbers(entity.clone())))
+        });
+        let fields = tool
+            .spec
+            .proves
+            .iter()
+            .filter_map(|path| path.get(value).map(|field| (path.to_string(), toolgate_json::with_canonical_numbers(field.clone()))));
+        // Reported evidence is as old as the call, so evidence that others have revoked since stays
+        // revoked. If the tool revokes its own evidence, it did so at admission, after its writes
+        // were recorded.
+        let own = if tool.spec.revokes.iter().any(|(of, _)| *of == tool.spec.name) {
+            tool.takes_away(&trail.arguments, None).len() + usize::from(passed.agent.tracked_sources.is_some())
+        } else {
+            0
+        };
+        let stamp = if passed.is_reported { trail.evidence_stamp.saturating_add(own as u64 + 1) } else { u64::MAX };
+        let evidence = Evidence {
+            tool: Arc::clone(&tool.spec.name),
+            entities: entities.collect(),
+            fields: Value::Object(fields.collect()),
+            at: trail.started,
+            origin: if passed.is_reported { Origin::Reported } else { Origin::RunHere },
+            stamp,
+        };
+        // An empty result is not evidence.
+        let evidence = (!empty).then_some(evidence);
+        Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence })
+    }
+}
+
+/// Stores a result that is too large. The model gets its beginning and a handle.
+fn truncate_output(output: &mut Output, most: usize, redactor: &Redactor) -> Option<(String, Arc<str>)> {
+    if output.hidden || is_certainly_small(&output.value, most) {
+        return None;
+    }
+    let text: Arc<str> = match &output.value {
+        Value::String(text) => text.as_str().into(),
+        value => value.to_string().into(),
+    };
+    if text.len() <= most {
+        return None;
+    }
+    let handle = format!("out_{}", CallId::generate());
+    let mut end = HEAD.min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    // Do not cut through a secret, because no pattern would match the rest.
+    let end = redactor.cut(&text, end);
+    let said =
+        format!("The result has {} bytes; this is its beginning. Read on with `read_output`, handle `{handle}`, offset {end}.", text.len());
+    output.message = Some(output.message.take().map_or(said.clone(), |message| format!("{message}\n{said}")));
+    output.value = Value::String(text.get(..end).unwrap_or_default().to_owned());
+    output.stored = Some(Stored { handle: handle.clone(), bytes: text.len() });
+    Some((handle, text))
+}
+
+/// Reports whether a value certainly fits, without serializing it.
+fn is_certainly_small(value: &Value, most: usize) -> bool {
+    match value {
+        Value::Null | Value::Bool(_) => true,
+        Value::Number(number) => number.as_str().len() <= most,
+        Value::String(text) => text.len() <= most,
+        Value::Array(_) | Value::Object(_) => {
+            toolgate_json::find_exceeded_bound_of_value(value, &Bounds { bytes: most / 8, depth: 128, nodes: most / 8 }).is_none()
+        }
+    }
+}
+
+/// Returns the entity that a call is evidence about: from its result, or else from its arguments.
+///
+/// If both have the same text, the value from the arguments is returned.
+fn proven_entity<'v>(asked: Option<&'v Value>, told: Option<&'v Value>) -> Option<&'v Value> {
+    let [asked, told] = [asked, told].map(|value| value.filter(|value| !value.is_null()));
+    let spelled = |value: &'v Value| match value {
+        Value::String(text) => Cow::Borrowed(text.as_str()),
+        other => Cow::Owned(other.to_string()),
+    };
+    match (asked, told) {
+        (Some(asked), Some(told)) if spelled(asked) == spelled(told) => Some(asked),
+        (asked, told) => told.or(asked),
+    }
+}

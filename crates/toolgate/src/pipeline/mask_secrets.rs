@@ -1,0 +1,78 @@
+//! Masks secret arguments in failures and in hook messages.
+//!
+//! A secret is masked in its JSON, path and message spellings too.
+
+use serde_json::Value;
+
+use crate::agent::Registered;
+use crate::call::error::ToolError;
+use crate::call::error_code;
+use crate::call::outcome::Signal;
+use crate::redact::{cleaned, without_short};
+
+/// The secret arguments of a call, in all their spellings.
+pub(crate) struct Secrets(Vec<String>);
+
+impl Secrets {
+    pub(crate) fn from_arguments(arguments: &Value, tool: &Registered) -> Self {
+        let mut found = Self(Vec::new());
+        found.add_document(arguments, tool);
+        found
+    }
+
+    /// Adds the secrets of another document: a rewrite or a result.
+    pub(crate) fn add_document(&mut self, document: &Value, tool: &Registered) {
+        tool.secrets.iter().flat_map(|path| path.get_all(document)).for_each(|value| collect_spellings(value, &mut self.0));
+    }
+
+    /// Removes the secrets from a text.
+    pub(crate) fn mask_text(&self, text: &str) -> String {
+        without_short(&self.0, text)
+    }
+
+    /// Removes the secrets from an error. Toolgate's own error codes never contain secrets.
+    pub(crate) fn mask_error(&self, error: &mut ToolError) {
+        if self.0.is_empty() {
+            return;
+        }
+        let clean = |text: &str| self.mask_text(text);
+        if error_code::find(&error.code).is_none() {
+            error.code = clean(&error.code).into();
+        }
+        error.message = clean(&error.message);
+        for field in &mut error.errors {
+            field.path = clean(&field.path);
+            field.got = clean(&field.got);
+            field.expected = clean(&field.expected);
+            field.did_you_mean = field.did_you_mean.as_deref().map(clean);
+        }
+        error.upstream = error.upstream.take().map(|said| cleaned(said, &self.0, without_short));
+    }
+
+    /// Removes the secrets from the reason of a signal.
+    pub(crate) fn mask_signal(&self, signal: &mut Signal) {
+        let (Signal::ExpandSection { reason, .. } | Signal::Abort { reason }) = signal;
+        *reason = self.mask_text(reason);
+    }
+}
+
+fn collect_spellings(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::String(text) => {
+            found.push(text.clone());
+            let spelled = value.to_string();
+            found.push(spelled.trim_matches('"').to_owned());
+            let shown = toolgate_text::escaped(text);
+            if shown != *text {
+                found.push(shown);
+            }
+            if text.contains(['~', '/']) {
+                found.push(text.replace('~', "~0").replace('/', "~1"));
+            }
+        }
+        Value::Number(number) => found.push(number.to_string()),
+        Value::Array(items) => items.iter().for_each(|item| collect_spellings(item, found)),
+        Value::Object(map) => map.values().for_each(|item| collect_spellings(item, found)),
+        Value::Null | Value::Bool(_) => {}
+    }
+}

@@ -1,0 +1,494 @@
+//! Runs the pipeline of a call.
+//!
+//! The order of the gates is a security property, so [`Toolgate::call`] writes it down as a list.
+
+pub(crate) mod admission;
+mod batch;
+pub(crate) mod call_state;
+mod deferred;
+pub(crate) mod explain;
+mod flush_spool;
+pub(crate) mod gates;
+mod mask_secrets;
+mod next_step;
+pub(crate) mod provenance;
+mod reconcile;
+mod spawn_on_drop;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ahash::HashMap;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+pub use crate::pipeline::deferred::Kept;
+pub use crate::pipeline::gates::policy::{Permit, PolicyEngine};
+pub(crate) use crate::pipeline::gates::shape::OUTPUT_BOUNDS;
+pub use crate::replay::{Backtest, BacktestPlace, Change, Compared, Replay, Ruling};
+pub use crate::session::handle::{Session, Snapshot};
+pub use explain::{Explanation, GateNote, RuleNote, Said, Would};
+pub use reconcile::Reconciled;
+
+use crate::agent::Agent;
+use crate::call::error::{Effects, ToolError};
+use crate::call::error_code;
+use crate::call::event::{Event, Listener};
+use crate::call::outcome::{Answer, Outcome};
+use crate::call::{Call, CallId, SessionKey};
+use crate::clock::{Clock, SystemClock};
+use crate::ledger::row::Gate;
+use crate::ledger::spool::Spool;
+use crate::pipeline::admission::{Admitted, Passed};
+use crate::pipeline::call_state::Trail;
+use crate::pipeline::gates::policy::EnforcingEngine;
+use crate::pipeline::spawn_on_drop::Through;
+use crate::redact::Redactor;
+use crate::session::state::State;
+use crate::store::{Approval, Intent, MemoryStore, Settle, Store, StoreError, Target};
+
+/// Runs calls: holds the agents, the store and the pipeline that every call goes through.
+///
+/// Cheap to clone.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use serde_json::json;
+/// use toolgate::{Agent, Toolgate, builtin};
+///
+/// let agent = Agent::builder("desk").tool(builtin::calc()).build()?;
+/// let gate = Toolgate::builder().agent(agent).build()?;
+/// let session = gate.session("desk", "alice", "conversation-1");
+///
+/// let answer = session.call("calc", json!({"expression": "0.1 + 0.2"})).await;
+/// assert_eq!(answer.outcome.success().map(|o| &o.value["result"]), Some(&json!(0.3)));
+///
+/// let answer = session.call("calc", json!({"expr": "1 + 1"})).await;
+/// assert_eq!(
+///     answer.outcome.error().map(|e| e.message.as_str()),
+///     Some("`calc` requires `expression` (string); got `expr`, did you mean `expression`?"),
+/// );
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Toolgate(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) agents: HashMap<Arc<str>, Arc<Agent>>,
+    pub(crate) store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    listeners: Vec<Listener>,
+    redactor: Redactor,
+    engine: Arc<dyn PolicyEngine>,
+    spool: Arc<Spool>,
+    /// Identifies this process in claims.
+    owner: Arc<str>,
+    pub(crate) busy_timeout: Duration,
+    approval_ttl: Duration,
+}
+
+impl Toolgate {
+    /// Takes a call through all gates.
+    ///
+    /// If the caller drops the future, the tool is cancelled, but the call is still recorded. A
+    /// call with effects runs on its own task. A read moves to its own task when its caller goes
+    /// away.
+    pub async fn call(&self, call: Call) -> Answer {
+        let call = Arc::new(call);
+        let trail = Trail::start(self, &call, None);
+        let (id, span) = (trail.id, trail.span.clone());
+        let hang_up = trail.cancel.clone().drop_guard();
+        let gate = self.clone();
+        let asked = Arc::clone(&call);
+        let path = async move { gate.run_pipeline(&asked, trail).await }.instrument(span);
+        let ended =
+            if self.is_read(&call) { Through::new(path).await } else { crate::pipeline::spawn_on_drop::poll_then_spawn(path).await };
+        match ended {
+            Some(answer) => {
+                // The caller is still there, so background work that the tool started may continue.
+                hang_up.disarm();
+                answer
+            }
+            None => Box::pin(self.record_internal_error(&call, id)).await,
+        }
+    }
+
+    fn is_read(&self, call: &Call) -> bool {
+        let tool = self.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str()));
+        tool.is_some_and(|tool| tool.spec.effect() == crate::Effect::Read)
+    }
+
+    /// Runs all gates. The first rejection ends the call, which still gets a ledger row.
+    async fn run_pipeline(&self, call: &Call, mut trail: Box<Trail>) -> Answer {
+        // Each stage is boxed to keep the task that drives them small.
+        match Box::pin(self.run_admission_gates(call, &mut trail, None)).await {
+            Ok(Admitted::Admitted(passed)) => {
+                let ran = Box::pin(self.run_tool(&passed, &mut trail)).await;
+                Box::pin(self.settle_call(passed, ran, trail)).await
+            }
+            Ok(Admitted::Replay(outcome)) => Box::pin(self.end_replayed(outcome, trail)).await,
+            Err(stop) => Box::pin(self.end_rejected(stop, trail)).await,
+        }
+    }
+
+    /// Runs the gates before the tool. On success, returns a permit and an open claim.
+    pub(crate) async fn run_admission_gates(&self, call: &Call, trail: &mut Trail, batch: Option<&State>) -> Result<Admitted, Stop> {
+        trail.enter_gate(Gate::Admit);
+        let agent = self.check_principal(call, trail).await?;
+        trail.enter_gate(Gate::Resolve);
+        let tool = self.resolve_tool(&agent, call)?;
+        let resumed = self.load_named_approval(call, &tool, trail).await?;
+        trail.enter_gate(Gate::Validate);
+        let mut arguments = self.validate_arguments(&agent, &tool, call, resumed.as_deref(), trail)?;
+        trail.enter_gate(Gate::Recall);
+        // Append the rows of earlier calls first, including those that are still in the spool.
+        self.flush_spool().await?;
+        // From here until the commit, a tool with effects has exclusive access to the session.
+        let entered = self.open_session(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
+        trail.evidence_stamp = entered.state.stamp;
+        if let Some(replay) = self.recall_outcome(&agent, call, &tool, &arguments, &entered, trail).await? {
+            return Ok(Admitted::Replay(replay));
+        }
+        trail.enter_gate(Gate::Progress);
+        self.check_repetition(call, &tool, &entered, resumed.as_deref(), trail).await?;
+        trail.enter_gate(Gate::Limits);
+        let (budget, remaining) = self.check_limits(&agent, call, &tool, &entered, trail).await?;
+        trail.enter_gate(Gate::Hooks);
+        // Few calls have hooks. The box keeps the future of all other calls small.
+        let asked = if tool.hooks.is_empty() {
+            Vec::new()
+        } else {
+            Box::pin(self.run_before_hooks(&agent, call, &tool, &mut arguments, resumed.is_some(), trail)).await?
+        };
+        trail.enter_gate(Gate::Policy);
+        let state = batch.unwrap_or(&entered.state);
+        self.load_facts(&agent, call, &tool, &arguments, state, trail).await?;
+        let judgement = match crate::pipeline::gates::policy::evaluate_policies(
+            &*self.0.engine,
+            trail.id,
+            &call.key,
+            &tool,
+            arguments,
+            &trail.facts,
+            asked,
+        ) {
+            Ok((judgement, observed)) => {
+                trail.facts.observed = observed;
+                judgement
+            }
+            Err(denied) => return Err(Box::pin(self.reject_denied(*denied, &agent, &tool, state, trail)).await),
+        };
+        trail.enter_gate(Gate::Approval);
+        let (permit, approval) = match judgement.into_permit(resumed.as_deref()) {
+            Ok(permit) => (permit, resumed.map(|approval| (approval.id, approval.expires))),
+            Err(asked) => Box::pin(self.require_approval(asked, call, trail)).await?,
+        };
+        trail.enter_gate(Gate::Claim);
+        let recall = crate::pipeline::gates::hooks::all_recall_keys(call, &tool, trail.requested_digest, &permit);
+        let recallable = !recall.is_empty();
+        match self.claim_call(call, &permit, budget, recall, approval, trail).await {
+            Ok(crate::pipeline::admission::Claim::Claimed) => {}
+            Ok(crate::pipeline::admission::Claim::Replay(outcome)) => return Ok(Admitted::Replay(outcome)),
+            Err(stop) => return Err(Box::pin(self.reject_unclaimed(stop, &permit, &agent, state, trail)).await),
+        }
+        Ok(Admitted::Admitted(Box::new(Passed {
+            agent,
+            authorization: crate::pipeline::gates::policy::Granted::ToRun(permit),
+            version: entered.version,
+            state: Some(entered.state),
+            session_lock: entered.lock,
+            remaining,
+            is_recallable: recallable,
+            key: call.key.clone(),
+            is_reported: false,
+            mismatched_run: None,
+        })))
+    }
+
+    /// Records a call whose task panicked, which no input should be able to cause.
+    async fn record_internal_error(&self, call: &Call, id: CallId) -> Answer {
+        let trail = Trail::start(self, call, Some(id));
+        let error = ToolError::of(error_code::INTERNAL_FAULT, "toolgate failed while it handled this call; do not repeat the call")
+            .with_effects(Effects::Unknown);
+        let tool = self.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str()));
+        let revoked = tool.map(|tool| tool.takes_away(&trail.arguments, None)).unwrap_or_default();
+        self.end_rejected_with(Stop::new(error), None, revoked, trail).await
+    }
+}
+
+/// Explains why a gate ended a call early.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    pub(crate) error: Box<ToolError>,
+    /// The rejecting gate, if it differs from the gate that the call is at.
+    pub(crate) gate: Option<Gate>,
+}
+
+impl Stop {
+    fn new(error: ToolError) -> Self {
+        Self { error: Box::new(error), gate: None }
+    }
+
+    fn at_gate(gate: Gate, error: ToolError) -> Self {
+        Self { error: Box::new(error), gate: Some(gate) }
+    }
+}
+
+impl From<ToolError> for Stop {
+    fn from(error: ToolError) -> Self {
+        Self::new(error)
+    }
+}
+
+/// Maps a store failure before the tool ran to a retryable error.
+impl From<StoreError> for Stop {
+    fn from(error: StoreError) -> Self {
+        // The caller does not see the store's message, because it may name hosts and users.
+        tracing::error!(%error, "store unavailable");
+        Self::new(ToolError::of(error_code::STORE_UNAVAILABLE, "the store is unavailable; nothing was done").retry_after_ms(1_000))
+    }
+}
+
+/// Builds a [`Toolgate`].
+pub struct ToolgateBuilder {
+    pub(crate) agents: HashMap<Arc<str>, Arc<Agent>>,
+    store: Option<Arc<dyn Store>>,
+    clock: Arc<dyn Clock>,
+    listeners: Vec<Listener>,
+    redact_patterns: Vec<regex::Regex>,
+    engine: Arc<dyn PolicyEngine>,
+    spool: Option<PathBuf>,
+    busy_timeout: Duration,
+    approval_ttl: Duration,
+}
+
+impl Toolgate {
+    /// Starts a builder with an in-memory store and the system clock.
+    #[must_use]
+    pub fn builder() -> ToolgateBuilder {
+        ToolgateBuilder {
+            agents: HashMap::default(),
+            store: None,
+            clock: Arc::new(SystemClock),
+            listeners: Vec::new(),
+            redact_patterns: Vec::new(),
+            engine: Arc::new(EnforcingEngine),
+            spool: None,
+            busy_timeout: Duration::from_secs(5),
+            approval_ttl: Duration::from_secs(15 * 60),
+        }
+    }
+
+    /// Returns a handle for one session of a principal with an agent.
+    pub fn session(&self, agent: &str, principal: &str, session: &str) -> Session {
+        // Reuse the agent's own `Arc`, so that keys are cheap to compare and clone.
+        let agent = self.0.agents.get(agent).map_or_else(|| Arc::from(agent), |agent| Arc::clone(&agent.name));
+        Session::new(self.clone(), SessionKey::new(agent, principal, session))
+    }
+
+    /// Returns an agent by name.
+    #[must_use]
+    pub fn agent(&self, name: &str) -> Option<&Agent> {
+        self.0.agents.get(name).map(AsRef::as_ref)
+    }
+
+    /// Pauses an agent, tool, principal or session immediately.
+    ///
+    /// # Errors
+    /// The store cannot record the change.
+    pub async fn pause(&self, target: Target, reason: &str) -> Result<(), StoreError> {
+        self.0.store.set_pause(target, Some(reason.to_owned())).await
+    }
+
+    /// Resumes an agent, tool, principal or session.
+    ///
+    /// # Errors
+    /// The store cannot record the change.
+    pub async fn unpause(&self, target: Target) -> Result<(), StoreError> {
+        self.0.store.set_pause(target, None).await
+    }
+
+    /// Returns the error for a request that is not a call (a prompt, a resource), if the agent,
+    /// principal or session is paused or if the store is unavailable.
+    pub async fn paused_error(&self, key: &SessionKey) -> Option<ToolError> {
+        if !self.0.store.may_be_paused() {
+            return None;
+        }
+        match self.0.store.paused(key, &Arc::from("")).await {
+            Ok(stopped) => stopped.map(|(target, why)| crate::pipeline::gates::admit::paused_target_error(&target, &why)),
+            Err(error) => Some(*Stop::from(error).error),
+        }
+    }
+
+    /// Returns an approval by id.
+    ///
+    /// # Errors
+    /// The store is unavailable.
+    pub async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError> {
+        self.0.store.approval(id).await
+    }
+
+    /// Approves or denies a waiting call. Returns false if the call no longer waits.
+    ///
+    /// # Errors
+    /// The store cannot record the change.
+    pub async fn answer_approval(&self, id: &str, approved: bool, by: &str) -> Result<bool, StoreError> {
+        self.0.store.answer(id, approved, by, self.now()).await
+    }
+
+    /// Lists the calls whose outcome is unknown.
+    ///
+    /// # Errors
+    /// The store is unavailable.
+    pub async fn pending_calls(&self) -> Result<Vec<Intent>, StoreError> {
+        // The spool may contain the end of a call that would otherwise be listed.
+        if self.0.spool.is_waiting() {
+            self.recover_spool().await?;
+        }
+        self.0.store.pending(self.now()).await
+    }
+
+    /// Settles a call with unknown outcome by hand, as done (`happened`) or as never executed.
+    ///
+    /// The ledger records `by` as the person who settled the call. Returns false if the call is not
+    /// pending.
+    ///
+    /// # Errors
+    /// The store cannot record the change.
+    pub async fn settle_pending(&self, call: CallId, happened: Option<Outcome>, by: &str) -> Result<bool, StoreError> {
+        let Some(intent) = self.pending_calls().await?.into_iter().find(|intent| intent.call == call) else { return Ok(false) };
+        let (settle, outcome) = match happened {
+            Some(outcome) => (Settle::Done, outcome),
+            None => (Settle::Released, Settle::never_happened()),
+        };
+        let tool = self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
+        let shown = self.0.redactor.outcome(outcome.clone(), tool.map(|tool| tool.secrets.as_slice()));
+        self.0.store.settle(call, settle, outcome, shown, by, self.now()).await
+    }
+
+    pub(crate) fn now(&self) -> jiff::Timestamp {
+        self.0.clock.now()
+    }
+
+    fn publish_event(&self, event: &Event) {
+        for listener in &self.0.listeners {
+            // A panic in a listener must not affect the call.
+            let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| listener(event)));
+            if heard.is_err() {
+                tracing::error!("event listener panicked");
+            }
+        }
+    }
+}
+
+impl ToolgateBuilder {
+    /// Adds an agent. It replaces an agent of the same name.
+    #[must_use]
+    pub fn agent(mut self, agent: Agent) -> Self {
+        self.agents.insert(Arc::clone(&agent.name), Arc::new(agent));
+        self
+    }
+
+    /// Sets the store.
+    #[must_use]
+    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
+        self.store = Some(store);
+        self
+    }
+
+    /// Sets the clock.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Adds a listener.
+    #[must_use]
+    pub fn on_event(mut self, listener: impl Fn(&Event) + Send + Sync + 'static) -> Self {
+        self.listeners.push(Arc::new(listener));
+        self
+    }
+
+    /// Redacts matches of a pattern in ledger rows.
+    ///
+    /// The model still sees the matches. To hide a value from the model, declare it with the tool.
+    ///
+    /// # Errors
+    /// The pattern is not a valid regular expression.
+    pub fn redact_pattern(mut self, pattern: &str) -> Result<Self, regex::Error> {
+        self.redact_patterns.push(regex::Regex::new(pattern)?);
+        Ok(self)
+    }
+
+    /// Replaces the policy engine. Exists only with the feature `testing`.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn policy_engine(mut self, engine: impl PolicyEngine + 'static) -> Self {
+        self.engine = Arc::new(engine);
+        self
+    }
+
+    /// Sets the file for ledger rows that the store cannot record yet.
+    ///
+    /// Default: a file in the `spool` directory of the store, else in the temporary directory.
+    #[must_use]
+    pub fn spool(mut self, path: impl Into<PathBuf>) -> Self {
+        self.spool = Some(path.into());
+        self
+    }
+
+    /// Sets how long a call waits for a session that another call has locked. Default: 5 s.
+    #[must_use]
+    pub const fn busy_timeout(mut self, wait: Duration) -> Self {
+        self.busy_timeout = wait;
+        self
+    }
+
+    /// Sets how long an approval can be answered and used. Default: 15 min.
+    #[must_use]
+    pub const fn approval_ttl(mut self, life: Duration) -> Self {
+        self.approval_ttl = life;
+        self
+    }
+
+    /// Builds the runtime.
+    ///
+    /// # Errors
+    /// The system provides no random numbers for the redaction key, or the spool directory cannot
+    /// be created.
+    pub fn build(self) -> Result<Toolgate, std::io::Error> {
+        let store = self.store.unwrap_or_else(|| Arc::new(MemoryStore::new()));
+        let owner = store.owner().unwrap_or_else(|| CallId::generate().to_string().into());
+        let spool = match (self.spool, store.home()) {
+            (Some(path), _) => Arc::new(Spool::new(path)),
+            (None, Some(home)) => Spool::among(&home.join("spool"), &owner)?,
+            (None, None) => Arc::new(Spool::new(std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl")))),
+        };
+        for agent in self.agents.values() {
+            store.introduce(agent.definition_digest, &agent.definition);
+        }
+        Ok(Toolgate(Arc::new(Inner {
+            agents: self.agents,
+            clock: self.clock,
+            listeners: self.listeners,
+            redactor: Redactor::new(store.redaction_key(), self.redact_patterns).map_err(std::io::Error::other)?,
+            store,
+            engine: self.engine,
+            spool,
+            owner,
+            busy_timeout: self.busy_timeout,
+            approval_ttl: self.approval_ttl,
+        })))
+    }
+}
+
+/// Returns the earlier of two deadlines.
+fn earlier_deadline(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}

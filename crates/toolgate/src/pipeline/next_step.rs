@@ -1,0 +1,477 @@
+//! Searches for the next allowed call: the shortest path that the rules leave open to the denied
+//! call, or a tool to hand over to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+use super::{Stop, Toolgate};
+use crate::agent::{Agent, Registered};
+use crate::call::error::{NextStep, ToolError};
+use crate::call::{CallId, Judged, SessionKey};
+use crate::pipeline::call_state::Trail;
+use crate::pipeline::gates::admit::once_key;
+use crate::pipeline::gates::policy::{Denied, Permit, Said, evaluate_rule};
+use crate::policy::{Ask, Facts, Mode, Needs, Policy, Remedy};
+use crate::session::state::{Change, Evidence, Origin, Revoked, State};
+use crate::store::Enter;
+
+/// Limits of the search: calls considered in total, and calls in one path.
+const MAX_SEARCH_CALLS: u32 = 200;
+const MAX_STEPS: usize = 12;
+
+/// Assumed effect of a step.
+#[derive(Clone)]
+enum Assumed {
+    /// Evidence, and whether the client runs the tool.
+    AddEvidence(Arc<Evidence>, bool),
+    RevokeEvidence(Revoked),
+    SetMark(Change),
+}
+
+/// A call that the caller could make.
+#[derive(Clone)]
+struct Step {
+    tool: Arc<Registered>,
+    arguments: Map<String, Value>,
+    /// Some required arguments are unknown.
+    is_incomplete: bool,
+    assumed_effects: Vec<Assumed>,
+}
+
+/// Verdict of the rules on a step.
+enum Ruling {
+    Admitted,
+    /// Any of these calls would resolve the first denial. Empty if some denial cannot be resolved.
+    Denied(Vec<Remedy>),
+}
+
+struct Search<'a> {
+    toolgate: &'a Toolgate,
+    agent: &'a Agent,
+    key: &'a SessionKey,
+    state: &'a State,
+    /// The facts of the denied call.
+    facts: &'a Facts,
+    denied_arguments: &'a Map<String, Value>,
+    call_id: CallId,
+    now: Timestamp,
+    calls_considered: AtomicU32,
+}
+
+impl Toolgate {
+    /// Builds the rejection for a policy denial, with the next allowed call.
+    pub(crate) async fn reject_denied(
+        &self,
+        denied: Denied,
+        agent: &Agent,
+        tool: &Arc<Registered>,
+        state: &State,
+        trail: &mut Trail,
+    ) -> Stop {
+        let Denied { rule, error, denied_by: by, arguments, observed, .. } = denied;
+        trail.rule = Some(rule);
+        trail.facts.observed = observed;
+        let ask = Ask::new(trail.id, &trail.key, &tool.spec, &arguments, &trail.facts);
+        let remedies = collect_prerequisites(&ask, by.iter().map(AsRef::as_ref));
+        // The denial of the first rule is shown.
+        let error = match by.first() {
+            Some(rule) => hide_invisible_tools(error, &**rule, &ask, agent),
+            None => error,
+        };
+        self.add_next_step(error, &arguments, remedies, agent, tool, state, trail).await.into()
+    }
+
+    /// Extends the rejection by a limit at the claim. No call of the model frees a limit, but the
+    /// rule may redirect to another tool.
+    pub(crate) async fn reject_unclaimed(&self, mut stop: Stop, permit: &Permit, agent: &Agent, state: &State, trail: &Trail) -> Stop {
+        if stop.error.redirect_tool.is_some() {
+            *stop.error = self.add_next_step(*stop.error, permit.arguments(), None, agent, permit.tool(), state, trail).await;
+        }
+        stop
+    }
+
+    /// Reports whether a caller can use a tool: it exists, is visible to the caller and is not
+    /// paused.
+    pub(crate) async fn is_reachable(&self, tool: &str, agent: &Agent, key: &SessionKey) -> bool {
+        let Some(tool) = agent.tools.get(tool).filter(|tool| tool.is_visible_to(&key.principal)) else { return false };
+        let store = &self.0.store;
+        !store.may_be_paused() || matches!(store.paused(key, &tool.spec.name).await, Ok(None))
+    }
+
+    /// Removes redirects and next steps that the caller cannot use.
+    pub(crate) async fn strip_unreachable_redirects(&self, mut error: ToolError, agent: &Agent, key: &SessionKey) -> ToolError {
+        if let Some(to) = error.redirect_tool.take()
+            && self.is_reachable(&to, agent, key).await
+        {
+            error.redirect_tool = Some(to);
+        }
+        if let Some(next) = error.next.take()
+            && self.is_reachable(&next.tool, agent, key).await
+        {
+            error.next = Some(next);
+        }
+        error
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the whole context of a denied call")]
+    async fn add_next_step(
+        &self,
+        error: ToolError,
+        arguments: &Judged,
+        remedies: Option<Vec<Remedy>>,
+        agent: &Agent,
+        tool: &Arc<Registered>,
+        state: &State,
+        trail: &Trail,
+    ) -> ToolError {
+        // Replay needs only the decision, not the advice.
+        if trail.facts.watch.0.is_some() {
+            return error;
+        }
+        let mut error = self.strip_unreachable_redirects(error, agent, &trail.key).await;
+        let none = Map::new();
+        let asked = arguments.value().as_object().unwrap_or(&none);
+        let search = Search {
+            toolgate: self,
+            agent,
+            key: &trail.key,
+            state,
+            facts: &trail.facts,
+            denied_arguments: asked,
+            call_id: trail.id,
+            now: trail.started,
+            calls_considered: AtomicU32::new(0),
+        };
+        let target = Step { tool: Arc::clone(tool), arguments: asked.clone(), is_incomplete: false, assumed_effects: Vec::new() };
+        let nothing_helps = remedies.as_ref().is_some_and(Vec::is_empty);
+        let way = search.find_path_by_remedies(&target, remedies.unwrap_or_default(), &[], &mut Vec::new()).await;
+        let step = match way.and_then(|steps| steps.into_iter().next()) {
+            Some(step) => Some(step),
+            None => search.find_redirect_step(error.redirect_tool.as_deref()).await,
+        };
+        // Never suggest the very call that was rejected, even if a limit has free capacity by now.
+        let is_it = |name: &str, arguments: &Map<String, Value>| *name == *tool.spec.name && arguments == asked;
+        let step = step.filter(|step| !is_it(&step.tool.spec.name, &step.arguments));
+        error.next = error.next.filter(|next| !next.arguments.as_object().is_some_and(|arguments| is_it(&next.tool, arguments)));
+        if step.is_none() && nothing_helps && error.redirect_tool.is_none() {
+            error.message = format!(
+                "{}{} Repeating this call does not help.",
+                error.message,
+                if error.message.ends_with(['.', '!', '?']) { "" } else { "." }
+            );
+        }
+        if let Some(step) = step {
+            error.next = Some(search.to_next_step(&step, &tool.secrets));
+        }
+        error
+    }
+}
+
+impl Search<'_> {
+    /// Finds the shortest path to a call: the calls to make before it. Empty if it is allowed
+    /// already.
+    fn find_path<'s>(
+        &'s self,
+        target: &'s Step,
+        assumed: &'s [Assumed],
+        stack: &'s mut Vec<(Arc<str>, Map<String, Value>)>,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Option<Vec<Step>>> + Send + 's>> {
+        Box::pin(async move {
+            let remedies = match self.check_step(target, assumed).await? {
+                Ruling::Admitted => return Some(Vec::new()),
+                Ruling::Denied(remedies) => remedies,
+            };
+            self.find_path_by_remedies(target, remedies, assumed, stack).await
+        })
+    }
+
+    /// Finds the shortest path to a denied call that starts with one of these remedies.
+    async fn find_path_by_remedies(
+        &self,
+        target: &Step,
+        remedies: Vec<Remedy>,
+        assumed: &[Assumed],
+        stack: &mut Vec<(Arc<str>, Map<String, Value>)>,
+    ) -> Option<Vec<Step>> {
+        let mut best: Option<Vec<Step>> = None;
+        for remedy in remedies {
+            let Some(step) = self.build_step(&remedy) else { continue };
+            let this = (Arc::clone(&step.tool.spec.name), step.arguments.clone());
+            if stack.len() >= MAX_STEPS || stack.contains(&this) {
+                continue;
+            }
+            stack.push(this);
+            let found = self.find_path_through(target, step, assumed, stack).await;
+            stack.pop();
+            best = match (best, found) {
+                (Some(best), Some(found)) if best.len() <= found.len() => Some(best),
+                (best, found) => found.or(best),
+            };
+        }
+        best
+    }
+
+    /// Finds the path to a call through this step.
+    async fn find_path_through(
+        &self,
+        target: &Step,
+        step: Step,
+        assumed: &[Assumed],
+        stack: &mut Vec<(Arc<str>, Map<String, Value>)>,
+    ) -> Option<Vec<Step>> {
+        let mut steps = self.find_path(&step, assumed, stack).await?;
+        steps.push(step);
+        let mut assumed = assumed.to_vec();
+        assumed.extend(steps.iter().flat_map(|step| step.assumed_effects.iter().cloned()));
+        steps.extend(self.find_path(target, &assumed, stack).await?);
+        Some(steps)
+    }
+
+    /// Returns the redirect target, or the first step towards it.
+    async fn find_redirect_step(&self, redirect: Option<&str>) -> Option<Step> {
+        let step = self.build_step(&Remedy { tool: redirect?.into(), ..Remedy::default() })?;
+        let steps = self.find_path(&step, &[], &mut Vec::new()).await?;
+        Some(steps.into_iter().next().unwrap_or(step))
+    }
+
+    /// Checks a step under the given assumptions. Returns `None` if the step is impossible.
+    async fn check_step(&self, step: &Step, assumed: &[Assumed]) -> Option<Ruling> {
+        let tool = &step.tool;
+        if self.calls_considered.fetch_add(1, Ordering::Relaxed) >= MAX_SEARCH_CALLS || !tool.is_visible_to(&self.key.principal) {
+            return None;
+        }
+        let store = &self.toolgate.0.store;
+        if store.may_be_paused() && !matches!(store.paused(self.key, &tool.spec.name).await, Ok(None)) {
+            return None;
+        }
+        let arguments = Judged::new(&tool.spec.name, Value::Object(step.arguments.clone()));
+        // A `once` call that was made before is only replayed, and yields no new evidence.
+        if tool.spec.once && !step.is_incomplete && self.has_earlier_call(tool, &arguments).await {
+            return None;
+        }
+        let mut facts = Facts { now: self.now, ..Facts::default() };
+        let enforced =
+            || tool.governed_by.iter().filter(|attached| attached.policy.mode() == Mode::Enforce).map(|attached| &*attached.policy);
+        for round in 0..2 {
+            let mut needs = Needs::default();
+            let ask = Ask::new(self.call_id, self.key, &tool.spec, &arguments, &facts).sketched(step.is_incomplete);
+            let asked =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| enforced().for_each(|policy| policy.needs(&ask, &mut needs))));
+            asked.ok()?;
+            if round > 0 {
+                needs.less(&facts);
+            }
+            self.toolgate.load_requested_facts(self.agent, self.key, &mut needs, self.state, &mut facts).await.ok()?;
+            apply_assumptions(&mut facts, assumed);
+            if !needs.repeat_with_evidence {
+                break;
+            }
+        }
+        let ask = Ask::new(self.call_id, self.key, &tool.spec, &arguments, &facts).sketched(step.is_incomplete);
+        let mut charges: Vec<_> = self.agent.limits.charges(self.key, tool.spec.cost).into_iter().map(|(charge, _)| charge).collect();
+        let mut by = Vec::new();
+        for policy in enforced() {
+            match evaluate_rule(&*self.toolgate.0.engine, policy, &ask) {
+                Said::Allow(terms) | Said::Ask(_, terms) => charges.extend(terms.charges.into_iter().map(|(charge, _)| charge)),
+                // A rule fails on unknown arguments, which is no reason to exclude the step.
+                Said::Fault(_) if step.is_incomplete => {}
+                Said::Deny(_) | Said::Fault(_) => by.push(policy),
+            }
+        }
+        let room = store.room(&charges, self.now).await.ok()?;
+        if room.iter().any(Result::is_err) {
+            return Some(Ruling::Denied(Vec::new()));
+        }
+        Some(if by.is_empty() { Ruling::Admitted } else { Ruling::Denied(collect_prerequisites(&ask, by.into_iter()).unwrap_or_default()) })
+    }
+
+    /// Reports whether a `once` call was made before, with any outcome. Returns true if the lookup
+    /// fails.
+    async fn has_earlier_call(&self, tool: &Registered, arguments: &Judged) -> bool {
+        let digest = self.toolgate.0.redactor.keyed(arguments.digest());
+        let recall: Vec<_> = once_key(self.key, tool, digest).into_iter().collect();
+        let look = Enter { key: self.key, digest, dedup_keys: &recall, counts_repetition: false, polling: None, lock: None, now: self.now };
+        self.toolgate.0.store.look(look).await.map_or(true, |entered| entered.prior_call.is_some())
+    }
+
+    /// Turns a remedy into a call and fills in the known arguments.
+    fn build_step(&self, remedy: &Remedy) -> Option<Step> {
+        let tool = Arc::clone(self.agent.tools.get(&remedy.tool)?);
+        let schema = tool.spec.input_schema();
+        let properties = schema.and_then(|schema| schema.get("properties")).and_then(Value::as_object);
+        let takes = |name: &str| properties.is_some_and(|properties| properties.contains_key(name));
+        let mut arguments = remedy.arguments.clone();
+        if let Some((entity, value)) = &remedy.about
+            && let Some((_, path)) = tool.spec.entities.iter().find(|(name, _)| name == entity)
+            && let [name] = path.parts()
+            && takes(name)
+        {
+            arguments.insert(name.clone(), value.clone());
+            // The tool does not accept this entity, so it yields no evidence about it.
+            if !accepts_argument(&tool, &arguments, name) {
+                return None;
+            }
+        }
+        let required: Vec<&str> =
+            schema.and_then(|s| s.get("required")).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+        let entities =
+            tool.spec.entities.iter().filter_map(|(_, path)| path.parts().first()).map(String::as_str).filter(|name| takes(name));
+        for name in required.iter().copied().chain(entities) {
+            if arguments.contains_key(name) {
+                continue;
+            }
+            let Some(value) = self.denied_arguments.get(name).or_else(|| self.evidence_value(name)) else { continue };
+            // A value with the right name and the wrong type is another value.
+            let mut with = arguments.clone();
+            with.insert(name.to_owned(), value.clone());
+            if accepts_argument(&tool, &with, name) {
+                arguments = with;
+            }
+        }
+        let sketch = required.iter().any(|name| !arguments.contains_key(*name));
+        let comes_to = assumed_effects_of(remedy, &tool, &arguments, self.now);
+        Some(Step { tool, arguments, is_incomplete: sketch, assumed_effects: comes_to })
+    }
+
+    /// Returns the value of this name from the known evidence.
+    fn evidence_value(&self, name: &str) -> Option<&Value> {
+        let said: Vec<(&Evidence, &Value)> = self
+            .facts
+            .evidence
+            .iter()
+            .filter_map(|(_, proof)| {
+                let proof = proof.as_deref()?;
+                let entity = proof.entities.iter().find(|(entity, _)| **entity == *name).map(|(_, value)| value);
+                Some((proof, entity.or_else(|| proof.fields.get(format!("/{name}")))?))
+            })
+            .collect();
+        // Evidence about the same entity has precedence. Other evidence counts only if all of it
+        // agrees.
+        let is_about = |proof: &Evidence| proof.entities.iter().any(|(entity, value)| self.denied_arguments.get(&**entity) == Some(value));
+        let about = said.iter().filter(|(proof, _)| is_about(proof)).max_by_key(|(proof, _)| proof.at);
+        let (_, first) = about.or_else(|| said.first())?;
+        (about.is_some() || said.iter().all(|(_, value)| value == first)).then_some(*first)
+    }
+
+    /// Formats a step for the model, without secrets.
+    fn to_next_step(&self, step: &Step, secrets: &[toolgate_json::Pointer]) -> NextStep {
+        let is_secret = |name: &str| {
+            let path = toolgate_json::Pointer::from_parts(vec![name.to_owned()]);
+            crate::redact::is_secret(&path, secrets) || crate::redact::is_secret(&path, &step.tool.secrets)
+        };
+        let hidden: Vec<&Value> = self.denied_arguments.iter().filter(|(name, _)| is_secret(name)).map(|(_, value)| value).collect();
+        let arguments = step.arguments.iter().filter(|(name, value)| !is_secret(name) && !hidden.contains(value));
+        let arguments = arguments.map(|(name, value)| (name.clone(), value.clone())).collect();
+        NextStep { tool: step.tool.spec.name.to_string(), arguments: Value::Object(arguments) }
+    }
+}
+
+/// Reports whether the tool accepts the value of this argument. Missing values in it may still be
+/// added.
+fn accepts_argument(tool: &Registered, arguments: &Map<String, Value>, name: &str) -> bool {
+    let Some(schema) = &tool.input else { return true };
+    let Err(invalid) = schema.check(&tool.spec.name, &Value::Object(arguments.clone())) else { return true };
+    let place = toolgate_json::Pointer::from_parts(vec![name.to_owned()]).to_string();
+    let is_it = |path: &str| path.strip_prefix(&place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    !invalid.errors.iter().any(|error| is_it(&error.path) && error.got != "nothing")
+}
+
+/// Returns the tools that a rule requires to succeed first: one of each group.
+fn required_tools(rule: &dyn Policy, ask: &Ask<'_>) -> Vec<Vec<String>> {
+    let groups = || {
+        let after: Vec<Vec<String>> =
+            rule.outline(ask.tool).prerequisites.into_iter().map(|(_, group)| group.into_iter().map(str::to_owned).collect()).collect();
+        // Requirements of specific calls are not part of the static summary.
+        if after.is_empty() {
+            let remedies = rule.remedies(ask).unwrap_or_default();
+            return vec![remedies.into_iter().map(|remedy| remedy.tool.to_string()).collect()];
+        }
+        after
+    };
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(groups)).unwrap_or_default()
+}
+
+/// Removes tools that the caller cannot see from a denial that says which tools must come first.
+///
+/// Calling such a tool would fail with `unknown_tool`.
+fn hide_invisible_tools(mut error: ToolError, rule: &dyn Policy, ask: &Ask<'_>, agent: &Agent) -> ToolError {
+    let is_seen = |tool: &String| agent.tools.get(tool.as_str()).is_none_or(|tool| tool.is_visible_to(&ask.key.principal));
+    // The names are masked like secrets are: wherever they occur as words, however the message is
+    // worded.
+    let is_name_character = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    let names = |message: &str, tool: &str| message.split(|c| !is_name_character(c)).any(|word| word == tool);
+    let mut groups = required_tools(rule, ask);
+    groups.retain(|group| group.iter().any(|tool| names(&error.message, tool)));
+    if !groups.iter().flatten().any(|tool| !is_seen(tool) && names(&error.message, tool)) {
+        return error;
+    }
+    groups.iter_mut().for_each(|group| group.retain(is_seen));
+    let one_of = |group: &Vec<String>| group.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ");
+    error.message = if groups.iter().any(Vec::is_empty) {
+        "a step that this caller cannot take must come first; tell the user".to_owned()
+    } else {
+        format!("{} must have succeeded first in this session", groups.iter().map(one_of).collect::<Vec<_>>().join(" and "))
+    };
+    error
+}
+
+/// Returns the remedies for the first denial. Empty if some denial has no remedy, `None` if some
+/// rule does not know.
+fn collect_prerequisites<'p>(ask: &Ask<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> Option<Vec<Remedy>> {
+    let remedies =
+        |policy: &dyn Policy| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.remedies(ask))).unwrap_or_default();
+    let all: Vec<Vec<Remedy>> = deniers.map(remedies).collect::<Option<_>>()?;
+    if all.iter().any(Vec::is_empty) { Some(Vec::new()) } else { all.into_iter().next() }
+}
+
+/// Returns the assumed effects of a step that succeeds.
+fn assumed_effects_of(remedy: &Remedy, tool: &Registered, arguments: &Map<String, Value>, now: Timestamp) -> Vec<Assumed> {
+    let arguments = Value::Object(arguments.clone());
+    let mut entities: Vec<(Arc<str>, Value)> = remedy.about.iter().cloned().collect();
+    for (name, path) in &tool.spec.entities {
+        if let Some(value) = path.get(&arguments)
+            && !entities.iter().any(|(known, _)| known == name)
+        {
+            entities.push((Arc::clone(name), value.clone()));
+        }
+    }
+    let revoked = tool.spec.revokes.iter().map(|(of, entity)| {
+        let about = entity.as_ref().and_then(|entity| entities.iter().find(|(name, _)| name == entity).cloned());
+        Assumed::RevokeEvidence(Revoked { tool: Arc::clone(of), about })
+    });
+    let mut all: Vec<Assumed> = revoked.collect();
+    let proof = Evidence { tool: Arc::clone(&tool.spec.name), entities, fields: Value::Null, at: now, origin: Origin::Assumed, stamp: 0 };
+    all.push(Assumed::AddEvidence(Arc::new(proof), tool.spec.handler_is_external()));
+    all.extend(remedy.marks.iter().cloned().map(Assumed::SetMark));
+    all
+}
+
+/// Applies assumed effects to the facts.
+fn apply_assumptions(facts: &mut Facts, assumed: &[Assumed]) {
+    for assumed in assumed {
+        match assumed {
+            Assumed::AddEvidence(proof, reported) => {
+                let keys: Vec<_> = proof.keys_if(*reported).collect();
+                for (_, found) in facts.evidence.iter_mut().filter(|(key, _)| keys.contains(key)) {
+                    *found = Some(Arc::clone(proof));
+                }
+            }
+            Assumed::RevokeEvidence(revoked) => {
+                for (_, found) in facts.evidence.iter_mut().filter(|(key, _)| key.tool == revoked.tool) {
+                    let about = |proof: &Arc<Evidence>| revoked.about.as_ref().is_none_or(|about| proof.entities.contains(about));
+                    if found.as_ref().is_some_and(about) {
+                        *found = None;
+                    }
+                }
+            }
+            Assumed::SetMark((name, value)) => {
+                if let Some(mark) = facts.marks.get_mut(&**name) {
+                    mark.clone_from(value);
+                }
+            }
+        }
+    }
+}

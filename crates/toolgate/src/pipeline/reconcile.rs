@@ -1,0 +1,95 @@
+//! Resolves calls with an unknown outcome by calling the tool's `reconcile` tool.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Toolgate;
+use crate::call::outcome::{Outcome, Output};
+use crate::call::{Call, CallId, SessionKey};
+use crate::store::{Intent, StoreError};
+
+/// Result of reconciling one call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reconciled {
+    /// The call took effect. Repeating it under its key returns what was found out.
+    Happened,
+    /// The call never took effect. Its reservations are released, and it may be repeated.
+    Never,
+    /// The outcome is still unknown, for this reason. A person must settle the call.
+    Unknown(String),
+}
+
+impl Toolgate {
+    /// Reconciles every pending call with the read tool that its own tool declares for this.
+    ///
+    /// The query is a normal call of the same principal and agent, in a separate session, with its
+    /// own row. A call without such a tool, or without a clear answer, stays pending for a person.
+    /// No call is repeated.
+    ///
+    /// # Errors
+    /// The store is unavailable.
+    pub async fn reconcile(&self) -> Result<Vec<(CallId, Reconciled)>, StoreError> {
+        self.reconcile_matching(|_| true).await
+    }
+
+    /// Reconciles the pending calls for which `wanted` returns true.
+    ///
+    /// # Errors
+    /// As for [`Toolgate::reconcile`].
+    pub async fn reconcile_matching(&self, mut wanted: impl FnMut(&Intent) -> bool) -> Result<Vec<(CallId, Reconciled)>, StoreError> {
+        let mut found = Vec::new();
+        for intent in self.pending_calls().await?.into_iter().filter(|intent| wanted(intent)) {
+            let call = intent.call;
+            found.push((call, self.reconcile_one(intent).await?));
+        }
+        Ok(found)
+    }
+
+    async fn reconcile_one(&self, intent: Intent) -> Result<Reconciled, StoreError> {
+        let tool = self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
+        let Some(reconcile) = tool.and_then(|tool| tool.spec.reconcile.as_ref()) else {
+            return Ok(Reconciled::Unknown(format!("`{}` declares no `reconcile` tool", intent.tool)));
+        };
+        let Some(arguments) = self.recorded_arguments(&intent).await? else {
+            return Ok(Reconciled::Unknown("the arguments of the call are not recorded".to_owned()));
+        };
+        let question = match reconcile.ask(&arguments) {
+            Ok(question) => question,
+            Err(why) => return Ok(Reconciled::Unknown(why)),
+        };
+        // A separate session, because the model does not make this call and it must not count as a
+        // loop.
+        let key = SessionKey { session: format!("reconcile-{}", CallId::generate()).into(), ..intent.key.clone() };
+        let answer = self.call(Call::new(key, reconcile.tool.to_string(), question)).await;
+        let result = match answer.outcome {
+            Outcome::Success(output) => output.value,
+            Outcome::Error(error) => return Ok(Reconciled::Unknown(format!("`{}` did not answer: {}", reconcile.tool, error.message))),
+            Outcome::Signal(_) => return Ok(Reconciled::Unknown(format!("`{}` did not answer", reconcile.tool))),
+        };
+        let by = format!("`{}` ({})", reconcile.tool, answer.call);
+        let (happened, said) = match reconcile.says(&result) {
+            Some(true) => {
+                let message = format!("The call had already taken effect, according to `{}`.", reconcile.tool);
+                (Some(Outcome::Success(Output { message: Some(message), ..Output::of(result) })), Reconciled::Happened)
+            }
+            Some(false) => (None, Reconciled::Never),
+            None => return Ok(Reconciled::Unknown(format!("`{}` answered {result}, which is inconclusive", reconcile.tool))),
+        };
+        match self.settle_pending(intent.call, happened, &by).await? {
+            true => Ok(said),
+            false => Ok(Reconciled::Unknown("the call was settled by another process in the meantime".to_owned())),
+        }
+    }
+
+    /// Returns the arguments of the call, without its secrets.
+    async fn recorded_arguments(&self, intent: &Intent) -> Result<Option<Arc<Value>>, StoreError> {
+        if let Some(row) = &intent.row {
+            return Ok(Some(Arc::clone(&row.arguments)));
+        }
+        let rows = self.0.store.rows(&intent.key).await?;
+        Ok(rows.iter().find(|row| row.call == intent.call).map(|row| Arc::clone(&row.arguments)))
+    }
+}

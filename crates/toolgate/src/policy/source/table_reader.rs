@@ -1,0 +1,442 @@
+//! Reads one TOML table: records the position of each key and reports unknown keys.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use rust_decimal::Decimal;
+use serde_json::Value;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::call::error::Category;
+use crate::policy::{Place, Problem};
+use toolgate_json::Pointer;
+
+/// A file that is being parsed.
+pub struct File {
+    pub name: Arc<str>,
+    pub text: Arc<str>,
+}
+
+impl File {
+    pub fn span_at(&self, span: Range<usize>) -> Place {
+        Place { file: Arc::clone(&self.name), text: Arc::clone(&self.text), span }
+    }
+
+    /// Converts a TOML syntax error into a problem.
+    pub fn syntax_problem(&self, error: &toml::de::Error) -> Problem {
+        let span = error.span().unwrap_or(0..0);
+        let help = match error.message() {
+            "duplicate key" => self.duplicate_key_help(&span),
+            _ => "put text in quotes, a list in `[ ]`, a table in `{ }`".to_owned(),
+        };
+        let problem = Problem::new(format!("not valid TOML: {}", error.message())).help(help);
+        Problem { place: Some(self.span_at(span)), ..problem }
+    }
+
+    /// Suggests how to resolve a duplicate key.
+    fn duplicate_key_help(&self, span: &Range<usize>) -> String {
+        let before = self.text.get(..span.start).and_then(|before| before.rsplit('\n').next()).unwrap_or_default().trim_start();
+        let name = self.text.get(span.clone()).unwrap_or_default();
+        match before.strip_prefix('[').map(|above| above.trim_start_matches('[')) {
+            Some(above) if LISTS.contains(&name) => format!("for a list of tables, write `[[{above}{name}]]` each time"),
+            Some(_) => "merge the two tables of this name".to_owned(),
+            None => "remove one of the two".to_owned(),
+        }
+    }
+}
+
+/// Keys that hold a list of tables.
+const LISTS: [&str; 9] = ["policy", "where", "hooks", "lint", "normalize", "examples", "errors", "tokens", "test"];
+
+/// A table that is being read.
+pub struct Table<'t> {
+    file: &'t File,
+    table: &'t DeTable<'t>,
+    span: Range<usize>,
+    /// Path of this table inside its rule, such as `where.0.`, or empty.
+    prefix: String,
+    /// Prefix of the table header in the file, such as `policy.`, or empty.
+    header: String,
+    read_keys: RefCell<BTreeSet<String>>,
+    context: &'t Shared,
+}
+
+/// State that all tables of one rule share.
+#[derive(Default)]
+pub struct Shared {
+    problems: RefCell<Vec<Problem>>,
+    part_spans: RefCell<BTreeMap<String, Range<usize>>>,
+}
+
+impl Shared {
+    pub fn into_parts(self) -> (Vec<Problem>, BTreeMap<String, Range<usize>>) {
+        (self.problems.into_inner(), self.part_spans.into_inner())
+    }
+}
+
+impl<'t> Table<'t> {
+    pub fn new(file: &'t File, table: &'t DeTable<'t>, span: Range<usize>, shared: &'t Shared) -> Self {
+        shared.part_spans.borrow_mut().insert(String::new(), span.clone());
+        Self { file, table, span, prefix: String::new(), header: String::new(), read_keys: RefCell::default(), context: shared }
+    }
+
+    /// Sets the name under which the file has this table.
+    pub(crate) fn with_header(self, name: &str) -> Self {
+        Self { header: format!("{name}."), ..self }
+    }
+
+    /// Reports a problem at a key, or at the whole table if the key is absent.
+    pub fn report(&self, key: &str, problem: Problem) {
+        let span = self.table.get(key).map_or_else(|| self.span.clone(), Spanned::span);
+        self.push_problem(span, problem);
+    }
+
+    /// Reports a problem elsewhere in the file.
+    pub fn report_at(&self, place: &Place, problem: Problem) {
+        self.push_problem(place.span.clone(), problem);
+    }
+
+    fn push_problem(&self, span: Range<usize>, problem: Problem) {
+        self.context.problems.borrow_mut().push(Problem { place: Some(self.file.span_at(span)), ..problem });
+    }
+
+    /// Returns a value and records its key as read.
+    fn read_value(&self, key: &str) -> Option<&'t Spanned<DeValue<'t>>> {
+        self.read_keys.borrow_mut().insert(key.to_owned());
+        let value = self.table.get(key)?;
+        self.context.part_spans.borrow_mut().insert(format!("{}{key}", self.prefix), value.span());
+        Some(value)
+    }
+
+    fn read_typed<T>(&self, key: &str, wanted: (&str, &str), convert: impl FnOnce(&'t DeValue<'t>) -> Option<T>) -> Option<T> {
+        let value = self.read_value(key)?;
+        let converted = convert(value.get_ref());
+        if converted.is_none() {
+            let problem = Problem::new(format!("`{key}` must be {}, not {}", wanted.0, toml_type_name(value.get_ref())));
+            self.push_problem(value.span(), problem.help(format!("like `{key} = {}`", wanted.1)));
+        }
+        converted
+    }
+
+    pub fn has_key(&self, key: &str) -> bool {
+        self.table.contains_key(key)
+    }
+
+    pub fn text(&self, key: &str) -> Option<&'t str> {
+        self.read_typed(key, ("text", "a string"), DeValue::as_str)
+    }
+
+    pub fn bool(&self, key: &str) -> Option<bool> {
+        self.read_typed(key, ("`true` or `false`", "true"), DeValue::as_bool)
+    }
+
+    pub(crate) fn number(&self, key: &str) -> Option<Decimal> {
+        self.read_typed(key, ("a number of at most 28 digits", "500"), decimal_value)
+    }
+
+    /// Reads a number that is not negative.
+    pub fn non_negative(&self, key: &str) -> Option<Decimal> {
+        let amount = self.number(key)?;
+        if amount.is_sign_negative() && !amount.is_zero() {
+            self.report(key, Problem::new(format!("`{key}` must not be negative")).help(format!("like `{key} = 0.02`")));
+        }
+        Some(amount)
+    }
+
+    /// Reads a concurrency limit of at least 1.
+    pub fn concurrency(&self, key: &str) -> Option<usize> {
+        let most = self.count(key)?;
+        if most == 0 {
+            self.report(key, Problem::new(format!("`{key}` of 0 allows no calls")).help(format!("like `{key} = 16`")));
+        }
+        Some(usize::try_from(most).unwrap_or(usize::MAX).max(1))
+    }
+
+    pub fn count(&self, key: &str) -> Option<u64> {
+        self.read_typed(key, ("a non-negative integer", "3"), |value| match value {
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),
+            _ => None,
+        })
+    }
+
+    /// Reads a number of bytes: `1024` or `"512MB"`.
+    pub fn bytes(&self, key: &str) -> Option<u64> {
+        self.read_typed(key, ("a number of bytes", "\"512MB\""), |value| match value {
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),
+            DeValue::String(text) => {
+                let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+                let scale = match unit.trim() {
+                    "B" => 1,
+                    "KB" => 1 << 10,
+                    "MB" => 1 << 20,
+                    "GB" => 1 << 30,
+                    _ => return None,
+                };
+                digits.parse::<u64>().ok()?.checked_mul(scale)
+            }
+            _ => None,
+        })
+    }
+
+    /// Reads the path of an argument or of an evidence field.
+    pub fn pointer(&self, key: &str) -> Option<Pointer> {
+        self.read_typed(key, ("the path of an argument", "\"/amount\""), |value| {
+            value.as_str().filter(|t| !t.is_empty()).map(Pointer::from)
+        })
+    }
+
+    pub fn duration(&self, key: &str) -> Option<SignedDuration> {
+        let text = self.read_typed(key, ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""), DeValue::as_str)?;
+        let length = crate::clock::parse_duration(text);
+        if length.is_none() {
+            let problem = Problem::new(format!("`{}` is not a duration", toolgate_text::shown(text)));
+            self.report(key, problem.help(crate::clock::LENGTHS));
+        }
+        length
+    }
+
+    /// Reads a duration longer than zero; a limit over no time limits nothing.
+    pub(crate) fn positive_duration(&self, key: &str) -> Option<SignedDuration> {
+        let length = self.duration(key)?;
+        if !length.is_positive() {
+            self.report(key, Problem::new(format!("`{key}` must be longer than zero")).help(format!("like `{key} = \"1s\"`")));
+        }
+        Some(length).filter(SignedDuration::is_positive)
+    }
+
+    /// Reads the same as a [`Duration`].
+    pub fn positive_std_duration(&self, key: &str) -> Option<Duration> {
+        self.positive_duration(key).and_then(|length| Duration::try_from(length).ok())
+    }
+
+    pub fn value(&self, key: &str) -> Option<Value> {
+        self.read_typed(key, ("a value that JSON can represent", "true"), to_json)
+    }
+
+    /// Reports a problem inside a value, at the deepest part of the path that exists.
+    pub fn report_inside(&self, key: &str, at: &Pointer, problem: Problem) {
+        let Some(mut value) = self.table.get(key) else { return self.report(key, problem) };
+        for part in at.parts() {
+            let inner = match value.get_ref() {
+                DeValue::Table(table) => table.get(part.as_str()),
+                DeValue::Array(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)),
+                _ => None,
+            };
+            match inner {
+                Some(inner) => value = inner,
+                None => break,
+            }
+        }
+        self.push_problem(value.span(), problem);
+    }
+
+    /// Reads one of a fixed set of words.
+    pub fn keyword<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Option<T> {
+        let text = self.text(key)?;
+        let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
+        if found.is_none() {
+            let known = words.iter().map(|(word, _)| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+            let help = if words.len() == 1 { format!("the only value is {known}") } else { format!("expected one of {known}") };
+            let problem = Problem::new(format!("unknown {key} `{}`", toolgate_text::shown(text))).help(help);
+            // Suggest only near misspellings: in a short list, another word has another meaning.
+            let slips = words.iter().map(|(word, _)| *word).filter(|word| toolgate_text::suggest::is_nearly(word, text));
+            self.report(key, problem.did_you_mean(text, slips));
+        }
+        found
+    }
+
+    /// Reads the category of an error.
+    pub fn category(&self) -> Option<Category> {
+        let words = [
+            ("BUSINESS", Category::Business),
+            ("PERMISSION", Category::Permission),
+            ("VALIDATION", Category::Validation),
+            ("TRANSIENT", Category::Transient),
+        ];
+        self.keyword("category", &words)
+    }
+
+    /// Reads one name or a list of names.
+    pub fn names(&self, key: &str) -> Option<Vec<&'t str>> {
+        let value = self.read_value(key)?;
+        if let Some(one) = value.get_ref().as_str() {
+            return Some(vec![one]);
+        }
+        let names =
+            value.get_ref().as_array().and_then(|items| items.iter().map(|item| item.get_ref().as_str()).collect::<Option<Vec<_>>>());
+        match (names, value.get_ref().as_array()) {
+            (Some(names), Some(items)) => {
+                for (index, item) in items.iter().enumerate() {
+                    self.context.part_spans.borrow_mut().insert(format!("{}{key}.{index}", self.prefix), item.span());
+                }
+                Some(names)
+            }
+            _ => {
+                let problem = Problem::new(format!("`{key}` must be a name or a list of names, not {}", toml_type_name(value.get_ref())));
+                self.push_problem(value.span(), problem.help(format!("like `{key} = [\"…\"]`")));
+                None
+            }
+        }
+    }
+
+    pub fn values(&self, key: &str) -> Option<Vec<Value>> {
+        let values = self.read_typed(key, ("a list of values", "[\"a\", \"b\"]"), |value| {
+            value.as_array().and_then(|items| items.iter().map(|item| to_json(item.get_ref())).collect())
+        })?;
+        let items = self.table.get(key).and_then(|value| value.get_ref().as_array());
+        for (index, item) in items.into_iter().flatten().enumerate() {
+            self.context.part_spans.borrow_mut().insert(format!("{}{key}.{index}", self.prefix), item.span());
+        }
+        Some(values)
+    }
+
+    /// Reads a nested table.
+    pub fn table(&self, key: &str) -> Option<Table<'t>> {
+        let value = self.read_value(key)?;
+        match value.get_ref() {
+            DeValue::Table(table) => Some(self.nested(key, format!("{}{key}.", self.prefix), table, value.span())),
+            other => {
+                let problem = Problem::new(format!("`{key}` must be a table, not {}", toml_type_name(other)));
+                let line = self.header_of(key);
+                self.push_problem(value.span(), problem.help(format!("like `{key} = {{ … }}`, or under a header `[{line}]`")));
+                None
+            }
+        }
+    }
+
+    /// Reads a list of nested tables.
+    pub fn tables(&self, key: &str) -> Vec<Table<'t>> {
+        let Some(value) = self.read_value(key) else { return Vec::new() };
+        let wrong = |span, other: &DeValue<'_>| {
+            let problem = Problem::new(format!("`{key}` must be a list of tables, not {}", toml_type_name(other)));
+            self.push_problem(span, problem.help(format!("like `[[{}]]`, or `{key} = [{{ … }}]`", self.header_of(key))));
+        };
+        let Some(items) = value.get_ref().as_array() else {
+            wrong(value.span(), value.get_ref());
+            return Vec::new();
+        };
+        let tables = items.iter().enumerate().filter_map(|(index, item)| match item.get_ref() {
+            DeValue::Table(table) => {
+                let prefix = format!("{}{key}.{index}", self.prefix);
+                self.context.part_spans.borrow_mut().insert(prefix.clone(), item.span());
+                Some(self.nested(key, format!("{prefix}."), table, item.span()))
+            }
+            other => {
+                wrong(item.span(), other);
+                None
+            }
+        });
+        tables.collect()
+    }
+
+    fn nested(&self, key: &str, prefix: String, table: &'t DeTable<'t>, span: Range<usize>) -> Table<'t> {
+        let header = format!("{}.", self.header_of(key));
+        Table { file: self.file, table, span, prefix, header, read_keys: RefCell::default(), context: self.context }
+    }
+
+    /// Returns the header of a nested table, such as `policy.same`.
+    fn header_of(&self, key: &str) -> String {
+        let is_bare = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+        if is_bare { format!("{}{key}", self.header) } else { format!("{}{key:?}", self.header) }
+    }
+
+    pub fn is_table(&self, key: &str) -> bool {
+        self.table.get(key).is_some_and(|value| value.get_ref().is_table())
+    }
+
+    /// Lists the keys of a table with free names.
+    pub fn keys(&self) -> Vec<String> {
+        self.table.keys().map(|key| key.get_ref().to_string()).collect()
+    }
+
+    /// Returns the position of a key.
+    pub fn span_of(&self, key: &str) -> Place {
+        self.file.span_at(self.table.get(key).map_or_else(|| self.span.clone(), Spanned::span))
+    }
+
+    /// Returns the byte range of this table.
+    pub fn span(&self) -> Range<usize> {
+        self.span.clone()
+    }
+
+    /// Marks all keys as read, so that none is reported as unknown.
+    pub fn mark_all_read(&self) {
+        self.read_keys.borrow_mut().extend(self.keys());
+    }
+
+    /// Marks a key as read.
+    pub fn mark_read(&self, key: &str) {
+        self.read_keys.borrow_mut().insert(key.to_owned());
+    }
+
+    /// Counts the problems so far.
+    pub(crate) fn problem_count(&self) -> usize {
+        self.context.problems.borrow().len()
+    }
+
+    /// Assigns all problems after the first `since` to this rule.
+    pub(crate) fn assign_rule(&self, since: usize, rule: &str) {
+        for problem in self.context.problems.borrow_mut().iter_mut().skip(since) {
+            problem.rule = Some(rule.to_owned());
+        }
+    }
+
+    /// Returns the byte ranges of the parts of this table.
+    pub fn part_spans(&self) -> BTreeMap<String, Range<usize>> {
+        let parts = self.context.part_spans.borrow();
+        // The keys are sorted, so this scans only the parts of one rule, even in a long file.
+        let own =
+            parts.range(self.prefix.clone()..).map_while(|(key, span)| Some((key.strip_prefix(&self.prefix)?.to_owned(), span.clone())));
+        own.filter(|(key, _)| !key.is_empty()).chain([(String::new(), self.span.clone())]).collect()
+    }
+
+    /// Reports keys that were not read.
+    pub fn reject_unknown_keys(&self, kind: &str) {
+        let read = self.read_keys.borrow();
+        for key in self.table.keys().filter(|key| !read.contains(&**key.get_ref())) {
+            let name = key.get_ref();
+            let problem = Problem::new(format!("{kind} has no `{}`", toolgate_text::shown(name)));
+            self.push_problem(key.span(), problem.did_you_mean(name, read.iter()));
+        }
+    }
+}
+
+pub(crate) fn toml_type_name(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Float(written) if written.as_str().ends_with(['n', 'f']) => "a number that is not finite",
+        DeValue::Integer(written) if written.as_str().starts_with('-') => "a negative number",
+        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "a Boolean",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+/// Converts the number exactly as written, without rounding to a double.
+fn decimal_value(value: &DeValue<'_>) -> Option<Decimal> {
+    toolgate_json::decimal_of(&to_json(value).filter(Value::is_number)?)
+}
+
+pub(crate) fn to_json(value: &DeValue<'_>) -> Option<Value> {
+    let number = |text: &str| toolgate_json::canonical_number(text.trim_start_matches('+')).ok().map(Value::Number);
+    match value {
+        DeValue::String(text) => Some(Value::String(text.to_string())),
+        DeValue::Integer(written) if written.radix() == 10 => number(written.as_str()),
+        DeValue::Integer(written) => i64::from_str_radix(written.as_str(), written.radix()).ok().map(Value::from),
+        DeValue::Float(written) => number(written.as_str()),
+        DeValue::Boolean(value) => Some(Value::Bool(*value)),
+        DeValue::Datetime(_) => None,
+        DeValue::Array(items) => items.iter().map(|item| to_json(item.get_ref())).collect::<Option<Vec<_>>>().map(Value::Array),
+        DeValue::Table(table) => {
+            let members = table.iter().map(|(key, value)| to_json(value.get_ref()).map(|value| (key.get_ref().to_string(), value)));
+            members.collect::<Option<serde_json::Map<_, _>>>().map(Value::Object)
+        }
+    }
+}

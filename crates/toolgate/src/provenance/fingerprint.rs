@@ -1,0 +1,478 @@
+//! Folds values to a canonical form without disguise, and computes their fingerprints.
+
+use ahash::HashMap;
+use serde_json::Value;
+use unicode_normalization::UnicodeNormalization;
+
+use super::amount::{amounts, each_amount};
+use super::decode::layers;
+use super::{MAX_TEXT, leaves, names, text_of};
+use crate::provenance::host_key::{each_host, uncommented, untagged};
+
+/// Minimum length of a significant text, in characters.
+pub(crate) const SHORTEST: usize = 3;
+/// Minimum number of digits of a significant number, because short numbers occur everywhere.
+pub(crate) const SHORTEST_NUMBER: usize = 5;
+/// Maximum length of a value that is split into known pieces, in characters.
+const LONGEST_SPLIT: usize = 96;
+/// The same limit for values that the model may have assembled, and the length of a significant
+/// piece.
+const LONGEST_ECHO: usize = 256;
+const TELLING: usize = 5;
+/// Maximum number of consecutive words that form one value: `DE89 3704 0044 0532 0130 00`.
+const MAX_WORDS: usize = 8;
+
+/// Reduces a text to lower-case letters and digits, with look-alikes as Latin letters.
+pub(crate) fn fold(text: &str) -> String {
+    if text.is_ascii() {
+        return text.bytes().filter(u8::is_ascii_alphanumeric).map(|b| char::from(b.to_ascii_lowercase())).collect();
+    }
+    let plain = text.nfkd().flat_map(char::to_lowercase).map(plain_letter).map(plain_digit);
+    // After decomposition, an accent is a separate mark and usually not alphanumeric.
+    plain.filter(|c| c.is_alphanumeric() && !is_hidden(*c)).collect()
+}
+
+/// Returns whether a character is a combining mark or an invisible letter.
+const fn is_hidden(c: char) -> bool {
+    matches!(
+        c,
+        '\u{300}'..='\u{36f}' | '\u{115f}'..='\u{1160}' | '\u{1ab0}'..='\u{1aff}' | '\u{1dc0}'..='\u{1dff}' | '\u{20d0}'..='\u{20ff}'
+    )
+}
+
+/// Maps Greek capitals (Nu, Upsilon, Zeta) whose small letters look like other Latin letters.
+const fn plain_capital(c: char) -> char {
+    match c {
+        '\u{39d}' => 'N',
+        '\u{3a5}' => 'Y',
+        '\u{396}' => 'Z',
+        other => other,
+    }
+}
+
+/// Maps a letter of another alphabet to the Latin letter that it looks like.
+const fn plain_letter(c: char) -> char {
+    match c {
+        'а' | 'α' | 'ɑ' | 'ᴀ' => 'a',
+        'в' | 'β' | 'ь' | 'ʙ' => 'b',
+        'с' | 'ϲ' | 'ς' | 'ᴄ' => 'c',
+        'ԁ' | 'ɗ' | 'ᴅ' | 'đ' => 'd',
+        'е' | 'ε' | 'є' | 'ҽ' | 'ᴇ' => 'e',
+        'ғ' | 'ϝ' | 'ꜰ' => 'f',
+        'ɡ' | 'ց' | 'ɢ' => 'g',
+        'н' | 'һ' | 'η' | 'հ' | 'ʜ' | 'ħ' => 'h',
+        'і' | 'ι' | 'ı' | 'ɩ' | 'ӏ' | 'ї' | 'ɪ' => 'i',
+        'ј' | 'ϳ' | 'ᴊ' => 'j',
+        'к' | 'κ' | 'ᴋ' => 'k',
+        'ł' | 'ⅼ' | 'ʟ' => 'l',
+        'м' | 'μ' | 'ᴍ' => 'm',
+        'п' | 'ո' | 'ɴ' => 'n',
+        'о' | 'ο' | 'σ' | 'օ' | 'ø' | 'ᴏ' => 'o',
+        'р' | 'ρ' | 'ᴘ' => 'p',
+        'ԛ' => 'q',
+        'г' | 'ɾ' | 'ʀ' => 'r',
+        'ѕ' | 'ꜱ' => 's',
+        'т' | 'τ' | 'ᴛ' | 'ŧ' => 't',
+        'υ' | 'ս' | 'ᴜ' => 'u',
+        'ν' | 'ѵ' | 'ᴠ' => 'v',
+        'ѡ' | 'ω' | 'ԝ' | 'ᴡ' => 'w',
+        'х' | 'χ' => 'x',
+        'у' | 'γ' | 'ү' | 'ʏ' => 'y',
+        'з' | 'ᴢ' => 'z',
+        other => other,
+    }
+}
+
+/// The zeros of other scripts, sorted; the digits 1 to 9 follow each.
+///
+/// Programs read these digits as numbers, too.
+#[rustfmt::skip]
+const ZEROS: &[u32] = &[
+    0x0660, 0x06f0, 0x07c0, 0x0966, 0x09e6, 0x0a66, 0x0ae6, 0x0b66, 0x0be6, 0x0c66, 0x0ce6, 0x0d66, 0x0de6, 0x0e50, 0x0ed0,
+    0x0f20, 0x1040, 0x1090, 0x17e0, 0x1810, 0x1946, 0x19d0, 0x1a80, 0x1a90, 0x1b50, 0x1bb0, 0x1c40, 0x1c50, 0xa620, 0xa8d0,
+    0xa900, 0xa9d0, 0xa9f0, 0xaa50, 0xabf0, 0x104a0, 0x10d30, 0x11066, 0x110f0, 0x11136, 0x111d0, 0x112f0, 0x11450, 0x114d0, 0x11650,
+    0x116c0, 0x11730, 0x118e0, 0x11950, 0x11c50, 0x11d50, 0x11da0, 0x11f50, 0x16a60, 0x16ac0, 0x16b50, 0x1e140, 0x1e2f0, 0x1e4f0, 0x1e950,
+];
+
+/// Maps a digit of another script to an ASCII digit.
+pub(crate) fn plain_digit(c: char) -> char {
+    let code = u32::from(c);
+    let zero = ZEROS.partition_point(|zero| *zero <= code).checked_sub(1).and_then(|at| ZEROS.get(at));
+    zero.and_then(|zero| char::from_digit(code - zero, 10)).unwrap_or(c)
+}
+
+/// Returns the canonical spelling of a number: `007`, `+7`, `7.00` and `0.7e1` are 7.
+fn numeral(word: &str) -> Option<String> {
+    let word = bare(word.trim());
+    if !word.trim_start_matches(['+', '-']).starts_with(char::is_numeric) {
+        return None;
+    }
+    let plain: String = word.nfkd().map(plain_digit).collect();
+    canonical(plain.trim_start_matches(['+', '-']))
+}
+
+/// Returns the canonical spelling of a number without a sign, ignoring leading zeros.
+pub(crate) fn canonical(number: &str) -> Option<String> {
+    let digits = number.trim_start_matches('0');
+    let zero = if digits.starts_with(|c: char| c.is_ascii_digit()) { "" } else { "0" };
+    toolgate_json::canonical_number(&format!("{zero}{digits}")).ok().map(|number| fold(number.as_str()))
+}
+
+/// Returns the folded forms of a value.
+///
+/// These are the folded text, the number that it spells, the number without leading zeros if its
+/// digits are grouped, and the reading of its capitals if they look like other letters than the
+/// small ones.
+pub(crate) fn readings(text: &str) -> impl Iterator<Item = String> {
+    let (folded, number) = (fold(text), numeral(text));
+    let is_padded = folded.starts_with('0') && folded.bytes().all(|b| b.is_ascii_digit()) && !text.contains('.');
+    let grouped = is_padded.then(|| folded.trim_start_matches('0').to_owned());
+    let large = (!text.is_ascii()).then(|| fold(&text.nfkd().map(plain_capital).collect::<String>()));
+    let large = large.filter(|large| *large != folded);
+    [Some(folded), number, grouped, large].into_iter().flatten()
+}
+
+/// Offset of FNV-1a, which hashes character by character.
+///
+/// The fingerprints of all prefixes therefore cost no more than that of the whole text. A collision
+/// only makes one more value untrusted.
+const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn letter(print: u64, c: char) -> u64 {
+    let mut buffer = [0; 4];
+    c.encode_utf8(&mut buffer).bytes().fold(print, |print, byte| (print ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn print(folded: &str) -> u64 {
+    folded.chars().fold(OFFSET, letter)
+}
+
+/// Visits the parts of a word such as `mailto:a@b` or `https://host/path?to=value`.
+///
+/// With `finely`, visits single names and numbers too. The decoded forms of all parts are visited
+/// as well.
+fn each_part(word: &str, finely: bool, f: &mut dyn FnMut(&str)) {
+    const FINE: &[char] = &['/', '\\', '?', '&', '=', ':', '#', '@', '.', '-', '_'];
+    for (separators, coarse) in [(&['?', '&', '=', ':', '#'][..], true), (&['/', '\\'], true), (&['.'], false), (FINE, false)] {
+        for part in word.split(separators).filter(|part| !part.is_empty() && part.len() < word.len()) {
+            if coarse || finely {
+                f(part);
+            }
+            for decoded in layers(part).iter().skip(1) {
+                f(decoded);
+                for word in words(decoded) {
+                    f(word);
+                    if finely {
+                        word.split(FINE).for_each(&mut *f);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Visits every word of a text, and its decoded forms.
+fn each_word(text: &str, f: &mut dyn FnMut(&str)) {
+    for word in words(text) {
+        f(word);
+        for decoded in layers(word).iter().skip(1) {
+            f(decoded);
+            words(decoded).for_each(&mut *f);
+        }
+    }
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| {
+        c.is_whitespace() || matches!(c, ',' | ';' | '<' | '>' | '(' | ')' | '[' | ']' | '{' | '}' | '"' | '\'' | '|' | '`')
+    })
+    .filter(|word| !word.is_empty())
+}
+
+/// Returns whether a folded text is long enough to be a whole value, not only a part of one.
+pub(crate) fn is_whole(folded: &str) -> bool {
+    let letters = folded.chars().count();
+    let number = folded.bytes().all(|b| b.is_ascii_digit());
+    letters >= if number { SHORTEST_NUMBER } else { SHORTEST }
+}
+
+/// A bounded set of fingerprints; for each, whether it may be a whole value.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Prints {
+    entries: HashMap<u64, bool>,
+    /// Bytes that may still be read.
+    budget: usize,
+    /// Bytes of joined words that may still be built.
+    join_budget: usize,
+    max_entries: usize,
+    /// Minimum length of a folded text, in characters.
+    min_chars: usize,
+    overflowed: bool,
+}
+
+impl Prints {
+    /// Computes the fingerprints of a value, including its undeclared member names.
+    pub(crate) fn of(value: &Value, most: usize, shortest: usize, declared: &super::Declared<'_>) -> Self {
+        let mut all = Self { budget: MAX_TEXT, join_budget: 8 * MAX_TEXT, max_entries: most, min_chars: shortest, ..Self::default() };
+        leaves(value, "", &mut |_, leaf| all.text(&text_of(leaf), leaf.is_number()));
+        names(value, "", &mut |place, name| {
+            if !declared(place, name) {
+                all.text(name, false);
+            }
+        });
+        all
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, bool)> {
+        self.entries.iter().map(|(print, whole)| (*print, *whole))
+    }
+
+    pub(crate) fn get(&self, print: u64) -> Option<bool> {
+        self.entries.get(&print).copied()
+    }
+
+    pub(crate) const fn overflowed(&self) -> bool {
+        self.overflowed
+    }
+
+    fn say(&mut self, folded: &str) {
+        if folded.chars().count() < self.min_chars {
+            return;
+        }
+        if self.entries.len() >= self.max_entries {
+            self.overflowed = true;
+            return;
+        }
+        *self.entries.entry(print(folded)).or_default() |= is_whole(folded);
+    }
+
+    fn text(&mut self, text: &str, number: bool) {
+        if self.overflowed {
+            return;
+        }
+        if number {
+            self.say(&fold(text));
+            return;
+        }
+        for text in layers(text) {
+            if text.len() > self.budget || self.overflowed {
+                self.overflowed = true;
+                return;
+            }
+            self.budget -= text.len();
+            let whole = fold(&text);
+            if whole.chars().count() <= 4 * LONGEST_SPLIT {
+                self.say(&whole);
+            }
+            each_word(&text, &mut |word| self.insert_word(word));
+            each_amount(&text, &mut |number| self.say(number));
+            self.rows(&text);
+        }
+    }
+
+    fn insert_word(&mut self, word: &str) {
+        if word.len() > self.budget {
+            self.overflowed = true;
+            return;
+        }
+        self.budget -= word.len();
+        self.part(word);
+        each_part(word, true, &mut |part| self.part(part));
+    }
+
+    /// Adds the folded forms of a word or of a part of one.
+    fn part(&mut self, part: &str) {
+        readings(part).for_each(|reading| self.say(&reading));
+        if let Some(plain) = untagged(part) {
+            readings(&plain).for_each(|reading| self.say(&reading));
+        }
+    }
+
+    /// Adds consecutive words that form one value: grouped digits, and single letters.
+    fn rows(&mut self, text: &str) {
+        let mut row: std::collections::VecDeque<String> = std::collections::VecDeque::new();
+        for word in words(text) {
+            let folded = fold(word);
+            if folded.len() > 8 {
+                row.clear();
+                continue;
+            }
+            if row.len() >= 4 * MAX_WORDS {
+                row.pop_front();
+            }
+            row.push_back(folded);
+            // Count first, and join only the candidates.
+            let (mut digits, mut letters) = (0, 0);
+            for (count, word) in row.iter().rev().enumerate() {
+                digits += word.bytes().filter(u8::is_ascii_digit).count();
+                letters += word.chars().count();
+                let (spelled, grouped) = (letters == count + 1, count < MAX_WORDS && digits >= 4);
+                if count > 0 && (spelled || grouped) {
+                    let joined: String = row.iter().skip(row.len() - 1 - count).map(String::as_str).collect();
+                    self.join_budget = self.join_budget.saturating_sub(joined.len());
+                    self.say(&joined);
+                    if joined.starts_with('0') {
+                        self.part(&joined);
+                    }
+                } else if !spelled && count >= MAX_WORDS {
+                    break;
+                }
+            }
+            self.overflowed |= self.join_budget == 0;
+            if self.overflowed {
+                return;
+            }
+        }
+    }
+}
+
+/// Returns whether a value, in any disguise, equals, contains or is composed of known values.
+pub(crate) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option<bool>) -> bool {
+    if number {
+        return is_put_together(&fold(text), known);
+    }
+    layers(text).iter().any(|text| {
+        if readings(text).any(|reading| is_put_together(&reading, known)) {
+            return true;
+        }
+        let mut found = amounts(text).any(|number| known(print(&number)) == Some(true));
+        each_amount(text, &mut |number| found = found || (number.len() >= 6 && known(print(number)) == Some(true)));
+        // An address inside a longer text counts, too.
+        let mut look_through = |text: &str| {
+            each_word(text, &mut |word| {
+                let telling =
+                    word.contains(['@', '/', '\\', '.', ':', '=']) || word.chars().filter(|c| c.is_numeric()).count() >= SHORTEST_NUMBER;
+                let is_known = |reading: String| reading.chars().count() >= 6 && known(print(&reading)) == Some(true);
+                let mut look = |part: &str| {
+                    let plain = untagged(part);
+                    found = found || readings(part).any(is_known) || plain.is_some_and(|plain| readings(&plain).any(is_known));
+                };
+                if telling {
+                    look(word);
+                    each_part(word, false, &mut look);
+                    each_host(word, &mut look);
+                }
+            });
+        };
+        look_through(text);
+        if let Some(plain) = uncommented(text) {
+            look_through(&plain);
+        }
+        found
+    })
+}
+
+/// Returns whether a folded value is known, or consists only of known pieces.
+pub(crate) fn is_put_together(folded: &str, known: &dyn Fn(u64) -> Option<bool>) -> bool {
+    known(print(folded)) == Some(true)
+        || (folded.chars().count() >= 2 * SHORTEST && is_split(folded, SHORTEST, LONGEST_SPLIT, &|print| known(print).is_some()))
+}
+
+/// Returns whether a folded value is known, or consists of known pieces of any length, one of which
+/// is significant.
+pub(crate) fn is_echo(folded: &str, known: &dyn Fn(u64) -> bool) -> bool {
+    known(print(folded)) || is_split(folded, 1, LONGEST_ECHO, known)
+}
+
+/// Returns whether a folded value contains digits that may have been given in groups.
+pub(crate) fn may_be_grouped(folded: &str) -> bool {
+    folded.len() <= LONGEST_SPLIT && folded.bytes().filter(u8::is_ascii_digit).count() >= 4
+}
+
+/// Returns whether a folded value is a sequence of known pieces.
+///
+/// If pieces of one character count, one piece must be significantly longer.
+fn is_split(folded: &str, shortest: usize, longest: usize, known: &dyn Fn(u64) -> bool) -> bool {
+    let letters: Vec<char> = folded.chars().take(longest + 1).collect();
+    if letters.len() > longest || letters.is_empty() {
+        return false;
+    }
+    // For each end: `None` if it is not reached, or whether the pieces include a significant one.
+    let telling = if shortest < SHORTEST { TELLING } else { shortest };
+    let mut reached: Vec<Option<bool>> = vec![None; letters.len() + 1];
+    if let Some(start) = reached.first_mut() {
+        *start = Some(false);
+    }
+    for start in 0..letters.len() {
+        let Some(so_far_told) = reached.get(start).copied().flatten() else { continue };
+        let mut so_far = OFFSET;
+        for (taken, c) in letters.iter().skip(start).enumerate() {
+            so_far = letter(so_far, *c);
+            if taken + 1 >= shortest
+                && known(so_far)
+                && let Some(end) = reached.get_mut(start + taken + 1)
+            {
+                *end = Some(end.unwrap_or(false) || so_far_told || taken + 1 >= telling);
+            }
+        }
+    }
+    reached.last().copied().flatten().unwrap_or(false)
+}
+
+/// Visits the exact forms of a value: the text, and grouped digits without spaces.
+pub(crate) fn exact_whole(text: &str, f: &mut dyn FnMut(&str)) {
+    let text = text.trim();
+    f(text);
+    if let Some(compact) = compact(text) {
+        f(&compact);
+    }
+}
+
+/// Maximum number of trusted words of a text, and of consecutive words that form one value.
+pub(crate) const MAX_BELIEVED: usize = 4_000;
+const MAX_ROW: usize = 3;
+
+/// Visits the exact values in the first words of a text, until `f` returns false.
+///
+/// These are the whole text, its words, a few consecutive words, and grouped digits.
+pub(crate) fn exact_parts(text: &str, most: usize, f: &mut dyn FnMut(&str) -> bool) {
+    let mut go_on = true;
+    let mut one = |part: &str| {
+        exact_whole(part, &mut |form| go_on = go_on && f(form));
+        go_on
+    };
+    if !one(text) || !one(bare(text)) {
+        return;
+    }
+    // The parts between separators are values too: `a@x,b@x`, `Mum<mum@x>`, `{"mail":"mum@x"}`.
+    let separators = [',', ';', '<', '>', '(', ')', '[', ']', '{', '}', '"', '|', '`', '\n', '\t'];
+    let apart = text.contains(separators).then(|| text.split(separators)).into_iter().flatten();
+    let mut left = most;
+    for segment in std::iter::once(text).chain(apart) {
+        let words: Vec<&str> = segment.split_whitespace().take(left.min(most)).collect();
+        left = left.saturating_sub(words.len() / 2);
+        for start in 0..words.len() {
+            for count in 1..=MAX_WORDS {
+                let Some(row) = words.get(start..start + count) else { break };
+                let more = if count <= MAX_ROW {
+                    one(bare(&row.join(" ")))
+                } else {
+                    compact(bare(&row.join(" "))).is_none_or(|grouped| one(&grouped))
+                };
+                if !more {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Returns the fingerprint under which written values are recorded, independent of spelling.
+pub(crate) fn spelling(text: &str, folded: &str) -> u64 {
+    // A text that folds to nothing is recorded by its characters.
+    if folded.is_empty() { text.chars().fold(letter(OFFSET, '='), letter) } else { print(folded) }
+}
+
+/// Removes punctuation around a word.
+pub(crate) fn bare(word: &str) -> &str {
+    word.trim_matches(|c: char| matches!(c, ',' | ';' | '.' | ':' | '!' | '?' | '"' | '\'' | '(' | ')' | '<' | '>' | '[' | ']'))
+}
+
+/// Removes the spaces from grouped digits: `DE89 3704 0044` is `DE8937040044`.
+///
+/// The text must consist of ASCII letters and digits, with at least four digits.
+fn compact(text: &str) -> Option<String> {
+    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b' ');
+    let digits = text.bytes().filter(u8::is_ascii_digit).count() >= 4;
+    (plain && digits).then(|| text.bytes().filter(|b| *b != b' ').map(|b| char::from(b.to_ascii_uppercase())).collect())
+}

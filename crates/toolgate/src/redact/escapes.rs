@@ -1,0 +1,121 @@
+//! Finds marks and JSON escapes in a text.
+
+use std::ops::Range;
+
+/// Prefix of a mark, and the number of digits that follow.
+const BEGINS: &str = "[redacted ";
+const DIGITS: usize = 32;
+
+/// Finds the marks in a text, in order.
+pub(crate) fn marks(text: &str) -> Vec<Range<usize>> {
+    let one = |(start, begins): (usize, &str)| {
+        let digits = start + begins.len();
+        let end = digits + DIGITS;
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        let whole = text.get(digits..end).is_some_and(|all| all.bytes().all(is_digit)) && text.get(end..=end) == Some("]");
+        whole.then_some(start..end + 1)
+    };
+    text.match_indices(BEGINS).filter_map(one).collect()
+}
+
+/// An unescaped text, because a key or message may contain a secret in JSON spelling.
+pub(crate) struct Unescaped {
+    pub(crate) text: String,
+    /// Positions after each escape: in the unescaped text and in the original.
+    offsets: Vec<(usize, usize)>,
+}
+
+impl Unescaped {
+    /// Unescapes a text. Returns `None` if it has no escapes.
+    pub(crate) fn of(written: &str) -> Option<Self> {
+        if !written.contains('\\') {
+            return None;
+        }
+        let (mut text, mut from, mut rest) = (String::with_capacity(written.len()), Vec::new(), written);
+        while let Some((before, after)) = rest.split_once('\\') {
+            text.push_str(before);
+            rest = match escaped(after) {
+                Some((meant, behind)) => {
+                    text.push(meant);
+                    from.push((text.len(), written.len() - behind.len()));
+                    behind
+                }
+                None => {
+                    text.push('\\');
+                    after
+                }
+            };
+        }
+        text.push_str(rest);
+        (!from.is_empty()).then_some(Self { text, offsets: from })
+    }
+
+    /// Maps a range of the unescaped text to the original.
+    pub(crate) fn written(&self, place: &Range<usize>) -> Range<usize> {
+        self.at(place.start)..self.at(place.end)
+    }
+
+    fn at(&self, place: usize) -> usize {
+        let before = self.offsets.partition_point(|(own, _)| *own <= place).checked_sub(1).and_then(|last| self.offsets.get(last));
+        before.map_or(place, |(own, there)| there + (place - own))
+    }
+}
+
+/// Parses the escape after a backslash. Returns the character and the rest.
+fn escaped(text: &str) -> Option<(char, &str)> {
+    let mut rest = text.chars();
+    let meant = match rest.next()? {
+        same @ ('"' | '\\' | '/') => same,
+        'n' => '\n',
+        'r' => '\r',
+        't' => '\t',
+        'b' => '\u{8}',
+        'f' => '\u{c}',
+        'u' => {
+            // Also accepts toolgate's own format, `\u{…}`.
+            let (digits, behind) = match rest.as_str().strip_prefix('{') {
+                Some(inner) => inner.split_once('}')?,
+                None => rest.as_str().split_at_checked(4)?,
+            };
+            return Some((u32::from_str_radix(digits, 16).ok().and_then(char::from_u32)?, behind));
+        }
+        _ => return None,
+    };
+    Some((meant, rest.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_marks_are_marks() {
+        let mark = format!("[redacted {}]", "0af9".repeat(8));
+        for (text, expected) in [
+            (mark.clone(), vec![(0, 43)]),
+            (format!("ä{mark}{mark}!"), vec![(2, 45), (45, 88)]),
+            (format!("[redacted {mark}"), vec![(10, 53)]),
+            (mark.replace(']', ""), vec![]),
+            (mark.replace("f9]", "F9]"), vec![]),
+            (mark.replace('9', "ä"), vec![]),
+            ("[redacted ]".to_owned(), vec![]),
+        ] {
+            let found: Vec<(usize, usize)> = marks(&text).iter().map(|mark| (mark.start, mark.end)).collect();
+            assert_eq!(found, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_place_is_found_again_as_it_is_written() {
+        let written = r#"a \"b\\c\" \u00e4\nd \x"#;
+        let plain = Unescaped::of(written).unwrap();
+        assert_eq!(plain.text, "a \"b\\c\" ä\nd \\x");
+        for (meant, there) in [("a", "a"), ("b\\c", r"b\\c"), ("\"b", r#"\"b"#), ("ä", r"\u00e4"), ("ä\nd", r"\u00e4\nd"), ("\\x", r"\x")]
+        {
+            let start = plain.text.find(meant).unwrap();
+            assert_eq!(written.get(plain.written(&(start..start + meant.len()))), Some(there), "{meant}");
+        }
+        assert_eq!(Unescaped::of(r"M\u{fc}ller").unwrap().text, "Müller");
+        assert!(Unescaped::of(r"C:\users\x, \u12, \").is_none());
+    }
+}

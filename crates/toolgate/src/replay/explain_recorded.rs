@@ -1,0 +1,127 @@
+//! Explains the decision about a recorded call.
+
+use super::{Replay, Ruling};
+use crate::call::error::ToolError;
+use crate::ledger::row::{Gate, Row};
+use crate::pipeline::explain::{Explanation, GateNote, Said, Would};
+use crate::pipeline::gates::approval::LEFT_TO;
+use crate::store::ApprovalState;
+
+impl Replay {
+    /// Explains why a recorded call was allowed or rejected.
+    ///
+    /// Gates show their recorded results. Rules are evaluated again with the recorded facts, so
+    /// their results are as reliable as [`Replay::decide`] reports. Returns `None` for a row that
+    /// is not a call.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use crate::policy::{Condition, Deny};
+    /// use toolgate::{Agent, Replay, Tool, Toolgate};
+    ///
+    /// let schema = serde_json::json!({
+    ///     "type": "object",
+    ///     "properties": {"amount": {"type": "number"}},
+    /// });
+    /// let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async {
+    ///     Ok(serde_json::json!({"paid": true}))
+    /// });
+    /// let cap = Deny::new("cap", ["pay"]).when("/amount", Condition::Above(500.into()));
+    /// let agent = Agent::builder("desk").tool(pay).policy(cap).build()?;
+    /// let gate = Toolgate::builder().agent(agent).build()?;
+    /// let session = gate.session("desk", "alice", "s");
+    /// session.call("pay", serde_json::json!({"amount": 600})).await;
+    ///
+    /// let row = session.rows().await?.remove(0);
+    /// let why = Replay::of(&gate)?.explain(&row).await.ok_or("it is a call")?;
+    /// assert!(why.to_string().contains("+ /amount above 500: 600"), "{why}");
+    /// # Ok(()) }
+    /// ```
+    pub async fn explain(&self, row: &Row) -> Option<Explanation> {
+        if !row.is_call() {
+            return None;
+        }
+        let _one = self.0.call_lock.lock().await;
+        let (call, trail, _) = self.0.prepare_call(row);
+        Some(with_recorded_results(self.0.toolgate.explain_with_state(&call, trail).await, row))
+    }
+}
+
+/// Replaces the predicted results with the recorded ones.
+fn with_recorded_results(again: Explanation, row: &Row) -> Explanation {
+    let was = Ruling::of_row(row);
+    let error = row.outcome.error();
+    let refusal = error.filter(|_| matches!(was, Ruling::Refused { .. }));
+    let is_asked = refusal.is_some_and(|error| error.approval.is_some());
+    // The gate that ended the call.
+    let stop = match &was {
+        Ruling::Admitted => None,
+        Ruling::Replayed => Some(Gate::Recall),
+        Ruling::Refused { gate, .. } => Some(*gate),
+    };
+    // A later gate may have rejected the call early: its session was locked, or its approval was
+    // unknown.
+    let skipped = match (row.facts.progress, row.digest) {
+        _ if refusal.is_none() => None,
+        (None, None) => Some(Gate::Validate),
+        (None, Some(_)) => Some(Gate::Recall),
+        (Some(_), _) => None,
+    };
+    let gates = again.gates.into_iter().map(|note| {
+        let gate = note.gate;
+        let (said, why) = match (stop, refusal) {
+            (Some(stop), Some(error)) if gate == stop => (if is_asked { Said::Ask } else { Said::Deny }, Some(error.message.clone())),
+            (Some(stop), _) if gate > stop || skipped.is_some_and(|from| gate >= from) => (Said::NotReached, None),
+            (None, _) if gate >= Gate::Run => recorded_result(gate, row, error),
+            _ => (Said::Pass, pass_details(&note, row)),
+        };
+        GateNote { gate, said, why }
+    });
+    let gates = gates.collect();
+    let mut rules = again.rules;
+    // A rule that was not evaluated has no result.
+    if refusal.is_some() && (skipped.is_some() || stop.is_some_and(|stop| stop < Gate::Policy)) {
+        for note in rules.iter_mut().filter(|note| note.level.is_some()) {
+            (note.said, note.why) = (Said::NotReached, None);
+            note.looked_at.clear();
+        }
+    }
+    let would = match refusal {
+        Some(_) if is_asked => Would::Ask,
+        Some(error) => Would::Refuse(Box::new(error.clone())),
+        None if stop.is_some() => Would::Replay,
+        None => Would::Run,
+    };
+    Explanation { tool: row.tool.to_string(), arguments: (*row.arguments).clone(), gates, rules, would }
+}
+
+/// Returns the result of a gate after the claim for an admitted call.
+fn recorded_result(gate: Gate, row: &Row, error: Option<&ToolError>) -> (Said, Option<String>) {
+    match error {
+        Some(error) if gate == row.gate => (Said::Failed, Some(error.message.clone())),
+        // A failed call is settled and recorded, but its result is not shaped.
+        Some(_) if gate > row.gate && gate < Gate::Settle => (Said::NotReached, None),
+        _ => (Said::Pass, None),
+    }
+}
+
+/// Returns details about a gate that the call has passed.
+fn pass_details(note: &GateNote, row: &Row) -> Option<String> {
+    match note.gate {
+        Gate::Hooks => {
+            let said = row.facts.hooks.iter().map(|fact| {
+                let rewrote = if fact.rewrote { ", and rewrote the arguments" } else { "" };
+                format!("{}: {}{rewrote}", fact.hook, fact.said)
+            });
+            let said: Vec<String> = said.collect();
+            (!said.is_empty()).then(|| said.join("; "))
+        }
+        Gate::Approval => {
+            let fact = row.facts.approval.as_ref().filter(|fact| fact.state == ApprovalState::Approved)?;
+            // The client's user may not have answered, so do not say "approved".
+            fact.answered_by.as_ref().map(|by| if by.starts_with(LEFT_TO) { by.clone() } else { format!("approved by {by}") })
+        }
+        _ => note.why.clone().filter(|_| note.said == Said::Pass),
+    }
+}

@@ -1,0 +1,442 @@
+//! Implements a store that answers from recorded rows.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use rust_decimal::Decimal;
+use serde_json::Value;
+
+use crate::agent::{Agent, Registered};
+use crate::call::outcome::{Outcome, Output};
+use crate::call::{CallId, SessionKey};
+use crate::files::{Expect, FileSystem, FileTxn, MemoryFs, Resources};
+use crate::hook::{Before, Denial, Hook, HookCall, HookDecision, HookFault};
+use crate::ledger::row::{Gate, Recorded, Row};
+use crate::limits::{Charge, Over};
+use crate::policy::{Facts, FileFact, Needs, RecallFact, RecalledBy, Used, Watch};
+use crate::session::repetition::Ended;
+use crate::session::state::{Alter, Revoked, State};
+use crate::store::{
+    Approval, Conflict, Enter, Entered, Finish, Hold, Intent, MemoryStore, NotClaimed, RecallKey, Recalled, Settle, Store, StoreError,
+    Taken, Target,
+};
+use toolgate_json::Digest;
+
+/// Store for replays. Each answer is the recorded one.
+pub(crate) struct Stage {
+    current_row: Mutex<Option<(Arc<Row>, Watch)>>,
+    /// Counters, evidence and progress under the replayed decisions. `None` uses the recorded
+    /// values.
+    memory: Option<MemoryStore>,
+    /// Digest under which the current call was counted.
+    counted_digest: Mutex<Option<Digest>>,
+    /// Sessions that the replay has opened.
+    opened_sessions: Mutex<HashSet<SessionKey>>,
+    /// Keys of `once` calls that succeeded or are assumed to have succeeded.
+    remembered_keys: Mutex<HashSet<RecallKey>>,
+}
+
+impl Stage {
+    /// Creates a store that answers only from the recorded row.
+    pub(crate) fn from_facts() -> Self {
+        Self {
+            current_row: Mutex::default(),
+            memory: None,
+            counted_digest: Mutex::default(),
+            opened_sessions: Mutex::default(),
+            remembered_keys: Mutex::default(),
+        }
+    }
+
+    /// Creates a store that computes counters, evidence and progress from the replayed calls. All
+    /// other answers are recorded ones.
+    pub(crate) fn with_memory() -> Self {
+        Self { memory: Some(MemoryStore::keeping(0)), ..Self::from_facts() }
+    }
+
+    /// Returns the session without the revoked evidence, or `None` if nothing is revoked.
+    pub(crate) async fn state_without(&self, key: &SessionKey, taken: Vec<Revoked>) -> Option<State> {
+        let memory = self.memory.as_ref().filter(|_| !taken.is_empty())?;
+        let (_, state) = memory.snapshot(key).await.ok()?;
+        let mut state = (*state).clone();
+        taken.into_iter().for_each(|revoked| state.revoke(revoked));
+        Some(state)
+    }
+
+    /// Returns the digest under which the current call was counted, if it was.
+    pub(crate) fn counted_digest(&self) -> Option<Digest> {
+        *crate::lock(&self.counted_digest)
+    }
+
+    /// Records the end of a call without effects.
+    pub(crate) fn record_call_end(&self, row: &Row, ended: &Ended) {
+        if let Some(memory) = &self.memory {
+            memory.note_end(&row.key, ended);
+        }
+    }
+
+    /// Remembers a call that did not run and is assumed to have succeeded.
+    pub(crate) fn remember_keys(&self, keys: Vec<RecallKey>) {
+        crate::lock(&self.remembered_keys).extend(keys.into_iter().filter(|key| key.kind() == RecalledBy::Once));
+    }
+
+    /// Settles a call whose outcome was found out later.
+    pub(crate) async fn settle_call(&self, call: CallId, settle: Settle, row: &Row) {
+        if let Some(memory) = &self.memory {
+            let _ = memory.settle(call, settle, row.outcome.clone(), row.outcome.clone(), "", row.at).await;
+        }
+    }
+
+    /// Sets the row of the current call.
+    pub(crate) fn set_current_row(&self, row: &Row, watch: &Watch) {
+        *crate::lock(&self.current_row) = Some((Arc::new(row.clone()), watch.clone()));
+        *crate::lock(&self.counted_digest) = None;
+    }
+
+    fn current_row(&self) -> Result<(Arc<Row>, Watch), StoreError> {
+        crate::lock(&self.current_row).clone().ok_or_else(|| StoreError("no row is being replayed".to_owned()))
+    }
+
+    fn recorded_approval(&self, digest: Digest) -> Result<Option<Approval>, StoreError> {
+        let (row, _) = self.current_row()?;
+        Ok(row.facts.approval.as_ref().map(|fact| Approval {
+            id: fact.id.clone(),
+            key: row.key.clone(),
+            tool: Arc::clone(&row.tool),
+            digest,
+            arguments: (*row.arguments).clone(),
+            shown: Value::Null,
+            asked_by: fact.asked_by.clone(),
+            approvers: Vec::new(),
+            reason: "recorded request for approval".to_owned(),
+            asked_at: row.at,
+            expires: fact.expires,
+            state: fact.state,
+            answered_by: fact.answered_by.clone(),
+        }))
+    }
+}
+
+fn find_usage(used: &[Used], charge: &Charge) -> Option<Decimal> {
+    used.iter().find(|(counter, window, _)| *counter == charge.counter && *window == charge.window).map(|(.., used)| *used)
+}
+
+#[async_trait]
+impl Store for Stage {
+    async fn paused(&self, _: &SessionKey, _: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
+        let (row, _) = self.current_row()?;
+        Ok(row.facts.paused.clone().filter(|_| row.gate == Gate::Admit))
+    }
+    async fn set_pause(&self, _: Target, _: Option<String>) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn hold(&self, _: &SessionKey, _: bool, _: Duration) -> Result<Option<Hold>, StoreError> {
+        Ok(Some(Hold::new(())))
+    }
+
+    async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
+        let (row, watch) = self.current_row()?;
+        let recalled = row.facts.recalled.filter(|_| row.gate != Gate::Claim).map(|fact| match fact {
+            RecallFact::Settled => Recalled::Settled(Some(Outcome::Success(Output::default()))),
+            RecallFact::Forgotten => Recalled::Settled(None),
+            RecallFact::InProgress => Recalled::InProgress,
+            RecallFact::Pending => Recalled::Pending(row.call),
+            RecallFact::KeyReused => Recalled::KeyReused,
+        });
+        if let Some(memory) = &self.memory {
+            // If the `once` setting of the tool has changed, the row cannot tell the result of the
+            // recall. A client's key is recalled under any configuration.
+            if recalled.is_some() && enter.dedup_keys.is_empty() {
+                watch.unknown(|| match row.facts.recalled_by {
+                    Some(_) => "the recorded call was replayed, and its tool is not `once` any more".to_owned(),
+                    None => "the recorded call was replayed, and its row does not say by which key".to_owned(),
+                });
+            }
+            for key in enter.dedup_keys.iter().filter(|key| key.kind() == RecalledBy::Once) {
+                let mut remembered = crate::lock(&self.remembered_keys);
+                let again = remembered.contains(key);
+                if row.outcome.success().is_some() {
+                    remembered.insert(key.clone());
+                }
+                if again && recalled.is_none() {
+                    watch.unknown(|| "the same call would already have succeeded, and its tool is `once`".to_owned());
+                }
+            }
+            let named = row.facts.approval.as_ref().is_some_and(|approval| approval.named);
+            let counts = enter.counts_repetition && !named && !matches!(recalled, Some(Recalled::Settled(_)));
+            // The first replayed row of a session records the state before it.
+            if crate::lock(&self.opened_sessions).insert(enter.key.clone())
+                && let (Some(progress), Some(opened)) = (row.facts.progress, row.facts.opened)
+            {
+                memory.seed(enter.key, progress.before(enter.digest, row.digest), opened);
+            }
+            *crate::lock(&self.counted_digest) = counts.then_some(enter.digest);
+            let entered = memory.enter(Enter { dedup_keys: &[], lock: None, counts_repetition: counts, ..enter }).await?;
+            return Ok(entered.map(|entered| Box::new(Entered { prior_call: recalled, dedup_key_kind: row.facts.recalled_by, ..*entered })));
+        }
+        if row.facts.progress.is_none() {
+            watch.unknown(|| format!("the recorded call ended at gate {}, and nothing is recorded about later gates", row.gate));
+        }
+        Ok(Some(Box::new(Entered {
+            version: 0,
+            started_at: row.facts.opened.unwrap_or(row.at),
+            state: Arc::default(),
+            row_count: 0,
+            prior_call: recalled,
+            dedup_key_kind: row.facts.recalled_by,
+            repetitions: row.facts.progress.unwrap_or_default(),
+            lock: None,
+        })))
+    }
+    async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
+        self.enter(enter).await?.ok_or_else(|| StoreError("the session is locked".to_owned()))
+    }
+
+    async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError> {
+        let (row, watch) = self.current_row()?;
+        let then = &row.facts;
+        match &self.memory {
+            Some(memory) => {
+                let own = Needs { marks: Vec::new(), origins: Vec::new(), ..needs.clone() };
+                memory.load(key, &own, at, facts).await?;
+            }
+            None => {
+                for wanted in &needs.evidence {
+                    let found = then.evidence.iter().find(|(known, _)| known == wanted);
+                    if found.is_none() {
+                        watch.unknown(|| format!("evidence of `{}` is needed, but not recorded", wanted.tool));
+                    }
+                    facts.evidence.push((wanted.clone(), found.and_then(|(_, proof)| proof.clone())));
+                }
+                for (counter, window) in &needs.counters {
+                    let found = then.counters.iter().find(|(known, w, _)| known == counter && w == window);
+                    if found.is_none() {
+                        watch.unknown(|| "a counter is needed, but not recorded".to_owned());
+                    }
+                    facts.counters.push((counter.clone(), *window, found.map_or(Decimal::ZERO, |(.., used)| *used)));
+                }
+            }
+        }
+        // Only the record contains past files and the provenance of past values.
+        for mark in &needs.marks {
+            if !then.marks.contains_key(mark) {
+                watch.unknown(|| "a policy mark is needed, but not recorded".to_owned());
+            }
+            facts.marks.insert(mark.clone(), then.marks.get(mark).cloned().flatten());
+        }
+        for (place, _) in &needs.origins {
+            if !then.origins.contains_key(place) {
+                watch.unknown(|| format!("the provenance of the value at `{place}` is needed, but not recorded"));
+            }
+            facts.origins.insert(place.clone(), then.origins.get(place).cloned().unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
+        let (row, watch) = self.current_row()?;
+        if let Some(memory) = &self.memory {
+            return memory.room(charges, now).await;
+        }
+        let one = |charge: &Charge| {
+            let own = charge.counter.starts_with("budget\u{1f}") || charge.counter.starts_with("rate\u{1f}");
+            // Limits of rules are read at the claim and by `explain`.
+            let used = if own { find_usage(&row.facts.budget, charge) } else { find_usage(&row.facts.claimed, charge) };
+            if used.is_none() && own {
+                watch.unknown(|| "a budget is needed, but not recorded".to_owned());
+            }
+            let used = used.unwrap_or_default();
+            if charge.fits_within(used) { Ok(used) } else { Err(Over { used, retry_after: None }) }
+        };
+        Ok(charges.iter().map(one).collect())
+    }
+
+    async fn begin(
+        &self,
+        intent: Box<Intent>,
+        charges: &[Charge],
+        _: Option<&str>,
+        now: Timestamp,
+    ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
+        let (row, watch) = self.current_row()?;
+        if row.gate == Gate::Claim {
+            let by = row.facts.recalled_by.unwrap_or(RecalledBy::Key);
+            match (&row.facts.paused, row.facts.recalled) {
+                (Some((target, why)), _) => return Ok(Err(NotClaimed::Paused(target.clone(), why.clone()))),
+                (_, Some(RecallFact::InProgress)) => return Ok(Err(NotClaimed::PriorCall(Recalled::InProgress, by))),
+                (_, Some(RecallFact::Pending)) => return Ok(Err(NotClaimed::PriorCall(Recalled::Pending(row.call), by))),
+                (_, Some(RecallFact::KeyReused)) => return Ok(Err(NotClaimed::PriorCall(Recalled::KeyReused, by))),
+                (_, Some(RecallFact::Settled | RecallFact::Forgotten)) => {
+                    return Ok(Err(NotClaimed::PriorCall(Recalled::Settled(None), by)));
+                }
+                _ => {}
+            }
+        }
+        if let Some(memory) = &self.memory {
+            // The claim never expires, because the record says when it is settled.
+            let intent = Intent { recall: Vec::new(), lease: Timestamp::MAX, ..*intent };
+            return memory.begin(Box::new(intent), charges, None, now).await;
+        }
+        let mut all = Vec::with_capacity(charges.len());
+        for (index, charge) in charges.iter().enumerate() {
+            // A call may charge the same counter twice. The charges are recorded in order.
+            let known = row.facts.claimed.get(index..).unwrap_or_default();
+            let used = find_usage(known.get(..1).unwrap_or_default(), charge).or_else(|| find_usage(&row.facts.claimed, charge));
+            if used.is_none() && charge.cap != Decimal::MAX {
+                watch.unknown(|| "a limit is needed, but not recorded".to_owned());
+            }
+            let used = used.unwrap_or_default();
+            // The recorded usage includes the earlier charges of this call.
+            if !charge.fits_within(used) {
+                return Ok(Err(NotClaimed::LimitExceeded { index, over: Over { used, retry_after: None }, used: all }));
+            }
+            all.push(used);
+        }
+        Ok(Ok(all))
+    }
+
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError> {
+        match &self.memory {
+            Some(memory) => memory.finish(finish).await,
+            None => Ok(Ok(None)),
+        }
+    }
+    async fn take_pass(&self, _: &SessionKey, _: &str, _: &str) -> Result<Option<Taken>, StoreError> {
+        Ok(None)
+    }
+    async fn leave(&self, _: &SessionKey, _: Timestamp) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn snapshot(&self, _: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
+        Ok((0, Arc::default()))
+    }
+    async fn session(&self, _: &SessionKey) -> Result<Option<Arc<State>>, StoreError> {
+        Ok(None)
+    }
+    async fn alter(&self, _: &SessionKey, _: Alter) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn spend(&self, _: &[Charge], _: Timestamp) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn ask(&self, _: Approval) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn approval_for(&self, _: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
+        self.recorded_approval(digest)
+    }
+    async fn approval(&self, _: &str) -> Result<Option<Approval>, StoreError> {
+        Ok(None)
+    }
+    async fn answer(&self, _: &str, _: bool, _: &str, _: Timestamp) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+    async fn pending(&self, _: Timestamp) -> Result<Vec<Intent>, StoreError> {
+        Ok(Vec::new())
+    }
+    async fn settle(&self, _: CallId, _: Settle, _: Outcome, _: Outcome, _: &str, _: Timestamp) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+    async fn output(&self, _: &SessionKey, _: &str) -> Result<Option<Arc<str>>, StoreError> {
+        Ok(None)
+    }
+    async fn rows(&self, _: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
+        Ok(Vec::new())
+    }
+    async fn has_succeeded(&self, _: CallId) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+    async fn take_in(&self, _: Arc<Row>) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// A hook that repeats its recorded decision.
+struct Said {
+    name: String,
+    store: Arc<Stage>,
+}
+
+#[async_trait]
+impl Hook for Said {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn before(&self, _: HookCall<'_>) -> Result<Before, HookFault> {
+        let (row, watch) = self.store.current_row().map_err(|e| HookFault(e.to_string()))?;
+        let decided = row.gate == Gate::Hooks && row.rule.as_deref() == Some(&self.name);
+        let decision = match row.facts.hooks.iter().find(|fact| fact.hook == self.name).map(|fact| fact.said.as_str()) {
+            Some("deny") => {
+                let error = row.outcome.error();
+                let code = error.map(|error| error.code.to_string());
+                let category = error.map(|error| error.category);
+                HookDecision::Deny(Denial { code, category, ..Denial::new("recorded denial") })
+            }
+            Some("ask") => HookDecision::Ask("recorded request for approval".to_owned()),
+            Some(_) if !decided => HookDecision::Allow,
+            _ if decided => return Err(HookFault("recorded failure".to_owned())),
+            _ => {
+                watch.unknown(|| format!("the decision of the hook `{}` is not recorded", self.name));
+                HookDecision::Allow
+            }
+        };
+        Ok(Before { decision, input: None })
+    }
+}
+
+/// File system that answers with the recorded file facts.
+struct Then(Arc<Stage>);
+
+impl FileSystem for Then {
+    fn fact(&self, path: &str) -> FileFact {
+        let Ok((row, watch)) = self.0.current_row() else { return FileFact::Absent };
+        let known = |(spelt, _): &(&String, &FileFact)| crate::files::normal_path(spelt).is_ok_and(|spelt| spelt == path);
+        match row.facts.files.iter().find(known) {
+            Some((_, fact)) => fact.clone(),
+            None => {
+                watch.unknown(|| format!("the state of the file `{}` is not recorded", toolgate_text::shown(path)));
+                FileFact::Absent
+            }
+        }
+    }
+    fn begin(&self, call: CallId, expects: Vec<Expect>) -> Box<dyn FileTxn> {
+        MemoryFs::default().begin(call, expects)
+    }
+}
+
+impl Agent {
+    /// Returns the agent for a replay: results and hook decisions come from the record.
+    pub(crate) fn for_replay(&self, stage: &Arc<Stage>) -> Self {
+        let mut resources = Resources::default();
+        if self.resources.files().is_some() {
+            resources.set_files(Arc::new(Then(Arc::clone(stage))));
+        }
+        let tools = self.tools.iter().map(|(name, tool)| {
+            let mut spec = tool.spec.clone();
+            spec.normalize.clear();
+            spec.max_output = Some(usize::MAX);
+            let hooks = tool.hooks.iter().map(|hook| {
+                let said: Arc<dyn Hook> = Arc::new(Said { name: hook.name().to_owned(), store: Arc::clone(stage) });
+                said
+            });
+            let staged = Registered {
+                spec,
+                handler: None,
+                input: tool.input.clone(),
+                output: None,
+                secrets: tool.secrets.clone(),
+                is_entity_declared: tool.is_entity_declared.clone(),
+                governed_by: tool.governed_by.clone(),
+                observers: tool.observers.clone(),
+                hooks: hooks.collect(),
+                definition_digest: tool.definition_digest,
+            };
+            (Arc::clone(name), Arc::new(staged))
+        });
+        self.with(tools.collect(), resources)
+    }
+}

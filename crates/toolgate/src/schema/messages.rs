@@ -1,0 +1,433 @@
+//! Explains validation errors to a model, with its argument names and the names that it probably
+//! meant.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jsonschema::ValidationError;
+use jsonschema::error::{TypeKind, ValidationErrorKind as K};
+use serde_json::Value;
+
+use super::Invalid;
+use crate::call::error::FieldError;
+use crate::redact::is_secret;
+use crate::schema::any_of::{Meant, meant};
+use crate::schema::lookup::{Known, MASK, knows, schemas_at};
+use toolgate_json::{Pointer, json_type_of};
+use toolgate_text::shown;
+use toolgate_text::suggest::closest;
+
+/// Maximum number of places in a schema that are visited.
+const MOST_PLACES: usize = 20_000;
+/// Maximum number of names or fields in a message; more do not help a model.
+const MOST: usize = 20;
+
+/// Returns the places that a schema marks as `writeOnly`.
+///
+/// # Errors
+/// Returns an error if the schema has too many references to find all places.
+pub(crate) fn write_only(schema: &Value) -> Result<Vec<Pointer>, String> {
+    let mut walk = Walk { root: schema, at: Pointer::default(), pointers: Vec::new(), followed_references: Vec::new(), visited_places: 0 };
+    walk.schema(schema);
+    if walk.visited_places > MOST_PLACES {
+        return Err("it has too many nested references to find all `writeOnly` fields".to_owned());
+    }
+    Ok(walk.pointers)
+}
+
+struct Walk<'s> {
+    root: &'s Value,
+    at: Pointer,
+    pointers: Vec<Pointer>,
+    /// The references that lead to the current schema.
+    followed_references: Vec<&'s str>,
+    visited_places: usize,
+}
+
+impl<'s> Walk<'s> {
+    fn schema(&mut self, schema: &'s Value) {
+        self.visited_places += 1;
+        let Some(map) = schema.as_object() else { return };
+        if self.visited_places > MOST_PLACES {
+            return;
+        }
+        if map.get("writeOnly") == Some(&Value::Bool(true)) {
+            self.pointers.push(self.at.clone());
+        }
+        for target in ["$ref", "$dynamicRef"].iter().filter_map(|word| map.get(*word)).filter_map(Value::as_str) {
+            self.follow(target);
+        }
+        for (word, part) in map {
+            match (word.as_str(), part) {
+                ("properties", Value::Object(members)) => members.iter().for_each(|(name, member)| self.step(name, member)),
+                ("patternProperties", Value::Object(members)) => members.values().for_each(|member| self.step("*", member)),
+                ("prefixItems" | "items", Value::Array(items)) => items.iter().for_each(|item| self.step("*", item)),
+                ("items" | "additionalProperties" | "unevaluatedProperties" | "unevaluatedItems" | "contains", part) => {
+                    self.step("*", part)
+                }
+                ("allOf" | "anyOf" | "oneOf", Value::Array(parts)) => parts.iter().for_each(|part| self.schema(part)),
+                ("if" | "then" | "else", part) => self.schema(part),
+                ("dependentSchemas", Value::Object(parts)) => parts.values().for_each(|part| self.schema(part)),
+                _ => {}
+            }
+        }
+    }
+
+    fn step(&mut self, name: &str, schema: &'s Value) {
+        self.at.push(name.to_owned());
+        self.schema(schema);
+        self.at.pop();
+    }
+
+    fn follow(&mut self, target: &'s str) {
+        let referred = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
+        // The type is recursive, or the reference is not a path. If a secret is anywhere inside,
+        // the whole value counts as secret.
+        if self.followed_references.contains(&target) || referred.is_none() {
+            if mentions_write_only(referred.unwrap_or(self.root)) {
+                self.pointers.push(self.at.clone());
+            }
+            return;
+        }
+        if let Some(referred) = referred {
+            self.followed_references.push(target);
+            self.schema(referred);
+            self.followed_references.pop();
+        }
+    }
+}
+
+fn mentions_write_only(schema: &Value) -> bool {
+    match schema {
+        Value::Object(map) => map.get("writeOnly") == Some(&Value::Bool(true)) || map.values().any(mentions_write_only),
+        Value::Array(items) => items.iter().any(mentions_write_only),
+        _ => false,
+    }
+}
+
+/// Formats a value for a message: shortened, and masked if it is or contains a secret.
+fn shown_value(value: &Value, path: &str, secrets: &[Pointer]) -> String {
+    match value {
+        _ if is_secret(&Pointer::from(path), secrets) => MASK.to_owned(),
+        Value::Array(_) | Value::Object(_) => json_type_of(value).to_owned(),
+        Value::String(text) => format!("\"{}\"", shown(text)),
+        scalar => shown(&scalar.to_string()),
+    }
+}
+
+pub(crate) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item = ValidationError<'a>>, secrets: &[Pointer]) -> Invalid {
+    let mut found = Found::default();
+    for error in errors {
+        found.gather(&error, secrets);
+    }
+    found.sort_names(schema);
+    let known = Known { schema, secrets };
+    let Found { mut missing, alternatives: mut either, mut unknown, incompatible: mut unfit, wrong_values: fields } = found;
+    let mut all = Vec::new();
+    let mut sentences = Vec::new();
+    let places: BTreeSet<String> = missing.keys().chain(unknown.keys()).chain(either.keys()).chain(unfit.keys()).cloned().collect();
+    // Messages about the top level already contain the name of the tool.
+    let is_named = places.first().is_some_and(String::is_empty);
+    for place in places {
+        let absent = missing.remove(&place).unwrap_or_default();
+        let extra = unknown.remove(&place).unwrap_or_default();
+        explain_names(tool, &known, &place, &absent, &extra, &mut all, &mut sentences);
+        let whose = whose(tool, &known.path(&place));
+        for groups in either.remove(&place).unwrap_or_default() {
+            let wanted = one_of(&groups);
+            sentences.push(format!("{whose} requires {wanted}"));
+            all.push(FieldError {
+                path: place.clone(),
+                expected: format!("required: {wanted}"),
+                got: "nothing".to_owned(),
+                did_you_mean: None,
+            });
+        }
+        for name in unfit.remove(&place).unwrap_or_default() {
+            let told = shown(known.name(&Pointer::from(&*place), &name));
+            sentences.push(format!("{whose} does not accept `{told}` together with the other members"));
+            all.push(FieldError {
+                path: member(&place, &name),
+                expected: "absent, together with the other members".to_owned(),
+                got: told,
+                did_you_mean: None,
+            });
+        }
+    }
+    for field in fields.into_iter().take(MOST) {
+        sentences.push(format!("{} must be {}; got {}", subject(&known.path(&field.path)), field.expected, field.got));
+        all.push(field);
+    }
+    if sentences.is_empty() {
+        sentences.push("the arguments do not fit the schema".to_owned());
+    }
+    let mut message = if is_named { String::new() } else { format!("{tool}: ") };
+    for (index, sentence) in sentences.iter().enumerate() {
+        if index > 0 {
+            message.push_str(if message.ends_with('?') { " " } else { "; " });
+        }
+        message.push_str(sentence);
+    }
+    for field in &mut all {
+        field.path = shown_path(&known.path(&field.path));
+    }
+    Invalid { errors: all, message }
+}
+
+/// Collects validation errors. Names are grouped by the object that has or lacks them.
+#[derive(Default)]
+struct Found {
+    missing: BTreeMap<String, Vec<String>>,
+    /// Groups of names, one of which is required.
+    alternatives: BTreeMap<String, Vec<Vec<Vec<String>>>>,
+    unknown: BTreeMap<String, Vec<String>>,
+    /// Declared names that do not fit together with the other members.
+    incompatible: BTreeMap<String, Vec<String>>,
+    wrong_values: Vec<FieldError>,
+}
+
+impl Found {
+    /// Records one error of the validator as missing, unknown or wrong.
+    fn gather(&mut self, error: &ValidationError<'_>, secrets: &[Pointer]) {
+        let path = error.instance_path().to_string();
+        match error.kind() {
+            K::Required { property } => {
+                let names = self.missing.entry(path).or_default();
+                let name = property.as_str().unwrap_or_default();
+                if !names.iter().any(|known| known == name) {
+                    names.push(name.to_owned());
+                }
+            }
+            K::AdditionalProperties { unexpected } | K::UnevaluatedProperties { unexpected } => {
+                self.unknown.entry(path).or_default().extend(unexpected.iter().take(MOST).cloned());
+            }
+            K::AnyOf { context } | K::OneOfNotValid { context } => match meant(&path, context) {
+                Meant::Form(errors) => errors.iter().take(MOST).for_each(|error| self.gather(error, secrets)),
+                Meant::WrongTag(tag, options) => self.wrong(field(tag.instance_path().to_string(), one_of_values(&options), tag, secrets)),
+                Meant::MissingNames(groups) => self.alternatives.entry(path).or_default().push(groups),
+                Meant::Types(kinds) if kinds.is_empty() => {
+                    self.wrong(field(path, "of one of the allowed forms".to_owned(), error, secrets));
+                }
+                Meant::Types(kinds) => self.wrong(field(path, kinds.join(" or "), error, secrets)),
+            },
+            _ => self.wrong(field(path, expected(error), error, secrets)),
+        }
+    }
+
+    /// Records a wrong value, unless another part of the schema reported the same.
+    fn wrong(&mut self, field: FieldError) {
+        if !self.wrong_values.contains(&field) {
+            self.wrong_values.push(field);
+        }
+    }
+
+    /// Separates undeclared names from declared ones.
+    ///
+    /// If a part of a composed schema fails, the validator reports all names in that part as
+    /// unknown. A declared name is not reported as unknown. If there is no other error at the
+    /// place, the name does not fit together with the others.
+    fn sort_names(&mut self, schema: &Value) {
+        // Start with the inner places, because keys are sorted and a place comes before its
+        // members.
+        let places: Vec<String> = self.unknown.keys().rev().cloned().collect();
+        for place in places {
+            let is_known = knows(schema, &place);
+            let names = self.unknown.remove(&place).unwrap_or_default();
+            let (known, unknown): (Vec<String>, Vec<String>) = names.into_iter().partition(|name| is_known(name));
+            if !known.is_empty() && !self.is_wrong_at(&place) {
+                self.incompatible.insert(place.clone(), known);
+            }
+            if !unknown.is_empty() {
+                self.unknown.insert(place, unknown);
+            }
+        }
+    }
+
+    /// Returns whether there is another error at a place or inside of its value.
+    fn is_wrong_at(&self, place: &str) -> bool {
+        let inside = |path: &str| path.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'));
+        let at = |path: &str| path == place || inside(path);
+        self.wrong_values.iter().any(|field| at(&field.path))
+            || self.missing.keys().chain(self.alternatives.keys()).any(|path| at(path))
+            || self.unknown.keys().chain(self.incompatible.keys()).any(|path| inside(path))
+    }
+}
+
+/// Formats groups of names, one of which is required.
+fn one_of(groups: &[Vec<String>]) -> String {
+    let listed: Vec<String> =
+        groups.iter().map(|names| names.iter().map(|name| format!("`{}`", shown(name))).collect::<Vec<_>>().join(" and ")).collect();
+    listed.join(if groups.iter().all(|names| names.len() == 1) { " or " } else { ", or " })
+}
+
+fn one_of_values(options: &[String]) -> String {
+    match options {
+        [only] => only.clone(),
+        options => format!("one of {}", options.join(", ")),
+    }
+}
+
+/// Returns the name of the object at a place.
+fn whose(tool: &str, place: &str) -> String {
+    if place.is_empty() { format!("`{tool}`") } else { format!("`{}`", argument_name(place)) }
+}
+
+/// Returns the path of a member.
+fn member(place: &str, name: &str) -> String {
+    format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"))
+}
+
+fn field(path: String, expected: String, error: &ValidationError<'_>, secrets: &[Pointer]) -> FieldError {
+    let value = error.instance();
+    let got = match value.as_ref() {
+        Value::String(_) if matches!(error.kind(), K::Type { .. }) => format!("the string {}", shown_value(value, &path, secrets)),
+        value => shown_value(value, &path, secrets),
+    };
+    FieldError { path, expected, got, did_you_mean: None }
+}
+
+/// Reports the missing and unknown names of one object, with suggestions.
+fn explain_names(
+    tool: &str,
+    of: &Known<'_>,
+    place: &str,
+    absent: &[String],
+    extra: &[String],
+    all: &mut Vec<FieldError>,
+    sentences: &mut Vec<String>,
+) {
+    let parts = schemas_at(of.schema, place);
+    let known: BTreeSet<&str> =
+        parts.iter().filter_map(|part| part.get("properties")?.as_object()).flat_map(|map| map.keys().map(String::as_str)).collect();
+    // If parts of the schema disagree about the type, omit the type.
+    let kind = |name: &str| {
+        let kinds: BTreeSet<String> = parts.iter().filter_map(|part| type_of(part.get("properties")?.get(name)?)).collect();
+        match kinds.len() {
+            1 => kinds.first().map(|kind| format!(" ({kind})")).unwrap_or_default(),
+            _ => String::new(),
+        }
+    };
+    let takes = if known.is_empty() {
+        String::new()
+    } else {
+        format!(" (it takes {})", known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "))
+    };
+    let whose = whose(tool, &of.path(place));
+    // A name inside of a secret may be the secret, so such names are only counted.
+    let hides = of.hides(&Pointer::from(place));
+    if hides && !extra.is_empty() {
+        let (path, expected) = (member(place, MASK), "no such argument".to_owned());
+        all.push(FieldError { path, expected, got: MASK.to_owned(), did_you_mean: None });
+        sentences.push(format!("{whose} has {} unknown member(s), not shown{takes}", extra.len()));
+    }
+    let extra: &[String] = if hides { &[] } else { extra };
+    let mut meant: BTreeMap<&str, &str> = BTreeMap::new();
+    for name in extra {
+        // A misspelled name probably stands for a missing one, so try those first.
+        let guess = closest(name, absent.iter().map(String::as_str)).or_else(|| closest(name, known.iter().copied()));
+        if let Some(guess) = guess {
+            meant.insert(name, guess);
+        }
+        all.push(FieldError {
+            path: member(place, name),
+            expected: "no such argument".to_owned(),
+            got: shown(name),
+            did_you_mean: guess.map(str::to_owned),
+        });
+    }
+    let mut said: Vec<&str> = Vec::new();
+    for name in absent {
+        all.push(FieldError {
+            path: format!("{place}/{name}"),
+            expected: format!("required{}", kind(name)),
+            got: "nothing".to_owned(),
+            did_you_mean: None,
+        });
+        let misspelt = meant.iter().find(|(_, guess)| **guess == name).map(|(wrong, _)| *wrong);
+        sentences.push(match misspelt {
+            Some(wrong) => {
+                said.push(wrong);
+                format!("{whose} requires `{name}`{}; got `{}`, did you mean `{name}`?", kind(name), shown(wrong))
+            }
+            None => format!("{whose} requires `{name}`{}, which is missing", kind(name)),
+        });
+    }
+    for name in extra.iter().filter(|name| !said.contains(&name.as_str())) {
+        let guess = meant.get(name.as_str()).map_or_else(String::new, |guess| format!(", did you mean `{guess}`?"));
+        sentences.push(format!("{whose} has no `{}`{}", shown(name), if guess.is_empty() { &takes } else { &guess }));
+    }
+}
+
+/// Returns a phrase for the expected value.
+pub(crate) fn expected(error: &ValidationError<'_>) -> String {
+    match error.kind() {
+        K::Type { kind: TypeKind::Single(kind) } => with_article(&kind.to_string()),
+        K::Type { kind: TypeKind::Multiple(kinds) } => {
+            kinds.into_iter().map(|k| with_article(&k.to_string())).collect::<Vec<_>>().join(" or ")
+        }
+        K::Enum { options } => {
+            let options: Vec<String> = options.as_array().into_iter().flatten().take(20).map(ToString::to_string).collect();
+            format!("one of {}", options.join(", "))
+        }
+        K::Constant { expected_value } => expected_value.to_string(),
+        K::Maximum { limit } => format!("at most {limit}"),
+        K::Minimum { limit } => format!("at least {limit}"),
+        K::ExclusiveMaximum { limit } => format!("less than {limit}"),
+        K::ExclusiveMinimum { limit } => format!("more than {limit}"),
+        K::MultipleOf { multiple_of } => format!("a multiple of {multiple_of}"),
+        K::MaxLength { limit } => format!("at most {limit} characters long"),
+        K::MinLength { limit } => format!("at least {limit} characters long"),
+        K::MaxItems { limit } => format!("at most {limit} items"),
+        K::MinItems { limit } => format!("at least {limit} items"),
+        K::MaxProperties { limit } => format!("at most {limit} members"),
+        K::MinProperties { limit } => format!("at least {limit} members"),
+        K::UniqueItems => "items that are all different".to_owned(),
+        K::Pattern { pattern } => format!("text that matches `{pattern}`"),
+        K::BacktrackLimitExceeded { .. } | K::RegexEngineFailure { .. } => {
+            "text that its pattern can match in a limited number of steps".to_owned()
+        }
+        K::Format { format } => format!("a valid {format}"),
+        K::FalseSchema => "absent".to_owned(),
+        K::OneOfMultipleValid { .. } => "of exactly one of the allowed forms".to_owned(),
+        K::Not { .. } => "something else".to_owned(),
+        other => format!("something that satisfies `{}`", other.keyword()),
+    }
+}
+
+fn with_article(kind: &str) -> String {
+    match kind {
+        "integer" | "object" | "array" => format!("an {kind}"),
+        "null" => "null".to_owned(),
+        kind => format!("a {kind}"),
+    }
+}
+
+/// Returns the subject of a sentence about a path.
+fn subject(path: &str) -> String {
+    if path.is_empty() { "the value".to_owned() } else { format!("`{}`", argument_name(path)) }
+}
+
+/// Formats a path for a message. Its names are untrusted.
+fn shown_path(path: &str) -> String {
+    path.split('/').map(shown).collect::<Vec<_>>().join("/")
+}
+
+/// Converts `/items/0/price` to the form that a model writes: `items[0].price`.
+fn argument_name(path: &str) -> String {
+    let mut name = String::new();
+    for part in Pointer::from(path).parts() {
+        match part.parse::<usize>() {
+            Ok(index) => name.push_str(&format!("[{index}]")),
+            Err(_) if name.is_empty() => name.push_str(&shown(part)),
+            Err(_) => name.push_str(&format!(".{}", shown(part))),
+        }
+    }
+    if name.is_empty() { "the arguments".to_owned() } else { name }
+}
+
+fn type_of(schema: &Value) -> Option<String> {
+    match schema.get("type")? {
+        Value::String(kind) => Some(kind.clone()),
+        Value::Array(kinds) => Some(kinds.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" or ")),
+        _ => None,
+    }
+}

@@ -1,0 +1,108 @@
+//! Validates tool names, maps foreign names to valid ones, and escapes untrusted text for display.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use toolgate_json::Digest;
+
+/// Maximum length of a tool name in bytes.
+pub const MAX_NAME: usize = 64;
+
+/// Number of digest digits that make a mapped name unique.
+const DIGITS: usize = 16;
+
+/// Returns true for `^[a-z0-9_-]{1,64}$`.
+#[must_use]
+pub fn is_tool_name(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-'))
+}
+
+/// Foreign names mapped to valid tool names.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Mapped {
+    /// Maps each valid name to its foreign name.
+    pub names: BTreeMap<String, String>,
+    /// Foreign names that collide once mapped, or have no valid character.
+    pub excluded: BTreeSet<String>,
+}
+
+/// Maps foreign names to valid ones. Names that collide are all excluded, so that none shadows
+/// another.
+///
+/// ```
+/// let mapped = crate::tool::name::map_foreign(["Files.Read", "files_read", "search"]);
+/// assert_eq!(mapped.names.keys().collect::<Vec<_>>(), ["search"]);
+/// assert_eq!(mapped.held_back.len(), 2);
+/// ```
+pub fn map_foreign<'a>(foreign: impl IntoIterator<Item = &'a str>) -> Mapped {
+    let mut groups: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for name in foreign {
+        let legal: String = mapped_letters(name).take(MAX_NAME).collect();
+        groups.entry(legal).or_default().insert(name);
+    }
+    let mut mapped = Mapped::default();
+    for (legal, names) in groups {
+        let meaningful = legal.bytes().any(|b| b.is_ascii_alphanumeric());
+        match (names.len(), names.first()) {
+            (1, Some(name)) if meaningful => {
+                mapped.names.insert(legal, (*name).to_owned());
+            }
+            _ => mapped.excluded.extend(names.into_iter().map(str::to_owned)),
+        }
+    }
+    mapped
+}
+
+/// Maps each character of a foreign name to a valid one.
+pub fn mapped_letters(name: &str) -> impl Iterator<Item = char> {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c.to_ascii_lowercase() } else { '_' })
+}
+
+/// Maps a client's name for its own tool to a toolgate name: lower case.
+///
+/// A name that is too long or has invalid characters gets a digest of the original as suffix, so
+/// that it cannot be mistaken for another. So does a name that only looks as if it had such a
+/// suffix.
+///
+/// ```
+/// use crate::tool::name::of_client;
+/// assert_eq!(of_client("Bash"), "bash");
+/// assert_eq!(of_client("mcp__git__Log"), "mcp__git__log");
+/// assert!(of_client("READ.ALL").starts_with("read_all_"));
+/// assert_ne!(of_client("READ.ALL"), of_client("read all"));
+/// ```
+#[must_use]
+pub fn of_client(name: &str) -> String {
+    let is_own = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    let is_digest = |end: &str| end.len() == DIGITS && end.bytes().all(|b| b.is_ascii_hexdigit());
+    let looks_cut = name.rsplit_once('_').is_some_and(|(_, end)| is_digest(end));
+    if name.len() <= MAX_NAME && name.chars().all(is_own) && !looks_cut {
+        return name.to_ascii_lowercase();
+    }
+    let digest = Digest::of(name.as_bytes()).to_string();
+    let head = name.chars().take(MAX_NAME - DIGITS - 1).map(|c| if is_own(c) { c.to_ascii_lowercase() } else { '_' });
+    head.chain(['_']).chain(digest.chars().take(DIGITS)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_left_is_held_back() {
+        assert_eq!(map_foreign(["…", "日本"]).names.len(), 0);
+        assert!(is_tool_name("read-file_2") && !is_tool_name("Read") && !is_tool_name("") && !is_tool_name(&"a".repeat(65)));
+    }
+
+    #[test]
+    fn what_clients_call_otherwise_is_something_else() {
+        for (name, legal) in [("Bash", "bash"), ("NotebookEdit", "notebookedit"), ("mcp__a-server__get_Page", "mcp__a-server__get_page")] {
+            assert_eq!(of_client(name), legal);
+        }
+        let (long, longer, forged) = ("a".repeat(65), "a".repeat(70), of_client("READ.ALL"));
+        let others = ["READ.ALL", "read.all", "read all", "read\u{2024}all", "read_all", "…", "日本", "..", "/", &long, &longer, &forged];
+        let mapped: BTreeSet<String> = others.iter().map(|name| of_client(name)).collect();
+        assert_eq!(mapped.len(), others.len(), "{mapped:?}");
+        assert!(mapped.iter().all(|name| is_tool_name(name)), "{mapped:?}");
+        assert_eq!(of_client(""), "");
+    }
+}
