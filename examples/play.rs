@@ -14,43 +14,49 @@
 
 use std::sync::Arc;
 
-use toolgate::{Agent, BuildError, ManualClock, SignedDuration, Timestamp, Toolgate};
+use toolgate::{Agent, AgentBuildError, ManualClock, SignedDuration, Timestamp, Toolgate};
 
 /// The start time of the scripts.
-const NOW: &str = "2026-03-02T09:00:00Z";
+const SCRIPT_START_TIME: &str = "2026-03-02T09:00:00Z";
 
 /// Builds a gate with this agent, and the clock that the script controls.
-pub(crate) fn gate(agent: Agent) -> Result<(Toolgate, Arc<ManualClock>), Box<dyn std::error::Error>> {
-    let clock = Arc::new(ManualClock::at(NOW.parse::<Timestamp>()?));
+pub(crate) fn build_gate(agent: Agent) -> Result<(Toolgate, Arc<ManualClock>), Box<dyn std::error::Error>> {
+    let clock = Arc::new(ManualClock::at(SCRIPT_START_TIME.parse::<Timestamp>()?));
     Ok((Toolgate::builder().agent(agent).clock(clock.clone()).build()?, clock))
 }
 
 /// Runs a script and prints it.
 #[cfg_attr(test, expect(dead_code, reason = "tests run the script themselves"))]
-pub(crate) async fn show(agent: Result<Agent, BuildError>, script: &str) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) async fn run_and_print(agent: Result<Agent, AgentBuildError>, script: &str) -> Result<(), Box<dyn std::error::Error>> {
     let agent = agent.map_err(|error| error.render(false))?;
     let name = agent.name().to_owned();
-    let (gate, clock) = gate(agent)?;
-    let tally = play(&gate, &name, &clock, script, |line| println!("{line}")).await;
+    let (gate, clock) = build_gate(agent)?;
+    let tally = run_script(&gate, &name, &clock, script, |line| println!("{line}")).await;
     println!("\n{} calls allowed, {} refused", tally.allowed, tally.refused);
-    if tally.wrong.is_empty() { Ok(()) } else { Err(tally.wrong.join("\n").into()) }
+    if tally.mismatches.is_empty() { Ok(()) } else { Err(tally.mismatches.join("\n").into()) }
 }
 
 /// The result of a script.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct ScriptResult {
     pub(crate) allowed: usize,
     pub(crate) refused: usize,
     /// Lines whose result differs from the expected one.
-    pub(crate) wrong: Vec<String>,
+    pub(crate) mismatches: Vec<String>,
 }
 
 /// Runs a script, and reports each line and its result to `tell`.
-pub(crate) async fn play(gate: &Toolgate, agent: &str, clock: &Arc<ManualClock>, script: &str, mut tell: impl FnMut(&str)) -> Tally {
-    let mut tally = Tally::default();
+pub(crate) async fn run_script(
+    gate: &Toolgate,
+    agent: &str,
+    clock: &Arc<ManualClock>,
+    script: &str,
+    mut tell: impl FnMut(&str),
+) -> ScriptResult {
+    let mut tally = ScriptResult::default();
     let mut approval: Option<String> = None;
     for (number, line) in script.lines().enumerate().map(|(n, line)| (n + 1, line.trim())) {
-        let mut wrong = |what: String| tally.wrong.push(format!("line {number}: {line}\n  {what}"));
+        let mut wrong = |what: String| tally.mismatches.push(format!("line {number}: {line}\n  {what}"));
         if let Some(comment) = line.strip_prefix('#') {
             tell(&format!("\n{}", comment.trim()));
             continue;
@@ -106,7 +112,7 @@ pub(crate) async fn play(gate: &Toolgate, agent: &str, clock: &Arc<ManualClock>,
             told.clone().unwrap_or_default()
         ));
         if came != expected {
-            tally.wrong.push(format!("line {number}: {line}\n  the result was {came}{}", told.unwrap_or_default()));
+            tally.mismatches.push(format!("line {number}: {line}\n  the result was {came}{}", told.unwrap_or_default()));
         }
     }
     tally

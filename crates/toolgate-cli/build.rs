@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What the standard library of Rust links to.
-const LIBRARIES: [&str; 7] = ["gcc_s", "util", "rt", "pthread", "m", "dl", "c"];
+const STD_LINK_LIBRARIES: [&str; 7] = ["gcc_s", "util", "rt", "pthread", "m", "dl", "c"];
 
 /// A program that needs something of each: threads, what unwinds and what shows where it stands.
-const TRIAL: &str = r#"fn main() {
+const PROBE_SOURCE: &str = r#"fn main() {
     let root = std::thread::spawn(|| std::env::args().count() as f64).join().unwrap_or_default().powf(0.5).sin();
     let caught = std::panic::catch_unwind(move || if root < 2.0 { std::panic::panic_any(root) });
     let place = std::backtrace::Backtrace::force_capture().to_string();
@@ -30,7 +30,7 @@ fn main() {
     }
     let stands_in = Path::new(&said("OUT_DIR")).join("static");
     let arguments = ["-static".to_owned(), "-no-pie".to_owned(), format!("-L{}", stands_in.display())];
-    if stand_in(&stands_in).is_none() || !links(&stands_in, &arguments) {
+    if write_linker_scripts(&stands_in).is_none() || !can_link_statically(&stands_in, &arguments) {
         return;
     }
     for argument in &arguments {
@@ -39,13 +39,13 @@ fn main() {
 }
 
 /// Leaves scripts for the linker where it looks first: each names the archive instead of the shared library that rustc asks for.
-fn stand_in(directory: &Path) -> Option<()> {
-    let (runtime, unwinder, c) = (archive("gcc")?, archive("gcc_eh")?, archive("c")?);
+fn write_linker_scripts(directory: &Path) -> Option<()> {
+    let (runtime, unwinder, c) = (find_archive("gcc")?, find_archive("gcc_eh")?, find_archive("c")?);
     std::fs::create_dir_all(directory).ok()?;
-    for library in LIBRARIES {
+    for library in STD_LINK_LIBRARIES {
         let mut script = String::from("GROUP(");
         if !matches!(library, "gcc_s" | "c") {
-            write!(script, "\"{}\" ", archive(library)?).ok()?;
+            write!(script, "\"{}\" ", find_archive(library)?).ok()?;
         }
         write!(script, "\"{unwinder}\" \"{runtime}\" \"{c}\")").ok()?;
         std::fs::write(directory.join(format!("lib{library}.so")), script).ok()?;
@@ -54,7 +54,7 @@ fn stand_in(directory: &Path) -> Option<()> {
 }
 
 /// Where the linker's driver has an archive. Once that is another one, the scripts are written anew.
-fn archive(library: &str) -> Option<String> {
+fn find_archive(library: &str) -> Option<String> {
     let said = Command::new("cc").arg(format!("-print-file-name=lib{library}.a")).output().ok()?;
     let path = PathBuf::from(String::from_utf8(said.stdout).ok()?.trim());
     let path = path.is_absolute().then_some(path)?.canonicalize().ok()?;
@@ -65,9 +65,9 @@ fn archive(library: &str) -> Option<String> {
 }
 
 /// Whether a program that is linked this way comes about, and runs.
-fn links(directory: &Path, arguments: &[String]) -> bool {
+fn can_link_statically(directory: &Path, arguments: &[String]) -> bool {
     let (source, program) = (directory.join("trial.rs"), directory.join("trial"));
-    if std::fs::write(&source, TRIAL).is_err() {
+    if std::fs::write(&source, PROBE_SOURCE).is_err() {
         return false;
     }
     let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
@@ -75,10 +75,10 @@ fn links(directory: &Path, arguments: &[String]) -> bool {
     for argument in arguments {
         compiler.arg("-C").arg(format!("link-arg={argument}"));
     }
-    runs(&mut compiler) && runs(&mut Command::new(&program))
+    can_run(&mut compiler) && can_run(&mut Command::new(&program))
 }
 
 /// Whether a program says that all is well. What else it says is nobody's business.
-fn runs(program: &mut Command) -> bool {
+fn can_run(program: &mut Command) -> bool {
     program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }

@@ -8,5 +8,5 @@ mod tools;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    play::show(tools::agent(), include_str!("calls.txt")).await
+    play::run_and_print(tools::agent(), include_str!("calls.txt")).await
 }

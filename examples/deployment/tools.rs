@@ -1,14 +1,14 @@
 //! Defines the tools of a deployment pipeline, with made-up results.
 
 use serde_json::{Value, json};
-use toolgate::policy::source::Rules;
-use toolgate::{Agent, BuildError, Effect, Tool};
+use toolgate::policy::source::RuleSet;
+use toolgate::{Agent, AgentBuildError, Effect, Tool};
 
 fn commit_schema() -> Value {
     json!({"type": "object", "properties": {"commit": {"type": "string"}}, "required": ["commit"]})
 }
 
-fn tests(name: &str) -> Tool {
+fn test_tool(name: &str) -> Tool {
     Tool::dynamic(name, "Run tests of a commit.", commit_schema(), |_, args: Value| async move {
         Ok(if args["commit"] == "bad0000" { json!({"passed": 11, "failed": 1}) } else { json!({"passed": 12, "failed": 0}) })
     })
@@ -19,12 +19,12 @@ fn tests(name: &str) -> Tool {
 }
 
 /// Builds the agent with its rules.
-pub(crate) fn agent() -> Result<Agent, BuildError> {
+pub(crate) fn agent() -> Result<Agent, AgentBuildError> {
     let environment = json!({"enum": ["staging", "production"]});
     Agent::builder("pipeline")
         .tool(Tool::dynamic("lint", "Lint.", json!({"type": "object", "properties": {}}), |_, _| async { Ok(json!({"warnings": 0})) }).effect(Effect::Read))
-        .tool(tests("run_tests"))
-        .tool(tests("run_smoke_tests"))
+        .tool(test_tool("run_tests"))
+        .tool(test_tool("run_smoke_tests"))
         .tool(
             Tool::dynamic("build", "Build a commit.", commit_schema(), |_, args: Value| async move { Ok(json!({"image": format!("app:{}", args["commit"])})) })
                 .effect(Effect::Write)
@@ -45,6 +45,6 @@ pub(crate) fn agent() -> Result<Agent, BuildError> {
         .tool(Tool::dynamic("page_on_call", "Page the on-call engineer.", json!({"type": "object", "properties": {"why": {"type": "string"}}}), |_, _| async {
             Ok(json!({"paged": true}))
         }))
-        .rules(Rules::parse("deployment/policy.toml", include_str!("policy.toml")))
+        .rules(RuleSet::parse("deployment/policy.toml", include_str!("policy.toml")))
         .build()
 }

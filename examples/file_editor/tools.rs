@@ -1,11 +1,11 @@
 //! Defines the tools of an agent that edits files in an in-memory file system.
 
 use serde_json::{Value, json};
-use toolgate::policy::source::Rules;
-use toolgate::{Agent, BuildError, Ctx, Effect, MemoryFs, Tool};
+use toolgate::policy::source::RuleSet;
+use toolgate::{Agent, AgentBuildError, Effect, MemoryFs, Tool, ToolContext};
 
 /// Builds the agent with its rules.
-pub(crate) fn agent() -> Result<Agent, BuildError> {
+pub(crate) fn agent() -> Result<Agent, AgentBuildError> {
     let fetch = Tool::dynamic(
         "fetch_page",
         "Fetch a web page.",
@@ -16,7 +16,7 @@ pub(crate) fn agent() -> Result<Agent, BuildError> {
         "delete_file",
         "Delete a file.",
         json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}),
-        |ctx: Ctx, args: Value| async move {
+        |ctx: ToolContext, args: Value| async move {
             ctx.files()?.remove(args["path"].as_str().unwrap_or_default())?;
             Ok(json!({"deleted": args["path"]}))
         },
@@ -26,7 +26,7 @@ pub(crate) fn agent() -> Result<Agent, BuildError> {
         .tools(toolgate::builtin::files())
         .tool(fetch.effect(Effect::Read).untrusted())
         .tool(delete.local())
-        .rules(Rules::parse("file_editor/policy.toml", include_str!("policy.toml")))
+        .rules(RuleSet::parse("file_editor/policy.toml", include_str!("policy.toml")))
         .build()
 }
 

@@ -26,10 +26,10 @@ const GREEN: Style = AnsiColor::Green.on_default();
 const RED: Style = AnsiColor::Red.on_default();
 
 /// The timeout for the status pages of the gateway.
-const PATIENCE: Duration = Duration::from_secs(10);
+const STATUS_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns the thoughts and calls of the agent.
-fn script() -> Vec<(&'static str, &'static str, Value)> {
+fn scripted_calls() -> Vec<(&'static str, &'static str, Value)> {
     let refund = |order: &str, customer: &str, amount: &str| -> Value {
         let amount: Value = amount.parse().map_or(Value::Null, Value::Number);
         json!({"order_id": order, "customer_id": customer, "amount_usd": amount})
@@ -53,9 +53,9 @@ fn script() -> Vec<(&'static str, &'static str, Value)> {
 }
 
 /// The gateway process, stopped on drop.
-struct Gateway(Child);
+struct GatewayProcess(Child);
 
-impl Drop for Gateway {
+impl Drop for GatewayProcess {
     fn drop(&mut self) {
         // Send `SIGTERM`, so that calls in progress can finish.
         let _ = Command::new("kill").arg(self.0.id().to_string()).status();
@@ -93,9 +93,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     // Listen for signals before starting the gateway, so that the gateway never outlives the agent.
     let mut asked = StopSignals::new()?;
-    let mut gateway = Gateway(command.spawn()?);
+    let mut gateway = GatewayProcess(command.spawn()?);
     tokio::select! {
-        shown = show(&mut gateway, program) => shown?,
+        shown = run_demo(&mut gateway, program) => shown?,
         () = asked.wait() => return Ok(()),
     }
     if !once {
@@ -105,7 +105,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Runs the script, and prints how to connect other clients.
-async fn show(gateway: &mut Gateway, program: &str) -> Result<(), Box<dyn Error>> {
+async fn run_demo(gateway: &mut GatewayProcess, program: &str) -> Result<(), Box<dyn Error>> {
     let mut ready = String::new();
     let said = ChildStdout::from_std(gateway.0.stdout.take().ok_or("the gateway has no standard output")?)?;
     BufReader::new(said).read_line(&mut ready).await?;
@@ -113,8 +113,8 @@ async fn show(gateway: &mut Gateway, program: &str) -> Result<(), Box<dyn Error>
     let (_, place) = ready.split_once("http://").ok_or("the gateway did not start")?;
     let place: String = place.chars().take_while(|c| !c.is_whitespace() && !c.is_control()).collect();
     let (url, address) = (format!("http://{place}"), place.split('/').next().unwrap_or_default().to_owned());
-    tokio::task::spawn_blocking(move || look(&address)).await??;
-    work(&url).await?;
+    tokio::task::spawn_blocking(move || check_health(&address)).await??;
+    run_calls(&url).await?;
     let mut out = anstream::stdout();
     writeln!(out, "\n{BOLD}The gateway is at {url}{BOLD:#}; end it with Ctrl-C. Connect a client:")?;
     writeln!(out, "  claude mcp add --transport http desk {url}")?;
@@ -126,8 +126,8 @@ async fn show(gateway: &mut Gateway, program: &str) -> Result<(), Box<dyn Error>
 }
 
 /// Checks that the gateway and its upstreams are healthy before any work starts.
-fn look(address: &str) -> Result<(), String> {
-    let ask = |path: &str| page(address, path).map_err(|error| format!("cannot read the status of the gateway: {error}"));
+fn check_health(address: &str) -> Result<(), String> {
+    let ask = |path: &str| fetch_page(address, path).map_err(|error| format!("cannot read the status of the gateway: {error}"));
     let (ready, why) = ask("/readyz")?;
     if !ready {
         return Err(format!("the gateway is not ready: {}", why.trim()));
@@ -149,9 +149,9 @@ fn look(address: &str) -> Result<(), String> {
 }
 
 /// Reads a page of the gateway, and returns whether its status is 200.
-fn page(address: &str, path: &str) -> io::Result<(bool, String)> {
+fn fetch_page(address: &str, path: &str) -> io::Result<(bool, String)> {
     let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(STATUS_READ_TIMEOUT))?;
     stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").as_bytes())?;
     let mut said = String::new();
     stream.read_to_string(&mut said)?;
@@ -159,17 +159,17 @@ fn page(address: &str, path: &str) -> io::Result<(bool, String)> {
     Ok((head.starts_with("HTTP/1.1 200 "), body.to_owned()))
 }
 
-async fn work(url: &str) -> Result<(), Box<dyn Error>> {
+async fn run_calls(url: &str) -> Result<(), Box<dyn Error>> {
     let client = ClientConfig::default().serve(StreamableHttpClientTransport::from_uri(url)).await?;
     let mut out = anstream::stdout();
     let (mut ran, mut refused) = (0, 0);
     writeln!(out, "\n{BOLD}An agent at the refund desk{BOLD:#}, through {url}")?;
-    for (thinks, tool, arguments) in script() {
+    for (thinks, tool, arguments) in scripted_calls() {
         let mut call = CallToolRequestParams::new(tool);
         call.arguments = arguments.as_object().cloned();
         let result = client.call_tool(call).await?;
         writeln!(out, "\n{DIM}“{thinks}”{DIM:#}\n  {tool} {arguments}")?;
-        match told(&result) {
+        match parse_result(&result) {
             Ok(value) => {
                 ran += 1;
                 writeln!(out, "  {GREEN}✓{GREEN:#} {value}")?;
@@ -185,7 +185,7 @@ async fn work(url: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn told(result: &CallToolResult) -> Result<String, (String, String)> {
+fn parse_result(result: &CallToolResult) -> Result<String, (String, String)> {
     let said = result.structured_content.clone().unwrap_or_default();
     let text = |key: &str| said.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     if result.is_error == Some(true) { Err((text("code"), text("message"))) } else { Ok(said.to_string()) }

@@ -28,7 +28,7 @@ const SCHEMA: &str = "
         ('B-1', 'C-2', 'a bed', '499.00'), ('B-2', 'C-2', 'a desk', '499.00'), ('B-3', 'C-2', 'a vase', '30.00'), ('D-1', 'C-4', 'a chair', '50.00');";
 
 #[derive(Clone)]
-struct Desk(Arc<Mutex<Connection>>);
+struct RefundDeskServer(Arc<Mutex<Connection>>);
 
 fn tool(name: &'static str, description: &'static str, properties: Value, required: &[&str]) -> Tool {
     let schema = json!({"type": "object", "properties": properties, "required": required});
@@ -72,7 +72,7 @@ fn tools() -> Vec<Tool> {
     ]
 }
 
-impl Desk {
+impl RefundDeskServer {
     fn run(&self, name: &str, arguments: &JsonObject) -> Result<Value, Box<dyn Error>> {
         let text = |key: &str| arguments.get(key).and_then(Value::as_str).unwrap_or_default();
         let books = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,7 +113,7 @@ impl Desk {
     }
 }
 
-impl ServerHandler for Desk {
+impl ServerHandler for RefundDeskServer {
     fn get_info(&self) -> ServerConfig {
         let capabilities = ServerCapabilities::builder().enable_tools().build();
         ServerConfig::new(capabilities).with_server_info(Implementation::new("refund-desk", env!("CARGO_PKG_VERSION")))
@@ -140,7 +140,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let books = Connection::open(path)?;
     books.execute_batch(SCHEMA)?;
-    let service = Desk(Arc::new(Mutex::new(books))).serve(rmcp::transport::stdio()).await?;
+    let service = RefundDeskServer(Arc::new(Mutex::new(books))).serve(rmcp::transport::stdio()).await?;
     service.waiting().await?;
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Defines the tools of a refund desk, with sample orders.
 
 use serde_json::{Value, json};
-use toolgate::policy::source::Rules;
-use toolgate::{Agent, BuildError, Effect, Tool};
+use toolgate::policy::source::RuleSet;
+use toolgate::{Agent, AgentBuildError, Effect, Tool};
 
 /// Order, customer, amount paid.
 const ORDERS: [(&str, &str, &str); 7] = [
@@ -20,7 +20,7 @@ fn text(name: &str) -> Value {
 }
 
 /// Builds the agent with its rules.
-pub(crate) fn agent() -> Result<Agent, BuildError> {
+pub(crate) fn agent() -> Result<Agent, AgentBuildError> {
     Agent::builder("refund-desk")
         .tool(
             Tool::dynamic(
@@ -71,6 +71,6 @@ pub(crate) fn agent() -> Result<Agent, BuildError> {
             .open()
             .revokes("verify_customer"),
         )
-        .rules(Rules::parse("refund-desk/policy.toml", include_str!("policy.toml")))
+        .rules(RuleSet::parse("refund-desk/policy.toml", include_str!("policy.toml")))
         .build()
 }

@@ -19,25 +19,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use report::{Line, write};
+use report::{BenchLine, write_lines};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// A process that ends when this value is dropped.
-struct Server {
+struct BenchServer {
     child: Child,
     address: String,
 }
 
-impl Drop for Server {
+impl Drop for BenchServer {
     fn drop(&mut self) {
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
     }
 }
 
-impl Server {
+impl BenchServer {
     /// Starts a program, and reads its address from its first line with a URL.
     fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -64,15 +64,15 @@ impl Server {
 }
 
 /// A persistent connection.
-struct Connection {
+struct BenchConnection {
     stream: TcpStream,
     host: String,
     buffer: Vec<u8>,
 }
 
-static NUMBER: AtomicU64 = AtomicU64::new(0);
+static NEXT_CALL_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-impl Connection {
+impl BenchConnection {
     async fn open(address: &str) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
@@ -107,7 +107,7 @@ impl Connection {
 
     /// Makes a call, and returns its duration in microseconds.
     async fn call(&mut self, tool: &str, session: &str) -> f64 {
-        let arguments = json!({"text": format!("n{}", NUMBER.fetch_add(1, Ordering::Relaxed))});
+        let arguments = json!({"text": format!("n{}", NEXT_CALL_NUMBER.fetch_add(1, Ordering::Relaxed))});
         let meta = json!({
             "io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
             "io.modelcontextprotocol/clientCapabilities": {},
@@ -136,7 +136,7 @@ impl Connection {
     }
 
     async fn call_in_session(&mut self, session: &str) -> f64 {
-        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo", "arguments": {"text": format!("n{}", NUMBER.fetch_add(1, Ordering::Relaxed))}}}).to_string();
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo", "arguments": {"text": format!("n{}", NEXT_CALL_NUMBER.fetch_add(1, Ordering::Relaxed))}}}).to_string();
         let begun = Instant::now();
         // No revision header: the proxy would forward it to an upstream with which it uses another
         // revision, and be rejected.
@@ -154,10 +154,10 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 /// Measures the latencies of several servers, and of the disk if given.
 ///
 /// The calls alternate, so that noise of the machine affects all of them.
-async fn measure_latencies(servers: &[(&Server, &str)], mut disk: Option<&mut Disk>, times: usize) -> Vec<Vec<f64>> {
+async fn measure_latencies(servers: &[(&BenchServer, &str)], mut disk: Option<&mut DiskBenchmark>, times: usize) -> Vec<Vec<f64>> {
     let mut connections = Vec::new();
     for (server, tool) in servers {
-        connections.push((Connection::open(&server.address).await, *tool));
+        connections.push((BenchConnection::open(&server.address).await, *tool));
     }
     let mut took: Vec<Vec<f64>> = servers.iter().map(|_| Vec::new()).collect();
     for n in 0..times + 200 {
@@ -181,7 +181,7 @@ async fn measure_latencies(servers: &[(&Server, &str)], mut disk: Option<&mut Di
 }
 
 /// Measures the calls per second with a number of connections.
-async fn measure_throughput(server: &Server, connections: usize, tool: &'static str, legacy: bool, seconds: f64) -> f64 {
+async fn measure_throughput(server: &BenchServer, connections: usize, tool: &'static str, legacy: bool, seconds: f64) -> f64 {
     let until = Instant::now() + Duration::from_secs_f64(seconds + 0.5);
     let warm = Instant::now() + Duration::from_secs_f64(0.5);
     let counted = Arc::new(AtomicU64::new(0));
@@ -189,7 +189,7 @@ async fn measure_throughput(server: &Server, connections: usize, tool: &'static 
     for number in 0..connections {
         let (address, counted) = (server.address.clone(), Arc::clone(&counted));
         tasks.push(tokio::spawn(async move {
-            let mut connection = Connection::open(&address).await;
+            let mut connection = BenchConnection::open(&address).await;
             let session = if legacy { connection.open_legacy_session().await } else { format!("c{connections}-{number}") };
             while Instant::now() < until {
                 match legacy {
@@ -240,7 +240,7 @@ per = "session"
 within = "1h"
 "#;
 
-fn start_gateway(home: &Path, upstream: &Server) -> Server {
+fn start_gateway(home: &Path, upstream: &BenchServer) -> BenchServer {
     let config = home.join("toolgate.toml");
     let text = format!(
         "store = \"ledger.db\"\n[upstreams.fix]\nurl = \"http://{}/mcp\"\nprefix = \"\"\nconcurrency = 64\n[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"read\"\n\
@@ -250,14 +250,14 @@ fn start_gateway(home: &Path, upstream: &Server) -> Server {
     std::fs::write(&config, text).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_toolgate"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(config).env("TOOLGATE_STATE", home.join("state"));
-    Server::start(&mut command)
+    BenchServer::start(&mut command)
 }
 
 /// Rounds of the latency measurement.
 const ROUNDS: usize = 8;
 
 /// Lines that `target/bench.json` must have after a whole run, because other programs read them.
-const NAMED: [&str; 7] = [
+const REQUIRED_LINES: [&str; 7] = [
     "gateway_added_p50",
     "gateway_added_p99",
     "gateway_calls_c1",
@@ -267,7 +267,7 @@ const NAMED: [&str; 7] = [
     "gateway_rss_10k_sessions",
 ];
 /// Lines that need FastMCP.
-const BESIDE: [&str; 2] = ["gateway_vs_fastmcp", "gateway_vs_fastmcp_fresh"];
+const FASTMCP_LINES: [&str; 2] = ["gateway_vs_fastmcp", "gateway_vs_fastmcp_fresh"];
 
 /// Returns the FastMCP release that the client tests pin.
 fn fastmcp_release() -> &'static str {
@@ -295,10 +295,10 @@ fn install_fastmcp() -> Option<PathBuf> {
 
 /// Starts a FastMCP proxy with one upstream session for each request (`fresh`) or one for all
 /// (`shared`).
-fn start_proxy(python: &Path, upstream: &Server, sessions: &str) -> Server {
+fn start_proxy(python: &Path, upstream: &BenchServer, sessions: &str) -> BenchServer {
     let mut command = Command::new(python);
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/proxy.py")).arg(format!("http://{}/mcp", upstream.address)).arg(sessions);
-    let server = Server::start(&mut command);
+    let server = BenchServer::start(&mut command);
     for _ in 0..300 {
         if std::net::TcpStream::connect(&server.address).is_ok() {
             return server;
@@ -316,8 +316,8 @@ fn wal_frames(home: &Path) -> (u32, usize) {
 }
 
 /// Measures how many bytes the ledger writes for a call with effects between two syncs.
-async fn bytes_per_effect(home: &Path, gateway: &Server) -> usize {
-    let mut connection = Connection::open(&gateway.address).await;
+async fn bytes_per_effect(home: &Path, gateway: &BenchServer) -> usize {
+    let mut connection = BenchConnection::open(&gateway.address).await;
     let mut frames = Vec::new();
     for n in 0..1_000 {
         let before = wal_frames(home).0;
@@ -335,45 +335,52 @@ async fn bytes_per_effect(home: &Path, gateway: &Server) -> usize {
 /// Measures the disk: the time to write and sync a block, in microseconds.
 ///
 /// The file is overwritten, like the log of the ledger.
-struct Disk {
+struct DiskBenchmark {
     file: std::fs::File,
     bytes: Vec<u8>,
-    times: usize,
-    took: Vec<f64>,
+    sync_count: usize,
+    durations: Vec<f64>,
 }
 
-impl Disk {
+impl DiskBenchmark {
     /// Number of blocks in the file.
-    const TIMES: usize = 128;
+    const BLOCK_COUNT: usize = 128;
 
     fn new(home: &Path, bytes: usize) -> Self {
         let file = std::fs::File::create(home.join("sync")).unwrap();
-        let mut disk = Self { file, bytes: vec![7; bytes], times: 0, took: Vec::new() };
-        (0..Self::TIMES).for_each(|_| disk.sync(false));
+        let mut disk = Self { file, bytes: vec![7; bytes], sync_count: 0, durations: Vec::new() };
+        (0..Self::BLOCK_COUNT).for_each(|_| disk.sync(false));
         disk
     }
 
     fn sync(&mut self, counts: bool) {
         use std::os::unix::fs::FileExt;
-        let at = self.times % Self::TIMES * self.bytes.len();
-        self.times += 1;
+        let at = self.sync_count % Self::BLOCK_COUNT * self.bytes.len();
+        self.sync_count += 1;
         let begun = Instant::now();
         self.file.write_all_at(&self.bytes, at as u64).unwrap();
         self.file.sync_data().unwrap();
         if counts {
-            self.took.push(begun.elapsed().as_secs_f64() * 1e6);
+            self.durations.push(begun.elapsed().as_secs_f64() * 1e6);
         }
     }
 
     fn median(mut self) -> f64 {
-        self.took.sort_by(f64::total_cmp);
-        quantile(&self.took, 0.5)
+        self.durations.sort_by(f64::total_cmp);
+        quantile(&self.durations, 0.5)
     }
 }
 
-fn line(name: &str, value: f64, unit: &str, floor: f64, note: &str) -> Line {
+fn line(name: &str, value: f64, unit: &str, floor: f64, note: &str) -> BenchLine {
     let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
-    Line { name: name.into(), value: round(value), unit: unit.into(), floor: round(floor), ratio: round(value / floor), note: note.into() }
+    BenchLine {
+        name: name.into(),
+        value: round(value),
+        unit: unit.into(),
+        floor: round(floor),
+        ratio: round(value / floor),
+        note: note.into(),
+    }
 }
 
 fn main() {
@@ -381,19 +388,19 @@ fn main() {
     let home = tempfile::tempdir().unwrap();
     let fixture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/release/examples/fixture");
     assert!(fixture.exists(), "cargo build --release --package toolgate-mcp --example fixture");
-    let direct = Server::start(Command::new(&fixture).args(["--listen", "127.0.0.1:0"]));
+    let direct = BenchServer::start(Command::new(&fixture).args(["--listen", "127.0.0.1:0"]));
     let gateway = start_gateway(home.path(), &direct);
     // `cargo bench --bench gateway -- added` measures just that.
     if std::env::args().nth(1).as_deref() == Some("added") {
-        write(runtime.block_on(measure_added_latency(home.path(), &direct, &gateway)));
+        write_lines(runtime.block_on(measure_added_latency(home.path(), &direct, &gateway)));
         return;
     }
     let python = install_fastmcp();
     let lines = runtime.block_on(measure(home.path(), &direct, &gateway, python.as_deref()));
     let measured: Vec<String> = lines.iter().map(|line| line.name.clone()).collect();
-    write(lines);
+    write_lines(lines);
     if python.is_none() {
-        BESIDE.into_iter().for_each(report::forget);
+        FASTMCP_LINES.into_iter().for_each(report::remove_line);
     }
     check_lines(&measured, python.is_some());
 }
@@ -402,7 +409,7 @@ fn main() {
 fn check_lines(measured: &[String], with_fastmcp: bool) {
     let text = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/bench.json")).unwrap();
     let all: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap();
-    for name in NAMED.into_iter().filter(|name| with_fastmcp || !BESIDE.contains(name)) {
+    for name in REQUIRED_LINES.into_iter().filter(|name| with_fastmcp || !FASTMCP_LINES.contains(name)) {
         assert!(measured.iter().any(|measured| measured == name), "`{name}` was not measured");
         let value = all.iter().find(|line| line["name"] == name).and_then(|line| line["value"].as_f64());
         assert!(value.is_some(), "target/bench.json has no `{name}`");
@@ -410,9 +417,9 @@ fn check_lines(measured: &[String], with_fastmcp: bool) {
 }
 
 /// Measures the added latency of single calls, alternating reads and calls with effects.
-async fn measure_added_latency(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
+async fn measure_added_latency(home: &Path, direct: &BenchServer, gateway: &BenchServer) -> Vec<BenchLine> {
     let bytes = bytes_per_effect(home, gateway).await;
-    let mut disk = Disk::new(home, bytes);
+    let mut disk = DiskBenchmark::new(home, bytes);
     let (mut reads, mut effects) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for _ in 0..ROUNDS {
         let took = measure_latencies(&[(direct, "echo"), (gateway, "echo")], None, 600).await;
@@ -446,7 +453,7 @@ async fn measure_added_latency(home: &Path, direct: &Server, gateway: &Server) -
 }
 
 /// Compares the throughput with that of a FastMCP proxy before the same upstream.
-async fn compare_with_fastmcp(python: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
+async fn compare_with_fastmcp(python: &Path, direct: &BenchServer, gateway: &BenchServer) -> Vec<BenchLine> {
     // With one session for each request and 32 connections, each call takes seconds.
     let fresh = measure_throughput(&start_proxy(python, direct, "fresh"), 32, "echo", true, 30.0).await;
     let shared = measure_throughput(&start_proxy(python, direct, "shared"), 32, "echo", true, 10.0).await;
@@ -456,7 +463,7 @@ async fn compare_with_fastmcp(python: &Path, direct: &Server, gateway: &Server) 
         let note =
             format!("{own:.0} calls/s, 32 connections, revision 2025-06-18; floor: calls/s of a {} proxy, {sessions}", fastmcp_release());
         let line = line(name, own / peer, "×", peer, &note);
-        Line { ratio: line.value, ..line }
+        BenchLine { ratio: line.value, ..line }
     };
     let of_all = "one upstream session for all requests";
     let of_each = "an upstream session for each request";
@@ -464,7 +471,7 @@ async fn compare_with_fastmcp(python: &Path, direct: &Server, gateway: &Server) 
     vec![versus("gateway_vs_fastmcp", peer, sessions), versus("gateway_vs_fastmcp_fresh", fresh, of_each)]
 }
 
-async fn measure(home: &Path, direct: &Server, gateway: &Server, python: Option<&Path>) -> Vec<Line> {
+async fn measure(home: &Path, direct: &BenchServer, gateway: &BenchServer, python: Option<&Path>) -> Vec<BenchLine> {
     let mut lines = measure_added_latency(home, direct, gateway).await;
     for connections in [1, 8, 32] {
         let floor = measure_throughput(direct, connections, "echo", false, 3.0).await;
@@ -483,7 +490,7 @@ async fn measure(home: &Path, direct: &Server, gateway: &Server, python: Option<
         lines.extend(compare_with_fastmcp(python, direct, gateway).await);
     }
     let before = gateway.resource_usage().1;
-    let mut connection = Connection::open(&gateway.address).await;
+    let mut connection = BenchConnection::open(&gateway.address).await;
     for number in 0..10_000 {
         connection.call("echo", &format!("s{number}")).await;
     }

@@ -15,15 +15,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use report::{Line, median, write};
+use report::{BenchLine, median, write_lines};
 use serde_json::json;
-use toolgate::policy::Facts;
-use toolgate::store::{Finish, Settle, Store};
-use toolgate::{CallId, Decision, Effects, Gate, Latency, Outcome, Output, Row, SessionKey, Timestamp};
+use toolgate::policy::DecisionFacts;
+use toolgate::store::{ClaimResolution, CommitRequest, Store};
+use toolgate::{CallEffects, CallId, CallOutput, Decision, Gate, Latency, Outcome, Row, SessionKey, Timestamp};
 use toolgate_json::Digest;
 use toolgate_store::SqliteStore;
 
-const TIMES: usize = 200;
+const ROUNDS: usize = 200;
 
 const CONFIG: &str = r#"
 name = "coder"
@@ -99,7 +99,7 @@ fn measure_commands(commands: &mut [Command]) -> Vec<f64> {
     }
     let mut took: Vec<Vec<f64>> = commands.iter().map(|_| Vec::new()).collect();
     let count = commands.len();
-    for n in 0..TIMES {
+    for n in 0..ROUNDS {
         // A process after a large program finds cold caches, so each command follows each other
         // one.
         for step in 0..count {
@@ -110,9 +110,9 @@ fn measure_commands(commands: &mut [Command]) -> Vec<f64> {
     took.into_iter().map(median).collect()
 }
 
-struct World(tempfile::TempDir);
+struct HookBenchDir(tempfile::TempDir);
 
-impl World {
+impl HookBenchDir {
     fn write_config(&self, name: &str, text: &str) -> std::path::PathBuf {
         let path = self.0.path().join(format!("{name}.toml"));
         std::fs::write(&path, format!("store = \"{name}.db\"\n{text}")).unwrap();
@@ -162,9 +162,9 @@ fn row(n: usize) -> Row {
         decision: Decision::Succeeded,
         gate: Gate::Run,
         rule: None,
-        facts: Box::new(Facts::at(Timestamp::now())),
-        outcome: Outcome::Success(Output::of(json!({"stdout": "ok", "stderr": "", "interrupted": false}))),
-        effects: Effects::Done,
+        facts: Box::new(DecisionFacts::at(Timestamp::now())),
+        outcome: Outcome::Success(CallOutput::from_value(json!({"stdout": "ok", "stderr": "", "interrupted": false}))),
+        effects: CallEffects::Done,
         latency: Latency::default(),
         retries: 0,
         spent: None,
@@ -181,21 +181,21 @@ async fn fill_ledger(path: &Path, rows: usize) {
         let store = Arc::clone(&store);
         tasks.push(tokio::spawn(async move {
             for n in (task..rows).step_by(1_024) {
-                let finish = Finish {
+                let finish = CommitRequest {
                     row: Arc::new(row(n)),
                     version: 0,
                     changes: None,
                     revoked: Vec::new(),
                     provenance: None,
                     logs: Vec::new(),
-                    resolution: Settle::Done,
+                    resolution: ClaimResolution::Done,
                     outcome: None,
                     spent: None,
                     outputs: Vec::new(),
                     ended: None,
                     is_durable: false,
                 };
-                store.finish(Box::new(finish)).await.unwrap().unwrap();
+                store.commit(Box::new(finish)).await.unwrap().unwrap();
             }
         }));
     }
@@ -205,18 +205,25 @@ async fn fill_ledger(path: &Path, rows: usize) {
 }
 
 /// A hook service that ends when this value is dropped.
-struct Service(Child);
+struct BenchHookService(Child);
 
-impl Drop for Service {
+impl Drop for BenchHookService {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn line(name: &str, value: f64, floor: f64, note: &str) -> Line {
+fn line(name: &str, value: f64, floor: f64, note: &str) -> BenchLine {
     let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
-    Line { name: name.into(), value: round(value), unit: "ms".into(), floor: round(floor), ratio: round(value / floor), note: note.into() }
+    BenchLine {
+        name: name.into(),
+        value: round(value),
+        unit: "ms".into(),
+        floor: round(floor),
+        ratio: round(value / floor),
+        note: note.into(),
+    }
 }
 
 fn main() {
@@ -224,7 +231,7 @@ fn main() {
     if std::env::args().any(|arg| arg == "--test") {
         return;
     }
-    let world = World(tempfile::tempdir().unwrap());
+    let world = HookBenchDir(tempfile::tempdir().unwrap());
     let [plain, served, aged] = ["plain", "served", "aged"].map(|name| world.write_config(name, CONFIG));
     let ruled = world.write_config("ruled", &config_with_other_rules(1_000));
     let own = world.write_config("own", &config_with_bash_rules(1_000));
@@ -233,7 +240,7 @@ fn main() {
 
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/hook.py");
     let serve = ["hook", "--serve", "--config", served.to_str().unwrap(), "--socket", "hook.sock"];
-    let _service = Service(world.command(env!("CARGO_BIN_EXE_toolgate"), &serve).stderr(Stdio::null()).spawn().unwrap());
+    let _service = BenchHookService(world.command(env!("CARGO_BIN_EXE_toolgate"), &serve).stderr(Stdio::null()).spawn().unwrap());
     while !world.0.path().join("hook.sock").exists() {
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -248,7 +255,7 @@ fn main() {
     ];
     let took = measure_commands(&mut commands);
     let [nothing, hook, asked, python, ruled, own, aged] = took[..] else { return };
-    write(vec![
+    write_lines(vec![
         line("hook_process", hook, nothing, "a call decided and claimed durably; floor: `/bin/true`"),
         line("hook_service", asked, nothing, "the same through a service; floor: `/bin/true`"),
         line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: toolgate"),

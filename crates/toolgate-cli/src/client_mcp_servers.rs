@@ -6,21 +6,22 @@ use serde_json::Value;
 use toolgate_hook::client_hooks::{parse_settings, serialize_settings};
 
 /// Key of the servers that run behind toolgate.
-pub(crate) const BEHIND: &str = toolgate_config::BEHIND_TOOLGATE;
+pub(crate) const UPSTREAM_SERVERS_KEY: &str = toolgate_config::PROXIED_SERVERS_KEY;
 /// Name of toolgate in the server list.
-const NAME: &str = "toolgate";
+const TOOLGATE_SERVER_NAME: &str = "toolgate";
 
 /// Returns the file with toolgate as its only server, and the other servers under their own key.
 pub(crate) fn add_toolgate_server(text: &str, program: &str, config: &str) -> Result<String, String> {
     let root = parse_settings(text)?;
     let top = root.object_value_or_create().ok_or("not a JSON object; replace it with `{}` or move it away")?;
     let servers = top.object_value_or_create("mcpServers").ok_or("`mcpServers` is not an object")?;
-    let others: Vec<(String, Value)> = object_members(&servers).into_iter().filter(|(name, _)| name != NAME).collect();
+    let others: Vec<(String, Value)> = object_members(&servers).into_iter().filter(|(name, _)| name != TOOLGATE_SERVER_NAME).collect();
     if !others.is_empty() {
-        let behind = top.object_value_or_create(BEHIND).ok_or_else(|| format!("`{BEHIND}` is not an object"))?;
+        let behind =
+            top.object_value_or_create(UPSTREAM_SERVERS_KEY).ok_or_else(|| format!("`{UPSTREAM_SERVERS_KEY}` is not an object"))?;
         for (name, server) in &others {
             if behind.get(name).is_some() {
-                return Err(format!("`{name}` is in both `mcpServers` and `{BEHIND}`; remove one of them"));
+                return Err(format!("`{name}` is in both `mcpServers` and `{UPSTREAM_SERVERS_KEY}`; remove one of them"));
             }
             behind.append(name, to_cst_value(server));
         }
@@ -32,7 +33,7 @@ pub(crate) fn add_toolgate_server(text: &str, program: &str, config: &str) -> Re
     let words = ["serve", "--stdio", "--config", config];
     let args = CstInputValue::Array(words.into_iter().map(|word| CstInputValue::String(word.to_owned())).collect());
     servers.append(
-        NAME,
+        TOOLGATE_SERVER_NAME,
         CstInputValue::Object(vec![("command".to_owned(), CstInputValue::String(program.to_owned())), ("args".to_owned(), args)]),
     );
     servers.ensure_multiline();
@@ -44,10 +45,10 @@ pub(crate) fn remove_toolgate_server(text: &str) -> Result<String, String> {
     let root = parse_settings(text)?;
     let Some(top) = root.object_value() else { return Ok(serialize_settings(&root, text)) };
     if let Some(servers) = top.object_value("mcpServers") {
-        if let Some(own) = servers.get(NAME) {
+        if let Some(own) = servers.get(TOOLGATE_SERVER_NAME) {
             own.remove();
         }
-        if let Some(behind) = top.object_value(BEHIND) {
+        if let Some(behind) = top.object_value(UPSTREAM_SERVERS_KEY) {
             for (name, server) in object_members(&behind) {
                 if servers.get(&name).is_none() {
                     servers.append(&name, to_cst_value(&server));
@@ -56,7 +57,7 @@ pub(crate) fn remove_toolgate_server(text: &str) -> Result<String, String> {
             servers.ensure_multiline();
         }
     }
-    if let Some(behind) = top.get(BEHIND) {
+    if let Some(behind) = top.get(UPSTREAM_SERVERS_KEY) {
         behind.remove();
     }
     Ok(serialize_settings(&root, text))
@@ -65,7 +66,7 @@ pub(crate) fn remove_toolgate_server(text: &str) -> Result<String, String> {
 /// Returns the program and the configuration path of the toolgate server in a file.
 pub(crate) fn find_toolgate_server(text: &str) -> Result<Option<(String, Option<String>)>, String> {
     let file = toolgate_hook::client_hooks::parse_settings_json(text)?;
-    let Some(own) = file.pointer(&format!("/mcpServers/{NAME}")) else { return Ok(None) };
+    let Some(own) = file.pointer(&format!("/mcpServers/{TOOLGATE_SERVER_NAME}")) else { return Ok(None) };
     let program = own.get("command").and_then(Value::as_str).unwrap_or_default().to_owned();
     let args: Vec<&str> = own.get("args").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
     let config = args.iter().position(|word| *word == "--config").and_then(|at| args.get(at + 1)).map(|path| (*path).to_owned());
@@ -75,7 +76,7 @@ pub(crate) fn find_toolgate_server(text: &str) -> Result<Option<(String, Option<
 /// Returns whether a file has servers behind toolgate.
 pub(crate) fn has_upstream_servers(text: &str) -> bool {
     let file = toolgate_hook::client_hooks::parse_settings_json(text).unwrap_or_default();
-    file.get(BEHIND).and_then(Value::as_object).is_some_and(|servers| !servers.is_empty())
+    file.get(UPSTREAM_SERVERS_KEY).and_then(Value::as_object).is_some_and(|servers| !servers.is_empty())
 }
 
 fn object_members(object: &CstObject) -> Vec<(String, Value)> {

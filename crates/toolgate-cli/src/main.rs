@@ -38,11 +38,11 @@ struct Cli {
     #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Everywhere")]
     quiet: bool,
     #[command(subcommand)]
-    verb: Verb,
+    verb: CliCommand,
 }
 
 #[derive(Subcommand)]
-enum Verb {
+enum CliCommand {
     Demo(command::demo::Args),
     Audit(command::audit::Args),
     Approvals(command::approvals::Args),
@@ -80,12 +80,13 @@ enum Verb {
 
 fn main() -> ExitCode {
     // If this process was re-executed as a sandbox helper, this call does not return.
-    toolgate_process::sandbox::enter_if_asked();
+    toolgate_process::sandbox::run_as_helper_if_requested();
     let cli = Cli::try_parse().unwrap_or_else(|error| with_suggestion(error).exit());
     QUIET.store(cli.quiet, Ordering::Relaxed);
-    let telling = Telling { verbose: cli.verbose > 0, reports_upstreams: matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) };
+    let telling =
+        LogConfig { verbose: cli.verbose > 0, reports_upstreams: matches!(cli.verb, CliCommand::Upstream(_) | CliCommand::Doctor(_)) };
     // `serve` reads the configuration first, because it may name an OTLP collector.
-    if !matches!(cli.verb, Verb::Serve(_)) {
+    if !matches!(cli.verb, CliCommand::Serve(_)) {
         telling.install(None);
     }
     match run(cli, telling) {
@@ -150,13 +151,13 @@ pub(crate) fn print_note(text: &str) {
 
 /// Which log messages are printed.
 #[derive(Clone, Copy)]
-pub(crate) struct Telling {
+pub(crate) struct LogConfig {
     verbose: bool,
     /// Whether the command reports the state of upstreams in its output.
     reports_upstreams: bool,
 }
 
-impl Telling {
+impl LogConfig {
     /// Sends log messages to standard error, and spans of calls to the collector if there is one.
     pub(crate) fn install(self, telemetry: Option<&telemetry::Telemetry>) {
         let level = if self.verbose { tracing::Level::TRACE } else { tracing::Level::WARN };
@@ -179,7 +180,7 @@ impl Telling {
     }
 }
 
-fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
+fn run(cli: Cli, telling: LogConfig) -> io::Result<ExitCode> {
     if let Some(path) = &cli.store {
         toolgate_hook::effective_config::set_command_line_store(path);
     }
@@ -187,57 +188,57 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
     let store = match (cli.store, &cli.verb) {
         (
             None,
-            Verb::Demo(_)
-            | Verb::Check(_)
-            | Verb::Lint(_)
-            | Verb::Hook(_)
-            | Verb::Init(_)
-            | Verb::Eject(_)
-            | Verb::Trust(_)
-            | Verb::Doctor(_)
-            | Verb::Serve(_)
-            | Verb::Token(_)
-            | Verb::Upstream(_)
-            | Verb::Schema
-            | Verb::Man { .. }
-            | Verb::Completions { .. },
+            CliCommand::Demo(_)
+            | CliCommand::Check(_)
+            | CliCommand::Lint(_)
+            | CliCommand::Hook(_)
+            | CliCommand::Init(_)
+            | CliCommand::Eject(_)
+            | CliCommand::Trust(_)
+            | CliCommand::Doctor(_)
+            | CliCommand::Serve(_)
+            | CliCommand::Token(_)
+            | CliCommand::Upstream(_)
+            | CliCommand::Schema
+            | CliCommand::Man { .. }
+            | CliCommand::Completions { .. },
         ) => None,
-        (None, Verb::Audit(args)) if args.is_offline() => None,
-        (None, Verb::Explain(args)) if args.is_offline() => None,
+        (None, CliCommand::Audit(args)) if args.is_offline() => None,
+        (None, CliCommand::Explain(args)) if args.is_offline() => None,
         (None, _) => toolgate_hook::effective_config::find_store_for_reading(&toolgate_hook::effective_config::project_dir()?)?,
         (given, _) => given,
     };
     let store = store.as_deref();
     match cli.verb {
-        Verb::Demo(args) => command::demo::run(&args, store),
-        Verb::Approvals(args) => command::approvals::run(&args, store),
-        Verb::Audit(args) => command::audit::run(args, store),
-        Verb::Check(args) => command::check::run(&args),
-        Verb::Explain(args) => command::explain::run(&args, store),
-        Verb::Init(args) => command::init::init(&args, store),
-        Verb::Eject(args) => command::init::eject(&args),
-        Verb::Trust(args) => command::init::trust(&args),
-        Verb::Doctor(args) => command::doctor::run(&args),
-        Verb::Hook(args) if args.serve => Ok(toolgate_hook::service::run(&args)),
-        Verb::Hook(args) => Ok(toolgate_hook::run(&args)),
-        Verb::Lint(args) => command::lint::run(&args, store),
-        Verb::Pause(args) => command::pause::pause(&args, store),
-        Verb::Resume(args) => command::pause::resume(&args, store),
-        Verb::Replay(args) => command::replay::run(&args, store),
-        Verb::Serve(args) => command::serve::run(&args, store, telling),
-        Verb::Token(args) => command::token::run(&args),
-        Verb::Upstream(args) => command::upstream::run(&args),
-        Verb::Backtest(args) => command::backtest::run(&args, store),
-        Verb::Schema => {
+        CliCommand::Demo(args) => command::demo::run(&args, store),
+        CliCommand::Approvals(args) => command::approvals::run(&args, store),
+        CliCommand::Audit(args) => command::audit::run(args, store),
+        CliCommand::Check(args) => command::check::run(&args),
+        CliCommand::Explain(args) => command::explain::run(&args, store),
+        CliCommand::Init(args) => command::init::init(&args, store),
+        CliCommand::Eject(args) => command::init::eject(&args),
+        CliCommand::Trust(args) => command::init::trust(&args),
+        CliCommand::Doctor(args) => command::doctor::run(&args),
+        CliCommand::Hook(args) if args.serve => Ok(toolgate_hook::service::run(&args)),
+        CliCommand::Hook(args) => Ok(toolgate_hook::run(&args)),
+        CliCommand::Lint(args) => command::lint::run(&args, store),
+        CliCommand::Pause(args) => command::pause::pause(&args, store),
+        CliCommand::Resume(args) => command::pause::resume(&args, store),
+        CliCommand::Replay(args) => command::replay::run(&args, store),
+        CliCommand::Serve(args) => command::serve::run(&args, store, telling),
+        CliCommand::Token(args) => command::token::run(&args),
+        CliCommand::Upstream(args) => command::upstream::run(&args),
+        CliCommand::Backtest(args) => command::backtest::run(&args, store),
+        CliCommand::Schema => {
             writeln!(io::stdout().lock(), "{:#}", toolgate_config::config_schema())?;
             Ok(ExitCode::SUCCESS)
         }
-        Verb::Man { directory } => {
+        CliCommand::Man { directory } => {
             let made = std::fs::create_dir_all(&directory).and_then(|()| clap_mangen::generate_to(Cli::command(), &directory));
             made.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", directory.display())))?;
             Ok(ExitCode::SUCCESS)
         }
-        Verb::Completions { shell } => {
+        CliCommand::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "toolgate", &mut text);
             io::stdout().lock().write_all(&text)?;

@@ -13,7 +13,7 @@ use opentelemetry_sdk::metrics::exporter::PushMetricExporter;
 use opentelemetry_sdk::metrics::{SdkMeterProvider, Temporality};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, SpanData};
-use toolgate_config::Otlp;
+use toolgate_config::OtlpConfig;
 use tracing::{Level, Metadata};
 use tracing_opentelemetry::OpenTelemetryLayer;
 use tracing_subscriber::Layer;
@@ -24,27 +24,27 @@ use tracing_subscriber::registry::LookupSpan;
 ///
 /// `endpoint` is the variable with the collector for this kind alone, and `exporter` the one that
 /// can disable it.
-struct Kind {
+struct TelemetryKind {
     name: &'static str,
     path: &'static str,
     endpoint_variable: &'static str,
     exporter_variable: &'static str,
 }
 
-const SPANS: Kind = Kind {
+const SPANS: TelemetryKind = TelemetryKind {
     name: "spans",
     path: "v1/traces",
     endpoint_variable: "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     exporter_variable: "OTEL_TRACES_EXPORTER",
 };
-const METRICS: Kind = Kind {
+const METRICS: TelemetryKind = TelemetryKind {
     name: "metrics",
     path: "v1/metrics",
     endpoint_variable: "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
     exporter_variable: "OTEL_METRICS_EXPORTER",
 };
 /// Environment variable with the collector for all kinds.
-const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+const ENDPOINT_VARIABLE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 
 /// Returns an address without user name, password and query, which may be secret.
 fn redact_address(address: &str) -> String {
@@ -57,17 +57,17 @@ fn is_variable_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty())
 }
 
-impl Kind {
+impl TelemetryKind {
     /// Returns whether the configuration or the environment names a collector and does not disable
     /// it.
-    fn is_enabled(&self, otlp: Option<&Otlp>) -> bool {
+    fn is_enabled(&self, otlp: Option<&OtlpConfig>) -> bool {
         let says = |name: &str, value: &str| std::env::var(name).is_ok_and(|said| said.eq_ignore_ascii_case(value));
-        let named = otlp.is_some() || is_variable_set(ENDPOINT) || is_variable_set(self.endpoint_variable);
+        let named = otlp.is_some() || is_variable_set(ENDPOINT_VARIABLE) || is_variable_set(self.endpoint_variable);
         named && !says("OTEL_SDK_DISABLED", "true") && !says(self.exporter_variable, "none")
     }
 
     /// Sets the endpoint and the headers of the configuration.
-    fn configure_endpoint<B: WithExportConfig + WithHttpConfig>(&self, builder: B, otlp: Option<&Otlp>) -> io::Result<B> {
+    fn configure_endpoint<B: WithExportConfig + WithHttpConfig>(&self, builder: B, otlp: Option<&OtlpConfig>) -> io::Result<B> {
         let Some(otlp) = otlp else { return Ok(builder) };
         let headers = otlp.headers.iter().map(|(name, value)| Ok((name.clone(), value.resolve()?)));
         let headers: Result<_, String> = headers.collect();
@@ -75,18 +75,20 @@ impl Kind {
     }
 
     /// Builds an error message without the secret parts of addresses.
-    fn export_error(&self, error: &impl std::fmt::Display, otlp: Option<&Otlp>) -> io::Error {
-        let variables =
-            [ENDPOINT, self.endpoint_variable].into_iter().filter_map(|name| std::env::var(name).ok()).map(|value| value.trim().to_owned());
+    fn export_error(&self, error: &impl std::fmt::Display, otlp: Option<&OtlpConfig>) -> io::Error {
+        let variables = [ENDPOINT_VARIABLE, self.endpoint_variable]
+            .into_iter()
+            .filter_map(|name| std::env::var(name).ok())
+            .map(|value| value.trim().to_owned());
         let named = otlp.map(|otlp| otlp.endpoint.clone()).into_iter().chain(variables).filter(|named| !named.is_empty());
         let why = named.fold(error.to_string(), |why, named| why.replace(&named, &redact_address(&named)));
         io::Error::other(format!("cannot send {} over OTLP: {why}", self.name))
     }
 
-    fn wrap_exporter<E>(&self, exporter: E, otlp: Option<&Otlp>) -> Sending<E> {
+    fn wrap_exporter<E>(&self, exporter: E, otlp: Option<&OtlpConfig>) -> FailureLoggingExporter<E> {
         let place =
             otlp.map(|otlp| format!("{}/{}", redact_address(&otlp.endpoint), self.path)).unwrap_or_else(|| "the collector".to_owned());
-        Sending { exporter, name: self.name, destination: place, is_failing: AtomicBool::new(false) }
+        FailureLoggingExporter { exporter, name: self.name, destination: place, is_failing: AtomicBool::new(false) }
     }
 }
 
@@ -98,7 +100,7 @@ pub(crate) struct Telemetry {
 
 impl Telemetry {
     /// Starts the exporters for the collector of the configuration, else of the environment.
-    pub(crate) fn start(otlp: Option<&Otlp>) -> io::Result<Self> {
+    pub(crate) fn start(otlp: Option<&OtlpConfig>) -> io::Result<Self> {
         let mut resource = Resource::builder();
         if !is_variable_set("OTEL_SERVICE_NAME") {
             resource = resource.with_service_name("toolgate");
@@ -156,14 +158,14 @@ impl Drop for Telemetry {
 
 /// Wraps an exporter, and logs when exports start to fail and when they succeed again.
 #[derive(Debug)]
-struct Sending<E> {
+struct FailureLoggingExporter<E> {
     exporter: E,
     name: &'static str,
     destination: String,
     is_failing: AtomicBool,
 }
 
-impl<E> Sending<E> {
+impl<E> FailureLoggingExporter<E> {
     fn report_change(&self, sent: OTelSdkResult) -> OTelSdkResult {
         if self.is_failing.swap(sent.is_err(), Ordering::Relaxed) != sent.is_err() {
             match sent {
@@ -175,7 +177,7 @@ impl<E> Sending<E> {
     }
 }
 
-impl opentelemetry_sdk::trace::SpanExporter for Sending<SpanExporter> {
+impl opentelemetry_sdk::trace::SpanExporter for FailureLoggingExporter<SpanExporter> {
     async fn export(&self, mut batch: Vec<SpanData>) -> OTelSdkResult {
         // Calls of the canary are not exported.
         let canary = |span: &SpanData| {
@@ -197,7 +199,7 @@ impl opentelemetry_sdk::trace::SpanExporter for Sending<SpanExporter> {
     }
 }
 
-impl PushMetricExporter for Sending<MetricExporter> {
+impl PushMetricExporter for FailureLoggingExporter<MetricExporter> {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
         self.report_change(self.exporter.export(metrics).await)
     }
@@ -225,9 +227,9 @@ mod tests {
 
     /// Collects exported spans.
     #[derive(Debug, Clone, Default)]
-    struct Keeping(Arc<Mutex<Vec<SpanData>>>);
+    struct TestSpanExporter(Arc<Mutex<Vec<SpanData>>>);
 
-    impl opentelemetry_sdk::trace::SpanExporter for Keeping {
+    impl opentelemetry_sdk::trace::SpanExporter for TestSpanExporter {
         async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
             self.0.lock().unwrap().extend(batch);
             Ok(())
@@ -235,8 +237,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_logged_within_a_call_is_not_told_to_a_collector() {
-        let kept = Keeping::default();
+    fn log_events_of_a_call_are_not_exported() {
+        let kept = TestSpanExporter::default();
         let spans = SdkTracerProvider::builder().with_simple_exporter(kept.clone()).build();
         let telemetry = Telemetry { spans: Some(spans), metrics: None };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(telemetry.layer::<tracing_subscriber::Registry>()), || {

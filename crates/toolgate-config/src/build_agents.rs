@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::Unfit;
-use crate::config::{Config, Declared, Entry};
-use crate::match_upstreams::{Sources, UpstreamMatcher};
-use toolgate::agent::{Agent, Section};
-use toolgate::files::{FileSystem, Sight};
-use toolgate::policy::source::Written;
-use toolgate::policy::{DiagnosticKind, Mode, Place, Problem, Severity};
+use crate::UnusableTool;
+use crate::config::{AgentConfig, Config, ToolConfig};
+use crate::match_upstreams::{UpstreamMatcher, UpstreamSources};
+use toolgate::agent::{Agent, PromptSection};
+use toolgate::files::{FileSystem, ReadOnlyDir};
+use toolgate::policy::source::SourcedRule;
+use toolgate::policy::{Diagnostic, DiagnosticKind, EnforcementMode, Severity, SourceSpan};
 use toolgate::tool::Handler;
 
 /// All problems of a configuration.
@@ -18,7 +18,7 @@ use toolgate::tool::Handler;
 #[error("cannot load the configuration:{}", .problems.iter().map(|p| format!("\n  - {p}")).collect::<String>())]
 pub struct ConfigError {
     /// The problems.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<Diagnostic>,
 }
 
 impl ConfigError {
@@ -39,7 +39,7 @@ impl Config {
         let program = program.into();
         for declared in &mut self.agents {
             declared.tools =
-                std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.map_tool(|tool| tool.launched_by(&program))).collect();
+                std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.map_tool(|tool| tool.with_launcher(&program))).collect();
             declared.hooks = std::mem::take(&mut declared.hooks).into_iter().map(|hook| hook.launcher(&program)).collect();
         }
         self
@@ -64,11 +64,12 @@ impl Config {
     ///
     /// # Errors
     /// All problems of the file itself.
-    pub fn build_with_upstreams(self, script: Option<&Arc<dyn Handler>>) -> Result<(Vec<Agent>, Vec<Unfit>), ConfigError> {
-        let (mut problems, mut built, mut unfit) = (self.problems, Vec::new(), self.upstream_inventory.unfit.clone());
+    pub fn build_with_upstreams(self, script: Option<&Arc<dyn Handler>>) -> Result<(Vec<Agent>, Vec<UnusableTool>), ConfigError> {
+        let (mut problems, mut built, mut unfit) = (self.problems, Vec::new(), self.upstream_inventory.unusable_tools.clone());
         let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
         let (upstreams, offered) = (&self.upstreams, &self.upstream_inventory);
-        let sources = Sources { upstreams, offered, whole: &self.file_span, single: self.agents.len() == 1 };
+        let sources =
+            UpstreamSources { upstreams, inventory: offered, file_span: &self.file_span, has_single_agent: self.agents.len() == 1 };
         for declared in self.agents {
             let fitted = match whole && !self.upstreams.is_empty() {
                 true => UpstreamMatcher::new(declared, &sources).build(script),
@@ -83,22 +84,27 @@ impl Config {
             }
         }
         if problems.iter().any(|problem| problem.severity == Severity::Error) {
-            problems.sort_by_cached_key(Problem::order);
+            problems.sort_by_cached_key(Diagnostic::sort_key);
             return Err(ConfigError { problems });
         }
         Ok((built, unfit))
     }
 }
 
-impl Declared {
+impl AgentConfig {
     /// Builds the agent.
     ///
     /// `script` replaces every tool that is not in `refused`. If the file was not read completely
     /// (`whole`), tools without a rule are not reported, because the missing rule may be in the
     /// unread part.
-    pub(crate) fn build(self, script: Option<&Arc<dyn Handler>>, refused: &BTreeSet<String>, whole: bool) -> Result<Agent, Vec<Problem>> {
+    pub(crate) fn build(
+        self,
+        script: Option<&Arc<dyn Handler>>,
+        refused: &BTreeSet<String>,
+        whole: bool,
+    ) -> Result<Agent, Vec<Diagnostic>> {
         let mut problems = check_file_rules(&self);
-        let places: Vec<(String, Place)> =
+        let places: Vec<(String, SourceSpan)> =
             self.tools.iter().map(|entry| (entry.tool.spec().name().to_owned(), entry.span.clone())).chain(self.hook_spans).collect();
         let mut builder = Agent::builder(self.name.as_str()).rules(self.rules).limits(self.limits);
         if let Some(principals) = &self.principals {
@@ -111,20 +117,20 @@ impl Declared {
         // A directory that is not open is still readable for rules, if it exists. In a client, the
         // same path may mean another file, so rules about files get no file system there and deny.
         let root = self.files.as_ref().filter(|_| !self.is_for_client).map(|(root, _)| root);
-        let seen = || Some(Arc::new(Sight::of(root?).ok()?) as Arc<dyn FileSystem>);
+        let seen = || Some(Arc::new(ReadOnlyDir::open(root?).ok()?) as Arc<dyn FileSystem>);
         if let Some(files) = self.open_files.clone().or_else(seen) {
             builder = builder.shared_files(files);
         }
         if script.is_none() {
             builder = self.hooks.into_iter().fold(builder, |builder, hook| builder.hook(hook));
         }
-        for Entry { tool, section, .. } in self.tools {
+        for ToolConfig { tool, section, .. } in self.tools {
             let tool = match script.filter(|_| !refused.contains(tool.spec().name())) {
-                Some(script) => tool.handled_by(Arc::clone(script)),
+                Some(script) => tool.replace_handler(Arc::clone(script)),
                 None => tool,
             };
             builder = match section {
-                Some(section) => builder.section(Section::new(section).tool(tool)),
+                Some(section) => builder.section(PromptSection::new(section).tool(tool)),
                 None => builder.tool(tool),
             };
         }
@@ -145,15 +151,15 @@ impl Declared {
 /// Without a file system such a rule always denies. On a tool that works on other files, the rule
 /// would decide by unrelated contents. If a client runs all tools, such rules deny, and that is
 /// intended.
-fn check_file_rules(declared: &Declared) -> Vec<Problem> {
+fn check_file_rules(declared: &AgentConfig) -> Vec<Diagnostic> {
     if declared.files.is_some() && declared.is_for_client {
         return Vec::new();
     }
-    let told = |written: &Written| {
-        let enforced = written.policy.mode() == Mode::Enforce || declared.files.is_some();
-        let looks = |entry: &&Entry| {
+    let told = |written: &SourcedRule| {
+        let enforced = written.policy.mode() == EnforcementMode::Enforce || declared.files.is_some();
+        let looks = |entry: &&ToolConfig| {
             let (spec, works) = (entry.tool.spec(), declared.files.is_some() && entry.uses_agent_files);
-            enforced && !works && written.policy.governs(spec) && written.policy.outline(spec).needs_files
+            enforced && !works && written.policy.governs(spec) && written.policy.static_summary(spec).needs_files
         };
         let name = declared.tools.iter().find(looks)?.tool.spec().name();
         let (message, help) = match declared.files {
@@ -166,15 +172,15 @@ fn check_file_rules(declared: &Declared) -> Vec<Problem> {
                 "`require` the tool that reads, with the `same` path",
             ),
         };
-        let problem = Problem::at("rule", message).of(written.policy.name()).help(help);
-        Some(Problem { place: written.source_span("rule", None), ..problem })
+        let problem = Diagnostic::at_field("rule", message).with_rule(written.policy.name()).with_help(help);
+        Some(Diagnostic { span: written.source_span("rule", None), ..problem })
     };
     declared.rules.sourced_rules().filter_map(told).collect()
 }
 
 /// Returns the problem with the place of the tool or hook that it is about, and with help.
-fn locate_problem(problem: Problem, places: &[(String, Place)]) -> Problem {
-    if problem.place.is_some() {
+fn locate_problem(problem: Diagnostic, places: &[(String, SourceSpan)]) -> Diagnostic {
+    if problem.span.is_some() {
         return problem;
     }
     let named = places.iter().find(|(name, _)| problem.subject.as_deref() == Some(name));
@@ -184,7 +190,7 @@ fn locate_problem(problem: Problem, places: &[(String, Place)]) -> Problem {
         DiagnosticKind::Ungoverned => {
             // In a file, the setters that the library names are keys.
             let help = "write a rule for it, or set `effect = \"read\"` or `policy = \"open\"`";
-            return Problem { place, ..problem.help(help) };
+            return Diagnostic { span: place, ..problem.with_help(help) };
         }
         DiagnosticKind::InvalidSchema => {
             Some("a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`")
@@ -196,8 +202,8 @@ fn locate_problem(problem: Problem, places: &[(String, Place)]) -> Problem {
         DiagnosticKind::InvalidReconcile => Some("name a tool of this agent in `reconcile` that only reads and that toolgate runs"),
     };
     let problem = match help {
-        Some(help) => problem.or_help(help),
+        Some(help) => problem.with_default_help(help),
         None => problem,
     };
-    Problem { place, ..problem }
+    Diagnostic { span: place, ..problem }
 }

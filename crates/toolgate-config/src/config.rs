@@ -8,19 +8,19 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 use toml::de::DeTable;
 
-use super::lint::Silence;
-use crate::parse::gateway::Gateway;
-use crate::parse::upstream::Upstream;
-use crate::tool_backend::{Behind, Exposed};
-use crate::unusable_tool::Offered;
-use toolgate::call::error::Dialect;
+use super::lint::AllowedFinding;
+use crate::parse::gateway::GatewayConfig;
+use crate::parse::upstream::UpstreamConfig;
+use crate::tool_backend::{ExposedTool, ToolBackend};
+use crate::unusable_tool::UpstreamInventory;
+use toolgate::call::error::ErrorDialect;
 use toolgate::files::FileSystem;
 use toolgate::hook::CommandHook;
-use toolgate::limits::{Limits, Rate};
-use toolgate::policy::source::Rules;
-use toolgate::policy::source::table_reader::{File, Shared, Table};
-use toolgate::policy::{Place, Problem, Severity};
-use toolgate::tool::{Spec, Tool};
+use toolgate::limits::{Limits, RateLimit};
+use toolgate::policy::source::RuleSet;
+use toolgate::policy::source::table_reader::{TableReadState, TomlSource, TomlTable};
+use toolgate::policy::{Diagnostic, Severity, SourceSpan};
+use toolgate::tool::{Tool, ToolSpec};
 use toolgate_json::Pointer;
 
 pub use crate::build_agents::ConfigError;
@@ -60,45 +60,45 @@ pub struct Config {
     /// Regular expressions whose matches are redacted in every row.
     pub redact: Vec<String>,
     /// Answers for clients that run their tools themselves.
-    pub client: Client,
+    pub client: ClientFallbacks,
     /// Settings of the gateway.
-    pub gateway: Gateway,
+    pub gateway: GatewayConfig,
     /// MCP servers that provide tools.
-    pub upstreams: Vec<Upstream>,
-    pub(crate) agents: Vec<Declared>,
-    pub(crate) problems: Vec<Problem>,
+    pub upstreams: Vec<UpstreamConfig>,
+    pub(crate) agents: Vec<AgentConfig>,
+    pub(crate) problems: Vec<Diagnostic>,
     pub(crate) included_files: Vec<PathBuf>,
     /// All files that affect the configuration.
-    pub(crate) dependencies: crate::parse::workspace::GoesBy,
+    pub(crate) dependencies: crate::parse::workspace::ConfigDependencies,
     is_store_known: bool,
     is_retention_known: bool,
-    pub(crate) allowed_findings: Vec<Silence>,
+    pub(crate) allowed_findings: Vec<AllowedFinding>,
     /// Position of the `listen` key of the gateway.
-    pub(crate) listen_span: Option<Place>,
+    pub(crate) listen_span: Option<SourceSpan>,
     /// Tools of upstreams, known once the upstreams are connected.
-    pub(crate) exposed_tools: Vec<Exposed>,
-    pub(crate) upstream_inventory: Offered,
+    pub(crate) exposed_tools: Vec<ExposedTool>,
+    pub(crate) upstream_inventory: UpstreamInventory,
     /// The file itself.
-    pub(crate) file_span: Place,
+    pub(crate) file_span: SourceSpan,
 }
 
 /// An agent as declared in the file.
 #[derive(Clone)]
-pub(crate) struct Declared {
+pub(crate) struct AgentConfig {
     pub(crate) name: String,
     pub(crate) principals: Option<Vec<String>>,
     pub(crate) limits: Limits,
     /// Limits of 0 that refuse every call.
-    pub(crate) zero_limits: Vec<Place>,
+    pub(crate) zero_limits: Vec<SourceSpan>,
     pub(crate) max_output: Option<usize>,
-    pub(crate) dialect: Option<Dialect>,
+    pub(crate) dialect: Option<ErrorDialect>,
     /// Directory whose files the agent works on, and the position of the key.
-    pub(crate) files: Option<(PathBuf, Place)>,
+    pub(crate) files: Option<(PathBuf, SourceSpan)>,
     /// The same directory, once it is open.
     pub(crate) open_files: Option<Arc<dyn FileSystem>>,
     /// Whether a client runs all tools, on files that toolgate cannot read.
     pub(crate) is_for_client: bool,
-    pub(crate) tools: Vec<Entry>,
+    pub(crate) tools: Vec<ToolConfig>,
     /// Upstreams whose undeclared tools the agent is offered.
     ///
     /// `None` means all upstreams if this is the only agent, else no upstream.
@@ -106,24 +106,24 @@ pub(crate) struct Declared {
     /// Tools for which an allowed call also grants the client's permission.
     pub(crate) granted_tools: Vec<String>,
     pub(crate) hooks: Vec<CommandHook>,
-    pub(crate) hook_spans: Vec<(String, Place)>,
-    pub(crate) rules: Rules,
+    pub(crate) hook_spans: Vec<(String, SourceSpan)>,
+    pub(crate) rules: RuleSet,
 }
 
 /// A tool of an agent, and where it is declared.
 #[derive(Clone)]
-pub(crate) struct Entry {
+pub(crate) struct ToolConfig {
     pub(crate) tool: Tool,
-    pub(crate) span: Place,
+    pub(crate) span: SourceSpan,
     pub(crate) section: Option<String>,
-    pub(crate) backend: Option<Behind>,
+    pub(crate) backend: Option<ToolBackend>,
     /// Positions of the declared secrets.
-    pub(crate) secrets: Vec<(Pointer, Place)>,
+    pub(crate) secrets: Vec<(Pointer, SourceSpan)>,
     /// Whether the tool is built in and works on the files of its agent.
     pub(crate) uses_agent_files: bool,
 }
 
-impl Entry {
+impl ToolConfig {
     pub(crate) fn map_tool(self, change: impl FnOnce(Tool) -> Tool) -> Self {
         Self { tool: change(self.tool), ..self }
     }
@@ -131,16 +131,16 @@ impl Entry {
 
 /// Answers for a client that runs its tools itself, if the gate has no decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Client {
+pub struct ClientFallbacks {
     /// The decision if the gate fails, for example because the store is unavailable.
-    pub on_failure: Otherwise,
+    pub on_failure: FallbackDecision,
     /// The decision on a tool that no agent declares.
-    pub undeclared: Otherwise,
+    pub undeclared: FallbackDecision,
 }
 
 /// A decision that replaces the decision of the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Otherwise {
+pub enum FallbackDecision {
     /// Deny the call.
     #[default]
     Deny,
@@ -162,24 +162,24 @@ impl Config {
     /// Reads the text of a file. Included policy files are resolved relative to it.
     #[must_use]
     pub fn parse(name: &str, text: &str) -> Self {
-        let file = File { name: name.into(), text: text.into() };
+        let file = TomlSource { name: name.into(), text: text.into() };
         let mut config = Self {
             store: None,
             retention: None,
             redact: Vec::new(),
-            client: Client::default(),
-            gateway: Gateway::default(),
+            client: ClientFallbacks::default(),
+            gateway: GatewayConfig::default(),
             upstreams: Vec::new(),
             agents: Vec::new(),
             problems: Vec::new(),
             included_files: Vec::new(),
-            dependencies: crate::parse::workspace::GoesBy::default(),
+            dependencies: crate::parse::workspace::ConfigDependencies::default(),
             is_store_known: false,
             is_retention_known: false,
             allowed_findings: Vec::new(),
             listen_span: None,
             exposed_tools: Vec::new(),
-            upstream_inventory: Offered::default(),
+            upstream_inventory: UpstreamInventory::default(),
             file_span: file.span_at(0..0),
         };
         let (document, errors) = DeTable::parse_recoverable(text);
@@ -187,13 +187,13 @@ impl Config {
         if !config.problems.is_empty() {
             return config;
         }
-        let shared = Shared::default();
-        let table = Table::new(&file, document.get_ref(), 0..0, &shared);
+        let shared = TableReadState::default();
+        let table = TomlTable::new(&file, document.get_ref(), 0..0, &shared);
         let beside = Path::new(name).parent().map(Path::to_owned).unwrap_or_default();
         let store = table.text("store");
         if store.is_some_and(|path| path.trim().is_empty()) {
-            let problem = Problem::new("`store` is empty; it must name a file");
-            table.report("store", problem.help("like `store = \"ledger.db\"`; without it, rows go to the user's own ledger"));
+            let problem = Diagnostic::new("`store` is empty; it must name a file");
+            table.report("store", problem.with_help("like `store = \"ledger.db\"`; without it, rows go to the user's own ledger"));
         }
         config.store = store.filter(|path| !path.trim().is_empty()).map(|path| beside.join(path));
         config.is_store_known = config.store.is_some() || !table.has_key("store");
@@ -202,11 +202,12 @@ impl Config {
         config.redact = config.read_redactions(&table);
         config.allowed_findings = super::lint::read_allowed_findings(&table);
         if let Some(client) = table.table("client") {
-            let otherwise = |key: &str| client.keyword(key, &[("deny", Otherwise::Deny), ("ask", Otherwise::Ask)]).unwrap_or_default();
-            config.client = Client { on_failure: otherwise("on_failure"), undeclared: otherwise("undeclared") };
+            let otherwise =
+                |key: &str| client.keyword(key, &[("deny", FallbackDecision::Deny), ("ask", FallbackDecision::Ask)]).unwrap_or_default();
+            config.client = ClientFallbacks { on_failure: otherwise("on_failure"), undeclared: otherwise("undeclared") };
             client.reject_unknown_keys("`client`");
         }
-        let reader = Reader {
+        let reader = ConfigReader {
             file: &file,
             base_dir: &beside,
             included_files: RefCell::default(),
@@ -227,10 +228,10 @@ impl Config {
         } else if let Some(key) =
             ["principals", "limits", "max_output", "dialect", "files", "hooks"].into_iter().find(|key| table.has_key(key))
         {
-            let problem = Problem::new(format!("`{key}` belongs to an agent, but the top level of this file declares none"));
-            table.report(key, problem.help("move it into the table of an agent, `[agents.NAME]`"));
+            let problem = Diagnostic::new(format!("`{key}` belongs to an agent, but the top level of this file declares none"));
+            table.report(key, problem.with_help("move it into the table of an agent, `[agents.NAME]`"));
         } else if table.has_key("name") {
-            table.report("name", Problem::new("the agent has a `name` but no tools").help("add `[tools.…]`, or remove `name`"));
+            table.report("name", Diagnostic::new("the agent has a `name` but no tools").with_help("add `[tools.…]`, or remove `name`"));
         }
         if let Some(agents) = table.table("agents") {
             for name in agents.keys() {
@@ -252,23 +253,23 @@ impl Config {
         config.included_files = reader.included_files.into_inner();
         config.dependencies = config.collect_dependencies(name, reader.referenced_files.into_inner());
         if config.agents.is_empty() && config.problems.is_empty() {
-            let problem = Problem::new("the file declares no agent").help("declare tools in `[tools.…]` and rules in `[[policy]]`");
-            config.problems.push(Problem { place: Some(file.span_at(0..0)), ..problem });
+            let problem = Diagnostic::new("the file declares no agent").with_help("declare tools in `[tools.…]` and rules in `[[policy]]`");
+            config.problems.push(Diagnostic { span: Some(file.span_at(0..0)), ..problem });
         }
         config
     }
 
     /// Reports upstreams and agents that are named but not declared.
-    fn check_names(&self, table: &Table<'_>, reader: &Reader<'_>) {
+    fn check_names(&self, table: &TomlTable<'_>, reader: &ConfigReader<'_>) {
         let known = || self.upstreams.iter().map(|upstream| upstream.name.as_str());
         let unknown = |name: &str| {
-            let problem = Problem::new(format!("unknown upstream `{}`", toolgate_text::shown(name)));
-            problem.did_you_mean(name, known()).or_help("declare it in `[upstreams.NAME]`")
+            let problem = Diagnostic::new(format!("unknown upstream `{}`", toolgate_text::escape_for_display(name)));
+            problem.with_suggestion(name, known()).with_default_help("declare it in `[upstreams.NAME]`")
         };
-        let say = |problem: Problem, place: &Place| table.report_at(place, problem);
+        let say = |problem: Diagnostic, place: &SourceSpan| table.report_at(place, problem);
         for declared in &self.agents {
             for entry in &declared.tools {
-                if let Some(Behind::Mcp { upstream, .. }) = &entry.backend
+                if let Some(ToolBackend::Mcp { upstream, .. }) = &entry.backend
                     && !known().any(|name| name == upstream)
                 {
                     say(unknown(upstream), &entry.span);
@@ -279,9 +280,9 @@ impl Config {
             say(unknown(name), place);
         }
         for (name, place) in reader.named_agents.borrow().iter().filter(|(name, _)| self.agents.iter().all(|known| known.name != *name)) {
-            let problem = Problem::new(format!("unknown agent `{}`", toolgate_text::shown(name)));
-            let problem = problem.did_you_mean(name, self.agents.iter().map(|known| known.name.as_str()));
-            say(problem.or_help("declare it in `[agents.NAME]`"), place);
+            let problem = Diagnostic::new(format!("unknown agent `{}`", toolgate_text::escape_for_display(name)));
+            let problem = problem.with_suggestion(name, self.agents.iter().map(|known| known.name.as_str()));
+            say(problem.with_default_help("declare it in `[agents.NAME]`"), place);
         }
     }
 
@@ -289,20 +290,21 @@ impl Config {
     ///
     /// The list is empty until a backend is connected.
     #[must_use]
-    pub fn exposed_tools(&self) -> &[Exposed] {
+    pub fn exposed_tools(&self) -> &[ExposedTool] {
         &self.exposed_tools
     }
 
-    fn read_redactions(&self, table: &Table<'_>) -> Vec<String> {
+    fn read_redactions(&self, table: &TomlTable<'_>) -> Vec<String> {
         let patterns = table.names("redact").unwrap_or_default();
         for pattern in &patterns {
             if let Err(error) = regex::Regex::new(pattern) {
                 let why = error.to_string();
                 let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-                let problem = Problem::new(format!("`{}` is not a valid regular expression: {why}", toolgate_text::shown(pattern)));
+                let problem =
+                    Diagnostic::new(format!("`{}` is not a valid regular expression: {why}", toolgate_text::escape_for_display(pattern)));
                 table.report(
                     "redact",
-                    problem.help("use the syntax of the `regex` crate; put the expression in single quotes to keep backslashes"),
+                    problem.with_help("use the syntax of the `regex` crate; put the expression in single quotes to keep backslashes"),
                 );
             }
         }
@@ -313,7 +315,7 @@ impl Config {
     ///
     /// Problems that concern rules and tools together are reported when the agents are built.
     #[must_use]
-    pub fn problems(&self) -> &[Problem] {
+    pub fn problems(&self) -> &[Diagnostic] {
         &self.problems
     }
 
@@ -360,7 +362,7 @@ impl Config {
     #[must_use]
     pub fn has_only_rules(&self) -> bool {
         let plain =
-            |declared: &Declared| declared.limits == Limits::default() && declared.principals.is_none() && declared.hooks.is_empty();
+            |declared: &AgentConfig| declared.limits == Limits::default() && declared.principals.is_none() && declared.hooks.is_empty();
         !self.has_tools() && self.agents.iter().all(plain)
     }
 
@@ -400,7 +402,7 @@ impl Config {
     #[must_use]
     pub fn for_client(mut self) -> Self {
         for declared in &mut self.agents {
-            declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.map_tool(Tool::run_by_client)).collect();
+            declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.map_tool(Tool::into_client_run)).collect();
             declared.is_for_client = true;
             // The client limits large results itself.
             declared.max_output = declared.max_output.or(Some(usize::MAX));
@@ -410,10 +412,10 @@ impl Config {
 
     /// Adds a policy file to every agent.
     #[must_use]
-    pub fn with_policies(mut self, name: &str, text: impl Fn(&[&Spec]) -> String) -> Self {
+    pub fn with_policies(mut self, name: &str, text: impl Fn(&[&ToolSpec]) -> String) -> Self {
         for declared in &mut self.agents {
-            let specs: Vec<&Spec> = declared.tools.iter().map(|entry| entry.tool.spec()).collect();
-            let rules = Rules::parse(name, &text(&specs));
+            let specs: Vec<&ToolSpec> = declared.tools.iter().map(|entry| entry.tool.spec()).collect();
+            let rules = RuleSet::parse(name, &text(&specs));
             declared.rules = std::mem::take(&mut declared.rules).append(rules);
         }
         self
@@ -466,27 +468,27 @@ impl Config {
 }
 
 /// State that is collected while a file is read.
-pub(crate) struct Reader<'r> {
-    pub(crate) file: &'r File,
+pub(crate) struct ConfigReader<'r> {
+    pub(crate) file: &'r TomlSource,
     pub(crate) base_dir: &'r Path,
     /// Included files.
     pub(crate) included_files: RefCell<Vec<PathBuf>>,
     /// Files that are referenced but not included.
-    pub(crate) referenced_files: RefCell<crate::parse::workspace::Referenced>,
+    pub(crate) referenced_files: RefCell<crate::parse::workspace::ReferencedFiles>,
     /// Agents that the gateway names, and where.
-    pub(crate) named_agents: RefCell<Vec<(String, Place)>>,
+    pub(crate) named_agents: RefCell<Vec<(String, SourceSpan)>>,
     /// Upstreams that agents name, and where.
-    pub(crate) named_upstreams: RefCell<Vec<(String, Place)>>,
+    pub(crate) named_upstreams: RefCell<Vec<(String, SourceSpan)>>,
 }
 
 /// Reads the retention. Only the file that names the ledger may set it, so that no file can delete
 /// the rows of another ledger.
-fn read_retention(table: &Table<'_>) -> Option<SignedDuration> {
+fn read_retention(table: &TomlTable<'_>) -> Option<SignedDuration> {
     let kept = table.duration("retention")?;
     let problem = if kept < SignedDuration::from_hours(24) {
-        Problem::new("`retention` must be at least one day").help("like `retention = \"90d\"`")
+        Diagnostic::new("`retention` must be at least one day").with_help("like `retention = \"90d\"`")
     } else if !table.has_key("store") {
-        Problem::new("`retention` applies to the ledger in `store`, but this file does not set `store`").help("add `store = \"…\"`")
+        Diagnostic::new("`retention` applies to the ledger in `store`, but this file does not set `store`").with_help("add `store = \"…\"`")
     } else {
         return Some(kept);
     };
@@ -495,13 +497,16 @@ fn read_retention(table: &Table<'_>) -> Option<SignedDuration> {
 }
 
 /// Reads a rate limit.
-pub(crate) fn read_rate_limit(table: &Table<'_>) -> Option<Rate> {
+pub(crate) fn read_rate_limit(table: &TomlTable<'_>) -> Option<RateLimit> {
     table.table("rate").and_then(|inner| {
         let (calls, per) = (inner.count("calls"), inner.positive_std_duration("per"));
         inner.reject_unknown_keys("a rate");
         if !inner.has_key("calls") || !inner.has_key("per") {
-            table.report("rate", Problem::new("a rate limit needs `calls` and `per`").help("like `rate = { calls = 10, per = \"1s\" }`"));
+            table.report(
+                "rate",
+                Diagnostic::new("a rate limit needs `calls` and `per`").with_help("like `rate = { calls = 10, per = \"1s\" }`"),
+            );
         }
-        Some(Rate { calls: u32::try_from(calls?).unwrap_or(u32::MAX), per: per? })
+        Some(RateLimit { calls: u32::try_from(calls?).unwrap_or(u32::MAX), per: per? })
     })
 }

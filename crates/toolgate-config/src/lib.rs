@@ -13,15 +13,16 @@ mod secret_ref;
 mod tool_backend;
 mod unusable_tool;
 
-pub use config::{Client, Config, ConfigError, Otherwise};
+pub use config::{ClientFallbacks, Config, ConfigError, FallbackDecision};
 pub use json_schema::config_schema;
-pub use lint::{Finding, LINTS, Usage};
-pub use parse::gateway::{Gateway, Jwt, Otlp, Token};
-pub use parse::http_tool::{Body, HttpTool};
+pub use lint::{LINTS, LintFinding, ToolUsage};
+pub use parse::gateway::{GatewayConfig, GatewayToken, JwtConfig, OtlpConfig};
+pub use parse::http_tool::{HttpTool, HttpToolBody};
 pub use parse::upstream::{
-    BEHIND_TOOLGATE, Credentials, ErrorPattern, Reach, TokenSource, UPSTREAM_ENVIRONMENT, Undeclared, Upstream, parse_mcp_servers,
+    Credentials, ErrorPattern, PROXIED_SERVERS_KEY, TokenSource, UPSTREAM_ENVIRONMENT, UndeclaredToolPolicy, UpstreamConfig,
+    UpstreamTransport, parse_mcp_servers,
 };
-pub use policy_tests::{Expected, PolicyTest, TestCall, read_policy_tests};
-pub use secret_ref::Reference;
-pub use tool_backend::{Backend, Exposed, Remote};
-pub use unusable_tool::Unfit;
+pub use policy_tests::{ExpectedDecision, PolicyTest, PolicyTestCall, read_policy_tests};
+pub use secret_ref::SecretRef;
+pub use tool_backend::{Backend, ExposedTool, RemoteToolSpec};
+pub use unusable_tool::UnusableTool;

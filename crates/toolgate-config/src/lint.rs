@@ -5,17 +5,17 @@ use std::ops::Range;
 
 use jiff::SignedDuration;
 
-use crate::config::{Config, Declared, Entry};
-use crate::parse::upstream::Upstream;
+use crate::config::{AgentConfig, Config, ToolConfig};
+use crate::parse::upstream::UpstreamConfig;
 use crate::schema_keywords::find_misspelled_keywords;
-use crate::secret_ref::Reference;
-use crate::tool_backend::Behind;
-use toolgate::policy::source::table_reader::Table;
-use toolgate::policy::{Mode, Place, Problem, Severity};
-use toolgate::schema::{At, at, at_in};
-use toolgate::tool::{Extra, Spec};
-use toolgate_text::shown;
-use toolgate_text::suggest::closest;
+use crate::secret_ref::SecretRef;
+use crate::tool_backend::ToolBackend;
+use toolgate::policy::source::table_reader::TomlTable;
+use toolgate::policy::{Diagnostic, EnforcementMode, Severity, SourceSpan};
+use toolgate::schema::{SchemaLookup, lookup_input, lookup_schema};
+use toolgate::tool::{ExtraArguments, ToolSpec};
+use toolgate_text::escape_for_display;
+use toolgate_text::suggest::find_closest;
 
 /// The codes of all findings, each with its meaning.
 pub const LINTS: [(&str, &str); 16] = [
@@ -38,30 +38,30 @@ pub const LINTS: [(&str, &str); 16] = [
 ];
 
 /// Recommended maximum number of tools of an agent.
-const TOOLS: usize = 5;
+const MAX_RECOMMENDED_TOOLS: usize = 5;
 /// Minimum share of common words for two descriptions to overlap.
-const ALIKE: f64 = 0.6;
+const MIN_DESCRIPTION_OVERLAP: f64 = 0.6;
 /// Minimum number of words of a reason; "Not allowed." does not tell a model what to do.
-const REASON: usize = 3;
+const MIN_REASON_WORDS: usize = 3;
 /// Minimum number of recorded sessions before usage is judged.
-const SESSIONS: u64 = 20;
+const MIN_USAGE_SESSIONS: u64 = 20;
 /// Keys whose values decide what is allowed. They are never fixed automatically.
-const BY_HAND: [&str; 6] = ["policy", "rule", "mode", "effect", "undeclared", "on_failure"];
+const DECISION_KEYS: [&str; 6] = ["policy", "rule", "mode", "effect", "undeclared", "on_failure"];
 
 /// A finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct LintFinding {
     /// Its code; see [`LINTS`].
     pub code: &'static str,
     /// The problem and its position.
-    pub problem: Problem,
+    pub problem: Diagnostic,
     /// A fix: the bytes of the file to replace, and the replacement.
     pub fix: Option<(Range<usize>, String)>,
 }
 
 /// In how many sessions each tool was used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct ToolUsage {
     /// Number of sessions by agent.
     pub sessions: BTreeMap<String, u64>,
     /// Number of sessions by agent and tool.
@@ -70,18 +70,18 @@ pub struct Usage {
 
 /// A finding that the file allows on purpose.
 #[derive(Debug, Clone)]
-pub(crate) struct Silence {
+pub(crate) struct AllowedFinding {
     code: String,
-    of: Option<String>,
+    subject: Option<String>,
 }
 
 /// Reads the allowed findings. An entry without a reason is ignored.
-pub(crate) fn read_allowed_findings(table: &Table<'_>) -> Vec<Silence> {
-    let one = |entry: Table<'_>| {
+pub(crate) fn read_allowed_findings(table: &TomlTable<'_>) -> Vec<AllowedFinding> {
+    let one = |entry: TomlTable<'_>| {
         let code = entry.text("allow");
         for (key, example) in [("allow", "allow = \"too_many_tools\""), ("reason", "reason = \"a coding agent has many\"")] {
             if !entry.has_key(key) {
-                entry.report(key, Problem::new(format!("an entry of `lint` needs `{key}`")).help(format!("like `{example}`")));
+                entry.report(key, Diagnostic::new(format!("an entry of `lint` needs `{key}`")).with_help(format!("like `{example}`")));
             }
         }
         let words: Vec<(&str, ())> = LINTS.iter().map(|(code, _)| (*code, ())).collect();
@@ -89,48 +89,48 @@ pub(crate) fn read_allowed_findings(table: &Table<'_>) -> Vec<Silence> {
         let of = entry.text("of").map(str::to_owned);
         let reason = entry.text("reason");
         if reason.is_some_and(|reason| reason.trim().is_empty()) {
-            entry.report("reason", Problem::new("`reason` is empty").help("like `reason = \"a coding agent has many\"`"));
+            entry.report("reason", Diagnostic::new("`reason` is empty").with_help("like `reason = \"a coding agent has many\"`"));
         }
         entry.reject_unknown_keys("an entry of `lint`");
         reason?;
-        Some(Silence { code: code?.to_owned(), of })
+        Some(AllowedFinding { code: code?.to_owned(), subject: of })
     };
     table.tables("lint").into_iter().filter_map(one).collect()
 }
 
-impl Finding {
+impl LintFinding {
     /// Creates a finding from a problem. If the problem suggests a near misspelling, the finding
     /// has a fix.
     #[must_use]
-    pub fn from_problem(code: &'static str, problem: Problem) -> Self {
-        let fix = problem.place.as_ref().and_then(|place| suggest_fix(&problem, place));
+    pub fn from_problem(code: &'static str, problem: Diagnostic) -> Self {
+        let fix = problem.span.as_ref().and_then(|place| suggest_fix(&problem, place));
         Self { code, problem, fix }
     }
 }
 
 /// Derives the replacement from the suggestion in the help text.
-fn suggest_fix(problem: &Problem, place: &Place) -> Option<(Range<usize>, String)> {
+fn suggest_fix(problem: &Diagnostic, place: &SourceSpan) -> Option<(Range<usize>, String)> {
     let name = problem.suggestion.as_deref()?;
-    let written = place.text.get(place.span.clone())?;
+    let written = place.text.get(place.range.clone())?;
     let quote = written.chars().next().filter(|first| matches!(first, '"' | '\''));
     let inner = quote.map_or(Some(written), |quote| written.strip_prefix(quote)?.strip_suffix(quote))?;
     // In a longer path, the misspelled part is ambiguous.
     let (before, word) = inner.strip_prefix('/').map_or(("", inner), |word| ("/", word));
     let is_one_word = !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
     // The marked text may not be the error, and a merely similar word may have another meaning.
-    let is_slip = toolgate_text::suggest::is_nearly(name, word);
-    let is_by_hand = BY_HAND.contains(&key_at(place)) || word.ends_with("_of") || name.ends_with("_of");
+    let is_slip = toolgate_text::suggest::is_misspelling(name, word);
+    let is_by_hand = DECISION_KEYS.contains(&key_at(place)) || word.ends_with("_of") || name.ends_with("_of");
     if !is_one_word || !is_slip || is_by_hand || name.contains(['/', '"', '\'', '\\']) {
         return None;
     }
     let quote = quote.map(String::from).unwrap_or_default();
     let text = format!("{quote}{before}{name}{quote}");
-    Some((place.span.clone(), text))
+    Some((place.range.clone(), text))
 }
 
 /// Returns the key of the value at this position, or an empty string.
-fn key_at(place: &Place) -> &str {
-    let before = place.text.get(..place.span.start).unwrap_or_default().trim_end();
+fn key_at(place: &SourceSpan) -> &str {
+    let before = place.text.get(..place.range.start).unwrap_or_default().trim_end();
     let key = before.strip_suffix('=').unwrap_or_default().trim_end().trim_end_matches(['"', '\'']);
     key.rsplit(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).next().unwrap_or_default()
 }
@@ -140,7 +140,7 @@ impl Config {
     ///
     /// Errors that prevent loading are reported when the agents are built.
     #[must_use]
-    pub fn lint(&self, usage: Option<&Usage>) -> Vec<Finding> {
+    pub fn lint(&self, usage: Option<&ToolUsage>) -> Vec<LintFinding> {
         let mut found = Vec::new();
         for declared in &self.agents {
             found.extend(check_zero_limits(declared));
@@ -158,57 +158,57 @@ impl Config {
         found.extend(self.upstreams.iter().flat_map(check_references));
         found.extend(self.check_listener());
         found.retain(|(finding, of)| !self.is_finding_allowed(finding.code, of));
-        found.sort_by_key(|(finding, _)| finding.problem.place.as_ref().map(|place| (place.file.to_string(), place.span.start)));
+        found.sort_by_key(|(finding, _)| finding.problem.span.as_ref().map(|place| (place.file.to_string(), place.range.start)));
         found.into_iter().map(|(finding, _)| finding).collect()
     }
 
     /// Finds an address that `toolgate serve` refuses. Hooks, and `serve` with another address, are
     /// unaffected.
-    fn check_listener(&self) -> Option<Of> {
+    fn check_listener(&self) -> Option<NamedFinding> {
         let address: std::net::SocketAddr = self.gateway.listen.as_ref()?.parse().ok()?;
         if address.ip().is_loopback() || !self.gateway.tokens.is_empty() || self.gateway.jwt.is_some() {
             return None;
         }
         let message = format!("{address} is reachable from other machines, and no token is required");
         let help = "add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen on 127.0.0.1";
-        let problem = Problem { place: self.listen_span.clone(), ..Problem::new(message).help(help) };
-        Some((Finding { code: "open_listener", problem, fix: None }, "gateway".to_owned()))
+        let problem = Diagnostic { span: self.listen_span.clone(), ..Diagnostic::new(message).with_help(help) };
+        Some((LintFinding { code: "open_listener", problem, fix: None }, "gateway".to_owned()))
     }
 
     /// Checks whether the file allows a finding on purpose.
     #[must_use]
     pub fn is_finding_allowed(&self, code: &str, of: &str) -> bool {
-        self.allowed_findings.iter().any(|silence| silence.code == code && silence.of.as_deref().is_none_or(|name| name == of))
+        self.allowed_findings.iter().any(|silence| silence.code == code && silence.subject.as_deref().is_none_or(|name| name == of))
     }
 }
 
 /// A finding, and the name of the item that it concerns.
-type Of = (Finding, String);
+type NamedFinding = (LintFinding, String);
 
-fn lint_warning(code: &'static str, of: &str, place: Option<&Place>, message: String, help: &str) -> Of {
-    let problem = Problem { place: place.cloned(), severity: Severity::Warning, ..Problem::new(message).help(help) };
-    (Finding { code, problem, fix: None }, of.to_owned())
+fn lint_warning(code: &'static str, of: &str, place: Option<&SourceSpan>, message: String, help: &str) -> NamedFinding {
+    let problem = Diagnostic { span: place.cloned(), severity: Severity::Warning, ..Diagnostic::new(message).with_help(help) };
+    (LintFinding { code, problem, fix: None }, of.to_owned())
 }
 
 /// Iterates over tools whose descriptions belong to this file. Those of a client's own tools do
 /// not.
-fn own_tools(declared: &Declared) -> impl Iterator<Item = (&Spec, &Place)> {
+fn own_tools(declared: &AgentConfig) -> impl Iterator<Item = (&ToolSpec, &SourceSpan)> {
     declared.tools.iter().map(|entry| (entry.tool.spec(), &entry.span)).filter(|(spec, _)| !spec.is_run_by_client())
 }
 
-fn check_zero_limits(declared: &Declared) -> Vec<Of> {
-    let told = |place: &Place| {
+fn check_zero_limits(declared: &AgentConfig) -> Vec<NamedFinding> {
+    let told = |place: &SourceSpan| {
         let message = format!("the agent `{}` refuses every call", declared.name);
         lint_warning("dead_rule", &declared.name, Some(place), message, "raise the limit, or remove the agent")
     };
     declared.zero_limits.iter().map(told).collect()
 }
 
-fn check_tool_count(declared: &Declared) -> Option<Of> {
+fn check_tool_count(declared: &AgentConfig) -> Option<NamedFinding> {
     let count = declared.tools.len();
-    let place = declared.tools.get(TOOLS).map(|entry| &entry.span);
-    (count > TOOLS && own_tools(declared).next().is_some()).then(|| {
-        let message = format!("the agent `{}` has {count} tools; models choose well among at most {TOOLS}", declared.name);
+    let place = declared.tools.get(MAX_RECOMMENDED_TOOLS).map(|entry| &entry.span);
+    (count > MAX_RECOMMENDED_TOOLS && own_tools(declared).next().is_some()).then(|| {
+        let message = format!("the agent `{}` has {count} tools; models choose well among at most {MAX_RECOMMENDED_TOOLS}", declared.name);
         lint_warning(
             "too_many_tools",
             &declared.name,
@@ -219,9 +219,9 @@ fn check_tool_count(declared: &Declared) -> Option<Of> {
     })
 }
 
-fn check_descriptions(declared: &Declared) -> Vec<Of> {
-    let thin = |(spec, _): &(&Spec, &Place)| spec.description().lines().filter(|line| !line.trim().is_empty()).count() < 4;
-    let told = |(spec, place): (&Spec, &Place)| {
+fn check_descriptions(declared: &AgentConfig) -> Vec<NamedFinding> {
+    let thin = |(spec, _): &(&ToolSpec, &SourceSpan)| spec.description().lines().filter(|line| !line.trim().is_empty()).count() < 4;
+    let told = |(spec, place): (&ToolSpec, &SourceSpan)| {
         let lines = spec.description().lines().count();
         let message = format!("the description of `{}` has {lines} line{}", spec.name(), if lines == 1 { "" } else { "s" });
         lint_warning(
@@ -236,9 +236,11 @@ fn check_descriptions(declared: &Declared) -> Vec<Of> {
 }
 
 /// Schemas of upstreams are not checked, because this file cannot change them.
-fn check_schemas(declared: &Declared) -> Vec<Of> {
+fn check_schemas(declared: &AgentConfig) -> Vec<NamedFinding> {
     let mut found = Vec::new();
-    for Entry { tool, span: place, .. } in declared.tools.iter().filter(|entry| !matches!(entry.backend, Some(Behind::Mcp { .. }))) {
+    for ToolConfig { tool, span: place, .. } in
+        declared.tools.iter().filter(|entry| !matches!(entry.backend, Some(ToolBackend::Mcp { .. })))
+    {
         let spec = tool.spec();
         for (what, schema) in [("input", spec.input_schema()), ("output", spec.output_schema())] {
             for (wrong, help) in schema.map(find_misspelled_keywords).unwrap_or_default() {
@@ -253,32 +255,32 @@ fn check_schemas(declared: &Declared) -> Vec<Of> {
 /// Finds misspelled secrets, whose real values would be shown.
 ///
 /// Without an output schema the result may contain the secret, so the finding is only a note.
-fn check_secrets(declared: &Declared) -> Vec<Of> {
+fn check_secrets(declared: &AgentConfig) -> Vec<NamedFinding> {
     let mut found = Vec::new();
-    for Entry { tool, secrets, .. } in &declared.tools {
+    for ToolConfig { tool, secrets, .. } in &declared.tools {
         let spec = tool.spec();
         for (path, place) in secrets {
-            let At::Missing(name, mut known) = at(spec, path) else { continue };
-            let (severity, otherwise) = match spec.output_schema().map(|output| at_in(output, Extra::Pass, path)) {
-                Some(At::Known(_)) => continue,
-                Some(At::Missing(_, more)) => {
+            let SchemaLookup::Missing(name, mut known) = lookup_input(spec, path) else { continue };
+            let (severity, otherwise) = match spec.output_schema().map(|output| lookup_schema(output, ExtraArguments::Pass, path)) {
+                Some(SchemaLookup::Known(_)) => continue,
+                Some(SchemaLookup::Missing(_, more)) => {
                     known.extend(more);
                     (Severity::Warning, "name a field of the arguments or of the result, or remove it")
                 }
-                Some(At::Open) | None => (Severity::Note, "if the result contains it, declare it in `output`"),
+                Some(SchemaLookup::Open) | None => (Severity::Note, "if the result contains it, declare it in `output`"),
             };
-            let guess = closest(&name, known.iter().map(String::as_str));
+            let guess = find_closest(&name, known.iter().map(String::as_str));
             let help = guess.map_or_else(|| otherwise.to_owned(), |guess| format!("did you mean `{guess}`?"));
             let what = match severity {
                 Severity::Note => ("does not accept", "unless the result contains it, the entry hides nothing"),
                 _ => ("neither accepts nor returns", "the entry hides nothing"),
             };
-            let message = format!("`{}` {} a `{}`: {}", spec.name(), what.0, shown(&path.to_string()), what.1);
-            let problem = Problem { place: Some(place.clone()), severity, ..Problem::new(message).help(help) };
+            let message = format!("`{}` {} a `{}`: {}", spec.name(), what.0, escape_for_display(&path.to_string()), what.1);
+            let problem = Diagnostic { span: Some(place.clone()), severity, ..Diagnostic::new(message).with_help(help) };
             // A note is too uncertain for an automatic fix.
             let finding = match severity {
-                Severity::Note => Finding { code: "unknown_secret", problem, fix: None },
-                _ => Finding::from_problem("unknown_secret", problem),
+                Severity::Note => LintFinding { code: "unknown_secret", problem, fix: None },
+                _ => LintFinding::from_problem("unknown_secret", problem),
             };
             found.push((finding, spec.name().to_owned()));
         }
@@ -287,13 +289,14 @@ fn check_secrets(declared: &Declared) -> Vec<Of> {
 }
 
 /// Returns the tools that enforced rules require before this tool.
-fn required_predecessors(declared: &Declared, spec: &Spec) -> BTreeSet<String> {
-    let rules = declared.rules.sourced_rules().filter(|written| written.policy.mode() == Mode::Enforce && written.policy.governs(spec));
+fn required_predecessors(declared: &AgentConfig, spec: &ToolSpec) -> BTreeSet<String> {
+    let rules =
+        declared.rules.sourced_rules().filter(|written| written.policy.mode() == EnforcementMode::Enforce && written.policy.governs(spec));
     rules
         .flat_map(|written| {
             written
                 .policy
-                .outline(spec)
+                .static_summary(spec)
                 .prerequisites
                 .into_iter()
                 .flat_map(|(_, group)| group.into_iter().map(str::to_owned))
@@ -303,14 +306,16 @@ fn required_predecessors(declared: &Declared, spec: &Spec) -> BTreeSet<String> {
 }
 
 /// Checks whether a rule about files orders two tools: read before write.
-fn is_ordered_by_files(declared: &Declared, reads: &str, writes: &Spec) -> bool {
+fn is_ordered_by_files(declared: &AgentConfig, reads: &str, writes: &ToolSpec) -> bool {
     let on_files = declared.tools.iter().any(|entry| entry.uses_agent_files && entry.tool.spec().name() == reads);
-    let looks = |written: &toolgate::policy::source::Written| written.policy.governs(writes) && written.policy.outline(writes).needs_files;
-    on_files && declared.rules.sourced_rules().any(|written| written.policy.mode() == Mode::Enforce && looks(written))
+    let looks = |written: &toolgate::policy::source::SourcedRule| {
+        written.policy.governs(writes) && written.policy.static_summary(writes).needs_files
+    };
+    on_files && declared.rules.sourced_rules().any(|written| written.policy.mode() == EnforcementMode::Enforce && looks(written))
 }
 
-fn check_ordering(declared: &Declared) -> Vec<Of> {
-    const WORDS: [&str; 8] = ["after", "before", "first", "requires", "must", "only once", "prior", "needs"];
+fn check_ordering(declared: &AgentConfig) -> Vec<NamedFinding> {
+    const ORDERING_PHRASES: [&str; 8] = ["after", "before", "first", "requires", "must", "only once", "prior", "needs"];
     let mut found = Vec::new();
     for (spec, place) in own_tools(declared) {
         let enforced = required_predecessors(declared, spec);
@@ -328,14 +333,14 @@ fn check_ordering(declared: &Declared) -> Vec<Of> {
                 "name the tool that must come first in the last line",
             ));
         }
-        let ordered = |line: &&str| WORDS.iter().any(|word| line.contains(word));
+        let ordered = |line: &&str| ORDERING_PHRASES.iter().any(|word| line.contains(word));
         for line in described.lines().filter(ordered) {
             let others = declared.tools.iter().map(|entry| entry.tool.spec()).filter(|other| other.name() != spec.name());
             let told = others
                 .filter(|other| line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).any(|word| word == other.name()))
                 // The line may say that this tool comes before the other one.
                 .filter(|other| !is_ordered_by_files(declared, other.name(), spec) && !is_ordered_by_files(declared, spec.name(), other));
-            for name in told.map(Spec::name).filter(|name| !enforced.contains(*name)) {
+            for name in told.map(ToolSpec::name).filter(|name| !enforced.contains(*name)) {
                 let message = format!("the description of `{}` says that `{name}` comes first, but no rule enforces it", spec.name());
                 found.push(lint_warning(
                     "ordering_unenforced",
@@ -350,17 +355,18 @@ fn check_ordering(declared: &Declared) -> Vec<Of> {
     found
 }
 
-fn check_overlaps(declared: &Declared) -> Vec<Of> {
-    let words = |spec: &Spec| -> BTreeSet<String> {
+fn check_overlaps(declared: &AgentConfig) -> Vec<NamedFinding> {
+    let words = |spec: &ToolSpec| -> BTreeSet<String> {
         let text = spec.description().to_lowercase();
         text.split(|c: char| !c.is_alphanumeric()).filter(|word| word.len() > 2).map(str::to_owned).collect()
     };
-    let all: Vec<(&Spec, &Place, BTreeSet<String>)> = own_tools(declared).map(|(spec, place)| (spec, place, words(spec))).collect();
+    let all: Vec<(&ToolSpec, &SourceSpan, BTreeSet<String>)> =
+        own_tools(declared).map(|(spec, place)| (spec, place, words(spec))).collect();
     let mut found = Vec::new();
     for (at, (one, _, said)) in all.iter().enumerate() {
         for (other, place, also) in all.iter().skip(at + 1) {
             let (both, either) = (said.intersection(also).count(), said.union(also).count());
-            if either >= 4 && both as f64 / either as f64 >= ALIKE {
+            if either >= 4 && both as f64 / either as f64 >= MIN_DESCRIPTION_OVERLAP {
                 let message = format!("the descriptions of `{}` and `{}` are nearly equal", one.name(), other.name());
                 found.push(lint_warning("overlap", other.name(), Some(place), message, "say when to use each of them, or merge them"));
             }
@@ -369,18 +375,20 @@ fn check_overlaps(declared: &Declared) -> Vec<Of> {
     found
 }
 
-fn check_reasons(declared: &Declared) -> Vec<Of> {
+fn check_reasons(declared: &AgentConfig) -> Vec<NamedFinding> {
     let speaking = declared.rules.sourced_rules().filter(|written| {
-        let speaks = written.policy.outline_of(declared.tools.iter().map(|entry| entry.tool.spec()));
-        speaks && !written.policy.name().starts_with(toolgate::policy::source::BUILT_IN)
+        let speaks = written.policy.can_deny_any(declared.tools.iter().map(|entry| entry.tool.spec()));
+        speaks && !written.policy.name().starts_with(toolgate::policy::source::BUILT_IN_RULE_PREFIX)
     });
-    let told = |written: &toolgate::policy::source::Written| {
+    let told = |written: &toolgate::policy::source::SourcedRule| {
         let name = written.policy.name();
-        let words = |place: Place| place.text.get(place.span).map_or(0, |reason| reason.split_whitespace().count());
+        let words = |place: SourceSpan| place.text.get(place.range).map_or(0, |reason| reason.split_whitespace().count());
         let (at, message) = match written.has_field("reason") {
             false => ("", format!("the rule `{name}` refuses without a reason")),
             // A redirect also tells the model what to do.
-            true if written.has_field("redirect") || written.source_span("reason", None).map_or(0, words) >= REASON => return None,
+            true if written.has_field("redirect") || written.source_span("reason", None).map_or(0, words) >= MIN_REASON_WORDS => {
+                return None;
+            }
             true => ("reason", format!("the reason of the rule `{name}` is too short to act on")),
         };
         let help = "add `reason = \"…\"` that tells the model what to do instead";
@@ -389,12 +397,12 @@ fn check_reasons(declared: &Declared) -> Vec<Of> {
     speaking.filter_map(told).collect()
 }
 
-fn check_usage(declared: &Declared, usage: &Usage) -> Vec<Of> {
+fn check_usage(declared: &AgentConfig, usage: &ToolUsage) -> Vec<NamedFinding> {
     let all = usage.sessions.get(&declared.name).copied().unwrap_or(0);
-    if all < SESSIONS {
+    if all < MIN_USAGE_SESSIONS {
         return Vec::new();
     }
-    let told = |(spec, place): (&Spec, &Place)| {
+    let told = |(spec, place): (&ToolSpec, &SourceSpan)| {
         let used = usage.tools.get(&(declared.name.clone(), spec.name().to_owned())).copied().unwrap_or(0);
         (used * 10 < all).then(|| {
             let message = format!("`{}` was used in {used} of {all} sessions", spec.name());
@@ -404,9 +412,9 @@ fn check_usage(declared: &Declared, usage: &Usage) -> Vec<Of> {
     own_tools(declared).filter_map(told).collect()
 }
 
-fn check_retention(declared: &Declared, kept: SignedDuration) -> Vec<Of> {
-    let further = declared.rules.sourced_rules().filter(|written| written.policy.looks_back().is_some_and(|back| back > kept));
-    let told = |written: &toolgate::policy::source::Written| {
+fn check_retention(declared: &AgentConfig, kept: SignedDuration) -> Vec<NamedFinding> {
+    let further = declared.rules.sourced_rules().filter(|written| written.policy.lookback_window().is_some_and(|back| back > kept));
+    let told = |written: &toolgate::policy::source::SourcedRule| {
         let name = written.policy.name();
         let message = format!("the rule `{name}` looks back further than rows are kept");
         lint_warning(
@@ -420,11 +428,11 @@ fn check_retention(declared: &Declared, kept: SignedDuration) -> Vec<Of> {
     further.map(told).collect()
 }
 
-fn check_duplicates(agents: &[Declared]) -> Vec<Of> {
-    let mut seen: BTreeMap<&str, (&Spec, &str)> = BTreeMap::new();
+fn check_duplicates(agents: &[AgentConfig]) -> Vec<NamedFinding> {
+    let mut seen: BTreeMap<&str, (&ToolSpec, &str)> = BTreeMap::new();
     let mut found = Vec::new();
     for declared in agents {
-        for Entry { tool, span: place, .. } in &declared.tools {
+        for ToolConfig { tool, span: place, .. } in &declared.tools {
             let spec = tool.spec();
             match seen.get(spec.name()) {
                 Some((other, agent)) if other.input_schema() == spec.input_schema() && other.description() == spec.description() => {
@@ -447,11 +455,11 @@ fn check_duplicates(agents: &[Declared]) -> Vec<Of> {
 }
 
 /// Finds references that are missing here. Where the gateway runs, they may exist.
-fn check_references(upstream: &Upstream) -> Vec<Of> {
-    let told = |problem: Problem| {
-        let place = problem.place.as_ref().or(upstream.span.as_ref());
+fn check_references(upstream: &UpstreamConfig) -> Vec<NamedFinding> {
+    let told = |problem: Diagnostic| {
+        let place = problem.span.as_ref().or(upstream.span.as_ref());
         let message = format!("the upstream `{}` would stay offline: {}", upstream.name, problem.message);
         lint_warning("missing_reference", &upstream.name, place, message, problem.help.as_deref().unwrap_or_default())
     };
-    upstream.all_references().filter_map(Reference::resolution_problem).map(told).collect()
+    upstream.all_references().filter_map(SecretRef::resolution_problem).map(told).collect()
 }

@@ -4,12 +4,12 @@ use serde_json::Value;
 use toml::de::DeTable;
 
 use crate::ConfigError;
-use toolgate::policy::source::table_reader::{File, Shared, Table};
-use toolgate::policy::{Place, Problem};
+use toolgate::policy::source::table_reader::{TableReadState, TomlSource, TomlTable};
+use toolgate::policy::{Diagnostic, SourceSpan};
 
 /// A call of a test.
 #[derive(Debug, Clone, PartialEq)]
-pub struct TestCall {
+pub struct PolicyTestCall {
     /// The tool.
     pub tool: String,
     /// Its arguments.
@@ -28,7 +28,7 @@ pub struct TestCall {
 
 /// The expected decision on a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Expected {
+pub struct ExpectedDecision {
     /// `allow`, `deny` or `ask`.
     pub decision: &'static str,
     /// The rule or hook that decides.
@@ -43,13 +43,13 @@ pub struct PolicyTest {
     /// Its name.
     pub name: String,
     /// Calls before the tested call.
-    pub given: Vec<TestCall>,
+    pub given: Vec<PolicyTestCall>,
     /// The tested call.
-    pub call: TestCall,
+    pub call: PolicyTestCall,
     /// The expected decision.
-    pub expect: Expected,
+    pub expect: ExpectedDecision,
     /// Position of the expectation.
-    pub span: Place,
+    pub span: SourceSpan,
 }
 
 /// Reads the tests of a file.
@@ -70,13 +70,13 @@ pub struct PolicyTest {
 /// # Ok::<(), crate::ConfigError>(())
 /// ```
 pub fn read_policy_tests(name: &str, text: &str) -> Result<Vec<PolicyTest>, ConfigError> {
-    let file = File { name: name.into(), text: text.into() };
+    let file = TomlSource { name: name.into(), text: text.into() };
     let (document, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         return Err(ConfigError { problems: errors.iter().map(|error| file.syntax_problem(error)).collect() });
     }
-    let shared = Shared::default();
-    let table = Table::new(&file, document.get_ref(), 0..0, &shared);
+    let shared = TableReadState::default();
+    let table = TomlTable::new(&file, document.get_ref(), 0..0, &shared);
     let tests = table.tables("test").iter().filter_map(|table| read_test(&file, table)).collect();
     table.reject_unknown_keys("a file of tests");
     let problems = shared.into_parts().0;
@@ -85,33 +85,33 @@ pub fn read_policy_tests(name: &str, text: &str) -> Result<Vec<PolicyTest>, Conf
 
 const DECISIONS: [(&str, &str); 3] = [("allow", "allow"), ("deny", "deny"), ("ask", "ask")];
 
-fn read_test(file: &File, table: &Table<'_>) -> Option<PolicyTest> {
+fn read_test(file: &TomlSource, table: &TomlTable<'_>) -> Option<PolicyTest> {
     let name = table.text("name");
     for (key, like) in
         [("name", "\"a refund needs a verified customer\""), ("call", "{ tool = \"…\", arguments = { … } }"), ("expect", "\"deny\"")]
     {
         if !table.has_key(key) {
-            table.report(key, Problem::new(format!("a test needs `{key}`")).help(format!("like `{key} = {like}`")));
+            table.report(key, Diagnostic::new(format!("a test needs `{key}`")).with_help(format!("like `{key} = {like}`")));
         }
     }
-    let given: Vec<Option<TestCall>> = table.tables("given").iter().map(|given| read_call(given, true)).collect();
+    let given: Vec<Option<PolicyTestCall>> = table.tables("given").iter().map(|given| read_call(given, true)).collect();
     let call = table.table("call").and_then(|call| read_call(&call, false));
     let decision = table.keyword("expect", &DECISIONS);
     let (rule, code) = (table.text("rule").map(str::to_owned), table.text("code").map(str::to_owned));
     if decision == Some("allow") && (rule.is_some() || code.is_some()) {
-        table.report("expect", Problem::new("an allowed call has no refusing rule or code").help("remove `rule` and `code`"));
+        table.report("expect", Diagnostic::new("an allowed call has no refusing rule or code").with_help("remove `rule` and `code`"));
     }
     table.reject_unknown_keys("a test");
     let place = file.span_at(table.part_spans().get("expect").cloned().unwrap_or_else(|| table.span()));
-    let expect = Expected { decision: decision?, rule, code };
+    let expect = ExpectedDecision { decision: decision?, rule, code };
     Some(PolicyTest { name: name?.to_owned(), given: given.into_iter().collect::<Option<_>>()?, call: call?, expect, span: place })
 }
 
-fn read_call(table: &Table<'_>, comes_first: bool) -> Option<TestCall> {
+fn read_call(table: &TomlTable<'_>, comes_first: bool) -> Option<PolicyTestCall> {
     if !table.has_key("tool") {
-        table.report("tool", Problem::new("a call needs a `tool`").help("like `tool = \"issue_refund\"`"));
+        table.report("tool", Diagnostic::new("a call needs a `tool`").with_help("like `tool = \"issue_refund\"`"));
     }
-    let call = TestCall {
+    let call = PolicyTestCall {
         tool: table.text("tool").unwrap_or_default().to_owned(),
         arguments: table.value("arguments").unwrap_or_else(|| serde_json::json!({})),
         result: table.value("result"),

@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value};
 
-use toolgate_text::shown;
-use toolgate_text::suggest::closest;
+use toolgate_text::escape_for_display;
+use toolgate_text::suggest::find_closest;
 
 /// Keywords that contain no schemas.
-const PLAIN: [&str; 30] = [
+const NON_SCHEMA_KEYWORDS: [&str; 30] = [
     "type",
     "enum",
     "const",
@@ -39,8 +39,8 @@ const PLAIN: [&str; 30] = [
     "contentMediaType",
 ];
 /// Keywords whose schemas apply to the same value.
-const OF_SAME: [&str; 7] = ["allOf", "anyOf", "oneOf", "not", "if", "then", "else"];
-const OF_PARTS: [&str; 9] = [
+const SAME_VALUE_KEYWORDS: [&str; 7] = ["allOf", "anyOf", "oneOf", "not", "if", "then", "else"];
+const CHILD_VALUE_KEYWORDS: [&str; 9] = [
     "items",
     "prefixItems",
     "additionalItems",
@@ -52,7 +52,7 @@ const OF_PARTS: [&str; 9] = [
     "contentSchema",
 ];
 /// Keywords that map names to schemas. The last two apply to the same value as their schema.
-const BY_NAME: [&str; 6] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
+const SCHEMA_MAP_KEYWORDS: [&str; 6] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 
 /// Returns the problems of a schema, each with a help text.
 pub(crate) fn find_misspelled_keywords(schema: &Value) -> Vec<(String, String)> {
@@ -73,22 +73,22 @@ fn check_schema(schema: &Value, at: &str, whole: bool, found: &mut Vec<(String, 
     for (key, value) in members {
         let place = format!("{at}/{key}");
         let name = key.as_str();
-        if BY_NAME.contains(&name) {
+        if SCHEMA_MAP_KEYWORDS.contains(&name) {
             let whole = !matches!(name, "dependentSchemas" | "dependencies");
             for (part, inner) in value.as_object().into_iter().flatten() {
                 check_schema(inner, &format!("{place}/{part}"), whole, found);
             }
-        } else if OF_SAME.contains(&name) || OF_PARTS.contains(&name) {
-            let whole = OF_PARTS.contains(&name);
+        } else if SAME_VALUE_KEYWORDS.contains(&name) || CHILD_VALUE_KEYWORDS.contains(&name) {
+            let whole = CHILD_VALUE_KEYWORDS.contains(&name);
             check_schema(value, &place, whole, found);
             for (index, inner) in value.as_array().into_iter().flatten().enumerate() {
                 check_schema(inner, &format!("{place}/{index}"), whole, found);
             }
-        } else if !PLAIN.contains(&name) && !name.starts_with('$') && !name.starts_with("x-") {
-            let known = PLAIN.into_iter().chain(OF_SAME).chain(OF_PARTS).chain(BY_NAME);
-            let help = closest(name, known)
+        } else if !NON_SCHEMA_KEYWORDS.contains(&name) && !name.starts_with('$') && !name.starts_with("x-") {
+            let known = NON_SCHEMA_KEYWORDS.into_iter().chain(SAME_VALUE_KEYWORDS).chain(CHILD_VALUE_KEYWORDS).chain(SCHEMA_MAP_KEYWORDS);
+            let help = find_closest(name, known)
                 .map_or_else(|| "remove it, or prefix its name with `x-`".to_owned(), |guess| format!("did you mean `{guess}`?"));
-            found.push((format!("has `{}`{}, which is not a JSON Schema keyword", shown(name), location_suffix(at)), help));
+            found.push((format!("has `{}`{}, which is not a JSON Schema keyword", escape_for_display(name), location_suffix(at)), help));
         }
     }
 }
@@ -102,16 +102,21 @@ fn check_required(members: &Map<String, Value>, at: &str, found: &mut Vec<(Strin
     };
     // Properties may be declared elsewhere, or additional ones may be allowed.
     let is_open = members.get("additionalProperties").is_some_and(|more| *more != Value::Bool(false));
-    if is_open || members.keys().any(|key| OF_SAME.contains(&key.as_str()) || ["$ref", "patternProperties"].contains(&key.as_str())) {
+    if is_open
+        || members.keys().any(|key| SAME_VALUE_KEYWORDS.contains(&key.as_str()) || ["$ref", "patternProperties"].contains(&key.as_str()))
+    {
         return;
     }
     for name in required.iter().filter_map(Value::as_str).filter(|name| !properties.contains_key(*name)) {
-        let help = closest(name, properties.keys().map(String::as_str))
+        let help = find_closest(name, properties.keys().map(String::as_str))
             .map_or_else(|| "declare it in `properties`".to_owned(), |guess| format!("did you mean `{guess}`?"));
-        found.push((format!("requires `{}`{}, which is not declared in its properties", shown(name), location_suffix(at)), help));
+        found.push((
+            format!("requires `{}`{}, which is not declared in its properties", escape_for_display(name), location_suffix(at)),
+            help,
+        ));
     }
 }
 
 fn location_suffix(at: &str) -> String {
-    if at.is_empty() { String::new() } else { format!(" in `{}`", shown(at)) }
+    if at.is_empty() { String::new() } else { format!(" in `{}`", escape_for_display(at)) }
 }

@@ -5,34 +5,34 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::config::Reader;
-use toolgate::policy::source::table_reader::Table;
-use toolgate::policy::{Place, Problem};
+use crate::config::ConfigReader;
+use toolgate::policy::source::table_reader::TomlTable;
+use toolgate::policy::{Diagnostic, SourceSpan};
 
 /// A value that may come from the environment (`${NAME}`) or from a file (`{ file = "…" }`).
 ///
 /// It is resolved when it is needed, and its value is never shown.
 #[derive(Clone)]
-pub struct Reference {
-    parts: Vec<Part>,
-    span: Option<Place>,
+pub struct SecretRef {
+    parts: Vec<SecretRefPart>,
+    span: Option<SourceSpan>,
 }
 
 #[derive(Clone)]
-enum Part {
+enum SecretRefPart {
     Text(String),
     Variable(String),
     /// A file, and the values that were read from it.
-    File(PathBuf, Given),
+    File(PathBuf, SecretHistory),
 }
 
-impl fmt::Debug for Reference {
+impl fmt::Debug for SecretRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Reference")
     }
 }
 
-impl Reference {
+impl SecretRef {
     /// Parses a text in which `${NAME}` refers to an environment variable.
     ///
     /// # Errors
@@ -42,11 +42,11 @@ impl Reference {
         let mut rest = text;
         while let Some((before, after)) = rest.split_once("${") {
             let (name, behind) = after.split_once('}').ok_or("`${` is not closed")?;
-            parts.push(Part::Text(before.to_owned()));
-            parts.push(Part::Variable(name.to_owned()));
+            parts.push(SecretRefPart::Text(before.to_owned()));
+            parts.push(SecretRefPart::Variable(name.to_owned()));
             rest = behind;
         }
-        parts.push(Part::Text(rest.to_owned()));
+        parts.push(SecretRefPart::Text(rest.to_owned()));
         Ok(Self { parts, span: None })
     }
 
@@ -54,11 +54,11 @@ impl Reference {
     pub(crate) fn parse_client_value(text: &str) -> Result<Self, String> {
         let mut reference = Self::parse(text)?;
         for part in &mut reference.parts {
-            if let Part::Variable(name) = part
+            if let SecretRefPart::Variable(name) = part
                 // `${env:-default}` is a variable called `env` with a default.
                 && let Some(bare) = name.strip_prefix("env:").filter(|bare| !bare.starts_with('-'))
             {
-                *part = Part::Variable(bare.to_owned());
+                *part = SecretRefPart::Variable(bare.to_owned());
             }
         }
         Ok(reference)
@@ -69,15 +69,15 @@ impl Reference {
     /// # Errors
     /// A variable or file is missing. The message does not reveal values.
     pub fn resolve(&self) -> Result<String, String> {
-        let one = |part: &Part| match part {
-            Part::Text(text) => Ok(text.clone()),
-            Part::Variable(written) => {
+        let one = |part: &SecretRefPart| match part {
+            SecretRefPart::Text(text) => Ok(text.clone()),
+            SecretRefPart::Variable(written) => {
                 // Clients write a default for an unset variable after `:-`.
                 let (name, otherwise) = written.split_once(":-").map_or((written.as_str(), None), |(name, other)| (name, Some(other)));
-                let missing = || format!("the environment variable `{}` is not set", toolgate_text::shown(name));
+                let missing = || format!("the environment variable `{}` is not set", toolgate_text::escape_for_display(name));
                 std::env::var(name).ok().or_else(|| otherwise.map(str::to_owned)).ok_or_else(missing)
             }
-            Part::File(path, _) => toolgate::policy::source::read_file::read_untrusted_text_file(path)
+            SecretRefPart::File(path, _) => toolgate::policy::source::read_file::read_untrusted_text_file(path)
                 .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
                 .map_err(|error| format!("{}: {error}", path.display())),
         };
@@ -101,9 +101,9 @@ impl Reference {
 
     /// Returns the file of this value. Only files need to be remembered; the environment of a
     /// process does not change.
-    fn source_file(&self) -> Option<(&PathBuf, &Given)> {
+    fn source_file(&self) -> Option<(&PathBuf, &SecretHistory)> {
         match self.parts.as_slice() {
-            [Part::File(path, taken)] => Some((path, taken)),
+            [SecretRefPart::File(path, taken)] => Some((path, taken)),
             _ => None,
         }
     }
@@ -131,47 +131,47 @@ impl Reference {
     /// Lists current and remembered values that come from the environment or from a file. They are
     /// secret.
     pub(crate) fn secret_values(&self) -> impl Iterator<Item = String> {
-        let one = |part: &Part| match part {
-            Part::Text(_) => Vec::new(),
+        let one = |part: &SecretRefPart| match part {
+            SecretRefPart::Text(_) => Vec::new(),
             other => Self { parts: vec![other.clone()], span: None }.known_values(),
         };
         self.parts.iter().flat_map(one)
     }
 
-    pub(crate) fn with_span(self, place: Place) -> Self {
+    pub(crate) fn with_span(self, place: SourceSpan) -> Self {
         Self { span: Some(place), ..self }
     }
 
     /// Describes why the value cannot be resolved.
-    pub(crate) fn resolution_problem(&self) -> Option<Problem> {
+    pub(crate) fn resolution_problem(&self) -> Option<Diagnostic> {
         let why = self.resolve().err()?;
         let help = match self.parts.first() {
-            Some(Part::File(..)) => "a path is relative to this file",
+            Some(SecretRefPart::File(..)) => "a path is relative to this file",
             _ => "set it where toolgate is started, or use `{ file = \"…\" }`",
         };
-        Some(Problem { place: self.span.clone(), ..Problem::new(why).help(help) })
+        Some(Diagnostic { span: self.span.clone(), ..Diagnostic::new(why).with_help(help) })
     }
 }
 
 /// Maximum number of remembered secrets. A running call may still use an earlier one.
-const MOST: usize = 8;
+const MAX_REMEMBERED_SECRETS: usize = 8;
 
 /// The latest secrets that were handed out. They are never shown.
 #[derive(Clone, Default)]
-pub(crate) struct Given(Arc<Mutex<VecDeque<String>>>);
+pub(crate) struct SecretHistory(Arc<Mutex<VecDeque<String>>>);
 
-impl fmt::Debug for Given {
+impl fmt::Debug for SecretHistory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Given")
     }
 }
 
-impl Given {
+impl SecretHistory {
     pub(crate) fn add(&self, secret: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|one| one != secret);
         known.push_back(secret.to_owned());
-        if known.len() > MOST {
+        if known.len() > MAX_REMEMBERED_SECRETS {
             known.pop_front();
         }
     }
@@ -182,10 +182,10 @@ impl Given {
 }
 
 /// Removes these values from a text, as a whole and without their authentication scheme.
-pub(crate) fn redact_references<'a>(references: impl IntoIterator<Item = &'a Reference>, text: &str) -> String {
+pub(crate) fn redact_references<'a>(references: impl IntoIterator<Item = &'a SecretRef>, text: &str) -> String {
     let of =
-        |reference: &'a Reference| reference.secret_values().chain(reference.known_values().into_iter().flat_map(with_and_without_scheme));
-    toolgate::redact::without(references.into_iter().flat_map(of), text)
+        |reference: &'a SecretRef| reference.secret_values().chain(reference.known_values().into_iter().flat_map(with_and_without_scheme));
+    toolgate::redact::remove_values(references.into_iter().flat_map(of), text)
 }
 
 /// Returns a value, and the same value without a scheme such as `Bearer`, because services repeat
@@ -196,31 +196,31 @@ pub(crate) fn with_and_without_scheme(value: String) -> Vec<String> {
     behind.into_iter().chain([value]).collect()
 }
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     /// Reads a reference. Problems do not reveal its value.
-    pub(crate) fn read_reference(&self, table: &Table<'_>, key: &str) -> Option<Reference> {
+    pub(crate) fn read_reference(&self, table: &TomlTable<'_>, key: &str) -> Option<SecretRef> {
         if table.is_table(key) {
             let inner = table.table(key)?;
             let path = inner.text("file").map(|path| self.base_dir.join(path));
             inner.reject_unknown_keys("a reference");
             let Some(path) = path else {
-                table.report(key, Problem::new("a reference needs a `file`").help("like `{ file = \"/run/secrets/key\" }`"));
+                table.report(key, Diagnostic::new("a reference needs a `file`").with_help("like `{ file = \"/run/secrets/key\" }`"));
                 return None;
             };
             self.referenced_files.borrow_mut().value_files.push(path.clone());
-            return Some(Reference { parts: vec![Part::File(path, Given::default())], span: Some(table.span_of(key)) });
+            return Some(SecretRef { parts: vec![SecretRefPart::File(path, SecretHistory::default())], span: Some(table.span_of(key)) });
         }
-        match Reference::parse(table.text(key)?) {
+        match SecretRef::parse(table.text(key)?) {
             Ok(reference) => Some(reference.with_span(table.span_of(key))),
             Err(why) => {
-                table.report(key, Problem::new(why).help("like `${API_KEY}`"));
+                table.report(key, Diagnostic::new(why).with_help("like `${API_KEY}`"));
                 None
             }
         }
     }
 
     /// Resolves a value that is needed immediately, and returns its secret parts.
-    pub(crate) fn read_secret(&self, table: &Table<'_>, key: &str) -> Option<(String, Vec<String>)> {
+    pub(crate) fn read_secret(&self, table: &TomlTable<'_>, key: &str) -> Option<(String, Vec<String>)> {
         let reference = self.read_reference(table, key)?;
         if let Some(problem) = reference.resolution_problem() {
             table.report(key, problem);
@@ -230,7 +230,7 @@ impl Reader<'_> {
     }
 
     /// Reads a table of references.
-    pub(crate) fn read_references(&self, table: &Table<'_>, key: &str) -> Vec<(String, Reference)> {
+    pub(crate) fn read_references(&self, table: &TomlTable<'_>, key: &str) -> Vec<(String, SecretRef)> {
         let Some(inner) = table.table(key) else { return Vec::new() };
         inner.keys().into_iter().filter_map(|name| self.read_reference(&inner, &name).map(|value| (name, value))).collect()
     }

@@ -4,27 +4,27 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::config::{Config, Declared, Entry};
+use crate::config::{AgentConfig, Config, ToolConfig};
 use crate::parse::http_tool::HttpTool;
-use crate::parse::upstream::{Undeclared, Upstream};
-use crate::unusable_tool::Unfit;
+use crate::parse::upstream::{UndeclaredToolPolicy, UpstreamConfig};
+use crate::unusable_tool::UnusableTool;
 use toolgate::agent::Agent;
-use toolgate::policy::Problem;
-use toolgate::policy::source::Rules;
-use toolgate::provenance::USER;
+use toolgate::policy::Diagnostic;
+use toolgate::policy::source::RuleSet;
+use toolgate::provenance::USER_SOURCE;
 use toolgate::tool::{Effect, Handler, Tool};
 
 /// Runs HTTP tools and tools of MCP servers.
 pub trait Backend {
     /// Returns the accepted tools of an upstream, or `None` if the upstream was never seen.
-    fn accepted_tools(&self, upstream: &str) -> Option<Vec<Remote>>;
+    fn accepted_tools(&self, upstream: &str) -> Option<Vec<RemoteToolSpec>>;
     /// Lists the quarantined tools of an upstream, by the names that the upstream uses.
     fn quarantined_tools(&self, upstream: &str) -> Vec<String> {
         let _ = upstream;
         Vec::new()
     }
     /// Returns the handler that calls a tool of an upstream.
-    fn remote_handler(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler>;
+    fn remote_handler(&self, upstream: &UpstreamConfig, tool: &str) -> Arc<dyn Handler>;
     /// Returns the handler that makes an HTTP request.
     fn http_handler(&self, tool: &HttpTool) -> Arc<dyn Handler>;
     /// Checks whether tools really run, so that all secrets must be present.
@@ -35,7 +35,7 @@ pub trait Backend {
 
 /// A tool as an upstream describes it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Remote {
+pub struct RemoteToolSpec {
     /// Name at the upstream.
     pub name: String,
     /// Description from the upstream.
@@ -48,20 +48,20 @@ pub struct Remote {
 
 /// The backend of a tool.
 #[derive(Debug, Clone)]
-pub(crate) enum Behind {
+pub(crate) enum ToolBackend {
     Http(Box<HttpTool>),
     Mcp {
         upstream: String,
         /// Possible names at the upstream; the first that exists is used.
         tools: Vec<String>,
-        described: bool,
-        timed: bool,
+        has_description: bool,
+        has_timeout: bool,
     },
 }
 
 /// A tool of an upstream under the name that an agent uses.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Exposed {
+pub struct ExposedTool {
     /// The agent.
     pub agent: String,
     /// Name in the agent.
@@ -77,7 +77,7 @@ pub struct Exposed {
 }
 
 /// Maximum number of characters of a description for a model.
-const LONGEST: usize = 1_024;
+const MAX_DESCRIPTION_CHARS: usize = 1_024;
 
 impl Config {
     /// Connects all tools to a backend: HTTP tools make requests, and upstream tools are called.
@@ -87,30 +87,37 @@ impl Config {
         // offline.
         let missing = self.agents.iter().flat_map(|declared| {
             declared.tools.iter().flat_map(|entry| match &entry.backend {
-                Some(Behind::Http(http)) => http.headers.iter().map(|(_, value)| value).collect::<Vec<_>>(),
+                Some(ToolBackend::Http(http)) => http.headers.iter().map(|(_, value)| value).collect::<Vec<_>>(),
                 _ => Vec::new(),
             })
         });
-        let missing: Vec<Problem> = missing.filter(|_| backend.is_live()).filter_map(crate::Reference::resolution_problem).collect();
+        let missing: Vec<Diagnostic> = missing.filter(|_| backend.is_live()).filter_map(crate::SecretRef::resolution_problem).collect();
         self.problems.extend(missing);
-        self.upstream_inventory.live = backend.is_live();
+        self.upstream_inventory.is_live = backend.is_live();
         for upstream in self.upstreams.iter().filter(|upstream| backend.accepted_tools(&upstream.name).is_some()) {
             let names: Vec<String> =
                 backend.quarantined_tools(&upstream.name).iter().map(|tool| upstream.default_tool_name(tool)).collect();
-            self.upstream_inventory.seen.insert(upstream.name.clone(), map_each_name(names.iter().map(String::as_str)).collect());
+            self.upstream_inventory
+                .quarantined_by_upstream
+                .insert(upstream.name.clone(), map_each_name(names.iter().map(String::as_str)).collect());
         }
         let single = self.agents.len() == 1;
         let mut agents = std::mem::take(&mut self.agents);
         for declared in &mut agents {
             for entry in &mut declared.tools {
                 match entry.backend.clone() {
-                    Some(Behind::Http(http)) => entry.tool = entry.tool.clone().handled_by(backend.http_handler(&http)),
-                    Some(Behind::Mcp { upstream, tools, described, timed }) => {
+                    Some(ToolBackend::Http(http)) => entry.tool = entry.tool.clone().replace_handler(backend.http_handler(&http)),
+                    Some(ToolBackend::Mcp { upstream, tools, has_description: described, has_timeout: timed }) => {
                         let known = backend.accepted_tools(&upstream).unwrap_or_default();
                         let meant = tools.iter().find(|tool| known.iter().any(|remote| remote.name == **tool)).or_else(|| tools.first());
                         let Some(tool) = meant.cloned() else { continue };
                         let is_there = self.connect_tool(entry, &upstream, &tool, described, timed, backend);
-                        entry.backend = Some(Behind::Mcp { upstream: upstream.clone(), tools: vec![tool.clone()], described, timed });
+                        entry.backend = Some(ToolBackend::Mcp {
+                            upstream: upstream.clone(),
+                            tools: vec![tool.clone()],
+                            has_description: described,
+                            has_timeout: timed,
+                        });
                         let spec = entry.tool.spec();
                         let (name, effect) = (spec.name().to_owned(), spec.effect());
                         // A missing tool must not stop the other tools. A call of it is refused
@@ -119,9 +126,23 @@ impl Config {
                             let why = "the upstream does not offer it, or it is quarantined; see `toolgate upstream list`".to_owned();
                             let (agent, name) = (declared.name.clone(), name.clone());
                             let (upstream, tool) = (upstream.clone(), tool.clone());
-                            self.upstream_inventory.unfit.push(Unfit { agent, name, upstream, tool, why, awaited: true });
+                            self.upstream_inventory.unusable_tools.push(UnusableTool {
+                                agent,
+                                name,
+                                upstream,
+                                tool,
+                                reason: why,
+                                is_awaited: true,
+                            });
                         }
-                        self.exposed_tools.push(Exposed { agent: declared.name.clone(), name, upstream, tool, effect, is_declared: true });
+                        self.exposed_tools.push(ExposedTool {
+                            agent: declared.name.clone(),
+                            name,
+                            upstream,
+                            tool,
+                            effect,
+                            is_declared: true,
+                        });
                     }
                     None => {}
                 }
@@ -138,18 +159,26 @@ impl Config {
     /// that exists is used.
     pub fn declared_tools_of<'c>(&'c self, upstream: &'c str) -> impl Iterator<Item = (&'c str, &'c [String])> {
         self.agents.iter().flat_map(|declared| &declared.tools).filter_map(move |entry| match &entry.backend {
-            Some(Behind::Mcp { upstream: from, tools, .. }) if from == upstream => Some((entry.tool.spec().name(), tools.as_slice())),
+            Some(ToolBackend::Mcp { upstream: from, tools, .. }) if from == upstream => Some((entry.tool.spec().name(), tools.as_slice())),
             _ => None,
         })
     }
 
     /// Connects a declared tool to its upstream. Returns false if the upstream is known not to
     /// offer it.
-    fn connect_tool(&self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, timed: bool, backend: &dyn Backend) -> bool {
+    fn connect_tool(
+        &self,
+        entry: &mut ToolConfig,
+        upstream: &str,
+        tool: &str,
+        described: bool,
+        timed: bool,
+        backend: &dyn Backend,
+    ) -> bool {
         // An unknown upstream was reported when the file was read.
         let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else { return true };
         let handler = backend.remote_handler(found, tool);
-        let mut connected = entry.tool.clone().handled_by(handler);
+        let mut connected = entry.tool.clone().replace_handler(handler);
         if !timed {
             connected = connected.timeout(found.timeout);
         }
@@ -158,7 +187,7 @@ impl Config {
         if let Some(remote) = remote {
             connected = connected.with_schemas(remote.input.clone(), remote.output.clone());
             if !described {
-                connected = connected.description(&shorten_description(&remote.description, &remote.name));
+                connected = connected.with_description(&shorten_description(&remote.description, &remote.name));
             }
         }
         entry.tool = connected;
@@ -166,29 +195,29 @@ impl Config {
     }
 
     /// Offers tools that no table declares, if the table of their upstream allows that.
-    fn offer_undeclared_tools(&mut self, declared: &mut Declared, single: bool, backend: &dyn Backend) {
+    fn offer_undeclared_tools(&mut self, declared: &mut AgentConfig, single: bool, backend: &dyn Backend) {
         let mut asks = Vec::new();
-        let mut found: Vec<(String, &Upstream, Remote)> = Vec::new();
+        let mut found: Vec<(String, &UpstreamConfig, RemoteToolSpec)> = Vec::new();
         for upstream in &self.upstreams {
             let taken = match &declared.upstreams {
                 Some(names) => names.contains(&upstream.name),
                 None => single,
             };
-            if !taken || upstream.undeclared == Undeclared::Deny {
+            if !taken || upstream.undeclared == UndeclaredToolPolicy::Deny {
                 continue;
             }
             let remotes = backend.accepted_tools(&upstream.name).unwrap_or_default();
             let names: Vec<String> = remotes.iter().map(|remote| upstream.default_tool_name(&remote.name)).collect();
-            let mapped = toolgate::tool::name::map_foreign(names.iter().map(String::as_str));
+            let mapped = toolgate::tool::name::map_foreign_names(names.iter().map(String::as_str));
             // Tools of one upstream whose mapped names collide are left out.
             let left_out = map_each_name(mapped.excluded.iter().map(String::as_str));
-            if let Some(seen) = self.upstream_inventory.seen.get_mut(&upstream.name) {
+            if let Some(seen) = self.upstream_inventory.quarantined_by_upstream.get_mut(&upstream.name) {
                 seen.extend(left_out);
             }
             for (legal, foreign) in &mapped.names {
                 let Some(remote) = names.iter().position(|name| name == foreign).and_then(|at| remotes.get(at)) else { continue };
-                let declares = |entry: &Entry| {
-                    let own = matches!(&entry.backend, Some(Behind::Mcp { upstream: from, tools, .. }) if *from == upstream.name && tools.contains(&remote.name));
+                let declares = |entry: &ToolConfig| {
+                    let own = matches!(&entry.backend, Some(ToolBackend::Mcp { upstream: from, tools, .. }) if *from == upstream.name && tools.contains(&remote.name));
                     own || entry.tool.spec().name() == legal
                 };
                 if !declared.tools.iter().any(declares) {
@@ -206,7 +235,7 @@ impl Config {
             .collect();
         for (legal, upstream, remote) in &found {
             if twice.contains(legal) {
-                self.upstream_inventory.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
+                self.upstream_inventory.quarantined_by_upstream.entry(upstream.name.clone()).or_default().insert(legal.clone());
                 tracing::warn!(upstream = upstream.name, tool = legal, "another upstream has a tool of this name; both are quarantined");
                 continue;
             }
@@ -220,26 +249,26 @@ impl Config {
             let tool = remote.output.clone().map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
             // A tool that would prevent the agent from being built is quarantined.
             if let Some(why) = find_build_error(&tool, &declared.rules) {
-                self.upstream_inventory.seen.entry(upstream.name.clone()).or_default().insert(legal.clone());
-                self.upstream_inventory.unfit.push(Unfit {
+                self.upstream_inventory.quarantined_by_upstream.entry(upstream.name.clone()).or_default().insert(legal.clone());
+                self.upstream_inventory.unusable_tools.push(UnusableTool {
                     agent: declared.name.clone(),
                     name: legal.clone(),
                     upstream: upstream.name.clone(),
                     tool: remote.name.clone(),
-                    why,
-                    awaited: false,
+                    reason: why,
+                    is_awaited: false,
                 });
                 continue;
             }
             let tool = match upstream.undeclared {
-                Undeclared::Open => tool.open(),
-                Undeclared::Read => tool.effect(Effect::Read),
-                Undeclared::Ask | Undeclared::Deny => tool,
+                UndeclaredToolPolicy::Open => tool.open(),
+                UndeclaredToolPolicy::Read => tool.effect(Effect::Read),
+                UndeclaredToolPolicy::Ask | UndeclaredToolPolicy::Deny => tool,
             };
-            if upstream.undeclared == Undeclared::Ask {
+            if upstream.undeclared == UndeclaredToolPolicy::Ask {
                 asks.push(legal.clone());
             }
-            self.exposed_tools.push(Exposed {
+            self.exposed_tools.push(ExposedTool {
                 agent: declared.name.clone(),
                 name: legal.clone(),
                 upstream: upstream.name.clone(),
@@ -248,12 +277,23 @@ impl Config {
                 is_declared: false,
             });
             let place = upstream.span.clone().unwrap_or_else(|| self.file_span.clone());
-            let behind =
-                Some(Behind::Mcp { upstream: upstream.name.clone(), tools: vec![remote.name.clone()], described: false, timed: true });
-            declared.tools.push(Entry { tool, span: place, section: None, backend: behind, secrets: Vec::new(), uses_agent_files: false });
+            let behind = Some(ToolBackend::Mcp {
+                upstream: upstream.name.clone(),
+                tools: vec![remote.name.clone()],
+                has_description: false,
+                has_timeout: true,
+            });
+            declared.tools.push(ToolConfig {
+                tool,
+                span: place,
+                section: None,
+                backend: behind,
+                secrets: Vec::new(),
+                uses_agent_files: false,
+            });
         }
         if !asks.is_empty() {
-            declared.require_approval(&asks, UNSAID);
+            declared.require_approval(&asks, UNDECLARED_TOOL_REASON);
         }
     }
 
@@ -267,7 +307,7 @@ impl Config {
             if declared.tools.iter().all(|entry| entry.tool.spec().name() != tool) {
                 let external = Tool::external(tool, tool, None);
                 let place = self.file_span.clone();
-                declared.tools.push(Entry {
+                declared.tools.push(ToolConfig {
                     tool: external,
                     span: place,
                     section: None,
@@ -281,17 +321,18 @@ impl Config {
         // The name in the configuration may differ from the name in the client.
         match lacking.as_slice() {
             [] => {}
-            [one] => declared.require_approval(&lacking, &format!("{UNSAID} To declare it, add `[tools.{one}]` to the configuration.")),
-            _ => declared.require_approval(&lacking, UNSAID),
+            [one] => declared
+                .require_approval(&lacking, &format!("{UNDECLARED_TOOL_REASON} To declare it, add `[tools.{one}]` to the configuration.")),
+            _ => declared.require_approval(&lacking, UNDECLARED_TOOL_REASON),
         }
         self
     }
 }
 
 /// Reason for asking a person about a tool that no table declares.
-const UNSAID: &str = "This tool is not declared.";
+const UNDECLARED_TOOL_REASON: &str = "This tool is not declared.";
 
-impl Declared {
+impl AgentConfig {
     /// Adds a rule that asks a person before each call of these undeclared tools.
     fn require_approval(&mut self, tools: &[String], reason: &str) {
         let text = format!(
@@ -299,29 +340,30 @@ impl Declared {
             json!(tools),
             json!(reason)
         );
-        self.rules = std::mem::take(&mut self.rules).append(Rules::parse("(built in)", &text));
+        self.rules = std::mem::take(&mut self.rules).append(RuleSet::parse("(built in)", &text));
     }
 }
 
 /// Maps each name as if it were the only one.
 fn map_each_name<'n>(names: impl Iterator<Item = &'n str>) -> impl Iterator<Item = String> {
-    names.flat_map(|name| toolgate::tool::name::map_foreign([name]).names.into_keys())
+    names.flat_map(|name| toolgate::tool::name::map_foreign_names([name]).names.into_keys())
 }
 
 /// Explains why no agent with these rules can have a tool.
-fn find_build_error(tool: &Tool, rules: &Rules) -> Option<String> {
+fn find_build_error(tool: &Tool, rules: &RuleSet) -> Option<String> {
     if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
         return Some(error.problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>().join("; "));
     }
-    let means_the_user = tool.spec().name() == USER && rules.sourced_rules().any(|written| written.policy.sources().is_some());
+    let means_the_user =
+        tool.spec().name() == USER_SOURCE && rules.sourced_rules().any(|written| written.policy.provenance_sources().is_some());
     means_the_user.then(|| "rules about provenance reserve this name for the user; declare the tool under another name".to_owned())
 }
 
 /// Shortens a description for a model; an empty description becomes the name.
 fn shorten_description(description: &str, name: &str) -> String {
     let description = if description.trim().is_empty() { name } else { description.trim() };
-    if description.chars().count() <= LONGEST {
+    if description.chars().count() <= MAX_DESCRIPTION_CHARS {
         return description.to_owned();
     }
-    description.chars().take(LONGEST - 1).chain(['…']).collect()
+    description.chars().take(MAX_DESCRIPTION_CHARS - 1).chain(['…']).collect()
 }

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use toolgate::{Effect, Spec};
+use toolgate::{Effect, ToolSpec};
 
 use crate::effective_config;
-use crate::effective_config::{InForce, State};
+use crate::effective_config::{EffectiveConfig, UserStateDir};
 
 /// Paths that an agent must not access, and the links on the way to them.
-pub struct Protected {
+pub struct ProtectedPaths {
     /// Paths that agents must not read.
     unreadable: Vec<String>,
     /// Paths that agents must not change.
@@ -19,16 +19,16 @@ pub struct Protected {
     /// Working directory of the agent.
     project: String,
     /// Path components and links on the way to the protected paths.
-    links: Links,
+    links: SymlinkSnapshot,
 }
 
 /// Path components on the way to some paths, each with its target if it is a symbolic link.
 ///
 /// While these are unchanged, the paths lead to the same files.
 #[derive(Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Links(BTreeMap<String, Option<String>>);
+pub(crate) struct SymlinkSnapshot(BTreeMap<String, Option<String>>);
 
-impl Links {
+impl SymlinkSnapshot {
     /// Records each component of a path, and follows symbolic links.
     fn record(&mut self, place: &Path) {
         let mut ways = vec![place.to_owned()];
@@ -69,7 +69,7 @@ impl Links {
 
 /// Commands that decide for a person, disable toolgate, act as the gate, or read the state of every
 /// project.
-const VERBS: [&str; 17] = [
+const PROTECTED_COMMANDS: [&str; 17] = [
     "toolgate approvals approve",
     "toolgate approvals deny",
     "toolgate audit",
@@ -90,18 +90,18 @@ const VERBS: [&str; 17] = [
 ];
 
 /// Parts of the names of tools that search the content of all files under a directory.
-const SEARCHES: [&str; 5] = ["grep", "find_in_files", "search_file_content", "search_for_pattern", "search_in_files"];
+const SEARCH_TOOL_NAME_PARTS: [&str; 5] = ["grep", "find_in_files", "search_file_content", "search_for_pattern", "search_in_files"];
 
 /// Names of the argument that holds the directory of such a tool.
-const SEARCHED: [&str; 6] = ["path", "paths", "dir_path", "directory", "relative_path", "root"];
+const SEARCH_DIRECTORY_ARGUMENTS: [&str; 6] = ["path", "paths", "dir_path", "directory", "relative_path", "root"];
 
-impl Protected {
+impl ProtectedPaths {
     /// Collects the protected paths of a configuration, for an agent that works in a project.
-    pub fn collect(found: &InForce, state: &State, project: &Path) -> Self {
+    pub fn collect(found: &EffectiveConfig, state: &UserStateDir, project: &Path) -> Self {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let shown = |path: PathBuf| path.display().to_string();
         // Links are recorded before they are followed, so that a later change is detected.
-        let mut links = Links::default();
+        let mut links = SymlinkSnapshot::default();
         links.record(&found.store);
         let mut secret = vec![shown(state.path().to_owned())];
         // The files next to a ledger are next to the link and next to its target.
@@ -114,10 +114,10 @@ impl Protected {
         fixed.extend(effective_config::user_config_path().map(shown));
         if let Ok(program) = std::env::current_exe() {
             // The hook programs are in the directory of this program.
-            fixed.extend(crate::client_hooks::PROGRAMS.iter().map(|name| shown(program.with_file_name(name))));
+            fixed.extend(crate::client_hooks::TOOLGATE_PROGRAMS.iter().map(|name| shown(program.with_file_name(name))));
             fixed.push(shown(program));
         }
-        for client in crate::client_hooks::Client::ALL {
+        for client in crate::client_hooks::SupportedClient::ALL {
             fixed.extend(client.settings_file(Some(project)).ok().map(shown));
             fixed.extend(client.settings_file(None).ok().map(shown));
         }
@@ -141,7 +141,7 @@ impl Protected {
         self.unreadable.iter().chain(&self.unchangeable).map(PathBuf::from)
     }
 
-    pub(crate) const fn links(&self) -> &Links {
+    pub(crate) const fn links(&self) -> &SymlinkSnapshot {
         &self.links
     }
 
@@ -150,7 +150,7 @@ impl Protected {
     ///
     /// A tool that may not be about files matches a path only if the argument is a whole path.
     /// Paths directly in `here` also match by name.
-    pub fn render_rules(&self, tools: &[&Spec], here: Option<&Path>) -> String {
+    pub fn render_rules(&self, tools: &[&ToolSpec], here: Option<&Path>) -> String {
         let list = |names: &[&str]| json!(names).to_string();
         let all: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
         let changing: Vec<&str> = tools.iter().filter(|tool| tool.effect() != Effect::Read).map(|tool| tool.name()).collect();
@@ -198,7 +198,7 @@ impl Protected {
         for tool in tools {
             if let Some(command) = tool.shell_argument() {
                 let name = format!("verbs:{}", tool.name());
-                let condition = format!("argument = {}, runs = {}", json!(command.to_string()), list(&VERBS));
+                let condition = format!("argument = {}, runs = {}", json!(command.to_string()), list(&PROTECTED_COMMANDS));
                 rule(&name, &name, &[tool.name()], &condition, "Agents must not run this command; ask the user to run it in a terminal.");
             }
         }
@@ -218,14 +218,14 @@ fn resolve_existing(path: &Path) -> Option<PathBuf> {
 }
 
 /// Returns the name of a tool that reads a directory tree, its argument, and a suggestion.
-fn search_tool_argument(tool: &Spec) -> Option<(&str, String, &'static str)> {
+fn search_tool_argument(tool: &ToolSpec) -> Option<(&str, String, &'static str)> {
     if let Some(command) = tool.shell_argument() {
         return Some((tool.name(), command.to_string(), "Name a directory that does not contain it, or exclude it with `--exclude-dir`."));
     }
     let argument = match tool.input_schema() {
         None => "path",
-        Some(schema) => SEARCHED.into_iter().find(|name| schema.pointer(&format!("/properties/{name}")).is_some())?,
+        Some(schema) => SEARCH_DIRECTORY_ARGUMENTS.into_iter().find(|name| schema.pointer(&format!("/properties/{name}")).is_some())?,
     };
-    let searches = SEARCHES.iter().any(|part| tool.name().contains(part));
+    let searches = SEARCH_TOOL_NAME_PARTS.iter().any(|part| tool.name().contains(part));
     searches.then(|| (tool.name(), format!("/{argument}"), "Search a directory that does not contain it."))
 }

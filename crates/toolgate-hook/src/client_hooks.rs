@@ -8,11 +8,11 @@ use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::Value;
 
 /// Programs that are installed in one directory.
-pub(crate) const PROGRAMS: [&str; 2] = ["toolgate", "toolgate-hook"];
+pub(crate) const TOOLGATE_PROGRAMS: [&str; 2] = ["toolgate", "toolgate-hook"];
 
 /// A client that `toolgate init` can configure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Client {
+pub enum SupportedClient {
     /// Claude Code, through hooks.
     ClaudeCode,
     /// Codex, through hooks.
@@ -25,10 +25,10 @@ pub enum Client {
     Vscode,
 }
 
-impl Client {
+impl SupportedClient {
     pub(crate) const ALL: [Self; 5] = [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::ClaudeDesktop, Self::Vscode];
     /// Clients that support hooks.
-    pub const HOOKED: [Self; 4] = [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::Vscode];
+    pub const ALL_WITH_HOOKS: [Self; 4] = [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::Vscode];
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -230,7 +230,7 @@ impl Client {
 pub fn parse_settings(text: &str) -> Result<CstRootNode, String> {
     let text = text.trim_start_matches('\u{feff}');
     let text = if text.trim().is_empty() { "{}" } else { text };
-    let root = CstRootNode::parse(text, &WITH_COMMENTS).map_err(|error| error.to_string())?;
+    let root = CstRootNode::parse(text, &JSONC_PARSE_OPTIONS).map_err(|error| error.to_string())?;
     let Some(top) = root.object_value() else { return Ok(root) };
     if duplicate_keys(&top).iter().any(|name| name == "hooks") {
         return Err("duplicate key `hooks`; merge the two".to_owned());
@@ -242,7 +242,7 @@ pub fn parse_settings(text: &str) -> Result<CstRootNode, String> {
 }
 
 /// JSON with comments and trailing commas, which some clients accept. No client accepts more.
-const WITH_COMMENTS: ParseOptions = ParseOptions {
+const JSONC_PARSE_OPTIONS: ParseOptions = ParseOptions {
     allow_comments: true,
     allow_trailing_commas: true,
     allow_loose_object_property_names: false,

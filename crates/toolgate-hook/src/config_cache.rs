@@ -14,36 +14,36 @@ use std::time::SystemTime;
 use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
-use toolgate::{Agent, Dialect, Excerpt};
+use toolgate::{Agent, AgentSubset, ErrorDialect};
 use toolgate_json::Digest;
 
 use super::Args;
-use crate::builtin_rules::{Links, Protected};
-use crate::effective_config::{InForce, Stamp, State, fingerprint, is_settled};
+use crate::builtin_rules::{ProtectedPaths, SymlinkSnapshot};
+use crate::effective_config::{EffectiveConfig, FileMetadataFingerprint, UserStateDir, fingerprint, is_stable_at};
 
 /// A cache entry for calls of one tool.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Compiled {
+pub(crate) struct HookCacheEntry {
     /// Fingerprint of the program that wrote the entry.
-    program: Option<Stamp>,
-    files: Vec<(OsString, Option<Stamp>)>,
+    program: Option<FileMetadataFingerprint>,
+    files: Vec<(OsString, Option<FileMetadataFingerprint>)>,
     /// Links on the way to the protected paths.
-    links: Links,
+    links: SymlinkSnapshot,
     pub(crate) agent: String,
     pub(crate) granted: bool,
     /// Whether to ask if the gate fails, and about undeclared tools.
     pub(crate) asks: (bool, bool),
     pub(crate) redact: Vec<String>,
-    pub(crate) dialect: Dialect,
+    pub(crate) dialect: ErrorDialect,
     pub(crate) notice: Option<String>,
     pub(crate) store: PathBuf,
     /// Id of the ledger that has the whole configuration.
     pub(crate) ledger: String,
-    pub(crate) excerpt: Excerpt,
+    pub(crate) excerpt: AgentSubset,
 }
 
 /// Returns the path of an entry, for one set of arguments and one directory.
-fn cache_path(args: &Args, project: &Path, state: &State, tool: &str) -> PathBuf {
+fn cache_path(args: &Args, project: &Path, state: &UserStateDir, tool: &str) -> PathBuf {
     state.path().join("compiled").join(cache_key(args, project)).join(tool)
 }
 
@@ -69,13 +69,13 @@ fn authentication_code(key: &[u8; 32], place: &Path, body: &[u8]) -> Option<Vec<
     Some(mac.finalize().into_bytes().to_vec())
 }
 
-fn program_fingerprint() -> Option<Stamp> {
+fn program_fingerprint() -> Option<FileMetadataFingerprint> {
     fingerprint(Path::new("/proc/self/exe"))
 }
 
-impl Compiled {
+impl HookCacheEntry {
     /// Returns the entry for a tool if it is current.
-    pub(crate) fn find(args: &Args, project: &Path, state: &State, tool: &str) -> Option<Self> {
+    pub(crate) fn find(args: &Args, project: &Path, state: &UserStateDir, tool: &str) -> Option<Self> {
         let path = cache_path(args, project, state, tool);
         let text = fs::read(&path).ok()?;
         let (sum, body) = text.split_at_checked(32)?;
@@ -95,19 +95,27 @@ impl Compiled {
 
     /// Writes an entry for each tool of an agent. If this fails, the next hook reads the
     /// configuration again.
-    pub(crate) fn write(args: &Args, project: &Path, state: &State, agent: &Agent, ledger: &str, found: &Beside) -> io::Result<()> {
+    pub(crate) fn write(
+        args: &Args,
+        project: &Path,
+        state: &UserStateDir,
+        agent: &Agent,
+        ledger: &str,
+        found: &HookCacheMetadata,
+    ) -> io::Result<()> {
         // A file that changed during or just before the read may differ from what was read.
-        let settled = |(path, was): &(PathBuf, Option<Stamp>)| {
-            fingerprint(path) == *was && was.as_ref().is_none_or(|was| is_settled(was, found.read_started))
+        let settled = |(path, was): &(PathBuf, Option<FileMetadataFingerprint>)| {
+            fingerprint(path) == *was && was.as_ref().is_none_or(|was| is_stable_at(was, found.read_started))
         };
         // A file that was read and is now missing no longer counts.
         let gone = |path: &PathBuf| found.files.iter().any(|(seen, was)| seen == path && was.is_none());
         if !found.files.iter().all(settled) || found.read_files.iter().any(gone) {
             return Ok(());
         }
-        let files: Vec<(OsString, Option<Stamp>)> = found.files.iter().map(|(path, was)| (path.clone().into_os_string(), *was)).collect();
+        let files: Vec<(OsString, Option<FileMetadataFingerprint>)> =
+            found.files.iter().map(|(path, was)| (path.clone().into_os_string(), *was)).collect();
         let key = state.read_or_create_key()?;
-        for (tool, excerpt) in agent.excerpts() {
+        for (tool, excerpt) in agent.tool_subsets() {
             let path = cache_path(args, project, state, &tool);
             let compiled = Self {
                 program: program_fingerprint(),
@@ -139,9 +147,9 @@ impl Compiled {
 }
 
 /// The parts of a configuration that are cached with its rules.
-pub(crate) struct Beside {
-    files: Vec<(PathBuf, Option<Stamp>)>,
-    links: Links,
+pub(crate) struct HookCacheMetadata {
+    files: Vec<(PathBuf, Option<FileMetadataFingerprint>)>,
+    links: SymlinkSnapshot,
     read_files: Vec<PathBuf>,
     read_started: SystemTime,
     granted: Vec<String>,
@@ -151,9 +159,9 @@ pub(crate) struct Beside {
     store: PathBuf,
 }
 
-impl Beside {
-    pub(crate) fn from_config(found: &InForce, agent: &str, protected: &Protected) -> Self {
-        let ask = |otherwise| otherwise == toolgate_config::Otherwise::Ask;
+impl HookCacheMetadata {
+    pub(crate) fn from_config(found: &EffectiveConfig, agent: &str, protected: &ProtectedPaths) -> Self {
+        let ask = |otherwise| otherwise == toolgate_config::FallbackDecision::Ask;
         let asks = (ask(found.config.client.on_failure), ask(found.config.client.undeclared));
         Self {
             files: found.examined_files.clone(),
@@ -169,7 +177,7 @@ impl Beside {
     }
 
     /// Returns whether the protected paths are unchanged.
-    pub(crate) fn is_links_current(&self) -> bool {
+    pub(crate) fn has_current_links(&self) -> bool {
         self.links.is_current()
     }
 }

@@ -13,15 +13,15 @@ use toolgate_json::Digest;
 pub(crate) use toolgate_process::home_dir::home_dir;
 
 /// File name of a configuration.
-pub const FILE: &str = "toolgate.toml";
+pub const CONFIG_FILE_NAME: &str = "toolgate.toml";
 
 /// File name of the user's own ledger.
-pub(crate) const LEDGER: &str = "ledger.db";
+pub(crate) const LEDGER_FILE_NAME: &str = "ledger.db";
 
 /// The user's own state directory: which projects are trusted, and which ledgers are known.
-pub struct State(PathBuf);
+pub struct UserStateDir(PathBuf);
 
-impl State {
+impl UserStateDir {
     /// Returns the path: `TOOLGATE_STATE`, else under `XDG_STATE_HOME`, else under the home
     /// directory.
     pub(crate) fn default_path() -> io::Result<PathBuf> {
@@ -70,7 +70,7 @@ impl State {
 
     /// Returns the path of the user's own ledger, which is the default.
     pub fn ledger_path(&self) -> PathBuf {
-        self.0.join(LEDGER)
+        self.0.join(LEDGER_FILE_NAME)
     }
 
     /// Returns the user's own ledger if it exists.
@@ -156,12 +156,12 @@ impl State {
     }
 
     /// Returns the id of the ledger that was used at a path before.
-    pub(crate) fn known_ledger(&self, store: &Path) -> io::Result<Option<String>> {
+    pub(crate) fn known_ledger_id(&self, store: &Path) -> io::Result<Option<String>> {
         Ok(self.read_list("ledgers.json")?.remove(&list_key(store)))
     }
 
     /// Records the id of the ledger at a path.
-    pub fn remember_ledger(&self, store: &Path, id: &str) -> io::Result<()> {
+    pub fn record_ledger_id(&self, store: &Path, id: &str) -> io::Result<()> {
         self.change_list("ledgers.json", |list| {
             list.insert(list_key(store), id.to_owned());
         })
@@ -222,7 +222,10 @@ fn read_regular_file(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Also watches the files of a failed read, because the fix may be in a file that only this read
 /// includes.
-pub fn add_watched_files(files: &mut Vec<(PathBuf, Option<Stamp>)>, read: Vec<(PathBuf, Option<Stamp>)>) {
+pub fn add_watched_files(
+    files: &mut Vec<(PathBuf, Option<FileMetadataFingerprint>)>,
+    read: Vec<(PathBuf, Option<FileMetadataFingerprint>)>,
+) {
     for (file, was) in read {
         if files.iter().all(|(known, _)| *known != file) {
             files.push((file, was));
@@ -233,7 +236,7 @@ pub fn add_watched_files(files: &mut Vec<(PathBuf, Option<Stamp>)>, read: Vec<(P
 /// Returns the path of the user's own configuration.
 pub fn user_config_path() -> Option<PathBuf> {
     let base = absolute_path_from_env("XDG_CONFIG_HOME").or_else(|| home_dir().map(|home| home.join(".config")))?;
-    Some(base.join("toolgate").join(FILE))
+    Some(base.join("toolgate").join(CONFIG_FILE_NAME))
 }
 
 /// Returns the user's own configuration if it exists.
@@ -250,7 +253,7 @@ fn existing_user_config() -> io::Result<Option<PathBuf>> {
 
 /// Returns the configuration of the project that contains a directory.
 pub fn find_project_config(directory: &Path) -> Option<PathBuf> {
-    let found = directory.ancestors().map(|directory| directory.join(FILE)).find(|path| path.is_file());
+    let found = directory.ancestors().map(|directory| directory.join(CONFIG_FILE_NAME)).find(|path| path.is_file());
     found.filter(|path| Some(path) != user_config_path().as_ref())
 }
 
@@ -276,7 +279,7 @@ pub fn with_pinned_tools(config: Config, path: &Path) -> io::Result<Config> {
     if config.upstreams.is_empty() {
         return Ok(config);
     }
-    let known = toolgate_mcp::Known::read(&config, &pins_dir(&State::default_path()?, path))?;
+    let known = toolgate_mcp::PinnedTools::read(&config, &pins_dir(&UserStateDir::default_path()?, path))?;
     Ok(config.with_backend(&known))
 }
 
@@ -285,14 +288,14 @@ pub fn config_path_or_default(given: Option<&PathBuf>) -> io::Result<PathBuf> {
     if let Some(path) = given {
         return Ok(path.clone());
     }
-    if Path::new(FILE).is_file() {
-        return Ok(PathBuf::from(FILE));
+    if Path::new(CONFIG_FILE_NAME).is_file() {
+        return Ok(PathBuf::from(CONFIG_FILE_NAME));
     }
     find_project_config(&std::env::current_dir()?).ok_or_else(missing_config_error)
 }
 
 pub fn missing_config_error() -> io::Error {
-    io::Error::other(format!("no {FILE} here; create one with `toolgate init`"))
+    io::Error::other(format!("no {CONFIG_FILE_NAME} here; create one with `toolgate init`"))
 }
 
 /// Returns the directory of the project that a client works in.
@@ -303,10 +306,10 @@ pub fn project_dir() -> io::Result<PathBuf> {
 }
 
 /// Metadata that identifies an unchanged file.
-pub type Stamp = (u64, u64, u64, i64, i64, i64, i64);
+pub type FileMetadataFingerprint = (u64, u64, u64, i64, i64, i64, i64);
 
 /// Returns the current fingerprint of a file; `None` if it does not exist.
-pub fn fingerprint(path: &Path) -> Option<Stamp> {
+pub fn fingerprint(path: &Path) -> Option<FileMetadataFingerprint> {
     let file = fs::metadata(path).ok()?;
     Some((file.dev(), file.ino(), file.len(), file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()))
 }
@@ -314,7 +317,7 @@ pub fn fingerprint(path: &Path) -> Option<Stamp> {
 /// Returns whether a file was unchanged for more than a second before a moment.
 ///
 /// A younger file may change again within the resolution of its time stamp.
-pub(crate) fn is_settled(was: &Stamp, since: SystemTime) -> bool {
+pub(crate) fn is_stable_at(was: &FileMetadataFingerprint, since: SystemTime) -> bool {
     let since = since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let changed = Duration::new(u64::try_from(was.5).unwrap_or_default(), u32::try_from(was.6).unwrap_or_default());
     since.saturating_sub(changed) > Duration::from_secs(1)
@@ -322,7 +325,7 @@ pub(crate) fn is_settled(was: &Stamp, since: SystemTime) -> bool {
 
 /// The configuration that is in force, with its sources.
 #[derive(Clone)]
-pub struct InForce {
+pub struct EffectiveConfig {
     pub config: Config,
     /// Source files, including included files.
     pub files: Vec<PathBuf>,
@@ -330,26 +333,26 @@ pub struct InForce {
     /// Message for the user.
     pub notice: Option<String>,
     /// Every path that was examined, and its fingerprint. The result is current while none changes.
-    pub(crate) examined_files: Vec<(PathBuf, Option<Stamp>)>,
+    pub(crate) examined_files: Vec<(PathBuf, Option<FileMetadataFingerprint>)>,
     /// Files that values are read from. If they change, the configuration is the same and the
     /// values are not.
-    value_files: Vec<(PathBuf, Option<Stamp>)>,
+    value_files: Vec<(PathBuf, Option<FileMetadataFingerprint>)>,
     /// When the read started.
     pub(crate) read_started: SystemTime,
 }
 
 /// The ledger that was given on the command line.
-static NAMED: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+static COMMAND_LINE_STORE: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
 
 /// Sets the ledger of this process, which overrides all other sources.
 pub fn set_command_line_store(path: &Path) {
-    let _ = NAMED.set(path.to_owned());
+    let _ = COMMAND_LINE_STORE.set(path.to_owned());
 }
 
 /// Returns the ledger that was given on the command line or in the environment.
 pub fn requested_store() -> Option<PathBuf> {
     let environment = || std::env::var_os("TOOLGATE_STORE").filter(|path| !path.is_empty()).map(PathBuf::from);
-    NAMED.get().cloned().or_else(environment)
+    COMMAND_LINE_STORE.get().cloned().or_else(environment)
 }
 
 /// Returns the ledger to read for a directory: the one that its configurations name, else the
@@ -371,30 +374,30 @@ pub fn find_store_for_reading(directory: &Path) -> io::Result<Option<PathBuf>> {
     }
     // If the user has a configuration, one of a project that was not accepted is ignored.
     let project = match (find_project_config(directory), own) {
-        (Some(project), Some(_)) if !State::without_opening()?.is_trusted(&project)? => None,
+        (Some(project), Some(_)) if !UserStateDir::without_opening()?.is_trusted(&project)? => None,
         (project, _) => project,
     };
-    Ok(project.as_deref().map(store).transpose()?.flatten().or_else(State::existing_ledger))
+    Ok(project.as_deref().map(store).transpose()?.flatten().or_else(UserStateDir::existing_ledger))
 }
 
-impl InForce {
+impl EffectiveConfig {
     /// Finds the configuration for a directory: the given one, else the user's own and that of the
     /// project if it is trusted.
-    pub fn find(given: Option<&Path>, directory: &Path, state: &State) -> io::Result<Self> {
+    pub fn find(given: Option<&Path>, directory: &Path, state: &UserStateDir) -> io::Result<Self> {
         let since = SystemTime::now();
         if let Some(path) = given {
             let found = Self::from_config(Config::load(path)?, vec![path.to_owned()], None, state)?;
             return Ok(Self { read_started: since, ..found });
         }
         let found = Self::find_in_directory(directory, state, since)?;
-        let above = directory.ancestors().map(|directory| directory.join(FILE));
+        let above = directory.ancestors().map(|directory| directory.join(CONFIG_FILE_NAME));
         let more =
             above.chain(user_config_path()).chain([state.path().join("trusted.json")]).map(|path| (path.clone(), fingerprint(&path)));
         Ok(Self { examined_files: more.chain(found.examined_files).collect(), read_started: since, ..found })
     }
 
     /// Returns the configuration that would be in force here if the project were trusted.
-    pub fn load_untrusted(state: &State) -> io::Result<Self> {
+    pub fn load_untrusted(state: &UserStateDir) -> io::Result<Self> {
         let directory = project_dir()?;
         let (config, files) = match (find_project_config(&directory), existing_user_config()?) {
             (Some(project), Some(own)) => {
@@ -405,17 +408,21 @@ impl InForce {
         };
         let found = Self::from_config(config, files, None, state)?;
         // A new file in any of these directories would be in force too.
-        let above = directory.ancestors().map(|directory| directory.join(FILE)).map(|path| (path.clone(), fingerprint(&path)));
+        let above = directory.ancestors().map(|directory| directory.join(CONFIG_FILE_NAME)).map(|path| (path.clone(), fingerprint(&path)));
         Ok(Self { examined_files: above.chain(found.examined_files).collect(), ..found })
     }
 
-    fn find_in_directory(directory: &Path, state: &State, since: SystemTime) -> io::Result<Self> {
+    fn find_in_directory(directory: &Path, state: &UserStateDir, since: SystemTime) -> io::Result<Self> {
         let own = existing_user_config()?;
         let project = find_project_config(directory);
         let trusted = project.as_ref().map(|path| state.is_trusted(path)).transpose()?.unwrap_or(false);
         let accepted = project.clone().filter(|_| trusted);
         let not_accepted = |path: &Path| {
-            io::Error::other(format!("{}{} is not trusted in its current form; {TRUST}", path.display(), state.included_files_hint(path)))
+            io::Error::other(format!(
+                "{}{} is not trusted in its current form; {TRUST_HINT}",
+                path.display(),
+                state.included_files_hint(path)
+            ))
         };
         let found = match (project, own) {
             (Some(project), Some(own)) if trusted => {
@@ -425,18 +432,18 @@ impl InForce {
             (Some(project), None) if trusted => Self::from_config(Config::load(&project)?, vec![project], None, state),
             (Some(project), Some(own)) => {
                 let or = state.included_files_hint(&project);
-                let notice = format!("{}{or} is ignored: not trusted in its current form; {TRUST}", project.display());
+                let notice = format!("{}{or} is ignored: not trusted in its current form; {TRUST_HINT}", project.display());
                 Self::from_config(Config::load(&own)?, vec![own, project], Some(notice), state)
             }
             (Some(project), None) => Err(not_accepted(&project)),
             (None, Some(own)) => Self::from_config(Config::load(&own)?, vec![own], None, state),
-            (None, None) => {
-                Err(io::Error::other(format!("no {FILE} here, so no configuration is in force; create one with `toolgate init`")))
-            }
+            (None, None) => Err(io::Error::other(format!(
+                "no {CONFIG_FILE_NAME} here, so no configuration is in force; create one with `toolgate init`"
+            ))),
         }?;
         // A file that changes during the read may differ from the accepted one, so the check is
         // repeated.
-        let is_young = |(_, was): &(PathBuf, Option<Stamp>)| was.as_ref().is_some_and(|was| !is_settled(was, since));
+        let is_young = |(_, was): &(PathBuf, Option<FileMetadataFingerprint>)| was.as_ref().is_some_and(|was| !is_stable_at(was, since));
         match accepted.filter(|_| found.examined_files.iter().any(is_young)) {
             Some(path) if !state.is_trusted(&path)? => Err(not_accepted(&path)),
             _ => Ok(found),
@@ -450,11 +457,11 @@ impl InForce {
     }
 
     /// Returns every path that a long-running process must watch.
-    pub fn watched_files(&self) -> Vec<(PathBuf, Option<Stamp>)> {
+    pub fn watched_files(&self) -> Vec<(PathBuf, Option<FileMetadataFingerprint>)> {
         self.examined_files.iter().chain(&self.value_files).cloned().collect()
     }
 
-    fn from_config(config: Config, mut files: Vec<PathBuf>, notice: Option<String>, state: &State) -> io::Result<Self> {
+    fn from_config(config: Config, mut files: Vec<PathBuf>, notice: Option<String>, state: &UserStateDir) -> io::Result<Self> {
         files.extend(config.included_files().iter().cloned());
         // A flag overrides the environment, and the environment overrides a file.
         let store = std::path::absolute(requested_store().or_else(|| config.store.clone()).unwrap_or_else(|| state.ledger_path()))?;
@@ -469,7 +476,7 @@ impl InForce {
     }
 }
 
-const TRUST: &str = "read it, then run `toolgate trust` in a terminal";
+const TRUST_HINT: &str = "read it, then run `toolgate trust` in a terminal";
 
 /// Formats the list of valid names for an error message.
 pub fn list_known_names(names: &[impl AsRef<str>]) -> String {

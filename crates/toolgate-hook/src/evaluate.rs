@@ -10,45 +10,45 @@ use serde_json::Value;
 use sha2::Sha256;
 use toolgate::call::error_code;
 use toolgate::store::Store;
-use toolgate::tool::name::of_client;
-use toolgate::{Answer as Outcome, Call, Dialect, Effect, Effects, Failure, ToolError, Toolgate};
-use toolgate_config::{Client as Settings, Otherwise};
+use toolgate::tool::name::tool_name_from_client;
+use toolgate::{Answer as Outcome, Call, CallEffects, Effect, ErrorDialect, Failure, ToolError, Toolgate};
+use toolgate_config::{ClientFallbacks as Settings, FallbackDecision};
 use toolgate_json::Digest;
 use toolgate_store::SqliteStore;
 
 use super::Args;
-use super::event::{Client, Event, Kind};
-use crate::builtin_rules::Protected;
-use crate::config_cache::{Beside, Compiled};
+use super::event::{HookClient, HookEvent, HookEventKind};
+use crate::builtin_rules::ProtectedPaths;
+use crate::config_cache::{HookCacheEntry, HookCacheMetadata};
 use crate::effective_config;
-use crate::effective_config::{InForce, State};
-use crate::response::{Answer, Decision};
+use crate::effective_config::{EffectiveConfig, UserStateDir};
+use crate::response::{HookReply, ReplyDecision};
 
 /// Longest time to wait for the lock of a session.
-const WAIT: Duration = Duration::from_secs(3);
+const SESSION_LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The gate as a hook uses it.
-pub(crate) struct Door {
+pub(crate) struct HookGate {
     gate: Result<Toolgate, String>,
     agent: String,
     granted: Vec<String>,
     fallbacks: Settings,
     notice: Option<String>,
     has_hooks: bool,
-    dialect: Dialect,
+    dialect: ErrorDialect,
     /// Key of the ledger for naming calls without an id, so that every process gives a call the
     /// same name.
     call_id_key: Option<[u8; 32]>,
     /// What can be cached for the next call, with the id of the ledger.
-    cache_metadata: Option<(Beside, String)>,
+    cache_metadata: Option<(HookCacheMetadata, String)>,
 }
 
 /// Opens the ledger of a configuration.
 ///
 /// A known ledger that is missing is not replaced by a new one, because its limits and evidence
 /// would be lost.
-pub fn open_store(path: &Path, state: &State) -> io::Result<SqliteStore> {
-    let known = state.known_ledger(path)?;
+pub fn open_store(path: &Path, state: &UserStateDir) -> io::Result<SqliteStore> {
+    let known = state.known_ledger_id(path)?;
     let gone = |what: &str| {
         let beside = toolgate_store::state_dir_for(path);
         let also = if beside.exists() { format!(" (first move away {} too)", beside.display()) } else { String::new() };
@@ -69,25 +69,25 @@ pub fn open_store(path: &Path, state: &State) -> io::Result<SqliteStore> {
         Some(known) if known != store.id() => Err(gone("was replaced by another one")),
         Some(_) => Ok(store),
         None => {
-            state.remember_ledger(path, store.id())?;
+            state.record_ledger_id(path, store.id())?;
             Ok(store)
         }
     }
 }
 
-impl Door {
-    pub(crate) fn open(args: &Args, event: &Event) -> Result<Self, String> {
+impl HookGate {
+    pub(crate) fn open(args: &Args, event: &HookEvent) -> Result<Self, String> {
         let plain = |error: io::Error| error.to_string();
-        let (state, project) = (State::open().map_err(plain)?, effective_config::project_dir().map_err(plain)?);
-        let tool = of_client(&event.tool);
-        let ready = |kept: Compiled| {
+        let (state, project) = (UserStateDir::open().map_err(plain)?, effective_config::project_dir().map_err(plain)?);
+        let tool = tool_name_from_client(&event.tool);
+        let ready = |kept: HookCacheEntry| {
             let store = SqliteStore::open_for_one_call(&kept.store).ok()??;
             Self::from_cache(&kept, &tool, Arc::new(store))
         };
-        if let Some(ready) = Compiled::find(args, &project, &state, &tool).and_then(ready) {
+        if let Some(ready) = HookCacheEntry::find(args, &project, &state, &tool).and_then(ready) {
             return Ok(ready);
         }
-        let found = InForce::find(args.config.as_deref(), &project, &state).map_err(plain)?;
+        let found = EffectiveConfig::find(args.config.as_deref(), &project, &state).map_err(plain)?;
         let mut ledger = None;
         let mut door = Self::from_config(found, args.agent.as_ref(), Some(&tool), &state, |path| {
             let store = open_store(path, &state)?;
@@ -99,16 +99,16 @@ impl Door {
     }
 
     /// Builds the gate from the cache; `None` if the ledger is a different one.
-    pub(crate) fn from_cache(kept: &Compiled, tool: &str, store: Arc<SqliteStore>) -> Option<Self> {
+    pub(crate) fn from_cache(kept: &HookCacheEntry, tool: &str, store: Arc<SqliteStore>) -> Option<Self> {
         if store.id() != kept.ledger {
             return None;
         }
         let (agent, key) = (kept.excerpt.clone().build().ok()?, store.redaction_key());
-        let mut builder = Toolgate::builder().store(store).busy_timeout(WAIT).agent(agent);
+        let mut builder = Toolgate::builder().store(store).busy_timeout(SESSION_LOCK_TIMEOUT).agent(agent);
         for pattern in &kept.redact {
             builder = builder.redact_pattern(pattern).ok()?;
         }
-        let otherwise = |ask| if ask { Otherwise::Ask } else { Otherwise::Deny };
+        let otherwise = |ask| if ask { FallbackDecision::Ask } else { FallbackDecision::Deny };
         Some(Self {
             gate: builder.build().map_err(|error| error.to_string()),
             agent: kept.agent.clone(),
@@ -126,7 +126,7 @@ impl Door {
     pub(crate) fn write_cache(&self, args: &Args) -> io::Result<()> {
         let (Some((beside, ledger)), Ok(gate)) = (&self.cache_metadata, &self.gate) else { return Ok(()) };
         match gate.agent(&self.agent) {
-            Some(agent) => Compiled::write(args, &effective_config::project_dir()?, &State::open()?, agent, ledger, beside),
+            Some(agent) => HookCacheEntry::write(args, &effective_config::project_dir()?, &UserStateDir::open()?, agent, ledger, beside),
             None => Ok(()),
         }
     }
@@ -135,10 +135,10 @@ impl Door {
     ///
     /// Adds the undeclared tool if the configuration asks about such tools.
     pub(crate) fn from_config(
-        found: InForce,
+        found: EffectiveConfig,
         agent: Option<&String>,
         tool: Option<&str>,
-        state: &State,
+        state: &UserStateDir,
         store: impl FnOnce(&Path) -> io::Result<Arc<SqliteStore>>,
     ) -> Result<Self, String> {
         let plain = |error: io::Error| error.to_string();
@@ -156,9 +156,9 @@ impl Door {
         };
         let has_hooks = found.config.has_hooks();
         let granted = found.config.granted_tools(&agent).map(str::to_owned).collect();
-        let protected = Protected::collect(&found, state, &effective_config::project_dir().map_err(plain)?);
-        let beside = Some((Beside::from_config(&found, &agent, &protected), String::new()));
-        let config = match tool.filter(|tool| settings.undeclared == Otherwise::Ask && !tool.is_empty()) {
+        let protected = ProtectedPaths::collect(&found, state, &effective_config::project_dir().map_err(plain)?);
+        let beside = Some((HookCacheMetadata::from_config(&found, &agent, &protected), String::new()));
+        let config = match tool.filter(|tool| settings.undeclared == FallbackDecision::Ask && !tool.is_empty()) {
             Some(tool) => found.config.with_undeclared_tools(&agent, &[tool]),
             None => found.config,
         };
@@ -167,7 +167,7 @@ impl Door {
         let open = || -> Result<(Toolgate, Option<[u8; 32]>), String> {
             let store = store(&found.store).map_err(plain)?;
             let key = store.redaction_key();
-            let mut builder = Toolgate::builder().store(store).busy_timeout(WAIT);
+            let mut builder = Toolgate::builder().store(store).busy_timeout(SESSION_LOCK_TIMEOUT);
             for pattern in &redact {
                 builder = builder.redact_pattern(pattern).map_err(|error| error.to_string())?;
             }
@@ -183,86 +183,86 @@ impl Door {
     }
 
     /// Returns whether the protected paths are unchanged since the gate was built.
-    pub(crate) fn is_links_current(&self) -> bool {
-        self.cache_metadata.as_ref().is_none_or(|(beside, _)| beside.is_links_current())
+    pub(crate) fn has_current_links(&self) -> bool {
+        self.cache_metadata.as_ref().is_none_or(|(beside, _)| beside.has_current_links())
     }
 
     pub(crate) const fn has_hooks(&self) -> bool {
         self.has_hooks
     }
 
-    pub(crate) async fn handle_event(&self, event: &Event, client: Client, user: &str) -> Answer {
+    pub(crate) async fn handle_event(&self, event: &HookEvent, client: HookClient, user: &str) -> HookReply {
         let gate = match &self.gate {
             Ok(gate) => gate,
             Err(reason) => return self.gate_failure_reply(event, reason),
         };
         let session = gate.session(&self.agent, user, &event.session);
         match &event.kind {
-            Kind::SessionStart => Answer { notice: self.notice.clone(), context: self.notice.clone(), ..Answer::default() },
-            Kind::SessionEnd => match gate.close_client_session(session.key()).await {
-                Ok(()) => Answer::default(),
+            HookEventKind::SessionStart => HookReply { notice: self.notice.clone(), context: self.notice.clone(), ..HookReply::default() },
+            HookEventKind::SessionEnd => match gate.close_client_session(session.key()).await {
+                Ok(()) => HookReply::default(),
                 Err(error) => self.gate_failure_reply(event, &error.to_string()),
             },
-            Kind::UserPrompt(text) => match session.add_user_text(text).await {
-                Ok(()) => Answer::default(),
+            HookEventKind::UserPrompt(text) => match session.add_user_text(text).await {
+                Ok(()) => HookReply::default(),
                 Err(error) => self.gate_failure_reply(event, &error.to_string()),
             },
-            Kind::BeforeTool => {
+            HookEventKind::BeforeTool => {
                 let call = self.build_call(&session, event);
                 // A client that checks only the exit code cannot ask its user.
-                let cannot_ask = client == Client::Codex || client == Client::Cursor || event.name.is_none();
-                let call = if cannot_ask { call } else { call.client_asks() };
+                let cannot_ask = client == HookClient::Codex || client == HookClient::Cursor || event.name.is_none();
+                let call = if cannot_ask { call } else { call.allow_user_prompt() };
                 match gate.admit(call).await {
                     Ok(kept) => self.admitted_reply(event, &kept),
                     Err(refused) => self.denied_reply(&refused),
                 }
             }
-            Kind::Malformed(why, _) => {
+            HookEventKind::Malformed(why, _) => {
                 let refused = gate.call(self.build_call(&session, event).with_parse_error(why)).await;
-                Answer::gate_error(event, refused.outcome.error().map_or_else(|| why.clone(), |error| error.for_model_in(self.dialect)))
+                HookReply::gate_error(event, refused.outcome.error().map_or_else(|| why.clone(), |error| error.for_model_in(self.dialect)))
             }
-            Kind::AfterTool(result) => {
+            HookEventKind::AfterTool(result) => {
                 self.result_reply(event, result, &gate.report(self.build_call(&session, event), Ok(result.clone())).await)
             }
-            Kind::UnreadableResult => {
-                let failure = Failure::business("unreadable_result", "the result of the tool cannot be parsed").effects(Effects::Done);
+            HookEventKind::UnreadableResult => {
+                let failure = Failure::business("unreadable_result", "the result of the tool cannot be parsed").effects(CallEffects::Done);
                 gate.report(self.build_call(&session, event), Err(failure)).await;
-                Answer::withhold(event, "toolgate cannot parse this result, so it is withheld")
+                HookReply::withhold(event, "toolgate cannot parse this result, so it is withheld")
             }
-            Kind::ToolFailed { error, interrupted } => {
+            HookEventKind::ToolFailed { error, interrupted } => {
                 // A failed tool has finished, so its changes are done. After an interruption, they
                 // are unknown.
-                let effects = if *interrupted { Effects::Unknown } else { Effects::Done };
-                let effects = if self.is_read_tool(gate, &event.tool) { Effects::None } else { effects };
+                let effects = if *interrupted { CallEffects::Unknown } else { CallEffects::Done };
+                let effects = if self.is_read_tool(gate, &event.tool) { CallEffects::None } else { effects };
                 let failure = Failure::business("client_tool_failed", error.clone()).effects(effects);
                 let answer = gate.report(self.build_call(&session, event), Err(failure)).await;
                 match answer.outcome.error().filter(|error| error.code != "client_tool_failed") {
-                    Some(error) => Answer::block(error.for_model_in(self.dialect)),
-                    None => Answer::default(),
+                    Some(error) => HookReply::block(error.for_model_in(self.dialect)),
+                    None => HookReply::default(),
                 }
             }
         }
     }
 
     /// Withdraws the permission of a call whose client did not read the answer.
-    pub(crate) async fn withdraw_permission(&self, event: &Event, user: &str) {
+    pub(crate) async fn withdraw_permission(&self, event: &HookEvent, user: &str) {
         if let Ok(gate) = &self.gate {
             let session = gate.session(&self.agent, user, &event.session);
             let failure = Failure::business("unheard", "the client did not wait for the answer, so the permission was withdrawn")
-                .effects(Effects::None);
+                .effects(CallEffects::None);
             gate.report(self.build_call(&session, event), Err(failure)).await;
         }
     }
 
-    fn build_call(&self, session: &toolgate::Session, event: &Event) -> Call {
+    fn build_call(&self, session: &toolgate::Session, event: &HookEvent) -> Call {
         let id = event.id.clone().or_else(|| self.derive_call_id(event)).unwrap_or_default();
-        session.prepare(&of_client(&event.tool), event.input.as_str()).client_id(id)
+        session.prepare(&tool_name_from_client(&event.tool), event.input.as_str()).client_id(id)
     }
 
     /// Derives an id for a call without one from its tool and arguments.
     ///
     /// The id is recorded, so it is keyed: the arguments cannot be guessed from it.
-    fn derive_call_id(&self, event: &Event) -> Option<String> {
+    fn derive_call_id(&self, event: &HookEvent) -> Option<String> {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.call_id_key?).ok()?;
         mac.update(b"toolgate-unnamed-v1\0");
         mac.update(format!("{} {}", event.tool, canonical_text(&event.input)).as_bytes());
@@ -270,51 +270,53 @@ impl Door {
     }
 
     fn is_read_tool(&self, gate: &Toolgate, tool: &str) -> bool {
-        let tool = of_client(tool);
+        let tool = tool_name_from_client(tool);
         gate.agent(&self.agent).is_some_and(|agent| agent.tools().any(|spec| spec.name() == tool && spec.effect() == Effect::Read))
     }
 
     /// Returns the agent and the undeclared tool of an event if this gate does not have the tool.
-    pub(crate) fn undeclared_tool(&self, event: &Event) -> Option<(String, String)> {
-        let (tool, gate) = (of_client(&event.tool), self.gate.as_ref().ok()?);
-        let asks = self.fallbacks.undeclared == Otherwise::Ask && !event.tool.is_empty();
+    pub(crate) fn undeclared_tool(&self, event: &HookEvent) -> Option<(String, String)> {
+        let (tool, gate) = (tool_name_from_client(&event.tool), self.gate.as_ref().ok()?);
+        let asks = self.fallbacks.undeclared == FallbackDecision::Ask && !event.tool.is_empty();
         let lacks = asks && gate.agent(&self.agent)?.tools().all(|spec| spec.name() != tool);
         lacks.then(|| (self.agent.clone(), tool))
     }
 
     /// Builds the answer for an error of the gate.
-    fn gate_failure_reply(&self, event: &Event, reason: &str) -> Answer {
+    fn gate_failure_reply(&self, event: &HookEvent, reason: &str) -> HookReply {
         let reason = format!("toolgate failed: {reason}");
         match event.kind {
-            Kind::BeforeTool if self.fallbacks.on_failure == Otherwise::Ask => Answer::ask(reason),
-            Kind::BeforeTool | Kind::Malformed(_, None) => Answer::deny(reason),
-            Kind::AfterTool(_) | Kind::UnreadableResult | Kind::Malformed(_, Some(_)) => Answer::withhold(event, reason),
-            Kind::SessionEnd => Answer { notice: Some(reason), ..Answer::default() },
-            _ => Answer::block(reason),
+            HookEventKind::BeforeTool if self.fallbacks.on_failure == FallbackDecision::Ask => HookReply::ask(reason),
+            HookEventKind::BeforeTool | HookEventKind::Malformed(_, None) => HookReply::deny(reason),
+            HookEventKind::AfterTool(_) | HookEventKind::UnreadableResult | HookEventKind::Malformed(_, Some(_)) => {
+                HookReply::withhold(event, reason)
+            }
+            HookEventKind::SessionEnd => HookReply { notice: Some(reason), ..HookReply::default() },
+            _ => HookReply::block(reason),
         }
     }
 
-    fn admitted_reply(&self, event: &Event, kept: &toolgate::Kept) -> Answer {
+    fn admitted_reply(&self, event: &HookEvent, kept: &toolgate::DeferredCall) -> HookReply {
         let given: Value = serde_json::from_str(&event.input).unwrap_or_default();
         let decision = match &kept.approval_reason {
-            Some(reason) => Some(Decision::Ask(reason.clone())),
-            None => self.granted.contains(&of_client(&event.tool)).then_some(Decision::Allow),
+            Some(reason) => Some(ReplyDecision::Ask(reason.clone())),
+            None => self.granted.contains(&tool_name_from_client(&event.tool)).then_some(ReplyDecision::Allow),
         };
         // Canonical forms are compared, because one number has several spellings.
         let input = (canonical_value(&given) != canonical_value(kept.arguments.value())).then(|| kept.arguments.value().clone());
-        Answer { decision, updated_input: input, notice: self.notice.clone(), ..Answer::default() }
+        HookReply { decision, updated_input: input, notice: self.notice.clone(), ..HookReply::default() }
     }
 
-    fn denied_reply(&self, refused: &Outcome) -> Answer {
-        let Some(error) = refused.outcome.error() else { return Answer::deny(duplicate_call_error(refused).for_model_in(self.dialect)) };
+    fn denied_reply(&self, refused: &Outcome) -> HookReply {
+        let Some(error) = refused.outcome.error() else { return HookReply::deny(duplicate_call_error(refused).for_model_in(self.dialect)) };
         match error.code.as_ref() {
-            "store_unavailable" if self.fallbacks.on_failure == Otherwise::Ask => Answer::ask(error.for_model_in(self.dialect)),
-            "approval_required" => Answer::deny(with_approval_command(error).for_model_in(self.dialect)),
-            _ => Answer::deny(error.for_model_in(self.dialect)),
+            "store_unavailable" if self.fallbacks.on_failure == FallbackDecision::Ask => HookReply::ask(error.for_model_in(self.dialect)),
+            "approval_required" => HookReply::deny(with_approval_command(error).for_model_in(self.dialect)),
+            _ => HookReply::deny(error.for_model_in(self.dialect)),
         }
     }
 
-    fn result_reply(&self, event: &Event, given: &Value, answer: &Outcome) -> Answer {
+    fn result_reply(&self, event: &HookEvent, given: &Value, answer: &Outcome) -> HookReply {
         if let Some(output) = answer.outcome.success() {
             let mut value = output.value.clone();
             let changed = canonical_value(given) != canonical_value(&value);
@@ -323,17 +325,17 @@ impl Door {
                 fields.remove("persistedOutputPath");
                 fields.remove("persistedOutputSize");
             }
-            return Answer { replaced_output: changed.then_some(value), context: output.message.clone(), ..Answer::default() };
+            return HookReply { replaced_output: changed.then_some(value), context: output.message.clone(), ..HookReply::default() };
         }
-        let Some(error) = answer.outcome.error() else { return Answer::default() };
-        Answer::withhold(event, error.for_model_in(self.dialect))
+        let Some(error) = answer.outcome.error() else { return HookReply::default() };
+        HookReply::withhold(event, error.for_model_in(self.dialect))
     }
 }
 
 /// Builds the error for a repeated call, because a hook cannot hand over the recorded result.
 fn duplicate_call_error(answer: &Outcome) -> ToolError {
     let told = "the same call was made before and is not repeated; its result is in `upstream`";
-    let mut error = ToolError::of(error_code::DUPLICATE_CALL, told).with_effects(Effects::Done);
+    let mut error = ToolError::from_code(error_code::DUPLICATE_CALL, told).with_effects(CallEffects::Done);
     error.upstream = answer.outcome.success().filter(|output| !output.hidden).map(|output| output.value.clone());
     (error.replayed, error.call_id) = (true, Some(answer.call));
     error

@@ -7,23 +7,23 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use toolgate_json::{Bounds, parse};
+use toolgate_json::{JsonBounds, parse};
 
 /// Maximum size of an event. A larger one is denied.
-pub(crate) const LONGEST: u64 = 32 << 20;
+pub(crate) const MAX_EVENT_BYTES: u64 = 32 << 20;
 /// Reason for denying such an event.
-pub(crate) const TOO_LONG: &str = "the event is larger than 32 MiB";
+pub(crate) const EVENT_TOO_LARGE: &str = "the event is larger than 32 MiB";
 /// Longer strings are removed from an event that is too large.
-const LONG_TEXT: usize = 1 << 10;
+const MAX_SHORTENED_STRING_BYTES: usize = 1 << 10;
 /// How much of invalid JSON is searched for the members of an event.
-const BEGINNING: usize = 1 << 20;
+const MAX_SCANNED_BYTES: usize = 1 << 20;
 /// Limits for parsing a result. The size of the event is limited already, and the gate limits
 /// results.
-const RESULT: Bounds = Bounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
+const RESULT_BOUNDS: JsonBounds = JsonBounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
 
 /// The dialect of the hook protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Client {
+pub enum HookClient {
     /// Claude Code, and compatible clients.
     ClaudeCode,
     /// Codex, which cannot ask its user.
@@ -36,8 +36,8 @@ pub enum Client {
 
 /// A hook event.
 #[derive(Debug)]
-pub struct Event {
-    pub(crate) kind: Kind,
+pub struct HookEvent {
+    pub(crate) kind: HookEventKind,
     /// Event name, which the answer must repeat; `None` in the plain protocol.
     pub(crate) name: Option<String>,
     pub(crate) session: String,
@@ -49,7 +49,7 @@ pub struct Event {
 
 /// The kind of an event.
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum HookEventKind {
     BeforeTool,
     AfterTool(Value),
     ToolFailed {
@@ -68,7 +68,7 @@ pub(crate) enum Kind {
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
-struct Told<'t> {
+struct RawHookEvent<'t> {
     hook_event_name: Option<String>,
     session_id: Option<String>,
     conversation_id: Option<String>,
@@ -94,59 +94,60 @@ fn deserialize_present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opt
 }
 
 /// All members of an object, including duplicate keys.
-struct Members<'t>(Vec<(String, &'t RawValue)>);
+struct JsonMembers<'t>(Vec<(String, &'t RawValue)>);
 
-impl<'de> Deserialize<'de> for Members<'de> {
+impl<'de> Deserialize<'de> for JsonMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Each;
-        impl<'de> Visitor<'de> for Each {
-            type Value = Members<'de>;
+        struct JsonMembersVisitor;
+        impl<'de> Visitor<'de> for JsonMembersVisitor {
+            type Value = JsonMembers<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a JSON object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonMembers<'de>, A::Error> {
                 let mut members = Vec::new();
                 while let Some(member) = map.next_entry::<String, &'de RawValue>()? {
                     members.push(member);
                 }
-                Ok(Members(members))
+                Ok(JsonMembers(members))
             }
         }
-        deserializer.deserialize_map(Each)
+        deserializer.deserialize_map(JsonMembersVisitor)
     }
 }
 
 /// Tool name in the ledger for an event without one.
-const UNNAMED_TOOL: &str = "unnamed";
+const UNNAMED_TOOL_NAME: &str = "unnamed";
 /// Session name in the ledger for an event without one, as in the gateway.
-const TURNED_AWAY: &str = "(turned away)";
+const REJECTED_SESSION_NAME: &str = "(turned away)";
 
-impl Event {
+impl HookEvent {
     /// Builds an event from an invalid one if it is about a tool, with the first of duplicate
     /// members.
     ///
     /// The gate denies this call and records it.
     fn from_malformed(text: &str, about_a_tool: bool, why: String) -> Result<Self, String> {
         let text = text.trim_start_matches('\u{feff}');
-        let Ok(Members(members)) = serde_json::from_str::<Members<'_>>(text) else { return Self::recover(text.as_bytes(), why) };
+        let Ok(JsonMembers(members)) = serde_json::from_str::<JsonMembers<'_>>(text) else { return Self::recover(text.as_bytes(), why) };
         let first = |name: &str| {
             let (_, raw) = members.iter().find(|(key, _)| key == name)?;
             serde_json::from_str::<String>(raw.get()).ok().filter(|text| !text.is_empty())
         };
         let events = ["PreToolUse", "preToolUse", "PostToolUse", "postToolUse", "PostToolUseFailure", "postToolUseFailure"];
         let about_a_tool = about_a_tool || first("hook_event_name").is_some_and(|name| events.contains(&name.as_str()));
-        let Some(tool) = first("tool_name").or_else(|| about_a_tool.then(|| UNNAMED_TOOL.to_owned())) else { return Err(why) };
-        let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { TURNED_AWAY };
+        let Some(tool) = first("tool_name").or_else(|| about_a_tool.then(|| UNNAMED_TOOL_NAME.to_owned())) else { return Err(why) };
+        let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { REJECTED_SESSION_NAME };
         let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| nobodys.to_owned());
         // A denial is an exit code. After a tool, that would not withhold the result, so an
         // unambiguous event name is repeated in the answer.
         let is_one = members.iter().filter(|(key, _)| key == "hook_event_name").count() == 1;
         let name = first("hook_event_name").filter(|name| is_one && is_after_event(name));
         let given = || members.iter().find(|(key, _)| key == "tool_response" || key == "tool_result");
-        let result = name.as_ref().map(|_| given().and_then(|(_, raw)| parse(raw.get().as_bytes(), &RESULT).ok()).unwrap_or_default());
-        Ok(Self { kind: Kind::Malformed(why, result), name, session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
+        let result =
+            name.as_ref().map(|_| given().and_then(|(_, raw)| parse(raw.get().as_bytes(), &RESULT_BOUNDS).ok()).unwrap_or_default());
+        Ok(Self { kind: HookEventKind::Malformed(why, result), name, session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
     }
 
     /// Recovers an event after a tool from invalid or incomplete JSON.
@@ -160,9 +161,9 @@ impl Event {
             (Some((_, name)), None) if is_after_event(name) => name.clone(),
             _ => return Err(why),
         };
-        let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| TURNED_AWAY.to_owned());
-        let tool = first("tool_name").unwrap_or_else(|| UNNAMED_TOOL.to_owned());
-        let kind = Kind::Malformed(why, Some(Value::Null));
+        let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| REJECTED_SESSION_NAME.to_owned());
+        let tool = first("tool_name").unwrap_or_else(|| UNNAMED_TOOL_NAME.to_owned());
+        let kind = HookEventKind::Malformed(why, Some(Value::Null));
         Ok(Self { kind, name: Some(name), session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
     }
 
@@ -170,8 +171,8 @@ impl Event {
     ///
     /// The shape of the event is enough to withhold the result in the form that the client expects.
     pub(crate) fn read_oversized(begun: &[u8], rest: &mut dyn Read) -> Result<Self, String> {
-        let (mut short, mut piece, mut all) = (Shortened::default(), vec![0_u8; 64 << 10], begun.chain(rest));
-        while short.text.len() as u64 <= LONGEST {
+        let (mut short, mut piece, mut all) = (EventShortener::default(), vec![0_u8; 64 << 10], begun.chain(rest));
+        while short.text.len() as u64 <= MAX_EVENT_BYTES {
             match all.read(&mut piece) {
                 Ok(0) => break,
                 Ok(length) => short.add(piece.get(..length).unwrap_or_default()),
@@ -179,23 +180,23 @@ impl Event {
                 Err(_) => break,
             }
         }
-        Self::from_malformed(&String::from_utf8_lossy(&short.text), false, TOO_LONG.to_owned())
+        Self::from_malformed(&String::from_utf8_lossy(&short.text), false, EVENT_TOO_LARGE.to_owned())
     }
 
     /// Parses the bytes of an event.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
-        if bytes.len() as u64 > LONGEST {
+        if bytes.len() as u64 > MAX_EVENT_BYTES {
             return Self::read_oversized(bytes, &mut io::empty());
         }
         match std::str::from_utf8(bytes) {
             Ok(text) => Self::parse_text(text),
-            Err(error) => Self::from_malformed(&String::from_utf8_lossy(bytes), false, not_an_event(&error)),
+            Err(error) => Self::from_malformed(&String::from_utf8_lossy(bytes), false, invalid_event_message(&error)),
         }
     }
 
     /// Returns whether the tool has run, so that its result is shown unless it is withheld.
     pub(crate) const fn is_after_run(&self) -> bool {
-        matches!(self.kind, Kind::AfterTool(_) | Kind::UnreadableResult | Kind::Malformed(_, Some(_)))
+        matches!(self.kind, HookEventKind::AfterTool(_) | HookEventKind::UnreadableResult | HookEventKind::Malformed(_, Some(_)))
     }
 
     /// Parses the text of an event.
@@ -203,36 +204,39 @@ impl Event {
         let text = text.trim_start_matches('\u{feff}');
         // serde accepts an array as the fields in their order.
         if text.trim_start().starts_with('[') {
-            return Err(not_an_event(&"a list, not a JSON object"));
+            return Err(invalid_event_message(&"a list, not a JSON object"));
         }
-        let told: Told<'_> = match serde_json::from_str(text) {
+        let told: RawHookEvent<'_> = match serde_json::from_str(text) {
             Ok(told) => told,
-            Err(error) => return Self::from_malformed(text, false, not_an_event(&error)),
+            Err(error) => return Self::from_malformed(text, false, invalid_event_message(&error)),
         };
         let name = told.hook_event_name;
         // Strict: other parsers read a different one of two duplicate keys.
-        let result = |raw: Option<&RawValue>| match raw.map(|raw| parse(raw.get().as_bytes(), &RESULT)) {
-            None => Kind::AfterTool(Value::Null),
-            Some(read) => read.map_or(Kind::UnreadableResult, Kind::AfterTool),
+        let result = |raw: Option<&RawValue>| match raw.map(|raw| parse(raw.get().as_bytes(), &RESULT_BOUNDS)) {
+            None => HookEventKind::AfterTool(Value::Null),
+            Some(read) => read.map_or(HookEventKind::UnreadableResult, HookEventKind::AfterTool),
         };
         let kind = match name.as_deref() {
-            Some("PreToolUse" | "preToolUse") => Kind::BeforeTool,
+            Some("PreToolUse" | "preToolUse") => HookEventKind::BeforeTool,
             Some("PostToolUse") => result(told.tool_response.or(told.tool_result)),
             Some("postToolUse") => parse_nested(told.tool_output.as_deref().unwrap_or("null")),
             Some("PostToolUseFailure" | "postToolUseFailure") => {
                 let text = |error: Value| error.as_str().map_or_else(|| error.to_string(), str::to_owned);
                 let error = told.error_message.or(told.error.map(text)).unwrap_or_else(|| "the tool failed".to_owned());
-                Kind::ToolFailed { error, interrupted: told.is_interrupt }
+                HookEventKind::ToolFailed { error, interrupted: told.is_interrupt }
             }
-            Some("SessionStart" | "sessionStart") => Kind::SessionStart,
-            Some("SessionEnd" | "sessionEnd") => Kind::SessionEnd,
-            Some("UserPromptSubmit") => Kind::UserPrompt(told.prompt.unwrap_or_default()),
+            Some("SessionStart" | "sessionStart") => HookEventKind::SessionStart,
+            Some("SessionEnd" | "sessionEnd") => HookEventKind::SessionEnd,
+            Some("UserPromptSubmit") => HookEventKind::UserPrompt(told.prompt.unwrap_or_default()),
             Some(other) => return Err(format!("unsupported event `{}`", other.escape_debug())),
             // In the plain protocol, an event with a result comes after the tool.
             None if told.tool_result.is_some() => result(told.tool_result),
-            None => Kind::BeforeTool,
+            None => HookEventKind::BeforeTool,
         };
-        let about_a_tool = matches!(kind, Kind::BeforeTool | Kind::AfterTool(_) | Kind::UnreadableResult | Kind::ToolFailed { .. });
+        let about_a_tool = matches!(
+            kind,
+            HookEventKind::BeforeTool | HookEventKind::AfterTool(_) | HookEventKind::UnreadableResult | HookEventKind::ToolFailed { .. }
+        );
         let tool = match told.tool_name {
             Some(tool) if !tool.is_empty() => tool,
             _ if about_a_tool => return Self::from_malformed(text, true, "`tool_name` is required".to_owned()),
@@ -254,7 +258,7 @@ impl Event {
     }
 }
 
-fn not_an_event(error: &dyn fmt::Display) -> String {
+fn invalid_event_message(error: &dyn fmt::Display) -> String {
     format!("standard input is not a hook event: {error}")
 }
 
@@ -264,7 +268,7 @@ fn is_after_event(name: &str) -> bool {
 
 /// An event without its long strings, and with its shape unchanged.
 #[derive(Default)]
-struct Shortened {
+struct EventShortener {
     text: Vec<u8>,
     /// Start of the string that has not ended yet.
     string_start: Option<usize>,
@@ -272,7 +276,7 @@ struct Shortened {
     is_skipping: bool,
 }
 
-impl Shortened {
+impl EventShortener {
     fn add(&mut self, mut bytes: &[u8]) {
         while let Some((byte, rest)) = bytes.split_first() {
             self.push(*byte);
@@ -296,7 +300,7 @@ impl Shortened {
             (self.string_start, self.is_skipping) = (None, false);
         } else if !self.is_skipping {
             self.text.push(byte);
-            if self.text.len() - began > LONG_TEXT {
+            if self.text.len() - began > MAX_SHORTENED_STRING_BYTES {
                 self.text.truncate(began);
                 self.is_skipping = true;
             }
@@ -308,7 +312,7 @@ impl Shortened {
 fn scan_members(text: &[u8]) -> Vec<(String, String)> {
     let (mut members, mut depth, mut key, mut is_value) = (Vec::new(), 0_usize, None, false);
     let (mut began, mut is_escaped) = (None, false);
-    for (at, byte) in text.iter().enumerate().take(BEGINNING) {
+    for (at, byte) in text.iter().enumerate().take(MAX_SCANNED_BYTES) {
         if let Some(from) = began {
             let ends = *byte == b'"' && !is_escaped;
             is_escaped = *byte == b'\\' && !is_escaped;
@@ -339,10 +343,10 @@ fn scan_members(text: &[u8]) -> Vec<(String, String)> {
 }
 
 /// Parses JSON inside a string, else returns the string.
-fn parse_nested(text: &str) -> Kind {
-    match parse(text.as_bytes(), &RESULT) {
-        Ok(value) => Kind::AfterTool(value),
-        Err(_) if serde_json::from_str::<Value>(text).is_ok() => Kind::UnreadableResult,
-        Err(_) => Kind::AfterTool(Value::String(text.to_owned())),
+fn parse_nested(text: &str) -> HookEventKind {
+    match parse(text.as_bytes(), &RESULT_BOUNDS) {
+        Ok(value) => HookEventKind::AfterTool(value),
+        Err(_) if serde_json::from_str::<Value>(text).is_ok() => HookEventKind::UnreadableResult,
+        Err(_) => HookEventKind::AfterTool(Value::String(text.to_owned())),
     }
 }

@@ -20,17 +20,17 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::evaluate::Door;
+use crate::evaluate::HookGate;
 pub use crate::evaluate::open_store;
-use crate::response::{Answer, Rendered};
-pub use event::Client;
-use event::{Event, Kind, LONGEST, TOO_LONG};
+use crate::response::{HookReply, RenderedReply};
+pub use event::HookClient;
+use event::{EVENT_TOO_LARGE, HookEvent, HookEventKind, MAX_EVENT_BYTES};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// Time to answer an event. A client may stop waiting after this and allow the call.
-const DEADLINE: Duration = Duration::from_millis(4_500);
+const EVENT_TIMEOUT: Duration = Duration::from_millis(4_500);
 /// Time to write the answer that says that the deadline was exceeded.
-const GRACE: Duration = Duration::from_millis(300);
+const DENIAL_WRITE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Answer one hook event of a coding agent.
 ///
@@ -50,7 +50,7 @@ pub struct Args {
     pub config: Option<PathBuf>,
     /// Client that sends the event.
     #[arg(long, value_enum, default_value = "claude-code")]
-    pub client: Client,
+    pub client: HookClient,
     /// Agent to act as, if the configuration has several.
     #[arg(long)]
     pub agent: Option<String>,
@@ -66,58 +66,58 @@ pub struct Args {
 }
 
 /// Returns whether words are the flags of a hook.
-pub fn parses<'w>(words: impl Iterator<Item = &'w str>) -> bool {
+pub fn can_parse_flags<'w>(words: impl Iterator<Item = &'w str>) -> bool {
     #[derive(clap::Parser)]
-    struct Flags {
+    struct HookFlags {
         #[command(flatten)]
         _hook: Args,
         #[arg(long)]
         _store: Option<PathBuf>,
     }
-    <Flags as clap::Parser>::try_parse_from(std::iter::once("toolgate-hook").chain(words)).is_ok()
+    <HookFlags as clap::Parser>::try_parse_from(std::iter::once("toolgate-hook").chain(words)).is_ok()
 }
 
 pub fn run(args: &Args) -> ExitCode {
     crate::ignore_limit_signals::block_limit_signals();
     // Programs that run as hooks must not inherit open files of the caller.
-    let _ = toolgate_process::sandbox::close_inherited();
-    let _ = tracing::subscriber::set_global_default(crate::stderr_subscriber::Loud);
+    let _ = toolgate_process::sandbox::close_inherited_files();
+    let _ = tracing::subscriber::set_global_default(crate::stderr_subscriber::StderrSubscriber);
     if let Some(path) = &args.store {
         effective_config::set_command_line_store(path);
     }
     // A panic must be a denial: some clients treat any other exit code as permission.
     let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handle_one_event(args)));
-    let failed = || Rendered::Denied("toolgate failed while handling this event, so the call is denied".to_owned()).write();
+    let failed = || RenderedReply::Denied("toolgate failed while handling this event, so the call is denied".to_owned()).write();
     ExitCode::from(heard.unwrap_or_else(|_| failed()))
 }
 
 /// Reads one event, answers it, and returns the exit code.
 fn handle_one_event(args: &Args) -> u8 {
-    let late = Late { deadline: Instant::now() + DEADLINE, reply: Arc::default() };
+    let late = DeadlineResponder { deadline: Instant::now() + EVENT_TIMEOUT, reply: Arc::default() };
     // A user at a terminal needs to know that input is expected.
     if std::io::stdin().is_terminal() {
         let _ = writeln!(std::io::stderr(), "toolgate: waiting for one JSON event on standard input; see `toolgate hook --help`");
     }
     let mut bytes = Vec::new();
     let read = late.read_stdin(&mut bytes);
-    let is_long = bytes.len() as u64 > LONGEST;
+    let is_long = bytes.len() as u64 > MAX_EVENT_BYTES;
     let event = match read {
-        Err(error) => Event::recover(&bytes, format!("cannot read standard input: {error}")),
+        Err(error) => HookEvent::recover(&bytes, format!("cannot read standard input: {error}")),
         Ok(()) if is_long => {
             // The rest of the event may take any time, so the deadline is prepared first.
-            if let Ok(begun) = Event::recover(&bytes, TOO_LONG.to_owned()) {
+            if let Ok(begun) = HookEvent::recover(&bytes, EVENT_TOO_LARGE.to_owned()) {
                 late.prepare_withholding(&begun, args.client);
             }
             if let Err(refused) = late.start_watchdog() {
                 return refused.write();
             }
-            Event::read_oversized(&bytes, &mut std::io::stdin().lock())
+            HookEvent::read_oversized(&bytes, &mut std::io::stdin().lock())
         }
-        Ok(()) => Event::parse(&bytes),
+        Ok(()) => HookEvent::parse(&bytes),
     };
     let event = match event {
         Ok(event) => event,
-        Err(reason) => return late.write_reply(Rendered::Denied(reason)),
+        Err(reason) => return late.write_reply(RenderedReply::Denied(reason)),
     };
     late.prepare_withholding(&event, args.client);
     if let Err(refused) = late.start_watchdog() {
@@ -126,10 +126,10 @@ fn handle_one_event(args: &Args) -> u8 {
     if let Some(socket) = &args.socket {
         let told = match ask_service(args, socket, &bytes) {
             // Without an answer of the service, the call is denied or the result is withheld.
-            Rendered::Denied(reason) => Answer::gate_error(&event, reason).render(&event, args.client),
+            RenderedReply::Denied(reason) => HookReply::gate_error(&event, reason).render(&event, args.client),
             // The service has only the beginning of the event, and does not know the shape of the
             // result.
-            Rendered::Json(_) if is_long => Answer::gate_error(&event, TOO_LONG).render(&event, args.client),
+            RenderedReply::Json(_) if is_long => HookReply::gate_error(&event, EVENT_TOO_LARGE).render(&event, args.client),
             told => told,
         };
         return late.write_reply(told);
@@ -137,7 +137,7 @@ fn handle_one_event(args: &Args) -> u8 {
     let (answer, door) = decide_locally(args, &event);
     let code = late.write_reply(answer.render(&event, args.client));
     // The client has its answer. The cache makes the next one faster.
-    if let Some(door) = door.filter(|_| matches!(event.kind, Kind::BeforeTool)) {
+    if let Some(door) = door.filter(|_| matches!(event.kind, HookEventKind::BeforeTool)) {
         let _ = door.write_cache(args);
     }
     code
@@ -148,52 +148,52 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Asks the service.
-fn ask_service(args: &Args, socket: &Path, event: &[u8]) -> Rendered {
+fn ask_service(args: &Args, socket: &Path, event: &[u8]) -> RenderedReply {
     match crate::protocol::ask_service(socket, &client_name(args.client), args.agent.as_deref().unwrap_or_default(), event) {
         Ok(said) => parse_reply(said, socket),
-        Err(error) => Rendered::Denied(crate::protocol::no_response_message(socket, &error)),
+        Err(error) => RenderedReply::Denied(crate::protocol::no_response_message(socket, &error)),
     }
 }
 
 /// Returns the command-line name of a client.
-fn client_name(client: Client) -> String {
+fn client_name(client: HookClient) -> String {
     clap::ValueEnum::to_possible_value(&client).map(|client| client.get_name().to_owned()).unwrap_or_default()
 }
 
 /// Converts the response of another process.
-fn parse_reply((code, told): (u8, String), socket: &Path) -> Rendered {
+fn parse_reply((code, told): (u8, String), socket: &Path) -> RenderedReply {
     match code {
         0 => serde_json::from_str(&told)
-            .map_or_else(|error| Rendered::Denied(crate::protocol::no_response_message(socket, &error.into())), Rendered::Json),
-        _ => Rendered::Denied(told),
+            .map_or_else(|error| RenderedReply::Denied(crate::protocol::no_response_message(socket, &error.into())), RenderedReply::Json),
+        _ => RenderedReply::Denied(told),
     }
 }
 
 /// Decides about an event in this process.
-fn decide_locally(args: &Args, event: &Event) -> (Answer, Option<Door>) {
-    let door = match Door::open(args, event) {
+fn decide_locally(args: &Args, event: &HookEvent) -> (HookReply, Option<HookGate>) {
+    let door = match HookGate::open(args, event) {
         Ok(door) => door,
-        Err(reason) => return (Answer::gate_error(event, format!("toolgate denies every call: {reason}")), None),
+        Err(reason) => return (HookReply::gate_error(event, format!("toolgate denies every call: {reason}")), None),
     };
     // Only hooks that start programs need the I/O driver.
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let builder = if door.has_hooks() { builder.enable_all() } else { builder.enable_time() };
     let runtime = match builder.build() {
         Ok(runtime) => runtime,
-        Err(error) => return (Answer::gate_error(event, format!("toolgate cannot start: {error}")), None),
+        Err(error) => return (HookReply::gate_error(event, format!("toolgate cannot start: {error}")), None),
     };
     let answer = runtime.block_on(door.handle_event(event, args.client, &effective_config::local_user_name()));
     (answer, Some(door))
 }
 
 /// Denies the call when the client's own hook timeout is about to expire.
-struct Late {
+struct DeadlineResponder {
     deadline: Instant,
     /// Answer to give when the deadline expires, or the exit code after an answer was written.
-    reply: Arc<Mutex<Option<Rendered>>>,
+    reply: Arc<Mutex<Option<RenderedReply>>>,
 }
 
-impl Late {
+impl DeadlineResponder {
     fn time_left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
@@ -202,7 +202,7 @@ impl Late {
     fn read_stdin(&self, bytes: &mut Vec<u8>) -> io::Result<()> {
         let input = std::io::stdin();
         let mut piece = [0; 16 << 10];
-        while bytes.len() as u64 <= LONGEST {
+        while bytes.len() as u64 <= MAX_EVENT_BYTES {
             let wait = Timespec::try_from(self.time_left()).map_err(io::Error::other)?;
             let mut wanted = [PollFd::new(&input, PollFlags::IN)];
             let read = match rustix::event::poll(&mut wanted, Some(&wait)) {
@@ -221,34 +221,34 @@ impl Late {
     }
 
     /// Prepares an answer that withholds the result if the deadline expires.
-    fn prepare_withholding(&self, event: &Event, client: Client) {
+    fn prepare_withholding(&self, event: &HookEvent, client: HookClient) {
         if event.is_after_run() {
-            let late = Answer::withhold(event, "toolgate could not check this result in time, so it is withheld");
+            let late = HookReply::withhold(event, "toolgate could not check this result in time, so it is withheld");
             *lock(&self.reply) = Some(late.render(event, client));
         }
     }
 
     /// Writes the answer, unless the deadline has expired.
-    fn write_reply(&self, rendered: Rendered) -> u8 {
+    fn write_reply(&self, rendered: RenderedReply) -> u8 {
         let mut said = lock(&self.reply);
         let code = rendered.write();
-        *said = Some(Rendered::AlreadyWritten(code));
+        *said = Some(RenderedReply::AlreadyWritten(code));
         code
     }
 
     /// Starts a thread that denies the call when the deadline expires.
-    fn start_watchdog(&self) -> Result<(), Rendered> {
+    fn start_watchdog(&self) -> Result<(), RenderedReply> {
         let said = Arc::clone(&self.reply);
         let watched = crate::protocol::run_after(self.time_left(), move || {
             // Writing may block if the client does not read. Then only the exit code denies the
             // call.
-            let _ = crate::protocol::run_after(GRACE, || std::process::exit(2));
-            let refused = || Rendered::Denied("no decision was reached in time, so the call is denied".to_owned());
+            let _ = crate::protocol::run_after(DENIAL_WRITE_TIMEOUT, || std::process::exit(2));
+            let refused = || RenderedReply::Denied("no decision was reached in time, so the call is denied".to_owned());
             // The lock is held while writing, so that only one answer is written.
             let mut said = lock(&said);
             let code = said.take().unwrap_or_else(refused).write();
             std::process::exit(i32::from(code));
         });
-        watched.map_err(|error| Rendered::Denied(format!("toolgate cannot start, so the call is denied: {error}")))
+        watched.map_err(|error| RenderedReply::Denied(format!("toolgate cannot start, so the call is denied: {error}")))
     }
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Longest time to wait for an answer of the service.
-const PATIENCE: Duration = Duration::from_secs(4);
+const SERVICE_SOCKET_TIMEOUT: Duration = Duration::from_secs(4);
 
 fn invalid_response() -> Error {
     Error::other("invalid response")
@@ -20,7 +20,7 @@ fn invalid_response() -> Error {
 /// Asks the service, and returns the exit code and the text to print.
 pub(crate) fn ask_service(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Result<(u8, String)> {
     let mut stream = UnixStream::connect(socket)?;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + SERVICE_SOCKET_TIMEOUT;
     // A timeout of zero would mean no timeout.
     let left = || Some(until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
     stream.set_write_timeout(left())?;
@@ -59,7 +59,7 @@ pub(crate) fn is_stdout_discarded() -> bool {
 }
 
 /// Message for an answer that the client cannot read.
-pub(crate) const UNHEARD: &str = "standard output is closed, so the call is denied";
+pub(crate) const STDOUT_CLOSED: &str = "standard output is closed, so the call is denied";
 
 /// Formats the error for a service that does not answer.
 pub(crate) fn no_response_message(socket: &Path, error: &Error) -> String {

@@ -5,12 +5,12 @@ use std::io::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::event::{Client, Event, Kind};
+use super::event::{HookClient, HookEvent, HookEventKind};
 
 /// The answer to an event.
 #[derive(Debug, Default)]
-pub(crate) struct Answer {
-    pub(crate) decision: Option<Decision>,
+pub(crate) struct HookReply {
+    pub(crate) decision: Option<ReplyDecision>,
     /// Changed arguments to run the tool with.
     pub(crate) updated_input: Option<Value>,
     /// Result that replaces the one of the tool.
@@ -23,7 +23,7 @@ pub(crate) struct Answer {
 
 /// The decision about a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Decision {
+pub(crate) enum ReplyDecision {
     Allow,
     Deny(String),
     Ask(String),
@@ -31,26 +31,26 @@ pub(crate) enum Decision {
     Block(String),
 }
 
-impl Answer {
+impl HookReply {
     pub(crate) fn deny(reason: impl Into<String>) -> Self {
-        Self { decision: Some(Decision::Deny(reason.into())), ..Self::default() }
+        Self { decision: Some(ReplyDecision::Deny(reason.into())), ..Self::default() }
     }
 
     pub(crate) fn ask(reason: impl Into<String>) -> Self {
-        Self { decision: Some(Decision::Ask(reason.into())), ..Self::default() }
+        Self { decision: Some(ReplyDecision::Ask(reason.into())), ..Self::default() }
     }
 
     pub(crate) fn block(reason: impl Into<String>) -> Self {
-        Self { decision: Some(Decision::Block(reason.into())), ..Self::default() }
+        Self { decision: Some(ReplyDecision::Block(reason.into())), ..Self::default() }
     }
 
     /// Builds an answer that withholds the result of a tool.
-    pub(crate) fn withhold(event: &Event, reason: impl Into<String>) -> Self {
+    pub(crate) fn withhold(event: &HookEvent, reason: impl Into<String>) -> Self {
         let output = match &event.kind {
-            Kind::AfterTool(given) => Some(withhold_value(given)),
-            Kind::Malformed(_, Some(given)) if !given.is_null() => Some(withhold_value(given)),
+            HookEventKind::AfterTool(given) => Some(withhold_value(given)),
+            HookEventKind::Malformed(_, Some(given)) if !given.is_null() => Some(withhold_value(given)),
             // Most clients accept a result of this shape.
-            Kind::UnreadableResult | Kind::Malformed(_, Some(_)) => {
+            HookEventKind::UnreadableResult | HookEventKind::Malformed(_, Some(_)) => {
                 Some(json!({"stdout": "(withheld)", "stderr": "", "interrupted": false}))
             }
             _ => None,
@@ -59,51 +59,51 @@ impl Answer {
     }
 
     /// Builds the answer for an event that the gate could not judge.
-    pub(crate) fn gate_error(event: &Event, reason: impl Into<String>) -> Self {
+    pub(crate) fn gate_error(event: &HookEvent, reason: impl Into<String>) -> Self {
         if event.is_after_run() { Self::withhold(event, reason) } else { Self::deny(reason) }
     }
 
     /// Renders the answer in the dialect of the client.
-    pub(crate) fn render(self, event: &Event, client: Client) -> Rendered {
+    pub(crate) fn render(self, event: &HookEvent, client: HookClient) -> RenderedReply {
         match (&event.name, client) {
             (None, _) => self.render_plain(event),
-            (Some(_), Client::Cursor) => self.render_flat(event),
+            (Some(_), HookClient::Cursor) => self.render_flat(event),
             (Some(name), _) => self.render_nested(name, event, client),
         }
     }
 
-    fn render_plain(self, event: &Event) -> Rendered {
+    fn render_plain(self, event: &HookEvent) -> RenderedReply {
         let mut told = Map::new();
         match self.decision {
             // A client that checks only the exit code reads any JSON as permission.
-            Some(Decision::Deny(reason) | Decision::Ask(reason)) => return Rendered::Denied(reason),
-            Some(Decision::Block(reason)) => {
+            Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason)) => return RenderedReply::Denied(reason),
+            Some(ReplyDecision::Block(reason)) => {
                 told.insert("reason".to_owned(), reason.into());
             }
-            Some(Decision::Allow) | None if matches!(event.kind, Kind::BeforeTool) => {
+            Some(ReplyDecision::Allow) | None if matches!(event.kind, HookEventKind::BeforeTool) => {
                 told.insert("decision".to_owned(), "allow".into());
             }
             _ => {}
         }
         told.extend(self.updated_input.map(|input| ("tool_input".to_owned(), input)));
         told.extend(self.replaced_output.map(|output| ("tool_result".to_owned(), output)));
-        Rendered::Json(Value::Object(told))
+        RenderedReply::Json(Value::Object(told))
     }
 
-    fn render_flat(self, event: &Event) -> Rendered {
+    fn render_flat(self, event: &HookEvent) -> RenderedReply {
         let mut told = Map::new();
         let mut say = |key: &str, value: Value| told.insert(key.to_owned(), value);
         match self.decision {
             // Cursor cannot ask its user, so a question is a denial.
-            Some(Decision::Deny(reason) | Decision::Ask(reason)) if matches!(event.kind, Kind::BeforeTool) => {
+            Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason)) if matches!(event.kind, HookEventKind::BeforeTool) => {
                 say("permission", "deny".into());
                 say("user_message", reason.as_str().into());
                 say("agent_message", reason.into());
             }
-            Some(Decision::Deny(reason) | Decision::Ask(reason) | Decision::Block(reason)) => {
+            Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason) | ReplyDecision::Block(reason)) => {
                 say("additional_context", reason.into());
             }
-            Some(Decision::Allow) | None if matches!(event.kind, Kind::BeforeTool) => {
+            Some(ReplyDecision::Allow) | None if matches!(event.kind, HookEventKind::BeforeTool) => {
                 say("permission", "allow".into());
             }
             _ => {}
@@ -117,32 +117,36 @@ impl Answer {
         if let Some(output) = self.replaced_output {
             say("updated_mcp_tool_output", output);
         }
-        Rendered::Json(Value::Object(told))
+        RenderedReply::Json(Value::Object(told))
     }
 
-    fn render_nested(self, name: &str, event: &Event, client: Client) -> Rendered {
+    fn render_nested(self, name: &str, event: &HookEvent, client: HookClient) -> RenderedReply {
         let (mut top, mut inner) = (Map::new(), Map::new());
-        let before = matches!(event.kind, Kind::BeforeTool);
+        let before = matches!(event.kind, HookEventKind::BeforeTool);
         let decide = |inner: &mut Map<String, Value>, word: &str, reason: Option<String>| {
             inner.insert("permissionDecision".to_owned(), word.into());
             inner.extend(reason.map(|reason| ("permissionDecisionReason".to_owned(), reason.into())));
         };
         let rewritten = self.updated_input.is_some();
         match self.decision {
-            Some(Decision::Deny(reason)) if before => decide(&mut inner, "deny", Some(reason)),
-            Some(Decision::Ask(reason)) if before && client == Client::Codex => {
+            Some(ReplyDecision::Deny(reason)) if before => decide(&mut inner, "deny", Some(reason)),
+            Some(ReplyDecision::Ask(reason)) if before && client == HookClient::Codex => {
                 decide(&mut inner, "deny", Some(format!("{reason} This client cannot ask its user, so the call is denied.")));
             }
-            Some(Decision::Ask(reason)) if before => decide(&mut inner, "ask", Some(reason)),
-            Some(Decision::Allow) if before && client != Client::Codex => decide(&mut inner, "allow", None),
+            Some(ReplyDecision::Ask(reason)) if before => decide(&mut inner, "ask", Some(reason)),
+            Some(ReplyDecision::Allow) if before && client != HookClient::Codex => decide(&mut inner, "allow", None),
             // Codex ignores changed arguments without a decision.
-            _ if before && rewritten && client == Client::Codex => decide(&mut inner, "allow", None),
+            _ if before && rewritten && client == HookClient::Codex => decide(&mut inner, "allow", None),
             // A session start cannot be blocked. A prompt can.
-            Some(Decision::Deny(reason) | Decision::Block(reason)) if matches!(event.kind, Kind::SessionStart | Kind::SessionEnd) => {
-                inner.extend(matches!(event.kind, Kind::SessionStart).then(|| ("additionalContext".to_owned(), reason.as_str().into())));
+            Some(ReplyDecision::Deny(reason) | ReplyDecision::Block(reason))
+                if matches!(event.kind, HookEventKind::SessionStart | HookEventKind::SessionEnd) =>
+            {
+                inner.extend(
+                    matches!(event.kind, HookEventKind::SessionStart).then(|| ("additionalContext".to_owned(), reason.as_str().into())),
+                );
                 top.insert("systemMessage".to_owned(), reason.into());
             }
-            Some(Decision::Deny(reason) | Decision::Ask(reason) | Decision::Block(reason)) => {
+            Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason) | ReplyDecision::Block(reason)) => {
                 top.insert("decision".to_owned(), "block".into());
                 top.insert("reason".to_owned(), reason.into());
             }
@@ -153,7 +157,7 @@ impl Answer {
         }
         match self.replaced_output {
             // Codex replaces a result only with the reason of a block.
-            Some(output) if client == Client::Codex => {
+            Some(output) if client == HookClient::Codex => {
                 top.insert("decision".to_owned(), "block".into());
                 let text = output.as_str().map_or_else(|| output.to_string(), str::to_owned);
                 top.entry("reason").or_insert_with(|| text.into());
@@ -169,20 +173,20 @@ impl Answer {
             inner.insert("hookEventName".to_owned(), name.into());
             top.insert("hookSpecificOutput".to_owned(), Value::Object(inner));
         }
-        Rendered::Json(Value::Object(top))
+        RenderedReply::Json(Value::Object(top))
     }
 }
 
 /// The rendered answer.
 #[derive(Debug)]
-pub(crate) enum Rendered {
+pub(crate) enum RenderedReply {
     /// The answer was written already, with this exit code.
     AlreadyWritten(u8),
     Json(Value),
     Denied(String),
 }
 
-impl Rendered {
+impl RenderedReply {
     /// Writes the answer, and returns the exit code. If writing fails, the call is denied.
     pub(crate) fn write(self) -> u8 {
         match self {
@@ -191,7 +195,7 @@ impl Rendered {
                 // If the client cannot read the answer, anything but a plain permission must be an
                 // exit code.
                 if is_reply_required(&told) && crate::protocol::is_stdout_discarded() {
-                    let _ = writeln!(std::io::stderr().lock(), "toolgate: {}", crate::protocol::UNHEARD);
+                    let _ = writeln!(std::io::stderr().lock(), "toolgate: {}", crate::protocol::STDOUT_CLOSED);
                     return 2;
                 }
                 let mut out = std::io::stdout().lock();

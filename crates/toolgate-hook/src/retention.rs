@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use toolgate::store::StoreError;
 use toolgate::{SignedDuration, Timestamp};
-use toolgate_store::{Filter, Ledger, SqliteStore};
+use toolgate_store::{Ledger, RowFilter, SqliteStore};
 
 use crate::stderr::print_stderr;
 
 /// Interval between two prunings.
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const PRUNE_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Prunes a ledger at once and then every day, and reports what was removed.
 ///
@@ -20,7 +20,7 @@ pub fn prune_daily(store: Arc<SqliteStore>, kept: impl Fn() -> Option<SignedDura
     // The time is determined before this process writes a row with its own clock.
     let (began, begun) = (ledger_time(store.path()), Instant::now());
     async move {
-        let mut days = tokio::time::interval(DAY);
+        let mut days = tokio::time::interval(PRUNE_INTERVAL);
         loop {
             days.tick().await;
             // Monotonic time counts too, even if no row was written meanwhile.
@@ -47,7 +47,7 @@ pub fn prune_daily(store: Arc<SqliteStore>, kept: impl Fn() -> Option<SignedDura
 ///
 /// Without this limit, a clock that is ahead would remove all rows.
 fn ledger_time(store: &Path) -> Option<Timestamp> {
-    let last = Filter { limit: Some(1), newest_first: true, ..Filter::default() };
+    let last = RowFilter { limit: Some(1), newest_first: true, ..RowFilter::default() };
     let rows = Ledger::open(store).and_then(|ledger| ledger.find(&last)).inspect_err(report_prune_error).ok()?;
     let newest = rows.first()?.row.at;
     Some(newest.checked_add(SignedDuration::from_hours(24)).unwrap_or(Timestamp::MAX).min(Timestamp::now()))
@@ -63,7 +63,7 @@ pub fn describe_retention(store: &Path, kept: Option<SignedDuration>) -> Option<
         let days = u64::try_from(kept.as_hours() / 24).unwrap_or_default();
         return Some(format!("`toolgate serve` removes rows after {}", format_count(days, "day")));
     }
-    let first = Filter { limit: Some(1), ..Filter::default() };
+    let first = RowFilter { limit: Some(1), ..RowFilter::default() };
     let oldest = Ledger::open(store).and_then(|ledger| ledger.find(&first)).ok()?.first()?.row.at;
     let is_old = Timestamp::now().duration_since(oldest) > SignedDuration::from_hours(24 * 90);
     is_old.then(|| format!("the oldest row is from {}; set `retention` or run `toolgate audit prune` to remove rows", format_time(oldest)))

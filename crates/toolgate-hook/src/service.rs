@@ -14,42 +14,42 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use toolgate_store::SqliteStore;
 
-use super::event::{Client, Event, Kind};
-use super::{Args, LONGEST, lock};
+use super::event::{HookClient, HookEvent, HookEventKind};
+use super::{Args, MAX_EVENT_BYTES, lock};
 use crate::effective_config;
-use crate::effective_config::{InForce, Stamp, State, fingerprint};
-use crate::evaluate::Door;
-use crate::response::{Answer, Decision, Rendered};
+use crate::effective_config::{EffectiveConfig, FileMetadataFingerprint, UserStateDir, fingerprint};
+use crate::evaluate::HookGate;
+use crate::response::{HookReply, RenderedReply, ReplyDecision};
 use crate::stderr::print_stderr;
 
 /// Maximum number of cached gates for undeclared tools.
-const MOST_UNDECLARED: usize = 256;
+const MAX_UNDECLARED_GATES: usize = 256;
 
 /// State of the hook service.
-struct Service {
+struct HookService {
     config: PathBuf,
     /// Agent for requests that name none.
     agent: Option<String>,
-    state: State,
+    state: UserStateDir,
     path: PathBuf,
     store: Arc<SqliteStore>,
-    current: Mutex<InUse>,
+    current: Mutex<LoadedGates>,
 }
 
 /// The gates of one version of the configuration.
-struct InUse {
-    gates: HashMap<String, Arc<Door>>,
+struct LoadedGates {
+    gates: HashMap<String, Arc<HookGate>>,
     /// Gates for undeclared tools, by agent and tool.
-    undeclared_gates: HashMap<(String, String), Arc<Door>>,
+    undeclared_gates: HashMap<(String, String), Arc<HookGate>>,
     /// The configuration in force, even if the files have changed since.
-    config: Arc<InForce>,
+    config: Arc<EffectiveConfig>,
     /// Fingerprints of the files at the time of the read.
-    files: Vec<(PathBuf, Option<Stamp>)>,
+    files: Vec<(PathBuf, Option<FileMetadataFingerprint>)>,
 }
 
 /// A request to the service.
-pub(crate) struct Question {
-    pub(crate) client: Client,
+pub(crate) struct ServiceRequest {
+    pub(crate) client: HookClient,
     agent: Option<String>,
     pub(crate) event: Vec<u8>,
 }
@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> ExitCode {
 /// Runs the work of a long-running process to its end.
 pub(crate) fn run_service(work: impl Future<Output = io::Result<()>>) -> ExitCode {
     crate::ignore_limit_signals::block_limit_signals();
-    let _ = toolgate_process::sandbox::close_inherited();
+    let _ = toolgate_process::sandbox::close_inherited_files();
     // On one thread, no task waits for another thread to wake. Most time is spent on the disk.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime.and_then(|runtime| runtime.block_on(work)) {
@@ -77,13 +77,13 @@ async fn serve(args: &Args) -> io::Result<()> {
     let (Some(config), Some(socket)) = (&args.config, &args.socket) else {
         return Err(io::Error::other("`--config` and `--socket` are required"));
     };
-    let state = State::open()?;
-    let found = InForce::find(Some(config), &effective_config::project_dir()?, &state)?;
+    let state = UserStateDir::open()?;
+    let found = EffectiveConfig::find(Some(config), &effective_config::project_dir()?, &state)?;
     // The checked open is short. `SqliteStore::open` also cleans up the ledger.
     drop(super::open_store(&found.store, &state)?);
     let (path, store) = (found.store.clone(), Arc::new(SqliteStore::open(&found.store).map_err(io::Error::other)?));
-    let now = Mutex::new(InUse::from_config(found, &path, &state, &store).map_err(io::Error::other)?);
-    let service = Arc::new(Service { config: config.clone(), agent: args.agent.clone(), state, path, store, current: now });
+    let now = Mutex::new(LoadedGates::from_config(found, &path, &state, &store).map_err(io::Error::other)?);
+    let service = Arc::new(HookService { config: config.clone(), agent: args.agent.clone(), state, path, store, current: now });
     let kept = Arc::clone(&service);
     let kept = move || lock(&kept.current).config.retention();
     tokio::spawn(crate::retention::prune_daily(Arc::clone(&service.store), kept, print_stderr));
@@ -136,23 +136,23 @@ fn bind_socket(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-impl InUse {
+impl LoadedGates {
     /// Builds a gate for each agent of a configuration.
-    fn from_config(found: InForce, path: &Path, state: &State, store: &Arc<SqliteStore>) -> Result<Self, String> {
+    fn from_config(found: EffectiveConfig, path: &Path, state: &UserStateDir, store: &Arc<SqliteStore>) -> Result<Self, String> {
         found.config.check().map_err(|error| format!("invalid configuration\n{}", error.render(false)))?;
         if found.store != path {
             return Err(format!("`store` changed to {}; restart the service", found.store.display()));
         }
         let mut doors = HashMap::new();
         for name in found.config.agent_names().map(str::to_owned) {
-            let door = Door::from_config(found.clone(), Some(&name), None, state, |_| Ok(Arc::clone(store)))?;
+            let door = HookGate::from_config(found.clone(), Some(&name), None, state, |_| Ok(Arc::clone(store)))?;
             doors.insert(name, Arc::new(door));
         }
         Ok(Self { gates: doors, undeclared_gates: HashMap::new(), files: found.watched_files(), config: Arc::new(found) })
     }
 }
 
-impl Service {
+impl HookService {
     /// Reads the configuration again. Calls in progress keep the previous one, and so do all calls
     /// if it does not load.
     fn reload(&self) -> Result<(), String> {
@@ -163,8 +163,8 @@ impl Service {
             *was = fingerprint(file);
         }
         let found = self.load_config();
-        let looked_at = found.as_ref().map(InForce::watched_files).unwrap_or_default();
-        match found.and_then(|found| InUse::from_config(found, &self.path, &self.state, &self.store)) {
+        let looked_at = found.as_ref().map(EffectiveConfig::watched_files).unwrap_or_default();
+        match found.and_then(|found| LoadedGates::from_config(found, &self.path, &self.state, &self.store)) {
             Ok(mut now) => {
                 for (file, was) in &mut now.files {
                     *was = before.iter().find(|(known, _)| known == file).map_or(*was, |(_, then)| *then);
@@ -175,8 +175,8 @@ impl Service {
             Err(why) => {
                 // Rebuild the previous configuration, so that it protects the current targets of
                 // links.
-                let found = InForce::clone(&lock(&self.current).config);
-                let again = InUse::from_config(found, &self.path, &self.state, &self.store);
+                let found = EffectiveConfig::clone(&lock(&self.current).config);
+                let again = LoadedGates::from_config(found, &self.path, &self.state, &self.store);
                 let mut now = lock(&self.current);
                 if let Ok(again) = again {
                     *now = again;
@@ -189,13 +189,13 @@ impl Service {
         }
     }
 
-    fn load_config(&self) -> Result<InForce, String> {
+    fn load_config(&self) -> Result<EffectiveConfig, String> {
         let project = effective_config::project_dir().map_err(|error| error.to_string())?;
-        InForce::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())
+        EffectiveConfig::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())
     }
 
     /// Returns the gate for an event.
-    fn gate_for_event(&self, agent: Option<&String>, event: &Event) -> Result<Arc<Door>, String> {
+    fn gate_for_event(&self, agent: Option<&String>, event: &HookEvent) -> Result<Arc<HookGate>, String> {
         let door = self.gate_for_agent(agent)?;
         let Some(lacks) = door.undeclared_tool(event) else { return Ok(door) };
         let found = {
@@ -205,12 +205,14 @@ impl Service {
             }
             Arc::clone(&now.config)
         };
-        let door = Door::from_config(InForce::clone(&found), Some(&lacks.0), Some(&lacks.1), &self.state, |_| Ok(Arc::clone(&self.store)))?;
+        let door = HookGate::from_config(EffectiveConfig::clone(&found), Some(&lacks.0), Some(&lacks.1), &self.state, |_| {
+            Ok(Arc::clone(&self.store))
+        })?;
         let door = Arc::new(door);
         let mut now = lock(&self.current);
         // Do not cache the gate if the configuration was replaced meanwhile.
         if Arc::ptr_eq(&now.config, &found) {
-            if now.undeclared_gates.len() >= MOST_UNDECLARED {
+            if now.undeclared_gates.len() >= MAX_UNDECLARED_GATES {
                 now.undeclared_gates.clear();
             }
             now.undeclared_gates.insert(lacks, Arc::clone(&door));
@@ -220,11 +222,11 @@ impl Service {
 
     /// Returns the gate for an agent from the current files, or from the previous ones if they do
     /// not load.
-    fn gate_for_agent(&self, agent: Option<&String>) -> Result<Arc<Door>, String> {
+    fn gate_for_agent(&self, agent: Option<&String>) -> Result<Arc<HookGate>, String> {
         let changed = {
             let now = lock(&self.current);
             // All gates protect the same paths, so one is enough.
-            let moved = now.gates.values().next().is_some_and(|door| !door.is_links_current());
+            let moved = now.gates.values().next().is_some_and(|door| !door.has_current_links());
             moved || now.files.iter().any(|(file, was)| fingerprint(file) != *was)
         };
         if changed && let Err(why) = self.reload() {
@@ -241,15 +243,17 @@ impl Service {
 
     async fn handle_connection(&self, mut stream: UnixStream) {
         let asked = match read_request(&mut stream).await {
-            Ok((question, user)) => Event::parse(&question.event).map(|event| (question, user, event)),
+            Ok((question, user)) => HookEvent::parse(&question.event).map(|event| (question, user, event)),
             Err(error) => Err(format!("the service cannot read the request: {error}")),
         };
         let refused = match asked {
             Ok((question, user, event)) => match self.gate_for_event(question.agent.as_ref(), &event) {
                 Ok(door) => return decide_and_reply(&door, &event, question.client, &effective_config::user_name(user), &mut stream).await,
-                Err(reason) => Answer::gate_error(&event, format!("toolgate denies every call: {reason}")).render(&event, question.client),
+                Err(reason) => {
+                    HookReply::gate_error(&event, format!("toolgate denies every call: {reason}")).render(&event, question.client)
+                }
             },
-            Err(reason) => Rendered::Denied(reason),
+            Err(reason) => RenderedReply::Denied(reason),
         };
         let _ = send_reply(&mut stream, &encode_reply(refused)).await;
     }
@@ -258,34 +262,34 @@ impl Service {
 /// Decides about an event, and sends the answer.
 ///
 /// If the client has left, the permission is withdrawn, because the call will not run.
-pub(crate) async fn decide_and_reply(door: &Door, event: &Event, client: Client, user: &str, stream: &mut UnixStream) {
+pub(crate) async fn decide_and_reply(door: &HookGate, event: &HookEvent, client: HookClient, user: &str, stream: &mut UnixStream) {
     let answer = door.handle_event(event, client, user).await;
-    let lets_through = matches!(event.kind, Kind::BeforeTool) && !matches!(answer.decision, Some(Decision::Deny(_)));
+    let lets_through = matches!(event.kind, HookEventKind::BeforeTool) && !matches!(answer.decision, Some(ReplyDecision::Deny(_)));
     if send_reply(stream, &encode_reply(answer.render(event, client))).await.is_err() && lets_through {
         door.withdraw_permission(event, user).await;
     }
 }
 
 /// Reads a request, and returns it with the user id of the peer from the kernel.
-pub(crate) async fn read_request(stream: &mut UnixStream) -> io::Result<(Question, u32)> {
+pub(crate) async fn read_request(stream: &mut UnixStream) -> io::Result<(ServiceRequest, u32)> {
     let user = stream.peer_cred()?.uid();
     let mut asked = Vec::with_capacity(16 << 10);
     // The limit leaves room for the header lines and for detecting an event that is too large.
-    tokio::time::timeout(Duration::from_secs(4), stream.take(LONGEST + (64 << 10)).read_to_end(&mut asked)).await??;
+    tokio::time::timeout(Duration::from_secs(4), stream.take(MAX_EVENT_BYTES + (64 << 10)).read_to_end(&mut asked)).await??;
     let mut lines = asked.splitn(3, |byte| *byte == b'\n');
     let mut line = || lines.next().ok_or_else(|| io::Error::other("incomplete request"));
     let (client, agent, event) = (line()?, line()?, line()?);
     let word = |line| std::str::from_utf8(line).map_err(io::Error::other);
     let (client, agent) = (clap::ValueEnum::from_str(word(client)?, false).map_err(io::Error::other)?, word(agent)?);
-    Ok((Question { client, agent: (!agent.is_empty()).then(|| agent.to_owned()), event: event.to_vec() }, user))
+    Ok((ServiceRequest { client, agent: (!agent.is_empty()).then(|| agent.to_owned()), event: event.to_vec() }, user))
 }
 
 /// Serializes an answer for the hook.
-fn encode_reply(rendered: Rendered) -> String {
+fn encode_reply(rendered: RenderedReply) -> String {
     match rendered {
-        Rendered::Json(told) => format!("0{told}\n"),
-        Rendered::Denied(reason) => format!("2{reason}"),
-        Rendered::AlreadyWritten(_) => String::new(),
+        RenderedReply::Json(told) => format!("0{told}\n"),
+        RenderedReply::Denied(reason) => format!("2{reason}"),
+        RenderedReply::AlreadyWritten(_) => String::new(),
     }
 }
 

@@ -9,9 +9,9 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Prints events of level ERROR, and ignores everything else.
-pub(crate) struct Loud;
+pub(crate) struct StderrSubscriber;
 
-impl Subscriber for Loud {
+impl Subscriber for StderrSubscriber {
     fn enabled(&self, about: &Metadata<'_>) -> bool {
         *about.level() == Level::ERROR && about.is_event()
     }
@@ -29,7 +29,7 @@ impl Subscriber for Loud {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut said = Said(String::from("toolgate:"));
+        let mut said = LogMessageVisitor(String::from("toolgate:"));
         event.record(&mut said);
         let _ = writeln!(std::io::stderr(), "{}", said.0);
     }
@@ -39,9 +39,9 @@ impl Subscriber for Loud {
     fn exit(&self, _: &Id) {}
 }
 
-struct Said(String);
+struct LogMessageVisitor(String);
 
-impl Visit for Said {
+impl Visit for LogMessageVisitor {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let _ = match field.name() {
             "message" => write!(self.0, " {value:?}"),

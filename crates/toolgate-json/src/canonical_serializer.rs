@@ -17,7 +17,7 @@ use super::to_canonical_bytes;
 /// ```
 pub fn serialize_canonical(thing: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
     let text = serde_json::to_vec(thing)?;
-    let mut sorted = Sorted { text: &text, at: 0, out: Vec::with_capacity(text.len()) };
+    let mut sorted = CanonicalSorter { text: &text, at: 0, out: Vec::with_capacity(text.len()) };
     match sorted.write_value() {
         Some(()) => Ok(sorted.out),
         None => Ok(to_canonical_bytes(&serde_json::to_value(thing)?)),
@@ -28,13 +28,13 @@ pub fn serialize_canonical(thing: &impl Serialize) -> Result<Vec<u8>, serde_json
 ///
 /// Everything else in such text already has its canonical form. The methods return `None` if a key
 /// is escaped or occurs twice.
-struct Sorted<'t> {
+struct CanonicalSorter<'t> {
     text: &'t [u8],
     at: usize,
     out: Vec<u8>,
 }
 
-impl<'t> Sorted<'t> {
+impl<'t> CanonicalSorter<'t> {
     fn peek(&self) -> Option<u8> {
         self.text.get(self.at).copied()
     }

@@ -12,14 +12,14 @@ pub use canonical_serializer::serialize_canonical;
 pub use number::multiply_exact;
 pub use number::{canonical_number, decimal_of, number_from_decimal};
 pub use parse::parse_with_hidden_keys;
-pub use parse::{ParseError, parse};
+pub use parse::{JsonParseError, parse};
 pub use pointer::Pointer;
 
 use serde_json::Value;
 
 /// Limits that are checked before a document is parsed or traversed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Bounds {
+pub struct JsonBounds {
     /// Maximum size of a document in bytes.
     pub bytes: usize,
     /// Maximum nesting of arrays and objects.
@@ -28,14 +28,14 @@ pub struct Bounds {
     pub nodes: usize,
 }
 
-impl Default for Bounds {
+impl Default for JsonBounds {
     fn default() -> Self {
         Self { bytes: 1 << 20, depth: 64, nodes: 100_000 }
     }
 }
 
 /// Returns the limit that a document exceeds, from one pass over its bytes without parsing.
-pub fn find_exceeded_bound(text: &[u8], bounds: &Bounds) -> Option<String> {
+pub fn find_exceeded_bound(text: &[u8], bounds: &JsonBounds) -> Option<String> {
     if text.len() > bounds.bytes {
         return Some(format!("it has {} bytes, and the limit is {}", text.len(), bounds.bytes));
     }
@@ -75,17 +75,17 @@ pub fn find_exceeded_bound(text: &[u8], bounds: &Bounds) -> Option<String> {
 }
 
 /// Checks the same limits for a document that a caller built in memory.
-pub fn find_exceeded_bound_of_value(value: &Value, bounds: &Bounds) -> Option<String> {
-    let mut left = Bounds { depth: bounds.depth, ..*bounds };
+pub fn find_exceeded_bound_of_value(value: &Value, bounds: &JsonBounds) -> Option<String> {
+    let mut left = JsonBounds { depth: bounds.depth, ..*bounds };
     subtract_size(value, &mut left).err().map(|what| match what {
-        Over::Bytes => format!("it has more than {} bytes", bounds.bytes),
-        Over::Depth => format!("it is nested more than {} levels deep", bounds.depth),
-        Over::Nodes => format!("it has more than {} values", bounds.nodes),
-        Over::Reserved => "one of its keys is reserved".to_owned(),
+        ExceededBound::Bytes => format!("it has more than {} bytes", bounds.bytes),
+        ExceededBound::Depth => format!("it is nested more than {} levels deep", bounds.depth),
+        ExceededBound::Nodes => format!("it has more than {} values", bounds.nodes),
+        ExceededBound::Reserved => "one of its keys is reserved".to_owned(),
     })
 }
 
-enum Over {
+enum ExceededBound {
     Bytes,
     Depth,
     Nodes,
@@ -93,7 +93,7 @@ enum Over {
 }
 
 /// Subtracts the size of a value from the remaining limits. The depth limits the recursion.
-fn subtract_size(value: &Value, left: &mut Bounds) -> Result<(), Over> {
+fn subtract_size(value: &Value, left: &mut JsonBounds) -> Result<(), ExceededBound> {
     let bytes = match value {
         Value::Array(_) => 2,
         Value::Object(map) => 2 + map.keys().map(|key| key.len() + 4).sum::<usize>(),
@@ -101,17 +101,17 @@ fn subtract_size(value: &Value, left: &mut Bounds) -> Result<(), Over> {
         Value::Number(number) => number.as_str().len(),
         Value::Null | Value::Bool(_) => 4,
     };
-    left.bytes = left.bytes.checked_sub(bytes).ok_or(Over::Bytes)?;
-    left.nodes = left.nodes.checked_sub(1).ok_or(Over::Nodes)?;
+    left.bytes = left.bytes.checked_sub(bytes).ok_or(ExceededBound::Bytes)?;
+    left.nodes = left.nodes.checked_sub(1).ok_or(ExceededBound::Nodes)?;
     if !value.is_array() && !value.is_object() {
         return Ok(());
     }
-    left.depth = left.depth.checked_sub(1).ok_or(Over::Depth)?;
+    left.depth = left.depth.checked_sub(1).ok_or(ExceededBound::Depth)?;
     match value {
         Value::Array(items) => items.iter().try_for_each(|item| subtract_size(item, left))?,
-        Value::Object(map) => {
-            map.iter().try_for_each(|(key, item)| if is_reserved_key(key) { Err(Over::Reserved) } else { subtract_size(item, left) })?
-        }
+        Value::Object(map) => map
+            .iter()
+            .try_for_each(|(key, item)| if is_reserved_key(key) { Err(ExceededBound::Reserved) } else { subtract_size(item, left) })?,
         _ => {}
     }
     left.depth += 1;
@@ -120,7 +120,7 @@ fn subtract_size(value: &Value, left: &mut Bounds) -> Result<(), Over> {
 
 /// Returns whether a document is nested deeper than any accepted document.
 pub fn is_nested_too_deeply(value: &Value) -> bool {
-    matches!(subtract_size(value, &mut Bounds { bytes: usize::MAX, depth: 256, nodes: usize::MAX }), Err(Over::Depth))
+    matches!(subtract_size(value, &mut JsonBounds { bytes: usize::MAX, depth: 256, nodes: usize::MAX }), Err(ExceededBound::Depth))
 }
 
 /// Drops a document without recursion, so that a deep one cannot exhaust the stack.
@@ -154,7 +154,7 @@ pub fn canonicalize_numbers(value: &mut Value, at: &mut Pointer) -> Result<(), (
         }),
         Value::Object(map) => map.iter_mut().try_for_each(|(key, item)| {
             if is_reserved_key(key) {
-                return Err((at.clone(), format!("the key `{}` is reserved", toolgate_text::shown(key))));
+                return Err((at.clone(), format!("the key `{}` is reserved", toolgate_text::escape_for_display(key))));
             }
             at.push(key.clone());
             canonicalize_numbers(item, at)?;

@@ -4,16 +4,16 @@ use rust_decimal::Decimal;
 use serde_json::{Number, Value};
 
 /// Maximum number of significant digits of a number.
-const MAX_DIGITS: usize = 64;
+const MAX_SIGNIFICANT_DIGITS: usize = 64;
 /// Maximum absolute exponent of the first digit, which is the range of a double.
 const MAX_EXPONENT: i64 = 308;
 /// Maximum number of digits before or after the point without an exponent.
-const MAX_PLAIN: i64 = 40;
+const MAX_PLAIN_DIGITS: i64 = 40;
 
 /// Returns whether a text is a canonical integer: no exponent, no point and no negative zero.
 pub(crate) fn is_plain_integer(text: &str) -> bool {
     let digits = text.strip_prefix('-').unwrap_or(text);
-    digits.len() <= MAX_PLAIN as usize && digits.bytes().all(|b| b.is_ascii_digit()) && text != "-0"
+    digits.len() <= MAX_PLAIN_DIGITS as usize && digits.bytes().all(|b| b.is_ascii_digit()) && text != "-0"
 }
 
 /// Converts a number to its canonical form.
@@ -32,7 +32,7 @@ pub(crate) fn is_plain_integer(text: &str) -> bool {
 /// # Ok::<(), String>(())
 /// ```
 pub fn canonical_number(text: &str) -> Result<Number, String> {
-    let unparsable = || format!("`{}` is not a JSON number", toolgate_text::shown(text));
+    let unparsable = || format!("`{}` is not a JSON number", toolgate_text::escape_for_display(text));
     if let Some(plain) = plain_decimal(text) {
         return plain.parse::<Number>().map_err(|_| unparsable());
     }
@@ -47,7 +47,7 @@ fn plain_decimal(text: &str) -> Option<&str> {
     let (whole, fraction) = text.split_once('.')?;
     let fraction = fraction.trim_end_matches('0');
     let digits = whole.strip_prefix('-').unwrap_or(whole);
-    let plain = text.len() <= MAX_PLAIN as usize && !fraction.is_empty() && fraction.bytes().all(|b| b.is_ascii_digit());
+    let plain = text.len() <= MAX_PLAIN_DIGITS as usize && !fraction.is_empty() && fraction.bytes().all(|b| b.is_ascii_digit());
     let no_leading_zero = digits == "0" || !digits.starts_with('0');
     if plain && no_leading_zero && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) {
         text.get(..whole.len() + 1 + fraction.len())
@@ -57,7 +57,7 @@ fn plain_decimal(text: &str) -> Option<&str> {
 }
 
 fn rewrite_number(text: &str) -> Result<String, String> {
-    let unparsable = || format!("`{}` is not a JSON number", toolgate_text::shown(text));
+    let unparsable = || format!("`{}` is not a JSON number", toolgate_text::escape_for_display(text));
     let (negative, rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text),
@@ -77,8 +77,8 @@ fn rewrite_number(text: &str) -> Result<String, String> {
     if significant.is_empty() {
         return Ok("0".to_owned());
     }
-    if significant.len() > MAX_DIGITS {
-        return Err(format!("the number has more than {MAX_DIGITS} significant digits"));
+    if significant.len() > MAX_SIGNIFICANT_DIGITS {
+        return Err(format!("the number has more than {MAX_SIGNIFICANT_DIGITS} significant digits"));
     }
     // The number is 0.<significant> × 10^point.
     let point = whole.len() as i64 - leading + exponent;
@@ -87,12 +87,12 @@ fn rewrite_number(text: &str) -> Result<String, String> {
     }
     let sign = if negative { "-" } else { "" };
     let count = significant.len() as i64;
-    let body = if (count..=MAX_PLAIN).contains(&point) {
+    let body = if (count..=MAX_PLAIN_DIGITS).contains(&point) {
         format!("{significant}{}", "0".repeat((point - count) as usize))
     } else if (1..count).contains(&point) {
         let (before, after) = significant.split_at(point as usize);
         format!("{before}.{after}")
-    } else if (-MAX_PLAIN..=0).contains(&point) {
+    } else if (-MAX_PLAIN_DIGITS..=0).contains(&point) {
         format!("0.{}{significant}", "0".repeat(-point as usize))
     } else {
         let (first, after) = significant.split_at(1);

@@ -2,12 +2,12 @@
 
 use serde_json::{Map, Value};
 
-use super::{Bounds, number};
+use super::{JsonBounds, number};
 
 /// States why a document was refused, and at which byte.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message} (at byte {offset})")]
-pub struct ParseError {
+pub struct JsonParseError {
     /// The problem, in words that a model can act on.
     pub message: String,
     /// The byte offset in the document.
@@ -24,22 +24,22 @@ pub struct ParseError {
 /// let twice = parse(br#"{"amount": 5, "amount": 600}"#, &Bounds::default());
 /// assert_eq!(twice.unwrap_err().message, "the key `amount` is given twice");
 /// ```
-pub fn parse(text: &[u8], bounds: &Bounds) -> Result<Value, ParseError> {
+pub fn parse(text: &[u8], bounds: &JsonBounds) -> Result<Value, JsonParseError> {
     parse_document(text, bounds, false)
 }
 
 /// Parses like [`parse`], but the error contains no key, because a key may be a secret.
-pub fn parse_with_hidden_keys(text: &[u8], bounds: &Bounds) -> Result<Value, ParseError> {
+pub fn parse_with_hidden_keys(text: &[u8], bounds: &JsonBounds) -> Result<Value, JsonParseError> {
     parse_document(text, bounds, true)
 }
 
-fn parse_document(text: &[u8], bounds: &Bounds, hides: bool) -> Result<Value, ParseError> {
+fn parse_document(text: &[u8], bounds: &JsonBounds, hides: bool) -> Result<Value, JsonParseError> {
     if let Some(why) = super::find_exceeded_bound(text, bounds) {
-        return Err(ParseError { message: format!("the document is too large: {why}"), offset: 0 });
+        return Err(JsonParseError { message: format!("the document is too large: {why}"), offset: 0 });
     }
     let text = std::str::from_utf8(text)
-        .map_err(|e| ParseError { message: "the document is not valid UTF-8".to_owned(), offset: e.valid_up_to() })?;
-    let mut reader = Reader { text, at: 0, hides_keys: hides };
+        .map_err(|e| JsonParseError { message: "the document is not valid UTF-8".to_owned(), offset: e.valid_up_to() })?;
+    let mut reader = JsonParser { text, at: 0, hides_keys: hides };
     let value = reader.parse_value()?;
     reader.skip_space();
     match reader.peek() {
@@ -49,20 +49,20 @@ fn parse_document(text: &[u8], bounds: &Bounds, hides: bool) -> Result<Value, Pa
 }
 
 /// Parses one document. The bounds limit the nesting beforehand, so recursion is safe.
-struct Reader<'a> {
+struct JsonParser<'a> {
     text: &'a str,
     at: usize,
     /// Whether error messages leave out keys.
     hides_keys: bool,
 }
 
-impl<'a> Reader<'a> {
-    fn error(&self, message: impl Into<String>) -> ParseError {
-        ParseError { message: message.into(), offset: self.at }
+impl<'a> JsonParser<'a> {
+    fn error(&self, message: impl Into<String>) -> JsonParseError {
+        JsonParseError { message: message.into(), offset: self.at }
     }
 
     fn describe_key(&self, key: &str) -> String {
-        if self.hides_keys { "a key".to_owned() } else { format!("the key `{}`", toolgate_text::shown(key)) }
+        if self.hides_keys { "a key".to_owned() } else { format!("the key `{}`", toolgate_text::escape_for_display(key)) }
     }
 
     fn peek(&self) -> Option<u8> {
@@ -79,7 +79,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn parse_value(&mut self) -> Result<Value, ParseError> {
+    fn parse_value(&mut self) -> Result<Value, JsonParseError> {
         self.skip_space();
         match self.peek() {
             Some(b'{') => self.parse_object(),
@@ -91,7 +91,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn parse_object(&mut self) -> Result<Value, ParseError> {
+    fn parse_object(&mut self) -> Result<Value, JsonParseError> {
         self.at += 1;
         let mut map = Map::new();
         self.skip_space();
@@ -114,11 +114,11 @@ impl<'a> Reader<'a> {
             let value = self.parse_value()?;
             if super::is_reserved_key(&key) {
                 let message = format!("{} is reserved", self.describe_key(&key));
-                return Err(ParseError { message, offset: start });
+                return Err(JsonParseError { message, offset: start });
             }
             if map.contains_key(&key) {
                 let message = format!("{} is given twice", self.describe_key(&key));
-                return Err(ParseError { message, offset: start });
+                return Err(JsonParseError { message, offset: start });
             }
             map.insert(key, value);
             self.skip_space();
@@ -133,7 +133,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn parse_array(&mut self) -> Result<Value, ParseError> {
+    fn parse_array(&mut self) -> Result<Value, JsonParseError> {
         self.at += 1;
         let mut items = Vec::new();
         self.skip_space();
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn parse_string(&mut self) -> Result<String, ParseError> {
+    fn parse_string(&mut self) -> Result<String, JsonParseError> {
         self.at += 1;
         let mut out = String::new();
         let mut from = self.at;
@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn parse_escape(&mut self) -> Result<char, ParseError> {
+    fn parse_escape(&mut self) -> Result<char, JsonParseError> {
         self.at += 1;
         let plain = match self.peek() {
             Some(b'"') => '"',
@@ -196,9 +196,9 @@ impl<'a> Reader<'a> {
         Ok(plain)
     }
 
-    fn parse_unicode_escape(&mut self) -> Result<char, ParseError> {
+    fn parse_unicode_escape(&mut self) -> Result<char, JsonParseError> {
         let start = self.at - 1;
-        let lone = || ParseError { message: "a string contains half of a surrogate pair".to_owned(), offset: start };
+        let lone = || JsonParseError { message: "a string contains half of a surrogate pair".to_owned(), offset: start };
         let first = self.parse_hex_digits()?;
         let code = match first {
             0xd800..=0xdbff => {
@@ -218,7 +218,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Parses four hexadecimal digits after a `u`.
-    fn parse_hex_digits(&mut self) -> Result<u32, ParseError> {
+    fn parse_hex_digits(&mut self) -> Result<u32, JsonParseError> {
         let digits = self.slice(self.at + 1, self.at + 5);
         if digits.len() != 4 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(self.error("`\\u` needs four hexadecimal digits"));
@@ -235,7 +235,7 @@ impl<'a> Reader<'a> {
         self.at - start
     }
 
-    fn parse_number(&mut self) -> Result<Value, ParseError> {
+    fn parse_number(&mut self) -> Result<Value, JsonParseError> {
         let start = self.at;
         if self.peek() == Some(b'-') {
             self.at += 1;
@@ -243,7 +243,7 @@ impl<'a> Reader<'a> {
         let leading_zero = self.peek() == Some(b'0');
         let whole = self.skip_digits();
         if whole == 0 || (leading_zero && whole > 1) {
-            return Err(ParseError {
+            return Err(JsonParseError {
                 message: "a number must start with a digit, and a leading 0 must be the only digit before the point".to_owned(),
                 offset: start,
             });
@@ -263,10 +263,10 @@ impl<'a> Reader<'a> {
                 return Err(self.error("digits must follow the exponent of a number"));
             }
         }
-        number::canonical_number(self.slice(start, self.at)).map(Value::Number).map_err(|message| ParseError { message, offset: start })
+        number::canonical_number(self.slice(start, self.at)).map(Value::Number).map_err(|message| JsonParseError { message, offset: start })
     }
 
-    fn parse_keyword(&mut self) -> Result<Value, ParseError> {
+    fn parse_keyword(&mut self) -> Result<Value, JsonParseError> {
         for (word, value) in [("null", Value::Null), ("true", Value::Bool(true)), ("false", Value::Bool(false))] {
             if self.slice(self.at, self.at + word.len()) == word {
                 self.at += word.len();

@@ -37,10 +37,8 @@ mod server;
 mod trace_context;
 mod upstream;
 
-use toolgate_process::supervisor as child;
-
 /// First protocol revision with stateless requests: each request carries its own context.
-pub(crate) const MODERN: &str = "2026-07-28";
+pub(crate) const REVISION_2026_07_28: &str = "2026-07-28";
 
 /// Returns whether a tool name can be sent in an HTTP header without encoding.
 pub(crate) fn is_header_safe_name(name: &str) -> bool {
@@ -53,8 +51,11 @@ pub(crate) fn has_header_arguments(schema: &impl serde::Serialize) -> bool {
 }
 
 pub use crate::gateway::canary::CANARY;
-pub use crate::server::http::Listening;
-pub use gateway::{BuiltIn, Gateway, Options};
+pub use crate::server::http::HttpListener;
+pub use gateway::{BuiltInRulesFn, Gateway, GatewayOptions};
 pub use toolgate_process::nofile_limit::raise_open_file_limit;
-pub use toolgate_process::sandbox::enter_if_asked;
-pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams, quarantine_shadowing_tools};
+pub use toolgate_process::sandbox::run_as_helper_if_requested;
+pub use upstream::{
+    PinAcceptResult, PinnedTools, Pins, QuarantineReason, QuarantinedTool, UpstreamHealth, UpstreamOptions, UpstreamStatus, Upstreams,
+    quarantine_shadowing_tools,
+};

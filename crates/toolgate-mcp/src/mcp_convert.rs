@@ -8,18 +8,18 @@ use rmcp::model::{
     RequestMetaObject, ResultType, Tool as McpTool, ToolAnnotations,
 };
 use serde_json::{Value, json};
-use toolgate::{Answer, Dialect, Effect, Outcome, Spec};
-use toolgate_json::Bounds;
+use toolgate::{Answer, Effect, ErrorDialect, Outcome, ToolSpec};
+use toolgate_json::JsonBounds;
 
-use crate::upstream::Line;
+use crate::upstream::CallChannel;
 
 /// Prefix for a question of an upstream whose name is reserved for toolgate.
-const THEIRS: &str = "upstream_";
+const UPSTREAM_QUESTION_PREFIX: &str = "upstream_";
 
 /// Renders a tool for a client.
 ///
 /// The configuration decides the hints about effects; those of the upstream are ignored.
-pub(crate) fn render_tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
+pub(crate) fn render_tool(spec: &ToolSpec, remote: Option<&McpTool>) -> McpTool {
     let mut schema = match spec.input_schema() {
         Some(Value::Object(schema)) => schema.clone(),
         _ => JsonObject::from_iter([("type".to_owned(), json!("object"))]),
@@ -98,20 +98,21 @@ pub(crate) fn strip_reserved_keys_deep<T: serde::Serialize + serde::de::Deserial
 
 /// Returns whether the name of a question is reserved for toolgate, with or without the prefix.
 fn is_reserved_name(name: &str) -> bool {
-    name.trim_start_matches(THEIRS).starts_with("toolgate")
+    name.trim_start_matches(UPSTREAM_QUESTION_PREFIX).starts_with("toolgate")
 }
 
 /// Renames questions of an upstream that use reserved names.
 ///
 /// The upstream may be another gateway, which asks questions with these names.
 pub(crate) fn rename_questions(requests: InputRequests) -> InputRequests {
-    let named = |name: String| if is_reserved_name(&name) { format!("{THEIRS}{name}") } else { name };
+    let named = |name: String| if is_reserved_name(&name) { format!("{UPSTREAM_QUESTION_PREFIX}{name}") } else { name };
     strip_reserved_keys_deep(requests.into_iter().map(|(name, request)| (named(name), request)).collect())
 }
 
 /// Restores the original names in the answers for an upstream, and removes reserved metadata.
 pub(crate) fn restore_responses(told: InputResponses) -> InputResponses {
-    let asked = |name: String| name.strip_prefix(THEIRS).filter(|own| is_reserved_name(own)).map(str::to_owned).unwrap_or(name);
+    let asked =
+        |name: String| name.strip_prefix(UPSTREAM_QUESTION_PREFIX).filter(|own| is_reserved_name(own)).map(str::to_owned).unwrap_or(name);
     told.into_iter().map(|(name, said)| (asked(name), strip_reserved_keys_deep(said))).collect()
 }
 
@@ -131,7 +132,7 @@ pub(crate) fn check_input_request(mut asked: InputRequiredResult) -> Result<Inpu
 ///
 /// Duplicate keys and long whitespace would be additional content.
 fn is_equivalent_text(text: &str, structured: &Value) -> bool {
-    let bounds = Bounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
+    let bounds = JsonBounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
     text.len() <= 4 * structured.to_string().len() + 256 && toolgate_json::parse(text.as_bytes(), &bounds).is_ok()
 }
 
@@ -192,7 +193,7 @@ pub(crate) fn add_receipt(meta: &mut MetaObject, answer: &Answer) {
 }
 
 /// Renders the outcome of a call.
-pub(crate) fn render_result(answer: &Answer, line: &Line, has_schema: bool, dialect: Dialect) -> CallToolResult {
+pub(crate) fn render_result(answer: &Answer, line: &CallChannel, has_schema: bool, dialect: ErrorDialect) -> CallToolResult {
     let mut result = match &answer.outcome {
         Outcome::Error(error) => {
             let mut result = CallToolResult::structured_error(error.to_json_in(dialect));

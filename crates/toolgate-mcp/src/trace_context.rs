@@ -7,28 +7,28 @@ use rmcp::model::RequestMetaObject;
 use serde_json::Value;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-use crate::server::tool_call::Client;
+use crate::server::tool_call::CallClient;
 
 /// Names of the fields of a trace context.
-const FIELDS: [&str; 2] = ["traceparent", "tracestate"];
+const TRACE_CONTEXT_FIELDS: [&str; 2] = ["traceparent", "tracestate"];
 
 /// Reads a trace context from metadata, or else from headers.
-struct From<'r>(Option<&'r RequestMetaObject>, Option<&'r Parts>);
+struct TraceContextExtractor<'r>(Option<&'r RequestMetaObject>, Option<&'r Parts>);
 
-impl Extractor for From<'_> {
+impl Extractor for TraceContextExtractor<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         let header = || self.1?.headers.get(key)?.to_str().ok();
         self.0.and_then(|meta| meta.get(key)?.as_str()).or_else(header)
     }
 
     fn keys(&self) -> Vec<&str> {
-        FIELDS.to_vec()
+        TRACE_CONTEXT_FIELDS.to_vec()
     }
 }
 
-struct To<'m>(&'m mut RequestMetaObject);
+struct TraceContextInjector<'m>(&'m mut RequestMetaObject);
 
-impl Injector for To<'_> {
+impl Injector for TraceContextInjector<'_> {
     fn set(&mut self, key: &str, value: String) {
         self.0.insert(key.to_owned(), Value::String(value));
     }
@@ -36,12 +36,12 @@ impl Injector for To<'_> {
 
 /// Returns the trace context in the headers of a request.
 pub(crate) fn context_from_headers(parts: &Parts) -> Context {
-    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(None, Some(parts))))
+    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&TraceContextExtractor(None, Some(parts))))
 }
 
 /// Returns the trace context of a request.
-pub(crate) fn context_of_request(client: &Client<'_>) -> Context {
-    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(Some(client.meta), client.parts)))
+pub(crate) fn context_of_request(client: &CallClient<'_>) -> Context {
+    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&TraceContextExtractor(Some(client.meta), client.parts)))
 }
 
 /// Writes the current trace context into metadata for an upstream.
@@ -49,5 +49,5 @@ pub(crate) fn context_of_request(client: &Client<'_>) -> Context {
 /// Without a tracer, the values of the client stay.
 pub(crate) fn inject_trace_context(meta: &mut RequestMetaObject) {
     let context = tracing::Span::current().context();
-    opentelemetry::global::get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut To(meta)));
+    opentelemetry::global::get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut TraceContextInjector(meta)));
 }

@@ -5,11 +5,11 @@ use std::sync::OnceLock;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Maximum number of open files. Programs that scan all possible descriptors get slow above it.
-const MOST: u64 = 65_536;
+const MAX_OPEN_FILES: u64 = 65_536;
 /// Files that are reserved for the ledger, upstreams and calls.
-const RESERVE: u64 = 1_024;
+const RESERVED_FILES: u64 = 1_024;
 /// Limit of the process before it was raised.
-static BEFORE: OnceLock<u64> = OnceLock::new();
+static PREVIOUS_FILE_LIMIT: OnceLock<u64> = OnceLock::new();
 
 /// Raises the limit of open files of this process, up to 65,536.
 ///
@@ -18,17 +18,17 @@ static BEFORE: OnceLock<u64> = OnceLock::new();
 /// gateway.
 pub fn raise_open_file_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let wanted = maximum.map_or(MOST, |most| most.min(MOST));
+    let wanted = maximum.map_or(MAX_OPEN_FILES, |most| most.min(MAX_OPEN_FILES));
     if let Some(before) = current.filter(|now| *now < wanted)
         && setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).is_ok()
     {
-        let _ = BEFORE.set(before);
+        let _ = PREVIOUS_FILE_LIMIT.set(before);
     }
 }
 
 /// Returns the previous limit, if it was raised.
 pub fn previous_limit() -> Option<u64> {
-    BEFORE.get().copied()
+    PREVIOUS_FILE_LIMIT.get().copied()
 }
 
 /// Returns how many of the wanted connections the limit permits, after the reserve.
@@ -37,7 +37,7 @@ pub fn max_connections(wanted: usize) -> usize {
 }
 
 fn connections_within_limit(files: Option<u64>, wanted: usize) -> usize {
-    let room = files.map_or(u64::MAX, |files| files.saturating_sub(RESERVE).max(files / 2));
+    let room = files.map_or(u64::MAX, |files| files.saturating_sub(RESERVED_FILES).max(files / 2));
     usize::try_from(room).map_or(wanted, |room| room.min(wanted))
 }
 

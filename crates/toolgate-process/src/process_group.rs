@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, ChildStdin, Command};
 
-use crate::supervisor::HEARD;
+use crate::supervisor::OUTPUT_DRAINED_SIGNAL;
 
 /// Configures a command with piped streams, a separate process group and an explicit environment.
 pub fn configure_isolation(command: &mut Command, led: bool, inherit: &[String], set: &BTreeMap<String, OsString>) {
@@ -32,15 +32,15 @@ pub async fn write_stdin(stdin: Option<ChildStdin>, text: &[u8]) {
 
 /// Kills a program when dropped: all its descendants if it has a supervisor (see [`crate::supervisor`]),
 /// else its process group.
-pub struct Group {
+pub struct ProcessGroup {
     id: Option<Pid>,
     has_supervisor: bool,
     has_exited: AtomicBool,
 }
 
-impl Group {
+impl ProcessGroup {
     /// Takes responsibility for a started program.
-    pub fn of(program: &Child, led: bool) -> Self {
+    pub fn new(program: &Child, led: bool) -> Self {
         let id = program.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         Self { id, has_supervisor: led, has_exited: AtomicBool::new(false) }
     }
@@ -48,7 +48,7 @@ impl Group {
     /// Tells the supervisor that the output is read completely, so it need not wait for that.
     pub fn notify_output_drained(&self) {
         if let Some(id) = self.id.filter(|_| self.has_supervisor && !self.has_exited.load(Ordering::Relaxed)) {
-            let _ = kill_process(id, HEARD);
+            let _ = kill_process(id, OUTPUT_DRAINED_SIGNAL);
         }
     }
 
@@ -64,7 +64,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         let Some(id) = self.id else { return };
         // An error means that the processes are gone already.

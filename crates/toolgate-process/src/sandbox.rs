@@ -71,7 +71,7 @@ impl Default for Sandbox {
 }
 
 /// Files of the system that every program needs.
-const SYSTEM: [&str; 12] = [
+const SYSTEM_PATHS: [&str; 12] = [
     "/usr",
     "/bin",
     "/sbin",
@@ -86,12 +86,12 @@ const SYSTEM: [&str; 12] = [
     "/etc/ssl",
 ];
 /// Files that name resolution needs.
-const NETWORK: [&str; 5] = ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/run/systemd/resolve"];
-const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+const NAME_RESOLUTION_PATHS: [&str; 5] = ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/run/systemd/resolve"];
+const DEVICE_PATHS: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 /// Local socket families: `AF_UNIX` and `AF_VSOCK`, which some C libraries do not define.
-const LOCAL: [i32; 2] = [libc::AF_UNIX, 40];
+const LOCAL_SOCKET_FAMILIES: [i32; 2] = [libc::AF_UNIX, 40];
 /// Flags of `clone` that create a namespace.
-const NAMESPACES: [i32; 7] = [
+const NAMESPACE_CLONE_FLAGS: [i32; 7] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWCGROUP,
     libc::CLONE_NEWUTS,
@@ -101,12 +101,12 @@ const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWNET,
 ];
 /// First arguments that start the supervisor (`ASKED`) and the sandboxed process (`ROOM`).
-const ASKED: &str = "__toolgate_sandbox";
-const ROOM: &str = "__toolgate_sandbox_enter";
+const SANDBOX_SUPERVISE_ARG: &str = "__toolgate_sandbox";
+const SANDBOX_EXEC_ARG: &str = "__toolgate_sandbox_enter";
 /// Environment variable that makes the sandboxed process report missing kernel features.
-const TELL: &str = "TOOLGATE_SANDBOX_TELL";
+const SANDBOX_REPORT_ENV: &str = "TOOLGATE_SANDBOX_TELL";
 /// Exit code if the sandbox could not be set up, so the program did not run.
-const NOT_RUN: i32 = 126;
+const SANDBOX_FAILED_EXIT_CODE: i32 = 126;
 
 impl Sandbox {
     /// Allows reading a path, recursively.
@@ -135,22 +135,22 @@ impl Sandbox {
     ///
     /// If the sandbox cannot be set up, the supervisor ends by [`lead::NEVER_RAN`]. A program
     /// cannot cause that.
-    pub fn words(&self, program: OsString, args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, serde_json::Error> {
+    pub fn command_line(&self, program: OsString, args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, serde_json::Error> {
         let (parent, spec) = (std::process::id().to_string(), serde_json::to_string(self)?);
-        Ok([ASKED.into(), parent.into(), spec.into(), program].into_iter().chain(args).collect())
+        Ok([SANDBOX_SUPERVISE_ARG.into(), parent.into(), spec.into(), program].into_iter().chain(args).collect())
     }
 
     /// Confines this process, or returns the reason why the kernel cannot.
-    fn confine(&self, program: &std::path::Path) -> Result<(), String> {
-        self.limit()?;
-        self.fence(program)?;
-        self.filter()
+    fn confine_process(&self, program: &std::path::Path) -> Result<(), String> {
+        self.set_resource_limits()?;
+        self.restrict_file_access(program)?;
+        self.filter_system_calls()
     }
 
-    fn limit(&self) -> Result<(), String> {
+    fn set_resource_limits(&self) -> Result<(), String> {
         let limits = [
             (Resource::As, self.memory),
-            (Resource::Nproc, own_threads().saturating_add(self.processes)),
+            (Resource::Nproc, count_own_threads().saturating_add(self.processes)),
             (Resource::Nofile, self.files),
             (Resource::Cpu, self.cpu),
             (Resource::Fsize, self.file_size),
@@ -165,7 +165,7 @@ impl Sandbox {
         Ok(())
     }
 
-    fn fence(&self, program: &std::path::Path) -> Result<(), String> {
+    fn restrict_file_access(&self, program: &std::path::Path) -> Result<(), String> {
         let said = |error: landlock::RulesetError| format!("cannot restrict file access: {error}");
         let abi = ABI::V6;
         // ABI version 1 is required. Later features are used if the kernel has them.
@@ -184,9 +184,9 @@ impl Sandbox {
         let mut rules = rules.create().map_err(said)?;
         let read = AccessFs::from_read(abi);
         let device: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile;
-        let network = NETWORK.iter().filter(|_| self.network);
-        let system = SYSTEM.iter().chain(network).map(|path| (PathBuf::from(path), read, false));
-        let devices = DEVICES.iter().map(|path| (PathBuf::from(path), device, false));
+        let network = NAME_RESOLUTION_PATHS.iter().filter(|_| self.network);
+        let system = SYSTEM_PATHS.iter().chain(network).map(|path| (PathBuf::from(path), read, false));
+        let devices = DEVICE_PATHS.iter().map(|path| (PathBuf::from(path), device, false));
         let asked = self
             .read
             .iter()
@@ -205,7 +205,7 @@ impl Sandbox {
         let status = rules.restrict_self().map_err(said)?;
         match status.ruleset {
             RulesetStatus::NotEnforced => Err("this kernel cannot restrict file access (landlock)".to_owned()),
-            RulesetStatus::PartiallyEnforced if std::env::var_os(TELL).is_some() => {
+            RulesetStatus::PartiallyEnforced if std::env::var_os(SANDBOX_REPORT_ENV).is_some() => {
                 let _ = std::io::Write::write_all(
                     &mut std::io::stderr(),
                     b"this kernel supports landlock only in part: signals or the network are not restricted by landlock\n",
@@ -217,7 +217,7 @@ impl Sandbox {
     }
 
     /// Denies system calls that no tool needs, and sockets if the network is not allowed.
-    fn filter(&self) -> Result<(), String> {
+    fn filter_system_calls(&self) -> Result<(), String> {
         let denied = [
             libc::SYS_ptrace,
             libc::SYS_process_vm_readv,
@@ -246,61 +246,64 @@ impl Sandbox {
             libc::SYS_clock_settime,
             libc::SYS_io_uring_setup,
         ];
-        let mut rules: Rules = denied.into_iter().map(|call| (call, Vec::new())).collect();
+        let mut rules: SyscallRules = denied.into_iter().map(|call| (call, Vec::new())).collect();
         // With network access, only local sockets are denied. Without it, all sockets are denied.
         // Local services are denied because they can start programs outside of the sandbox.
-        let local = LOCAL.into_iter().filter(|_| self.network);
-        let local = local.map(|family| where_first(SeccompCmpOp::Eq, u64::from(family.unsigned_abs())));
-        rules.insert(libc::SYS_socket, local.collect::<Result<Vec<_>, _>>().map_err(unfiltered)?);
+        let local = LOCAL_SOCKET_FAMILIES.into_iter().filter(|_| self.network);
+        let local = local.map(|family| first_argument_condition(SeccompCmpOp::Eq, u64::from(family.unsigned_abs())));
+        rules.insert(libc::SYS_socket, local.collect::<Result<Vec<_>, _>>().map_err(seccomp_error)?);
         // A process may lower its own limits. With the limits of another process it could kill that
         // process, which landlock does not prevent.
-        rules.insert(libc::SYS_prlimit64, vec![where_first(SeccompCmpOp::Ne, 0).map_err(unfiltered)?]);
+        rules.insert(libc::SYS_prlimit64, vec![first_argument_condition(SeccompCmpOp::Ne, 0).map_err(seccomp_error)?]);
         let namespace = |flag: i32| {
             let flag = u64::from(flag.unsigned_abs());
-            where_first(SeccompCmpOp::MaskedEq(flag), flag)
+            first_argument_condition(SeccompCmpOp::MaskedEq(flag), flag)
         };
-        rules.insert(libc::SYS_clone, NAMESPACES.into_iter().map(namespace).collect::<Result<Vec<_>, _>>().map_err(unfiltered)?);
-        refuse(rules, libc::EPERM)?;
+        rules.insert(
+            libc::SYS_clone,
+            NAMESPACE_CLONE_FLAGS.into_iter().map(namespace).collect::<Result<Vec<_>, _>>().map_err(seccomp_error)?,
+        );
+        deny_system_calls(rules, libc::EPERM)?;
         // `clone3` passes its flags by pointer, which seccomp cannot read. `ENOSYS` makes libc fall
         // back to `clone`.
-        refuse(Rules::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)
+        deny_system_calls(SyscallRules::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)
     }
 }
 
 /// System calls with the conditions under which they are denied. No conditions means always.
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+type SyscallRules = BTreeMap<i64, Vec<SeccompRule>>;
 
-fn unfiltered(error: impl std::fmt::Display) -> String {
+fn seccomp_error(error: impl std::fmt::Display) -> String {
     format!("cannot filter system calls: {error}")
 }
 
 /// Builds a condition on the first argument of a system call.
-fn where_first(is: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
+fn first_argument_condition(is: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(vec![SeccompCondition::new(0, SeccompCmpArgLen::Dword, is, value)?])
 }
 
 /// Makes these system calls fail with an error code, in this process and its descendants.
-fn refuse(mut rules: Rules, with: i32) -> Result<(), String> {
+fn deny_system_calls(mut rules: SyscallRules, with: i32) -> Result<(), String> {
     // The x32 ABI has separate numbers for the same calls.
     if std::env::consts::ARCH == "x86_64" {
-        let others: Rules = rules.iter().map(|(call, cases)| (call | 0x4000_0000, cases.clone())).collect();
+        let others: SyscallRules = rules.iter().map(|(call, cases)| (call | 0x4000_0000, cases.clone())).collect();
         rules.extend(others);
     }
-    let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(unfiltered)?;
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(with.unsigned_abs()), arch).map_err(unfiltered)?;
-    let program: BpfProgram = filter.try_into().map_err(|error: BackendError| unfiltered(error))?;
-    seccompiler::apply_filter(&program).map_err(unfiltered)
+    let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(seccomp_error)?;
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(with.unsigned_abs()), arch).map_err(seccomp_error)?;
+    let program: BpfProgram = filter.try_into().map_err(|error: BackendError| seccomp_error(error))?;
+    seccompiler::apply_filter(&program).map_err(seccomp_error)
 }
 
 /// Tests the sandbox with a launcher. Returns what the kernel does not support, or `None`.
 ///
 /// # Errors
 /// The sandbox is unavailable, for this reason.
-pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
-    let words = Sandbox::default().words("true".into(), []).map_err(|error| error.to_string())?;
+pub fn test_sandbox(launcher: &std::path::Path) -> Result<Option<String>, String> {
+    let words = Sandbox::default().command_line("true".into(), []).map_err(|error| error.to_string())?;
     let told = |error: std::io::Error| error.to_string();
     let mut command = Command::new(launcher);
-    command.args(words).env(TELL, "1").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.args(words).env(SANDBOX_REPORT_ENV, "1").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut program = command.spawn().map_err(told)?;
     let mut said = Vec::new();
     let heard = program.stderr.take().map_or(Ok(0), |mut stderr| std::io::Read::read_to_end(&mut stderr, &mut said));
@@ -325,12 +328,12 @@ pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
 ///
 /// # Errors
 /// The list of open files cannot be read.
-pub fn close_inherited() -> Result<(), String> {
-    close_all_but(None)
+pub fn close_inherited_files() -> Result<(), String> {
+    close_files_except(None)
 }
 
 /// Closes all files except the standard streams and one file.
-pub fn close_all_but(kept: Option<i32>) -> Result<(), String> {
+pub fn close_files_except(kept: Option<i32>) -> Result<(), String> {
     let open = std::fs::read_dir("/proc/self/fd").map_err(|error| format!("cannot list the open files: {error}"))?;
     let open: Vec<i32> = open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for file in open.into_iter().filter(|file| *file > 2 && Some(*file) != kept) {
@@ -341,17 +344,17 @@ pub fn close_all_but(kept: Option<i32>) -> Result<(), String> {
 }
 
 /// Counts the user's processes and threads, because the limit counts each of them.
-fn own_threads() -> u64 {
+fn count_own_threads() -> u64 {
     let uid = rustix::process::getuid().as_raw();
     let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
     let is_process = |entry: &std::fs::DirEntry| entry.file_name().to_str().is_some_and(is_number);
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_process);
     let said = processes.filter_map(|entry| std::fs::read(entry.path().join("status")).ok());
-    said.map(|status| threads(&String::from_utf8_lossy(&status), uid)).sum()
+    said.map(|status| count_threads(&String::from_utf8_lossy(&status), uid)).sum()
 }
 
 /// Counts the threads of a process from its `status` file. Returns 0 for a process of another user.
-fn threads(status: &str, uid: u32) -> u64 {
+fn count_threads(status: &str, uid: u32) -> u64 {
     let number = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok());
     if number("Uid:") == Some(u64::from(uid)) { number("Threads:").unwrap_or(1) } else { 0 }
 }
@@ -359,51 +362,56 @@ fn threads(status: &str, uid: u32) -> u64 {
 /// Runs the sandbox helper or supervisor if this process was started as one; otherwise returns.
 ///
 /// Call this first in `main`, before a second thread exists.
-pub fn enter_if_asked() {
+pub fn run_as_helper_if_requested() {
     supervisor::run_as_supervisor_if_requested();
     let mut words = std::env::args_os().skip(1);
     let word = words.next();
-    if word.as_deref() == Some(OsStr::new(ASKED)) {
+    if word.as_deref() == Some(OsStr::new(SANDBOX_SUPERVISE_ARG)) {
         // The supervisor stays outside of the sandbox.
-        match supervisor::supervise(&words.next().unwrap_or_default(), ROOM, &words.collect::<Vec<_>>(), supervisor::Kind::Sandboxed) {
-            Ok((status, false)) => supervisor::exit_like(status),
+        match supervisor::supervise(
+            &words.next().unwrap_or_default(),
+            SANDBOX_EXEC_ARG,
+            &words.collect::<Vec<_>>(),
+            supervisor::SupervisorMode::Sandboxed,
+        ) {
+            Ok((status, false)) => supervisor::exit_with_status(status),
             Ok((_, true)) => {}
-            Err(why) => say(&why),
+            Err(why) => print_error(&why),
         }
-        supervisor::exit_never_ran()
+        supervisor::exit_not_started()
     }
-    if word.as_deref() == Some(OsStr::new(ROOM)) {
+    if word.as_deref() == Some(OsStr::new(SANDBOX_EXEC_ARG)) {
         let leader = words.next().unwrap_or_default();
-        match supervisor::Tell::open(&words.next().unwrap_or_default()) {
+        match supervisor::SpawnErrorPipe::open(&words.next().unwrap_or_default()) {
             Ok(tell) => {
-                let Err(why) = enter(&leader, words);
-                say(&why);
+                let Err(why) = enter_sandbox(&leader, words);
+                print_error(&why);
                 tell.report_failure();
             }
-            Err(why) => say(&why),
+            Err(why) => print_error(&why),
         }
-        std::process::exit(NOT_RUN);
+        std::process::exit(SANDBOX_FAILED_EXIT_CODE);
     }
 }
 
 /// Prints why the program did not run, for the parent process.
-fn say(why: &str) {
+fn print_error(why: &str) {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("toolgate sandbox: {why}\n").as_bytes());
 }
 
 /// Confines this process and becomes the program. Returns only on error.
-fn enter(leader: &OsStr, mut words: impl Iterator<Item = OsString>) -> Result<std::convert::Infallible, String> {
+fn enter_sandbox(leader: &OsStr, mut words: impl Iterator<Item = OsString>) -> Result<std::convert::Infallible, String> {
     supervisor::prepare_exec(leader)?;
     let spec = words.next().and_then(|spec| spec.into_string().ok()).ok_or("missing sandbox specification")?;
     let room: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
     let program = words.next().ok_or("missing program")?;
-    let found = find(&program).ok_or_else(|| format!("there is no program {}", program.display()))?;
-    room.confine(&found)?;
+    let found = find_program(&program).ok_or_else(|| format!("there is no program {}", program.display()))?;
+    room.confine_process(&found)?;
     Err(format!("{}: {}", found.display(), Command::new(&found).args(words).exec()))
 }
 
 /// Finds a program by its path or in `PATH`.
-fn find(program: &std::ffi::OsStr) -> Option<PathBuf> {
+fn find_program(program: &std::ffi::OsStr) -> Option<PathBuf> {
     let path = PathBuf::from(program);
     if path.components().count() > 1 {
         return path.canonicalize().ok();
@@ -419,10 +427,10 @@ mod tests {
     #[test]
     fn threads_count_like_processes() {
         let status = "Name:\tUid: 7\nUmask:\t0022\nTgid:\t42\nUid:\t1000\t0\t0\t0\nGid:\t1000\t0\t0\t0\nThreads:\t31\n";
-        assert_eq!((threads(status, 1000), threads(status, 0), threads("", 0)), (31, 0, 0));
+        assert_eq!((count_threads(status, 1000), count_threads(status, 0), count_threads("", 0)), (31, 0, 0));
         let end = std::sync::Arc::new(std::sync::Barrier::new(201));
         let naps: Vec<_> = (0..200).map(|_| std::sync::Arc::clone(&end)).map(|end| std::thread::spawn(move || end.wait())).collect();
-        let counted = own_threads();
+        let counted = count_own_threads();
         end.wait();
         naps.into_iter().for_each(|nap| drop(nap.join()));
         assert!(counted >= 201, "{counted}");

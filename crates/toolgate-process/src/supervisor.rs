@@ -24,56 +24,57 @@ use rustix::process::{
 ///
 /// When the parent has exited for any reason, or sends `SIGTERM`, the supervisor kills the program
 /// and all its descendants, including those that left its process group.
-pub const WORD: &str = "__toolgate_child";
+pub const SUPERVISE_ARG: &str = "__toolgate_child";
 
 /// Like [`WORD`], for a program whose output matters.
 ///
 /// After the program has ended, its descendants are killed only when `SIGUSR1` arrives. Descendants
 /// that still write output are not interrupted.
-pub const HEARD_OUT: &str = "__toolgate_child_heard_out";
+pub const SUPERVISE_UNTIL_EOF_ARG: &str = "__toolgate_child_heard_out";
 /// Tells the supervisor that the output is read completely.
-pub const HEARD: Signal = Signal::USR1;
+pub const OUTPUT_DRAINED_SIGNAL: Signal = Signal::USR1;
 
 /// First argument of the last step, which becomes the program.
-const LAST: &str = "__toolgate_child_begin";
+const EXEC_ARG: &str = "__toolgate_child_begin";
 /// Environment variable with the open-file limit for the program, if the parent has raised its own
 /// limit.
-pub const FILES: &str = "__TOOLGATE_CHILD_FILES";
+pub const NOFILE_ENV: &str = "__TOOLGATE_CHILD_FILES";
 /// Signals that end the supervisor and the program.
 ///
 /// All other signals are ignored: a program may signal its own group, and a terminal stops
 /// background processes.
-const ENDING: [Name; 4] = [Name::SIGTERM, Name::SIGINT, Name::SIGHUP, Name::SIGQUIT];
+const TERMINATION_SIGNALS: [Name; 4] = [Name::SIGTERM, Name::SIGINT, Name::SIGHUP, Name::SIGQUIT];
 /// How long killed processes may take to exit.
-pub const GONE: Duration = Duration::from_secs(5);
+pub const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between checks whether killed processes have exited.
-const AGAIN: Duration = Duration::from_millis(1);
+const REAP_INTERVAL: Duration = Duration::from_millis(1);
 /// Exit code if the program could not be started.
-pub const NOT_BEGUN: i32 = 127;
+pub const NOT_STARTED_EXIT_CODE: i32 = 127;
 /// Signal that a supervisor kills itself with if the sandboxed program did not run.
 ///
 /// A supervisor ends by this signal for no other reason, because the signal is blocked. A program
 /// that ends by it is reported with an exit code.
-pub const NEVER_RAN: Signal = Signal::USR2;
+pub const NOT_STARTED_SIGNAL: Signal = Signal::USR2;
 
 /// Runs the supervisor if this process was started as one, and does not return then.
 pub fn run_as_supervisor_if_requested() {
     let mut words = std::env::args_os().skip(1);
     let word = words.next();
-    let code = if word.as_deref() == Some(LAST.as_ref()) {
-        let (Some(leader), Some(program)) = (words.next(), words.next()) else { std::process::exit(NOT_BEGUN) };
+    let code = if word.as_deref() == Some(EXEC_ARG.as_ref()) {
+        let (Some(leader), Some(program)) = (words.next(), words.next()) else { std::process::exit(NOT_STARTED_EXIT_CODE) };
         // Returns only if `exec` fails.
         let why = match prepare_exec(&leader) {
             Ok(()) => Command::new(&program).args(words).exec().to_string(),
             Err(why) => why,
         };
         report_start_error(&program, &why)
-    } else if let Some(kind) =
-        [(WORD, Kind::Service), (HEARD_OUT, Kind::Captured)].into_iter().find(|(known, _)| word.as_deref() == Some(known.as_ref()))
+    } else if let Some(kind) = [(SUPERVISE_ARG, SupervisorMode::Service), (SUPERVISE_UNTIL_EOF_ARG, SupervisorMode::Captured)]
+        .into_iter()
+        .find(|(known, _)| word.as_deref() == Some(known.as_ref()))
     {
-        let (Some(parent), words) = (words.next(), words.collect::<Vec<_>>()) else { std::process::exit(NOT_BEGUN) };
-        let Some(program) = words.first() else { std::process::exit(NOT_BEGUN) };
-        match supervise(&parent, LAST, &words, kind.1) {
+        let (Some(parent), words) = (words.next(), words.collect::<Vec<_>>()) else { std::process::exit(NOT_STARTED_EXIT_CODE) };
+        let Some(program) = words.first() else { std::process::exit(NOT_STARTED_EXIT_CODE) };
+        match supervise(&parent, EXEC_ARG, &words, kind.1) {
             Ok((status, _)) => exit_code_of(status),
             Err(why) => report_start_error(program, &why),
         }
@@ -85,7 +86,7 @@ pub fn run_as_supervisor_if_requested() {
 
 /// Kind of supervised program.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SupervisorMode {
     /// A program that runs until it is stopped.
     Service,
     /// A program whose output matters.
@@ -99,26 +100,26 @@ pub enum Kind {
 /// Waits until the child or the parent has ended, then kills all remaining descendants. Returns the
 /// exit status of the child, and whether the child reported that it could not become the program.
 /// For a sandbox, the number of the error pipe follows the pid.
-pub fn supervise(parent: &OsStr, next: &str, words: &[OsString], kind: Kind) -> Result<(Option<WaitStatus>, bool), String> {
+pub fn supervise(parent: &OsStr, next: &str, words: &[OsString], kind: SupervisorMode) -> Result<(Option<WaitStatus>, bool), String> {
     // A signal that one thread blocks is delivered to another thread.
     if std::fs::read_dir("/proc/self/task").map_err(|error| error.to_string())?.count() > 1 {
         return Err("the process has several threads: call `enter_if_asked` first in `main`".to_owned());
     }
     // The parent may have exited already, which a later check could not detect.
-    let parent = getppid().filter(|now| parent.to_str() == Some(pid_text(*now).as_str())).ok_or("the parent process has exited")?;
-    if let Some(before) = std::env::var(FILES).ok().and_then(|files| files.parse().ok()) {
+    let parent = getppid().filter(|now| parent.to_str() == Some(format_pid(*now).as_str())).ok_or("the parent process has exited")?;
+    if let Some(before) = std::env::var(NOFILE_ENV).ok().and_then(|files| files.parse().ok()) {
         restore_file_limit(before);
     }
     // Inherited files are not for the program.
-    crate::sandbox::close_inherited()?;
+    crate::sandbox::close_inherited_files()?;
     let said = |error: std::io::Error| error.to_string();
     let told = watch_signals().map_err(said)?;
     let nothing = File::options().read(true).write(true).open("/dev/null").map_err(said)?;
     // The extra process is needed because a child would inherit this process's blocked signals.
     let mut command = Command::new("/proc/self/exe");
-    command.arg(next).arg(pid_text(getpid())).env_remove(FILES);
+    command.arg(next).arg(format_pid(getpid())).env_remove(NOFILE_ENV);
     let mut news = None;
-    let tell = if kind == Kind::Sandboxed {
+    let tell = if kind == SupervisorMode::Sandboxed {
         let (hear, tell) = std::io::pipe().map_err(said)?;
         ioctl_fionbio(&hear, true).and_then(|()| fcntl_setfd(&tell, FdFlags::empty())).map_err(|error| error.to_string())?;
         command.arg(tell.as_raw_fd().to_string());
@@ -139,15 +140,15 @@ pub fn supervise(parent: &OsStr, next: &str, words: &[OsString], kind: Kind) -> 
 /// Pipe on which the child reports that `exec` failed (one byte).
 ///
 /// The pipe closes when the program starts, so end of file means success.
-pub struct Tell(File);
+pub struct SpawnErrorPipe(File);
 
-impl Tell {
+impl SpawnErrorPipe {
     /// Opens the pipe that `lead` has created under this number, and closes all other files except
     /// the standard streams.
     pub fn open(number: &OsStr) -> Result<Self, String> {
         let number: i32 = number.to_str().and_then(|number| number.parse().ok()).ok_or("invalid number of the error pipe")?;
         let tell = File::options().write(true).open(format!("/proc/self/fd/{number}")).map_err(|error| error.to_string())?;
-        crate::sandbox::close_all_but(Some(tell.as_raw_fd()))?;
+        crate::sandbox::close_files_except(Some(tell.as_raw_fd()))?;
         Ok(Self(tell))
     }
 
@@ -161,7 +162,7 @@ impl Tell {
 /// Tells a supervisor that the output is read completely.
 pub fn notify_output_drained(leader: &Child) {
     if let Some(id) = i32::try_from(leader.id()).ok().and_then(Pid::from_raw) {
-        let _ = kill_process(id, HEARD);
+        let _ = kill_process(id, OUTPUT_DRAINED_SIGNAL);
     }
 }
 
@@ -175,9 +176,9 @@ fn read_spawn_error(news: &PipeReader) -> Option<bool> {
 }
 
 /// Ends this process in a way that tells the parent that the program did not run.
-pub fn exit_never_ran() -> ! {
-    exit_by_signal(NEVER_RAN);
-    std::process::exit(NOT_BEGUN)
+pub fn exit_not_started() -> ! {
+    exit_by_signal(NOT_STARTED_SIGNAL);
+    std::process::exit(NOT_STARTED_EXIT_CODE)
 }
 
 /// Ends this process by a signal, if possible.
@@ -205,20 +206,20 @@ pub fn prepare_exec(leader: &OsStr) -> Result<(), String> {
     let _ = SigSet::empty().thread_set_mask();
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| format!("cannot set the parent-death signal: {error}"))?;
     // The supervisor may have exited before the signal was set.
-    if getppid().map(pid_text).as_deref() == leader.to_str() { Ok(()) } else { Err("the supervisor has exited".to_owned()) }
+    if getppid().map(format_pid).as_deref() == leader.to_str() { Ok(()) } else { Err("the supervisor has exited".to_owned()) }
 }
 
 /// Ends this process with the status of the program, including a signal.
-pub fn exit_like(status: Option<WaitStatus>) -> ! {
+pub fn exit_with_status(status: Option<WaitStatus>) -> ! {
     let signal = status.and_then(WaitStatus::terminating_signal).and_then(Signal::from_named_raw);
     // A signal that is ignored here is reported by the exit code below.
-    if let Some(signal) = signal.filter(|signal| *signal != NEVER_RAN) {
+    if let Some(signal) = signal.filter(|signal| *signal != NOT_STARTED_SIGNAL) {
         exit_by_signal(signal);
     }
     std::process::exit(exit_code_of(status))
 }
 
-fn pid_text(pid: Pid) -> String {
+fn format_pid(pid: Pid) -> String {
     pid.as_raw_nonzero().get().to_string()
 }
 
@@ -228,23 +229,29 @@ fn report_start_error(program: &OsStr, why: &str) -> i32 {
     {
         eprintln!("`{}` cannot be started: {why}", program.display());
     }
-    NOT_BEGUN
+    NOT_STARTED_EXIT_CODE
 }
 
 /// Makes this process the subreaper of orphaned descendants, and starts to receive signals.
 fn watch_signals() -> std::io::Result<SignalFd> {
     set_child_subreaper(Some(getpid()))?;
     SigSet::all().thread_block()?;
-    let heard: SigSet = ENDING.into_iter().chain([Name::SIGCHLD, Name::SIGUSR1]).collect();
+    let heard: SigSet = TERMINATION_SIGNALS.into_iter().chain([Name::SIGCHLD, Name::SIGUSR1]).collect();
     Ok(SignalFd::with_flags(&heard, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
 }
 
 /// Waits until the program or the parent has ended, then kills all remaining descendants.
 ///
 /// Returns the status of the program, and whether it reported that it did not start.
-fn wait_and_reap(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, mut news: Option<PipeReader>) -> (Option<WaitStatus>, bool) {
+fn wait_and_reap(
+    child: Option<Pid>,
+    parent: Pid,
+    told: &SignalFd,
+    kind: SupervisorMode,
+    mut news: Option<PipeReader>,
+) -> (Option<WaitStatus>, bool) {
     let watched = pidfd_open(parent, PidfdFlags::empty()).ok();
-    let (mut ended, mut never, mut heard) = (None, false, kind == Kind::Service);
+    let (mut ended, mut never, mut heard) = (None, false, kind == SupervisorMode::Service);
     loop {
         // The pipe closes when the program starts.
         if let Some(known) = news.as_ref().and_then(read_spawn_error) {
@@ -254,7 +261,7 @@ fn wait_and_reap(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, m
         // signal.
         let mut ends = false;
         while let Ok(Some(signal)) = told.read_signal() {
-            ends |= ENDING.iter().any(|name| signal.ssi_signo == *name as u32);
+            ends |= TERMINATION_SIGNALS.iter().any(|name| signal.ssi_signo == *name as u32);
             heard |= signal.ssi_signo == Name::SIGUSR1 as u32;
         }
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
@@ -276,7 +283,7 @@ fn wait_and_reap(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, m
     }
     let begun = Instant::now();
     // Children of killed processes are reparented and appear in the next round.
-    while begun.elapsed() < GONE {
+    while begun.elapsed() < KILL_TIMEOUT {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if Some(pid) == child => ended = Some(status),
@@ -289,14 +296,14 @@ fn wait_and_reap(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, m
         for pid in child_pids() {
             let _ = kill_process(pid, Signal::KILL);
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(REAP_INTERVAL);
     }
     (ended, never)
 }
 
 fn exit_code_of(status: Option<WaitStatus>) -> i32 {
     let code = |status: WaitStatus| status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal));
-    status.and_then(code).unwrap_or(NOT_BEGUN)
+    status.and_then(code).unwrap_or(NOT_STARTED_EXIT_CODE)
 }
 
 /// Returns the children of this process, including adopted orphans.

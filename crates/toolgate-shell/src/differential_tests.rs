@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Place, Shell, Sure};
+use super::{Certainty, PathPattern, ShellAnalysis};
 
 /// Typical commands, which are mutated.
-const SEEDS: &[&str] = &[
+const SEED_COMMANDS: &[&str] = &[
     "zap",
     "echo ok; zap a",
     "x=zap; $x -rf d",
@@ -114,7 +114,7 @@ const SEEDS: &[&str] = &[
 
 /// Texts that are inserted into commands.
 #[rustfmt::skip]
-const PIECES: &[&str] = &[
+const MUTATION_TEXTS: &[&str] = &[
     " ", " ", "\n", "\n", "\t", "\r", "\\\n", "\\", "'", "\"", "`", "$", ";", ";;", "&", "&&", "|", "||", "|&", "(", ")", "((", "))", "{", "}",
     "{ ", "; }", "[", "]", "[[ ", " ]]", "[ ", " ]", "$(", "$((", "${", "${x", "$x", "$'", "$\"", "<", ">", ">>", "<<", "<<<", "<<E\n", "\nE\n",
     "<<'E'\n", "<<-E\n", "<<\\E\n", "<(", ">(", "2>", ">&", "<&", "&>", ">|", "<>", "#", " #", "!", " ! ", "=", "+=", "x=", "x=zap ", "a=(", "-",
@@ -127,42 +127,42 @@ const PIECES: &[&str] = &[
 ];
 
 /// Returns the number of random commands.
-fn rounds() -> usize {
+fn fuzz_rounds() -> usize {
     let wanted = std::env::var("TOOLGATE_BASH").ok().and_then(|count| count.parse().ok());
     wanted.unwrap_or(if std::env::var_os("TOOLGATE_SOAK").is_some() { 300_000 } else { 5_000 })
 }
 
-struct Chance(u64);
+struct CommandFuzzer(u64);
 
-impl Chance {
-    fn next(&mut self, most: usize) -> usize {
+impl CommandFuzzer {
+    fn next_below(&mut self, most: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         (self.0 >> 11) as usize % most.max(1)
     }
 
-    fn of<'t>(&mut self, all: &[&'t str]) -> &'t str {
-        all[self.next(all.len())]
+    fn pick<'t>(&mut self, all: &[&'t str]) -> &'t str {
+        all[self.next_below(all.len())]
     }
 
     /// Creates a random command.
-    fn command(&mut self) -> String {
-        let mut text: Vec<char> = self.of(SEEDS).chars().collect();
-        if self.next(4) == 0 {
-            text.extend(self.of(&["\n", "; ", " && ", " | "]).chars().chain(self.of(SEEDS).chars()));
+    fn random_command(&mut self) -> String {
+        let mut text: Vec<char> = self.pick(SEED_COMMANDS).chars().collect();
+        if self.next_below(4) == 0 {
+            text.extend(self.pick(&["\n", "; ", " && ", " | "]).chars().chain(self.pick(SEED_COMMANDS).chars()));
         }
-        for _ in 0..1 + self.next(5) {
-            let at = self.next(text.len() + 1);
-            let end = (at + 1 + self.next(6)).min(text.len());
-            match self.next(6) {
+        for _ in 0..1 + self.next_below(5) {
+            let at = self.next_below(text.len() + 1);
+            let end = (at + 1 + self.next_below(6)).min(text.len());
+            match self.next_below(6) {
                 0 => drop(text.drain(at..end)),
                 1 => {
                     let again: Vec<char> = text[at..end].to_vec();
-                    let to = self.next(text.len() + 1);
+                    let to = self.next_below(text.len() + 1);
                     text.splice(to..to, again);
                 }
-                _ => drop(text.splice(at..at, self.of(PIECES).chars())),
+                _ => drop(text.splice(at..at, self.pick(MUTATION_TEXTS).chars())),
             }
         }
         text.into_iter().collect()
@@ -170,13 +170,13 @@ impl Chance {
 }
 
 /// The content of the file `secret`, which occurs nowhere else.
-const CONTENT: &str = "S3CR3T";
+const SECRET_CONTENT: &str = "S3CR3T";
 
 /// The user ID for commands if the test runs as root.
-const NOBODY: u32 = 65_534;
+const NOBODY_USER_ID: u32 = 65_534;
 
 /// A directory with one file and a few programs, where commands run.
-struct Ground {
+struct BashTestbed {
     home: tempfile::TempDir,
     bash: PathBuf,
     is_root: bool,
@@ -184,12 +184,12 @@ struct Ground {
 
 /// Records whether a command ran the program, and whether it read or changed the file.
 #[derive(Debug, PartialEq, Eq)]
-struct Did {
+struct BashRunEffects {
     has_run_program: bool,
     has_touched_file: bool,
 }
 
-impl Ground {
+impl BashTestbed {
     fn new() -> Self {
         let home = tempfile::tempdir().unwrap();
         let programs = home.path().join("programs");
@@ -204,19 +204,19 @@ impl Ground {
         std::fs::write(&zap, format!("#!/bin/sh\n: > '{}'\n", home.path().join("zapped").display())).unwrap();
         std::fs::set_permissions(&zap, std::fs::Permissions::from_mode(0o755)).unwrap();
         let ground = Self { home, bash, is_root: rustix::process::geteuid().is_root() };
-        ground.give(ground.home.path());
-        ground.tidy();
+        ground.chown_to_nobody(ground.home.path());
+        ground.reset_working_directory();
         ground
     }
 
-    fn give(&self, path: &Path) {
+    fn chown_to_nobody(&self, path: &Path) {
         if self.is_root {
-            chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+            chown(path, Some(NOBODY_USER_ID), Some(NOBODY_USER_ID)).unwrap();
         }
     }
 
     /// Recreates the working directory, even if processes still use the last one.
-    fn tidy(&self) {
+    fn reset_working_directory(&self) {
         let desk = self.home.path().join("desk");
         for _ in 0..100 {
             let _ = std::fs::remove_dir_all(&desk);
@@ -224,12 +224,12 @@ impl Ground {
                 break;
             }
         }
-        std::fs::write(desk.join("secret"), CONTENT).unwrap();
-        self.give(&desk);
-        self.give(&desk.join("secret"));
+        std::fs::write(desk.join("secret"), SECRET_CONTENT).unwrap();
+        self.chown_to_nobody(&desk);
+        self.chown_to_nobody(&desk.join("secret"));
     }
 
-    fn run(&self, text: &str) -> Did {
+    fn run(&self, text: &str) -> BashRunEffects {
         let (zapped, desk, said) = (self.home.path().join("zapped"), self.home.path().join("desk"), self.home.path().join("said"));
         let _ = std::fs::remove_file(&said);
         let out = std::fs::File::create(&said).unwrap();
@@ -238,7 +238,7 @@ impl Ground {
         command.env("PATH", self.home.path().join("programs")).env("HOME", &desk).env("FUNCNEST", "4");
         command.stdin(Stdio::null()).stderr(out.try_clone().unwrap()).stdout(out).process_group(0);
         if self.is_root {
-            command.uid(NOBODY).gid(NOBODY);
+            command.uid(NOBODY_USER_ID).gid(NOBODY_USER_ID);
         }
         let mut child = command.spawn().unwrap();
         let group = rustix::process::Pid::from_child(&child);
@@ -259,38 +259,39 @@ impl Ground {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        let did = Did {
+        let did = BashRunEffects {
             has_run_program: std::fs::remove_file(zapped).is_ok(),
-            has_touched_file: std::fs::read_to_string(desk.join("secret")).ok().as_deref() != Some(CONTENT)
-                || std::fs::read(said).unwrap().windows(CONTENT.len()).any(|part| part == CONTENT.as_bytes()),
+            has_touched_file: std::fs::read_to_string(desk.join("secret")).ok().as_deref() != Some(SECRET_CONTENT)
+                || std::fs::read(said).unwrap().windows(SECRET_CONTENT.len()).any(|part| part == SECRET_CONTENT.as_bytes()),
         };
         if did.has_touched_file || std::fs::read_dir(&desk).unwrap().count() != 1 {
-            self.tidy();
+            self.reset_working_directory();
         }
         did
     }
 }
 
 /// Returns the commands that pass although they should not, and the number that passed.
-fn leaks(ground: &Ground, seed: u64, rounds: usize) -> (Vec<String>, usize) {
-    let (mut chance, mut leaks, mut tried) = (Chance(seed.max(1)), Vec::new(), 0);
+fn find_undetected_commands(ground: &BashTestbed, seed: u64, rounds: usize) -> (Vec<String>, usize) {
+    let (mut chance, mut leaks, mut tried) = (CommandFuzzer(seed.max(1)), Vec::new(), 0);
     // Check that the test detects the effects.
-    assert_eq!(ground.run("zap; echo a > secret"), Did { has_run_program: true, has_touched_file: true });
-    assert_eq!(ground.run("cat secret"), Did { has_run_program: false, has_touched_file: true });
-    assert_eq!(ground.run("echo zap secret; : > other"), Did { has_run_program: false, has_touched_file: false });
+    assert_eq!(ground.run("zap; echo a > secret"), BashRunEffects { has_run_program: true, has_touched_file: true });
+    assert_eq!(ground.run("cat secret"), BashRunEffects { has_run_program: false, has_touched_file: true });
+    assert_eq!(ground.run("echo zap secret; : > other"), BashRunEffects { has_run_program: false, has_touched_file: false });
     for _ in 0..rounds {
-        let text = chance.command();
-        let shell = Shell::read(&text);
-        if shell.doubt().is_some() {
+        let text = chance.random_command();
+        let shell = ShellAnalysis::analyze(&text);
+        if shell.first_opaque_reason().is_some() {
             continue;
         }
-        let runs = text.contains('z') && shell.runs("zap") == Sure::No;
-        let touches = text.contains("se") && shell.touches(&[Place::new("secret", "/home/ann")], false, true, None) == Sure::No;
+        let runs = text.contains('z') && shell.match_program("zap") == Certainty::No;
+        let touches =
+            text.contains("se") && shell.match_paths(&[PathPattern::new("secret", "/home/ann")], false, true, None) == Certainty::No;
         if runs || touches {
             tried += 1;
             // Run the command twice, because a background process of an earlier command may cause
             // the effect.
-            let is_leak = |did: Did| (did.has_run_program && runs) || (did.has_touched_file && touches);
+            let is_leak = |did: BashRunEffects| (did.has_run_program && runs) || (did.has_touched_file && touches);
             if is_leak(ground.run(&text)) && is_leak(ground.run(&text)) {
                 leaks.push(text);
             }
@@ -301,15 +302,15 @@ fn leaks(ground: &Ground, seed: u64, rounds: usize) -> (Vec<String>, usize) {
 }
 
 #[test]
-fn whatever_bash_runs_reads_or_writes_was_seen_or_doubted() {
+fn effects_of_bash_are_detected_or_doubted() {
     let seed: u64 = std::env::var("TOOLGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x9e37_79b9_7f4a_7c15);
-    let (half, grounds) = (rounds() / 2, [Ground::new(), Ground::new()]);
+    let (half, grounds) = (fuzz_rounds() / 2, [BashTestbed::new(), BashTestbed::new()]);
     let (one, other) = std::thread::scope(|threads| {
-        let one = threads.spawn(|| leaks(&grounds[0], seed, half));
-        (leaks(&grounds[1], !seed, half), one.join().unwrap())
+        let one = threads.spawn(|| find_undetected_commands(&grounds[0], seed, half));
+        (find_undetected_commands(&grounds[1], !seed, half), one.join().unwrap())
     });
     let (found, tried) = ([one.0, other.0].concat(), one.1 + other.1);
-    println!("{tried} of {} commands passed and were run", rounds());
-    assert!(tried > rounds() / 100, "too few commands pass: {tried}");
+    println!("{tried} of {} commands passed and were run", fuzz_rounds());
+    assert!(tried > fuzz_rounds() / 100, "too few commands pass: {tried}");
     assert!(found.is_empty(), "{} commands pass but should not: {:#?}", found.len(), &found[..found.len().min(40)]);
 }

@@ -13,19 +13,19 @@ mod write_then_run;
 
 use std::collections::HashSet;
 
-pub use crate::path::pattern::{Place, normal};
-pub use word::Sure;
-use word::{Part, Word, sum};
+pub use crate::path::pattern::{PathPattern, normalize_path};
+pub use word::Certainty;
+use word::{ShellWord, WordPart, combine_certainty};
 
 /// Describes one program with its words and the files of its redirections.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Command {
-    pub(crate) words: Vec<Word>,
-    pub(crate) redirect_files: Vec<Word>,
+pub struct ShellCommand {
+    pub(crate) words: Vec<ShellWord>,
+    pub(crate) redirect_files: Vec<ShellWord>,
     /// Where its standard input comes from, if that is a pipe, a file or text in the command.
-    pub(crate) stdin: Option<Fed>,
+    pub(crate) stdin: Option<StdinSource>,
     /// The directory that it certainly runs in.
-    pub(crate) working_directory: Option<Word>,
+    pub(crate) working_directory: Option<ShellWord>,
     /// The command is only considered because it follows a program that runs other programs.
     pub(crate) is_unlikely: bool,
     /// The start of the command is a guess, so its words also belong to another command.
@@ -36,24 +36,24 @@ pub struct Command {
 
 /// Describes what a command reads from its standard input.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Fed {
-    Text(Word),
+pub(crate) enum StdinSource {
+    Text(ShellWord),
     /// The output of another command.
     Pipe,
     Unknown,
 }
 
 /// Maximum number of commands that are analyzed.
-const MOST: usize = 4_096;
+const MAX_COMMANDS: usize = 4_096;
 /// Maximum number of bytes in partly known words; a longer command may mean anything.
-const MOST_LETTERS: usize = 1_024;
+const MAX_PARTIAL_WORD_BYTES: usize = 1_024;
 /// Maximum number of bytes including guessed commands, whose words are compared repeatedly.
-const MOST_GUESSED: usize = 8 * MOST_LETTERS;
+const MAX_GUESSED_WORD_BYTES: usize = 8 * MAX_PARTIAL_WORD_BYTES;
 
 /// Holds what a shell command would run and write.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Shell {
-    pub(crate) commands: Vec<Command>,
+pub struct ShellAnalysis {
+    pub(crate) commands: Vec<ShellCommand>,
     /// The reasons why parts of the command cannot be analyzed.
     pub(crate) opaque_reasons: Vec<String>,
     /// The names of the files that are written. The next field has their paths.
@@ -61,25 +61,25 @@ pub struct Shell {
     pub(crate) written_paths: Vec<String>,
     /// Files with commands or code that are read and run. Their content was checked when it was
     /// written.
-    pub(crate) scripts: Vec<Command>,
+    pub(crate) scripts: Vec<ShellCommand>,
     /// The values of variables, as written and as expanded. An unknown word may expand to one of
     /// them.
     pub(crate) variable_values: Vec<String>,
 }
 
-impl Shell {
+impl ShellAnalysis {
     /// Parses and analyzes a command.
-    pub fn read(text: &str) -> Self {
-        let left = crate::nested_command::Depth::budget();
-        crate::parse::read(text, crate::nested_command::Depth::top(&left))
+    pub fn analyze(text: &str) -> Self {
+        let left = crate::nested_command::NestingBudget::initial_budget();
+        crate::parse::analyze_text(text, crate::nested_command::NestingBudget::top_level(&left))
     }
 
     fn opaque(why: impl Into<String>) -> Self {
         Self { opaque_reasons: vec![why.into()], ..Self::default() }
     }
 
-    fn add(&mut self, other: Self) {
-        if self.commands.len() + other.commands.len() > MOST {
+    fn merge(&mut self, other: Self) {
+        if self.commands.len() + other.commands.len() > MAX_COMMANDS {
             if self.opaque_reasons.is_empty() {
                 self.opaque_reasons.push("it contains too many commands".to_owned());
             }
@@ -94,144 +94,156 @@ impl Shell {
     }
 
     /// Returns the first reason why a part of the command cannot be analyzed.
-    pub fn doubt(&self) -> Option<&str> {
+    pub fn first_opaque_reason(&self) -> Option<&str> {
         self.opaque_reasons.first().map(String::as_str)
     }
 
     /// Returns whether the command runs a program followed by words in the order of `pattern`.
     ///
     /// A word such as `-rf` is a set of flags.
-    pub fn runs(&self, pattern: &str) -> Sure {
+    pub fn match_program(&self, pattern: &str) -> Certainty {
         let wanted: Vec<&str> = pattern.split_whitespace().collect();
-        let one = |command: &Command| is(&command.words, &wanted).max(crate::nested_command::may_run(command, |words| is(words, &wanted)));
+        let one = |command: &ShellCommand| {
+            match_command(&command.words, &wanted).max(crate::nested_command::can_run_match(command, |words| match_command(words, &wanted)))
+        };
         // A guessed script may not run at all.
-        let script = |script: &Command| is(&script.words, &wanted).min(if script.is_guessed { Sure::Maybe } else { Sure::Yes });
-        self.commands.iter().map(one).chain(self.scripts.iter().map(script)).max().unwrap_or(Sure::No)
+        let script = |script: &ShellCommand| {
+            match_command(&script.words, &wanted).min(if script.is_guessed { Certainty::Maybe } else { Certainty::Yes })
+        };
+        self.commands.iter().map(one).chain(self.scripts.iter().map(script)).max().unwrap_or(Certainty::No)
     }
 
     /// Returns whether the command names one of these files.
     ///
     /// With `lenient`, words that only the running shell knows are ignored, unless the command
     /// changes something. If `from` is absent, trees that are only read count if `trees` is set.
-    pub fn touches(&self, places: &[Place<'_>], lenient: bool, trees: bool, from: Option<&str>) -> Sure {
-        let letters = |command: &Command| {
-            let words: &[Word] = if crate::program::file_effects::names_no_files(command) { &[] } else { &command.words };
-            words.iter().chain(&command.redirect_files).map(Word::open_letters).sum::<usize>()
+    pub fn match_paths(&self, places: &[PathPattern<'_>], lenient: bool, trees: bool, from: Option<&str>) -> Certainty {
+        let letters = |command: &ShellCommand| {
+            let words: &[ShellWord] = if crate::program::file_effects::names_no_files(command) { &[] } else { &command.words };
+            words.iter().chain(&command.redirect_files).map(ShellWord::partial_len).sum::<usize>()
         };
         let written = self.commands.iter().filter(|command| !command.is_guessed).map(letters).sum::<usize>();
-        if written > MOST_LETTERS || self.commands.iter().map(letters).sum::<usize>() > MOST_GUESSED {
-            return self.without_patterns().touches(places, lenient, trees, from).max(Sure::Maybe);
+        if written > MAX_PARTIAL_WORD_BYTES || self.commands.iter().map(letters).sum::<usize>() > MAX_GUESSED_WORD_BYTES {
+            return self.without_partial_words().match_paths(places, lenient, trees, from).max(Certainty::Maybe);
         }
-        let goes = |command: &Command| {
-            matches!(command.program(), Some("cd" | "pushd" | "popd") | None) || crate::path::working_dir::sends(command)
+        let goes = |command: &ShellCommand| {
+            matches!(command.program(), Some("cd" | "pushd" | "popd") | None) || crate::path::working_dir::has_directory_option(command)
         };
         let moves = self.commands.iter().any(goes);
-        let wanders = from.zip(places.first()).map(|(from, place)| self.wanders(from, place.home));
+        let wanders = from.zip(places.first()).map(|(from, place)| self.reachable_directories(from, place.home));
         let feeds = self.commands.iter().any(|command| matches!(command.program(), Some("xargs" | "parallel")));
-        let kept = self.handed_on();
-        let ways = crate::word::partial::ways(&kept);
-        let guessed: Vec<Command> = self.commands.iter().flat_map(crate::nested_command::may_change).collect();
-        let one = |command: &Command, place: &Place<'_>, is_led_to: bool| {
+        let kept = self.possible_path_values();
+        let ways = crate::word::partial::path_prefixes(&kept);
+        let guessed: Vec<ShellCommand> = self.commands.iter().flat_map(crate::nested_command::possible_changes).collect();
+        let one = |command: &ShellCommand, place: &PathPattern<'_>, is_led_to: bool| {
             let words = command.words.get(1..).unwrap_or_default();
             // The directory that `git -C` names is not what `git` changes.
-            let given = if command.program() == Some("git") { without_options(words) } else { words };
-            let changes = crate::program::file_effects::changes(command) && !command.is_unlikely;
-            let is_here = |word: &Word| from.is_some_and(|from| place.is_named_from(from, word));
-            let known = |word: &Word, sure: Sure| match sure {
+            let given = if command.program() == Some("git") { skip_git_options(words) } else { words };
+            let changes = crate::program::file_effects::is_file_change(command) && !command.is_unlikely;
+            let is_here = |word: &ShellWord| from.is_some_and(|from| place.can_be_named_from(from, word));
+            let known = |word: &ShellWord, sure: Certainty| match sure {
                 // A file pattern matches files in the current directory. A word that starts with an
                 // unknown part may continue to the place.
-                Sure::Maybe
+                Certainty::Maybe
                     if !word.is_unknown()
-                        && place.is_elsewhere(word)
+                        && place.is_unrelated_pattern(word)
                         && !changes
                         && !moves
                         && !is_here(word)
-                        && !place.is_led_on(&ways, word) =>
+                        && !place.can_match_with_prefixes(&ways, word) =>
                 {
-                    Sure::No
+                    Certainty::No
                 }
-                Sure::Maybe if lenient && word.is_unknown() && !changes => Sure::No,
-                Sure::Maybe if lenient && word.is_unknown_path() && !changes && !is_led_to => Sure::No,
+                Certainty::Maybe if lenient && word.is_unknown() && !changes => Certainty::No,
+                Certainty::Maybe if lenient && word.is_unknown_path() && !changes && !is_led_to => Certainty::No,
                 // Many files share a name, but relative to `from` the word may mean the place.
-                Sure::Yes if lenient && place.is_only_called_like(word) && !changes && !moves && !is_here(word) => {
-                    let is_open = place.has_a_rare_name()
+                Certainty::Yes if lenient && place.has_only_same_name_as_word(word) && !changes && !moves && !is_here(word) => {
+                    let is_open = place.has_rare_name()
                         && !command.is_vague
                         && !command.is_unlikely
-                        && !crate::program::file_effects::leaves_alone(command);
-                    if is_open { Sure::Maybe } else { Sure::No }
+                        && !crate::program::file_effects::is_file_preserving(command);
+                    if is_open { Certainty::Maybe } else { Certainty::No }
                 }
                 sure => sure,
             };
-            let spared = crate::program::file_effects::spared(command);
+            let spared = crate::program::file_effects::non_file_positions(command);
             let named = words
                 .iter()
                 .enumerate()
                 .filter(|(at, _)| !crate::program::file_effects::names_no_files(command) && spared.binary_search(at).is_err());
-            let named = named.filter(|(_, word)| !crate::program::implicit_reads::is_no_file(command, word));
-            let sent = crate::program::implicit_writes::sent(command);
+            let named = named.filter(|(_, word)| !crate::program::implicit_reads::is_non_file_word(command, word));
+            let sent = crate::program::implicit_writes::uploaded_files(command);
             let named = named.map(|(_, word)| word).chain(&sent);
-            let named = named.map(|word| known(word, place.is_named_by(word))).max().unwrap_or(Sure::No);
-            let specs = if changes { crate::program::implicit_writes::pathspecs(command) } else { Vec::new() };
-            let named = named.max(specs.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No));
-            let files = command.redirect_files.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No);
-            let best = |of: bool, f: &dyn Fn(&Word) -> Sure| if of { words.iter().map(f).max().unwrap_or(Sure::No) } else { Sure::No };
-            let hidden = best(crate::program::file_effects::runs_code(command), &|word| known(word, place.is_within(word)));
-            let reads = crate::program::file_effects::reads_trees(command);
+            let named = named.map(|word| known(word, place.match_word(word))).max().unwrap_or(Certainty::No);
+            let specs = if changes { crate::program::implicit_writes::git_pathspecs(command) } else { Vec::new() };
+            let named = named.max(specs.iter().map(|word| place.match_word(word)).max().unwrap_or(Certainty::No));
+            let files = command.redirect_files.iter().map(|word| place.match_word(word)).max().unwrap_or(Certainty::No);
+            let best = |of: bool, f: &dyn Fn(&ShellWord) -> Certainty| {
+                if of { words.iter().map(f).max().unwrap_or(Certainty::No) } else { Certainty::No }
+            };
+            let hidden = best(crate::program::file_effects::runs_code(command), &|word| known(word, place.match_in_code(word)));
+            let reads = crate::program::file_effects::is_tree_reader(command);
             let read = match &wanders {
-                Some(wanders) => place.is_read_by(command, wanders, feeds, lenient),
-                None if !trees => Sure::No,
-                None if moves && !lenient => best(reads, &|word| place.lies_right_under(word).max(place.lies_under(word))),
-                None => best(reads, &|word| place.lies_right_under(word)),
+                Some(wanders) => place.match_tree_read(command, wanders, feeds, lenient),
+                None if !trees => Certainty::No,
+                None if moves && !lenient => best(reads, &|word| place.match_absolute_parent(word).max(place.match_parent(word))),
+                None => best(reads, &|word| place.match_absolute_parent(word)),
             };
-            let stands = command.stands();
-            let mut written = crate::program::implicit_writes::writes(command);
-            written.extend(crate::path::derived::composed(command));
-            let written = written.iter().map(|file| place.is_named_by(&crate::program::implicit_writes::from(file, stands))).max();
-            let is_open = crate::program::implicit_writes::may_write(command).iter().any(|file| place.may_be(file));
-            let written = written.unwrap_or(Sure::No).max(if is_open { Sure::Maybe } else { Sure::No });
+            let stands = command.known_directory();
+            let mut written = crate::program::implicit_writes::implicitly_written_files(command);
+            written.extend(crate::path::derived::derived_files(command));
+            let written =
+                written.iter().map(|file| place.match_word(&crate::program::implicit_writes::relative_to_start(file, stands))).max();
+            let is_open = crate::program::implicit_writes::unknown_output_files(command).iter().any(|file| place.can_match_partially(file));
+            let written = written.unwrap_or(Certainty::No).max(if is_open { Certainty::Maybe } else { Certainty::No });
             // An unpacked archive may contain any file.
-            let filled = crate::program::implicit_writes::fills(command)
+            let filled = crate::program::implicit_writes::filled_directories(command)
                 .iter()
-                .map(|to| place.lies_under(&crate::program::implicit_writes::from(to, stands)).min(Sure::Maybe))
+                .map(|to| place.match_parent(&crate::program::implicit_writes::relative_to_start(to, stands)).min(Certainty::Maybe))
                 .max();
-            let reached = read.max(written).max(filled.unwrap_or(Sure::No));
+            let reached = read.max(written).max(filled.unwrap_or(Certainty::No));
             // A file that is put into a directory keeps its name there.
-            let mut put = crate::program::implicit_writes::puts_here(command);
+            let mut put = crate::program::implicit_writes::created_files(command);
             let given = if put.is_empty() { given } else { given.split_last().map_or(given, |(_, sources)| sources) };
-            put.extend(crate::program::implicit_writes::links_here(command));
-            let at_it = |file: &Word| {
+            put.extend(crate::program::implicit_writes::created_link(command));
+            let at_it = |file: &ShellWord| {
                 let is_here = file.text().is_none_or(|text| text.starts_with("./") || text.starts_with("../"));
-                let file = crate::program::implicit_writes::from(file, stands);
-                place.is_named_by(&file).max(place.lies_under(&file)).min(if is_here { Sure::Maybe } else { Sure::Yes })
+                let file = crate::program::implicit_writes::relative_to_start(file, stands);
+                place.match_word(&file).max(place.match_parent(&file)).min(if is_here { Certainty::Maybe } else { Certainty::Yes })
             };
-            let put = put.iter().map(at_it).max().unwrap_or(Sure::No);
-            let clears = changes && !crate::program::implicit_writes::only_stages(command);
-            let above = if clears { given.iter().map(|word| place.lies_under_given(word, stands)).max() } else { None };
+            let put = put.iter().map(at_it).max().unwrap_or(Certainty::No);
+            let clears = changes && !crate::program::implicit_writes::is_index_only_change(command);
+            let above = if clears { given.iter().map(|word| place.match_changed_parent(word, stands)).max() } else { None };
             let patched = match &command.stdin {
-                Some(Fed::Text(text)) if crate::program::file_effects::patches(command) => {
-                    place.is_within(text).max(place.is_patched_by(text))
+                Some(StdinSource::Text(text)) if crate::program::file_effects::is_patch_program(command) => {
+                    place.match_in_code(text).max(place.match_patch(text))
                 }
-                Some(Fed::Pipe | Fed::Unknown) if crate::program::file_effects::patches(command) && !lenient => Sure::Maybe,
-                _ => Sure::No,
+                Some(StdinSource::Pipe | StdinSource::Unknown) if crate::program::file_effects::is_patch_program(command) && !lenient => {
+                    Certainty::Maybe
+                }
+                _ => Certainty::No,
             };
-            let told = if crate::program::file_effects::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
-            named.max(files).max(hidden).max(above.unwrap_or(Sure::No)).max(put).max(reached).max(patched).max(told)
+            let told =
+                if crate::program::file_effects::has_external_file_list(command) && !lenient { Certainty::Maybe } else { Certainty::No };
+            named.max(files).max(hidden).max(above.unwrap_or(Certainty::No)).max(put).max(reached).max(patched).max(told)
         };
         // Without `lenient`, every unknown word is in doubt, whatever it expands to.
-        let handed: &[Word] = if lenient { &kept } else { &[] };
-        let may_be_it = |place: &Place<'_>| handed.iter().map(|text| place.is_within(text).min(Sure::Maybe)).max().unwrap_or(Sure::No);
-        let each = |place: &Place<'_>| {
-            let is_led_to = handed.iter().any(|text| place.has_a_way_in(text));
-            let named = self.commands.iter().map(|command| one(command, place, is_led_to)).max().unwrap_or(Sure::No);
-            let guessed = guessed.iter().map(|command| one(command, place, is_led_to).min(Sure::Maybe)).max().unwrap_or(Sure::No);
+        let handed: &[ShellWord] = if lenient { &kept } else { &[] };
+        let may_be_it = |place: &PathPattern<'_>| {
+            handed.iter().map(|text| place.match_in_code(text).min(Certainty::Maybe)).max().unwrap_or(Certainty::No)
+        };
+        let each = |place: &PathPattern<'_>| {
+            let is_led_to = handed.iter().any(|text| place.has_parent_in(text));
+            let named = self.commands.iter().map(|command| one(command, place, is_led_to)).max().unwrap_or(Certainty::No);
+            let guessed = guessed.iter().map(|command| one(command, place, is_led_to).min(Certainty::Maybe)).max().unwrap_or(Certainty::No);
             named.max(guessed).max(may_be_it(place))
         };
-        places.iter().map(each).max().unwrap_or(Sure::No)
+        places.iter().map(each).max().unwrap_or(Certainty::No)
     }
 
     /// Returns a copy in which every partly known word is entirely unknown.
-    fn without_patterns(&self) -> Self {
-        let plain = |word: &Word| if word.text().is_some() { word.clone() } else { Word::unknown(word.can_split) };
+    fn without_partial_words(&self) -> Self {
+        let plain = |word: &ShellWord| if word.text().is_some() { word.clone() } else { ShellWord::unknown(word.can_split) };
         let mut same = self.clone();
         for command in &mut same.commands {
             command.words = command.words.iter().map(plain).collect();
@@ -244,14 +256,17 @@ impl Shell {
     ///
     /// They come from variables, from the input of `xargs` and similar programs, and from words
     /// that are only printed.
-    fn handed_on(&self) -> Vec<Word> {
-        let is_open = |word: &Word| word.text().is_none() && !word.is_pattern();
-        let opens = |command: &Command| !crate::program::file_effects::names_no_files(command) && command.words.iter().skip(1).any(is_open);
+    fn possible_path_values(&self) -> Vec<ShellWord> {
+        let is_open = |word: &ShellWord| word.text().is_none() && !word.is_pattern();
+        let opens =
+            |command: &ShellCommand| !crate::program::file_effects::names_no_files(command) && command.words.iter().skip(1).any(is_open);
         if !self.commands.iter().any(opens) {
             return Vec::new();
         }
-        let fed = |command: &Command| match (command.program(), &command.stdin) {
-            (Some("mapfile" | "parallel" | "read" | "readarray" | "xargs"), Some(Fed::Text(text))) => text.text().map(str::to_owned),
+        let fed = |command: &ShellCommand| match (command.program(), &command.stdin) {
+            (Some("mapfile" | "parallel" | "read" | "readarray" | "xargs"), Some(StdinSource::Text(text))) => {
+                text.text().map(str::to_owned)
+            }
             _ => None,
         };
         let is_way = |text: &String| text.contains(['/', '~']) || text.contains("HOME");
@@ -264,93 +279,94 @@ impl Shell {
             .iter()
             .filter(|command| crate::program::file_effects::names_no_files(command))
             .flat_map(|command| command.words.iter().skip(1));
-        let said = said.flat_map(|word| word.texts()).flat_map(crate::path::pattern::paths_of).filter(is_path).map(str::to_owned);
+        let said = said.flat_map(|word| word.texts()).flat_map(crate::path::pattern::split_paths).filter(is_path).map(str::to_owned);
         let mut all = HashSet::new();
-        kept.chain(said).filter(|text| all.insert(text.clone())).map(Word::known).collect()
+        kept.chain(said).filter(|text| all.insert(text.clone())).map(ShellWord::known).collect()
     }
 
     /// Returns whether all words are known, and they alone determine the affected files.
-    pub fn is_spelled_out(&self) -> bool {
-        let told = |command: &Command| {
-            crate::program::file_effects::is_told_files(command)
-                || (crate::program::file_effects::patches(command) && command.stdin.is_some())
+    pub fn is_fully_known(&self) -> bool {
+        let told = |command: &ShellCommand| {
+            crate::program::file_effects::has_external_file_list(command)
+                || (crate::program::file_effects::is_patch_program(command) && command.stdin.is_some())
         };
-        let known = |command: &Command| command.words.iter().chain(&command.redirect_files).all(|word| word.text().is_some());
+        let known = |command: &ShellCommand| command.words.iter().chain(&command.redirect_files).all(|word| word.text().is_some());
         self.commands.iter().all(|command| known(command) && !told(command))
     }
 
     /// Returns whether a word may be a path from the home directory.
-    pub fn names_home(&self) -> bool {
-        let from_home = |word: &Word| word.spellings().iter().flatten().any(|part| matches!(part, Part::Text(text) if text.contains('~')));
-        let is_fed = |command: &Command| matches!(&command.stdin, Some(Fed::Text(text)) if from_home(text));
+    pub fn can_name_home(&self) -> bool {
+        let from_home =
+            |word: &ShellWord| word.spellings().iter().flatten().any(|part| matches!(part, WordPart::Text(text) if text.contains('~')));
+        let is_fed = |command: &ShellCommand| matches!(&command.stdin, Some(StdinSource::Text(text)) if from_home(text));
         // `cd` without arguments goes to the home directory.
-        let goes = |command: &Command| crate::path::working_dir::goes_to(command).contains(&"~");
+        let goes = |command: &ShellCommand| crate::path::working_dir::entered_directories(command).contains(&"~");
         let is_kept = || self.variable_values.iter().any(|text| text.contains('~') || text.contains("HOME"));
         let is_there =
-            |command: &Command| command.words.iter().chain(&command.redirect_files).any(from_home) || is_fed(command) || goes(command);
+            |command: &ShellCommand| command.words.iter().chain(&command.redirect_files).any(from_home) || is_fed(command) || goes(command);
         is_kept() || self.commands.iter().any(is_there)
     }
 }
 
 /// Returns the last part of a program's path, which is its name.
-pub(crate) fn base(name: &str) -> &str {
+pub(crate) fn base_name(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
 
-impl Command {
+impl ShellCommand {
     /// Returns the name of the program, if it is known.
     pub(crate) fn program(&self) -> Option<&str> {
-        self.words.first().and_then(Word::text).map(base)
+        self.words.first().and_then(ShellWord::text).map(base_name)
     }
 
     /// Returns the directory that the command certainly works in.
     ///
     /// Options of `git` itself may select another directory.
-    pub(crate) fn stands(&self) -> Option<&Word> {
+    pub(crate) fn known_directory(&self) -> Option<&ShellWord> {
         let words = self.words.get(1..).unwrap_or_default();
-        self.working_directory.as_ref().filter(|_| self.program() != Some("git") || without_options(words).len() == words.len())
+        self.working_directory.as_ref().filter(|_| self.program() != Some("git") || skip_git_options(words).len() == words.len())
     }
 }
 
 /// Returns whether words are a command that matches the wanted words.
-fn is(words: &[Word], wanted: &[&str]) -> Sure {
-    let (Some((program, rest)), Some((first, words))) = (wanted.split_first(), words.split_first()) else { return Sure::No };
+fn match_command(words: &[ShellWord], wanted: &[&str]) -> Certainty {
+    let (Some((program, rest)), Some((first, words))) = (wanted.split_first(), words.split_first()) else { return Certainty::No };
     // `git-push` is `git push`.
     if *program == "git"
-        && let Some(verb) = first.text().map(base).and_then(|name| name.strip_prefix("git-"))
+        && let Some(verb) = first.text().map(base_name).and_then(|name| name.strip_prefix("git-"))
     {
-        let words: Vec<Word> = [Word::known("git"), Word::known(verb)].into_iter().chain(words.iter().cloned()).collect();
-        return is(&words, wanted);
+        let words: Vec<ShellWord> = [ShellWord::known("git"), ShellWord::known(verb)].into_iter().chain(words.iter().cloned()).collect();
+        return match_command(&words, wanted);
     }
-    let called = sum(first.spellings().iter().map(|spelling| match spelling.as_slice() {
-        [Part::Text(name)] => Word::known(base(name)).is_like(program),
-        [.., Part::Text(end)] if end.contains('/') => Word::known(base(end)).is_like(program),
-        _ => Sure::Maybe,
+    let called = combine_certainty(first.spellings().iter().map(|spelling| match spelling.as_slice() {
+        [WordPart::Text(name)] => ShellWord::known(base_name(name)).match_pattern(program),
+        [.., WordPart::Text(end)] if end.contains('/') => ShellWord::known(base_name(end)).match_pattern(program),
+        _ => Certainty::Maybe,
     }));
-    if called == Sure::No {
-        return Sure::No;
+    if called == Certainty::No {
+        return Certainty::No;
     }
-    let (flags, rest): (Vec<&str>, Vec<&str>) = rest.iter().partition(|word| is_flags(word));
-    let flags = flags.iter().map(|flags| has_flags(words, flags)).min().unwrap_or(Sure::Yes);
+    let (flags, rest): (Vec<&str>, Vec<&str>) = rest.iter().partition(|word| is_flag_cluster(word));
+    let flags = flags.iter().map(|flags| match_flags(words, flags)).min().unwrap_or(Certainty::Yes);
     // The subcommand of `git` is its first word that is not an option.
-    let words = if *program == "git" { without_options(words) } else { words };
+    let words = if *program == "git" { skip_git_options(words) } else { words };
     // These subcommands do the same as `git push`.
-    let pushes = |word: &Word| matches!(word.text(), Some("send-pack" | "http-push"));
+    let pushes = |word: &ShellWord| matches!(word.text(), Some("send-pack" | "http-push"));
     if *program == "git" && rest.first() == Some(&"push") && words.first().is_some_and(pushes) {
-        return called.min(flags).min(follow(rest.get(1..).unwrap_or_default(), words));
+        return called.min(flags).min(match_in_order(rest.get(1..).unwrap_or_default(), words));
     }
     let verb = match (rest.first(), words.first()) {
         (Some(verb), Some(word)) if *program == "git" => {
-            word.is_like(verb).max(if word.can_split && word.is_unknown() { Sure::Maybe } else { Sure::No })
+            word.match_pattern(verb).max(if word.can_split && word.is_unknown() { Certainty::Maybe } else { Certainty::No })
         }
-        (Some(_), None) if *program == "git" => Sure::No,
-        _ => Sure::Yes,
+        (Some(_), None) if *program == "git" => Certainty::No,
+        _ => Certainty::Yes,
     };
-    called.min(flags).min(verb).min(follow(&rest, words))
+    called.min(flags).min(verb).min(match_in_order(&rest, words))
 }
 
 /// Returns the words of `git` after its own options.
-fn without_options(words: &[Word]) -> &[Word] {
+fn skip_git_options(words: &[ShellWord]) -> &[ShellWord] {
     let mut rest = words;
     while let Some((first, more)) = rest.split_first() {
         match first.text() {
@@ -368,33 +384,35 @@ fn without_options(words: &[Word]) -> &[Word] {
     rest
 }
 
-fn has_flags(words: &[Word], wanted: &str) -> Sure {
+fn match_flags(words: &[ShellWord], wanted: &str) -> Certainty {
     // For `-r$x`, the beginning is known.
-    let begins = |word: &Word| match word.spellings() {
+    let begins = |word: &ShellWord| match word.spellings() {
         [spelling] => match spelling.first() {
-            Some(Part::Text(text)) => flags_of(text),
+            Some(WordPart::Text(text)) => flag_letters(text),
             _ => None,
         },
         _ => None,
     };
     let given: String = words.iter().filter_map(begins).collect::<String>().to_lowercase();
     if wanted.to_lowercase().chars().skip(1).all(|flag| given.contains(flag)) {
-        return Sure::Yes;
+        return Certainty::Yes;
     }
     // File names rarely look like flags.
-    let open = |word: &Word| word.is_unknown() || (word.text().is_none() && word.is_like("-*") == Sure::Maybe && !word.is_pattern());
+    let open = |word: &ShellWord| {
+        word.is_unknown() || (word.text().is_none() && word.match_pattern("-*") == Certainty::Maybe && !word.is_pattern())
+    };
     // A single word cannot be both a flag and its operand.
     let operands = words.iter().filter(|word| word.text().is_none_or(|text| !text.starts_with('-'))).count();
-    if words.iter().any(|word| open(word) && (word.can_split || operands > 1)) { Sure::Maybe } else { Sure::No }
+    if words.iter().any(|word| open(word) && (word.can_split || operands > 1)) { Certainty::Maybe } else { Certainty::No }
 }
 
 /// Returns whether a word is a set of flags: `-rf`, but not `--force`, `-delete` or `-`.
-fn is_flags(word: &str) -> bool {
+fn is_flag_cluster(word: &str) -> bool {
     word.strip_prefix('-').is_some_and(|flags| (1..=3).contains(&flags.len()) && flags.chars().all(char::is_alphabetic))
 }
 
 /// Returns the flags of a word: those of `-rf`, and `f` for `--force`.
-fn flags_of(word: &str) -> Option<String> {
+fn flag_letters(word: &str) -> Option<String> {
     match word.strip_prefix("--") {
         Some(long) => {
             let known = [("recursive", 'r'), ("force", 'f'), ("delete", 'd'), ("all", 'a'), ("interactive", 'i'), ("hard", 'h')];
@@ -407,17 +425,17 @@ fn flags_of(word: &str) -> Option<String> {
 }
 
 /// Returns whether words follow each other in this order, with others in between.
-fn follow(wanted: &[&str], words: &[Word]) -> Sure {
-    let least = |level: Sure| {
+fn match_in_order(wanted: &[&str], words: &[ShellWord]) -> Certainty {
+    let least = |level: Certainty| {
         let mut words = words.iter();
-        wanted.iter().all(|wanted| words.any(|word| word.is_like(wanted) >= level))
+        wanted.iter().all(|wanted| words.any(|word| word.match_pattern(wanted) >= level))
     };
-    if least(Sure::Yes) {
-        Sure::Yes
+    if least(Certainty::Yes) {
+        Certainty::Yes
     // A word that may expand to several words can be all wanted words.
-    } else if least(Sure::Maybe) || words.iter().any(|word| word.can_split && word.is_unknown()) {
-        Sure::Maybe
+    } else if least(Certainty::Maybe) || words.iter().any(|word| word.can_split && word.is_unknown()) {
+        Certainty::Maybe
     } else {
-        Sure::No
+        Certainty::No
     }
 }

@@ -4,109 +4,116 @@
 
 use std::cell::Cell;
 
-use super::word::{Part, Sure, Word};
-use super::{Command, Fed, Shell, base};
+use super::word::{Certainty, ShellWord, WordPart};
+use super::{ShellAnalysis, ShellCommand, StdinSource, base_name};
 use crate::parse;
 use crate::path::pattern::is_device;
-use crate::program::options::{beginning, name_and_value, sets_code};
+use crate::program::options::{is_make_code_variable, known_prefix, split_name_value};
 use crate::program::tables::{
-    BARE, CLOSED, ESCAPING, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RESERVED, RUNNING, SHELLS, WRAPPERS,
+    BEHAVIOUR_VARIABLES, BROWSER_VARIABLES, CODE_RUNNING_OPTIONS, DATABASE_CLIENT_ESCAPES, HARMLESS_SHELL_OPTIONS,
+    HARMLESS_VARIABLE_VALUES, INTERPRETER_FLAGS, INTERPRETERS, KNOWN_PYTHON_MODULES, OPAQUE_PROGRAMS, RESERVED_WORDS, SHELL_PROGRAMS,
+    SIMPLE_PROGRAMS, WRAPPER_PROGRAMS,
 };
-use crate::wrapper::{behind_flags, git, wrapped};
+use crate::wrapper::{analyze_exec_options, analyze_git, unwrap_command};
 
 /// Maximum number of words behind a wrapper that are analyzed.
-pub(crate) const MOST_WORDS: usize = 64;
+pub(crate) const MAX_WRAPPED_WORDS: usize = 64;
 /// Maximum nesting depth of commands.
-const DEPTH: usize = 8;
+const MAX_NESTING_DEPTH: usize = 8;
 /// Maximum number of bytes that are parsed in total. The next two
 /// constants are additional costs of a command and of a word.
-const MOST_BYTES: usize = 96 << 10;
-const EACH: usize = 192;
-const WORD: usize = 8;
+const MAX_PARSED_BYTES: usize = 96 << 10;
+const COMMAND_COST_BYTES: usize = 192;
+const WORD_COST_BYTES: usize = 8;
 
 /// Tracks how deep a command is nested and how many bytes may still be parsed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Depth<'d> {
+pub(crate) struct NestingBudget<'d> {
     level: usize,
     remaining_bytes: &'d Cell<usize>,
 }
 
-impl<'d> Depth<'d> {
+impl<'d> NestingBudget<'d> {
     /// Creates the budget for one command with everything that is nested in it.
-    pub(crate) fn budget() -> Cell<usize> {
-        Cell::new(MOST_BYTES)
+    pub(crate) fn initial_budget() -> Cell<usize> {
+        Cell::new(MAX_PARSED_BYTES)
     }
 
-    pub(crate) fn top(left: &'d Cell<usize>) -> Self {
+    pub(crate) fn top_level(left: &'d Cell<usize>) -> Self {
         Self { level: 0, remaining_bytes: left }
     }
 
-    pub(crate) fn down(self) -> Self {
+    pub(crate) fn nested(self) -> Self {
         Self { level: self.level + 1, ..self }
     }
 
     pub(crate) fn is_too_deep(self) -> bool {
-        self.level > DEPTH
+        self.level > MAX_NESTING_DEPTH
     }
 
     /// Takes the cost of a text from the budget, and returns whether enough was left.
-    pub(crate) fn affords(self, length: usize) -> bool {
-        let left = self.remaining_bytes.get().checked_sub(length + EACH);
+    pub(crate) fn try_spend(self, length: usize) -> bool {
+        let left = self.remaining_bytes.get().checked_sub(length + COMMAND_COST_BYTES);
         self.remaining_bytes.set(left.unwrap_or(0));
         left.is_some()
     }
 }
 
 /// Returns whether setting a variable changes what commands do.
-pub(crate) fn is_powerful(name: &str, value: Option<&str>) -> bool {
-    const ENDS: [&str; 7] = ["PAGER", "EDITOR", "BROWSER", "ASKPASS", "_WRAPPER", "_RUNNER", "_COMMAND"];
-    let named = |name: &str| name.starts_with("GIT_CONFIG") || name.starts_with("BASH_FUNC") || ENDS.iter().any(|end| name.ends_with(end));
-    let powerful = POWERFUL.contains(&name) || named(name) || sets_npm(name);
+pub(crate) fn is_behaviour_change(name: &str, value: Option<&str>) -> bool {
+    const BEHAVIOUR_VARIABLE_SUFFIXES: [&str; 7] = ["PAGER", "EDITOR", "BROWSER", "ASKPASS", "_WRAPPER", "_RUNNER", "_COMMAND"];
+    let named = |name: &str| {
+        name.starts_with("GIT_CONFIG") || name.starts_with("BASH_FUNC") || BEHAVIOUR_VARIABLE_SUFFIXES.iter().any(|end| name.ends_with(end))
+    };
+    let powerful = BEHAVIOUR_VARIABLES.contains(&name) || named(name) || is_npm_program_setting(name);
     if name == "PATH" {
         // The search path contains a relative or a temporary directory.
         return value.is_none_or(|path| path.split(':').any(|part| !part.starts_with(['/', '~', '$']) || part.starts_with("/tmp")));
     }
-    powerful && !value.is_some_and(|value| HARMLESS.contains(&value) || is_mere_name(name, value))
+    powerful && !value.is_some_and(|value| HARMLESS_VARIABLE_VALUES.contains(&value) || is_tool_selection(name, value))
 }
 
 /// Returns whether a variable is a setting of `npm` that names a program. Upper and lower case are
 /// equal.
-fn sets_npm(name: &str) -> bool {
-    const RUN: &[&str] = &["browser", "editor", "git", "node_options", "script_shell", "shell", "viewer"];
+fn is_npm_program_setting(name: &str) -> bool {
+    const NPM_PROGRAM_SETTINGS: &[&str] = &["browser", "editor", "git", "node_options", "script_shell", "shell", "viewer"];
     let name = name.to_ascii_lowercase().replace('-', "_");
-    name.strip_prefix("npm_config_").is_some_and(|key| RUN.contains(&key))
+    name.strip_prefix("npm_config_").is_some_and(|key| NPM_PROGRAM_SETTINGS.contains(&key))
 }
 
 /// Returns whether a variable only selects a tool by name and runs no command: `TEST_RUNNER=jest`.
-fn is_mere_name(name: &str, value: &str) -> bool {
-    let is_run = OPENING.contains(&name) || name.starts_with("CARGO_") || sets_npm(name);
+fn is_tool_selection(name: &str, value: &str) -> bool {
+    let is_run = BROWSER_VARIABLES.contains(&name) || name.starts_with("CARGO_") || is_npm_program_setting(name);
     let chooses = !is_run && (name.ends_with("_BROWSER") || name.ends_with("_RUNNER"));
     let is_plain = || {
         let is_name = value.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') && !value.starts_with('-');
-        is_name && !is_known(value) && !CLOSED.contains(&value)
+        is_name && !is_known_program(value) && !OPAQUE_PROGRAMS.contains(&value)
     };
     (name.ends_with("BROWSER") && ["echo", "false", "none"].contains(&value)) || (chooses && is_plain())
 }
 
 /// Returns the option letters of an interpreter: those for code, and those that take a value.
-pub(crate) fn language(program: &str) -> Option<(&'static str, &'static str)> {
+pub(crate) fn interpreter_options(program: &str) -> Option<(&'static str, &'static str)> {
     // `python3.12` is Python.
     let bare = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
-    LANGUAGES.iter().find(|(name, ..)| *name == program || *name == bare).map(|(_, flags, valued)| (*flags, *valued))
+    INTERPRETERS.iter().find(|(name, ..)| *name == program || *name == bare).map(|(_, flags, valued)| (*flags, *valued))
 }
 
 /// Returns whether a program runs none of its words, or the code that it runs is analyzed.
-pub(crate) fn is_known(program: &str) -> bool {
-    PLAIN.contains(&program) || WRAPPERS.contains(&program) || SHELLS.contains(&program) || language(program).is_some()
+pub(crate) fn is_known_program(program: &str) -> bool {
+    SIMPLE_PROGRAMS.contains(&program)
+        || WRAPPER_PROGRAMS.contains(&program)
+        || SHELL_PROGRAMS.contains(&program)
+        || interpreter_options(program).is_some()
 }
 
 /// Analyzes the other commands that a command runs.
-pub(crate) fn look_inside(command: &Command, depth: Depth<'_>) -> Shell {
-    look(command, depth, false)
+pub(crate) fn analyze_nested(command: &ShellCommand, depth: NestingBudget<'_>) -> ShellAnalysis {
+    analyze_command(command, depth, false)
 }
 
 /// Returns whether a word contains an option, possibly in a cluster or abbreviated.
-fn is_flag_like(program: &str, at: usize, word: &str, flag: &str) -> bool {
+fn has_option_in_word(program: &str, at: usize, word: &str, flag: &str) -> bool {
     match (flag.strip_prefix("--"), flag.strip_prefix('-')) {
         (Some(long), _) => word.strip_prefix("--").is_some_and(|given| {
             let given = given.split('=').next().unwrap_or_default();
@@ -131,9 +138,9 @@ fn is_flag_like(program: &str, at: usize, word: &str, flag: &str) -> bool {
 /// Returns the words of a program itself, without the words for a script that it runs.
 ///
 /// The word after an option may be the value of that option.
-fn before_script<'w>(program: &str, words: &'w [Word]) -> &'w [Word] {
+fn words_before_script<'w>(program: &str, words: &'w [ShellWord]) -> &'w [ShellWord] {
     let mut may_be_value = false;
-    let is_script = |word: &Word| {
+    let is_script = |word: &ShellWord| {
         let text = word.text().unwrap_or("-");
         let is_value = std::mem::replace(&mut may_be_value, text.starts_with('-'));
         !is_value && !text.starts_with('-') && text.contains(['.', '/'])
@@ -149,89 +156,89 @@ fn before_script<'w>(program: &str, words: &'w [Word]) -> &'w [Word] {
 }
 
 /// Analyzes a command. With `nested`, a wrapper has already tried each of its words as a command.
-fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
-    let mut found = Shell::default();
+fn analyze_command(command: &ShellCommand, depth: NestingBudget<'_>, nested: bool) -> ShellAnalysis {
+    let mut found = ShellAnalysis::default();
     let Some((_, rest)) = command.words.split_first() else { return found };
     let Some(program) = command.program() else {
-        return Shell::opaque("which program runs is only known when it runs");
+        return ShellAnalysis::opaque("which program runs is only known when it runs");
     };
     if depth.is_too_deep() {
-        return Shell::opaque("commands are nested too deeply");
+        return ShellAnalysis::opaque("commands are nested too deeply");
     }
     // Behind a wrapper every word is tried as a program, but `time` is a reserved word.
-    let own = |word: &Word| word.text().is_some_and(|word| RESERVED.contains(&word));
+    let own = |word: &ShellWord| word.text().is_some_and(|word| RESERVED_WORDS.contains(&word));
     let timed = rest.iter().find(|word| word.text().is_none_or(|text| !text.starts_with('-'))).filter(|_| program == "time");
     if !nested && command.words.first().into_iter().chain(timed).any(own) {
         found.opaque_reasons.push(format!("`{program}` is a reserved word of the shell"));
     }
-    if CLOSED.contains(&program) {
+    if OPAQUE_PROGRAMS.contains(&program) {
         found.opaque_reasons.push(format!("`{program}` can run anything"));
     }
-    let own = before_script(program, rest);
-    if let Some((_, flags)) = RUNNING.iter().find(|(name, _)| *name == program)
+    let own = words_before_script(program, rest);
+    if let Some((_, flags)) = CODE_RUNNING_OPTIONS.iter().find(|(name, _)| *name == program)
         // The rest of a partly known word may follow its beginning directly.
-        && own.iter().enumerate().any(|(at, word)| flags.iter().any(|flag| is_flag_like(program, at, beginning(word).0, flag)))
+        && own.iter().enumerate().any(|(at, word)| flags.iter().any(|flag| has_option_in_word(program, at, known_prefix(word).0, flag)))
     {
         found.opaque_reasons.push(format!("`{program}` has an option that runs another program"));
     }
-    if escapes(program, rest, command) {
+    if has_client_escape(program, rest, command) {
         found.opaque_reasons.push(format!("`{program}` has text that runs another program"));
     }
     // An unknown program may run the words after it.
-    if !is_known(program) && !nested {
-        let runs = |word: &Word| {
-            word.text()
-                .map(base)
-                .is_some_and(|name| SHELLS.contains(&name) || language(name).is_some() || WRAPPERS.contains(&name) || name == "eval")
+    if !is_known_program(program) && !nested {
+        let runs = |word: &ShellWord| {
+            word.text().map(base_name).is_some_and(|name| {
+                SHELL_PROGRAMS.contains(&name) || interpreter_options(name).is_some() || WRAPPER_PROGRAMS.contains(&name) || name == "eval"
+            })
         };
-        for at in 0..rest.len().min(MOST_WORDS) {
+        for at in 0..rest.len().min(MAX_WRAPPED_WORDS) {
             if rest.get(at).is_some_and(runs) {
                 let words = rest.get(at..).unwrap_or_default().to_vec();
-                let inner = Command { words, stdin: command.stdin.clone(), ..Command::default() };
-                found.add(deeper(inner, depth, true));
+                let inner = ShellCommand { words, stdin: command.stdin.clone(), ..ShellCommand::default() };
+                found.merge(analyze_subcommand(inner, depth, true));
             }
         }
-        if rest.iter().skip(MOST_WORDS).any(runs) {
+        if rest.iter().skip(MAX_WRAPPED_WORDS).any(runs) {
             found.opaque_reasons.push(format!("there are too many words behind `{program}`"));
         }
     }
-    if WRAPPERS.contains(&program) && !nested {
-        found.add(wrapped(program, rest, command, depth));
+    if WRAPPER_PROGRAMS.contains(&program) && !nested {
+        found.merge(unwrap_command(program, rest, command, depth));
     }
     match program {
-        "find" | "fd" | "fdfind" => found.add(behind_flags(program, rest, depth)),
-        "git" => found.add(git(rest, depth)),
-        "eval" | "trap" => found.add(joined(rest, depth)),
+        "find" | "fd" | "fdfind" => found.merge(analyze_exec_options(program, rest, depth)),
+        "git" => found.merge(analyze_git(rest, depth)),
+        "eval" | "trap" => found.merge(analyze_joined_words(rest, depth)),
         "set"
             if rest
                 .iter()
-                .filter_map(Word::text)
+                .filter_map(ShellWord::text)
                 .any(|word| word == "keyword" || word == "posix" || (word.starts_with('-') && word.contains('k'))) =>
         {
             found.opaque_reasons.push("`set` changes how words are parsed".to_owned());
         }
-        "gh" if rest.first().and_then(Word::text).is_some_and(|verb| verb == "alias" || verb == "extension") => {
+        "gh" if rest.first().and_then(ShellWord::text).is_some_and(|verb| verb == "alias" || verb == "extension") => {
             found.opaque_reasons.push("`gh` is configured to run another program".to_owned());
         }
         "source" | "." => {
-            let rest = rest.strip_prefix(&[Word::known("--")]).unwrap_or(rest);
+            let rest = rest.strip_prefix(&[ShellWord::known("--")]).unwrap_or(rest);
             match rest.split_first().and_then(|(file, words)| Some((file, file.text()?, words))) {
                 Some((file, text, words)) => {
-                    found.add(if is_device(text) { Shell::default() } else { script(file, words, command) });
+                    found.merge(if is_device(text) { ShellAnalysis::default() } else { script_command(file, words, command) });
                     if is_device(text) || command.stdin.is_some() {
-                        found.add(fed(program, command, depth));
+                        found.merge(analyze_shell_stdin(program, command, depth));
                     }
                 }
                 None => found.opaque_reasons.push("which file is read as commands is only known when it runs".to_owned()),
             }
         }
         "awk" | "gawk" | "mawk" | "nawk" => {
-            if !crate::program::awk::is_plain(rest) {
+            if !crate::program::awk::is_harmless_awk(rest) {
                 found.opaque_reasons.push(format!("`{program}` has code that can run anything"));
             }
         }
         "sed" | "gsed" => {
-            if !crate::program::sed::is_plain(rest) {
+            if !crate::program::sed::is_harmless_sed(rest) {
                 found.opaque_reasons.push("`sed` has code that can run or write anything".to_owned());
             }
         }
@@ -241,8 +248,8 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
                 let Some(text) = word.text() else {
                     // The beginning determines the meaning: `VERSION=$X`, `-j$X`.
                     let is_open = word.spellings().iter().any(|spelling| match spelling.first() {
-                        Some(Part::Text(text)) => text == "-" || text.starts_with("--") || sets_code(text),
-                        first => matches!(first, Some(Part::AnyText)),
+                        Some(WordPart::Text(text)) => text == "-" || text.starts_with("--") || is_make_code_variable(text),
+                        first => matches!(first, Some(WordPart::AnyText)),
                     });
                     if is_open {
                         found.opaque_reasons.push("`make` has a word that is only known when it runs".to_owned());
@@ -250,13 +257,13 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
                     continue;
                 };
                 // Abbreviated options are accepted.
-                let (name, value) = name_and_value(text);
+                let (name, value) = split_name_value(text);
                 let is_file = name.len() > 2 && ["--file", "--makefile"].iter().any(|long| long.starts_with(name));
                 let flags = text.strip_prefix('-').filter(|flags| !flags.starts_with('-'));
                 let file = match flags.and_then(|flags| flags.split_once('f')) {
                     // A process substitution that is glued to the option is a separate word here.
-                    _ if is_file => value.filter(|value| !value.is_empty()).or_else(|| words.next().and_then(Word::text)),
-                    Some((_, "")) => words.next().and_then(Word::text),
+                    _ if is_file => value.filter(|value| !value.is_empty()).or_else(|| words.next().and_then(ShellWord::text)),
+                    Some((_, "")) => words.next().and_then(ShellWord::text),
                     Some((_, file)) => Some(file),
                     None => Some("Makefile"),
                 };
@@ -264,21 +271,21 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
                     found.opaque_reasons.push("`make` reads rules from a file that is not known".to_owned());
                 }
             }
-            if rest.iter().any(|word| sets_code(beginning(word).0)) {
+            if rest.iter().any(|word| is_make_code_variable(known_prefix(word).0)) {
                 found.opaque_reasons.push("`make` has a variable that changes what it runs".to_owned());
             }
             if command.stdin.is_some() {
                 found.opaque_reasons.push("`make` may read rules from its input".to_owned());
             }
         }
-        _ if SHELLS.contains(&program) => {
-            let files = rest.iter().zip(rest.iter().skip(1)).filter(|(word, _)| begins_with(word));
-            files.for_each(|(_, file)| found.add(script(file, &[], command)));
-            found.add(shell(program, rest, command, depth));
+        _ if SHELL_PROGRAMS.contains(&program) => {
+            let files = rest.iter().zip(rest.iter().skip(1)).filter(|(word, _)| is_command_string_option(word));
+            files.for_each(|(_, file)| found.merge(script_command(file, &[], command)));
+            found.merge(analyze_shell(program, rest, command, depth));
         }
         _ => {
-            if let Some(flags) = language(program) {
-                found.add(code(program, flags, rest, command));
+            if let Some(flags) = interpreter_options(program) {
+                found.merge(analyze_interpreter(program, flags, rest, command));
             }
         }
     }
@@ -288,28 +295,28 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
 /// Returns whether SQL text runs another program: `psql -c '\! rm x'`.
 ///
 /// The text is a word of the database client or its input.
-fn escapes(program: &str, rest: &[Word], command: &Command) -> bool {
-    let Some((_, signs)) = ESCAPING.iter().find(|(name, _)| *name == program) else { return false };
+fn has_client_escape(program: &str, rest: &[ShellWord], command: &ShellCommand) -> bool {
+    let Some((_, signs)) = DATABASE_CLIENT_ESCAPES.iter().find(|(name, _)| *name == program) else { return false };
     let fed = match &command.stdin {
-        Some(Fed::Text(text)) => text.text(),
+        Some(StdinSource::Text(text)) => text.text(),
         _ => None,
     };
     // In SQL, `||` concatenates strings.
     let is_one = |text: &str| {
         let text = text.replace("||", "").to_lowercase();
-        signs.iter().any(|sign| if *sign == "|" { is_piped(&text) } else { says(&text, sign) })
+        signs.iter().any(|sign| if *sign == "|" { has_output_pipe(&text) } else { contains_sign(&text, sign) })
     };
-    rest.iter().filter_map(Word::text).chain(fed).any(is_one)
+    rest.iter().filter_map(ShellWord::text).chain(fed).any(is_one)
 }
 
 /// Returns whether a database client sends its output to a program: `\o |sh` or `-o|sh`.
-fn is_piped(text: &str) -> bool {
+fn has_output_pipe(text: &str) -> bool {
     let leads = |(before, to): (&str, &str)| text.contains('\\') || (!to.is_empty() && !before.contains(char::is_whitespace));
     text.split_once('|').is_some_and(leads)
 }
 
 /// Returns whether a text contains a sign, which must be a separate word if it consists of letters.
-fn says(text: &str, sign: &str) -> bool {
+fn contains_sign(text: &str, sign: &str) -> bool {
     let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
     text.match_indices(sign).any(|(at, found)| {
         let goes_on = text.get(..at).is_some_and(|before| before.ends_with(is_letter))
@@ -321,50 +328,53 @@ fn says(text: &str, sign: &str) -> bool {
 /// Analyzes a command inside another one.
 ///
 /// If the command is only a guess, a word that is not the name of a program is ignored.
-pub(crate) fn deeper(command: Command, depth: Depth<'_>, guessed: bool) -> Shell {
+pub(crate) fn analyze_subcommand(command: ShellCommand, depth: NestingBudget<'_>, guessed: bool) -> ShellAnalysis {
     if guessed && command.program().is_none() {
-        return Shell::default();
+        return ShellAnalysis::default();
     }
-    let command = Command { is_guessed: guessed, ..command };
+    let command = ShellCommand { is_guessed: guessed, ..command };
     // Each word is compared with every place.
-    if !depth.affords(command.words.len() * WORD) {
-        let short = command.words.len() <= MOST_WORDS;
-        return Shell { commands: Some(command).filter(|_| short).into_iter().collect(), ..Shell::opaque("it contains too many commands") };
+    if !depth.try_spend(command.words.len() * WORD_COST_BYTES) {
+        let short = command.words.len() <= MAX_WRAPPED_WORDS;
+        return ShellAnalysis {
+            commands: Some(command).filter(|_| short).into_iter().collect(),
+            ..ShellAnalysis::opaque("it contains too many commands")
+        };
     }
-    let mut found = look(&command, depth.down(), guessed);
+    let mut found = analyze_command(&command, depth.nested(), guessed);
     found.commands.insert(0, command);
     found
 }
 
 /// Analyzes words that form a command when they are joined with spaces.
-pub(crate) fn joined(words: &[Word], depth: Depth<'_>) -> Shell {
+pub(crate) fn analyze_joined_words(words: &[ShellWord], depth: NestingBudget<'_>) -> ShellAnalysis {
     let words = match words.split_first() {
         Some((first, rest)) if first.text() == Some("--") => rest,
         _ => words,
     };
-    let texts: Option<Vec<&str>> = words.iter().map(Word::text).collect();
+    let texts: Option<Vec<&str>> = words.iter().map(ShellWord::text).collect();
     match texts {
-        Some(texts) => parse::read(&texts.join(" "), depth.down()),
-        None => Shell::opaque("the evaluated code is only known when it runs"),
+        Some(texts) => parse::analyze_text(&texts.join(" "), depth.nested()),
+        None => ShellAnalysis::opaque("the evaluated code is only known when it runs"),
     }
 }
 
 /// Returns whether a word makes a shell start with the commands of the next word. Bash accepts one
 /// dash for two.
-fn begins_with(word: &Word) -> bool {
+fn is_command_string_option(word: &ShellWord) -> bool {
     word.text().is_some_and(|text| matches!(text, "--rcfile" | "--init-file" | "-rcfile" | "-init-file"))
 }
 
 /// Analyzes a shell that is started by the command.
-fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
-    let unknown = || Shell::opaque(format!("the code that `{program}` runs is only known when it runs"));
+fn analyze_shell(program: &str, words: &[ShellWord], command: &ShellCommand, depth: NestingBudget<'_>) -> ShellAnalysis {
+    let unknown = || ShellAnalysis::opaque(format!("the code that `{program}` runs is only known when it runs"));
     let (mut words, mut has_code) = (words.iter(), false);
     while let Some(word) = words.next() {
         let Some(text) = word.text() else { return unknown() };
         match text {
-            "--version" | "--help" => return Shell::default(),
+            "--version" | "--help" => return ShellAnalysis::default(),
             "--command" | "-Command" => has_code = true,
-            _ if begins_with(word) => {
+            _ if is_command_string_option(word) => {
                 if words.next().is_none_or(|file| file.text().is_none_or(is_device)) {
                     return unknown();
                 }
@@ -376,7 +386,7 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
                 // Each of these takes a word. Some values, and digits in `zsh`, change the meaning
                 // of patterns.
                 for _ in flags.chars().filter(|flag| matches!(flag, 'o' | 'O')) {
-                    if words.next().is_some_and(|value| value.text().is_none_or(|value| !MODES.contains(&value))) {
+                    if words.next().is_some_and(|value| value.text().is_none_or(|value| !HARMLESS_SHELL_OPTIONS.contains(&value))) {
                         return unknown();
                     }
                 }
@@ -384,7 +394,7 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
                     return unknown();
                 }
                 if flags.contains('s') && !has_code {
-                    return fed(program, command, depth);
+                    return analyze_shell_stdin(program, command, depth);
                 }
                 // PowerShell has many options for code.
                 if program == "pwsh" && !has_code {
@@ -401,35 +411,38 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
             {
                 return unknown();
             }
-            _ if has_code => return parse::read(text, depth.down()),
-            _ if is_device(text) => return fed(program, command, depth),
-            _ => return script(word, words.as_slice(), command),
+            _ if has_code => return parse::analyze_text(text, depth.nested()),
+            _ if is_device(text) => return analyze_shell_stdin(program, command, depth),
+            _ => return script_command(word, words.as_slice(), command),
         }
     }
-    if has_code { unknown() } else { fed(program, command, depth) }
+    if has_code { unknown() } else { analyze_shell_stdin(program, command, depth) }
 }
 
 /// Returns a script file with its arguments.
-fn script(file: &Word, words: &[Word], command: &Command) -> Shell {
+fn script_command(file: &ShellWord, words: &[ShellWord], command: &ShellCommand) -> ShellAnalysis {
     let words = std::iter::once(file).chain(words).cloned().collect();
-    Shell { scripts: vec![Command { words, is_guessed: command.is_guessed, ..Command::default() }], ..Shell::default() }
+    ShellAnalysis {
+        scripts: vec![ShellCommand { words, is_guessed: command.is_guessed, ..ShellCommand::default() }],
+        ..ShellAnalysis::default()
+    }
 }
 
 /// Analyzes a shell that reads its commands from the standard input.
-fn fed(program: &str, command: &Command, depth: Depth<'_>) -> Shell {
+fn analyze_shell_stdin(program: &str, command: &ShellCommand, depth: NestingBudget<'_>) -> ShellAnalysis {
     match &command.stdin {
-        Some(Fed::Text(word)) => match word.text() {
-            Some(code) => parse::read(code, depth.down()),
-            None => Shell::opaque(format!("the code that `{program}` reads is only known when it runs")),
+        Some(StdinSource::Text(word)) => match word.text() {
+            Some(code) => parse::analyze_text(code, depth.nested()),
+            None => ShellAnalysis::opaque(format!("the code that `{program}` reads is only known when it runs")),
         },
         // The input may come from the parent process.
-        _ => Shell::opaque(format!("`{program}` reads its commands from elsewhere")),
+        _ => ShellAnalysis::opaque(format!("`{program}` reads its commands from elsewhere")),
     }
 }
 
 /// Analyzes the words of an interpreter.
-fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &Command) -> Shell {
-    let anything = || Shell::opaque(format!("`{program}` has code that can run anything"));
+fn analyze_interpreter(program: &str, (flags, valued): (&str, &str), words: &[ShellWord], command: &ShellCommand) -> ShellAnalysis {
+    let anything = || ShellAnalysis::opaque(format!("`{program}` has code that can run anything"));
     if flags.is_empty() {
         return anything();
     }
@@ -438,15 +451,16 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &
     while let Some(word) = words.next() {
         let Some(text) = word.text() else { return anything() };
         match text.strip_prefix('-') {
-            _ if text == "--version" || text == "--help" || (python && text == "-V") => return Shell::default(),
+            _ if text == "--version" || text == "--help" || (python && text == "-V") => return ShellAnalysis::default(),
             // Some interpreters print the version and continue.
-            _ if !python && text == "-v" && words.len() == 0 => return Shell::default(),
+            _ if !python && text == "-v" && words.len() == 0 => return ShellAnalysis::default(),
             // `-m` runs a Python module.
             Some(module) if python && module.starts_with('m') => {
-                let name = if module.len() > 1 { module.get(1..) } else { words.next().and_then(Word::text) };
-                let known = name.is_some_and(|name| MODULES.contains(&name));
-                let known = known && !(name == Some("pip") && words.any(|word| is_flag_like("pip", 0, beginning(word).0, "--editor")));
-                return if known { Shell::default() } else { anything() };
+                let name = if module.len() > 1 { module.get(1..) } else { words.next().and_then(ShellWord::text) };
+                let known = name.is_some_and(|name| KNOWN_PYTHON_MODULES.contains(&name));
+                let known =
+                    known && !(name == Some("pip") && words.any(|word| has_option_in_word("pip", 0, known_prefix(word).0, "--editor")));
+                return if known { ShellAnalysis::default() } else { anything() };
             }
             // The next word is the value of an option, not a script.
             Some(short)
@@ -455,13 +469,13 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &
                     && !short.contains(|flag: char| flags.contains(flag)) =>
             {
                 // Some of these options do not always take a value.
-                if words.next().and_then(Word::text).is_none_or(|value| value.starts_with('-')) {
+                if words.next().and_then(ShellWord::text).is_none_or(|value| value.starts_with('-')) {
                     return anything();
                 }
             }
             Some(long) if long.starts_with('-') => {
                 // For other long options, it is not known whether they take a value or code.
-                if !BARE.contains(&text) && !text.starts_with("--max-old-space-size=") {
+                if !INTERPRETER_FLAGS.contains(&text) && !text.starts_with("--max-old-space-size=") {
                     return anything();
                 }
                 has_tests |= text == "--test" && program.starts_with("node");
@@ -470,43 +484,45 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &
             Some(_) => {}
             None if matches!(text, "eval" | "exec") || is_device(text) => return anything(),
             // The word is a script, and the rest are its arguments.
-            None => return script(word, words.as_slice(), command),
+            None => return script_command(word, words.as_slice(), command),
         }
     }
     // Without a script, the interpreter reads code from its input, unless it searches for tests.
-    if has_tests { Shell::default() } else { anything() }
+    if has_tests { ShellAnalysis::default() } else { anything() }
 }
 
 /// Returns whether an unknown program may run a matching command among its words.
-pub(crate) fn may_run(command: &Command, is_it: impl Fn(&[Word]) -> Sure) -> Sure {
+pub(crate) fn can_run_match(command: &ShellCommand, is_it: impl Fn(&[ShellWord]) -> Certainty) -> Certainty {
     // `bun` runs programs as well as code.
-    if command.program().is_none_or(|program| is_known(program) && program != "bun") {
-        return Sure::No;
+    if command.program().is_none_or(|program| is_known_program(program) && program != "bun") {
+        return Certainty::No;
     }
     let known = |at: &usize| command.words.get(*at).is_some_and(|word| word.text().is_some());
-    let behind = (1..command.words.len().min(MOST_WORDS)).filter(known).map(|at| is_it(command.words.get(at..).unwrap_or_default()));
+    let behind = (1..command.words.len().min(MAX_WRAPPED_WORDS)).filter(known).map(|at| is_it(command.words.get(at..).unwrap_or_default()));
     // Beyond the limit, only the program is compared.
-    let begins = |at: usize| command.words.get(at).map(|word| is_it(&[word.clone(), Word::unknown(true)]));
-    let further = (MOST_WORDS..command.words.len()).filter(known).filter_map(begins);
-    behind.chain(further).max().unwrap_or(Sure::No).min(Sure::Maybe)
+    let begins = |at: usize| command.words.get(at).map(|word| is_it(&[word.clone(), ShellWord::unknown(true)]));
+    let further = (MAX_WRAPPED_WORDS..command.words.len()).filter(known).filter_map(begins);
+    behind.chain(further).max().unwrap_or(Certainty::No).min(Certainty::Maybe)
 }
 
 /// Returns the commands behind an unknown program that change files if the program runs them.
 ///
 /// Unknown words are left out, because they usually have another meaning: `aws s3 cp "$FILE"
 /// s3://x`.
-pub(crate) fn may_change(command: &Command) -> Vec<Command> {
-    const CHANGING: &[&str] = &["chmod", "cp", "dd", "ln", "mv", "rimraf", "rm", "rsync", "tee"];
+pub(crate) fn possible_changes(command: &ShellCommand) -> Vec<ShellCommand> {
+    const FILE_CHANGING_PROGRAMS: &[&str] = &["chmod", "cp", "dd", "ln", "mv", "rimraf", "rm", "rsync", "tee"];
     // These programs have subcommands with the same names.
-    const OWN: &[&str] = &["aws", "az", "gcloud", "gsutil", "mc", "rclone", "s3cmd"];
+    const REMOTE_STORAGE_PROGRAMS: &[&str] = &["aws", "az", "gcloud", "gsutil", "mc", "rclone", "s3cmd"];
     // The words after such a command contain the next one.
-    const MOST: usize = 2;
-    if command.is_guessed || command.program().is_none_or(|program| is_known(program) || OWN.contains(&program)) {
+    const MAX_INNER_COMMANDS: usize = 2;
+    if command.is_guessed || command.program().is_none_or(|program| is_known_program(program) || REMOTE_STORAGE_PROGRAMS.contains(&program))
+    {
         return Vec::new();
     }
-    let begins = |at: &usize| command.words.get(*at).and_then(Word::text).is_some_and(|text| CHANGING.contains(&base(text)));
-    let is_told = |word: &&Word| word.text().is_some() || word.is_pattern();
-    let behind = |at: usize| -> Vec<Word> { command.words.get(at..).unwrap_or_default().iter().filter(is_told).cloned().collect() };
-    let found = (1..command.words.len().min(MOST_WORDS)).filter(begins).take(MOST);
-    found.map(|at| Command { words: behind(at), is_guessed: true, ..Command::default() }).collect()
+    let begins =
+        |at: &usize| command.words.get(*at).and_then(ShellWord::text).is_some_and(|text| FILE_CHANGING_PROGRAMS.contains(&base_name(text)));
+    let is_told = |word: &&ShellWord| word.text().is_some() || word.is_pattern();
+    let behind = |at: usize| -> Vec<ShellWord> { command.words.get(at..).unwrap_or_default().iter().filter(is_told).cloned().collect() };
+    let found = (1..command.words.len().min(MAX_WRAPPED_WORDS)).filter(begins).take(MAX_INNER_COMMANDS);
+    found.map(|at| ShellCommand { words: behind(at), is_guessed: true, ..ShellCommand::default() }).collect()
 }

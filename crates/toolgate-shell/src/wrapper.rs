@@ -1,63 +1,66 @@
 //! Finds commands that another program runs: behind a wrapper, in `find -exec`, or in options of
 //! `git`.
 
-use super::word::Word;
-use super::{Command, Shell, base, without_options};
-use crate::nested_command::{Depth, MOST_WORDS, deeper, is_powerful, joined};
+use super::word::ShellWord;
+use super::{ShellAnalysis, ShellCommand, base_name, skip_git_options};
+use crate::nested_command::{MAX_WRAPPED_WORDS, NestingBudget, analyze_joined_words, analyze_subcommand, is_behaviour_change};
 use crate::parse;
-use crate::program::options::{beginning, name_and_value};
-use crate::program::tables::{HARMLESS, MANAGERS, PLAIN, SETTINGS, STAYING, TAKING, WRAPPERS};
+use crate::program::options::{known_prefix, split_name_value};
+use crate::program::tables::{
+    FILE_CHANGING_GIT_SUBCOMMANDS, HARMLESS_GIT_SETTINGS, HARMLESS_VARIABLE_VALUES, PACKAGE_MANAGERS, SAME_DIRECTORY_WRAPPERS,
+    SIMPLE_PROGRAMS, WRAPPER_PROGRAMS,
+};
 use crate::word::unquote::has_braces;
 
 /// Programs behind which a shell may read a file as commands.
 #[rustfmt::skip]
-const READING: &[&str] = &[
+const STDIN_SHELL_WRAPPERS: &[&str] = &[
     "builtin", "command", "doas", "exec", "hyperfine", "parallel", "runuser", "screen", "script", "sg", "su", "sudo", "time", "tmux", "watch",
 ];
 /// Wrappers that run the first word that is neither an option, an option's value nor shell code.
-const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
+const TRANSPARENT_WRAPPERS: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
 /// Wrappers that take their own operands, or options with values, before the command.
 #[rustfmt::skip]
-const TAKING_FIRST: &[&str] = &[
+const OPERAND_TAKING_WRAPPERS: &[&str] = &[
     "capsh", "choom", "chroot", "chrt", "firejail", "flock", "logsave", "ltrace", "nsenter", "numactl", "perf", "prlimit", "runuser", "script",
     "setarch", "setpriv", "sg", "start-stop-daemon", "strace", "su", "systemd-inhibit", "systemd-run", "taskset", "unshare", "valgrind", "xvfb-run",
 ];
 /// Wrappers whose words may be names of machines or containers, so the program is not known.
-const CONTAINERS: &[&str] = &["docker", "kubectl", "podman"];
+const CONTAINER_TOOLS: &[&str] = &["docker", "kubectl", "podman"];
 /// Subcommands of container tools that run nothing.
 #[rustfmt::skip]
-const QUIET: &[&str] = &[
+const INERT_CONTAINER_SUBCOMMANDS: &[&str] = &[
     "describe", "events", "explain", "get", "history", "images", "info", "inspect", "kill", "label", "logs", "patch", "ps", "rm", "rmi", "stats",
     "stop", "tag", "top", "version", "wait",
 ];
 /// Programs behind `npx` and similar tools that take patterns of file names.
-const MATCHING: &[&str] = &["biome", "eslint", "jest", "prettier", "stylelint", "tsc", "vitest"];
+const FILE_PATTERN_PROGRAMS: &[&str] = &["biome", "eslint", "jest", "prettier", "stylelint", "tsc", "vitest"];
 /// Wrappers that pass their words to a shell as text.
-const EVALUATING: &[&str] =
+const EVALUATING_WRAPPERS: &[&str] =
     &["entr", "flock", "hyperfine", "nix-shell", "parallel", "runuser", "screen", "script", "sg", "su", "tmux", "watch"];
 
 /// Analyzes the command behind a wrapper.
 ///
 /// The start of that command depends on the options of every wrapper, so each word is tried as the
 /// start.
-pub(crate) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
-    let mut found = Shell::default();
+pub(crate) fn unwrap_command(program: &str, rest: &[ShellWord], command: &ShellCommand, depth: NestingBudget<'_>) -> ShellAnalysis {
+    let mut found = ShellAnalysis::default();
     // `command -v` only looks a program up.
-    if program == "command" && rest.first().and_then(Word::text).is_some_and(|flag| flag == "-v" || flag == "-V") {
+    if program == "command" && rest.first().and_then(ShellWord::text).is_some_and(|flag| flag == "-v" || flag == "-V") {
         return found;
     }
-    let is_quiet = |word: &Word| word.text().is_some_and(|verb| QUIET.contains(&verb));
-    if CONTAINERS.contains(&program) && rest.first().is_some_and(is_quiet) {
+    let is_quiet = |word: &ShellWord| word.text().is_some_and(|verb| INERT_CONTAINER_SUBCOMMANDS.contains(&verb));
+    if CONTAINER_TOOLS.contains(&program) && rest.first().is_some_and(is_quiet) {
         return found;
     }
-    if rest.len() > MOST_WORDS {
+    if rest.len() > MAX_WRAPPED_WORDS {
         found.opaque_reasons.push(format!("there are too many words behind `{program}`"));
     }
-    let (rest, begins) = with_what_is_read(program, rest);
+    let (rest, begins) = replace_xargs_input(program, rest);
     let rest = rest.as_slice();
-    let is_flag = |word: &Word| word.text().is_some_and(|text| text.starts_with('-') || text.contains('='));
-    let is_wrapper = |word: &Word| word.text().is_some_and(|text| WRAPPERS.contains(&base(text)));
-    let feeds = command.words.iter().any(|word| matches!(word.text().map(base), Some("xargs" | "parallel")));
+    let is_flag = |word: &ShellWord| word.text().is_some_and(|text| text.starts_with('-') || text.contains('='));
+    let is_wrapper = |word: &ShellWord| word.text().is_some_and(|text| WRAPPER_PROGRAMS.contains(&base_name(text)));
+    let feeds = command.words.iter().any(|word| matches!(word.text().map(base_name), Some("xargs" | "parallel")));
     let first = rest.iter().find(|word| !is_flag(word));
     if first.into_iter().chain(rest.get(begins)).any(|word| word.text().is_none()) {
         found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
@@ -65,118 +68,123 @@ pub(crate) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
     // Without a program among the words, the input of `xargs` becomes the program.
     let wrapper = rest.iter().rposition(is_wrapper);
     let last = wrapper.map_or(rest, |at| rest.get(at + 1..).unwrap_or_default());
-    let wrapper = wrapper.and_then(|at| rest.get(at)).and_then(called).unwrap_or_default();
-    let bare =
-        |word: &Word| is_flag(word) || word.text().is_some_and(|text| text.chars().all(|c| c.is_ascii_digit() || "+.smhd".contains(c)));
+    let wrapper = wrapper.and_then(|at| rest.get(at)).and_then(program_candidate).unwrap_or_default();
+    let bare = |word: &ShellWord| {
+        is_flag(word) || word.text().is_some_and(|text| text.chars().all(|c| c.is_ascii_digit() || "+.smhd".contains(c)))
+    };
     // The value of an option is not a program: `xargs sudo -u root`.
     let is_taken = |at: usize| {
-        let option = at.checked_sub(1).and_then(|before| last.get(before)).and_then(Word::text);
-        option.is_some_and(|option| takes_a_value(wrapper, option))
+        let option = at.checked_sub(1).and_then(|before| last.get(before)).and_then(ShellWord::text);
+        option.is_some_and(|option| is_option_with_value(wrapper, option))
     };
     let mut may_run = last.iter().enumerate().filter(|(at, word)| !bare(word) && !is_taken(*at));
     // The first operand of these wrappers cannot be distinguished from a program.
-    if feeds && (TAKING_FIRST.contains(&wrapper) || may_run.next().is_none_or(|(_, word)| word.text().is_none())) {
+    if feeds && (OPERAND_TAKING_WRAPPERS.contains(&wrapper) || may_run.next().is_none_or(|(_, word)| word.text().is_none())) {
         found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
     }
     // A path with `/../` may be a program, but not a setting or a package.
-    let goes_up = |word: &Word| word.text().is_some_and(|text| !text.starts_with('-') && text.contains("/../"));
+    let goes_up = |word: &ShellWord| word.text().is_some_and(|text| !text.starts_with('-') && text.contains("/../"));
     // The directory stays the same, unless a word in between changes it.
-    let stays = |word: &Word| {
+    let stays = |word: &ShellWord| {
         // These options select another directory or the home directory of another user.
         let goes = |text: &str| match text.strip_prefix("--") {
             Some(long) => long.starts_with('c') || long.starts_with("log"),
             None => text.strip_prefix('-').is_some_and(|flags| flags.contains(['C', 'D', 'R', 'i'])),
         };
         let is_bare = bare(word) && !goes_up(word);
-        called(word).is_some_and(|name| STAYING.contains(&name)) || (is_bare && word.text().is_some_and(|text| !goes(text)))
+        program_candidate(word).is_some_and(|name| SAME_DIRECTORY_WRAPPERS.contains(&name))
+            || (is_bare && word.text().is_some_and(|text| !goes(text)))
     };
     let near = 1 + rest.iter().take_while(|word| stays(word)).count();
     // Behind a program that runs none of its words, no word is a program. The words in between must
     // be known.
     let runs_none = |at: usize| {
-        let before = at.checked_sub(1).and_then(|before| rest.get(before)).and_then(Word::text);
-        let named = rest.get(at).and_then(called).is_some_and(|name| PLAIN.contains(&name) && !WRAPPERS.contains(&name));
+        let before = at.checked_sub(1).and_then(|before| rest.get(before)).and_then(ShellWord::text);
+        let named = rest
+            .get(at)
+            .and_then(program_candidate)
+            .is_some_and(|name| SIMPLE_PROGRAMS.contains(&name) && !WRAPPER_PROGRAMS.contains(&name));
         named && before.is_none_or(|text| !text.starts_with('-'))
     };
-    let leads = |word: &Word| stays(word) || called(word).is_some_and(|name| MANAGERS.contains(&name));
+    let leads = |word: &ShellWord| stays(word) || program_candidate(word).is_some_and(|name| PACKAGE_MANAGERS.contains(&name));
     // Other wrappers take an operand first, as `flock` takes a file.
-    let runs_first = STAYING.contains(&program) || MANAGERS.contains(&program);
+    let runs_first = SAME_DIRECTORY_WRAPPERS.contains(&program) || PACKAGE_MANAGERS.contains(&program);
     let is_clear = |end: &usize| runs_first && rest.get(..*end).unwrap_or_default().iter().all(leads);
     let end = (0..rest.len()).find(|at| runs_none(*at)).filter(is_clear).unwrap_or(rest.len());
     // The word directly follows a package manager that runs and is not the value of an option.
     let is_managed = |at: usize| match at.checked_sub(1).map(|before| rest.split_at_checked(before).unwrap_or_default()) {
-        None => MANAGERS.contains(&program),
+        None => PACKAGE_MANAGERS.contains(&program),
         Some((before, behind)) => {
-            let is_value = before.last().and_then(Word::text).is_none_or(|text| text.starts_with('-')) && !before.is_empty();
-            let name = behind.first().and_then(called);
-            runs_first && name.is_some_and(|name| MANAGERS.contains(&name)) && !is_value && before.iter().all(stays)
+            let is_value = before.last().and_then(ShellWord::text).is_none_or(|text| text.starts_with('-')) && !before.is_empty();
+            let name = behind.first().and_then(program_candidate);
+            runs_first && name.is_some_and(|name| PACKAGE_MANAGERS.contains(&name)) && !is_value && before.iter().all(stays)
         }
     };
     // The effect on files proves nothing if the program's position is not known, or if the word is
     // an operand.
     let run_at = rest.iter().position(|word| !stays(word)).unwrap_or(rest.len());
     let has_options = rest.iter().take(run_at).any(|word| word.text().is_some_and(|text| text.starts_with('-')));
-    let runs_any = MANAGERS.contains(&program) || CONTAINERS.contains(&program);
+    let runs_any = PACKAGE_MANAGERS.contains(&program) || CONTAINER_TOOLS.contains(&program);
     let is_vague = |at: usize| {
-        let is_own = STAYING.contains(&program) && !has_options && at > run_at;
+        let is_own = SAME_DIRECTORY_WRAPPERS.contains(&program) && !has_options && at > run_at;
         runs_any || is_own || rest.get(at).is_some_and(bare)
     };
     // The word after `run` or `exec`, and after their options, is a program.
     let is_run = |at: usize| {
         let before = rest.get(..at).unwrap_or_default();
-        let runs = |word: &Word| matches!(word.text(), Some("exec" | "run"));
+        let runs = |word: &ShellWord| matches!(word.text(), Some("exec" | "run"));
         let between = before.iter().rposition(runs).and_then(|run| before.get(run + 1..));
         let mut is_open = false;
-        let is_own = |word: &Word| {
+        let is_own = |word: &ShellWord| {
             let is_option = word.text().is_some_and(|text| text.starts_with('-'));
             std::mem::replace(&mut is_open, is_option) || is_option
         };
         between.is_some_and(|words| words.iter().all(is_own))
     };
-    for at in 0..rest.len().min(MOST_WORDS) {
+    for at in 0..rest.len().min(MAX_WRAPPED_WORDS) {
         let words = rest.get(at..).unwrap_or_default().to_vec();
-        let stands = command.working_directory.clone().filter(|_| at < near && STAYING.contains(&program));
+        let stands = command.working_directory.clone().filter(|_| at < near && SAME_DIRECTORY_WRAPPERS.contains(&program));
         // The packages that a package manager installs are not files.
-        let is_verb = words.first().and_then(Word::text) == Some("install") && is_managed(at);
+        let is_verb = words.first().and_then(ShellWord::text) == Some("install") && is_managed(at);
         let (unlikely, vague) = (at > end || is_verb, is_vague(at));
-        let mut inner = Command {
+        let mut inner = ShellCommand {
             words,
             stdin: command.stdin.clone(),
             working_directory: stands,
             is_unlikely: unlikely,
             is_vague: vague,
-            ..Command::default()
+            ..ShellCommand::default()
         };
         // `@types/node` is the name of a package, not a program.
-        let is_package = |word: &Word| word.text().is_some_and(|text| text.starts_with('@') && text.contains('/'));
-        let is_none = |word: &Word| is_flag(word) || (MANAGERS.contains(&program) && is_package(word) && !is_run(at));
+        let is_package = |word: &ShellWord| word.text().is_some_and(|text| text.starts_with('@') && text.contains('/'));
+        let is_none = |word: &ShellWord| is_flag(word) || (PACKAGE_MANAGERS.contains(&program) && is_package(word) && !is_run(at));
         if inner.words.first().is_some_and(|word| is_none(word) && !goes_up(word)) {
             continue;
         }
         // Only certain wrappers start a shell that reads a file as commands. For others, `.` is a
         // directory.
-        let is_reading = |word: &Word| word.text().is_some_and(|text| READING.contains(&base(text)));
-        let may_read = READING.contains(&program) || rest.iter().take(at).any(is_reading);
+        let is_reading = |word: &ShellWord| word.text().is_some_and(|text| STDIN_SHELL_WRAPPERS.contains(&base_name(text)));
+        let may_read = STDIN_SHELL_WRAPPERS.contains(&program) || rest.iter().take(at).any(is_reading);
         let is_last = inner.words.len() == 1 && !feeds;
-        if (is_last || !may_read) && matches!(inner.words.first().and_then(Word::text), Some("." | "source")) {
+        if (is_last || !may_read) && matches!(inner.words.first().and_then(ShellWord::text), Some("." | "source")) {
             continue;
         }
         if feeds {
-            inner.words.push(Word::unknown(true));
+            inner.words.push(ShellWord::unknown(true));
             inner.stdin = None;
         }
-        found.add(deeper(inner, depth, true));
+        found.merge(analyze_subcommand(inner, depth, true));
     }
-    let own = begins_own(program, rest, end);
-    let matches_files = matches_files(program, rest);
-    for (at, word) in rest.iter().enumerate().take(MOST_WORDS) {
+    let own = find_terminal_program(program, rest, end);
+    let matches_files = is_file_pattern_search(program, rest);
+    for (at, word) in rest.iter().enumerate().take(MAX_WRAPPED_WORDS) {
         let Some(text) = word.text() else { continue };
         if let Some((name, value)) = text.split_once('=')
-            && is_powerful(name, Some(value))
+            && is_behaviour_change(name, Some(value))
         {
             found.opaque_reasons.push(format!("`{name}` changes what commands do"));
         }
-        if is_read_by_env(program, rest, at)
+        if is_env_option(program, rest, at)
             && (text.starts_with("--s") || text.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains('S')))
         {
             found.opaque_reasons.push("`env` splits a text into a command".to_owned());
@@ -193,13 +201,13 @@ pub(crate) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         let whole = Some(text).filter(|_| !text.starts_with('-'));
         let mut known: Vec<&str> = Vec::new();
         // If a shell expands a file pattern again, the result may be a program's name.
-        let reads = |name: &str| EVALUATING.contains(&name);
-        let again = reads(program) || rest.iter().take(at).filter_map(Word::text).map(base).any(reads);
+        let reads = |name: &str| EVALUATING_WRAPPERS.contains(&name);
+        let again = reads(program) || rest.iter().take(at).filter_map(ShellWord::text).map(base_name).any(reads);
         for code in glued.chain(value).chain(whole) {
-            let is_pattern = matches_files && !is_text(code);
-            if ((is_code(code) && !is_pattern) || (again && code.contains(['*', '?', '[']))) && !known.contains(&code.trim_start()) {
+            let is_pattern = matches_files && !has_shell_syntax(code);
+            if ((can_expand(code) && !is_pattern) || (again && code.contains(['*', '?', '[']))) && !known.contains(&code.trim_start()) {
                 known.push(code.trim_start());
-                found.add(parse::read(code, depth.down()));
+                found.merge(parse::analyze_text(code, depth.nested()));
             }
         }
     }
@@ -207,44 +215,45 @@ pub(crate) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
 }
 
 /// Returns whether an option of a wrapper takes the next word as its value.
-fn takes_a_value(wrapper: &str, option: &str) -> bool {
-    const VALUED: &[(&str, &str)] =
+fn is_option_with_value(wrapper: &str, option: &str) -> bool {
+    const SHORT_OPTIONS_WITH_VALUE: &[(&str, &str)] =
         &[("doas", "Cu"), ("env", "Cu"), ("ionice", "cn"), ("nice", "n"), ("stdbuf", "eio"), ("sudo", "CDRTUghprtu"), ("timeout", "ks")];
-    const LONG: &[&str] = &["--adjustment", "--chdir", "--class", "--group", "--host", "--kill-after", "--signal", "--unset", "--user"];
-    let letters = VALUED.iter().find(|(name, _)| *name == wrapper).map(|(_, letters)| *letters);
+    const LONG_OPTIONS_WITH_VALUE: &[&str] =
+        &["--adjustment", "--chdir", "--class", "--group", "--host", "--kill-after", "--signal", "--unset", "--user"];
+    let letters = SHORT_OPTIONS_WITH_VALUE.iter().find(|(name, _)| *name == wrapper).map(|(_, letters)| *letters);
     letters.is_some_and(|letters| match option.strip_prefix('-') {
         Some(flags) if !flags.starts_with('-') => flags.ends_with(|flag: char| letters.contains(flag)),
-        _ => LONG.contains(&option),
+        _ => LONG_OPTIONS_WITH_VALUE.contains(&option),
     })
 }
 
 /// Returns whether the program that runs searches for files and runs none of its words.
 ///
 /// Examples are `npx prettier "src/**/*.{ts,tsx}"` and `pnpm exec eslint …`.
-fn matches_files(program: &str, rest: &[Word]) -> bool {
+fn is_file_pattern_search(program: &str, rest: &[ShellWord]) -> bool {
     // These options take no value and do not turn the rest into shell code.
-    const BARE: &[&str] = &["--", "--no-install", "--offline", "--prefer-offline", "--quiet", "--silent", "--yes", "-q", "-y"];
-    let is_bare = |word: &&Word| word.text().is_some_and(|text| BARE.contains(&text));
+    const RUNNER_FLAGS: &[&str] = &["--", "--no-install", "--offline", "--prefer-offline", "--quiet", "--silent", "--yes", "-q", "-y"];
+    let is_bare = |word: &&ShellWord| word.text().is_some_and(|text| RUNNER_FLAGS.contains(&text));
     let mut words = rest.iter().skip_while(is_bare).peekable();
     // For `npx`, `exec` is the name of a program.
     if program != "npx" && words.peek().is_some_and(|verb| matches!(verb.text(), Some("dlx" | "exec" | "run"))) {
         words.next();
     }
-    let tool = words.find(|word| !is_bare(word)).and_then(Word::text);
-    ["npm", "npx", "pnpm", "yarn"].contains(&program) && tool.is_some_and(|tool| MATCHING.contains(&tool))
+    let tool = words.find(|word| !is_bare(word)).and_then(ShellWord::text);
+    ["npm", "npx", "pnpm", "yarn"].contains(&program) && tool.is_some_and(|tool| FILE_PATTERN_PROGRAMS.contains(&tool))
 }
 
 /// Returns the name of the program that a word may be; options and settings have none.
-fn called(word: &Word) -> Option<&str> {
-    word.text().filter(|text| !text.starts_with('-') && !text.contains('=')).map(base)
+fn program_candidate(word: &ShellWord) -> Option<&str> {
+    word.text().filter(|text| !text.starts_with('-') && !text.contains('=')).map(base_name)
 }
 
 /// Returns whether a shell may expand a text to several or other words, apart from file patterns.
-fn is_code(text: &str) -> bool {
-    is_text(text) || has_braces(text)
+fn can_expand(text: &str) -> bool {
+    has_shell_syntax(text) || has_braces(text)
 }
 
-fn is_text(text: &str) -> bool {
+fn has_shell_syntax(text: &str) -> bool {
     text.contains(|c: char| c.is_whitespace() || c.is_control() || ";&|<>()$`\"'\\!#".contains(c))
 }
 
@@ -252,21 +261,21 @@ fn is_text(text: &str) -> bool {
 ///
 /// The text that `xargs` replaces by its input becomes unknown: that of `-I R`, `-IR`, `-iR` or
 /// `--replace=R`.
-fn with_what_is_read(program: &str, rest: &[Word]) -> (Vec<Word>, usize) {
-    const LONG: &[&str] = &["arg-file", "delimiter", "max-args", "max-chars", "max-procs", "process-slot-var"];
-    let is_xargs = |word: &Word| word.text().map(base) == Some("xargs");
+fn replace_xargs_input(program: &str, rest: &[ShellWord]) -> (Vec<ShellWord>, usize) {
+    const XARGS_OPTIONS_WITH_VALUE: &[&str] = &["arg-file", "delimiter", "max-args", "max-chars", "max-procs", "process-slot-var"];
+    let is_xargs = |word: &ShellWord| word.text().map(base_name) == Some("xargs");
     let behind = if program == "xargs" { Some(0) } else { rest.iter().position(is_xargs).map(|at| at + 1) };
     let Some(mut at) = behind else { return (rest.to_vec(), 0) };
     let mut sign = None;
-    while let Some(text) = rest.get(at).and_then(Word::text).filter(|text| text.starts_with('-')) {
+    while let Some(text) = rest.get(at).and_then(ShellWord::text).filter(|text| text.starts_with('-')) {
         at += 1;
-        let next = rest.get(at).and_then(Word::text).unwrap_or_default();
+        let next = rest.get(at).and_then(ShellWord::text).unwrap_or_default();
         if let Some(long) = text.strip_prefix("--") {
-            let (name, value) = name_and_value(long);
+            let (name, value) = split_name_value(long);
             if !name.is_empty() && "replace".starts_with(name) {
                 sign = Some(value.unwrap_or("{}"));
             }
-            let is_valued = name.len() > 1 && LONG.iter().any(|known| known.starts_with(name));
+            let is_valued = name.len() > 1 && XARGS_OPTIONS_WITH_VALUE.iter().any(|known| known.starts_with(name));
             at += usize::from(is_valued && value.is_none());
             continue;
         }
@@ -284,10 +293,10 @@ fn with_what_is_read(program: &str, rest: &[Word]) -> (Vec<Word>, usize) {
             _ => {}
         }
     }
-    let fill = |(n, word): (usize, &Word)| {
+    let fill = |(n, word): (usize, &ShellWord)| {
         let (before, after) =
             word.text().filter(|_| n >= at).and_then(|text| Some((text.split_once(sign?)?.0, text.rsplit_once(sign?)?.1)))?;
-        Some(Word::known(before).then(&Word::unknown(false)).then(&Word::known(after)))
+        Some(ShellWord::known(before).append(&ShellWord::unknown(false)).append(&ShellWord::known(after)))
     };
     (rest.iter().enumerate().map(|word| fill(word).unwrap_or_else(|| word.1.clone())).collect(), at)
 }
@@ -296,75 +305,76 @@ fn with_what_is_read(program: &str, rest: &[Word]) -> (Vec<Word>, usize) {
 ///
 /// The program must directly follow wrappers that run no text. `end` is the position of the first
 /// such program that is not the value of an option.
-fn begins_own(program: &str, rest: &[Word], end: usize) -> Option<usize> {
-    let text = |at: usize| rest.get(at).and_then(Word::text);
+fn find_terminal_program(program: &str, rest: &[ShellWord], end: usize) -> Option<usize> {
+    let text = |at: usize| rest.get(at).and_then(ShellWord::text);
     let before = |at: usize| at.checked_sub(1).and_then(text);
     // The word after these options of `xargs` is not their value.
     let is_whole = |option: &str| {
         let glued = option.len() > 2 && ["-I", "-L", "-P", "-d", "-n", "-s"].iter().any(|flag| option.starts_with(flag));
         glued || matches!(option, "-0" | "-r" | "-0r" | "-r0" | "--null" | "--no-run-if-empty")
     };
-    let is_plain = |at: &usize| rest.get(*at).and_then(called).is_some_and(|name| PLAIN.contains(&name));
+    let is_plain = |at: &usize| rest.get(*at).and_then(program_candidate).is_some_and(|name| SIMPLE_PROGRAMS.contains(&name));
     let sooner = (0..end).filter(|_| program == "xargs").filter(is_plain).find(|at| before(*at).is_some_and(is_whole));
     let own = sooner.unwrap_or(end);
     let passes = |at: usize| {
         let is_bare = |text: &str| text.starts_with('-') || text.contains('=') || text.starts_with(|first: char| first.is_ascii_digit());
         let is_value = before(at).is_some_and(|before| before.starts_with('-'));
-        let may_be_value = |text: &str| is_value && !WRAPPERS.contains(&base(text));
-        text(at).is_some_and(|text| may_be_value(text) || is_bare(text) || PASSING.contains(&base(text)))
+        let may_be_value = |text: &str| is_value && !WRAPPER_PROGRAMS.contains(&base_name(text));
+        text(at).is_some_and(|text| may_be_value(text) || is_bare(text) || TRANSPARENT_WRAPPERS.contains(&base_name(text)))
     };
     // A program that is also a wrapper runs its words.
-    let wraps = text(own).is_some_and(|text| WRAPPERS.contains(&base(text)));
-    (PASSING.contains(&program) && !wraps && (0..own).all(passes)).then_some(own)
+    let wraps = text(own).is_some_and(|text| WRAPPER_PROGRAMS.contains(&base_name(text)));
+    (TRANSPARENT_WRAPPERS.contains(&program) && !wraps && (0..own).all(passes)).then_some(own)
 }
 
 /// Returns whether a word makes `find` or `fd` run another program.
-pub(crate) fn runs_another(word: &Word) -> bool {
+pub(crate) fn is_exec_option(word: &ShellWord) -> bool {
     matches!(word.text(), Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch"))
 }
 
 /// Analyzes the commands behind `-exec` and similar options.
-pub(crate) fn behind_flags(program: &str, words: &[Word], depth: Depth<'_>) -> Shell {
-    let mut found = Shell::default();
-    for (at, word) in words.iter().enumerate().take(MOST_WORDS) {
+pub(crate) fn analyze_exec_options(program: &str, words: &[ShellWord], depth: NestingBudget<'_>) -> ShellAnalysis {
+    let mut found = ShellAnalysis::default();
+    for (at, word) in words.iter().enumerate().take(MAX_WRAPPED_WORDS) {
         // The text that is glued to the flag is the program.
         let glued = match word.text() {
-            _ if runs_another(word) => "",
-            Some(text) if program != "find" => match glued_to_exec(text) {
+            _ if is_exec_option(word) => "",
+            Some(text) if program != "find" => match exec_option_value(text) {
                 Some(glued) => glued,
                 None => continue,
             },
             _ => continue,
         };
         let after = words.get(at + 1..).unwrap_or_default();
-        let is_end = |word: &Word| matches!(word.text(), Some(";" | "+"));
+        let is_end = |word: &ShellWord| matches!(word.text(), Some(";" | "+"));
         let after = after.split(is_end).next().unwrap_or_default();
-        let after: Vec<Word> =
-            Some(glued).filter(|glued| !glued.is_empty()).map(Word::known).into_iter().chain(after.iter().cloned()).collect();
+        let after: Vec<ShellWord> =
+            Some(glued).filter(|glued| !glued.is_empty()).map(ShellWord::known).into_iter().chain(after.iter().cloned()).collect();
         let holds =
-            |word: &Word| word.text().is_some_and(|text| ["{}", "{/}", "{//}", "{.}", "{/.}"].iter().any(|sign| text.contains(sign)));
+            |word: &ShellWord| word.text().is_some_and(|text| ["{}", "{/}", "{//}", "{.}", "{/.}"].iter().any(|sign| text.contains(sign)));
         let code_of_it = after.iter().any(|word| holds(word) && word.text().is_some_and(|text| text.contains(' ')));
         if after.first().is_none_or(holds) || code_of_it {
             found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
         }
         // The found file may be any file. Without a placeholder, `fd` appends the file to the
         // command.
-        let mut words: Vec<Word> = after.iter().map(|word| if holds(word) { Word::unknown(false) } else { word.clone() }).collect();
+        let mut words: Vec<ShellWord> =
+            after.iter().map(|word| if holds(word) { ShellWord::unknown(false) } else { word.clone() }).collect();
         if program != "find" && !after.iter().any(holds) {
-            words.push(Word::unknown(true));
+            words.push(ShellWord::unknown(true));
         }
-        found.add(deeper(Command { words, ..Command::default() }, depth, false));
+        found.merge(analyze_subcommand(ShellCommand { words, ..ShellCommand::default() }, depth, false));
     }
     // Words beyond the limit are not analyzed.
-    let is_glued = |word: &Word| program != "find" && word.text().and_then(glued_to_exec).is_some();
-    if words.iter().skip(MOST_WORDS).any(|word| runs_another(word) || is_glued(word)) {
+    let is_glued = |word: &ShellWord| program != "find" && word.text().and_then(exec_option_value).is_some();
+    if words.iter().skip(MAX_WRAPPED_WORDS).any(|word| is_exec_option(word) || is_glued(word)) {
         found.opaque_reasons.push(format!("there are too many words behind `{program}`"));
     }
     found
 }
 
 /// Returns the text that is glued to the exec option of `fd`: `-xrm`, `-Hx`, `--exec=rm`.
-fn glued_to_exec(text: &str) -> Option<&str> {
+fn exec_option_value(text: &str) -> Option<&str> {
     if let Some(long) = text.strip_prefix("--") {
         let (name, value) = long.split_once('=').unwrap_or((long, ""));
         return (name.len() > 2 && "exec-batch".starts_with(name) && name.starts_with("exe")).then_some(value);
@@ -376,31 +386,33 @@ fn glued_to_exec(text: &str) -> Option<&str> {
 }
 
 /// Subcommands of `git` that write files to the work tree, in addition to those that remove files.
-const FILLING: &[&str] = &["am", "cherry-pick", "merge", "pull", "read-tree", "rebase", "revert", "switch"];
+const WORK_TREE_SUBCOMMANDS: &[&str] = &["am", "cherry-pick", "merge", "pull", "read-tree", "rebase", "revert", "switch"];
 
 /// Analyzes the commands that options and subcommands of `git` run.
-pub(crate) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
-    let mut found = Shell::default();
+pub(crate) fn analyze_git(words: &[ShellWord], depth: NestingBudget<'_>) -> ShellAnalysis {
+    let mut found = ShellAnalysis::default();
     let other = || "`git` is configured to run another program".to_owned();
     let safe = |setting: &str| {
-        let (key, value) = name_and_value(setting);
+        let (key, value) = split_name_value(setting);
         let key = key.to_ascii_lowercase();
         let shows = ["color.", "advice."].iter().any(|of| key.starts_with(of)) && !key.contains('/');
-        SETTINGS.contains(&key.as_str()) || shows || (key == "core.pager" && value.is_some_and(|value| HARMLESS.contains(&value)))
+        HARMLESS_GIT_SETTINGS.contains(&key.as_str())
+            || shows
+            || (key == "core.pager" && value.is_some_and(|value| HARMLESS_VARIABLE_VALUES.contains(&value)))
     };
-    let texts: Vec<Option<&str>> = words.iter().map(Word::text).collect();
-    let own = words.len() - without_options(words).len();
+    let texts: Vec<Option<&str>> = words.iter().map(ShellWord::text).collect();
+    let own = words.len() - skip_git_options(words).len();
     let verb = texts.get(own).copied().flatten();
     let may_be = |verbs: &[&str]| verb.is_none_or(|verb| verbs.contains(&verb));
     // These options select the files of another repository, or another directory for its own files.
     let is_elsewhere = |word: &&str| word.starts_with("--work-tree") || word.starts_with("--git-dir");
-    let takes = TAKING.iter().chain(FILLING).any(|taking| may_be(&[*taking]));
+    let takes = FILE_CHANGING_GIT_SUBCOMMANDS.iter().chain(WORK_TREE_SUBCOMMANDS).any(|taking| may_be(&[*taking]));
     if takes && own < words.len() && texts.iter().take(own).flatten().any(is_elsewhere) {
         found.opaque_reasons.push(other());
     }
     // `git` copies the template directory, which may contain hooks.
-    let is_template = |word: &Word| {
-        let (name, _) = name_and_value(beginning(word).0);
+    let is_template = |word: &ShellWord| {
+        let (name, _) = split_name_value(known_prefix(word).0);
         name.len() > 2 && "--template".starts_with(name)
     };
     if may_be(&["clone", "init"]) && words.iter().any(is_template) {
@@ -427,7 +439,7 @@ pub(crate) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
             }
             _ if may_be(&["grep"]) && takes("ABCOefm") == Some('O') => found.opaque_reasons.push(other()),
             "-x" if may_be(&["difftool", "rebase"]) => match next {
-                Some(code) => found.add(parse::read(code, depth.down())),
+                Some(code) => found.merge(parse::analyze_text(code, depth.nested())),
                 None => found.opaque_reasons.push(other()),
             },
             _ if may_be(&["difftool", "rebase"]) && takes("CSXsx") == Some('x') => found.opaque_reasons.push(other()),
@@ -438,14 +450,14 @@ pub(crate) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
                 found.opaque_reasons.push(other())
             }
             "run" | "foreach" => {
-                found.add(joined(words.get(at + 1..).unwrap_or_default(), depth));
+                found.merge(analyze_joined_words(words.get(at + 1..).unwrap_or_default(), depth));
                 break;
             }
             "config" => {
                 // Ask in three cases: another file is used, a comment or old value may look like a
                 // key, or a section is renamed.
                 let is_value = |word: &str| {
-                    let (name, _) = name_and_value(word);
+                    let (name, _) = split_name_value(word);
                     name.len() > 2 && "--value".starts_with(name)
                 };
                 let is_odd = |word: &&str| ["-f", "--fil", "--com", "--ren"].iter().any(|option| word.starts_with(option));
@@ -470,9 +482,9 @@ pub(crate) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
 /// Returns whether `env` may read a word as its own option.
 ///
 /// `env` reads options before its first setting and before the program.
-fn is_read_by_env(program: &str, words: &[Word], at: usize) -> bool {
+fn is_env_option(program: &str, words: &[ShellWord], at: usize) -> bool {
     let before = words.iter().take(at);
-    let from = match before.clone().rposition(|word| called(word) == Some("env")) {
+    let from = match before.clone().rposition(|word| program_candidate(word) == Some("env")) {
         Some(env) => env + 1,
         None if program == "env" => 0,
         None => return false,

@@ -15,21 +15,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
-use report::{Line, median, write};
+use report::{BenchLine, median, write_lines};
 use serde_json::json;
-use toolgate::limits::{Charge, Unit};
-use toolgate::policy::Facts;
+use toolgate::limits::{Charge, ChargeUnit};
+use toolgate::policy::DecisionFacts;
 use toolgate::policy::Require;
-use toolgate::store::{Enter, Finish, Intent, Settle, Store};
-use toolgate::{Agent, CallId, Decision, Effects, Gate, Latency, Outcome, Output, Row, Session, SessionKey, Tool, Toolgate};
+use toolgate::store::{ClaimRecord, ClaimResolution, CommitRequest, SessionRequest, Store};
+use toolgate::{Agent, CallEffects, CallId, CallOutput, Decision, Gate, Latency, Outcome, Row, Session, SessionKey, Tool, Toolgate};
 use toolgate_json::Digest;
-use toolgate_store::{Filter, Ledger, SqliteStore};
+use toolgate_store::{Ledger, RowFilter, SqliteStore};
 
-static NEXT: AtomicU64 = AtomicU64::new(1);
+static NEXT_CALL_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 /// Returns increasing ids, like those of real calls.
 fn call_id() -> CallId {
-    let n = u128::from(NEXT.fetch_add(1, Ordering::Relaxed));
+    let n = u128::from(NEXT_CALL_NUMBER.fetch_add(1, Ordering::Relaxed));
     CallId::from_bytes((0x01a1_0000_0000_7000_8000_0000_0000_0000 + (n << 20)).to_be_bytes())
 }
 
@@ -50,9 +50,9 @@ fn row(session: usize, customer: usize) -> Arc<Row> {
         decision: Decision::Succeeded,
         gate: Gate::Run,
         rule: None,
-        facts: Box::new(Facts::at(Timestamp::now())),
-        outcome: Outcome::Success(Output::of(value)),
-        effects: Effects::Done,
+        facts: Box::new(DecisionFacts::at(Timestamp::now())),
+        outcome: Outcome::Success(CallOutput::from_value(value)),
+        effects: CallEffects::Done,
         latency: Latency::default(),
         retries: 0,
         spent: None,
@@ -61,15 +61,15 @@ fn row(session: usize, customer: usize) -> Arc<Row> {
     })
 }
 
-fn finish(row: Arc<Row>, durable: bool) -> Box<Finish> {
-    Box::new(Finish {
+fn commit_request(row: Arc<Row>, durable: bool) -> Box<CommitRequest> {
+    Box::new(CommitRequest {
         row,
         version: 0,
         changes: None,
         revoked: Vec::new(),
         provenance: None,
         logs: Vec::new(),
-        resolution: Settle::Done,
+        resolution: ClaimResolution::Done,
         outcome: None,
         spent: None,
         outputs: Vec::new(),
@@ -78,16 +78,16 @@ fn finish(row: Arc<Row>, durable: bool) -> Box<Finish> {
     })
 }
 
-fn intent() -> (Box<Intent>, Vec<Charge>) {
-    let draft = row(NEXT.load(Ordering::Relaxed) as usize % 64, 7);
+fn intent() -> (Box<ClaimRecord>, Vec<Charge>) {
+    let draft = row(NEXT_CALL_NUMBER.load(Ordering::Relaxed) as usize % 64, 7);
     let charge = Charge {
         counter: format!("limit daily {}", draft.key.session),
         amount: 1.into(),
         cap: 1_000_000_000.into(),
         window: Some(SignedDuration::from_hours(24)),
-        unit: Unit::Fixed,
+        unit: ChargeUnit::Fixed,
     };
-    let intent = Intent {
+    let intent = ClaimRecord {
         call: draft.call,
         key: draft.key.clone(),
         tool: Arc::clone(&draft.tool),
@@ -169,33 +169,33 @@ fn bare_sqlite_rate(sql: &rusqlite::Connection, bytes: usize, rows: usize, trans
 }
 
 async fn commit_one_row(store: Arc<SqliteStore>) {
-    let n = NEXT.load(Ordering::Relaxed) as usize;
-    store.finish(finish(row(n % 512, n % 10_000), true)).await.unwrap().unwrap();
+    let n = NEXT_CALL_NUMBER.load(Ordering::Relaxed) as usize;
+    store.commit(commit_request(row(n % 512, n % 10_000), true)).await.unwrap().unwrap();
 }
 
 async fn begin_one_claim(store: Arc<SqliteStore>) {
     let (intent, charges) = intent();
-    store.begin(intent, &charges, None, Timestamp::now()).await.unwrap().unwrap();
+    store.claim(intent, &charges, None, Timestamp::now()).await.unwrap().unwrap();
 }
 
-async fn measure_rows(directory: &Path, name: &str, tasks: usize, rows: usize) -> [Line; 2] {
+async fn measure_rows(directory: &Path, name: &str, tasks: usize, rows: usize) -> [BenchLine; 2] {
     let store = Arc::new(SqliteStore::open(directory.join(format!("rows-{tasks}.db"))).unwrap());
     time_in_parallel(&store, tasks * 4, tasks, commit_one_row).await;
     let (mut values, mut bares, mut floors, mut batch) = (Vec::new(), Vec::new(), Vec::new(), 0.0);
-    let bytes = row(1, 1).canonical().unwrap().len();
+    let bytes = row(1, 1).to_canonical_bytes().unwrap().len();
     let alone = rusqlite::Connection::open(directory.join(format!("bare-{tasks}.db"))).unwrap();
     bare_sqlite_rate(&alone, bytes, tasks * 4, 4);
     for _ in 0..3 {
         // Only the store is measured, so the rows are prepared before.
-        let mut ready: Vec<Vec<Box<Finish>>> = (0..tasks).map(|_| Vec::new()).collect();
-        (0..rows).for_each(|n| ready[n % tasks].push(finish(row(n % tasks, n % 10_000), true)));
+        let mut ready: Vec<Vec<Box<CommitRequest>>> = (0..tasks).map(|_| Vec::new()).collect();
+        (0..rows).for_each(|n| ready[n % tasks].push(commit_request(row(n % tasks, n % 10_000), true)));
         let before = store.transaction_count();
         let begun = Instant::now();
         let callers = ready.into_iter().map(|rows| {
             let store = Arc::clone(&store);
             tokio::spawn(async move {
                 for row in rows {
-                    store.finish(row).await.unwrap().unwrap();
+                    store.commit(row).await.unwrap().unwrap();
                 }
             })
         });
@@ -218,7 +218,7 @@ async fn measure_rows(directory: &Path, name: &str, tasks: usize, rows: usize) -
 }
 
 /// Measures the maximum throughput, and the throughput with few parallel writers.
-async fn measure_all_rows(directory: &Path) -> Vec<Line> {
+async fn measure_all_rows(directory: &Path) -> Vec<BenchLine> {
     let mut lines = Vec::new();
     for (name, tasks, rows) in [("", 512, 40_960), ("_c1", 1, 1_000), ("_c8", 8, 8_000), ("_c64", 64, 32_000)] {
         lines.extend(measure_rows(directory, &format!("ledger_rows_per_s{name}"), tasks, rows).await);
@@ -226,19 +226,19 @@ async fn measure_all_rows(directory: &Path) -> Vec<Line> {
     lines
 }
 
-async fn measure_claims(directory: &Path, tasks: usize, times: usize) -> Line {
+async fn measure_claims(directory: &Path, tasks: usize, times: usize) -> BenchLine {
     let store = Arc::new(SqliteStore::open(directory.join(format!("claims-{tasks}.db"))).unwrap());
     time_in_parallel(&store, tasks * 20, tasks, begin_one_claim).await;
     let took = time_in_parallel(&store, times, tasks, begin_one_claim).await;
-    let bytes = row(1, 1).canonical().unwrap().len() + 500;
+    let bytes = row(1, 1).to_canonical_bytes().unwrap().len() + 500;
     let floor = time_raw_writes(directory, bytes, 500);
     let note = format!("a durable claim with one limit, {tasks} in parallel; floor: write and fdatasync of one claim");
     line(&format!("claim_latency_c{tasks}"), "µs", median(took) / 1e3, median(floor) / 1e3, &note)
 }
 
-fn line(name: &str, unit: &str, value: f64, floor: f64, note: &str) -> Line {
+fn line(name: &str, unit: &str, value: f64, floor: f64, note: &str) -> BenchLine {
     let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
-    Line {
+    BenchLine {
         name: name.to_owned(),
         value: round(value),
         unit: unit.to_owned(),
@@ -256,7 +256,7 @@ async fn fill_ledger(path: &Path, rows: usize) {
         let store = Arc::clone(&store);
         handles.push(tokio::spawn(async move {
             for n in (task..rows).step_by(1_024) {
-                store.finish(finish(row(n % 100_000, (n * 7_919) % 10_000), false)).await.unwrap().unwrap();
+                store.commit(commit_request(row(n % 100_000, (n * 7_919) % 10_000), false)).await.unwrap().unwrap();
             }
         }));
     }
@@ -265,14 +265,18 @@ async fn fill_ledger(path: &Path, rows: usize) {
     }
 }
 
-fn measure_query(path: &Path) -> Line {
+fn measure_query(path: &Path) -> BenchLine {
     let ledger = Ledger::open(path).unwrap();
     let (mut values, mut floors) = (Vec::new(), Vec::new());
     let sql = rusqlite::Connection::open(path).unwrap();
     for n in 0..200 {
         let customer = format!("C-{}", (n * 37) % 10_000);
-        let filter =
-            Filter { entity: Some(("customer_id".to_owned(), customer.into())), limit: Some(100), newest_first: true, ..Filter::default() };
+        let filter = RowFilter {
+            entity: Some(("customer_id".to_owned(), customer.into())),
+            limit: Some(100),
+            newest_first: true,
+            ..RowFilter::default()
+        };
         let begun = Instant::now();
         let found = ledger.find(&filter).unwrap();
         values.push(begun.elapsed().as_nanos() as f64);
@@ -300,7 +304,7 @@ fn resident_megabytes() -> f64 {
 async fn open_and_enter(path: &Path, n: usize) -> SqliteStore {
     let store = SqliteStore::open(path).unwrap();
     let key = SessionKey::new("desk", "alice", format!("conversation-{}", n * 9_001));
-    let enter = Enter {
+    let enter = SessionRequest {
         key: &key,
         digest: Digest::of(b"call"),
         dedup_keys: &[],
@@ -309,7 +313,7 @@ async fn open_and_enter(path: &Path, n: usize) -> SqliteStore {
         lock: Some((true, Duration::from_secs(5))),
         now: Timestamp::now(),
     };
-    assert!(store.enter(enter).await.unwrap().is_some());
+    assert!(store.open_session(enter).await.unwrap().is_some());
     store
 }
 
@@ -319,7 +323,7 @@ fn measure_open_memory(path: &Path) -> f64 {
     String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
 }
 
-async fn measure_open(path: &Path) -> Line {
+async fn measure_open(path: &Path) -> BenchLine {
     let (mut values, mut floors, mut grown) = (Vec::new(), Vec::new(), Vec::new());
     for n in 0..11 {
         let begun = Instant::now();
@@ -341,7 +345,7 @@ async fn measure_open(path: &Path) -> Line {
 }
 
 /// Measures a whole call of a read tool, in a new session and after many calls.
-async fn measure_calls(directory: std::path::PathBuf) -> Line {
+async fn measure_calls(directory: std::path::PathBuf) -> BenchLine {
     let schema = json!({"type": "object", "properties": {"customer": {"type": "string"}}, "required": ["customer"]});
     let look = Tool::dynamic("look", "Looks.", schema, |_, _| async { Ok(json!({"active": true})) })
         .effect(toolgate::Effect::Read)
@@ -384,8 +388,8 @@ fn main() {
     runtime.block_on(async {
         // `cargo bench --bench ledger -- rows` measures one thing.
         match std::env::args().nth(1).as_deref() {
-            Some("rows") => return write(measure_all_rows(directory.path()).await),
-            Some("calls") => return write(vec![tokio::spawn(measure_calls(directory.path().to_owned())).await.unwrap()]),
+            Some("rows") => return write_lines(measure_all_rows(directory.path()).await),
+            Some("calls") => return write_lines(vec![tokio::spawn(measure_calls(directory.path().to_owned())).await.unwrap()]),
             _ => {}
         }
         let mut lines = measure_all_rows(directory.path()).await;
@@ -402,6 +406,6 @@ fn main() {
         );
         lines.push(measure_query(&path));
         lines.push(measure_open(&path).await);
-        write(lines);
+        write_lines(lines);
     });
 }

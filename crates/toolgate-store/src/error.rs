@@ -7,15 +7,15 @@ use toolgate::store::StoreError;
 
 /// Error of a store operation. The operation changed nothing.
 #[derive(Debug)]
-pub(crate) enum Fault {
+pub(crate) enum DbError {
     Sql(rusqlite::Error),
     Message(String),
     Io(std::io::Error),
 }
 
-pub(crate) type Done<T> = Result<T, Fault>;
+pub(crate) type DbResult<T> = Result<T, DbError>;
 
-impl Fault {
+impl DbError {
     /// Returns true if the file cannot be read now, which says nothing about its content.
     pub(crate) fn is_unreadable(&self) -> bool {
         let Self::Sql(error) = self else { return false };
@@ -49,25 +49,25 @@ impl Fault {
     }
 }
 
-impl From<rusqlite::Error> for Fault {
+impl From<rusqlite::Error> for DbError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sql(error)
     }
 }
 
-impl From<serde_json::Error> for Fault {
+impl From<serde_json::Error> for DbError {
     fn from(error: serde_json::Error) -> Self {
         Self::Message(format!("cannot parse a stored value: {error}"))
     }
 }
 
-impl From<std::io::Error> for Fault {
+impl From<std::io::Error> for DbError {
     fn from(error: std::io::Error) -> Self {
         Self::Io(error)
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for DbError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Message(what) => f.write_str(what),
@@ -90,8 +90,8 @@ impl fmt::Display for Fault {
     }
 }
 
-impl From<Fault> for StoreError {
-    fn from(fault: Fault) -> Self {
+impl From<DbError> for StoreError {
+    fn from(fault: DbError) -> Self {
         Self(fault.to_string())
     }
 }

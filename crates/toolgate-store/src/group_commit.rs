@@ -13,29 +13,29 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 use toolgate::store::StoreError;
 
-use crate::error::Done;
-use crate::tables::ledger::Tip;
-use crate::transaction::{Shared, Tx, lock_unpoisoned, read_transaction};
-use crate::write_connection::{Pen, Signs};
+use crate::error::DbResult;
+use crate::tables::ledger::LedgerHead;
+use crate::transaction::{SharedStoreState, WriteTransaction, lock_unpoisoned, read_transaction};
+use crate::write_connection::{SignPolicy, WriteConnection};
 
 /// Most jobs in one transaction of the writer thread, and of a caller that writes inline.
-const MOST: usize = 512;
-const MOST_HERE: usize = 64;
+const MAX_JOBS_PER_TRANSACTION: usize = 512;
+const MAX_JOBS_PER_INLINE_TRANSACTION: usize = 64;
 
 /// Something to write.
-pub(crate) trait Work: Send {
-    fn run(&mut self, tx: &mut Tx<'_>) -> Done<()>;
+pub(crate) trait WriteOperation: Send {
+    fn run(&mut self, tx: &mut WriteTransaction<'_>) -> DbResult<()>;
     fn complete(self: Box<Self>, failed: Option<StoreError>);
 }
 
-struct Task<F, T> {
+struct WriteTask<F, T> {
     f: Option<F>,
     result: Option<T>,
     reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
-impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Done<T> + Send> Work for Task<F, T> {
-    fn run(&mut self, tx: &mut Tx<'_>) -> Done<()> {
+impl<T: Send, F: FnOnce(&mut WriteTransaction<'_>) -> DbResult<T> + Send> WriteOperation for WriteTask<F, T> {
+    fn run(&mut self, tx: &mut WriteTransaction<'_>) -> DbResult<()> {
         let Some(f) = self.f.take() else { return Ok(()) };
         self.result = Some(f(tx)?);
         Ok(())
@@ -52,42 +52,42 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Done<T> + Send> Work for Task<F, T> {
     }
 }
 
-pub(crate) struct Job {
+pub(crate) struct WriteJob {
     pub(crate) is_durable: bool,
-    pub(crate) task: Box<dyn Work>,
+    pub(crate) task: Box<dyn WriteOperation>,
 }
 
 /// Handle to the write queue.
-pub(crate) struct Writer {
-    queue: Arc<Desk>,
+pub(crate) struct LedgerWriter {
+    queue: Arc<WriteQueue>,
     /// The thread for slow work, if any: syncs, signatures and WAL checkpoints.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Write queue. The writer thread or a caller empties the queue, one at a time.
-struct Desk {
+struct WriteQueue {
     /// Whether there is no writer thread, so that callers write everything inline.
     is_inline: bool,
-    connection: Mutex<Pen>,
-    pending: Mutex<Tray>,
+    connection: Mutex<WriteConnection>,
+    pending: Mutex<PendingJobs>,
     wakeup: Condvar,
     transaction_count: AtomicU64,
     /// Set by a caller that found the connection busy, so that the writer checks the queue again.
     has_missed: AtomicBool,
-    shared: Arc<Shared>,
+    shared: Arc<SharedStoreState>,
 }
 
 /// Jobs that wait for the next transaction.
 #[derive(Default)]
-struct Tray {
-    jobs: VecDeque<Job>,
+struct PendingJobs {
+    jobs: VecDeque<WriteJob>,
     /// Whether the writer thread was called.
     is_thread_called: bool,
     /// Whether the queue accepts no more jobs.
     is_closed: bool,
 }
 
-impl Tray {
+impl PendingJobs {
     /// Returns true if the queue is empty, or the writer thread will empty it.
     fn is_handled(&self) -> bool {
         self.is_thread_called || self.jobs.is_empty()
@@ -95,11 +95,11 @@ impl Tray {
 }
 
 /// How many transactions a caller writes for others before the writer thread takes over.
-const TURNS: usize = 4;
+const MAX_INLINE_TRANSACTIONS: usize = 4;
 
-impl Desk {
-    fn new(alone: bool, sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
-        let pen = Mutex::new(Pen::new(sql, Arc::clone(&shared), unsigned));
+impl WriteQueue {
+    fn new(alone: bool, sql: Connection, shared: Arc<SharedStoreState>, unsigned: u64) -> Self {
+        let pen = Mutex::new(WriteConnection::new(sql, Arc::clone(&shared), unsigned));
         Self {
             is_inline: alone,
             connection: pen,
@@ -112,7 +112,7 @@ impl Desk {
     }
 
     /// Returns the write connection, unless it is in use.
-    fn try_connection(&self) -> Option<MutexGuard<'_, Pen>> {
+    fn try_connection(&self) -> Option<MutexGuard<'_, WriteConnection>> {
         match self.connection.try_lock() {
             Ok(pen) => Some(pen),
             Err(TryLockError::Poisoned(pen)) => Some(pen.into_inner()),
@@ -121,7 +121,7 @@ impl Desk {
     }
 
     /// Adds a job, and calls the writer thread if `ring` is true. Returns false if closed.
-    fn enqueue(&self, job: Job, ring: bool) -> bool {
+    fn enqueue(&self, job: WriteJob, ring: bool) -> bool {
         let mut tray = lock_unpoisoned(&self.pending);
         if tray.is_closed {
             return false;
@@ -153,9 +153,9 @@ impl Desk {
     ///
     /// If a job is durable and `may_wait` is false, no job is taken: the writer thread or another
     /// caller writes them.
-    fn take_batch(&self, may_wait: bool) -> (Vec<Job>, bool) {
+    fn take_batch(&self, may_wait: bool) -> (Vec<WriteJob>, bool) {
         let mut tray = lock_unpoisoned(&self.pending);
-        let most = tray.jobs.len().min(if may_wait { MOST } else { MOST_HERE });
+        let most = tray.jobs.len().min(if may_wait { MAX_JOBS_PER_TRANSACTION } else { MAX_JOBS_PER_INLINE_TRANSACTION });
         if !may_wait && tray.jobs.iter().take(most).any(|job| job.is_durable) {
             return (Vec::new(), false);
         }
@@ -170,7 +170,7 @@ impl Desk {
     fn write_inline(&self, may_wait: bool) {
         for turn in 0.. {
             // Without a writer thread, the caller continues until the queue is empty.
-            if turn == TURNS && !self.is_inline {
+            if turn == MAX_INLINE_TRANSACTIONS && !self.is_inline {
                 break;
             }
             self.has_missed.store(true, Ordering::Relaxed);
@@ -193,7 +193,7 @@ impl Desk {
                     drop(tray);
                     return self.wake_thread();
                 }
-                let written = pen.write(jobs, if self.is_inline { Signs::WithRows } else { Signs::Never });
+                let written = pen.write(jobs, if self.is_inline { SignPolicy::WithRows } else { SignPolicy::Never });
                 self.transaction_count.fetch_add(u64::from(written.is_committed), Ordering::Relaxed);
                 pen.shared.advance_mark(written.mark);
                 // The writer thread signs, some time after the first unsigned row or when due.
@@ -231,7 +231,7 @@ impl Desk {
             let mut pen = lock_unpoisoned(&self.connection);
             let (jobs, _) = self.take_batch(true);
             if !jobs.is_empty() || (!closed && pen.is_signature_due()) {
-                let written = pen.write(jobs, Signs::WhenDue);
+                let written = pen.write(jobs, SignPolicy::WhenDue);
                 let shared = Arc::clone(&pen.shared);
                 // Release the connection before writing the high-water mark, so others can write.
                 drop(pen);
@@ -247,34 +247,34 @@ impl Desk {
     }
 }
 
-impl Writer {
+impl LedgerWriter {
     /// Starts the writer thread, which also signs the `unsigned` rows of a process that was killed.
-    pub(crate) fn start(sql: Connection, shared: Arc<Shared>, unsigned: u64) -> std::io::Result<Self> {
-        let desk = Arc::new(Desk::new(false, sql, shared, unsigned));
+    pub(crate) fn start(sql: Connection, shared: Arc<SharedStoreState>, unsigned: u64) -> std::io::Result<Self> {
+        let desk = Arc::new(WriteQueue::new(false, sql, shared, unsigned));
         let kept = Arc::clone(&desk);
         let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || {
-            let _ended = Ended(&kept);
+            let _ended = CloseQueueOnDrop(&kept);
             kept.run_thread();
         })?;
         Ok(Self { queue: desk, thread: Mutex::new(Some(thread)) })
     }
 
     /// Creates a writer without a thread, for a process that makes one call.
-    pub(crate) fn inline(sql: Connection, shared: Arc<Shared>) -> Self {
-        Self { queue: Arc::new(Desk::new(true, sql, shared, 0)), thread: Mutex::default() }
+    pub(crate) fn inline(sql: Connection, shared: Arc<SharedStoreState>) -> Self {
+        Self { queue: Arc::new(WriteQueue::new(true, sql, shared, 0)), thread: Mutex::default() }
     }
 
     /// Reads with the write connection, if there is no writer thread.
-    pub(crate) fn read_if_inline<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
+    pub(crate) fn read_if_inline<T, F: FnOnce(&Connection, &SharedStoreState) -> DbResult<T>>(&self, f: F) -> Result<DbResult<T>, F> {
         if self.queue.is_inline { self.try_read(f) } else { Err(f) }
     }
 
     /// Reads a little with the write connection, whose page cache has recent writes.
     ///
     /// Returns `f` if the connection is busy.
-    pub(crate) fn try_read<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
+    pub(crate) fn try_read<T, F: FnOnce(&Connection, &SharedStoreState) -> DbResult<T>>(&self, f: F) -> Result<DbResult<T>, F> {
         // A caller may find the connection busy meanwhile.
-        let _free = Free(&self.queue);
+        let _free = WriteMissedJobsOnDrop(&self.queue);
         let Some(pen) = self.queue.try_connection().filter(|pen| pen.sql.is_autocommit()) else { return Err(f) };
         Ok(f(&pen.sql, &pen.shared))
     }
@@ -283,8 +283,11 @@ impl Writer {
     ///
     /// Returns `None` if the connection is busy or another process has appended rows. The caller
     /// then uses a write transaction.
-    pub(crate) fn try_read_consistent<T>(&self, f: impl FnOnce(&Connection, &Shared, Tip) -> Done<Option<T>>) -> Done<Option<T>> {
-        let _free = Free(&self.queue);
+    pub(crate) fn try_read_consistent<T>(
+        &self,
+        f: impl FnOnce(&Connection, &SharedStoreState, LedgerHead) -> DbResult<Option<T>>,
+    ) -> DbResult<Option<T>> {
+        let _free = WriteMissedJobsOnDrop(&self.queue);
         let Some(pen) = self.queue.try_connection().filter(|pen| pen.sql.is_autocommit()) else { return Ok(None) };
         read_transaction(&pen.sql, |sql| match crate::tables::ledger::read_head(sql)? {
             tip if pen.is_head(tip) => f(sql, &pen.shared, tip),
@@ -303,11 +306,11 @@ impl Writer {
     }
 
     /// Queues a job for the next transaction without waiting.
-    pub(crate) fn enqueue(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<()> + Send + 'static) {
+    pub(crate) fn enqueue(&self, f: impl FnOnce(&mut WriteTransaction<'_>) -> DbResult<()> + Send + 'static) {
         // A process that makes one call stores its definition with the call.
         if !self.queue.is_inline {
             let (reply, _) = oneshot::channel();
-            self.queue.enqueue(Job { is_durable: false, task: Box::new(Task { f: Some(f), result: None, reply }) }, false);
+            self.queue.enqueue(WriteJob { is_durable: false, task: Box::new(WriteTask { f: Some(f), result: None, reply }) }, false);
             self.queue.wake_thread();
         }
     }
@@ -316,20 +319,20 @@ impl Writer {
     pub(crate) async fn write<T: Send + 'static>(
         &self,
         durable: bool,
-        f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static,
+        f: impl FnOnce(&mut WriteTransaction<'_>) -> DbResult<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let gone = || StoreError("the writer thread has ended".to_owned());
         let (reply, mut answer) = oneshot::channel();
         // If other calls are running, the writer thread waits for the disk, so that they do not.
         let others = self.queue.shared.running_calls.load(Ordering::Relaxed) > 1;
         let thread = durable && others && !self.queue.is_inline;
-        if !self.queue.enqueue(Job { is_durable: durable, task: Box::new(Task { f: Some(f), result: None, reply }) }, thread) {
+        if !self.queue.enqueue(WriteJob { is_durable: durable, task: Box::new(WriteTask { f: Some(f), result: None, reply }) }, thread) {
             return Err(gone());
         }
         if !thread {
             // Writing inline is faster than waking another thread. Other tasks that are ready run
             // first, so that their jobs share the transaction.
-            let left = Left(&self.queue, self.queue.is_inline || durable);
+            let left = DrainQueueOnDrop(&self.queue, self.queue.is_inline || durable);
             if others && !self.queue.is_inline {
                 tokio::task::yield_now().await;
             }
@@ -345,9 +348,9 @@ impl Writer {
 }
 
 /// Writes the queued jobs on drop, so that a cancelled caller leaves no job behind.
-struct Left<'d>(&'d Desk, bool);
+struct DrainQueueOnDrop<'d>(&'d WriteQueue, bool);
 
-impl Drop for Left<'_> {
+impl Drop for DrainQueueOnDrop<'_> {
     fn drop(&mut self) {
         if !lock_unpoisoned(&self.0.pending).is_handled() {
             self.0.write_inline(self.1);
@@ -356,9 +359,9 @@ impl Drop for Left<'_> {
 }
 
 /// Writes, on drop, the jobs of callers that found the connection busy.
-struct Free<'d>(&'d Desk);
+struct WriteMissedJobsOnDrop<'d>(&'d WriteQueue);
 
-impl Drop for Free<'_> {
+impl Drop for WriteMissedJobsOnDrop<'_> {
     fn drop(&mut self) {
         if self.0.has_missed_jobs() {
             self.0.write_inline(self.0.is_inline);
@@ -367,9 +370,9 @@ impl Drop for Free<'_> {
 }
 
 /// Closes the queue when the writer thread ends, so that no caller waits for it.
-struct Ended<'d>(&'d Desk);
+struct CloseQueueOnDrop<'d>(&'d WriteQueue);
 
-impl Drop for Ended<'_> {
+impl Drop for CloseQueueOnDrop<'_> {
     fn drop(&mut self) {
         let mut tray = lock_unpoisoned(&self.0.pending);
         tray.is_closed = true;
@@ -378,7 +381,7 @@ impl Drop for Ended<'_> {
 }
 
 /// Writes and signs the remaining jobs before the store is closed.
-impl Drop for Writer {
+impl Drop for LedgerWriter {
     fn drop(&mut self) {
         lock_unpoisoned(&self.queue.pending).is_closed = true;
         self.queue.wakeup.notify_one();
@@ -398,17 +401,17 @@ mod tests {
     use toolgate::CallId;
 
     use super::*;
-    use crate::error::Fault;
+    use crate::error::DbError;
     use crate::state_dir::StateDir;
 
-    fn writer(directory: &std::path::Path) -> (Writer, Arc<Shared>) {
+    fn writer(directory: &std::path::Path) -> (LedgerWriter, Arc<SharedStoreState>) {
         let sql = crate::open::open_writable(&directory.join("ledger.db")).unwrap();
         let state = directory.join("state");
-        drop(StateDir::door(&state).unwrap());
-        let home = StateDir::enter(&state).unwrap();
+        drop(StateDir::acquire_open_lock(&state).unwrap());
+        let home = StateDir::open_owner(&state).unwrap();
         let (id, keys) = crate::open::link_state_dir(&sql, &home).unwrap();
-        let shared = Shared::new(home, id, keys);
-        (Writer::start(sql, Arc::clone(&shared), 0).unwrap(), shared)
+        let shared = SharedStoreState::new(home, id, keys);
+        (LedgerWriter::start(sql, Arc::clone(&shared), 0).unwrap(), shared)
     }
 
     #[tokio::test]
@@ -419,10 +422,10 @@ mod tests {
         let kept = CallId::from_bytes([8; 16]);
         writer.write(false, move |tx| Ok(tx.replace_read_charges(kept, Some(Vec::new())))).await.unwrap();
         let failed = writer
-            .write(false, move |tx| -> Done<()> {
+            .write(false, move |tx| -> DbResult<()> {
                 tx.replace_read_charges(call, Some(Vec::new()));
                 tx.replace_read_charges(kept, None);
-                Err(Fault::Message("no".to_owned()))
+                Err(DbError::Message("no".to_owned()))
             })
             .await;
         assert!(failed.is_err());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
-use toolgate::{Receipt, Recorded, Row};
+use toolgate::{LazyReceipt, Receipt, Row};
 use toolgate_json::{Digest, hex};
 
 pub(crate) fn decode_hex(text: &str) -> Option<Vec<u8>> {
@@ -23,7 +23,7 @@ pub(crate) fn decode_hex(text: &str) -> Option<Vec<u8>> {
 }
 
 /// The keys of one ledger.
-pub(crate) struct Keys {
+pub(crate) struct LedgerKeys {
     signing_key: SigningKey,
     public_key: Arc<str>,
     cipher: XChaCha20Poly1305,
@@ -32,7 +32,7 @@ pub(crate) struct Keys {
     pub(crate) fingerprint: Digest,
 }
 
-impl Keys {
+impl LedgerKeys {
     /// Creates the keys of a new ledger.
     pub(crate) fn create(directory: &Path) -> io::Result<Self> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -128,14 +128,14 @@ impl Keys {
     }
 }
 
-impl toolgate::Signer for Keys {
+impl toolgate::ReceiptSigner for LedgerKeys {
     fn sign(&self, statement: &[u8]) -> String {
         Self::sign(self, statement)
     }
 }
 
 /// Wraps a stored row, for which the ledger can sign a receipt.
-pub(crate) fn recorded_row(keys: Arc<Keys>, row: &Row, seq: u64, hash: Digest) -> Recorded {
+pub(crate) fn recorded_row(keys: Arc<LedgerKeys>, row: &Row, seq: u64, hash: Digest) -> LazyReceipt {
     let unsigned = Receipt {
         call: row.call,
         at: row.at,
@@ -147,7 +147,7 @@ pub(crate) fn recorded_row(keys: Arc<Keys>, row: &Row, seq: u64, hash: Digest) -
         key: Arc::clone(keys.public_key()),
         signature: String::new(),
     };
-    Recorded::new(unsigned, keys)
+    LazyReceipt::new(unsigned, keys)
 }
 
 /// Returns true if a statement was signed with this public key.

@@ -14,9 +14,9 @@ mod transaction;
 mod verify;
 mod write_connection;
 
-pub use crate::reader::{Entry, Filter, Ledger};
+pub use crate::reader::{Ledger, LedgerEntry, RowFilter};
 pub use crate::state_dir::state_dir_for;
-pub use crate::store::{Gone, SqliteStore};
-pub use crate::verify::report::{Anchor, Flaw, Trust, Verified};
-pub use stats::{Stats, Times};
+pub use crate::store::{PruneStats, SqliteStore};
+pub use crate::verify::report::{LedgerAnchor, TrustRoots, VerificationReport, VerifyError};
+pub use stats::{LatencyPercentiles, LedgerStats};
 pub use verify::check_receipt;

@@ -19,7 +19,7 @@ use crate::keys::random_bytes;
 ///
 /// The mark is stored outside the database, so that an older copy of the database is detected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Mark {
+pub(crate) struct HighWaterMark {
     /// Id of the ledger.
     pub(crate) store: String,
     /// The last signed row.
@@ -30,7 +30,7 @@ pub(crate) struct Mark {
 
 /// How a session is locked against other processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Holding {
+pub(crate) enum FileLockMode {
     Exclusive,
     Shared,
     Unlocked,
@@ -42,7 +42,7 @@ pub(crate) struct StateDir {
     /// The name of this process, and a file that is locked while the process is alive.
     owner: Option<(Arc<str>, File)>,
     /// File with one lockable byte for each session.
-    holds: Option<File>,
+    lock_file: Option<File>,
 }
 
 /// Returns the default state directory of a database, which contains its keys and high-water mark.
@@ -55,7 +55,7 @@ pub fn state_dir_for(database: &Path) -> PathBuf {
 
 impl StateDir {
     /// Opens the directory for a long-lived process, which can own claims.
-    pub(crate) fn enter(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open_owner(path: &Path) -> io::Result<Self> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path.join("owners"))?;
         let name = hex(&random_bytes::<16>()?);
         // The file gets its final name only after it is locked.
@@ -64,19 +64,19 @@ impl StateDir {
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         std::fs::rename(&draft, &own)?;
         let holds = private_file_options().create(true).truncate(false).read(true).open(path.join("holds"))?;
-        Ok(Self { path: path.to_owned(), owner: Some((format!("{PROCESS}{name}").into(), file)), holds: Some(holds) })
+        Ok(Self { path: path.to_owned(), owner: Some((format!("{PROCESS_OWNER_PREFIX}{name}").into(), file)), lock_file: Some(holds) })
     }
 
     /// Opens the directory for a short-lived process that locks one session for one call.
-    pub(crate) fn pass(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open_transient(path: &Path) -> io::Result<Self> {
         let holds = private_file_options().create(true).truncate(false).read(true).open(path.join("holds"))?;
-        Ok(Self { path: path.to_owned(), owner: None, holds: Some(holds) })
+        Ok(Self { path: path.to_owned(), owner: None, lock_file: Some(holds) })
     }
 
     /// Locks the directory, so that one process at a time opens the database.
     ///
     /// Dropping the file releases the lock.
-    pub(crate) fn door(path: &Path) -> io::Result<File> {
+    pub(crate) fn acquire_open_lock(path: &Path) -> io::Result<File> {
         match std::fs::DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
@@ -87,15 +87,15 @@ impl StateDir {
     }
 
     /// Opens the directory for reading.
-    pub(crate) fn visit(path: &Path) -> Self {
-        Self { path: path.to_owned(), owner: None, holds: None }
+    pub(crate) fn open_readonly(path: &Path) -> Self {
+        Self { path: path.to_owned(), owner: None, lock_file: None }
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(crate) fn keys(&self) -> PathBuf {
+    pub(crate) fn keys_dir(&self) -> PathBuf {
         self.path.join("keys")
     }
 
@@ -104,8 +104,8 @@ impl StateDir {
     }
 
     /// Returns whether the process `owner` has ended, or `None` if `owner` is not a process.
-    pub(crate) fn is_gone(&self, owner: &str) -> Option<bool> {
-        let name = owner.strip_prefix(PROCESS)?;
+    pub(crate) fn has_process_ended(&self, owner: &str) -> Option<bool> {
+        let name = owner.strip_prefix(PROCESS_OWNER_PREFIX)?;
         if self.owner().is_some_and(|own| **own == *owner) {
             return Some(false);
         }
@@ -116,10 +116,11 @@ impl StateDir {
     }
 
     /// Removes the files of processes that have ended.
-    pub(crate) fn tidy(&self) -> io::Result<()> {
+    pub(crate) fn remove_dead_owners(&self) -> io::Result<()> {
         for entry in std::fs::read_dir(self.path.join("owners"))? {
             let entry = entry?;
-            let gone = |name: &str| !name.starts_with('.') && self.is_gone(&format!("{PROCESS}{name}")) == Some(true);
+            let gone =
+                |name: &str| !name.starts_with('.') && self.has_process_ended(&format!("{PROCESS_OWNER_PREFIX}{name}")) == Some(true);
             if entry.file_name().to_str().is_some_and(gone)
                 && let Err(error) = std::fs::remove_file(entry.path())
                 && error.kind() != io::ErrorKind::NotFound
@@ -134,16 +135,16 @@ impl StateDir {
     ///
     /// Returns false if another process has the lock. When the process ends, the kernel releases
     /// its locks. Calls of the same process need another lock.
-    pub(crate) fn hold(&self, key: &SessionKey, how: Holding) -> io::Result<bool> {
-        let Some(file) = &self.holds else {
+    pub(crate) fn set_session_lock(&self, key: &SessionKey, how: FileLockMode) -> io::Result<bool> {
+        let Some(file) = &self.lock_file else {
             return Err(io::Error::other("cannot lock a session: the state directory is open for reading only"));
         };
         let digest = Digest::of(format!("{}\u{1f}{}\u{1f}{}", key.agent, key.principal, key.session).as_bytes());
         let byte = digest.as_bytes().iter().take(7).fold(0_i64, |byte, part| byte << 8 | i64::from(*part));
         let kind = match how {
-            Holding::Exclusive => nix::libc::F_WRLCK,
-            Holding::Shared => nix::libc::F_RDLCK,
-            Holding::Unlocked => nix::libc::F_UNLCK,
+            FileLockMode::Exclusive => nix::libc::F_WRLCK,
+            FileLockMode::Shared => nix::libc::F_RDLCK,
+            FileLockMode::Unlocked => nix::libc::F_UNLCK,
         };
         let lock = nix::libc::flock {
             l_type: i16::try_from(kind).unwrap_or_default(),
@@ -159,7 +160,7 @@ impl StateDir {
         }
     }
 
-    pub(crate) fn mark(&self) -> io::Result<Option<Mark>> {
+    pub(crate) fn read_mark(&self) -> io::Result<Option<HighWaterMark>> {
         let path = self.path.join("mark.json");
         // Opening a pipe would block.
         if std::fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
@@ -173,10 +174,10 @@ impl StateDir {
     }
 
     /// Moves the high-water mark forward. The row that it names is on disk already.
-    pub(crate) fn set_mark(&self, mark: &Mark) -> io::Result<()> {
+    pub(crate) fn write_mark(&self, mark: &HighWaterMark) -> io::Result<()> {
         let lock = private_file_options().create(true).truncate(false).open(self.path.join("mark.lock"))?;
         flock(&lock, FlockOperation::LockExclusive)?;
-        if self.mark()?.is_some_and(|known| known.store == mark.store && known.seq >= mark.seq) {
+        if self.read_mark()?.is_some_and(|known| known.store == mark.store && known.seq >= mark.seq) {
             return Ok(());
         }
         let draft = self.path.join("mark.json.new");
@@ -190,14 +191,14 @@ impl StateDir {
 
 impl Drop for StateDir {
     fn drop(&mut self) {
-        if let Some(name) = self.owner().and_then(|owner| owner.strip_prefix(PROCESS)) {
+        if let Some(name) = self.owner().and_then(|owner| owner.strip_prefix(PROCESS_OWNER_PREFIX)) {
             // Open claims of this process must count as abandoned: no file means that it ended.
             let _ = std::fs::remove_file(self.path.join("owners").join(name));
         }
     }
 }
 
-const PROCESS: &str = "process:";
+const PROCESS_OWNER_PREFIX: &str = "process:";
 
 fn private_file_options() -> OpenOptions {
     let mut options = OpenOptions::new();

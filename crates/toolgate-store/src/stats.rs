@@ -7,11 +7,11 @@ use serde::Serialize;
 use toolgate::store::StoreError;
 use toolgate::{Decision, Gate};
 
-use crate::reader::{Entry, Filter, Ledger};
+use crate::reader::{Ledger, LedgerEntry, RowFilter};
 
 /// Statistics over ledger rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
-pub struct Stats {
+pub struct LedgerStats {
     /// Number of rows.
     pub rows: u64,
     /// Time of the first row.
@@ -29,12 +29,12 @@ pub struct Stats {
     /// Calls that observe-only rules would have refused, by rule.
     pub observed: BTreeMap<String, u64>,
     /// Latency by gate.
-    pub latency: BTreeMap<&'static str, Times>,
+    pub latency: BTreeMap<&'static str, LatencyPercentiles>,
 }
 
 /// Latency percentiles in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Default)]
-pub struct Times {
+pub struct LatencyPercentiles {
     /// The median.
     pub p50_ns: u64,
     /// The 95th percentile.
@@ -48,10 +48,10 @@ impl Ledger {
     ///
     /// # Errors
     /// The rows cannot be read.
-    pub fn compute_stats(&self, filter: &Filter) -> Result<Stats, StoreError> {
-        let mut stats = Stats::default();
-        let mut times: BTreeMap<Gate, Histogram> = BTreeMap::new();
-        self.query(filter, |Entry { row, .. }| {
+    pub fn compute_stats(&self, filter: &RowFilter) -> Result<LedgerStats, StoreError> {
+        let mut stats = LedgerStats::default();
+        let mut times: BTreeMap<Gate, LatencyHistogram> = BTreeMap::new();
+        self.query(filter, |LedgerEntry { row, .. }| {
             stats.rows += 1;
             stats.from = Some(stats.from.map_or(row.at, |from| from.min(row.at)));
             stats.to = Some(stats.to.map_or(row.at, |to| to.max(row.at)));
@@ -73,12 +73,16 @@ impl Ledger {
             for observed in &row.facts.observed {
                 *stats.observed.entry(observed.rule.clone()).or_default() += 1;
             }
-            for gate in Gate::ALL.into_iter().filter(|gate| row.latency.at(*gate) > 0) {
-                times.entry(gate).or_default().record(row.latency.at(gate));
+            for gate in Gate::ALL.into_iter().filter(|gate| row.latency.nanos_at(*gate) > 0) {
+                times.entry(gate).or_default().record(row.latency.nanos_at(gate));
             }
             Ok(true)
         })?;
-        let told = |times: &Histogram| Times { p50_ns: times.quantile(0.5), p95_ns: times.quantile(0.95), p99_ns: times.quantile(0.99) };
+        let told = |times: &LatencyHistogram| LatencyPercentiles {
+            p50_ns: times.quantile(0.5),
+            p95_ns: times.quantile(0.95),
+            p99_ns: times.quantile(0.99),
+        };
         stats.latency = times.iter().map(|(gate, times)| (gate.name(), told(times))).collect();
         Ok(stats)
     }
@@ -86,12 +90,12 @@ impl Ledger {
 
 /// Counts values in buckets that are at most 6 % wide, so its size does not grow with the values.
 #[derive(Default)]
-struct Histogram {
+struct LatencyHistogram {
     buckets: BTreeMap<u32, u64>,
     count: u64,
 }
 
-impl Histogram {
+impl LatencyHistogram {
     fn record(&mut self, value: u64) {
         let bits = 63 - value.max(16).leading_zeros();
         let part = (value.max(16) >> (bits - 4)) & 15;

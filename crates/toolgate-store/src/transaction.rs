@@ -7,56 +7,56 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use rusqlite::Connection;
-use toolgate::{CallId, Polling, SessionKey};
+use toolgate::{CallId, PollingSettings, SessionKey};
 use toolgate_json::Digest;
 
-use crate::error::Done;
-use crate::keys::Keys;
-use crate::state_dir::{Mark, StateDir};
-use crate::tables::counters::Reserved;
-use crate::tables::ledger::Tip;
+use crate::error::DbResult;
+use crate::keys::LedgerKeys;
+use crate::state_dir::{HighWaterMark, StateDir};
+use crate::tables::counters::ReservedCharge;
+use crate::tables::ledger::LedgerHead;
 
 /// A write transaction.
-pub(crate) struct Tx<'c> {
+pub(crate) struct WriteTransaction<'c> {
     pub(crate) sql: &'c Connection,
-    pub(crate) shared: &'c Shared,
+    pub(crate) shared: &'c SharedStoreState,
     /// The head of the ledger.
-    pub(crate) head: Tip,
+    pub(crate) head: LedgerHead,
     pub(crate) stored_configs: &'c mut HashSet<Digest>,
     /// Previous values of the in-memory state, which a rollback restores.
-    undo_log: RefCell<Vec<Undo>>,
+    undo_log: RefCell<Vec<UndoLogEntry>>,
 }
 
 /// Previous value of an entry of the in-memory state.
-enum Undo {
-    UncountedCalls(SessionKey, Option<Vec<Counted>>),
-    ReadCharges(CallId, Option<Vec<Reserved>>),
-    OwnCharges(CallId, Option<Vec<Reserved>>),
+enum UndoLogEntry {
+    UncountedCalls(SessionKey, Option<Vec<UncountedCall>>),
+    ReadCharges(CallId, Option<Vec<ReservedCharge>>),
+    InflightCharges(CallId, Option<Vec<ReservedCharge>>),
 }
 
-impl<'c> Tx<'c> {
-    pub(crate) fn new(sql: &'c Connection, shared: &'c Shared, tip: Tip, configs: &'c mut HashSet<Digest>) -> Self {
+impl<'c> WriteTransaction<'c> {
+    pub(crate) fn new(sql: &'c Connection, shared: &'c SharedStoreState, tip: LedgerHead, configs: &'c mut HashSet<Digest>) -> Self {
         Self { sql, shared, head: tip, stored_configs: configs, undo_log: RefCell::default() }
     }
 
     /// Replaces the calls of a session that are counted in memory only. Returns the previous ones.
-    pub(crate) fn replace_uncounted_calls(&self, key: &SessionKey, left: Option<Vec<Counted>>) -> Option<Vec<Counted>> {
+    pub(crate) fn replace_uncounted_calls(&self, key: &SessionKey, left: Option<Vec<UncountedCall>>) -> Option<Vec<UncountedCall>> {
         let before = insert_or_remove(&mut lock_unpoisoned(&self.shared.uncounted_calls), key, left);
-        self.undo_log.borrow_mut().push(Undo::UncountedCalls(key.clone(), before.clone()));
+        self.undo_log.borrow_mut().push(UndoLogEntry::UncountedCalls(key.clone(), before.clone()));
         before
     }
 
     /// Replaces the reserved charges of a read. Returns the previous ones.
-    pub(crate) fn replace_read_charges(&self, call: CallId, left: Option<Vec<Reserved>>) -> Option<Vec<Reserved>> {
+    pub(crate) fn replace_read_charges(&self, call: CallId, left: Option<Vec<ReservedCharge>>) -> Option<Vec<ReservedCharge>> {
         let before = insert_or_remove(&mut lock_unpoisoned(&self.shared.read_charges), &call, left);
-        self.undo_log.borrow_mut().push(Undo::ReadCharges(call, before.clone()));
+        self.undo_log.borrow_mut().push(UndoLogEntry::ReadCharges(call, before.clone()));
         before
     }
 
     /// Replaces the reserved charges of a claim in `under_way`. Returns the previous ones.
-    pub(crate) fn replace_own_charges(&self, call: CallId, left: Option<Vec<Reserved>>) -> Option<Vec<Reserved>> {
-        let before = insert_or_remove(&mut lock_unpoisoned(&self.shared.own_charges), &call, left);
-        self.undo_log.borrow_mut().push(Undo::OwnCharges(call, before.clone()));
+    pub(crate) fn replace_inflight_charges(&self, call: CallId, left: Option<Vec<ReservedCharge>>) -> Option<Vec<ReservedCharge>> {
+        let before = insert_or_remove(&mut lock_unpoisoned(&self.shared.inflight_charges), &call, left);
+        self.undo_log.borrow_mut().push(UndoLogEntry::InflightCharges(call, before.clone()));
         before
     }
 
@@ -70,14 +70,14 @@ impl<'c> Tx<'c> {
         let mut undo = self.undo_log.borrow_mut();
         while undo.len() > to {
             match undo.pop() {
-                Some(Undo::UncountedCalls(key, before)) => {
+                Some(UndoLogEntry::UncountedCalls(key, before)) => {
                     drop(insert_or_remove(&mut lock_unpoisoned(&self.shared.uncounted_calls), &key, before))
                 }
-                Some(Undo::ReadCharges(call, before)) => {
+                Some(UndoLogEntry::ReadCharges(call, before)) => {
                     drop(insert_or_remove(&mut lock_unpoisoned(&self.shared.read_charges), &call, before))
                 }
-                Some(Undo::OwnCharges(call, before)) => {
-                    drop(insert_or_remove(&mut lock_unpoisoned(&self.shared.own_charges), &call, before))
+                Some(UndoLogEntry::InflightCharges(call, before)) => {
+                    drop(insert_or_remove(&mut lock_unpoisoned(&self.shared.inflight_charges), &call, before))
                 }
                 None => {}
             }
@@ -92,57 +92,57 @@ fn insert_or_remove<K: std::hash::Hash + Eq + Clone, V>(map: &mut HashMap<K, V>,
     }
 }
 
-impl Tx<'_> {
+impl WriteTransaction<'_> {
     /// Returns the current signing keys. Another process may have rotated them.
-    pub(crate) fn current_keys(&self) -> Done<Arc<Keys>> {
+    pub(crate) fn current_keys(&self) -> DbResult<Arc<LedgerKeys>> {
         let current: String = self.sql.prepare_cached("SELECT value FROM meta WHERE name = 'key'")?.query_row([], |row| row.get(0))?;
         let known = self.shared.keys();
         if **known.public_key() == *current {
             return Ok(known);
         }
-        let keys = Arc::new(Keys::open(&self.shared.state_dir.keys(), &current)?);
+        let keys = Arc::new(LedgerKeys::open(&self.shared.state_dir.keys_dir(), &current)?);
         *lock_unpoisoned(&self.shared.keys) = Arc::clone(&keys);
         Ok(keys)
     }
 }
 
 /// State that is shared between the writer and readers.
-pub(crate) struct Shared {
+pub(crate) struct SharedStoreState {
     pub(crate) state_dir: StateDir,
-    pub(crate) keys: Mutex<Arc<Keys>>,
+    pub(crate) keys: Mutex<Arc<LedgerKeys>>,
     /// Id of the ledger.
     pub(crate) ledger_id: String,
     /// Definitions of agents by digest.
     pub(crate) definitions: Mutex<Vec<(Digest, Arc<str>)>>,
     /// Calls that are counted with the next write to their session. Only the writer reads them.
-    pub(crate) uncounted_calls: Mutex<HashMap<SessionKey, Vec<Counted>>>,
+    pub(crate) uncounted_calls: Mutex<HashMap<SessionKey, Vec<UncountedCall>>>,
     /// Reserved charges of running reads, whose claims are not stored.
-    pub(crate) read_charges: Mutex<HashMap<CallId, Vec<Reserved>>>,
+    pub(crate) read_charges: Mutex<HashMap<CallId, Vec<ReservedCharge>>>,
     /// Reserved charges of this process's claims in `under_way`, to end one without a read.
-    pub(crate) own_charges: Mutex<HashMap<CallId, Vec<Reserved>>>,
+    pub(crate) inflight_charges: Mutex<HashMap<CallId, Vec<ReservedCharge>>>,
     /// Number of running calls.
     pub(crate) running_calls: AtomicUsize,
 }
 
 /// A validated call that counts for the progress of its session.
 #[derive(Clone, Copy)]
-pub(crate) struct Counted {
+pub(crate) struct UncountedCall {
     pub(crate) digest: Digest,
     pub(crate) at: Timestamp,
-    pub(crate) polling: Option<Polling>,
+    pub(crate) polling: Option<PollingSettings>,
 }
 
-impl Shared {
+impl SharedStoreState {
     /// Moves the high-water mark to the last signed row.
-    pub(crate) fn advance_mark(&self, mark: Option<Mark>) {
+    pub(crate) fn advance_mark(&self, mark: Option<HighWaterMark>) {
         if let Some(mark) = mark
-            && let Err(error) = self.state_dir.set_mark(&mark)
+            && let Err(error) = self.state_dir.write_mark(&mark)
         {
             tracing::error!(%error, "cannot update the high-water mark of the ledger");
         }
     }
 
-    pub(crate) fn new(home: StateDir, id: String, keys: Keys) -> Arc<Self> {
+    pub(crate) fn new(home: StateDir, id: String, keys: LedgerKeys) -> Arc<Self> {
         let (definitions, ahead, reads, own) = (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::default());
         Arc::new(Self {
             state_dir: home,
@@ -151,26 +151,26 @@ impl Shared {
             definitions,
             uncounted_calls: ahead,
             read_charges: reads,
-            own_charges: own,
+            inflight_charges: own,
             running_calls: AtomicUsize::new(0),
         })
     }
 
-    pub(crate) fn keys(&self) -> Arc<Keys> {
+    pub(crate) fn keys(&self) -> Arc<LedgerKeys> {
         Arc::clone(&lock_unpoisoned(&self.keys))
     }
 }
 
 /// Runs `f` in a read transaction, so that all its reads see the same state.
-pub(crate) fn read_transaction<T>(sql: &Connection, f: impl FnOnce(&Connection) -> Done<T>) -> Done<T> {
+pub(crate) fn read_transaction<T>(sql: &Connection, f: impl FnOnce(&Connection) -> DbResult<T>) -> DbResult<T> {
     sql.prepare_cached("BEGIN")?.execute([])?;
-    let _moment = Moment(sql);
+    let _moment = ReadTransactionGuard(sql);
     f(sql)
 }
 
-struct Moment<'c>(&'c Connection);
+struct ReadTransactionGuard<'c>(&'c Connection);
 
-impl Drop for Moment<'_> {
+impl Drop for ReadTransactionGuard<'_> {
     fn drop(&mut self) {
         // A read transaction loses nothing if the commit fails.
         let ended = self.0.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));

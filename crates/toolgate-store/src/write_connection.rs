@@ -9,29 +9,29 @@ use rusqlite::{Connection, OptionalExtension};
 use toolgate::store::StoreError;
 use toolgate_json::Digest;
 
-use crate::error::{Done, Fault};
-use crate::group_commit::{Job, Work};
+use crate::error::{DbError, DbResult};
+use crate::group_commit::{WriteJob, WriteOperation};
 use crate::open;
-use crate::state_dir::Mark;
+use crate::state_dir::HighWaterMark;
 use crate::tables::ledger;
-use crate::tables::ledger::Tip;
-use crate::transaction::{Shared, Tx};
+use crate::tables::ledger::LedgerHead;
+use crate::transaction::{SharedStoreState, WriteTransaction};
 
 /// How many rows may be unsigned, and for how long.
-const ROWS: u64 = 1_000;
-const TIME: Duration = Duration::from_secs(1);
+const MAX_UNSIGNED_ROWS: u64 = 1_000;
+const SIGN_INTERVAL: Duration = Duration::from_secs(1);
 /// How many transactions without a sync trigger a WAL checkpoint.
-const LOOSE: u64 = 4_000;
+const MAX_WAL_TRANSACTIONS: u64 = 4_000;
 /// How many synced transactions trigger a WAL checkpoint.
 ///
 /// Syncing a WAL that is overwritten takes half the time of one that grows.
-const SYNCED: u64 = 128;
+const MAX_SYNCED_WAL_TRANSACTIONS: u64 = 128;
 /// How many bytes of WAL a process that makes one call may leave behind.
-const LOG: u64 = 256 << 10;
+const MAX_LEFTOVER_WAL_BYTES: u64 = 256 << 10;
 
 /// When a transaction signs a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Signs {
+pub(crate) enum SignPolicy {
     Never,
     /// When many rows are unsigned, or the last signature is too old.
     WhenDue,
@@ -40,23 +40,23 @@ pub(crate) enum Signs {
 }
 
 /// Result of a transaction.
-pub(crate) struct Written {
+pub(crate) struct TransactionResult {
     pub(crate) is_committed: bool,
     /// The new high-water mark, if the transaction signed a checkpoint.
-    pub(crate) mark: Option<Mark>,
+    pub(crate) mark: Option<HighWaterMark>,
 }
 
 /// The write connection with its state.
-pub(crate) struct Pen {
+pub(crate) struct WriteConnection {
     pub(crate) sql: Connection,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedStoreState>,
     /// Digests of agent definitions that are stored already.
     stored_configs: HashSet<Digest>,
     /// Rows since the last signature of this process.
     pub(crate) unsigned_rows: u64,
     signed_at: Instant,
     /// Ledger head after the last write of this process.
-    last_head: Option<Tip>,
+    last_head: Option<LedgerHead>,
     /// Pragmas that are set: whether commits sync, and whether SQLite checkpoints the WAL.
     sync_mode: Option<(bool, bool)>,
     /// Whether a transaction is open for the next write.
@@ -67,7 +67,7 @@ pub(crate) struct Pen {
 }
 
 /// Signs a checkpoint in the transaction. If signing fails, the rows are committed unsigned.
-fn try_sign_head(tx: &mut Tx<'_>) -> Done<Option<Mark>> {
+fn try_sign_head(tx: &mut WriteTransaction<'_>) -> DbResult<Option<HighWaterMark>> {
     tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
     let signed = ledger::sign_checkpoint(tx, Timestamp::now());
     if tx.sql.is_autocommit() {
@@ -83,8 +83,8 @@ fn try_sign_head(tx: &mut Tx<'_>) -> Done<Option<Mark>> {
     Ok(mark)
 }
 
-impl Pen {
-    pub(crate) fn new(sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
+impl WriteConnection {
+    pub(crate) fn new(sql: Connection, shared: Arc<SharedStoreState>, unsigned: u64) -> Self {
         Self {
             sql,
             shared,
@@ -100,31 +100,31 @@ impl Pen {
     }
 
     pub(crate) fn is_signature_due(&self) -> bool {
-        self.unsigned_rows > 0 && (self.unsigned_rows >= ROWS || self.signed_at.elapsed() >= TIME)
+        self.unsigned_rows > 0 && (self.unsigned_rows >= MAX_UNSIGNED_ROWS || self.signed_at.elapsed() >= SIGN_INTERVAL)
     }
 
     /// Returns how long to wait until the next checkpoint is due, if rows are unsigned.
     pub(crate) fn time_until_signature(&self) -> Option<Duration> {
-        (self.unsigned_rows > 0).then(|| TIME.saturating_sub(self.signed_at.elapsed()))
+        (self.unsigned_rows > 0).then(|| SIGN_INTERVAL.saturating_sub(self.signed_at.elapsed()))
     }
 
     /// Signs all unsigned rows now.
     pub(crate) fn sign_now(&mut self) {
         if self.unsigned_rows > 0 {
-            self.signed_at = Instant::now().checked_sub(TIME).unwrap_or(self.signed_at);
-            let written = self.write(Vec::new(), Signs::WhenDue);
+            self.signed_at = Instant::now().checked_sub(SIGN_INTERVAL).unwrap_or(self.signed_at);
+            let written = self.write(Vec::new(), SignPolicy::WhenDue);
             self.shared.advance_mark(written.mark);
         }
     }
 
     /// Writes jobs in one transaction and completes them.
-    pub(crate) fn write(&mut self, jobs: Vec<Job>, signs: Signs) -> Written {
-        let sign = signs != Signs::Never && self.is_signature_due();
+    pub(crate) fn write(&mut self, jobs: Vec<WriteJob>, signs: SignPolicy) -> TransactionResult {
+        let sign = signs != SignPolicy::Never && self.is_signature_due();
         let durable = sign || jobs.iter().any(|job| job.is_durable);
-        let mut work: Vec<(Box<dyn Work>, Option<StoreError>)> = jobs.into_iter().map(|job| (job.task, None)).collect();
-        let with_rows = durable && signs == Signs::WithRows;
+        let mut work: Vec<(Box<dyn WriteOperation>, Option<StoreError>)> = jobs.into_iter().map(|job| (job.task, None)).collect();
+        let with_rows = durable && signs == SignPolicy::WithRows;
         let written = self.run_transaction(durable, sign, with_rows, &mut work);
-        let mut done = Written { is_committed: written.is_ok(), mark: None };
+        let mut done = TransactionResult { is_committed: written.is_ok(), mark: None };
         let failed = match written {
             Ok((rows, mark)) => {
                 self.unsigned_rows = if mark.is_some() { 0 } else { self.unsigned_rows + rows };
@@ -154,9 +154,9 @@ impl Pen {
     /// Begins a transaction, unless another process is writing. Does not wait.
     pub(crate) fn try_begin(&mut self, durable: bool) -> bool {
         let waits = self.sql.busy_timeout(Duration::ZERO);
-        let began = waits.map_err(Fault::from).and_then(|()| self.begin(durable, false));
+        let began = waits.map_err(DbError::from).and_then(|()| self.begin(durable, false));
         // Another error shows again when the writer thread tries.
-        let waits = self.sql.busy_timeout(open::BUSY);
+        let waits = self.sql.busy_timeout(open::BUSY_TIMEOUT);
         if began.is_ok() && waits.is_err() {
             self.roll_back();
         }
@@ -168,7 +168,7 @@ impl Pen {
     ///
     /// The next process that opens the database alone reads the whole WAL.
     pub(crate) fn truncate_wal(&self) {
-        let long = |path: &str| std::fs::metadata(format!("{path}-wal")).is_ok_and(|log| log.len() > LOG);
+        let long = |path: &str| std::fs::metadata(format!("{path}-wal")).is_ok_and(|log| log.len() > MAX_LEFTOVER_WAL_BYTES);
         if self.sql.path().is_some_and(long)
             && let Err(error) =
                 self.sql.busy_timeout(Duration::ZERO).and_then(|()| self.sql.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())))
@@ -186,7 +186,7 @@ impl Pen {
     }
 
     /// Begins a transaction. SQLite checkpoints the WAL, which is slow, only if `has_time` is true.
-    fn begin(&mut self, durable: bool, has_time: bool) -> Done<()> {
+    fn begin(&mut self, durable: bool, has_time: bool) -> DbResult<()> {
         if std::mem::take(&mut self.has_open_transaction) {
             return Ok(());
         }
@@ -211,15 +211,15 @@ impl Pen {
         durable: bool,
         sign: bool,
         with_rows: bool,
-        work: &mut [(Box<dyn Work>, Option<StoreError>)],
-    ) -> Done<(u64, Option<Mark>)> {
+        work: &mut [(Box<dyn WriteOperation>, Option<StoreError>)],
+    ) -> DbResult<(u64, Option<HighWaterMark>)> {
         let has_time = durable && !self.has_open_transaction;
         self.begin(durable, has_time)?;
         let tip = ledger::read_head(&self.sql)?;
         if self.last_head != Some(tip) {
             self.check_same_ledger()?;
         }
-        let mut tx = Tx::new(&self.sql, &self.shared, tip, &mut self.stored_configs);
+        let mut tx = WriteTransaction::new(&self.sql, &self.shared, tip, &mut self.stored_configs);
         let mut written = run_jobs(&mut tx, work, sign, with_rows);
         if written.is_ok()
             && let Err(error) = tx.sql.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]))
@@ -238,13 +238,13 @@ impl Pen {
     }
 
     /// Returns true if the ledger ends where this process left it.
-    pub(crate) fn is_head(&self, tip: Tip) -> bool {
+    pub(crate) fn is_head(&self, tip: LedgerHead) -> bool {
         self.last_head == Some(tip)
     }
 
     /// Returns true if a WAL checkpoint is due.
     pub(crate) fn needs_wal_checkpoint(&self) -> bool {
-        self.wal_transactions >= LOOSE || self.wal_synced_transactions >= SYNCED
+        self.wal_transactions >= MAX_WAL_TRANSACTIONS || self.wal_synced_transactions >= MAX_SYNCED_WAL_TRANSACTIONS
     }
 
     /// Checkpoints the WAL, as far as no reader needs it.
@@ -256,25 +256,31 @@ impl Pen {
     }
 
     /// Checks that the last row of this process is still in the ledger, or was pruned.
-    fn check_same_ledger(&self) -> Done<()> {
+    fn check_same_ledger(&self) -> DbResult<()> {
         let Some(last) = self.last_head.filter(|last| last.seq > 0) else { return Ok(()) };
         let there: Option<Vec<u8>> = self
             .sql
             .prepare_cached("SELECT chain FROM ledger WHERE seq = ?1")?
             .query_row([ledger::to_i64(last.seq)], |row| row.get(0))
             .optional()?;
-        let pruned =
-            || -> Done<bool> { Ok(self.sql.prepare_cached("SELECT 1 FROM prunes WHERE seq >= ?1")?.exists([ledger::to_i64(last.seq)])?) };
+        let pruned = || -> DbResult<bool> {
+            Ok(self.sql.prepare_cached("SELECT 1 FROM prunes WHERE seq >= ?1")?.exists([ledger::to_i64(last.seq)])?)
+        };
         match there {
             Some(chain) if ledger::parse_digest(&chain)? == last.chain => Ok(()),
             None if pruned()? => Ok(()),
-            _ => Err(Fault::Message(format!("row {} is missing: the ledger was changed; run `toolgate audit verify`", last.seq))),
+            _ => Err(DbError::Message(format!("row {} is missing: the ledger was changed; run `toolgate audit verify`", last.seq))),
         }
     }
 }
 
 /// Runs all jobs. Each has a savepoint, so that a failed job does not roll back the others.
-fn run_jobs(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], sign: bool, with_rows: bool) -> Done<Option<Mark>> {
+fn run_jobs(
+    tx: &mut WriteTransaction<'_>,
+    work: &mut [(Box<dyn WriteOperation>, Option<StoreError>)],
+    sign: bool,
+    with_rows: bool,
+) -> DbResult<Option<HighWaterMark>> {
     let began = tx.head;
     // A single job needs no savepoint: the whole transaction is rolled back.
     let alone = work.len() == 1 && !sign;
@@ -284,7 +290,7 @@ fn run_jobs(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], s
             tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
         }
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.run(tx)))
-            .unwrap_or_else(|_| Err(Fault::Message("the store panicked".to_owned())));
+            .unwrap_or_else(|_| Err(DbError::Message("the store panicked".to_owned())));
         if let Err(fault) = ran {
             // Some errors end the whole transaction, so all jobs fail.
             if alone || tx.sql.is_autocommit() {
@@ -307,11 +313,11 @@ fn run_jobs(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], s
 /// Marks claims of dead processes as pending, with a row each. Runs before any other write.
 ///
 /// Returns the number of unsigned rows.
-pub(crate) fn sweep_on_open(sql: &Connection, shared: &Shared, now: Timestamp) -> Done<u64> {
+pub(crate) fn sweep_on_open(sql: &Connection, shared: &SharedStoreState, now: Timestamp) -> DbResult<u64> {
     sql.execute_batch("BEGIN IMMEDIATE")?;
-    let swept = (|| -> Done<u64> {
+    let swept = (|| -> DbResult<u64> {
         let mut configs = HashSet::new();
-        let mut tx = Tx::new(sql, shared, ledger::read_head(sql)?, &mut configs);
+        let mut tx = WriteTransaction::new(sql, shared, ledger::read_head(sql)?, &mut configs);
         crate::tables::claims::sweep_abandoned(&mut tx, now)?;
         let signed: Option<i64> =
             sql.query_row("SELECT seq FROM checkpoints ORDER BY rowid DESC LIMIT 1", [], |row| row.get(0)).optional()?;

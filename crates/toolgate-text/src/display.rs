@@ -3,27 +3,27 @@
 /// Escapes untrusted text for a message: no control or look-alike characters, at most 80
 /// characters.
 #[must_use]
-pub fn shown(text: &str) -> String {
+pub fn escape_for_display(text: &str) -> String {
     let mut out = String::new();
     for (count, c) in text.chars().enumerate() {
         if count == 80 {
             out.push('…');
             break;
         }
-        escape(c, &mut out);
+        escape_char(c, &mut out);
     }
     out
 }
 
 /// Escapes a whole text in the same way.
 #[must_use]
-pub fn escaped(text: &str) -> String {
+pub fn escape_text(text: &str) -> String {
     let mut out = String::new();
-    text.chars().for_each(|c| escape(c, &mut out));
+    text.chars().for_each(|c| escape_char(c, &mut out));
     out
 }
 
-fn escape(c: char, out: &mut String) {
+fn escape_char(c: char, out: &mut String) {
     if c.is_ascii_graphic() || c == ' ' {
         out.push(c);
     } else {
@@ -36,9 +36,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn look_alikes_are_shown_for_what_they_are() {
-        assert_eq!(shown("с\u{430}lc"), "\\u{441}\\u{430}lc");
-        assert_eq!(shown("a\u{202e}b\n"), "a\\u{202e}b\\u{a}");
-        assert_eq!(shown(&"x".repeat(500)).chars().count(), 81);
+    fn look_alike_characters_are_escaped() {
+        assert_eq!(escape_for_display("с\u{430}lc"), "\\u{441}\\u{430}lc");
+        assert_eq!(escape_for_display("a\u{202e}b\n"), "a\\u{202e}b\\u{a}");
+        assert_eq!(escape_for_display(&"x".repeat(500)).chars().count(), 81);
     }
 }

@@ -4,5 +4,5 @@ mod display;
 mod glob;
 pub mod suggest;
 
-pub use display::{escaped, shown};
-pub use glob::glob;
+pub use display::{escape_for_display, escape_text};
+pub use glob::matches_glob;

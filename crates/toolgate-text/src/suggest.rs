@@ -4,42 +4,42 @@
 use std::collections::HashMap;
 
 /// Minimum similarity of a suggestion.
-pub const CUTOFF: f64 = 0.5;
+pub const MIN_SIMILARITY: f64 = 0.5;
 /// Minimum similarity at which a word counts as a misspelling of a name.
-const NEARLY: f64 = 0.8;
+const MIN_MISSPELLING_SIMILARITY: f64 = 0.8;
 /// Maximum length of names and words in characters. Longer texts get no suggestion, and difflib
 /// changes its rules at 200.
-const MAX_CHARS: usize = 128;
+const MAX_NAME_CHARS: usize = 128;
 
 /// Returns the name that is closest to `word`, if the similarity is at least [`CUTOFF`].
 ///
 /// ```
 /// assert_eq!(toolgate_text::suggest::closest("calculator", ["calc", "json_query"]), Some("calc"));
 /// ```
-pub fn closest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn find_closest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // difflib keeps the greatest (ratio, name), so the greater name wins between equal ratios.
-    let word: Vec<char> = word.chars().take(MAX_CHARS + 1).collect();
-    if word.len() > MAX_CHARS {
+    let word: Vec<char> = word.chars().take(MAX_NAME_CHARS + 1).collect();
+    if word.len() > MAX_NAME_CHARS {
         return None;
     }
-    let matcher = Matcher::new(&word);
+    let matcher = SequenceMatcher::new(&word);
     names
         .into_iter()
-        .filter_map(|name| matcher.ratio(name).filter(|ratio| *ratio >= CUTOFF).map(|ratio| (ratio, name)))
-        .max_by(|a, b| a.0.total_cmp(&b.0).then_with(|| chars_order(a.1, b.1)))
+        .filter_map(|name| matcher.ratio(name).filter(|ratio| *ratio >= MIN_SIMILARITY).map(|ratio| (ratio, name)))
+        .max_by(|a, b| a.0.total_cmp(&b.0).then_with(|| compare_chars(a.1, b.1)))
         .map(|(_, name)| name)
 }
 
 /// Compares like Python, by code point. UTF-8 bytes have the same order.
-fn chars_order(a: &str, b: &str) -> std::cmp::Ordering {
+fn compare_chars(a: &str, b: &str) -> std::cmp::Ordering {
     a.cmp(b)
 }
 
 /// Computes difflib's `SequenceMatcher(None, name, word).ratio()`.
 #[must_use]
-pub fn ratio(name: &str, word: &str) -> f64 {
+pub fn similarity_ratio(name: &str, word: &str) -> f64 {
     let word: Vec<char> = word.chars().collect();
-    Matcher::new(&word).ratio(name).unwrap_or(0.0)
+    SequenceMatcher::new(&word).ratio(name).unwrap_or(0.0)
 }
 
 /// Reports whether a word is an obvious misspelling of a name.
@@ -49,16 +49,16 @@ pub fn ratio(name: &str, word: &str) -> f64 {
 /// assert!(!toolgate_text::suggest::is_nearly("any_of", "all_of"));
 /// ```
 #[must_use]
-pub fn is_nearly(name: &str, word: &str) -> bool {
-    closest(word, [name]).is_some() && ratio(name, word) >= NEARLY
+pub fn is_misspelling(name: &str, word: &str) -> bool {
+    find_closest(word, [name]).is_some() && similarity_ratio(name, word) >= MIN_MISSPELLING_SIMILARITY
 }
 
-struct Matcher<'w> {
+struct SequenceMatcher<'w> {
     word: &'w [char],
     places: HashMap<char, Vec<usize>>,
 }
 
-impl<'w> Matcher<'w> {
+impl<'w> SequenceMatcher<'w> {
     fn new(word: &'w [char]) -> Self {
         let mut places: HashMap<char, Vec<usize>> = HashMap::new();
         for (index, c) in word.iter().enumerate() {
@@ -68,8 +68,8 @@ impl<'w> Matcher<'w> {
     }
 
     fn ratio(&self, name: &str) -> Option<f64> {
-        let name: Vec<char> = name.chars().take(MAX_CHARS + 1).collect();
-        if name.len() > MAX_CHARS {
+        let name: Vec<char> = name.chars().take(MAX_NAME_CHARS + 1).collect();
+        if name.len() > MAX_NAME_CHARS {
             return None;
         }
         let total = name.len() + self.word.len();
@@ -79,7 +79,7 @@ impl<'w> Matcher<'w> {
         let mut matched = 0;
         let mut todo = vec![(0, name.len(), 0, self.word.len())];
         while let Some((alo, ahi, blo, bhi)) = todo.pop() {
-            let (i, j, size) = self.longest(&name, alo, ahi, blo, bhi);
+            let (i, j, size) = self.find_longest_match(&name, alo, ahi, blo, bhi);
             if size > 0 {
                 matched += size;
                 todo.push((alo, i, blo, j));
@@ -91,7 +91,7 @@ impl<'w> Matcher<'w> {
 
     /// Finds the longest common block. Of several, the one that starts first in `name`, then in the
     /// word.
-    fn longest(&self, name: &[char], alo: usize, ahi: usize, blo: usize, bhi: usize) -> (usize, usize, usize) {
+    fn find_longest_match(&self, name: &[char], alo: usize, ahi: usize, blo: usize, bhi: usize) -> (usize, usize, usize) {
         let mut best = (alo, blo, 0);
         let mut lengths: HashMap<usize, usize> = HashMap::new();
         for (i, c) in name.iter().enumerate().take(ahi).skip(alo) {

@@ -12,83 +12,83 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use report::{Line, line, write};
+use report::{BenchLine, line, write_lines};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use toolgate::policy::{Ask, Fault, Needs, Policy, Sequence, Verdict};
-use toolgate::{Agent, Category, Ctx, Effect, Session, Spec, Tool, ToolError, Toolgate};
+use toolgate::policy::{FactRequest, Policy, PolicyError, PolicyInput, Sequence, Verdict};
+use toolgate::{Agent, Effect, ErrorCategory, Session, Tool, ToolContext, ToolError, ToolSpec, Toolgate};
 use toolgate_json::{Pointer, decimal_of};
 
 /// Calls in one measured stretch. The median of all stretches counts.
-const STRETCH: usize = 2_000;
+const CALLS_PER_ROUND: usize = 2_000;
 const ROUNDS: usize = 31;
 
 #[derive(Deserialize, JsonSchema)]
-struct Refund {
+struct BenchRefund {
     customer_id: String,
     order_id: String,
     amount: f64,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Receipt {
+struct BenchReceipt {
     refund_id: String,
 }
 
-struct Cap(Pointer);
+struct BenchCapPolicy(Pointer);
 
-impl Policy for Cap {
+impl Policy for BenchCapPolicy {
     fn name(&self) -> &str {
         "cap"
     }
-    fn governs(&self, tool: &Spec) -> bool {
+    fn governs(&self, tool: &ToolSpec) -> bool {
         tool.name() == "refund"
     }
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        let amount = ask.argument(&self.0).and_then(decimal_of).ok_or_else(|| Fault::new("no amount"))?;
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+        let amount = ask.argument(&self.0).and_then(decimal_of).ok_or_else(|| PolicyError::new("no amount"))?;
         if amount > 500.into() {
-            return Ok(Verdict::deny(ToolError::new(Category::Business, "cap", "over 500")));
+            return Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "cap", "over 500")));
         }
         Ok(Verdict::allow())
     }
 }
 
-struct SameCustomer {
+struct BenchCustomerPolicy {
     customer: Pointer,
     tool: Arc<str>,
     entity: Arc<str>,
 }
 
-impl SameCustomer {
-    fn customer<'a>(&self, ask: &Ask<'a>) -> &'a Value {
+impl BenchCustomerPolicy {
+    fn customer<'a>(&self, ask: &PolicyInput<'a>) -> &'a Value {
         ask.argument(&self.customer).unwrap_or(&Value::Null)
     }
 }
 
-impl Policy for SameCustomer {
+impl Policy for BenchCustomerPolicy {
     fn name(&self) -> &str {
         "same_customer"
     }
-    fn governs(&self, tool: &Spec) -> bool {
+    fn governs(&self, tool: &ToolSpec) -> bool {
         tool.name() == "refund"
     }
-    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
         needs.evidence_of(&self.tool, Some((&self.entity, self.customer(ask))), false);
     }
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         match ask.evidence_of(&self.tool, Some((&self.entity, self.customer(ask))), false)? {
             Some(_) => Ok(Verdict::allow()),
-            None => Ok(Verdict::deny(ToolError::new(Category::Business, "unverified", "verify first"))),
+            None => Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "unverified", "verify first"))),
         }
     }
 }
 
 fn refund() -> Tool {
-    Tool::typed("refund", "Refund an order.", |ctx: Ctx, args: Refund| async move {
+    Tool::typed("refund", "Refund an order.", |ctx: ToolContext, args: BenchRefund| async move {
         ctx.set_slice("last", &args.order_id)?;
         black_box((&args.customer_id, args.amount));
-        Ok(Receipt { refund_id: args.order_id })
+        Ok(BenchReceipt { refund_id: args.order_id })
     })
     .effect(Effect::Write)
     .local()
@@ -112,8 +112,8 @@ fn gate(tools: usize) -> Toolgate {
         .tool(refund())
         .tool(verify())
         .tools(others)
-        .policy(Cap("/amount".into()))
-        .policy(SameCustomer { customer: "/customer_id".into(), tool: "verify".into(), entity: "customer_id".into() })
+        .policy(BenchCapPolicy("/amount".into()))
+        .policy(BenchCustomerPolicy { customer: "/customer_id".into(), tool: "verify".into(), entity: "customer_id".into() })
         .policy(Sequence::new("order").after("refund", ["verify"]))
         .build()
         .unwrap();
@@ -156,9 +156,9 @@ async fn time_floor(validator: &Arc<jsonschema::Validator>, count: usize) -> f64
         let value = tokio::spawn(async move {
             let value: Value = serde_json::from_slice(&text).unwrap();
             assert!(validator.is_valid(&value));
-            let args: Refund = serde_json::from_value(value).unwrap();
+            let args: BenchRefund = serde_json::from_value(value).unwrap();
             black_box((&args.customer_id, args.amount));
-            serde_json::to_value(Receipt { refund_id: args.order_id }).unwrap()
+            serde_json::to_value(BenchReceipt { refund_id: args.order_id }).unwrap()
         })
         .await
         .unwrap();
@@ -167,8 +167,8 @@ async fn time_floor(validator: &Arc<jsonschema::Validator>, count: usize) -> f64
     start.elapsed().as_nanos() as f64 / count as f64
 }
 
-async fn measure() -> Vec<Line> {
-    let mut schema = schemars::schema_for!(Refund).to_value();
+async fn measure() -> Vec<BenchLine> {
+    let mut schema = schemars::schema_for!(BenchRefund).to_value();
     schema["additionalProperties"] = json!(false);
     let validator = Arc::new(jsonschema::validator_for(&schema).unwrap());
     let (few, many) = (gate(2), gate(1_000));
@@ -179,10 +179,10 @@ async fn measure() -> Vec<Line> {
     for round in 0..ROUNDS {
         let session = open_verified_session(&few, &format!("fresh-{round}")).await;
         time_governed_calls(&session, 0, 10).await;
-        floors.push(time_floor(&validator, STRETCH).await);
-        fresh.push(time_governed_calls(&session, 10, STRETCH).await);
-        aged.push(time_governed_calls(&old, 100_000 + round * STRETCH, STRETCH).await);
-        widened.push(time_governed_calls(&wide, round * STRETCH, STRETCH).await);
+        floors.push(time_floor(&validator, CALLS_PER_ROUND).await);
+        fresh.push(time_governed_calls(&session, 10, CALLS_PER_ROUND).await);
+        aged.push(time_governed_calls(&old, 100_000 + round * CALLS_PER_ROUND, CALLS_PER_ROUND).await);
+        widened.push(time_governed_calls(&wide, round * CALLS_PER_ROUND, CALLS_PER_ROUND).await);
     }
     vec![
         line("governed_call", fresh.clone(), floors, "floor: parse, validate, bare handler, same task hop"),
@@ -203,10 +203,10 @@ fn main() {
     let mut lines = one.block_on(async { tokio::spawn(measure()).await.unwrap() });
     let several = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let busy = several.block_on(async { tokio::spawn(measure()).await.unwrap() });
-    lines.extend(busy.into_iter().take(1).map(|line| Line {
+    lines.extend(busy.into_iter().take(1).map(|line| BenchLine {
         name: "governed_call_two_workers".into(),
         note: "the same on a runtime with two workers".into(),
         ..line
     }));
-    write(lines);
+    write_lines(lines);
 }

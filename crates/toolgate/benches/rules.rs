@@ -10,29 +10,29 @@ mod report;
 use std::hint::black_box;
 use std::time::Instant;
 
-use report::{Line, line, median, write};
+use report::{BenchLine, line, median, write_lines};
 use serde_json::{Value, json};
-use toolgate::policy::{Ask, Condition, Deny, Fault, Limit, Per, Policy, Require, Verdict};
-use toolgate::{Agent, AgentBuilder, Category, Effect, Session, Tool, ToolError, Toolgate};
+use toolgate::policy::{Condition, Deny, Limit, LimitOwner, Policy, PolicyError, PolicyInput, Require, Verdict};
+use toolgate::{Agent, AgentBuilder, Effect, ErrorCategory, Session, Tool, ToolError, Toolgate};
 use toolgate_json::{Pointer, decimal_of};
 
-const STRETCH: usize = 1_000;
+const CALLS_PER_ROUND: usize = 1_000;
 const ROUNDS: usize = 21;
 /// Number of rules of one kind that are measured together.
-const MANY: usize = 40;
-const WHEN: &str = "input.amount > 500 && input.currency == \"EUR\"";
+const ADDED_RULES: usize = 40;
+const CONDITION: &str = "input.amount > 500 && input.currency == \"EUR\"";
 
 /// A rule that is written by hand in Rust.
-struct ByHand(String, Pointer);
+struct BenchRustPolicy(String, Pointer);
 
-impl Policy for ByHand {
+impl Policy for BenchRustPolicy {
     fn name(&self) -> &str {
         &self.0
     }
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        let amount = ask.argument(&self.1).and_then(decimal_of).ok_or_else(|| Fault::new("no amount"))?;
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+        let amount = ask.argument(&self.1).and_then(decimal_of).ok_or_else(|| PolicyError::new("no amount"))?;
         if amount > 500.into() {
-            return Ok(Verdict::deny(ToolError::new(Category::Business, "cap", "over 500")));
+            return Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "cap", "over 500")));
         }
         Ok(Verdict::allow())
     }
@@ -67,7 +67,7 @@ fn session_with_three_matching(count: usize) -> Session {
         agent = match n {
             1 => agent.policy(Require::new("proved", ["act"], ["proof"]).same("customer", "/customer")),
             2 => agent.policy(Deny::new("cap", ["act"]).when("/amount", Condition::Above(500.into()))),
-            _ => agent.policy(Limit::calls("limit", ["act"], 1_000_000_000).per(Per::Entity("/customer".into()))),
+            _ => agent.policy(Limit::calls("limit", ["act"], 1_000_000_000).per(LimitOwner::Entity("/customer".into()))),
         };
     }
     start_session(agent)
@@ -92,12 +92,18 @@ async fn add_evidence(session: &Session) {
 /// Evaluates the same expression with the `cel` crate as documented: compiled once, shared root
 /// context.
 fn time_cel_crate(count: usize) -> f64 {
-    let program = cel::Program::compile(WHEN).unwrap();
+    let program = cel::Program::compile(CONDITION).unwrap();
     let root = cel::Context::default();
-    let text = |text: &str| Plain::Text(text.to_owned());
-    let calls: Vec<std::collections::HashMap<&str, Plain>> = (0..count as i64)
+    let text = |text: &str| CelInputValue::Text(text.to_owned());
+    let calls: Vec<std::collections::HashMap<&str, CelInputValue>> = (0..count as i64)
         .map(|n| {
-            [("customer", text("C-1")), ("amount", Plain::Integer(n % 400)), ("currency", text("EUR")), ("n", Plain::Integer(n))].into()
+            [
+                ("customer", text("C-1")),
+                ("amount", CelInputValue::Integer(n % 400)),
+                ("currency", text("EUR")),
+                ("n", CelInputValue::Integer(n)),
+            ]
+            .into()
         })
         .collect();
     let start = Instant::now();
@@ -112,19 +118,19 @@ fn time_cel_crate(count: usize) -> f64 {
 /// Input value of the `cel` crate.
 #[derive(serde::Serialize)]
 #[serde(untagged)]
-enum Plain {
+enum CelInputValue {
     Integer(i64),
     Text(String),
 }
 
-async fn measure() -> Vec<Line> {
+async fn measure() -> Vec<BenchLine> {
     let typed = |agent: AgentBuilder, name: &str| agent.policy(Deny::new(name, ["act"]).when("/amount", Condition::Above(500.into())));
-    let by_hand = |agent: AgentBuilder, name: &str| agent.policy(ByHand(name.to_owned(), "/amount".into()));
-    let in_cel = |agent: AgentBuilder, name: &str| agent.policy(Deny::new(name, ["act"]).when_cel(WHEN));
+    let by_hand = |agent: AgentBuilder, name: &str| agent.policy(BenchRustPolicy(name.to_owned(), "/amount".into()));
+    let in_cel = |agent: AgentBuilder, name: &str| agent.policy(Deny::new(name, ["act"]).when_cel(CONDITION));
     let pairs = [
-        [session_with_rules(1, typed), session_with_rules(1 + MANY, typed)],
-        [session_with_rules(1, by_hand), session_with_rules(1 + MANY, by_hand)],
-        [session_with_rules(1, in_cel), session_with_rules(1 + MANY, in_cel)],
+        [session_with_rules(1, typed), session_with_rules(1 + ADDED_RULES, typed)],
+        [session_with_rules(1, by_hand), session_with_rules(1 + ADDED_RULES, by_hand)],
+        [session_with_rules(1, in_cel), session_with_rules(1 + ADDED_RULES, in_cel)],
     ];
     let sized: Vec<Session> = [3, 10, 100, 1_000].into_iter().map(session_with_three_matching).collect();
     for session in &sized {
@@ -138,19 +144,22 @@ async fn measure() -> Vec<Line> {
     let (mut peers, mut fresh, mut aged) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         for (index, [one, many]) in pairs.iter().enumerate() {
-            let (one, many) = (time_calls(one, round * STRETCH, STRETCH).await, time_calls(many, round * STRETCH, STRETCH).await);
-            each[index].push((many - one) / MANY as f64);
+            let (one, many) = (
+                time_calls(one, round * CALLS_PER_ROUND, CALLS_PER_ROUND).await,
+                time_calls(many, round * CALLS_PER_ROUND, CALLS_PER_ROUND).await,
+            );
+            each[index].push((many - one) / ADDED_RULES as f64);
         }
-        peers.push(time_cel_crate(STRETCH));
+        peers.push(time_cel_crate(CALLS_PER_ROUND));
         for (index, session) in sized.iter().enumerate() {
-            by_size[index].push(time_calls(session, round * STRETCH, STRETCH).await);
+            by_size[index].push(time_calls(session, round * CALLS_PER_ROUND, CALLS_PER_ROUND).await);
         }
         // The same store is used, so that only the age of the session differs.
         let young = old.toolgate().session("a", "alice", &format!("young-{round}"));
         add_evidence(&young).await;
         time_calls(&young, 0, 10).await;
-        fresh.push(time_calls(&young, 10, STRETCH).await);
-        aged.push(time_calls(&old, 100_000 + round * STRETCH, STRETCH).await);
+        fresh.push(time_calls(&young, 10, CALLS_PER_ROUND).await);
+        aged.push(time_calls(&old, 100_000 + round * CALLS_PER_ROUND, CALLS_PER_ROUND).await);
     }
     let smallest = by_size.iter().min_by(|a, b| median((*a).clone()).total_cmp(&median((*b).clone()))).unwrap().clone();
     vec![
@@ -169,5 +178,5 @@ fn main() {
         return;
     }
     let one = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    write(one.block_on(async { tokio::spawn(measure()).await.unwrap() }));
+    write_lines(one.block_on(async { tokio::spawn(measure()).await.unwrap() }));
 }

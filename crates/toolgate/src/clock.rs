@@ -51,7 +51,7 @@ impl Clock for ManualClock {
 }
 
 /// Hint for an invalid duration.
-pub(crate) const LENGTHS: &str = "write `90d`, `1h` or `30s`";
+pub(crate) const DURATION_HELP: &str = "write `90d`, `1h` or `30s`";
 
 /// Parses a duration without a sign: `30s`, `15 minutes`, `1.5h`, `1h 30m`, `7d`, `2 weeks`. A day
 /// has 24 hours.

@@ -20,25 +20,26 @@ pub mod session;
 pub mod store;
 pub mod tool;
 
-pub use agent::{Agent, AgentBuilder, BuildError, Definition, Excerpt, Section};
-pub use call::error::{ApprovalRef, Category, Dialect, Effects, FieldError, NextStep, ToolError};
-pub use call::event::{Event, Listener};
-pub use call::outcome::{Answer, Outcome, Output, Signal, Stored};
-pub use call::{Arguments, Call, CallId, Carried, Judged, SessionKey};
+pub use agent::{Agent, AgentBuildError, AgentBuilder, AgentDefinition, AgentSubset, PromptSection};
+pub use call::error::{ApprovalRef, CallEffects, ErrorCategory, ErrorDialect, FieldError, NextStep, ToolError};
+pub use call::event::{Event, EventListener};
+pub use call::outcome::{Answer, CallOutput, Outcome, PromptSignal, StoredOutputRef};
+pub use call::{Arguments, Call, CallExtension, CallId, CheckedArguments, SessionKey};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use files::{HostFs, MemoryFs};
 pub use jiff::{SignedDuration, Timestamp};
-pub use ledger::row::{Decision, Gate, Latency, Receipt, Recorded, Row, Settlement, Signer};
+pub use ledger::row::{Decision, Gate, Latency, LazyReceipt, Receipt, ReceiptSigner, Row, Settlement};
 pub use pipeline::{
-    Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Kept, Permit, PolicyEngine, Reconciled, Replay, RuleNote, Ruling,
-    Said, Session, Snapshot, Toolgate, ToolgateBuilder, Would,
+    AdmissionDecision, Backtest, BacktestPlace, DecisionChange, DeferredCall, Explanation, GateExplanation, GateResult, Permit,
+    PolicyEngine, PredictedOutcome, ReconcileOutcome, Replay, ReplayComparison, RuleExplanation, Session, StateSnapshot, Toolgate,
+    ToolgateBuilder,
 };
 pub use rust_decimal::Decimal;
 pub use store::{MemoryStore, Store};
-pub use tool::context::{Ctx, Files, Remaining, Txn};
+pub use tool::context::{CallFiles, CallTransaction, RemainingBudget, ToolContext};
 pub use tool::{
-    CommandTool, Effect, Example, Extra, Failure, FilledPart, Handler, Polling, Reconcile, Retry, Spec, Template, Tool, classify_status,
-    without_contract,
+    CommandTool, Effect, ExtraArguments, Failure, FilledPart, Handler, PollingSettings, ReconcileSpec, RetrySettings, Template, Tool,
+    ToolExample, ToolSpec, classify_status, strip_reserved_fields,
 };
 
 /// Locks a mutex and ignores poisoning, because guarded values are only replaced as a whole.

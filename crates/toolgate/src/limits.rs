@@ -26,7 +26,7 @@ pub struct Budget {
 
 /// A rate limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rate {
+pub struct RateLimit {
     /// Maximum number of calls.
     pub calls: u32,
     /// The length of the sliding window.
@@ -41,19 +41,19 @@ pub struct Limits {
     /// Budget of one principal over all sessions.
     pub principal: Budget,
     /// Rate limit of one principal over all sessions.
-    pub rate: Option<Rate>,
+    pub rate: Option<RateLimit>,
 }
 
 /// Reported cost of a call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spend {
+pub struct Cost {
     /// Tokens.
     pub tokens: u64,
     /// Money.
     pub money: Decimal,
 }
 
-impl Spend {
+impl Cost {
     /// Adds two costs. Negative money counts as zero.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -75,13 +75,13 @@ pub struct Charge {
     pub window: Option<SignedDuration>,
     /// The unit, so that the actual cost can replace the reserved one.
     #[serde(default)]
-    pub unit: Unit,
+    pub unit: ChargeUnit,
 }
 
 /// Unit of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Unit {
+pub enum ChargeUnit {
     /// An amount known before the call: calls, or a sum of an argument.
     #[default]
     Fixed,
@@ -99,8 +99,8 @@ impl Charge {
     ///
     /// An attempt counts with any outcome, and a charge in observe mode would otherwise never end.
     #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.unit != Unit::Attempt && self.cap != Decimal::MAX
+    pub fn is_reserved_while_pending(&self) -> bool {
+        self.unit != ChargeUnit::Attempt && self.cap != Decimal::MAX
     }
 
     /// Reports whether the charge fits, given the amount already used.
@@ -112,22 +112,22 @@ impl Charge {
         }
         let fits = used.checked_add(self.amount).is_some_and(|sum| sum <= self.cap);
         // If the cost is unknown before the call, an exactly exhausted budget has no room for it.
-        let open_ended = !self.unit.is_spent() || used < self.cap;
+        let open_ended = !self.unit.is_known_after_call() || used < self.cap;
         fits && open_ended && self.amount >= Decimal::ZERO
     }
 }
 
-impl Unit {
+impl ChargeUnit {
     /// Reports whether the amount is known only after the call.
     #[must_use]
-    pub const fn is_spent(self) -> bool {
+    pub const fn is_known_after_call(self) -> bool {
         matches!(self, Self::Tokens | Self::Money)
     }
 }
 
 /// Error for a charge that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Over {
+pub struct ChargeError {
     /// The amount already used.
     pub used: Decimal,
     /// When the charge will fit, if waiting helps.
@@ -138,17 +138,17 @@ pub struct Over {
 #[derive(Debug, Clone, Default)]
 pub struct Counter {
     total: Decimal,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<WindowEntry>,
 }
 
 /// Amount that a call has reserved in a window.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct WindowEntry {
     at: Timestamp,
     call: CallId,
     amount: Decimal,
     /// The outcome of the call is unknown, so the entry stays for any length of time.
-    is_held: bool,
+    is_pending: bool,
 }
 
 impl Counter {
@@ -161,7 +161,7 @@ impl Counter {
                 if now.duration_since(entry.at) < window {
                     break;
                 }
-                if entry.is_held {
+                if entry.is_pending {
                     first += 1;
                     continue;
                 }
@@ -176,7 +176,7 @@ impl Counter {
     ///
     /// # Errors
     /// The charge does not fit. The error has the amount used and when the charge will fit.
-    pub fn check_charge(&mut self, now: Timestamp, charge: &Charge) -> Result<(), Over> {
+    pub fn check_charge(&mut self, now: Timestamp, charge: &Charge) -> Result<(), ChargeError> {
         let used = self.used(now, charge.window);
         if charge.fits_within(used) {
             return Ok(());
@@ -192,14 +192,19 @@ impl Counter {
             });
             frees.map(|entry| window.saturating_sub(now.duration_since(entry.at)))
         });
-        Err(Over { used, retry_after })
+        Err(ChargeError { used, retry_after })
     }
 
     /// Reserves a charge that fits. A held entry stays in the window until it is settled.
     pub fn reserve(&mut self, now: Timestamp, call: CallId, charge: &Charge, held: bool) {
         self.total = self.total.saturating_add(charge.amount);
         if charge.window.is_some() {
-            self.entries.push_back(Entry { at: now, call, amount: charge.amount, is_held: held && charge.is_held() });
+            self.entries.push_back(WindowEntry {
+                at: now,
+                call,
+                amount: charge.amount,
+                is_pending: held && charge.is_reserved_while_pending(),
+            });
         }
     }
 
@@ -208,18 +213,18 @@ impl Counter {
     /// An entry that was held for longer than its window counts for another window from now on.
     pub fn settle(&mut self, now: Timestamp, call: CallId, charge: &Charge, held: bool, actual: Decimal) {
         if let Some(window) = charge.window {
-            let held = held && charge.is_held();
-            let is_it = |entry: &Entry| entry.call == call && entry.amount == charge.amount && entry.is_held == held;
+            let held = held && charge.is_reserved_while_pending();
+            let is_it = |entry: &WindowEntry| entry.call == call && entry.amount == charge.amount && entry.is_pending == held;
             // An entry that has left the window is not part of the total any more.
             let Some(index) = self.entries.iter().rposition(is_it) else { return };
             let Some(entry) = self.entries.get_mut(index) else { return };
-            (entry.amount, entry.is_held) = (actual, false);
+            (entry.amount, entry.is_pending) = (actual, false);
             if held
                 && now.duration_since(entry.at) >= window
                 && let Some(entry) = self.entries.remove(index)
             {
                 let place = self.entries.partition_point(|other| other.at <= now);
-                self.entries.insert(place, Entry { at: now, ..entry });
+                self.entries.insert(place, WindowEntry { at: now, ..entry });
             }
         }
         self.total = self.total.saturating_sub(charge.amount).saturating_add(actual);
@@ -228,7 +233,7 @@ impl Counter {
 
 impl Limits {
     /// Returns the charges of one call, each with the error for the case that it does not fit.
-    pub(crate) fn charges(&self, key: &SessionKey, cost: Spend) -> Vec<(Charge, ToolError)> {
+    pub(crate) fn charges(&self, key: &SessionKey, cost: Cost) -> Vec<(Charge, ToolError)> {
         let mut charges = Vec::new();
         if *self == Self::default() {
             return charges;
@@ -239,13 +244,15 @@ impl Limits {
                 if let Some(cap) = cap {
                     let counter = format!("budget\u{1f}{scope}\u{1f}{what}\u{1f}{whose}");
                     let message = format!("the {scope}'s budget of {cap} {what} is exhausted; stop and report what you have");
-                    charges
-                        .push((Charge { counter, amount, cap, window: None, unit }, ToolError::of(error_code::BUDGET_EXHAUSTED, message)));
+                    charges.push((
+                        Charge { counter, amount, cap, window: None, unit },
+                        ToolError::from_code(error_code::BUDGET_EXHAUSTED, message),
+                    ));
                 }
             };
-            add("calls", Decimal::ONE, budget.calls.map(Decimal::from), Unit::Fixed);
-            add("tokens", cost.tokens.into(), budget.tokens.map(Decimal::from), Unit::Tokens);
-            add("money", cost.money, budget.money, Unit::Money);
+            add("calls", Decimal::ONE, budget.calls.map(Decimal::from), ChargeUnit::Fixed);
+            add("tokens", cost.tokens.into(), budget.tokens.map(Decimal::from), ChargeUnit::Tokens);
+            add("money", cost.money, budget.money, ChargeUnit::Money);
         }
         if let Some(rate) = self.rate {
             let charge = Charge {
@@ -253,10 +260,10 @@ impl Limits {
                 amount: Decimal::ONE,
                 cap: rate.calls.into(),
                 window: SignedDuration::try_from(rate.per).ok(),
-                unit: Unit::Attempt,
+                unit: ChargeUnit::Attempt,
             };
             let message = format!("more than {} calls in {:?}; wait before the next call", rate.calls, rate.per);
-            charges.push((charge, ToolError::of(error_code::RATE_LIMITED, message)));
+            charges.push((charge, ToolError::from_code(error_code::RATE_LIMITED, message)));
         }
         charges
     }
@@ -275,25 +282,28 @@ mod tests {
             amount: 300.into(),
             cap: 500.into(),
             window: Some(SignedDuration::from_secs(60)),
-            unit: Unit::Fixed,
+            unit: ChargeUnit::Fixed,
         };
         let mut counter = Counter::default();
         let call = CallId::generate();
         assert_eq!(counter.check_charge(at(0), &charge), Ok(()));
         counter.reserve(at(0), call, &charge, false);
-        assert_eq!(counter.check_charge(at(20), &charge), Err(Over { used: 300.into(), retry_after: Some(SignedDuration::from_secs(40)) }));
+        assert_eq!(
+            counter.check_charge(at(20), &charge),
+            Err(ChargeError { used: 300.into(), retry_after: Some(SignedDuration::from_secs(40)) })
+        );
         let two = Charge { amount: 100.into(), ..charge.clone() };
         counter.reserve(at(10), CallId::generate(), &two, false);
         let most = Charge { amount: 450.into(), ..charge.clone() };
         assert_eq!(
             counter.check_charge(at(20), &most),
-            Err(Over { used: 400.into(), retry_after: Some(SignedDuration::from_secs(50)) }),
+            Err(ChargeError { used: 400.into(), retry_after: Some(SignedDuration::from_secs(50)) }),
             "both must leave"
         );
         let never = Charge { amount: 501.into(), ..charge.clone() };
         assert_eq!(
             counter.check_charge(at(20), &never),
-            Err(Over { used: 400.into(), retry_after: None }),
+            Err(ChargeError { used: 400.into(), retry_after: None }),
             "it would not fit an empty counter"
         );
         assert_eq!(counter.check_charge(at(70), &charge), Ok(()));

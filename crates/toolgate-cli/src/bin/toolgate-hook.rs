@@ -9,7 +9,7 @@ use clap::Parser;
 /// Answer one hook event of a coding agent, like `toolgate hook`, but start faster.
 #[derive(Parser)]
 #[command(name = "toolgate-hook", version)]
-struct Cli {
+struct HookCli {
     #[command(flatten)]
     hook: toolgate_hook::Args,
     /// SQLite file of the ledger.
@@ -19,9 +19,9 @@ struct Cli {
 
 fn main() -> ExitCode {
     // If this process was re-executed as a sandbox helper, this call does not return.
-    toolgate_process::sandbox::enter_if_asked();
-    match Cli::try_parse() {
-        Ok(Cli { hook, store }) => toolgate_hook::run(&toolgate_hook::Args { store, ..hook }),
+    toolgate_process::sandbox::run_as_helper_if_requested();
+    match HookCli::try_parse() {
+        Ok(HookCli { hook, store }) => toolgate_hook::run(&toolgate_hook::Args { store, ..hook }),
         // An invalid command line must deny the call, and exit code 2 does. Other codes may allow it.
         Err(error) => error.exit(),
     }

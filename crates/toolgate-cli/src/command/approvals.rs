@@ -9,7 +9,7 @@ use toolgate::Timestamp;
 use toolgate::store::{Approval, Store};
 use toolgate_store::SqliteStore;
 
-use crate::command::common::{BOLD, DIM, GREEN, Part, RED, at_most_one, format_time, ledger_path, open_ledger, sanitize};
+use crate::command::common::{BOLD, DIM, GREEN, PartialId, RED, at_most_one, format_time, ledger_path, open_ledger, sanitize};
 
 /// List calls that need approval, and approve or deny one.
 #[derive(clap::Args)]
@@ -18,11 +18,11 @@ use crate::command::common::{BOLD, DIM, GREEN, Part, RED, at_most_one, format_ti
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: ApprovalsCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Verb {
+enum ApprovalsCommand {
     /// List waiting approvals.
     #[command(after_help = "Examples:\n  toolgate approvals list --json")]
     List {
@@ -32,14 +32,14 @@ enum Verb {
     },
     /// Approve one call.
     #[command(after_help = "Examples:\n  toolgate approvals approve apr_01a1…")]
-    Approve(Answer),
+    Approve(ApprovalAnswerArgs),
     /// Deny one call.
     #[command(after_help = "Examples:\n  toolgate approvals deny apr_01a1…")]
-    Deny(Answer),
+    Deny(ApprovalAnswerArgs),
 }
 
 #[derive(clap::Args)]
-struct Answer {
+struct ApprovalAnswerArgs {
     /// Approval id, or at least 6 digits at its beginning or end.
     id: String,
     /// Name of the approver [default: your user name].
@@ -49,9 +49,9 @@ struct Answer {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     match &args.verb {
-        Verb::List { json } => list_waiting(store, *json),
-        Verb::Approve(answer) => answer_approval(store, answer, true),
-        Verb::Deny(answer) => answer_approval(store, answer, false),
+        ApprovalsCommand::List { json } => list_waiting(store, *json),
+        ApprovalsCommand::Approve(answer) => answer_approval(store, answer, true),
+        ApprovalsCommand::Deny(answer) => answer_approval(store, answer, false),
     }
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 fn find_waiting(store: Option<&Path>, said: &str) -> io::Result<Approval> {
     let ledger = open_ledger(store)?;
     let mut known = ledger.approval_ids().map_err(io::Error::other)?;
-    match (known.iter().any(|id| id == said), Part::parse(id_digits(said))) {
+    match (known.iter().any(|id| id == said), PartialId::parse(id_digits(said))) {
         (true, _) => known.retain(|id| id == said),
         (false, Some(part)) => known.retain(|id| part.matches(id_digits(id))),
         (false, None) => {
@@ -106,10 +106,10 @@ fn list_waiting(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn answer_approval(store: Option<&Path>, answer: &Answer, yes: bool) -> io::Result<ExitCode> {
+fn answer_approval(store: Option<&Path>, answer: &ApprovalAnswerArgs, yes: bool) -> io::Result<ExitCode> {
     let name = answer.name.clone().unwrap_or_else(toolgate_hook::effective_config::local_user_name);
     let approval = find_waiting(store, &answer.id)?;
-    if !approval.may_be_answered_by(&name) {
+    if !approval.can_be_answered_by(&name) {
         return Err(io::Error::other(format!(
             "`{}` may not answer this approval; pass the name of an approver with `--as`",
             sanitize(&name)
@@ -117,7 +117,7 @@ fn answer_approval(store: Option<&Path>, answer: &Answer, yes: bool) -> io::Resu
     }
     let opened = SqliteStore::open(ledger_path(store)?).map_err(io::Error::other)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    if !runtime.block_on(opened.answer(&approval.id, yes, &name, Timestamp::now())).map_err(io::Error::other)? {
+    if !runtime.block_on(opened.answer_approval(&approval.id, yes, &name, Timestamp::now())).map_err(io::Error::other)? {
         return Err(io::Error::other("the approval was answered meanwhile, or has expired"));
     }
     let mut out = anstream::stdout().lock();

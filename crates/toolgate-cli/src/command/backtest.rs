@@ -7,14 +7,14 @@ use std::process::ExitCode;
 
 use jiff::SignedDuration;
 use serde_json::json;
-use toolgate::{Agent, Backtest, Change, Compared, Definition, Row, Spec, Timestamp};
-use toolgate_config::{Config, Otherwise};
+use toolgate::{Agent, AgentDefinition, Backtest, DecisionChange, ReplayComparison, Row, Timestamp, ToolSpec};
+use toolgate_config::{Config, FallbackDecision};
 use toolgate_json::Digest;
-use toolgate_store::{Entry, Filter, Ledger};
+use toolgate_store::{Ledger, LedgerEntry, RowFilter};
 
 use crate::command::common::{
-    BOLD, DIM, GREEN, RED, Unheard, YELLOW, format_count, format_time, ledger_path, open_ledger, parse_end_time, parse_time, progress_bar,
-    sanitize,
+    BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, format_count, format_time, ledger_path, open_ledger, parse_end_time, parse_time,
+    progress_bar, sanitize,
 };
 
 /// Test a changed configuration on recorded calls, and list changed decisions.
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Default)]
-struct Tally {
+struct BacktestTotals {
     calls: u64,
     same: u64,
     changed: u64,
@@ -59,10 +59,10 @@ struct Tally {
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
     let name = resolve_agent_name(&ledger, args.agent.as_deref(), &args.config)?;
-    let new = New::load(&args.config, &name)?;
+    let new = CandidateConfig::load(&args.config, &name)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let tally = runtime.block_on(run_backtest(ledger_path(store)?, &ledger, &name, new, args))?;
-    let mut out = Unheard(anstream::stdout().lock());
+    let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     if args.json {
         writeln!(
             out,
@@ -125,36 +125,36 @@ fn resolve_agent_name(ledger: &Ledger, wanted: Option<&str>, files: &[PathBuf]) 
 }
 
 /// The configuration to test.
-enum New {
+enum CandidateConfig {
     /// Policy files and the files they include.
     Rules(Vec<(String, String)>),
     /// An agent with its tools and limits.
-    Agent(Box<Whole>),
+    Agent(Box<CandidateAgent>),
 }
 
 /// An agent of a complete configuration.
-struct Whole {
+struct CandidateAgent {
     /// The configuration, if it asks for approval of undeclared tools.
     asking_config: Option<Config>,
-    definition: Definition,
+    definition: AgentDefinition,
 }
 
-impl Whole {
+impl CandidateAgent {
     /// Builds the agent for the tools of a recorded agent.
     ///
     /// If the client runs the tools, undeclared ones need approval.
-    fn for_recorded_tools(&self, recorded: &Definition) -> Result<Definition, Unplayable> {
-        let by_client = recorded.tools().all(Spec::is_run_by_client);
+    fn for_recorded_tools(&self, recorded: &AgentDefinition) -> Result<AgentDefinition, CandidateError> {
+        let by_client = recorded.tools().all(ToolSpec::is_run_by_client);
         let Some(config) = self.asking_config.as_ref().filter(|_| by_client) else { return Ok(self.definition.clone()) };
-        let tools: Vec<&str> = recorded.tools().map(Spec::name).collect();
+        let tools: Vec<&str> = recorded.tools().map(ToolSpec::name).collect();
         let agents = config.clone().with_undeclared_tools(self.definition.agent(), &tools).for_client().build_agents(None);
-        let agents = agents.map_err(|error| Unplayable::InvalidRules(error.render(io::stderr().is_terminal())))?;
-        let agent = agents.iter().find(|agent| agent.name() == self.definition.agent()).ok_or(Unplayable::UnknownAgent)?;
-        Definition::parse(agent.definition()).map_err(|_| Unplayable::UnknownAgent)
+        let agents = agents.map_err(|error| CandidateError::InvalidRules(error.render(io::stderr().is_terminal())))?;
+        let agent = agents.iter().find(|agent| agent.name() == self.definition.agent()).ok_or(CandidateError::UnknownAgent)?;
+        AgentDefinition::parse(agent.definition()).map_err(|_| CandidateError::UnknownAgent)
     }
 }
 
-impl New {
+impl CandidateConfig {
     fn load(files: &[PathBuf], name: &str) -> io::Result<Self> {
         let colours = io::stderr().is_terminal();
         let wrong = |why: String| io::Error::other(format!("the configuration does not load\n\n{why}"));
@@ -176,7 +176,7 @@ impl New {
                 if let Some(why) = refused {
                     return Err(io::Error::other(format!("{} {why}", file.display())));
                 }
-                let asks = (config.client.undeclared == Otherwise::Ask).then(|| config.clone());
+                let asks = (config.client.undeclared == FallbackDecision::Ask).then(|| config.clone());
                 // Include the known tools of upstreams.
                 let config = toolgate_hook::effective_config::with_pinned_tools(config, file)?;
                 let agents = config.build_agents(None).map_err(|error| wrong(error.render(colours)))?;
@@ -188,8 +188,8 @@ impl New {
                         names.join(", ")
                     ))
                 })?;
-                let definition = Definition::parse(agent.definition())?;
-                return Ok(Self::Agent(Box::new(Whole { asking_config: asks, definition })));
+                let definition = AgentDefinition::parse(agent.definition())?;
+                return Ok(Self::Agent(Box::new(CandidateAgent { asking_config: asks, definition })));
             }
             texts.push((file.display().to_string(), text));
             for file in included {
@@ -199,10 +199,10 @@ impl New {
         Ok(Self::Rules(texts))
     }
 
-    fn apply_to(&self, recorded: Definition) -> Result<Definition, Unplayable> {
+    fn apply_to(&self, recorded: AgentDefinition) -> Result<AgentDefinition, CandidateError> {
         match self {
             Self::Rules(files) => Ok(recorded.with_policies(files.iter().cloned())),
-            Self::Agent(whole) => whole.for_recorded_tools(&recorded).map(|new| recorded.changed_to(new)),
+            Self::Agent(whole) => whole.for_recorded_tools(&recorded).map(|new| recorded.with_update(new)),
         }
     }
 }
@@ -212,20 +212,20 @@ fn read_file(file: &Path) -> io::Result<String> {
 }
 
 /// Builds an agent as recorded, and with the new configuration.
-fn build_agents(ledger: &Ledger, config: Digest, new: &New) -> Result<(Agent, Agent), Unplayable> {
-    let text = ledger.definition(config).ok().flatten().ok_or(Unplayable::UnknownAgent)?;
-    let definition = Definition::parse(&text).map_err(|_| Unplayable::UnknownAgent)?;
-    let then = definition.clone().build().map_err(|_| Unplayable::UnknownAgent)?;
-    let now = new.apply_to(definition)?.build().map_err(|error| Unplayable::InvalidRules(error.render(io::stderr().is_terminal())))?;
+fn build_agents(ledger: &Ledger, config: Digest, new: &CandidateConfig) -> Result<(Agent, Agent), CandidateError> {
+    let text = ledger.definition(config).ok().flatten().ok_or(CandidateError::UnknownAgent)?;
+    let definition = AgentDefinition::parse(&text).map_err(|_| CandidateError::UnknownAgent)?;
+    let then = definition.clone().build().map_err(|_| CandidateError::UnknownAgent)?;
+    let now = new.apply_to(definition)?.build().map_err(|error| CandidateError::InvalidRules(error.render(io::stderr().is_terminal())))?;
     Ok((then, now))
 }
 
 /// Returns how far back the recorded and the new rules look; `None` means to the first row.
-fn lookback_window(ledger: &Ledger, name: &str, new: &New, args: &Args) -> io::Result<Option<SignedDuration>> {
+fn lookback_window(ledger: &Ledger, name: &str, new: &CandidateConfig, args: &Args) -> io::Result<Option<SignedDuration>> {
     let mut longest = SignedDuration::ZERO;
     for config in ledger.config_digests(name, args.since, args.until).map_err(io::Error::other)? {
         let Ok((then, now)) = build_agents(ledger, config, new) else { continue };
-        match (then.looks_back(), now.looks_back()) {
+        match (then.lookback_window(), now.lookback_window()) {
             (Some(then), Some(now)) => longest = longest.max(then).max(now),
             _ => return Ok(None),
         }
@@ -234,17 +234,17 @@ fn lookback_window(ledger: &Ledger, name: &str, new: &New, args: &Args) -> io::R
 }
 
 /// Why a configuration cannot be tested.
-enum Unplayable {
+enum CandidateError {
     UnknownAgent,
     InvalidRules(String),
 }
 
-async fn run_backtest(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -> io::Result<Tally> {
+async fn run_backtest(path: &Path, ledger: &Ledger, name: &str, new: CandidateConfig, args: &Args) -> io::Result<BacktestTotals> {
     // If the rules do not load with the newest recorded configuration, report an error instead of
     // undecidable calls. Rows of rejected calls have no configuration.
-    let newest = Filter { agent: Some(name.to_owned()), newest_first: true, ..Filter::default() };
+    let newest = RowFilter { agent: Some(name.to_owned()), newest_first: true, ..RowFilter::default() };
     let mut config = None;
-    let look = |entry: Entry| {
+    let look = |entry: LedgerEntry| {
         config = Some(entry.row.config);
         Ok(entry.row.config == Digest::default())
     };
@@ -252,24 +252,26 @@ async fn run_backtest(path: &Path, ledger: &Ledger, name: &str, new: New, args: 
     let config = config.ok_or_else(|| io::Error::other(format!("the ledger has no calls of an agent `{name}`")))?;
     match build_agents(ledger, config, &new) {
         Ok(_) => {}
-        Err(Unplayable::InvalidRules(why)) => return Err(io::Error::other(format!("the configuration does not load\n\n{why}"))),
-        Err(Unplayable::UnknownAgent) => return Err(io::Error::other(format!("the ledger has no configuration of the agent `{name}`"))),
+        Err(CandidateError::InvalidRules(why)) => return Err(io::Error::other(format!("the configuration does not load\n\n{why}"))),
+        Err(CandidateError::UnknownAgent) => {
+            return Err(io::Error::other(format!("the ledger has no configuration of the agent `{name}`")));
+        }
     }
     let from = args.since.unwrap_or(Timestamp::MIN);
     let warm = lookback_window(ledger, name, &new, args)?.and_then(|back| from.checked_sub(back).ok());
     let rows = ledger.backtest_places(name, warm, args.until).map_err(io::Error::other)?;
-    let first = Filter { agent: Some(name.to_owned()), since: args.since, until: args.until, limit: Some(1), ..Filter::default() };
+    let first = RowFilter { agent: Some(name.to_owned()), since: args.since, until: args.until, limit: Some(1), ..RowFilter::default() };
     let Some(first) = ledger.find(&first).map_err(io::Error::other)?.first().map(|entry| entry.seq) else {
         return Err(io::Error::other("no calls in this period; check `--since` and `--until`"));
     };
     let own = Ledger::open(path).map_err(io::Error::other)?;
     let mut backtest = Backtest::new(move |config| match build_agents(&own, config, &new) {
         Ok(both) => Ok(both),
-        Err(Unplayable::UnknownAgent) => Err("cannot read the recorded configuration".to_owned()),
-        Err(Unplayable::InvalidRules(_)) => Err("the new rules do not load with the recorded tools".to_owned()),
+        Err(CandidateError::UnknownAgent) => Err("cannot read the recorded configuration".to_owned()),
+        Err(CandidateError::InvalidRules(_)) => Err("the new rules do not load with the recorded tools".to_owned()),
     });
     let bar = progress_bar(2 * rows.len() as u64, "backtesting");
-    let (mut tally, mut out) = (Tally::default(), Unheard(anstream::stdout().lock()));
+    let (mut tally, mut out) = (BacktestTotals::default(), IgnoreBrokenPipe(anstream::stdout().lock()));
     let fetch = |seq| {
         bar.inc(1);
         ledger.find_row(seq).map_err(io::Error::other)?.ok_or_else(|| io::Error::other(format!("row {seq} is missing")))
@@ -282,18 +284,18 @@ async fn run_backtest(path: &Path, ledger: &Ledger, name: &str, new: New, args: 
             }
             tally.calls += 1;
             match &change.now {
-                Compared::Same => tally.same += 1,
-                Compared::Undecidable(why) => {
+                ReplayComparison::Same => tally.same += 1,
+                ReplayComparison::Undecidable(why) => {
                     tally.undecidable += 1;
                     *tally.undecidable_reasons.entry(why.clone()).or_default() += 1;
                 }
-                Compared::Circumstance(_) => tally.circumstance += 1,
-                Compared::Differs(_) => {
+                ReplayComparison::Circumstance(_) => tally.circumstance += 1,
+                ReplayComparison::Differs(_) => {
                     tally.changed += 1;
                     tally.counterfactual += u64::from(change.counterfactual);
                 }
             }
-            if args.json && change.now != Compared::Same {
+            if args.json && change.now != ReplayComparison::Same {
                 writeln!(out, "{}", json!(change))?;
             } else if !args.json {
                 bar.suspend(|| print_change(&mut out, row, &change))?;
@@ -305,8 +307,8 @@ async fn run_backtest(path: &Path, ledger: &Ledger, name: &str, new: New, args: 
     Ok(tally)
 }
 
-fn print_change(out: &mut impl Write, row: &Row, change: &Change) -> io::Result<()> {
-    let Compared::Differs(now) = &change.now else { return Ok(()) };
+fn print_change(out: &mut impl Write, row: &Row, change: &DecisionChange) -> io::Result<()> {
+    let ReplayComparison::Differs(now) = &change.now else { return Ok(()) };
     let maybe = if change.counterfactual { format!(" {YELLOW}counterfactual{YELLOW:#}") } else { String::new() };
     writeln!(
         out,
@@ -319,7 +321,7 @@ fn print_change(out: &mut impl Write, row: &Row, change: &Change) -> io::Result<
     )?;
     writeln!(out, "  was {}", sanitize(&change.was.to_string()))?;
     let message = match now {
-        toolgate::Ruling::Refused { message, .. } => format!(": {}", sanitize(message)),
+        toolgate::AdmissionDecision::Refused { message, .. } => format!(": {}", sanitize(message)),
         _ => String::new(),
     };
     writeln!(out, "  now {RED}{}{RED:#}{message}", sanitize(&now.to_string()))

@@ -10,14 +10,16 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
-use toolgate::policy::Problem;
-use toolgate::{Agent, Answer, Ctx, Effects, Explanation, Failure, Gate, Handler, Judged, Permit, ToolError, Toolgate};
-use toolgate_config::{Config, ConfigError, Otherwise, PolicyTest, TestCall, read_policy_tests};
+use toolgate::policy::Diagnostic;
+use toolgate::{
+    Agent, Answer, CallEffects, CheckedArguments, Explanation, Failure, Gate, Handler, Permit, ToolContext, ToolError, Toolgate,
+};
+use toolgate_config::{Config, ConfigError, FallbackDecision, PolicyTest, PolicyTestCall, read_policy_tests};
 
-use crate::command::common::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, format_count, sanitize};
-use toolgate_hook::builtin_rules::Protected;
+use crate::command::common::{BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, format_count, sanitize};
+use toolgate_hook::builtin_rules::ProtectedPaths;
 use toolgate_hook::effective_config;
-use toolgate_hook::effective_config::{InForce, State};
+use toolgate_hook::effective_config::{EffectiveConfig, UserStateDir};
 
 /// Decide calls by a configuration, without running a tool.
 ///
@@ -50,7 +52,7 @@ pub(crate) struct Args {
 /// A call to decide.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Tried {
+struct CallToCheck {
     tool: String,
     #[serde(default)]
     arguments: Option<Box<serde_json::value::RawValue>>,
@@ -60,22 +62,22 @@ struct Tried {
     principal: Option<String>,
     #[serde(default)]
     agent: Option<String>,
-    #[serde(default, deserialize_with = "deserialize_given")]
+    #[serde(default, deserialize_with = "deserialize_present_result")]
     result: Option<Value>,
 }
 
 /// Deserializes a given result. `null` is a result, too.
-fn deserialize_given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+fn deserialize_present_result<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
 /// Tool handler that returns the `result` of the line.
 #[derive(Default)]
-struct Script(Mutex<Option<Value>>);
+struct ScriptedHandler(Mutex<Option<Value>>);
 
 #[async_trait]
-impl Handler for Script {
-    async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
+impl Handler for ScriptedHandler {
+    async fn run(&self, _: &Permit, _: ToolContext, _: &CheckedArguments) -> Result<Value, Failure> {
         let result = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         result.ok_or_else(no_result_failure)
     }
@@ -83,25 +85,25 @@ impl Handler for Script {
 
 /// Returns the failure for a call without `result`: the call is done, and produces no evidence.
 fn no_result_failure() -> Failure {
-    Failure::business(UNSAID, "the line has no `result`").effects(Effects::Done)
+    Failure::business(NO_RESULT_CODE, "the line has no `result`").effects(CallEffects::Done)
 }
 
-const UNSAID: &str = "no_result_given";
+const NO_RESULT_CODE: &str = "no_result_given";
 
 /// The agents of a configuration, with scripted results and an empty history.
-pub(super) struct Desk {
+pub(super) struct CheckHarness {
     gate: Toolgate,
-    script: Arc<Script>,
+    script: Arc<ScriptedHandler>,
     names: Vec<String>,
     /// Agents and their tools that clients run.
     client_tools: Vec<(String, String)>,
     /// Enforced rules.
     rules: Vec<String>,
     /// The configuration in force here, if no file was given.
-    in_force: Option<Arc<(InForce, State)>>,
+    in_force: Option<Arc<(EffectiveConfig, UserStateDir)>>,
 }
 
-impl Desk {
+impl CheckHarness {
     /// Opens a configuration file by itself.
     fn open(config: Option<&PathBuf>) -> io::Result<Self> {
         let path = effective_config::config_path_or_default(config)?;
@@ -114,13 +116,13 @@ impl Desk {
             return Self::open(config);
         }
         // Without a home directory, there is no user configuration and no state.
-        let Ok(state) = State::without_opening() else { return Self::open(None) };
-        let found = InForce::load_untrusted(&state)?;
+        let Ok(state) = UserStateDir::without_opening() else { return Self::open(None) };
+        let found = EffectiveConfig::load_untrusted(&state)?;
         Self::open_with_built_in_rules(Arc::new((found, state)), None)
     }
 
     /// Opens the configuration in force with the built-in rules and the given undeclared tool.
-    fn open_with_built_in_rules(in_force: Arc<(InForce, State)>, undeclared: Option<(&str, &str)>) -> io::Result<Self> {
+    fn open_with_built_in_rules(in_force: Arc<(EffectiveConfig, UserStateDir)>, undeclared: Option<(&str, &str)>) -> io::Result<Self> {
         let (found, state) = &*in_force;
         // Report a configuration that does not load without changing it.
         if found.config.check().is_err() {
@@ -129,7 +131,7 @@ impl Desk {
         // The user may be in a subdirectory of the project.
         let here = effective_config::project_dir()?;
         let project = effective_config::find_project_config(&here).and_then(|file| Some(file.parent()?.to_owned())).unwrap_or(here);
-        let protected = Protected::collect(found, state, &project);
+        let protected = ProtectedPaths::collect(found, state, &project);
         let config = match undeclared {
             Some((agent, tool)) => found.config.clone().with_undeclared_tools(agent, &[tool]),
             None => found.config.clone(),
@@ -147,7 +149,7 @@ impl Desk {
     fn with_undeclared_tool(&self, agent: &str, tool: &str) -> io::Result<Option<Self>> {
         let lacks = !tool.is_empty() && self.gate.agent(agent).is_some_and(|agent| agent.tools().all(|spec| spec.name() != tool));
         match &self.in_force {
-            Some(here) if lacks && here.0.config.client.undeclared == Otherwise::Ask => {
+            Some(here) if lacks && here.0.config.client.undeclared == FallbackDecision::Ask => {
                 Self::open_with_built_in_rules(Arc::clone(here), Some((agent, tool))).map(Some)
             }
             _ => Ok(None),
@@ -155,7 +157,7 @@ impl Desk {
     }
 
     fn from_config(config: Config) -> io::Result<Self> {
-        let script = Arc::new(Script::default());
+        let script = Arc::new(ScriptedHandler::default());
         let handler: Arc<dyn Handler> = script.clone();
         let agents = config.build_agents(Some(&handler)).map_err(|error| {
             let problems = error.render(io::stderr().is_terminal());
@@ -181,7 +183,7 @@ impl Desk {
         }
     }
 
-    async fn decide(&self, agent: &str, tried: &Tried) -> Answer {
+    async fn decide(&self, agent: &str, tried: &CallToCheck) -> Answer {
         let by_client = self.client_tools.iter().any(|(of, tool)| *of == agent && *tool == tried.tool);
         decide(&self.gate, &self.script, agent, tried, by_client).await
     }
@@ -191,7 +193,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     if !args.tests.is_empty() {
         return run_tests(args);
     }
-    let desk = Desk::open_effective(args.config.as_ref())?;
+    let desk = CheckHarness::open_effective(args.config.as_ref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (mut out, mut is_empty) = (anstream::stdout().lock(), true);
     for given in read_calls(args) {
@@ -210,7 +212,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
 /// Decides a call and prints the decision, with an explanation if `explains` is true.
 pub(super) fn print_decision(
     out: &mut impl Write,
-    desk: &Desk,
+    desk: &CheckHarness,
     runtime: &Runtime,
     (place, line): (&str, &str),
     explains: bool,
@@ -283,19 +285,19 @@ fn read_calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String
 }
 
 /// Parses a line. Arguments stay text, so that the pipeline detects duplicate keys.
-fn parse_call(line: &str) -> Result<Tried, String> {
-    let mut tried: Tried = serde_json::from_str(line).map_err(|e| {
+fn parse_call(line: &str) -> Result<CallToCheck, String> {
+    let mut tried: CallToCheck = serde_json::from_str(line).map_err(|e| {
         let how = if e.is_eof() { "write one object per line, like" } else { "like" };
         format!("not a call: {e}; {how} {{\"tool\": \"…\", \"arguments\": {{…}}}}")
     })?;
     // The name may be a client's name for the tool.
     if !toolgate::tool::name::is_tool_name(&tried.tool) {
-        tried.tool = toolgate::tool::name::of_client(&tried.tool);
+        tried.tool = toolgate::tool::name::tool_name_from_client(&tried.tool);
     }
     Ok(tried)
 }
 
-impl Tried {
+impl CallToCheck {
     fn arguments(&self) -> String {
         self.arguments.as_ref().map_or_else(|| "{}".to_owned(), |text| text.get().to_owned())
     }
@@ -305,11 +307,11 @@ impl Tried {
     }
 }
 
-async fn explain(gate: &Toolgate, agent: &str, tried: &Tried) -> Explanation {
+async fn explain(gate: &Toolgate, agent: &str, tried: &CallToCheck) -> Explanation {
     tried.session(gate, agent).explain(&tried.tool, tried.arguments()).await
 }
 
-async fn decide(gate: &Toolgate, script: &Script, agent: &str, tried: &Tried, by_client: bool) -> Answer {
+async fn decide(gate: &Toolgate, script: &ScriptedHandler, agent: &str, tried: &CallToCheck, by_client: bool) -> Answer {
     let session = tried.session(gate, agent);
     if by_client {
         return match session.admit(&tried.tool, tried.arguments()).await {
@@ -323,24 +325,24 @@ async fn decide(gate: &Toolgate, script: &Script, agent: &str, tried: &Tried, by
 
 /// The decision about a call. An error after the tool was allowed does not count.
 #[derive(serde::Serialize)]
-struct Verdict<'a> {
+struct CheckDecision<'a> {
     decision: &'static str,
     gate: Gate,
     rule: Option<&'a str>,
     error: Option<&'a ToolError>,
 }
 
-fn decision_of(answer: &Answer) -> Verdict<'_> {
+fn decision_of(answer: &Answer) -> CheckDecision<'_> {
     let error = answer.outcome.error().filter(|_| answer.gate < Gate::Run);
     let decision = match error {
         None => "allow",
         Some(error) if error.approval.is_some() => "ask",
         Some(_) => "deny",
     };
-    Verdict { decision, gate: answer.gate, rule: answer.rule.as_deref().filter(|_| error.is_some()), error }
+    CheckDecision { decision, gate: answer.gate, rule: answer.rule.as_deref().filter(|_| error.is_some()), error }
 }
 
-fn print_check(out: &mut impl Write, tried: &Tried, answer: &Answer, verdict: &Verdict<'_>) -> io::Result<()> {
+fn print_check(out: &mut impl Write, tried: &CallToCheck, answer: &Answer, verdict: &CheckDecision<'_>) -> io::Result<()> {
     let (style, word) = match verdict.decision {
         "allow" => (GREEN, "allow"),
         "ask" => (YELLOW, "ask"),
@@ -353,7 +355,7 @@ fn print_check(out: &mut impl Write, tried: &Tried, answer: &Answer, verdict: &V
         print_error(out, error)?;
     }
     // Report a result that does not match the schema: in a real call it would be withheld.
-    if let Some(error) = answer.outcome.error().filter(|error| word == "allow" && error.code != UNSAID) {
+    if let Some(error) = answer.outcome.error().filter(|error| word == "allow" && error.code != NO_RESULT_CODE) {
         writeln!(out, "      {YELLOW}its result{YELLOW:#} {}: {}", error.code, sanitize(&error.message))?;
     }
     Ok(())
@@ -397,7 +399,7 @@ fn test_failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
 }
 
 /// Returns why a `given` call did not end as the test says.
-fn given_call_mismatch(number: usize, call: &TestCall, answer: &Answer) -> Option<String> {
+fn given_call_mismatch(number: usize, call: &PolicyTestCall, answer: &Answer) -> Option<String> {
     let error = answer.outcome.error();
     let why = error.map(|error| format!("{}: {}", error.code, error.message.trim_end_matches('.'))).unwrap_or_default();
     match (decision_of(answer).decision == "allow", call.is_refused) {
@@ -413,8 +415,8 @@ fn given_call_mismatch(number: usize, call: &TestCall, answer: &Answer) -> Optio
     }
 }
 
-impl From<&TestCall> for Tried {
-    fn from(call: &TestCall) -> Self {
+impl From<&PolicyTestCall> for CallToCheck {
+    fn from(call: &PolicyTestCall) -> Self {
         Self {
             tool: call.tool.clone(),
             arguments: serde_json::value::to_raw_value(&call.arguments).ok(),
@@ -432,7 +434,7 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
     let (mut passed, mut failed, mut spoke) = (0_u64, 0_u64, BTreeSet::new());
     let mut rules: BTreeSet<String> = BTreeSet::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut out = Unheard(anstream::stdout().lock());
+    let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     for path in &args.tests {
         let text = std::fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
         let tests = read_policy_tests(&path.display().to_string(), &text).map_err(|error| {
@@ -444,13 +446,13 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
             ))
         })?;
         for test in &tests {
-            let desk = Desk::open(args.config.as_ref())?;
+            let desk = CheckHarness::open(args.config.as_ref())?;
             rules.extend(desk.rules.iter().cloned());
             let (mut last, mut broken) = (None, None);
             for (number, call) in test.given.iter().chain([&test.call]).enumerate() {
                 let agent =
                     desk.resolve_agent(call.agent.as_ref()).map_err(|why| io::Error::other(format!("test `{}`: {why}", test.name)))?;
-                let answer = runtime.block_on(desk.decide(&agent, &Tried::from(call)));
+                let answer = runtime.block_on(desk.decide(&agent, &CallToCheck::from(call)));
                 let told = decision_of(&answer);
                 spoke.extend(told.rule.map(str::to_owned));
                 // If a `given` call ends differently, the test would pass for the wrong reason.
@@ -467,7 +469,7 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
             if args.json {
                 writeln!(out, "{}", json!({ "test": test.name, "failed": why, "file": &*test.span.file }))?;
             } else {
-                let problem = Problem { place: Some(test.span.clone()), ..Problem::new(format!("test `{}`: {why}", test.name)) };
+                let problem = Diagnostic { span: Some(test.span.clone()), ..Diagnostic::new(format!("test `{}`: {why}", test.name)) };
                 writeln!(out, "{}\n", ConfigError { problems: vec![problem] }.render(colours))?;
             }
         }

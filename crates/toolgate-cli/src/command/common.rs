@@ -10,7 +10,7 @@ use jiff::tz::TimeZone;
 use serde::Serialize;
 use serde_json::Value;
 use toolgate::{Decision, Row, Timestamp};
-use toolgate_store::{Filter, Ledger};
+use toolgate_store::{Ledger, RowFilter};
 
 pub(crate) const BOLD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
@@ -30,13 +30,13 @@ pub(crate) fn open_ledger(store: Option<&Path>) -> io::Result<Ledger> {
 
 /// At least 6 hexadecimal digits at the beginning or the end of an id.
 #[derive(Debug, Clone)]
-pub(crate) struct Part {
+pub(crate) struct PartialId {
     /// The part as given.
     pub(crate) text: String,
     digits: String,
 }
 
-impl Part {
+impl PartialId {
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let said = text.trim_start_matches('…').trim_end_matches('…');
         let digits = said.replace('-', "").to_ascii_lowercase();
@@ -63,9 +63,9 @@ pub(crate) fn at_most_one<T: ToString>(mut found: Vec<T>, what: &str) -> io::Res
 
 /// Output of a command that changes files. Ignores write errors, so that the command does not stop
 /// half way.
-pub(crate) struct Unstopped<W>(pub(crate) W);
+pub(crate) struct IgnoreWriteErrors<W>(pub(crate) W);
 
-impl<W: Write> Write for Unstopped<W> {
+impl<W: Write> Write for IgnoreWriteErrors<W> {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         let _ = self.0.write_all(text);
         Ok(text.len())
@@ -78,9 +78,9 @@ impl<W: Write> Write for Unstopped<W> {
 }
 
 /// Output of a command whose exit code is its result. Ignores a broken pipe.
-pub(crate) struct Unheard<W>(pub(crate) W);
+pub(crate) struct IgnoreBrokenPipe<W>(pub(crate) W);
 
-impl<W: Write> Write for Unheard<W> {
+impl<W: Write> Write for IgnoreBrokenPipe<W> {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         ignore_broken_pipe(self.0.write_all(text))?;
         Ok(text.len())
@@ -100,7 +100,7 @@ fn ignore_broken_pipe(written: io::Result<()>) -> io::Result<()> {
 
 /// Row filters of the command line.
 #[derive(clap::Args, Clone)]
-pub(crate) struct Wanted {
+pub(crate) struct RowFilterArgs {
     /// Filter by start: a time (2026-11-15, today) or how long ago (2h, 7d).
     ///
     /// A time is like 2026-11-15T09:00:00Z, 2026-11-15, today or yesterday.
@@ -138,9 +138,9 @@ pub(crate) struct Wanted {
     entity: Option<(String, Value)>,
 }
 
-impl Wanted {
-    pub(crate) fn to_filter(&self) -> Filter {
-        Filter {
+impl RowFilterArgs {
+    pub(crate) fn to_filter(&self) -> RowFilter {
+        RowFilter {
             since: self.since,
             until: self.until,
             tool: self.tool.clone(),
@@ -152,7 +152,7 @@ impl Wanted {
             code: self.code.clone(),
             rule: self.rule.clone(),
             entity: self.entity.clone(),
-            ..Filter::default()
+            ..RowFilter::default()
         }
     }
 
@@ -227,14 +227,14 @@ fn parse_entity(text: &str) -> Result<(String, Value), String> {
 /// A table without lines.
 ///
 /// Columns in `cut` are shortened to fit the terminal, and dropped if there is no space at all.
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     head: Vec<String>,
     /// Columns that may be cut, with their least width. The last entry is cut first.
     cut_columns: Vec<(usize, usize)>,
     rows: Vec<Vec<(String, Style)>>,
 }
 
-impl Table {
+impl TextTable {
     pub(crate) fn new(head: &[&str]) -> Self {
         Self { head: head.iter().map(|&head| head.to_owned()).collect(), cut_columns: Vec::new(), rows: Vec::new() }
     }
@@ -364,9 +364,9 @@ pub(crate) fn describe_reason(row: &Row) -> String {
 /// Returns the text for the outcome of a settled call.
 pub(crate) fn settlement_text(row: &Row) -> &'static str {
     match row.effects {
-        toolgate::Effects::Done => "it happened",
-        toolgate::Effects::None | toolgate::Effects::RolledBack => "it never happened",
-        toolgate::Effects::Unknown => "unknown",
+        toolgate::CallEffects::Done => "it happened",
+        toolgate::CallEffects::None | toolgate::CallEffects::RolledBack => "it never happened",
+        toolgate::CallEffects::Unknown => "unknown",
     }
 }
 

@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use toolgate::Spec;
-use toolgate_config::Reach;
-use toolgate_mcp::{Gateway, Options, Starting, Status};
+use toolgate::ToolSpec;
+use toolgate_config::UpstreamTransport;
+use toolgate_mcp::{Gateway, GatewayOptions, UpstreamOptions, UpstreamStatus};
 
 use self::clients::{check_clients, is_server_registered};
-use super::serve::{Served, config_pins_dir};
-use crate::command::common::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, format_count, sanitize};
+use super::serve::{ServedConfigSource, config_pins_dir};
+use crate::command::common::{BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, format_count, sanitize};
 use toolgate_hook::effective_config;
-use toolgate_hook::effective_config::{InForce, State};
+use toolgate_hook::effective_config::{EffectiveConfig, UserStateDir};
 
 /// Check that the gate is on.
 ///
@@ -40,7 +40,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Health {
+enum FindingState {
     Well,
     /// No problem, but worth attention.
     Note,
@@ -48,37 +48,37 @@ enum Health {
 }
 
 #[derive(Debug, Serialize)]
-struct Finding {
+struct DoctorFinding {
     check: &'static str,
-    state: Health,
+    state: FindingState,
     says: String,
 }
 
 /// Results of the checks.
 #[derive(Default)]
-struct Findings(Vec<Finding>);
+struct DoctorFindings(Vec<DoctorFinding>);
 
-impl Findings {
-    fn add(&mut self, check: &'static str, state: Health, says: impl Into<String>) {
-        self.0.push(Finding { check, state, says: says.into() });
+impl DoctorFindings {
+    fn add(&mut self, check: &'static str, state: FindingState, says: impl Into<String>) {
+        self.0.push(DoctorFinding { check, state, says: says.into() });
     }
 }
 
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     // Hooks must not inherit open files of this process.
-    let _ = toolgate_process::sandbox::close_inherited();
-    let mut found = Findings::default();
+    let _ = toolgate_process::sandbox::close_inherited_files();
+    let mut found = DoctorFindings::default();
     run_checks(args, &mut found)?;
-    let ok = found.0.iter().all(|finding| finding.state != Health::Ill);
-    let mut out = Unheard(anstream::stdout().lock());
+    let ok = found.0.iter().all(|finding| finding.state != FindingState::Ill);
+    let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     if args.json {
         writeln!(out, "{}", json!({"ok": ok, "findings": found.0}))?;
     } else {
-        for Finding { check, state, says } in &found.0 {
+        for DoctorFinding { check, state, says } in &found.0 {
             let (style, sign) = match state {
-                Health::Well => (GREEN, "✓"),
-                Health::Note => (YELLOW, "!"),
-                Health::Ill => (RED, "✗"),
+                FindingState::Well => (GREEN, "✓"),
+                FindingState::Note => (YELLOW, "!"),
+                FindingState::Ill => (RED, "✗"),
             };
             let mut lines = says.lines();
             writeln!(out, "{style}{sign}{style:#} {check:<14} {}", sanitize(lines.next().unwrap_or_default()))?;
@@ -92,34 +92,34 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn run_checks(args: &Args, found: &mut Findings) -> io::Result<()> {
+fn run_checks(args: &Args, found: &mut DoctorFindings) -> io::Result<()> {
     let project = effective_config::project_dir()?;
-    let state = match State::open() {
+    let state = match UserStateDir::open() {
         Ok(state) => state,
         Err(error) => {
-            found.add("state", Health::Ill, error.to_string());
+            found.add("state", FindingState::Ill, error.to_string());
             return Ok(());
         }
     };
-    found.add("state", Health::Well, format!("{} is private", state.path().display()));
+    found.add("state", FindingState::Well, format!("{} is private", state.path().display()));
     let own = std::env::current_exe()?;
     let mut declared: Vec<String> = Vec::new();
     // If rows cannot be written, every call is denied. Report this once, and skip the canary.
     let (mut serves, mut records) = (false, true);
-    match InForce::find(args.config.as_deref(), &project, &state) {
-        Err(error) => found.add("configuration", Health::Ill, error.to_string()),
+    match EffectiveConfig::find(args.config.as_deref(), &project, &state) {
+        Err(error) => found.add("configuration", FindingState::Ill, error.to_string()),
         Ok(in_force) => {
             // Programs of upstreams are not part of the configuration, though changes to them are
             // detected.
             let is_program = |file: &Path| {
                 in_force.config.upstreams.iter().any(
-                    |upstream| matches!(&upstream.transport, Reach::Command { program, .. } if file == program || file.ends_with(program)),
+                    |upstream| matches!(&upstream.transport, UpstreamTransport::Command { program, .. } if file == program || file.ends_with(program)),
                 )
             };
             let files = in_force.files.iter().filter(|file| !is_program(file)).map(|file| file.display().to_string());
             let files = files.collect::<Vec<_>>().join(", ");
             if let Some(notice) = &in_force.notice {
-                found.add("trust", Health::Ill, notice.clone());
+                found.add("trust", FindingState::Ill, notice.clone());
             }
             let (store, kept) = (in_force.store.clone(), in_force.retention());
             serves = !in_force.config.upstreams.is_empty() || in_force.config.gateway.is_declared || is_server_registered(&project)?;
@@ -128,12 +128,14 @@ fn run_checks(args: &Args, found: &mut Findings) -> io::Result<()> {
             }
             let names: Vec<String> = in_force.config.agent_names().map(str::to_owned).collect();
             match in_force.config.for_client().build_agents(None) {
-                Err(error) => found.add("configuration", Health::Ill, format!("the configuration does not load\n{}", error.render(false))),
+                Err(error) => {
+                    found.add("configuration", FindingState::Ill, format!("the configuration does not load\n{}", error.render(false)))
+                }
                 Ok(agents) => {
                     let rules: usize = agents.iter().map(|agent| agent.enforced_rules().count()).sum();
                     found.add(
                         "configuration",
-                        Health::Well,
+                        FindingState::Well,
                         format!("{files} ({} enforced)", crate::command::common::format_count(rules as u64, "rule")),
                     );
                     let tools = || agents.iter().flat_map(|agent| agent.tools());
@@ -147,19 +149,19 @@ fn run_checks(args: &Args, found: &mut Findings) -> io::Result<()> {
             }
         }
     }
-    match toolgate_process::sandbox::try_out(&own) {
-        Ok(None) => found.add("sandbox", Health::Well, "command tools run in a sandbox"),
-        Ok(Some(gap)) => found.add("sandbox", Health::Note, gap),
-        Err(why) => found.add("sandbox", Health::Note, format!("command tools cannot run here: {why}")),
+    match toolgate_process::sandbox::test_sandbox(&own) {
+        Ok(None) => found.add("sandbox", FindingState::Well, "command tools run in a sandbox"),
+        Ok(Some(gap)) => found.add("sandbox", FindingState::Note, gap),
+        Err(why) => found.add("sandbox", FindingState::Note, format!("command tools cannot run here: {why}")),
     }
     check_clients(&project, &state, &declared, (serves, records), &own, found)
 }
 
 /// Checks that the ledger is writable and private. Returns true if it is writable.
-fn check_ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, found: &mut Findings) -> bool {
+fn check_ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &UserStateDir, found: &mut DoctorFindings) -> bool {
     match toolgate_hook::open_store(store, state) {
         Err(error) => {
-            found.add("ledger", Health::Ill, error.to_string());
+            found.add("ledger", FindingState::Ill, error.to_string());
             false
         }
         Ok(opened) => {
@@ -168,7 +170,7 @@ fn check_ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &St
                 .map_err(|error| error.to_string())
                 .and_then(|runtime| runtime.block_on(opened.check_writable()).map_err(|error| error.to_string()))
             {
-                found.add("ledger", Health::Ill, format!("cannot write to the ledger: {why}"));
+                found.add("ledger", FindingState::Ill, format!("cannot write to the ledger: {why}"));
                 return false;
             }
             drop(opened);
@@ -182,13 +184,15 @@ fn check_ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &St
                 .collect();
             let them = if loose.len() == 1 { "it" } else { "them" };
             match loose.first() {
-                Some(_) => {
-                    found.add("ledger", Health::Ill, format!("other users can read {}; run `chmod go-rwx` on {them}", loose.join(", ")))
-                }
+                Some(_) => found.add(
+                    "ledger",
+                    FindingState::Ill,
+                    format!("other users can read {}; run `chmod go-rwx` on {them}", loose.join(", ")),
+                ),
                 None => {
                     let kept =
                         toolgate_hook::retention::describe_retention(store, kept).map(|told| format!("\n{told}")).unwrap_or_default();
-                    found.add("ledger", Health::Well, format!("{}{kept}", store.display()));
+                    found.add("ledger", FindingState::Well, format!("{}{kept}", store.display()));
                 }
             }
             check_clock(store, found);
@@ -198,23 +202,23 @@ fn check_ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &St
 }
 
 /// Checks the clock, on which limits and evidence depend.
-fn check_clock(store: &Path, found: &mut Findings) {
+fn check_clock(store: &Path, found: &mut DoctorFindings) {
     let now = jiff::Timestamp::now();
     let newest =
         toolgate_store::Ledger::open(store).ok().and_then(|ledger| ledger.find_row(ledger.last_seq().ok()?).ok()?).map(|row| row.at);
     match newest {
         Some(last) if last.duration_since(now) > jiff::SignedDuration::from_mins(5) => {
-            found.add("clock", Health::Ill, format!("the clock went backwards: it is {now}, but the ledger has a row of {last}"));
+            found.add("clock", FindingState::Ill, format!("the clock went backwards: it is {now}, but the ledger has a row of {last}"));
         }
-        _ if now.as_second() < 1_767_225_600 => found.add("clock", Health::Ill, format!("the clock is wrong: it is at {now}")),
-        _ => found.add("clock", Health::Well, now.strftime("%Y-%m-%d %H:%M:%SZ").to_string()),
+        _ if now.as_second() < 1_767_225_600 => found.add("clock", FindingState::Ill, format!("the clock is wrong: it is at {now}")),
+        _ => found.add("clock", FindingState::Well, now.strftime("%Y-%m-%d %H:%M:%SZ").to_string()),
     }
 }
 
 /// Makes a call that must be refused, with the hook program as clients start it.
-fn check_canary(args: &Args, agents: &[String], own: &Path, asked: Option<&(String, Value)>, found: &mut Findings) {
+fn check_canary(args: &Args, agents: &[String], own: &Path, asked: Option<&(String, Value)>, found: &mut DoctorFindings) {
     let Some((tool, input)) = asked else {
-        found.add("canary", Health::Note, "no declared tool can be asked for a file, so the canary cannot run");
+        found.add("canary", FindingState::Note, "no declared tool can be asked for a file, so the canary cannot run");
         return;
     };
     let mut command = Command::new(own);
@@ -224,17 +228,17 @@ fn check_canary(args: &Args, agents: &[String], own: &Path, asked: Option<&(Stri
         command.args(agents.first().map(|agent| format!("--agent={agent}")));
     }
     match check_refusal(command, "PreToolUse", tool, input) {
-        Err(why) => found.add("canary", Health::Ill, why),
-        Ok(took) => found.add("canary", Health::Well, format!("a call that must be refused was refused, in {took:?}")),
+        Err(why) => found.add("canary", FindingState::Ill, why),
+        Ok(took) => found.add("canary", FindingState::Well, format!("a call that must be refused was refused, in {took:?}")),
     }
 }
 
 /// Finds a tool that can be asked for toolgate's own state, and the arguments for it.
 ///
 /// The tool must accept any arguments, or a single free text.
-fn find_canary_call<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> Option<(String, Value)> {
+fn find_canary_call<'t>(tools: impl Iterator<Item = &'t ToolSpec>, state: &Path) -> Option<(String, Value)> {
     let key = state.join("key").display().to_string();
-    let asks = |tool: &Spec| {
+    let asks = |tool: &ToolSpec| {
         let Some(schema) = tool.input_schema() else { return Some(json!({"command": format!("cat {key}"), "file_path": key})) };
         let required = schema.get("required").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         let is_text = |name: &String, one: &Value| {
@@ -246,7 +250,7 @@ fn find_canary_call<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> 
         Some(json!({name.as_str(): value}))
     };
     // Skip names with a digest: the client calls such a tool by another name.
-    let tools = tools.filter(|tool| toolgate::tool::name::of_client(tool.name()) == tool.name());
+    let tools = tools.filter(|tool| toolgate::tool::name::tool_name_from_client(tool.name()) == tool.name());
     let mut all: Vec<(String, Value, bool)> =
         tools.filter_map(|tool| Some((tool.name().to_owned(), asks(tool)?, tool.input_schema().is_some()))).collect();
     all.sort_by_key(|(_, _, closed)| *closed);
@@ -293,51 +297,55 @@ fn check_refusal(mut command: Command, event: &str, tool: &str, input: &Value) -
 }
 
 /// Starts the gateway, and checks that its upstreams answer and that it refuses the canary.
-fn check_gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
-    let served = Served::new(args.config.clone(), None)?;
+fn check_gateway(args: &Args, found: &mut DoctorFindings) -> io::Result<()> {
+    let served = ServedConfigSource::new(args.config.clone(), None)?;
     let program = std::env::current_exe()?;
     let in_force = served.find()?;
-    let starting = Starting { pin_dir: Some(config_pins_dir(&State::open()?, &in_force)), launcher: Some(program.clone()) };
+    let starting = UpstreamOptions { pin_dir: Some(config_pins_dir(&UserStateDir::open()?, &in_force)), launcher: Some(program.clone()) };
     // In memory, so that the check leaves no rows.
-    let options = Options {
+    let options = GatewayOptions {
         built_in_rules: None,
         store: std::sync::Arc::new(toolgate::MemoryStore::default()),
         upstreams: starting,
         upstream_start_timeout: Duration::from_secs(15),
         launcher: Some(program),
         principal: effective_config::local_user_name(),
-        own_paths: toolgate_hook::builtin_rules::Protected::collect(&in_force, &State::open()?, &effective_config::project_dir()?)
-            .paths()
-            .collect(),
+        own_paths: toolgate_hook::builtin_rules::ProtectedPaths::collect(
+            &in_force,
+            &UserStateDir::open()?,
+            &effective_config::project_dir()?,
+        )
+        .paths()
+        .collect(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let opened = Gateway::open(move || Ok(served.find()?.config), options).await;
         match opened {
-            Err(error) => found.add("gateway", Health::Ill, error.to_string()),
+            Err(error) => found.add("gateway", FindingState::Ill, error.to_string()),
             Ok(gateway) => {
-                found.add("canary", Health::Well, "a call that must be refused was refused");
+                found.add("canary", FindingState::Well, "a call that must be refused was refused");
                 for one in gateway.health() {
                     match &one.status {
-                        Status::Up { .. } if one.held.is_empty() => {
-                            found.add("upstream", Health::Well, format!("{}: {}", one.name, format_count(one.tools as u64, "tool")))
+                        UpstreamStatus::Up { .. } if one.held.is_empty() => {
+                            found.add("upstream", FindingState::Well, format!("{}: {}", one.name, format_count(one.tools as u64, "tool")))
                         }
-                        Status::Up { .. } => {
+                        UpstreamStatus::Up { .. } => {
                             let held = format_count(one.held.len() as u64, "tool");
                             let (health, why) = match (one.pin_write_error(), one.unusable_tools().count()) {
-                                (Some(why), _) => (Health::Ill, format!(": new definitions cannot be stored: {why}")),
-                                (None, 0) => (Health::Note, "; review with `toolgate upstream diff`".to_owned()),
+                                (Some(why), _) => (FindingState::Ill, format!(": new definitions cannot be stored: {why}")),
+                                (None, 0) => (FindingState::Note, "; review with `toolgate upstream diff`".to_owned()),
                                 (None, unfit) => {
                                     let whys =
                                         one.unusable_tools().map(|(tool, why)| format!("\n{tool} does not fit the configuration: {why}"));
                                     let rest = if unfit < one.held.len() { "; review with `toolgate upstream diff`" } else { "" };
-                                    (Health::Note, format!("{rest}{}", whys.collect::<String>()))
+                                    (FindingState::Note, format!("{rest}{}", whys.collect::<String>()))
                                 }
                             };
                             found.add("upstream", health, format!("{}: {held} quarantined{why}", one.name));
                         }
-                        Status::Starting => found.add("upstream", Health::Ill, format!("{}: no answer", one.name)),
-                        Status::Down { why, .. } => found.add("upstream", Health::Ill, format!("{}: {why}", one.name)),
+                        UpstreamStatus::Starting => found.add("upstream", FindingState::Ill, format!("{}: no answer", one.name)),
+                        UpstreamStatus::Down { why, .. } => found.add("upstream", FindingState::Ill, format!("{}: {why}", one.name)),
                     }
                 }
                 gateway.shut_down().await;

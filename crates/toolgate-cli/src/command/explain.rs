@@ -7,11 +7,11 @@ use std::str::FromStr;
 
 use serde_json::json;
 use tokio::runtime::Runtime;
-use toolgate::{Compared, Ruling};
+use toolgate::{AdmissionDecision, ReplayComparison};
 use toolgate_store::Ledger;
 
-use super::audit::{Named, find_row};
-use super::check::{self, Desk};
+use super::audit::{CallIdArg, find_row};
+use super::check::{self, CheckHarness};
 use super::replay::build_replay;
 use crate::command::common::{BOLD, DIM, RED, YELLOW, decision_style, format_time, open_ledger, sanitize};
 
@@ -29,7 +29,7 @@ use crate::command::common::{BOLD, DIM, RED, YELLOW, decision_style, format_time
 pub(crate) struct Args {
     /// Call ids (6 digits at the beginning or end suffice) or JSON objects.
     #[arg(value_name = "CALL", required = true)]
-    calls: Vec<Asked>,
+    calls: Vec<ExplainTarget>,
     /// Configuration for JSON calls [default: what is in force here].
     #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     config: Option<PathBuf>,
@@ -40,28 +40,28 @@ pub(crate) struct Args {
 
 /// A call to explain.
 #[derive(Debug, Clone)]
-enum Asked {
+enum ExplainTarget {
     /// A recorded call.
-    Recorded(Named),
+    Recorded(CallIdArg),
     /// A hypothetical call as JSON.
     Hypothetical(String),
 }
 
-impl FromStr for Asked {
+impl FromStr for ExplainTarget {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.trim_start().starts_with('{') {
             return Ok(Self::Hypothetical(text.to_owned()));
         }
-        text.parse::<Named>().map(Self::Recorded).map_err(|why: String| format!("{why}; or a JSON object for a call that was not made"))
+        text.parse::<CallIdArg>().map(Self::Recorded).map_err(|why: String| format!("{why}; or a JSON object for a call that was not made"))
     }
 }
 
 impl Args {
     /// Returns true if the command needs no ledger.
     pub(crate) fn is_offline(&self) -> bool {
-        self.calls.iter().all(|call| matches!(call, Asked::Hypothetical(_)))
+        self.calls.iter().all(|call| matches!(call, ExplainTarget::Hypothetical(_)))
     }
 }
 
@@ -69,14 +69,14 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Open the ledger and the configuration only if a call needs them.
     let ledger = if args.is_offline() { None } else { Some(open_ledger(store)?) };
-    let tries = args.calls.iter().any(|call| matches!(call, Asked::Hypothetical(_)));
-    let desk = if tries { Some(Desk::open_effective(args.config.as_ref())?) } else { None };
+    let tries = args.calls.iter().any(|call| matches!(call, ExplainTarget::Hypothetical(_)));
+    let desk = if tries { Some(CheckHarness::open_effective(args.config.as_ref())?) } else { None };
     let mut out = anstream::stdout().lock();
     for (number, call) in args.calls.iter().enumerate() {
         let place = format!("call {}", number + 1);
         match (call, &ledger, &desk) {
-            (Asked::Recorded(call), Some(ledger), _) => explain_recorded(&mut out, ledger, &runtime, call, args.json)?,
-            (Asked::Hypothetical(line), _, Some(desk)) => {
+            (ExplainTarget::Recorded(call), Some(ledger), _) => explain_recorded(&mut out, ledger, &runtime, call, args.json)?,
+            (ExplainTarget::Hypothetical(line), _, Some(desk)) => {
                 check::print_decision(&mut out, desk, &runtime, (place.as_str(), line.as_str()), true, args.json)?
             }
             _ => {}
@@ -86,14 +86,14 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 }
 
 /// Explains a recorded call.
-fn explain_recorded(out: &mut impl Write, ledger: &Ledger, runtime: &Runtime, call: &Named, json: bool) -> io::Result<()> {
+fn explain_recorded(out: &mut impl Write, ledger: &Ledger, runtime: &Runtime, call: &CallIdArg, json: bool) -> io::Result<()> {
     let row = find_row(call, ledger)?;
     let unexplained = |why: String| io::Error::other(format!("cannot explain {}: {why}", row.call));
     let replay = build_replay(ledger, row.config)?.map_err(unexplained)?;
     let (now, why) = runtime.block_on(async { (replay.decide(&row).await, replay.explain(&row).await) });
     let why = why.ok_or_else(|| unexplained("the row is not a call; show it with `toolgate audit show`".to_owned()))?;
     if json {
-        let was = Ruling::of_row(&row);
+        let was = AdmissionDecision::from_row(&row);
         let told = json!({
             "call": row.call, "turn": row.turn, "tool": row.tool, "at": row.at, "was": was, "now": now, "explanation": why,
         });
@@ -122,10 +122,10 @@ fn explain_recorded(out: &mut impl Write, ledger: &Ledger, runtime: &Runtime, ca
         sanitize(&key.agent)
     )?;
     match now {
-        Compared::Same => {}
-        Compared::Differs(now) => writeln!(out, "      {RED}decided again: {}{RED:#}", sanitize(&now.to_string()))?,
-        Compared::Undecidable(why) => writeln!(out, "      {YELLOW}undecidable now{YELLOW:#}: {}", sanitize(&why))?,
-        Compared::Circumstance(why) => writeln!(out, "      {DIM}{}{DIM:#}", sanitize(&why))?,
+        ReplayComparison::Same => {}
+        ReplayComparison::Differs(now) => writeln!(out, "      {RED}decided again: {}{RED:#}", sanitize(&now.to_string()))?,
+        ReplayComparison::Undecidable(why) => writeln!(out, "      {YELLOW}undecidable now{YELLOW:#}: {}", sanitize(&why))?,
+        ReplayComparison::Circumstance(why) => writeln!(out, "      {DIM}{}{DIM:#}", sanitize(&why))?,
     }
     check::print_steps(out, &why)
 }

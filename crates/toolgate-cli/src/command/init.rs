@@ -14,11 +14,11 @@ use toolgate_config::Config;
 use toolgate_store::SqliteStore;
 
 use crate::client_mcp_servers;
-use crate::command::common::{BOLD, DIM, GREEN, RED, Unstopped, format_count};
-use crate::command::init::managed_block::Lack;
-use toolgate_hook::client_hooks::Client;
+use crate::command::common::{BOLD, DIM, GREEN, IgnoreWriteErrors, RED, format_count};
+use crate::command::init::managed_block::MissingTools;
+use toolgate_hook::client_hooks::SupportedClient;
 use toolgate_hook::effective_config;
-use toolgate_hook::effective_config::{FILE, InForce, State};
+use toolgate_hook::effective_config::{CONFIG_FILE_NAME, EffectiveConfig, UserStateDir};
 
 /// Create a configuration, and register toolgate with a client.
 #[derive(clap::Args)]
@@ -28,7 +28,7 @@ use toolgate_hook::effective_config::{FILE, InForce, State};
 pub(crate) struct InitArgs {
     /// Client to register with.
     #[arg(long = "for", value_enum, value_name = "CLIENT")]
-    client: Option<Client>,
+    client: Option<SupportedClient>,
     /// Use the settings of the user, for all projects.
     #[arg(long, requires = "client")]
     user: bool,
@@ -48,7 +48,7 @@ pub(crate) struct InitArgs {
 pub(crate) struct EjectArgs {
     /// Client to remove from [default: all].
     #[arg(long = "for", value_enum, value_name = "CLIENT")]
-    client: Option<Client>,
+    client: Option<SupportedClient>,
     /// Use the settings of the user.
     #[arg(long)]
     user: bool,
@@ -75,11 +75,11 @@ pub(crate) struct TrustArgs {
 
 pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
-    let mut out = Unstopped(anstream::stdout().lock());
+    let mut out = IgnoreWriteErrors(anstream::stdout().lock());
     let config = if args.user {
         effective_config::user_config_path().ok_or_else(|| io::Error::other("no home directory"))?
     } else {
-        project.join(FILE)
+        project.join(CONFIG_FILE_NAME)
     };
     // The client's settings are read first, so that nothing is written if they are invalid.
     let settings = match args.client {
@@ -89,7 +89,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
             let before = read_or_empty(&path)?;
             let named = |why: String| io::Error::other(format!("{}: {why}", path.display()));
             let after = match client {
-                Client::ClaudeDesktop => {
+                SupportedClient::ClaudeDesktop => {
                     client_mcp_servers::add_toolgate_server(&before, &program, &config.display().to_string()).map_err(named)?
                 }
                 _ => client.with_hooks(&before, &toolgate_hook::client_hooks::find_hook_program()?.display().to_string()).map_err(named)?,
@@ -100,8 +100,9 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     };
     let is_new = !config.exists();
     // The MCP servers of the client run behind toolgate from now on.
-    let behind =
-        settings.as_ref().filter(|(_, _, after)| args.client == Some(Client::ClaudeDesktop) && after.contains(client_mcp_servers::BEHIND));
+    let behind = settings.as_ref().filter(|(_, _, after)| {
+        args.client == Some(SupportedClient::ClaudeDesktop) && after.contains(client_mcp_servers::UPSTREAM_SERVERS_KEY)
+    });
     let import = match (&args.import, behind) {
         (Some(file), _) => {
             let named = |why: String| io::Error::other(format!("{}: {why}", file.display()));
@@ -144,7 +145,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     if args.dry_run {
         return Ok(ExitCode::SUCCESS);
     }
-    let state = State::open()?;
+    let state = UserStateDir::open()?;
     if !args.user {
         if accepted {
             state.trust(&config)?;
@@ -152,15 +153,17 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
             writeln!(out, "not in force yet: read the file, then run {BOLD}toolgate trust{BOLD:#}")?;
         }
     }
-    let found = InForce::find(Some(&config), &project, &state)?;
+    let found = EffectiveConfig::find(Some(&config), &project, &state)?;
     if let Some(parent) = found.store.parent() {
         fs::create_dir_all(parent)?;
     }
     toolgate_hook::open_store(&found.store, &state)?;
     writeln!(out, "ledger: {}", found.store.display())?;
     match args.client {
-        Some(Client::ClaudeDesktop) => writeln!(out, "restart Claude Desktop; the rules for its agent are in {}", config.display())?,
-        Some(Client::Codex) => writeln!(out, "Codex runs only reviewed hooks: start it and enter {BOLD}/hooks{BOLD:#}")?,
+        Some(SupportedClient::ClaudeDesktop) => {
+            writeln!(out, "restart Claude Desktop; the rules for its agent are in {}", config.display())?
+        }
+        Some(SupportedClient::Codex) => writeln!(out, "Codex runs only reviewed hooks: start it and enter {BOLD}/hooks{BOLD:#}")?,
         Some(_) => {
             if let Some((path, ..)) = settings.as_ref().filter(|_| !args.user) {
                 let path = path.file_name().unwrap_or_default().to_string_lossy();
@@ -193,23 +196,25 @@ fn print_missing_import(out: &mut impl Write, config: &Path, line: Option<&str>)
 /// Adds the tools of a client to an existing configuration, and returns whether it is trusted.
 fn extend_config(out: &mut impl Write, args: &InitArgs, config: &Path) -> io::Result<bool> {
     let text = read_or_empty(config)?;
-    let hooked = args.client.filter(|client| Client::HOOKED.contains(client));
-    let lack = hooked.map_or(Lack::NothingMissing, |client| Lack::determine(client, config, &text, load_user_config(args.user).as_ref()));
-    let name = hooked.map(Client::name).unwrap_or_default();
-    if let Lack::Extended(after) = &lack {
+    let hooked = args.client.filter(|client| SupportedClient::ALL_WITH_HOOKS.contains(client));
+    let lack = hooked.map_or(MissingTools::NothingMissing, |client| {
+        MissingTools::determine(client, config, &text, load_user_config(args.user).as_ref())
+    });
+    let name = hooked.map(SupportedClient::name).unwrap_or_default();
+    if let MissingTools::Extended(after) = &lack {
         // If the file was trusted, the added part is trusted too.
-        let accepted = !args.user && !args.dry_run && State::open()?.is_trusted(config)?;
+        let accepted = !args.user && !args.dry_run && UserStateDir::open()?.is_trusted(config)?;
         apply_change(out, config, &text, after, args.dry_run)?;
         return Ok(accepted);
     }
     writeln!(out, "{DIM}{} exists and is unchanged{DIM:#}", config.display())?;
     match &lack {
-        Lack::NothingMissing | Lack::Extended(_) => {}
-        Lack::ManualShellTool(text) => {
+        MissingTools::NothingMissing | MissingTools::Extended(_) => {}
+        MissingTools::ManualShellTool(text) => {
             writeln!(out, "it does not declare the shell tool of {name}, and cannot be extended automatically")?;
             writeln!(out, "add this for the agent of {name}:\n\n{text}")?;
         }
-        Lack::ManualOtherTools(text) => {
+        MissingTools::ManualOtherTools(text) => {
             writeln!(out, "it does not declare some tools of {name}; to declare them, add this at the end:\n\n{text}")?;
         }
     }
@@ -224,33 +229,35 @@ fn load_user_config(is_own: bool) -> Option<Config> {
 
 pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
-    let mut out = Unstopped(anstream::stdout().lock());
-    let clients: Vec<Client> =
-        args.client.map_or_else(|| Client::HOOKED.into_iter().chain([Client::ClaudeDesktop]).collect(), |client| vec![client]);
+    let mut out = IgnoreWriteErrors(anstream::stdout().lock());
+    let clients: Vec<SupportedClient> = args.client.map_or_else(
+        || SupportedClient::ALL_WITH_HOOKS.into_iter().chain([SupportedClient::ClaudeDesktop]).collect(),
+        |client| vec![client],
+    );
     let mut found = false;
     for client in clients.iter().copied() {
         let path = client.settings_file((!args.user).then_some(&*project))?;
         let before = read_or_empty(&path)?;
         let why = |why: String| io::Error::other(format!("{}: {why}", path.display()));
-        let is_server = client == Client::ClaudeDesktop;
+        let is_server = client == SupportedClient::ClaudeDesktop;
         let registered = match is_server {
             _ if before.is_empty() => false,
             true => client_mcp_servers::find_toolgate_server(&before).map_err(why)?.is_some(),
-            false => !Client::find_hook_entries(&before).map_err(why)?.is_empty(),
+            false => !SupportedClient::find_hook_entries(&before).map_err(why)?.is_empty(),
         };
         if !registered {
             continue;
         }
         found = true;
-        let after =
-            if is_server { client_mcp_servers::remove_toolgate_server(&before) } else { Client::without_hooks(&before) }.map_err(why)?;
+        let after = if is_server { client_mcp_servers::remove_toolgate_server(&before) } else { SupportedClient::without_hooks(&before) }
+            .map_err(why)?;
         // A symbolic link is not removed, because that would leave the hooks in its target.
         let after = if toolgate_hook::client_hooks::is_settings_file_empty(&after) && !path.is_symlink() { String::new() } else { after };
         apply_change(&mut out, &path, &before, &after, args.dry_run)?;
     }
     found |= remove_managed_blocks(&mut out, args, &project, &clients)?;
     if !found {
-        let above = find_hooked_parent(&project).filter(|_| !args.user);
+        let above = find_parent_with_hooks(&project).filter(|_| !args.user);
         let above =
             above.map(|above| format!("; it is in the settings of {}: run this command there", above.display())).unwrap_or_default();
         writeln!(out, "no settings with toolgate found{above}")?;
@@ -259,13 +266,13 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
 }
 
 /// Removes what was added to a configuration for clients, and returns whether there was anything.
-fn remove_managed_blocks(out: &mut impl Write, args: &EjectArgs, project: &Path, clients: &[Client]) -> io::Result<bool> {
-    let config = if args.user { effective_config::user_config_path() } else { Some(project.join(FILE)) };
+fn remove_managed_blocks(out: &mut impl Write, args: &EjectArgs, project: &Path, clients: &[SupportedClient]) -> io::Result<bool> {
+    let config = if args.user { effective_config::user_config_path() } else { Some(project.join(CONFIG_FILE_NAME)) };
     let Some(config) = config else { return Ok(false) };
     let mut others = Vec::new();
-    for other in Client::HOOKED.into_iter().filter(|other| !clients.contains(other)) {
+    for other in SupportedClient::ALL_WITH_HOOKS.into_iter().filter(|other| !clients.contains(other)) {
         let settings = read_or_empty(&other.settings_file((!args.user).then_some(project))?)?;
-        if Client::find_hook_entries(&settings).is_ok_and(|entries| !entries.is_empty()) {
+        if SupportedClient::find_hook_entries(&settings).is_ok_and(|entries| !entries.is_empty()) {
             others.push(other);
         }
     }
@@ -281,17 +288,17 @@ fn remove_managed_blocks(out: &mut impl Write, args: &EjectArgs, project: &Path,
     }
     if after != before {
         // If the file was trusted, the rest is trusted too.
-        let accepted = !args.user && !args.dry_run && State::open()?.is_trusted(&config)?;
+        let accepted = !args.user && !args.dry_run && UserStateDir::open()?.is_trusted(&config)?;
         apply_change(out, &config, &before, &after, args.dry_run)?;
         if accepted {
-            State::open()?.trust(&config)?;
+            UserStateDir::open()?.trust(&config)?;
         }
     }
     Ok(found)
 }
 
 pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
-    let state = State::open()?;
+    let state = UserStateDir::open()?;
     let mut out = anstream::stdout().lock();
     let directory = std::env::current_dir()?;
     let config = match &args.config {
@@ -307,7 +314,7 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     }
     if args.new_ledger {
         let store = match &args.config {
-            Some(path) => InForce::find(Some(path), &directory, &state)?.store,
+            Some(path) => EffectiveConfig::find(Some(path), &directory, &state)?.store,
             None => match effective_config::requested_store() {
                 Some(named) => std::path::absolute(named)?,
                 None => effective_config::find_store_for_reading(&effective_config::project_dir()?)?.unwrap_or_else(|| state.ledger_path()),
@@ -317,7 +324,7 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
         writeln!(out, "created a new ledger at {}", store.display())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let found = InForce::find(Some(&config), &directory, &state)?;
+    let found = EffectiveConfig::find(Some(&config), &directory, &state)?;
     let (files, names) =
         (found.config.included_files().len(), effective_config::format_included_files(found.config.included_files(), &config));
     let agents = effective_config::with_pinned_tools(found.config, &config)?.build_agents(None).map_err(|error| {
@@ -338,12 +345,12 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
 }
 
 /// Creates a ledger if no part of another one exists, and cleans up if that fails.
-fn create_ledger(store: &Path, state: &State) -> io::Result<()> {
+fn create_ledger(store: &Path, state: &UserStateDir) -> io::Result<()> {
     let beside = toolgate_store::state_dir_for(store);
     if let Some(left) = [store, beside.as_path()].into_iter().find(|path| path.exists()) {
         return Err(io::Error::other(format!("{} exists; move it away first", left.display())));
     }
-    let begun = SqliteStore::open(store).map_err(io::Error::other).and_then(|new| state.remember_ledger(store, new.id()));
+    let begun = SqliteStore::open(store).map_err(io::Error::other).and_then(|new| state.record_ledger_id(store, new.id()));
     if begun.is_err() {
         let _ = (fs::remove_file(store), fs::remove_dir_all(beside));
     }
@@ -351,13 +358,13 @@ fn create_ledger(store: &Path, state: &State) -> io::Result<()> {
 }
 
 /// Returns the parent directory whose configuration is in force here and whose clients have hooks.
-pub(super) fn find_hooked_parent(directory: &Path) -> Option<PathBuf> {
+pub(super) fn find_parent_with_hooks(directory: &Path) -> Option<PathBuf> {
     let above = effective_config::find_project_config(directory)?.parent()?.to_owned();
-    let is_hooked = |client: Client| {
+    let is_hooked = |client: SupportedClient| {
         let text = client.settings_file(Some(&above)).and_then(|path| read_or_empty(&path)).unwrap_or_default();
-        Client::find_hook_entries(&text).is_ok_and(|entries| !entries.is_empty())
+        SupportedClient::find_hook_entries(&text).is_ok_and(|entries| !entries.is_empty())
     };
-    (above != directory && Client::HOOKED.into_iter().any(is_hooked)).then_some(above)
+    (above != directory && SupportedClient::ALL_WITH_HOOKS.into_iter().any(is_hooked)).then_some(above)
 }
 
 /// Reads a file, and returns an empty text if it does not exist.
@@ -447,21 +454,21 @@ fn with_path(path: &Path, error: &io::Error) -> io::Error {
 }
 
 /// Returns the configuration template of a client.
-const fn client_template(client: Client) -> &'static str {
+const fn client_template(client: SupportedClient) -> &'static str {
     match client {
-        Client::ClaudeDesktop => include_str!("init/server.toml"),
-        Client::ClaudeCode => include_str!("init/claude-code.toml"),
-        Client::Codex => include_str!("init/codex.toml"),
-        Client::Cursor => include_str!("init/cursor.toml"),
-        Client::Vscode => include_str!("init/vscode.toml"),
+        SupportedClient::ClaudeDesktop => include_str!("init/server.toml"),
+        SupportedClient::ClaudeCode => include_str!("init/claude-code.toml"),
+        SupportedClient::Codex => include_str!("init/codex.toml"),
+        SupportedClient::Cursor => include_str!("init/cursor.toml"),
+        SupportedClient::Vscode => include_str!("init/vscode.toml"),
     }
 }
 
 /// Renders a new configuration for a project, or for the user if `is_own`.
-fn render_template(client: Option<Client>, is_own: bool, store: Option<&Path>, import: Option<&Path>) -> String {
+fn render_template(client: Option<SupportedClient>, is_own: bool, store: Option<&Path>, import: Option<&Path>) -> String {
     let text = match client {
         Some(client) => client_template(client),
-        None if import.is_some() => client_template(Client::ClaudeDesktop),
+        None if import.is_some() => client_template(SupportedClient::ClaudeDesktop),
         None => include_str!("init/bare.toml"),
     };
     // The user's own configuration needs no `toolgate trust`.

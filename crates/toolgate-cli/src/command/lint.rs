@@ -8,11 +8,11 @@ use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use toolgate::policy::{Place, Problem, Severity};
-use toolgate_config::{Config, ConfigError, Finding, LINTS, Usage};
+use toolgate::policy::{Diagnostic, Severity, SourceSpan};
+use toolgate_config::{Config, ConfigError, LINTS, LintFinding, ToolUsage};
 use toolgate_store::Ledger;
 
-use crate::command::common::{BOLD, GREEN, Unheard, format_count, sanitize};
+use crate::command::common::{BOLD, GREEN, IgnoreBrokenPipe, format_count, sanitize};
 use toolgate_hook::effective_config;
 
 /// Find mistakes in a configuration, and descriptions that a model may misread.
@@ -32,11 +32,11 @@ pub(crate) struct Args {
     fix: bool,
     /// Output format.
     #[arg(long, value_enum, default_value = "text")]
-    format: Format,
+    format: LintFormat,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Format {
+enum LintFormat {
     /// For people.
     Text,
     /// One JSON object.
@@ -62,29 +62,29 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
             found = collect_findings(&path, store)?;
         }
     }
-    let mut out = Unheard(anstream::stdout().lock());
+    let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     match args.format {
-        Format::Text => print_text(&mut out, &found, &mended)?,
-        Format::Json => {
+        LintFormat::Text => print_text(&mut out, &found, &mended)?,
+        LintFormat::Json => {
             writeln!(out, "{}", json!({"findings": found.iter().map(finding_to_json).collect::<Vec<_>>(), "mended": mended.len()}))?
         }
-        Format::Github => found.iter().try_for_each(|finding| writeln!(out, "{}", github_annotation(finding)))?,
-        Format::Sarif => writeln!(out, "{:#}", to_sarif(&found))?,
+        LintFormat::Github => found.iter().try_for_each(|finding| writeln!(out, "{}", github_annotation(finding)))?,
+        LintFormat::Sarif => writeln!(out, "{:#}", to_sarif(&found))?,
     }
     let wrong = found.iter().any(|finding| finding.problem.severity == Severity::Error);
     Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Returns all findings of a configuration.
-fn collect_findings(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
+fn collect_findings(path: &Path, store: Option<&Path>) -> io::Result<Vec<LintFinding>> {
     let usage = store.map(count_usage).transpose()?;
     let config = effective_config::with_pinned_tools(Config::load(path)?, path)?;
     let left = |code: &str, of: Option<&String>| config.is_finding_allowed(code, of.map_or("", String::as_str));
     let mut found = config.lint(usage.as_ref());
     // A problem with its own lint code keeps that code. Any other problem is `load` or `dead_rule`.
-    let told = |problem: Problem, otherwise: &'static str| {
+    let told = |problem: Diagnostic, otherwise: &'static str| {
         let code = problem.lint_code.unwrap_or(otherwise);
-        if code != "load" && left(code, problem.rule.as_ref()) { None } else { Some(Finding::from_problem(code, problem)) }
+        if code != "load" && left(code, problem.rule.as_ref()) { None } else { Some(LintFinding::from_problem(code, problem)) }
     };
     let loaded = effective_config::with_pinned_tools(Config::load(path)?, path)?.build_agents(None);
     match loaded {
@@ -92,16 +92,16 @@ fn collect_findings(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding
         Ok(agents) => {
             let warnings = agents.iter().flat_map(|agent| agent.warnings().iter().cloned());
             found.extend(warnings.filter_map(|problem| told(problem, "dead_rule")));
-            found.sort_by_cached_key(|finding| finding.problem.order());
+            found.sort_by_cached_key(|finding| finding.problem.sort_key());
         }
     }
     Ok(found)
 }
 
 /// Counts the sessions in which each tool was used.
-fn count_usage(store: &Path) -> io::Result<Usage> {
+fn count_usage(store: &Path) -> io::Result<ToolUsage> {
     let ledger = Ledger::open(store).map_err(io::Error::other)?;
-    let mut usage = Usage::default();
+    let mut usage = ToolUsage::default();
     for (agent, tool, sessions) in ledger.sessions_by_tool().map_err(io::Error::other)? {
         match tool {
             Some(tool) => usage.tools.insert((agent, tool), sessions),
@@ -112,13 +112,13 @@ fn count_usage(store: &Path) -> io::Result<Usage> {
 }
 
 /// A fix: the span to replace, its replacement and its line number.
-type Fix<'f> = (Range<usize>, &'f str, usize);
+type LintFix<'f> = (Range<usize>, &'f str, usize);
 
 /// Applies the fixes of all findings to their files. Returns a description of each fix.
-fn apply_fixes(found: &[Finding]) -> io::Result<Vec<String>> {
-    let mut files: BTreeMap<String, Vec<Fix<'_>>> = BTreeMap::new();
+fn apply_fixes(found: &[LintFinding]) -> io::Result<Vec<String>> {
+    let mut files: BTreeMap<String, Vec<LintFix<'_>>> = BTreeMap::new();
     for finding in found {
-        if let (Some(place), Some((span, text))) = (&finding.problem.place, &finding.fix) {
+        if let (Some(place), Some((span, text))) = (&finding.problem.span, &finding.fix) {
             files.entry(place.file.to_string()).or_default().push((span.clone(), text, place.line_column().0));
         }
     }
@@ -141,7 +141,7 @@ fn apply_fixes(found: &[Finding]) -> io::Result<Vec<String>> {
     Ok(mended)
 }
 
-fn print_text(out: &mut impl Write, found: &[Finding], mended: &[String]) -> io::Result<()> {
+fn print_text(out: &mut impl Write, found: &[LintFinding], mended: &[String]) -> io::Result<()> {
     if !mended.is_empty() {
         writeln!(out, "{GREEN}fixed{GREEN:#} {}", format_count(mended.len() as u64, "problem"))?;
         for one in mended {
@@ -168,7 +168,7 @@ fn print_text(out: &mut impl Write, found: &[Finding], mended: &[String]) -> io:
 }
 
 /// Returns the line and column of a byte, counted from 1.
-fn line_and_column(place: &Place, at: usize) -> (usize, usize) {
+fn line_and_column(place: &SourceSpan, at: usize) -> (usize, usize) {
     let before = place.text.get(..at).unwrap_or(&place.text);
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
@@ -183,10 +183,10 @@ const fn severity_name(severity: Severity) -> &'static str {
     }
 }
 
-fn finding_to_json(finding: &Finding) -> Value {
+fn finding_to_json(finding: &LintFinding) -> Value {
     let problem = &finding.problem;
-    let place = problem.place.as_ref().map(|place| {
-        let ((line, column), (end_line, end_column)) = (line_and_column(place, place.span.start), line_and_column(place, place.span.end));
+    let place = problem.span.as_ref().map(|place| {
+        let ((line, column), (end_line, end_column)) = (line_and_column(place, place.range.start), line_and_column(place, place.range.end));
         json!({"file": &*place.file, "line": line, "column": column, "endLine": end_line, "endColumn": end_column})
     });
     let fix = finding.fix.as_ref().map(|(_, text)| text);
@@ -196,11 +196,11 @@ fn finding_to_json(finding: &Finding) -> Value {
     })
 }
 
-fn github_annotation(finding: &Finding) -> String {
+fn github_annotation(finding: &LintFinding) -> String {
     let problem = &finding.problem;
     let escape = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
-    let place = problem.place.as_ref().map_or_else(String::new, |place| {
-        let (line, column) = line_and_column(place, place.span.start);
+    let place = problem.span.as_ref().map_or_else(String::new, |place| {
+        let (line, column) = line_and_column(place, place.range.start);
         format!("file={},line={line},col={column},", escape(&place.file).replace(':', "%3A").replace(',', "%2C"))
     });
     let help = problem.help.as_ref().map(|help| format!("\n{help}")).unwrap_or_default();
@@ -226,12 +226,12 @@ fn file_uri(file: &str) -> String {
     format!("{scheme}{}", encoded.collect::<String>())
 }
 
-fn to_sarif(found: &[Finding]) -> Value {
-    let result = |finding: &Finding| {
+fn to_sarif(found: &[LintFinding]) -> Value {
+    let result = |finding: &LintFinding| {
         let problem = &finding.problem;
-        let location = problem.place.as_ref().map(|place| {
+        let location = problem.span.as_ref().map(|place| {
             let ((line, column), (end_line, end_column)) =
-                (line_and_column(place, place.span.start), line_and_column(place, place.span.end));
+                (line_and_column(place, place.range.start), line_and_column(place, place.range.end));
             json!({"physicalLocation": {
                 "artifactLocation": {"uri": file_uri(&place.file)},
                 "region": {"startLine": line, "startColumn": column, "endLine": end_line, "endColumn": end_column},

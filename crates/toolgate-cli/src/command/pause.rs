@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use toolgate::SessionKey;
-use toolgate::store::{Store, Target};
-use toolgate::tool::name::{is_tool_name, of_client};
+use toolgate::store::{PauseTarget, Store};
+use toolgate::tool::name::{is_tool_name, tool_name_from_client};
 use toolgate_store::SqliteStore;
 
 use crate::command::common::{ledger_path, open_ledger, sanitize};
@@ -20,7 +20,7 @@ use crate::command::common::{ledger_path, open_ledger, sanitize};
 )]
 pub(crate) struct PauseArgs {
     #[command(flatten)]
-    target: What,
+    target: PauseTargetArgs,
     /// Reason, which the model and the ledger see.
     #[arg(long, value_name = "REASON", requires = "What")]
     because: Option<String>,
@@ -31,12 +31,12 @@ pub(crate) struct PauseArgs {
 #[command(after_help = "Examples:\n  toolgate resume --tool issue_refund --store ledger.db")]
 pub(crate) struct ResumeArgs {
     #[command(flatten)]
-    target: What,
+    target: PauseTargetArgs,
 }
 
 #[derive(clap::Args)]
 #[group(id = "What", multiple = true)]
-struct What {
+struct PauseTargetArgs {
     /// An agent; with `--principal` and `--session`, the agent of that session.
     #[arg(long)]
     agent: Option<String>,
@@ -51,19 +51,19 @@ struct What {
     session: Option<String>,
 }
 
-impl What {
+impl PauseTargetArgs {
     const fn is_empty(&self) -> bool {
         self.agent.is_none() && self.tool.is_none() && self.principal.is_none() && self.session.is_none()
     }
 
-    fn target(&self) -> io::Result<Target> {
+    fn target(&self) -> io::Result<PauseTarget> {
         Ok(match (&self.tool, &self.agent, &self.principal, &self.session) {
-            (Some(tool), ..) => Target::Tool(toolgate_name(tool).into()),
+            (Some(tool), ..) => PauseTarget::Tool(toolgate_name(tool).into()),
             (_, Some(agent), Some(principal), Some(session)) => {
-                Target::Session(SessionKey::new(agent.as_str(), principal.as_str(), session.as_str()))
+                PauseTarget::Session(SessionKey::new(agent.as_str(), principal.as_str(), session.as_str()))
             }
-            (_, Some(agent), None, None) => Target::Agent(agent.as_str().into()),
-            (_, None, Some(principal), None) => Target::Principal(principal.as_str().into()),
+            (_, Some(agent), None, None) => PauseTarget::Agent(agent.as_str().into()),
+            (_, None, Some(principal), None) => PauseTarget::Principal(principal.as_str().into()),
             (_, Some(_), Some(_), None) => {
                 return Err(io::Error::other("missing `--session`: add it, or leave out `--agent` or `--principal`"));
             }
@@ -107,9 +107,9 @@ pub(crate) fn pause(args: &PauseArgs, store: Option<&Path>) -> io::Result<ExitCo
 
 pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<ExitCode> {
     let (mut target, paused) = (args.target.target()?, open_ledger(store)?.paused_targets().map_err(io::Error::other)?);
-    let is_paused = |target: &Target| paused.iter().any(|(paused, _)| paused == target);
+    let is_paused = |target: &PauseTarget| paused.iter().any(|(paused, _)| paused == target);
     // The tool may have been paused by the given name instead of the toolgate name.
-    if let Some(given) = args.target.tool.as_deref().map(|tool| Target::Tool(tool.into()))
+    if let Some(given) = args.target.tool.as_deref().map(|tool| PauseTarget::Tool(tool.into()))
         && !is_paused(&target)
         && is_paused(&given)
     {
@@ -128,20 +128,20 @@ pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<Exit
 
 /// Returns the toolgate name of a tool. An invalid name is the client's name, as in a hook event.
 fn toolgate_name(tool: &str) -> String {
-    if is_tool_name(tool) { tool.to_owned() } else { of_client(tool) }
+    if is_tool_name(tool) { tool.to_owned() } else { tool_name_from_client(tool) }
 }
 
 /// Formats a target for people.
-fn describe_target(target: &Target) -> String {
+fn describe_target(target: &PauseTarget) -> String {
     match target {
-        Target::Agent(name) => format!("the agent `{name}`"),
-        Target::Tool(name) => format!("the tool `{name}`"),
-        Target::Principal(name) => format!("the principal `{name}`"),
-        Target::Session(key) => format!("the session `{}` of `{}` as `{}`", key.session, key.principal, key.agent),
+        PauseTarget::Agent(name) => format!("the agent `{name}`"),
+        PauseTarget::Tool(name) => format!("the tool `{name}`"),
+        PauseTarget::Principal(name) => format!("the principal `{name}`"),
+        PauseTarget::Session(key) => format!("the session `{}` of `{}` as `{}`", key.session, key.principal, key.agent),
     }
 }
 
-fn set_pause(target: &Target, reason: Option<String>, store: Option<&Path>) -> io::Result<()> {
+fn set_pause(target: &PauseTarget, reason: Option<String>, store: Option<&Path>) -> io::Result<()> {
     let store = SqliteStore::open(ledger_path(store)?).map_err(io::Error::other)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(store.set_pause(target.clone(), reason)).map_err(io::Error::other)

@@ -6,12 +6,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use serde_json::json;
-use toolgate::{Compared, Definition, Replay, Ruling};
+use toolgate::{AdmissionDecision, AgentDefinition, Replay, ReplayComparison};
 use toolgate_json::Digest;
-use toolgate_store::{Entry, Filter, Ledger};
+use toolgate_store::{Ledger, LedgerEntry, RowFilter};
 
 use crate::command::common::{
-    BOLD, DIM, GREEN, RED, Unheard, YELLOW, describe_reason, format_count, format_time, open_ledger, parse_number, sanitize,
+    BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, describe_reason, format_count, format_time, open_ledger, parse_number, sanitize,
 };
 
 /// Decide a recorded session again, call by call, without running any tool.
@@ -54,11 +54,11 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
         };
         return Err(io::Error::other(message));
     };
-    let filter = Filter {
+    let filter = RowFilter {
         agent: Some(key.agent.to_string()),
         principal: Some(key.principal.to_string()),
         session: Some(key.session.to_string()),
-        ..Filter::default()
+        ..RowFilter::default()
     };
     let entries = ledger.find(&filter).map_err(io::Error::other)?;
     match entries.first() {
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
         }
         Some(first) if first.n > 1 => {
             writeln!(
-                Unheard(anstream::stderr().lock()),
+                IgnoreBrokenPipe(anstream::stderr().lock()),
                 "{YELLOW}note{YELLOW:#}: the first {} of this session were pruned",
                 format_count(first.n - 1, "row")
             )?;
@@ -79,10 +79,10 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     Ok(if differs { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-async fn replay_rows(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<bool> {
+async fn replay_rows(ledger: &Ledger, entries: &[LedgerEntry], args: &Args) -> io::Result<bool> {
     let mut by_config: HashMap<Digest, Result<Replay, String>> = HashMap::new();
     let (mut same, mut differ, mut unknown, mut moment) = (0, 0, 0, 0);
-    let mut out = Unheard(anstream::stdout().lock());
+    let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     // A row without a turn belongs to the turn before it.
     let (tells_turns, mut at) = (entries.iter().any(|entry| entry.row.turn.is_some()), 0);
     for entry in entries {
@@ -97,16 +97,16 @@ async fn replay_rows(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Res
         };
         let compared = match replay {
             Ok(replay) => replay.decide(row).await,
-            Err(why) => Compared::Undecidable(why.clone()),
+            Err(why) => ReplayComparison::Undecidable(why.clone()),
         };
         match &compared {
-            Compared::Same => same += 1,
-            Compared::Differs(_) => differ += 1,
-            Compared::Undecidable(_) => unknown += 1,
-            Compared::Circumstance(_) if row.settles.is_some() => {}
-            Compared::Circumstance(_) => moment += 1,
+            ReplayComparison::Same => same += 1,
+            ReplayComparison::Differs(_) => differ += 1,
+            ReplayComparison::Undecidable(_) => unknown += 1,
+            ReplayComparison::Circumstance(_) if row.settles.is_some() => {}
+            ReplayComparison::Circumstance(_) => moment += 1,
         }
-        let was = Ruling::of_row(row);
+        let was = AdmissionDecision::from_row(row);
         if args.json {
             writeln!(
                 out,
@@ -120,10 +120,10 @@ async fn replay_rows(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Res
             continue;
         }
         let (style, mark, more) = match &compared {
-            Compared::Same => (GREEN, "=", String::new()),
-            Compared::Differs(now) => (RED, "≠", format!("\n      {RED}now {}{RED:#}", sanitize(&now.to_string()))),
-            Compared::Undecidable(why) => (YELLOW, "?", format!(" {DIM}undecidable: {}{DIM:#}", sanitize(why))),
-            Compared::Circumstance(why) => (DIM, "·", format!(" {DIM}not decided again: {}{DIM:#}", sanitize(why))),
+            ReplayComparison::Same => (GREEN, "=", String::new()),
+            ReplayComparison::Differs(now) => (RED, "≠", format!("\n      {RED}now {}{RED:#}", sanitize(&now.to_string()))),
+            ReplayComparison::Undecidable(why) => (YELLOW, "?", format!(" {DIM}undecidable: {}{DIM:#}", sanitize(why))),
+            ReplayComparison::Circumstance(why) => (DIM, "·", format!(" {DIM}not decided again: {}{DIM:#}", sanitize(why))),
         };
         let turn = if tells_turns { row.turn.map_or_else(String::new, |turn| turn.to_string()) } else { entry.n.to_string() };
         let about = super::audit::describe_arguments(row);
@@ -154,7 +154,8 @@ pub(super) fn build_replay(ledger: &Ledger, config: Digest) -> io::Result<Result
     let Some(text) = ledger.definition(config).map_err(io::Error::other)? else {
         return Ok(Err(format!("the configuration {config} is not in the ledger")));
     };
-    let built = Definition::parse(&text).map_err(|e| e.to_string()).and_then(|definition| definition.build().map_err(|e| e.to_string()));
+    let built =
+        AgentDefinition::parse(&text).map_err(|e| e.to_string()).and_then(|definition| definition.build().map_err(|e| e.to_string()));
     match built {
         Ok(agent) => Replay::new([agent]).map(Ok),
         Err(why) => Ok(Err(format!("this version cannot read the configuration {config}: {why}"))),

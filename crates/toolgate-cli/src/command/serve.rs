@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use toolgate_config::Config;
-use toolgate_mcp::{Gateway, Options, Starting, Status};
+use toolgate_mcp::{Gateway, GatewayOptions, UpstreamOptions, UpstreamStatus};
 use toolgate_store::SqliteStore;
 
-use crate::Telling;
+use crate::LogConfig;
 use crate::command::common::{BOLD, DIM, GREEN, RED, format_count};
 use crate::telemetry::Telemetry;
-use toolgate_hook::builtin_rules::Protected;
+use toolgate_hook::builtin_rules::ProtectedPaths;
 use toolgate_hook::effective_config;
-use toolgate_hook::effective_config::{InForce, Stamp, State, fingerprint};
+use toolgate_hook::effective_config::{EffectiveConfig, FileMetadataFingerprint, UserStateDir, fingerprint};
 use toolgate_hook::stderr::print_stderr;
 
 /// Run the MCP gateway.
@@ -44,32 +44,32 @@ pub(crate) struct Args {
 }
 
 /// Default address to listen on.
-const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
+const DEFAULT_LISTEN_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
 
 fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    let port = text.trim_start_matches(':').parse::<u16>().unwrap_or(HERE.port());
+    let port = text.trim_start_matches(':').parse::<u16>().unwrap_or(DEFAULT_LISTEN_ADDRESS.port());
     text.parse().map_err(|_| format!("expected an address and a port, like 127.0.0.1:{port}"))
 }
 
 /// Returns the directory with the pinned tool definitions of the upstreams.
-pub(crate) fn config_pins_dir(state: &State, found: &InForce) -> PathBuf {
+pub(crate) fn config_pins_dir(state: &UserStateDir, found: &EffectiveConfig) -> PathBuf {
     effective_config::pins_dir(state.path(), found.files.first().map_or(Path::new(""), PathBuf::as_path))
 }
 
 /// Source of the configuration that the gateway serves.
-pub(crate) struct Served {
+pub(crate) struct ServedConfigSource {
     path: Option<PathBuf>,
     agent: Option<String>,
-    state: State,
+    state: UserStateDir,
 }
 
-impl Served {
+impl ServedConfigSource {
     pub(crate) fn new(given: Option<PathBuf>, agent: Option<String>) -> io::Result<Self> {
-        Ok(Self { path: given, agent, state: State::open()? })
+        Ok(Self { path: given, agent, state: UserStateDir::open()? })
     }
 
-    pub(crate) fn find(&self) -> io::Result<InForce> {
-        InForce::find(self.path.as_deref(), &effective_config::project_dir()?, &self.state)
+    pub(crate) fn find(&self) -> io::Result<EffectiveConfig> {
+        EffectiveConfig::find(self.path.as_deref(), &effective_config::project_dir()?, &self.state)
     }
 
     fn load(&self) -> io::Result<Config> {
@@ -81,12 +81,12 @@ impl Served {
     }
 }
 
-pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Result<ExitCode> {
+pub(crate) fn run(args: &Args, store: Option<&Path>, telling: LogConfig) -> io::Result<ExitCode> {
     // Programs that run as hooks must not inherit open files of the caller.
-    let _ = toolgate_process::sandbox::close_inherited();
+    let _ = toolgate_process::sandbox::close_inherited_files();
     // Each connected client needs an open file.
     toolgate_mcp::raise_open_file_limit();
-    let served = Arc::new(Served::new(args.config.clone(), args.agent.clone())?);
+    let served = Arc::new(ServedConfigSource::new(args.config.clone(), args.agent.clone())?);
     let found = served.find()?;
     let telemetry = Telemetry::start(found.config.gateway.otlp.as_ref())?;
     telling.install(Some(&telemetry));
@@ -97,9 +97,9 @@ pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Re
     Ok(code)
 }
 
-async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: InForce) -> io::Result<ExitCode> {
+async fn serve(args: &Args, store: Option<&Path>, served: Arc<ServedConfigSource>, found: EffectiveConfig) -> io::Result<ExitCode> {
     // Signal handlers are installed before the start message is printed.
-    let mut ending = Ending::new()?;
+    let mut ending = TerminationSignals::new()?;
     // If the parent ignored `SIGCHLD`, that is inherited, and the exit of child processes would be
     // missed.
     let _ends = signal(SignalKind::child())?;
@@ -133,23 +133,23 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     let program = std::env::current_exe()?;
     // The rules follow the current files, or the files at the start if those do not load.
     let (looks, project) = (Arc::clone(&served), effective_config::project_dir()?);
-    let protected = Protected::collect(&found, &served.state, &project);
+    let protected = ProtectedPaths::collect(&found, &served.state, &project);
     let own = protected.paths().chain([path.clone()]).collect();
-    let rules = move |tools: &[&toolgate::Spec]| match looks.find() {
-        Ok(found) => Protected::collect(&found, &looks.state, &project).render_rules(tools, Some(&project)),
+    let rules = move |tools: &[&toolgate::ToolSpec]| match looks.find() {
+        Ok(found) => ProtectedPaths::collect(&found, &looks.state, &project).render_rules(tools, Some(&project)),
         Err(_) => protected.render_rules(tools, Some(&project)),
     };
-    let options = Options {
+    let options = GatewayOptions {
         built_in_rules: Some(Arc::new(rules)),
         store,
-        upstreams: Starting { pin_dir: Some(config_pins_dir(&served.state, &found)), launcher: Some(program.clone()) },
+        upstreams: UpstreamOptions { pin_dir: Some(config_pins_dir(&served.state, &found)), launcher: Some(program.clone()) },
         upstream_start_timeout: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),
         launcher: Some(program),
         principal: effective_config::local_user_name(),
         own_paths: own,
     };
     let listen = found.config.gateway.listen.as_deref().and_then(|address| address.parse().ok());
-    let address = args.listen.or(listen).unwrap_or(HERE);
+    let address = args.listen.or(listen).unwrap_or(DEFAULT_LISTEN_ADDRESS);
     let reader = Arc::clone(&served);
     let gateway = tokio::select! {
         opened = Gateway::open(move || reader.load(), options) => opened?,
@@ -209,10 +209,10 @@ fn print_startup_report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io
     }
     for health in gateway.health() {
         print_stderr(&match &health.status {
-            Status::Up { .. } => format!("  {GREEN}✓{GREEN:#} {}: {}", health.name, format_count(health.tools as u64, "tool")),
-            Status::Starting => format!("  {DIM}… {}: still starting{DIM:#}", health.name),
+            UpstreamStatus::Up { .. } => format!("  {GREEN}✓{GREEN:#} {}: {}", health.name, format_count(health.tools as u64, "tool")),
+            UpstreamStatus::Starting => format!("  {DIM}… {}: still starting{DIM:#}", health.name),
             // The reason was logged when it was detected.
-            Status::Down { .. } => format!("  {RED}✗{RED:#} {}: unavailable", health.name),
+            UpstreamStatus::Down { .. } => format!("  {RED}✗{RED:#} {}: unavailable", health.name),
         });
         if !health.held.is_empty() {
             let held = format_count(health.held.len() as u64, "tool");
@@ -230,12 +230,12 @@ fn print_startup_report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io
 }
 
 /// Signals that end the process.
-struct Ending {
+struct TerminationSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
-impl Ending {
+impl TerminationSignals {
     fn new() -> io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
@@ -250,16 +250,16 @@ impl Ending {
 }
 
 /// Returns whether only pin files have changed; `None` if nothing has.
-fn only_pins_changed(files: &[(PathBuf, Option<Stamp>)], pins: &[PathBuf]) -> Option<bool> {
+fn only_pins_changed(files: &[(PathBuf, Option<FileMetadataFingerprint>)], pins: &[PathBuf]) -> Option<bool> {
     let changed: Vec<&PathBuf> = files.iter().filter(|(file, was)| fingerprint(file) != *was).map(|(file, _)| file).collect();
     (!changed.is_empty()).then(|| changed.iter().all(|file| pins.contains(file)))
 }
 
 /// Settings that are read only at the start.
-type Fixed = Vec<(&'static str, String)>;
+type StartupSettings = Vec<(&'static str, String)>;
 
 /// Returns these settings of a configuration, except those that the command line overrides.
-fn startup_settings(found: &InForce, given: &[&str]) -> Fixed {
+fn startup_settings(found: &EffectiveConfig, given: &[&str]) -> StartupSettings {
     let gateway = &found.config.gateway;
     let all = [
         ("store", format!("{:?}", found.store)),
@@ -276,12 +276,12 @@ fn startup_settings(found: &InForce, given: &[&str]) -> Fixed {
 /// Reloads the configuration when it changes, and on `SIGHUP`.
 async fn reload_on_change(
     gateway: Gateway,
-    served: Arc<Served>,
-    (files, begun): (Vec<(PathBuf, Option<Stamp>)>, Fixed),
+    served: Arc<ServedConfigSource>,
+    (files, begun): (Vec<(PathBuf, Option<FileMetadataFingerprint>)>, StartupSettings),
     given: Vec<&'static str>,
     mut hang_up: Signal,
 ) {
-    let with_pins = |files: Vec<(PathBuf, Option<Stamp>)>| {
+    let with_pins = |files: Vec<(PathBuf, Option<FileMetadataFingerprint>)>| {
         let pins = gateway.pin_files().into_iter().map(|file| (file.clone(), fingerprint(&file)));
         files.into_iter().chain(pins).collect::<Vec<_>>()
     };
@@ -310,7 +310,7 @@ async fn reload_on_change(
             Ok(()) if only_pins => {
                 let health = gateway.health();
                 // The gateway itself logs tools that do not fit their declaration.
-                let fits = |one: &toolgate_mcp::Health, tool: &str| one.unusable_tools().all(|(unfit, _)| unfit != tool);
+                let fits = |one: &toolgate_mcp::UpstreamHealth, tool: &str| one.unusable_tools().all(|(unfit, _)| unfit != tool);
                 let held = health.iter().flat_map(|one| one.held.iter().filter(move |change| fits(one, &change.tool)));
                 let held = held.map(|change| format!("{} {}", change.upstream, change.tool));
                 let held: Vec<String> = held.map(|tool| crate::command::common::sanitize(&tool)).collect();

@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use toolgate_config::{Config, Undeclared, Upstream};
-use toolgate_mcp::{Change, Pins, Starting, Status, Suspicion, Upstreams};
+use toolgate_config::{Config, UndeclaredToolPolicy, UpstreamConfig};
+use toolgate_mcp::{Pins, QuarantineReason, QuarantinedTool, UpstreamOptions, UpstreamStatus, Upstreams};
 
-use super::serve::{Served, config_pins_dir};
-use crate::command::common::{BOLD, DIM, GREEN, RED, Table, YELLOW, format_count, sanitize};
+use super::serve::{ServedConfigSource, config_pins_dir};
+use crate::command::common::{BOLD, DIM, GREEN, RED, TextTable, YELLOW, format_count, sanitize};
 use toolgate_hook::effective_config;
-use toolgate_hook::effective_config::State;
+use toolgate_hook::effective_config::UserStateDir;
 use toolgate_hook::stderr::print_stderr;
 
 /// List the MCP servers behind the gateway, and review changes of their tools.
@@ -28,11 +28,11 @@ pub(crate) struct Args {
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
-    verb: Verb,
+    verb: UpstreamCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Verb {
+enum UpstreamCommand {
     /// Start all upstreams, list their tools, and stop them.
     #[command(after_help = "Examples:\n  toolgate upstream list\n  toolgate upstream list --json")]
     List,
@@ -57,23 +57,24 @@ enum Verb {
 }
 
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
-    let served = Served::new(args.config.clone(), None)?;
+    let served = ServedConfigSource::new(args.config.clone(), None)?;
     let found = served.find()?;
-    let pins = config_pins_dir(&State::open()?, &found);
+    let pins = config_pins_dir(&UserStateDir::open()?, &found);
     let config = found.config;
     match &args.verb {
-        Verb::List => list_upstreams(config, &pins, args.json),
-        Verb::Diff { upstream } => print_quarantined(&config, &pins, upstream.as_deref(), args.json),
-        Verb::Accept { upstream, tool } => accept_tools(&config, &pins, upstream, tool.as_deref(), args.json),
+        UpstreamCommand::List => list_upstreams(config, &pins, args.json),
+        UpstreamCommand::Diff { upstream } => print_quarantined(&config, &pins, upstream.as_deref(), args.json),
+        UpstreamCommand::Accept { upstream, tool } => accept_tools(&config, &pins, upstream, tool.as_deref(), args.json),
     }
 }
 
 fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
-    let starting = Starting { pin_dir: Some(pins.to_owned()), launcher: Some(std::env::current_exe()?) };
+    let starting = UpstreamOptions { pin_dir: Some(pins.to_owned()), launcher: Some(std::env::current_exe()?) };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let (health, exposed) = runtime.block_on(async {
         let upstreams = Upstreams::start(&config, &starting, Duration::from_secs(20)).await?;
-        let undeclared: Vec<(String, Undeclared)> = config.upstreams.iter().map(|one| (one.name.clone(), one.undeclared)).collect();
+        let undeclared: Vec<(String, UndeclaredToolPolicy)> =
+            config.upstreams.iter().map(|one| (one.name.clone(), one.undeclared)).collect();
         let offers: Vec<(String, Vec<String>)> = config
             .upstreams
             .iter()
@@ -97,7 +98,7 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
         Ok::<_, io::Error>((health, (undeclared, offers, exposed)))
     })?;
     let (undeclared, offers, exposed) = exposed;
-    let hides = |upstream: &str| undeclared.iter().any(|(name, how)| name == upstream && *how == Undeclared::Deny);
+    let hides = |upstream: &str| undeclared.iter().any(|(name, how)| name == upstream && *how == UndeclaredToolPolicy::Deny);
     let mut out = anstream::stdout().lock();
     if as_json {
         let tools = |name: &str| offers.iter().find(|(own, _)| own == name).map(|(_, tools)| tools.clone()).unwrap_or_default();
@@ -119,16 +120,16 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
     } else {
         for one in &health {
             match &one.status {
-                Status::Up { .. } => writeln!(out, "{GREEN}✓{GREEN:#} {BOLD}{}{BOLD:#}", one.name)?,
-                Status::Starting => writeln!(out, "{YELLOW}…{YELLOW:#} {BOLD}{}{BOLD:#} has not answered yet", one.name)?,
-                Status::Down { why, .. } => writeln!(out, "{RED}✗{RED:#} {BOLD}{}{BOLD:#} {}", one.name, sanitize(why))?,
+                UpstreamStatus::Up { .. } => writeln!(out, "{GREEN}✓{GREEN:#} {BOLD}{}{BOLD:#}", one.name)?,
+                UpstreamStatus::Starting => writeln!(out, "{YELLOW}…{YELLOW:#} {BOLD}{}{BOLD:#} has not answered yet", one.name)?,
+                UpstreamStatus::Down { why, .. } => writeln!(out, "{RED}✗{RED:#} {BOLD}{}{BOLD:#} {}", one.name, sanitize(why))?,
             }
             let undeclared = match undeclared.iter().find(|(name, _)| *name == one.name).map(|(_, how)| how) {
-                Some(Undeclared::Ask) => "undeclared: ask",
-                Some(Undeclared::Open) => "undeclared: allow",
+                Some(UndeclaredToolPolicy::Ask) => "undeclared: ask",
+                Some(UndeclaredToolPolicy::Open) => "undeclared: allow",
                 _ => "undeclared: treated as a read",
             };
-            let mut table = Table::new(&["  tool", "offered as", "agent", "effect"]).with_cut_column(1, 12);
+            let mut table = TextTable::new(&["  tool", "offered as", "agent", "effect"]).with_cut_column(1, 12);
             for tool in offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools) {
                 let found: Vec<_> = exposed.iter().filter(|e| e.upstream == one.name && e.tool == *tool).collect();
                 if found.is_empty() {
@@ -169,26 +170,26 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
             writeln!(out, "the configuration has no upstreams; add one with `[upstreams.NAME]`")?;
         }
     }
-    let all_up = health.iter().all(|one| matches!(one.status, Status::Up { .. }));
+    let all_up = health.iter().all(|one| matches!(one.status, UpstreamStatus::Up { .. }));
     Ok(if all_up { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn describe_suspicions(change: &Change) -> String {
+fn describe_suspicions(change: &QuarantinedTool) -> String {
     if change.why.is_empty() {
         return "the definition changed since it was accepted".to_owned();
     }
-    let one = |suspicion: &Suspicion| match suspicion {
-        Suspicion::Invisible { part } => format!("invisible characters in its {part}"),
-        Suspicion::Instruction { part, words } => format!("instructions to the model in its {part}: “{}”", sanitize(words)),
-        Suspicion::Shadow { tool } => format!("it mentions `{}`, a tool of another upstream", sanitize(tool)),
-        Suspicion::Unwritten { why } => format!("it is new, and its definition cannot be stored: {}", sanitize(why)),
-        Suspicion::Unfit { why } => format!("it does not fit the configuration: {}", sanitize(why)),
+    let one = |suspicion: &QuarantineReason| match suspicion {
+        QuarantineReason::Invisible { part } => format!("invisible characters in its {part}"),
+        QuarantineReason::Instruction { part, words } => format!("instructions to the model in its {part}: “{}”", sanitize(words)),
+        QuarantineReason::Shadow { tool } => format!("it mentions `{}`, a tool of another upstream", sanitize(tool)),
+        QuarantineReason::Unwritten { why } => format!("it is new, and its definition cannot be stored: {}", sanitize(why)),
+        QuarantineReason::Unfit { why } => format!("it does not fit the configuration: {}", sanitize(why)),
     };
     change.why.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-fn find_upstreams<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Vec<&'c Upstream>> {
-    let found: Vec<&Upstream> = config.upstreams.iter().filter(|one| wanted.is_none_or(|wanted| wanted == one.name)).collect();
+fn find_upstreams<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Vec<&'c UpstreamConfig>> {
+    let found: Vec<&UpstreamConfig> = config.upstreams.iter().filter(|one| wanted.is_none_or(|wanted| wanted == one.name)).collect();
     match wanted {
         Some(wanted) if found.is_empty() => {
             let names: Vec<&str> = config.upstreams.iter().map(|one| one.name.as_str()).collect();
@@ -199,9 +200,9 @@ fn find_upstreams<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Ve
 }
 
 fn print_quarantined(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
-    let is_wanted = |one: &Upstream| wanted.is_none_or(|wanted| wanted == one.name);
+    let is_wanted = |one: &UpstreamConfig| wanted.is_none_or(|wanted| wanted == one.name);
     find_upstreams(config, wanted)?;
-    let mut all: Vec<(&Upstream, Pins)> = Vec::new();
+    let mut all: Vec<(&UpstreamConfig, Pins)> = Vec::new();
     for one in &config.upstreams {
         match Pins::open(Some(pins), one) {
             Ok(pins) => all.push((one, pins)),
@@ -273,7 +274,7 @@ fn accept_tools(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>
         )));
     }
     if let Some(tool) = tool.filter(|tool| names.iter().all(|name| name != tool)) {
-        let says = match toolgate_text::suggest::closest(tool, names.iter().map(String::as_str)) {
+        let says = match toolgate_text::suggest::find_closest(tool, names.iter().map(String::as_str)) {
             Some(meant) => format!("did you mean `{}`?", sanitize(meant)),
             None => "list its tools with `toolgate upstream list`".to_owned(),
         };

@@ -63,10 +63,10 @@ const CALLS: &str = r#"
 "#;
 
 fn check(config: &str, calls: &str, more: &[&str]) -> (i32, String, String) {
-    tried("check", config, calls, more)
+    run_verb("check", config, calls, more)
 }
 
-fn tried(verb: &str, config: &str, calls: &str, more: &[&str]) -> (i32, String, String) {
+fn run_verb(verb: &str, config: &str, calls: &str, more: &[&str]) -> (i32, String, String) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("toolgate.toml"), config).unwrap();
     let output = Command::cargo_bin("toolgate")
@@ -85,14 +85,14 @@ fn tried(verb: &str, config: &str, calls: &str, more: &[&str]) -> (i32, String, 
 }
 
 #[test]
-fn each_call_is_told_what_would_become_of_it() {
+fn check_prints_outcome_of_each_call() {
     let (code, stdout, stderr) = check(CONFIG, CALLS, &[]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     insta::assert_snapshot!(stdout);
 }
 
 #[test]
-fn calls_are_words_files_or_standard_input() {
+fn check_reads_calls_from_arguments_files_or_stdin() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("calls.jsonl");
     std::fs::write(&file, CALLS).unwrap();
@@ -111,7 +111,7 @@ fn calls_are_words_files_or_standard_input() {
 }
 
 #[test]
-fn a_program_reads_a_verdict_a_line() {
+fn check_json_prints_one_verdict_per_line() {
     let (code, stdout, _) = check(CONFIG, CALLS, &["--json"]);
     assert_eq!(code, 0);
     let lines: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -141,7 +141,7 @@ fn a_program_reads_a_verdict_a_line() {
 }
 
 #[test]
-fn why_is_told_on_request() {
+fn check_explain_prints_reasons() {
     let (_, stdout, _) = check(CONFIG, CALLS.lines().nth(1).unwrap(), &["--explain"]);
     assert!(stdout.contains("`verify_customer` succeeded about the same `customer_id`: never in this session"), "{stdout}");
     assert_eq!(stdout.matches("must have succeeded first in this session").count(), 1, "a reason is given once: {stdout}");
@@ -152,9 +152,9 @@ fn why_is_told_on_request() {
 }
 
 #[test]
-fn a_call_that_was_not_made_is_explained_as_it_would_be() {
+fn explain_predicts_outcome_of_hypothetical_call() {
     let (refund, verify) = (CALLS.lines().nth(1).unwrap(), CALLS.lines().nth(2).unwrap());
-    let (code, stdout, stderr) = tried("explain", CONFIG, "", &[refund]);
+    let (code, stdout, stderr) = run_verb("explain", CONFIG, "", &[refund]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     insta::assert_snapshot!(stdout, @r#"
     deny  issue_refund {"customer_id": "C-1", "amount": 100} at policy · verified
@@ -186,7 +186,7 @@ fn a_call_that_was_not_made_is_explained_as_it_would_be() {
     "#);
     // It is what `check` says; what stands before it has come before it.
     assert_eq!(check(CONFIG, "", &["--explain", refund]), (0, stdout, String::new()));
-    let (_, stdout, _) = tried("explain", CONFIG, "", &["--json", verify, refund]);
+    let (_, stdout, _) = run_verb("explain", CONFIG, "", &["--json", verify, refund]);
     let lines: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.iter().map(|line| &line["explanation"]["would"]).collect::<Vec<_>>(), ["run", "run"]);
     let wrong: [(&[&str], &str); 4] = [
@@ -196,13 +196,13 @@ fn a_call_that_was_not_made_is_explained_as_it_would_be() {
         (&["--config", "nowhere.toml", "{\"tool\": \"calc\"}"], "nowhere.toml"),
     ];
     for (words, why) in wrong {
-        let (code, stdout, stderr) = tried("explain", CONFIG, "", words);
+        let (code, stdout, stderr) = run_verb("explain", CONFIG, "", words);
         assert!(code == 2 && stdout.is_empty() && stderr.contains(why), "{stderr}");
     }
 }
 
 #[test]
-fn the_example_of_the_specification_loads() {
+fn specification_example_loads() {
     let page = include_str!("../../../../specs/config.md");
     let examples = || page.split("```toml\n").skip(1).map(|part| part.split("```").next().unwrap());
     let example = examples().next().unwrap();
@@ -215,12 +215,12 @@ fn the_example_of_the_specification_loads() {
     let told: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((&told["decision"], &told["explanation"]["would"]), (&json!("allow"), &json!("run")));
     let tests = examples().find(|example| example.starts_with("[[test]]")).unwrap();
-    let (code, stdout, stderr) = tests_of(example, tests, &[]);
+    let (code, stdout, stderr) = run_config_tests(example, tests, &[]);
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
 }
 
 #[test]
-fn what_is_no_call_is_told_with_its_line() {
+fn check_reports_line_of_invalid_call() {
     for (calls, why) in [
         ("{\"tool\": \"calc\"}\nnonsense", "line 2: not a call"),
         ("{\"tol\": \"calc\"}", "unknown field `tol`"),
@@ -234,7 +234,7 @@ fn what_is_no_call_is_told_with_its_line() {
 }
 
 #[test]
-fn several_agents_share_a_file() {
+fn one_file_defines_several_agents() {
     let config =
         "[agents.a.tools.calc]\nkind = \"builtin\"\n[agents.b]\nprincipals = [\"bob\"]\n[agents.b.tools.calc]\nkind = \"builtin\"\n";
     let (code, _, stderr) = check(config, "{\"tool\": \"calc\"}", &[]);
@@ -250,7 +250,7 @@ fn several_agents_share_a_file() {
 }
 
 #[test]
-fn rules_can_stand_in_files_beside_it() {
+fn rules_load_from_included_files() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("rules.toml"), "[[policy]]\nname = \"never\"\nrule = \"deny\"\ntools = [\"calc\"]\n").unwrap();
     std::fs::write(directory.path().join("toolgate.toml"), "include = [\"rules.toml\", \"gone.toml\"]\n[tools.calc]\nkind = \"builtin\"\n")
@@ -273,7 +273,7 @@ fn rules_can_stand_in_files_beside_it() {
 }
 
 #[test]
-fn everything_that_is_wrong_is_told_at_once() {
+fn check_reports_all_config_errors_at_once() {
     let config = CONFIG
         .replace("effect = \"read\"", "effct = \"read\"")
         .replace("kind = \"builtin\"", "kind = \"buildin\"")
@@ -313,10 +313,10 @@ expect = "ask"
 "#;
 
 fn check_tests(tests: &str, more: &[&str]) -> (i32, String, String) {
-    tests_of(CONFIG, tests, more)
+    run_config_tests(CONFIG, tests, more)
 }
 
-fn tests_of(config: &str, tests: &str, more: &[&str]) -> (i32, String, String) {
+fn run_config_tests(config: &str, tests: &str, more: &[&str]) -> (i32, String, String) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("toolgate.toml"), config).unwrap();
     std::fs::write(directory.path().join("tests.toml"), tests).unwrap();
@@ -327,14 +327,14 @@ fn tests_of(config: &str, tests: &str, more: &[&str]) -> (i32, String, String) {
 }
 
 #[test]
-fn where_nothing_is_checked_that_is_said() {
+fn check_fails_without_calls_or_tests() {
     for said in [check(CONFIG, " \n\n", &[]), check_tests("", &[]), check_tests("# none yet\n", &["--json"])] {
         assert!(said.0 == 2 && said.1.is_empty() && said.2.contains("so nothing was checked"), "{said:?}");
     }
 }
 
 #[test]
-fn a_configuration_has_tests_of_its_own() {
+fn check_runs_config_tests() {
     let (code, stdout, stderr) = check_tests(TESTS, &[]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     insta::assert_snapshot!(stdout);
@@ -351,7 +351,7 @@ fn a_configuration_has_tests_of_its_own() {
 }
 
 #[test]
-fn a_test_that_is_misspelt_does_not_pass() {
+fn config_test_with_invalid_call_or_result_fails() {
     let config = CONFIG.replace(
         "proves = [\"/active\"]",
         "proves = [\"/active\"]\noutput = { type = \"object\", properties = { active = { type = \"boolean\" } }, required = [\"active\"] }",
@@ -370,14 +370,14 @@ fn a_test_that_is_misspelt_does_not_pass() {
         (", result = { active = false }", "", None),
     ] {
         assert!(test.contains(from), "{from}");
-        let (code, stdout, stderr) = tests_of(&config, &test.replace(from, to), &[]);
+        let (code, stdout, stderr) = run_config_tests(&config, &test.replace(from, to), &[]);
         assert_eq!((code, stderr.as_str()), (i32::from(why.is_some()), ""), "{to}: {stdout}");
         assert!(why.is_none_or(|why| stdout.contains(why)), "{to}: {stdout}");
     }
 }
 
 #[test]
-fn a_configuration_names_the_ledger() {
+fn ledger_path_comes_from_config() {
     let directory = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| {
         let output = Command::cargo_bin("toolgate").unwrap().args(args).current_dir(directory.path()).env_clear().output().unwrap();
@@ -398,41 +398,41 @@ fn a_configuration_names_the_ledger() {
 }
 
 #[test]
-fn a_kill_switch_is_pulled_and_let_go() {
+fn tool_is_paused_and_resumed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
     let store = path.to_str().unwrap();
-    assert_eq!(crate::toolgate(&["demo", "--store", store]).0, 0);
-    let (code, stdout, _) = crate::toolgate(&["pause", "--tool", "crm_lookup", "--because", "the CRM is down", "--store", store]);
+    assert_eq!(crate::run_toolgate(&["demo", "--store", store]).0, 0);
+    let (code, stdout, _) = crate::run_toolgate(&["pause", "--tool", "crm_lookup", "--because", "the CRM is down", "--store", store]);
     assert_eq!((code, stdout.as_str()), (0, &*format!("the tool `crm_lookup` is paused in {store}\n")));
     // Another desk on the same ledger hears of it.
-    crate::toolgate(&["demo", "--store", store]);
-    let (_, stdout, _) = crate::toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
+    crate::run_toolgate(&["demo", "--store", store]);
+    let (_, stdout, _) = crate::run_toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
     assert_eq!(stdout.lines().count(), 3, "{stdout}");
-    let (code, stdout, _) = crate::toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
+    let (code, stdout, _) = crate::run_toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
     assert_eq!((code, stdout.as_str()), (0, &*format!("the tool `crm_lookup` is resumed in {store}\n")));
-    crate::toolgate(&["demo", "--store", store]);
-    let (_, stdout, _) = crate::toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
+    crate::run_toolgate(&["demo", "--store", store]);
+    let (_, stdout, _) = crate::run_toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
     assert_eq!(stdout.lines().count(), 3);
-    let (code, stdout, stderr) = crate::toolgate(&["pause", "--tool", "crm_lokup", "--because", "x", "--store", store]);
+    let (code, stdout, stderr) = crate::run_toolgate(&["pause", "--tool", "crm_lokup", "--because", "x", "--store", store]);
     assert!(code == 0 && stderr.contains("the tool `crm_lokup` does not occur in this ledger"), "{stdout}{stderr}");
-    let (_, stdout, _) = crate::toolgate(&["pause", "--store", store]);
+    let (_, stdout, _) = crate::run_toolgate(&["pause", "--store", store]);
     assert_eq!(stdout, "the tool `crm_lokup`: x\n");
-    let (code, _, stderr) = crate::toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
+    let (code, _, stderr) = crate::run_toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
     assert!(code == 2 && stderr.contains("is not paused"), "{stderr}");
-    let (code, _, stderr) = crate::toolgate(&["pause", "--tool", "crm_lookup", "--store", store]);
+    let (code, _, stderr) = crate::run_toolgate(&["pause", "--tool", "crm_lookup", "--store", store]);
     assert!(code == 2 && stderr.contains("--because"), "{stderr}");
-    let (code, _, stderr) = crate::toolgate(&["pause", "--because", "x", "--store", store]);
+    let (code, _, stderr) = crate::run_toolgate(&["pause", "--because", "x", "--store", store]);
     assert!(code == 2 && stderr.contains("--agent"), "{stderr}");
-    let (code, _, stderr) = crate::toolgate(&["pause", "--session", "monday", "--because", "x", "--store", store]);
+    let (code, _, stderr) = crate::run_toolgate(&["pause", "--session", "monday", "--because", "x", "--store", store]);
     assert!(code == 2 && stderr.contains("--principal"), "{stderr}");
 }
 
 #[test]
-fn a_tool_is_paused_by_the_name_that_its_client_has_for_it() {
-    use crate::hook::{CONFIG, Project, decision};
-    let project = Project::with(CONFIG);
-    let asked = |id: &str| decision(&project.before(id, "Read", json!({"file_path": format!("/tmp/{id}")}))).0.to_owned();
+fn pause_accepts_client_tool_name() {
+    use crate::hook::{CONFIG, TestProject, decision};
+    let project = TestProject::with_config(CONFIG);
+    let asked = |id: &str| decision(&project.pre_tool_use(id, "Read", json!({"file_path": format!("/tmp/{id}")}))).0.to_owned();
     assert_eq!(asked("t1"), "allow");
     let (code, stdout, stderr) = project.run(&["pause", "--tool", "Read", "--because", "x", "--store", "ledger.db"], "");
     assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "the tool `Read` is paused as `read` in ledger.db\n", ""));

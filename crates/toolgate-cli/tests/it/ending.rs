@@ -7,24 +7,24 @@ use std::process::Stdio;
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
 
-use crate::gateway::{call, said, until};
-use crate::hook::Project;
+use crate::gateway::{stdio_input, tools_call_request, wait_until};
+use crate::hook::TestProject;
 
 #[test]
-fn a_client_on_standard_streams_hears_the_answer_to_its_call() {
-    let project = Project::with(
+fn stdio_shutdown_answers_running_call() {
+    let project = TestProject::with_config(
         "store = \"ledger.db\"\n[tools.slow]\nkind = \"command\"\ncommand = \"./slow\"\neffect = \"read\"\nsandbox = { write = [\"mine\"] }\n",
     );
     project.write("project/mine/begun.txt", "");
     project.write("project/slow", "#!/bin/bash\n: > mine/begun\nsleep 1\necho it is over\n");
     std::fs::set_permissions(project.path("project/slow"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-    project.environment(&mut command);
+    project.set_environment(&mut command);
     command.args(["serve", "--stdio", "--config", "toolgate.toml"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
-    input.write_all(said(&[call(1, "slow", json!({}))]).as_bytes()).unwrap();
-    until("it is under way", || project.path("project/mine/begun").exists());
+    input.write_all(stdio_input(&[tools_call_request(1, "slow", json!({}))]).as_bytes()).unwrap();
+    wait_until("it is under way", || project.path("project/mine/begun").exists());
     assert!(std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     // The client has not hung up.
     let mut heard = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());

@@ -10,44 +10,44 @@ use assert_cmd::Command;
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
 
-use crate::hook::{CONFIG, Project, decision, event};
+use crate::hook::{CONFIG, TestProject, decision, hook_event};
 
 /// What comes of a line for the shell that has this on its standard input.
-fn sh(project: &Project, line: &str, input: &str) -> (i32, String, String) {
+fn run_shell(project: &TestProject, line: &str, input: &str) -> (i32, String, String) {
     let mut command = std::process::Command::new("sh");
-    project.environment(&mut command);
+    project.set_environment(&mut command);
     let output = Command::from_std(command).args(["-c", line]).write_stdin(input).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap_or_else(|| panic!("{line}: {}", output.status)), text(output.stdout), text(output.stderr))
 }
 
-fn program(name: &str) -> String {
+fn quoted_program_path(name: &str) -> String {
     format!("'{}'", assert_cmd::cargo::cargo_bin(name).display())
 }
 
 /// Copies a program. Another one does it: what is open for writing here may be so in a child that another test has just begun, and cannot
 /// be run.
-fn copy(name: &str, project: &Project, to: &str) {
-    assert_eq!(sh(project, &format!("install -m 755 {} '{}'", program(name), project.path(to).display()), "").0, 0);
+fn install_program(name: &str, project: &TestProject, to: &str) {
+    assert_eq!(run_shell(project, &format!("install -m 755 {} '{}'", quoted_program_path(name), project.path(to).display()), "").0, 0);
 }
 
-fn bash(id: &str, command: &str) -> String {
-    event("PreToolUse", id, "Bash", json!({"command": command})).to_string()
+fn bash_event(id: &str, command: &str) -> String {
+    hook_event("PreToolUse", id, "Bash", json!({"command": command})).to_string()
 }
 
 #[test]
-fn an_answer_that_nobody_hears_is_an_exit_code() {
+fn hook_sets_exit_code_if_stdout_is_closed() {
     let rewrites = "\n[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"lookup\"]\n";
-    let project = Project::with(&format!("{CONFIG}{rewrites}"));
+    let project = TestProject::with_config(&format!("{CONFIG}{rewrites}"));
     project.write("project/house.sh", "#!/bin/sh\necho '{\"tool_input\": {\"id\": 8}}'\n");
     std::fs::set_permissions(project.path("project/house.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let small = format!("{} --config toolgate.toml", program("toolgate-hook"));
-    let large = format!("{} hook --config toolgate.toml", program("toolgate"));
+    let small = format!("{} --config toolgate.toml", quoted_program_path("toolgate-hook"));
+    let large = format!("{} hook --config toolgate.toml", quoted_program_path("toolgate"));
     let mut count = 0;
     for (hook, closed) in [(&small, ">&-"), (&small, "> /dev/null"), (&large, ">&-"), (&large, "> /dev/null")] {
         count += 1;
         let plain = |command: &str| json!({"tool_name": "bash", "tool_input": {"command": format!("{command} {count}")}}).to_string();
-        let named = |name: &str, tool: &str, input: Value| event("PreToolUse", &format!("{name}{count}"), tool, input).to_string();
+        let named = |name: &str, tool: &str, input: Value| hook_event("PreToolUse", &format!("{name}{count}"), tool, input).to_string();
         let command = |name: &str, command: &str| named(name, "Bash", json!({"command": format!("{command} {count}")}));
         for (what, event, code) in [
             ("a pass", command("a", "ls"), 0),
@@ -57,20 +57,20 @@ fn an_answer_that_nobody_hears_is_an_exit_code() {
             ("a yes", named("e", "Read", json!({"file_path": format!("/tmp/{count}")})), 0),
             ("a plain yes", plain("pwd"), 0),
             ("a plain refusal", plain("git push"), 2),
-            ("a result that was never admitted", event("PostToolUse", "never", "Bash", json!({"command": "id"})).to_string(), 2),
+            ("a result that was never admitted", hook_event("PostToolUse", "never", "Bash", json!({"command": "id"})).to_string(), 2),
         ] {
-            let (said, _, stderr) = sh(&project, &format!("{hook} {closed}"), &event);
+            let (said, _, stderr) = run_shell(&project, &format!("{hook} {closed}"), &event);
             assert_eq!(said, code, "{what} {closed}: {stderr}");
         }
         // Both closed, and nothing to read.
-        assert_eq!(sh(&project, &format!("{hook} >&- 2>&-"), &command("f", "git push -q")).0, 2);
-        assert_eq!(sh(&project, &format!("{hook} <&-"), "").0, 2);
+        assert_eq!(run_shell(&project, &format!("{hook} >&- 2>&-"), &command("f", "git push -q")).0, 2);
+        assert_eq!(run_shell(&project, &format!("{hook} <&-"), "").0, 2);
     }
     // Nor does it take /proc to know, where a test may hide that.
     let hidden = |what: &str| format!("unshare -rm sh -c \"mount -t tmpfs none /proc && {what}\"");
-    if sh(&project, &hidden("true"), "").0 == 0 {
+    if run_shell(&project, &hidden("true"), "").0 == 0 {
         for hook in [&small, &large] {
-            let (said, _, stderr) = sh(&project, &hidden(&format!("{hook} >&-")), &bash("h", "git push -v"));
+            let (said, _, stderr) = run_shell(&project, &hidden(&format!("{hook} >&-")), &bash_event("h", "git push -v"));
             assert_eq!(said, 2, "{hook}: {stderr}");
         }
     } else {
@@ -88,22 +88,26 @@ fn an_answer_that_nobody_hears_is_an_exit_code() {
             stream.read_to_end(&mut Vec::new()).unwrap();
             stream.write_all(reply.as_bytes()).unwrap();
         });
-        let (said, ..) = sh(&project, &format!("{} --socket '{}' >&-", program("toolgate-hook"), socket.display()), &bash("g", "ls"));
+        let (said, ..) = run_shell(
+            &project,
+            &format!("{} --socket '{}' >&-", quoted_program_path("toolgate-hook"), socket.display()),
+            &bash_event("g", "ls"),
+        );
         serving.join().unwrap();
         assert_eq!(said, code, "{reply}");
     }
-    assert_eq!(sh(&project, &format!("{} --help > /dev/null", program("toolgate-hook")), "").0, 0);
+    assert_eq!(run_shell(&project, &format!("{} --help > /dev/null", quoted_program_path("toolgate-hook")), "").0, 0);
 }
 
 #[test]
-fn whoever_does_not_read_the_answer_is_not_waited_for() {
-    let project = Project::with(CONFIG);
+fn hook_exits_if_client_does_not_read_answer() {
+    let project = TestProject::with_config(CONFIG);
     // More than fits into a pipe.
     let result: serde_json::Map<String, Value> = (0..20_000).map(|n| (format!("key_{n}"), json!("text"))).collect();
-    let mut event = event("PostToolUse", "never", "Bash", json!({"command": "ls"}));
+    let mut event = hook_event("PostToolUse", "never", "Bash", json!({"command": "ls"}));
     event["tool_response"] = Value::Object(result);
     let mut command = std::process::Command::cargo_bin("toolgate-hook").unwrap();
-    project.environment(&mut command);
+    project.set_environment(&mut command);
     command.args(["--config", "toolgate.toml"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let (begun, mut child) = (Instant::now(), command.spawn().unwrap());
     child.stdin.take().unwrap().write_all(event.to_string().as_bytes()).unwrap();
@@ -121,8 +125,8 @@ fn whoever_does_not_read_the_answer_is_not_waited_for() {
 }
 
 #[test]
-fn a_home_that_is_wherever_one_stands_is_none() {
-    let project = Project::new();
+fn relative_home_directory_is_ignored() {
+    let project = TestProject::new();
     let open = "[tools.bash]\nkind = \"client\"\npolicy = \"open\"\n";
     // What a project has there would be the user's own word.
     project.write("project/.config/toolgate/toolgate.toml", open);
@@ -133,7 +137,7 @@ fn a_home_that_is_wherever_one_stands_is_none() {
     }
     // Where it is empty, the system knows better.
     for home in [".", "home"] {
-        let (code, stdout, stderr) = project.run_with(&[("HOME", home)], &["hook"], &bash("t1", "ls"));
+        let (code, stdout, stderr) = project.run_with(&[("HOME", home)], &["hook"], &bash_event("t1", "ls"));
         let answer: Value = serde_json::from_str(&stdout).unwrap();
         assert_eq!((code, decision(&answer).0), (0, "deny"), "{home}: {stdout}{stderr}");
         assert!(decision(&answer).1.contains("no home directory"), "{home}: {stdout}");
@@ -141,18 +145,18 @@ fn a_home_that_is_wherever_one_stands_is_none() {
 }
 
 #[test]
-fn a_users_own_file_that_cannot_be_looked_at_is_not_passed_over() {
-    let project = Project::with(CONFIG);
+fn unreadable_user_config_denies_every_call() {
+    let project = TestProject::with_config(CONFIG);
     assert_eq!(project.run(&["trust"], "").0, 0);
     std::fs::create_dir_all(project.path(".config/toolgate")).unwrap();
     symlink("toolgate.toml", project.path(".config/toolgate/toolgate.toml")).unwrap();
-    let answer = project.hook_as(&["hook"], &event("PreToolUse", "t1", "Bash", json!({"command": "ls"})));
+    let answer = project.run_hook_with(&["hook"], &hook_event("PreToolUse", "t1", "Bash", json!({"command": "ls"})));
     assert!(decision(&answer).0 == "deny" && decision(&answer).1.contains("toolgate denies every call"), "{answer}");
 }
 
 #[test]
-fn what_a_link_leads_to_is_protected_by_that_name_too() {
-    let project = Project::new();
+fn symlink_target_of_own_file_is_protected() {
+    let project = TestProject::new();
     project.write("dotfiles/mine.toml", CONFIG);
     project.write("kept/nothing", "");
     std::fs::set_permissions(project.path("kept"), std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -161,7 +165,7 @@ fn what_a_link_leads_to_is_protected_by_that_name_too() {
     }
     symlink(project.path("dotfiles/mine.toml"), project.path(".config/toolgate/toolgate.toml")).unwrap();
     symlink(project.path("kept"), project.path(".local/state/toolgate")).unwrap();
-    let ask = |id: &str, tool: &str, input: Value| project.hook_as(&["hook"], &event("PreToolUse", id, tool, input)).to_string();
+    let ask = |id: &str, tool: &str, input: Value| project.run_hook_with(&["hook"], &hook_event("PreToolUse", id, tool, input)).to_string();
     assert!(ask("t0", "Read", json!({"file_path": "/tmp/x"})).contains("allow"));
     let at = |name: &str| project.path(name).display().to_string();
     for (n, (tool, input, code)) in [
@@ -186,24 +190,24 @@ fn what_a_link_leads_to_is_protected_by_that_name_too() {
 }
 
 #[test]
-fn what_no_text_can_name_is_not_relied_on() {
-    let project = Project::new();
+fn non_utf8_config_path_is_denied() {
+    let project = TestProject::new();
     let odd = project.path("project").join(std::ffi::OsStr::from_bytes(b"odd\xff"));
     std::fs::create_dir(&odd).unwrap();
     std::fs::write(odd.join("toolgate.toml"), CONFIG).unwrap();
     let mut command = std::process::Command::cargo_bin("toolgate-hook").unwrap();
-    project.environment(&mut command);
+    project.set_environment(&mut command);
     command.current_dir(&odd);
-    let output = Command::from_std(command).args(["--config", "toolgate.toml"]).write_stdin(bash("t1", "ls")).output().unwrap();
+    let output = Command::from_std(command).args(["--config", "toolgate.toml"]).write_stdin(bash_event("t1", "ls")).output().unwrap();
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(output.status.success() && decision(&answer).1.contains("path is not valid UTF-8"), "{answer}");
 }
 
 #[test]
-fn whatever_surrounds_it_is_no_permission() {
-    let project = Project::with(CONFIG);
-    let hook = program("toolgate-hook");
-    let push = bash("t1", "git push");
+fn hook_denies_in_broken_environment() {
+    let project = TestProject::with_config(CONFIG);
+    let hook = quoted_program_path("toolgate-hook");
+    let push = bash_event("t1", "git push");
     for line in [
         // A directory that is gone, a state or a ledger that cannot be, few files at a time, a configuration that is none.
         format!("mkdir gone; cd gone; rmdir ../gone; {hook} --config ../toolgate.toml"),
@@ -220,56 +224,56 @@ fn whatever_surrounds_it_is_no_permission() {
         format!("{hook} --config ."),
         format!("{hook} --agent nobody --config toolgate.toml"),
     ] {
-        let (code, stdout, stderr) = sh(&project, &line, &push);
+        let (code, stdout, stderr) = run_shell(&project, &line, &push);
         let answer: Value = serde_json::from_str(&stdout).unwrap_or_default();
         assert!(code == 2 || (code == 0 && decision(&answer).0 == "deny"), "{line}: {code} {stdout}{stderr}");
     }
     // More than is read, and more than one event.
     for input in [" ".repeat((32 << 20) + 1), format!("{push}{push}")] {
-        assert_eq!(sh(&project, &format!("{hook} --config toolgate.toml"), &input).0, 2);
+        assert_eq!(run_shell(&project, &format!("{hook} --config toolgate.toml"), &input).0, 2);
     }
 }
 
 #[test]
-fn what_is_left_open_is_not_for_programs_that_are_started() {
+fn inherited_file_descriptors_are_closed_in_children() {
     let config = format!("{CONFIG}\n[[hooks]]\nname = \"looks\"\ncommand = \"./looks.sh\"\ntools = [\"bash\"]\n");
-    let project = Project::with(&config);
+    let project = TestProject::with_config(&config);
     project.write("looks.txt", "#!/bin/sh\necho asked > asked\n[ -e /proc/self/fd/9 ] && cat <&9 > seen\nexit 0\n");
-    assert_eq!(sh(&project, "install -m 755 ../looks.txt looks.sh; echo secret > secret", "").0, 0);
-    for (n, hook) in [program("toolgate-hook"), format!("{} hook", program("toolgate"))].into_iter().enumerate() {
+    assert_eq!(run_shell(&project, "install -m 755 ../looks.txt looks.sh; echo secret > secret", "").0, 0);
+    for (n, hook) in [quoted_program_path("toolgate-hook"), format!("{} hook", quoted_program_path("toolgate"))].into_iter().enumerate() {
         let line = format!("rm -f asked; exec 9< secret; {hook} --config toolgate.toml");
-        let (code, stdout, stderr) = sh(&project, &line, &bash(&format!("o{n}"), &format!("ls {n}")));
+        let (code, stdout, stderr) = run_shell(&project, &line, &bash_event(&format!("o{n}"), &format!("ls {n}")));
         assert_eq!((code, stdout.as_str()), (0, "{}\n"), "{stderr}");
         assert!(project.path("project/asked").exists() && !project.path("project/seen").exists(), "{hook}");
     }
     // The way into an upstream.
-    let line = format!("exec 9< secret; exec {} __toolgate_child {}", program("toolgate"), std::process::id());
-    let (code, stdout, stderr) = sh(&project, &format!("{line} sh -c 'echo begun; test ! -e /proc/self/fd/9'"), "");
+    let line = format!("exec 9< secret; exec {} __toolgate_child {}", quoted_program_path("toolgate"), std::process::id());
+    let (code, stdout, stderr) = run_shell(&project, &format!("{line} sh -c 'echo begun; test ! -e /proc/self/fd/9'"), "");
     assert_eq!((code, stdout.as_str()), (0, "begun\n"), "{stderr}");
 }
 
 #[test]
-fn somebody_whom_no_file_lists_is_answered() {
-    let project = Project::with(CONFIG);
+fn user_without_passwd_entry_is_denied() {
+    let project = TestProject::with_config(CONFIG);
     // Only root can be somebody else.
-    if sh(&project, "test \"$(id -u)\" = 0 && command -v setpriv", "").0 != 0 {
+    if run_shell(&project, "test \"$(id -u)\" = 0 && command -v setpriv", "").0 != 0 {
         eprintln!("SKIPPED: this is tried as root, with `setpriv`");
         return;
     }
-    copy("toolgate-hook", &project, "hook");
+    install_program("toolgate-hook", &project, "hook");
     std::fs::set_permissions(project.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
     let line = format!("cd / && env -u HOME setpriv --reuid 54321 --clear-groups '{}'", project.path("hook").display());
-    let (code, stdout, stderr) = sh(&project, &line, &bash("a", "ls"));
+    let (code, stdout, stderr) = run_shell(&project, &line, &bash_event("a", "ls"));
     let answer: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{code} {stdout}{stderr}"));
     assert_eq!((code, decision(&answer).0), (0, "deny"), "{stdout}{stderr}");
     assert!(decision(&answer).1.contains("no home directory"), "{stdout}");
 }
 
 #[test]
-fn a_demonstration_without_its_ledger_ends_with_one_error() {
-    let project = crate::verbs::desk();
-    let line = format!("trap '' XFSZ; ulimit -f 128; exec {} demo --store ledger.db", program("toolgate"));
-    let (code, stdout, stderr) = sh(&project, &line, "");
+fn demo_with_unwritable_ledger_prints_one_error() {
+    let project = crate::verbs::demo_project();
+    let line = format!("trap '' XFSZ; ulimit -f 128; exec {} demo --store ledger.db", quoted_program_path("toolgate"));
+    let (code, stdout, stderr) = run_shell(&project, &line, "");
     assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
     let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
     assert!(errors == 1 && stderr.lines().count() < 10, "{stderr}");
@@ -278,17 +282,17 @@ fn a_demonstration_without_its_ledger_ends_with_one_error() {
 }
 
 #[test]
-fn a_ledger_that_may_not_be_read_is_not_said_to_be_changed() {
-    let project = crate::verbs::desk();
-    if sh(&project, "test \"$(id -u)\" = 0 && command -v setpriv", "").0 != 0 {
+fn unreadable_ledger_is_not_reported_as_tampered() {
+    let project = crate::verbs::demo_project();
+    if run_shell(&project, "test \"$(id -u)\" = 0 && command -v setpriv", "").0 != 0 {
         eprintln!("SKIPPED: this is tried as root, with `setpriv`");
         return;
     }
-    copy("toolgate", &project, "toolgate");
+    install_program("toolgate", &project, "toolgate");
     std::fs::set_permissions(project.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
     let as_other = |verb: &str| {
         let line = format!("setpriv --reuid 54321 --clear-groups '{}' {verb} --store ledger.db", project.path("toolgate").display());
-        sh(&project, &line, "")
+        run_shell(&project, &line, "")
     };
     let (code, stdout, stderr) = as_other("audit verify");
     assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");

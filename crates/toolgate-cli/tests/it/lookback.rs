@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::hook::{Project, walk};
+use crate::hook::{TestProject, list_files};
 
 /// Fails where `replay` says that a call of this ledger would be decided otherwise now. What it cannot judge, it says itself.
-pub(crate) fn decided_alike(store: &Path, run: impl Fn(&[&str]) -> (i32, String, String)) {
+pub(crate) fn assert_replay_unchanged(store: &Path, run: impl Fn(&[&str]) -> (i32, String, String)) {
     // A test that fails has its own reason.
     if std::thread::panicking() {
         return;
@@ -23,17 +23,17 @@ pub(crate) fn decided_alike(store: &Path, run: impl Fn(&[&str]) -> (i32, String,
 }
 
 /// The ledgers that are anywhere in a project or its home, and that nobody has taken away.
-fn ledgers(project: &Project) -> Vec<PathBuf> {
-    let files = walk(&project.path(""));
+fn find_ledgers(project: &TestProject) -> Vec<PathBuf> {
+    let files = list_files(&project.path(""));
     let keys = files.iter().filter(|path| path.ends_with("keys/redact.key"));
     keys.filter_map(|key| Some(key.ancestors().nth(2)?.with_extension(""))).filter(|ledger| ledger.is_file()).collect()
 }
 
 /// Where it was made, and by whom.
-impl Drop for Project {
+impl Drop for TestProject {
     fn drop(&mut self) {
-        for ledger in ledgers(self) {
-            decided_alike(&ledger, |args| self.run(args, ""));
+        for ledger in find_ledgers(self) {
+            assert_replay_unchanged(&ledger, |args| self.run(args, ""));
         }
     }
 }
@@ -43,20 +43,20 @@ const CONFIG: &str = "store = \"ledger.db\"\n[tools.bash]\nkind = \"client\"\nsh
 
 #[test]
 #[should_panic(expected = "session `s` is decided otherwise now")]
-fn a_call_that_would_be_decided_otherwise_is_noticed_when_its_test_ends() {
-    let project = Project::with(CONFIG);
+fn changed_decision_fails_replay_check() {
+    let project = TestProject::with_config(CONFIG);
     let push = r#"{"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "bash", "tool_input": {"command": "git push"}, "tool_use_id": "t"}"#;
     let (_, said, _) = project.run(&["hook", "--config", "toolgate.toml"], push);
     assert!(said.contains("no_push"), "{said}");
-    assert_eq!(ledgers(&project), [project.path("project/ledger.db")]);
+    assert_eq!(find_ledgers(&project), [project.path("project/ledger.db")]);
     let sql = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
     assert_eq!(sql.execute("UPDATE configs SET body = replace(body, 'git push', 'git pull')", []).unwrap(), 1);
 }
 
 #[test]
-fn somebody_with_another_home_decides_the_same() {
+fn replay_uses_recorded_home_directory() {
     let rule = "[[policy]]\nname = \"no_keys\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ touches = [\"~/.ssh\"] }]\n";
-    let project = Project::with(&format!("{CONFIG}{rule}"));
+    let project = TestProject::with_config(&format!("{CONFIG}{rule}"));
     let home = project.path(".ssh").parent().unwrap().to_owned();
     let command = format!("cat {}/.ssh/id_ed25519", home.display());
     let event = json!({"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "bash", "tool_input": {"command": command}, "tool_use_id": "t"});

@@ -26,40 +26,40 @@ mod workspace;
 use assert_cmd::Command;
 use serde_json::Value;
 
-pub(crate) fn toolgate(args: &[&str]) -> (i32, String, String) {
+pub(crate) fn run_toolgate(args: &[&str]) -> (i32, String, String) {
     let output = Command::cargo_bin("toolgate").unwrap().args(args).env_clear().output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap_or_else(|| panic!("killed")), text(output.stdout), text(output.stderr))
 }
 
 #[test]
-fn help_says_what_it_does_with_examples() {
-    let (code, stdout, stderr) = toolgate(&["--help"]);
+fn help_prints_purpose_and_examples() {
+    let (code, stdout, stderr) = run_toolgate(&["--help"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     insta::assert_snapshot!(stdout);
-    let (code, stdout, _) = toolgate(&["demo", "--help"]);
+    let (code, stdout, _) = run_toolgate(&["demo", "--help"]);
     assert_eq!(code, 0);
     insta::assert_snapshot!(stdout);
 }
 
 #[test]
-fn a_wrong_verb_is_told_the_right_one() {
-    let (code, stdout, stderr) = toolgate(&["dmeo"]);
+fn misspelled_verb_gets_suggestion() {
+    let (code, stdout, stderr) = run_toolgate(&["dmeo"]);
     assert_eq!((code, stdout.as_str()), (2, ""));
     insta::assert_snapshot!(stderr);
 }
 
 #[test]
-fn the_demonstration_reads_the_same_every_time() {
-    let (code, stdout, stderr) = toolgate(&["demo"]);
+fn demo_output_is_deterministic() {
+    let (code, stdout, stderr) = run_toolgate(&["demo"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     assert!(!stdout.contains('\u{1b}'), "no colours where there is no terminal");
     insta::assert_snapshot!(stdout);
 }
 
 #[test]
-fn the_demonstration_speaks_json() {
-    let (code, stdout, _) = toolgate(&["demo", "--json"]);
+fn demo_prints_json() {
+    let (code, stdout, _) = run_toolgate(&["demo", "--json"]);
     assert_eq!(code, 0);
     let lines: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (summary, steps) = lines.split_last().unwrap();
@@ -90,9 +90,9 @@ fn the_demonstration_speaks_json() {
 }
 
 #[test]
-fn completions_are_printed() {
+fn completions_are_printed_for_each_shell() {
     for shell in ["bash", "zsh", "fish"] {
-        let (code, stdout, _) = toolgate(&["completions", shell]);
+        let (code, stdout, _) = run_toolgate(&["completions", shell]);
         assert!(code == 0 && stdout.contains("demo"), "{shell}");
     }
 }

@@ -2,24 +2,24 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use crate::gateway::{Served, until};
-use crate::hook::Project;
+use crate::gateway::{ServeProcess, wait_until};
+use crate::hook::TestProject;
 
 /// Its upstream never says a word, and nobody waits for it.
-fn start(project: &Project) -> Served {
-    Served::start_with(project, &[], &["--patience", "1s"])
+fn start_gateway(project: &TestProject) -> ServeProcess {
+    ServeProcess::start_with(project, &[], &["--patience", "1s"])
 }
 
 /// How many processes are called so.
-fn count(mark: &str) -> usize {
+fn count_processes(mark: &str) -> usize {
     let named = |entry: &std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| line.starts_with(mark.as_bytes()));
     std::fs::read_dir("/proc").unwrap().flatten().filter(named).count()
 }
 
 #[test]
-fn programs_behind_tools_and_hooks_go_with_a_gateway_that_is_killed() {
+fn killed_gateway_ends_tool_and_hook_programs() {
     let mark = format!("toolgate-behind-{}", std::process::id());
-    let project = Project::new();
+    let project = TestProject::new();
     let daemon = format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
     project.write("project/program", &format!("#!/bin/bash\n{daemon}\n(exec -a {mark} sleep 1000)\n:\n"));
     std::fs::set_permissions(project.path("project/program"), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -30,18 +30,18 @@ fn programs_behind_tools_and_hooks_go_with_a_gateway_that_is_killed() {
          [[hooks]]\nname = \"slow\"\ncommand = \"./program\"\ntools = [\"guarded\"]\ntimeout = \"60s\"\n",
     );
     for tool in ["slow", "guarded"] {
-        let served = Served::start_with(&project, &[], &[]);
-        let _call = served.begin_call(tool);
-        until("they run", || count(&mark) == 2);
+        let served = ServeProcess::start_with(&project, &[], &[]);
+        let _call = served.start_call(tool);
+        wait_until("they run", || count_processes(&mark) == 2);
         served.signal("-KILL");
-        until(tool, || count(&mark) == 0);
+        wait_until(tool, || count_processes(&mark) == 0);
     }
 }
 
 #[test]
-fn a_gateway_that_is_killed_leaves_nobody_behind() {
+fn killed_gateway_ends_upstream_processes() {
     let mark = format!("toolgate-left-{}", std::process::id());
-    let project = Project::new();
+    let project = TestProject::new();
     // As with a package runner: a shell in between, something in the background, and something that wants to be nobody's child.
     let daemon = format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
     project.write(
@@ -50,26 +50,26 @@ fn a_gateway_that_is_killed_leaves_nobody_behind() {
     );
     std::fs::set_permissions(project.path("project/server"), std::fs::Permissions::from_mode(0o755)).unwrap();
     project.write("project/toolgate.toml", "store = \"ledger.db\"\n[upstreams.wrapped]\ncommand = \"./server\"\nundeclared = \"read\"\n");
-    let count = || count(&mark);
+    let count = || count_processes(&mark);
     for signal in ["-KILL", "-TERM"] {
-        let served = start(&project);
-        until("they run", || count() == 3);
+        let served = start_gateway(&project);
+        wait_until("they run", || count() == 3);
         served.signal(signal);
-        until(signal, || count() == 0);
+        wait_until(signal, || count() == 0);
     }
     // One that ends by itself leaves nobody behind, either, and is started again and again.
     project.write("project/brief", "");
-    let served = start(&project);
+    let served = start_gateway(&project);
     let times = || std::fs::read_to_string(project.path("project/brief")).unwrap().lines().count();
-    until("it was started again", || times() > 1);
+    wait_until("it was started again", || times() > 1);
     // Each leaves two behind, and the next comes a while after it: those of the last alone may still be there.
     assert!(count() <= 2, "{}", count());
     served.signal("-TERM");
-    until("what it left is gone", || count() == 0);
+    wait_until("what it left is gone", || count() == 0);
     // What leads into it, killed by force, takes it along.
     std::fs::remove_file(project.path("project/brief")).unwrap();
-    let served = start(&project);
-    until("they run", || count() == 3);
+    let served = start_gateway(&project);
+    wait_until("they run", || count() == 3);
     let leads = |entry: &std::fs::DirEntry| {
         let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let parent = format!("__toolgate_child\0{}\0", served.child.id());
@@ -82,7 +82,7 @@ fn a_gateway_that_is_killed_leaves_nobody_behind() {
         let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         words.windows(program.len()).any(|part| part == program.as_bytes())
     };
-    until("it is gone", || !std::fs::read_dir("/proc").unwrap().flatten().any(|entry| runs(&entry)));
+    wait_until("it is gone", || !std::fs::read_dir("/proc").unwrap().flatten().any(|entry| runs(&entry)));
     drop(served);
     // What it had started is nobody's child by now, and nobody else ends it.
     let _ = std::process::Command::new("pkill").args(["-KILL", "-f", &mark]).status();

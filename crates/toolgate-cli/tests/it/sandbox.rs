@@ -11,20 +11,20 @@ use toolgate::{Agent, CommandTool, Effect, Session, Tool, Toolgate};
 use toolgate_process::sandbox::Sandbox;
 
 /// A session with one tool, `run`: a shell with a script, which only a test would do.
-struct Room {
+struct SandboxFixture {
     directory: tempfile::TempDir,
-    room: Sandbox,
+    sandbox: Sandbox,
     seconds: u64,
 }
 
-impl Room {
+impl SandboxFixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("mine")).unwrap();
         std::fs::write(directory.path().join("mine/in.txt"), "inside").unwrap();
         std::fs::write(directory.path().join("secret.txt"), "outside").unwrap();
         let room = Sandbox::default().write(directory.path().join("mine"));
-        Self { directory, room, seconds: 20 }
+        Self { directory, sandbox: room, seconds: 20 }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -32,11 +32,11 @@ impl Room {
     }
 
     fn session(&self, program: CommandTool) -> Session {
-        self.session_led_by(program, Path::new(env!("CARGO_BIN_EXE_toolgate")))
+        self.session_with_launcher(program, Path::new(env!("CARGO_BIN_EXE_toolgate")))
     }
 
-    fn session_led_by(&self, program: CommandTool, launcher: &Path) -> Session {
-        let program = program.launcher(launcher).sandbox(self.room.clone());
+    fn session_with_launcher(&self, program: CommandTool, launcher: &Path) -> Session {
+        let program = program.launcher(launcher).sandbox(self.sandbox.clone());
         let schema = json!({"type": "object", "properties": {"word": {"type": "string"}, "n": {"type": "integer"}}});
         let tool = Tool::with_handler("run", "Runs.", schema, Arc::new(program)).effect(Effect::Read).retry(0, Duration::ZERO);
         let agent = Agent::builder("a").tool(tool.timeout(Duration::from_secs(self.seconds))).build().unwrap();
@@ -44,7 +44,7 @@ impl Room {
     }
 
     /// What a script says, run in the room.
-    async fn says(&self, script: &str) -> String {
+    async fn run_script(&self, script: &str) -> String {
         let session = self.session(CommandTool::new("/bin/bash").arg("-c").arg(script));
         let answer = session.call("run", json!({})).await;
         match answer.outcome.success() {
@@ -55,8 +55,8 @@ impl Room {
 }
 
 #[tokio::test]
-async fn arguments_are_words_or_standard_input_and_never_a_shell() {
-    let room = Room::new();
+async fn arguments_are_never_interpreted_by_shell() {
+    let room = SandboxFixture::new();
     let echo = || CommandTool::new("/bin/echo").arg("--word={/word}").arg("{/n}");
     let say = |arguments: Value| async { room.session(echo()).call("run", arguments).await };
     let answer = say(json!({"word": "$(id); rm -r / `x` \"", "n": 7})).await;
@@ -73,10 +73,11 @@ async fn arguments_are_words_or_standard_input_and_never_a_shell() {
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_secret_in_what_a_program_says_goes_too() {
-    let room = Room::new();
+async fn truncated_secret_in_stderr_is_redacted() {
+    let room = SandboxFixture::new();
     let script = "head -c 1985 /dev/zero | tr '\\0' x >&2; cat >&2; exit 3";
-    let program = CommandTool::new("/bin/bash").arg("-c").arg(script).launcher(env!("CARGO_BIN_EXE_toolgate")).sandbox(room.room.clone());
+    let program =
+        CommandTool::new("/bin/bash").arg("-c").arg(script).launcher(env!("CARGO_BIN_EXE_toolgate")).sandbox(room.sandbox.clone());
     let schema = json!({"type": "object", "properties": {"word": {"type": "string", "writeOnly": true}}});
     let tool = Tool::with_handler("run", "Runs.", schema, Arc::new(program)).effect(Effect::Read).retry(0, Duration::ZERO);
     let agent = Agent::builder("a").tool(tool.timeout(Duration::from_secs(20))).build().unwrap();
@@ -87,22 +88,23 @@ async fn what_is_left_of_a_secret_in_what_a_program_says_goes_too() {
 }
 
 #[tokio::test]
-async fn what_a_program_comes_to() {
-    let mut room = Room::new();
-    assert_eq!(room.says("echo '{\"a\": 1}'").await, "{\"a\":1}");
-    assert_eq!(room.says("echo plain text").await, "plain text");
-    assert!(room.says("echo why >&2; exit 3").await.starts_with("ERROR the program ended with exit code 3: why"));
-    let told = CommandTool::new("/bin/bash").arg("-c").arg("echo \"no entry with $KEY\" >&2; exit 3").env("KEY", "s3cret").hide("s3cret");
+async fn program_output_and_exit_become_call_result() {
+    let mut room = SandboxFixture::new();
+    assert_eq!(room.run_script("echo '{\"a\": 1}'").await, "{\"a\":1}");
+    assert_eq!(room.run_script("echo plain text").await, "plain text");
+    assert!(room.run_script("echo why >&2; exit 3").await.starts_with("ERROR the program ended with exit code 3: why"));
+    let told =
+        CommandTool::new("/bin/bash").arg("-c").arg("echo \"no entry with $KEY\" >&2; exit 3").env("KEY", "s3cret").redact_value("s3cret");
     let answer = room.session(told).call("run", json!({})).await;
     assert_eq!(answer.outcome.error().unwrap().message, "the program ended with exit code 3: no entry with [redacted]");
-    assert!(room.says("kill -9 $$").await.contains("ended by a signal"));
-    assert!(room.says("head -c 3000000 /dev/zero").await.contains("printed more than"));
-    assert_eq!(room.says("env | grep -c SECRET_OF_THE_TEST; true").await, "0");
+    assert!(room.run_script("kill -9 $$").await.contains("ended by a signal"));
+    assert!(room.run_script("head -c 3000000 /dev/zero").await.contains("printed more than"));
+    assert_eq!(room.run_script("env | grep -c SECRET_OF_THE_TEST; true").await, "0");
     // It cannot say in the sandbox's name that it never ran.
-    assert!(room.says("echo 'toolgate sandbox: no' >&2; exit 126").await.contains("ended with exit code 126"));
-    room.room.read.push(room.path("nowhere"));
-    assert!(room.says("true").await.starts_with("ERROR toolgate sandbox:"));
-    room.room.read.clear();
+    assert!(room.run_script("echo 'toolgate sandbox: no' >&2; exit 126").await.contains("ended with exit code 126"));
+    room.sandbox.read.push(room.path("nowhere"));
+    assert!(room.run_script("true").await.starts_with("ERROR toolgate sandbox:"));
+    room.sandbox.read.clear();
     let (mark, begun) = (format!("toolgate-late-{}", std::process::id()), room.path("mine/begun"));
     // A machine with much to do takes its time to begin.
     for seconds in [1, 4, 16] {
@@ -110,25 +112,25 @@ async fn what_a_program_comes_to() {
         // One of them leaves the group of the others.
         let apart = format!("setsid -f bash -c 'exec -a {mark} sleep 100'");
         let script = format!("{apart}; (echo > {}; exec -a {mark} sleep 100) & sleep 60", begun.display());
-        assert!(room.says(&script).await.starts_with("ERROR"));
+        assert!(room.run_script(&script).await.starts_with("ERROR"));
         if begun.exists() {
             break;
         }
     }
     assert!(begun.exists(), "no child of the program was ever there");
-    gone(&mark).await;
+    wait_for_exit(&mark).await;
     // What it leaves behind is not waited for, unless that may still have something to say.
     room.seconds = 60;
     let quiet = "< /dev/null > /dev/null 2>&1";
-    assert_eq!(room.says(&format!("setsid -f bash -c 'exec -a {mark} sleep 100' {quiet}; echo done")).await, "done");
-    gone(&mark).await;
-    assert_eq!(room.says("exec > >(sleep 0.3; cat); echo said").await, "said");
-    assert_eq!(room.says("(sleep 0.3; echo later) & echo now").await, "now\nlater");
-    assert!(room.says("exec > /dev/null 2>&1; sleep 0.3; exit 3").await.contains("exit code 3"));
+    assert_eq!(room.run_script(&format!("setsid -f bash -c 'exec -a {mark} sleep 100' {quiet}; echo done")).await, "done");
+    wait_for_exit(&mark).await;
+    assert_eq!(room.run_script("exec > >(sleep 0.3; cat); echo said").await, "said");
+    assert_eq!(room.run_script("(sleep 0.3; echo later) & echo now").await, "now\nlater");
+    assert!(room.run_script("exec > /dev/null 2>&1; sleep 0.3; exit 3").await.contains("exit code 3"));
 }
 
 #[tokio::test]
-async fn what_a_hook_has_to_say_is_heard_out() {
+async fn hook_output_is_read_until_end_of_file() {
     let tool = Tool::dynamic("run", "Runs.", json!({"type": "object"}), |_, _| async { Ok(json!("ran")) }).effect(Effect::Read);
     // What filters its words, or says them in its place, is still at it when it ends.
     let scripts = [
@@ -146,9 +148,9 @@ async fn what_a_hook_has_to_say_is_heard_out() {
 }
 
 #[tokio::test]
-async fn no_program_can_say_that_it_never_ran() {
-    let mut room = Room::new();
-    room.room.read.push("/proc".into());
+async fn program_cannot_forge_sandbox_failure() {
+    let mut room = SandboxFixture::new();
+    room.sandbox.read.push("/proc".into());
     // What leads into its room is its parent; and what that has open is tried, too.
     let scripts = [
         "kill -USR2 $$; sleep 60",
@@ -164,17 +166,17 @@ async fn no_program_can_say_that_it_never_ran() {
     // What never ran is told as such.
     let answer = room.session(CommandTool::new("/bin/no-such-program")).call("run", json!({})).await;
     let error = answer.outcome.error().unwrap();
-    assert_eq!((&*error.code, error.effects), ("internal_fault", toolgate::Effects::None), "{error:?}");
+    assert_eq!((&*error.code, error.effects), ("internal_fault", toolgate::CallEffects::None), "{error:?}");
     assert!(error.message.contains("toolgate sandbox: there is no program"), "{error:?}");
 }
 
 #[tokio::test]
-async fn nothing_leaves_the_room() {
-    let room = Room::new();
+async fn sandboxed_program_cannot_escape() {
+    let room = SandboxFixture::new();
     let (mine, secret) = (room.path("mine"), room.path("secret.txt"));
     let (mine, secret) = (mine.display(), secret.display());
     // What is inside works.
-    assert_eq!(room.says(&format!("cat {mine}/in.txt; echo more > {mine}/out.txt; cat {mine}/out.txt")).await, "insidemore");
+    assert_eq!(room.run_script(&format!("cat {mine}/in.txt; echo more > {mine}/out.txt; cat {mine}/out.txt")).await, "insidemore");
     let parent = std::process::id();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = (port.local_addr().unwrap().port(), port);
@@ -209,20 +211,20 @@ async fn nothing_leaves_the_room() {
         ("a large file", format!("head -c 600M /dev/zero > {mine}/large")),
     ];
     for (name, attempt) in attempts {
-        let said = room.says(&attempt).await;
+        let said = room.run_script(&attempt).await;
         assert!(said.starts_with("ERROR") && !said.contains("outside\n"), "{name}: {said}");
     }
     assert!(!outside.exists());
     // `clone3`, whose flags nobody sees, is not there at all, and others take its place.
-    assert_eq!(room.says("perl -e 'syscall(435, 0, 0); print $! + 0'").await, "38");
-    assert_eq!(room.says("ulimit -c 0 && ulimit -n 100 && (ulimit -n) && echo done | cat").await, "100\ndone");
+    assert_eq!(room.run_script("perl -e 'syscall(435, 0, 0); print $! + 0'").await, "38");
+    assert_eq!(room.run_script("ulimit -c 0 && ulimit -n 100 && (ulimit -n) && echo done | cat").await, "100\ndone");
 }
 
 #[tokio::test]
-async fn a_program_that_multiplies_is_ended_with_all_its_children() {
+async fn fork_bomb_is_killed_with_all_children() {
     use std::os::unix::fs::PermissionsExt;
-    let mut room = Room::new();
-    room.room.processes = 20;
+    let mut room = SandboxFixture::new();
+    room.sandbox.processes = 20;
     // The kernel does not count root's: as somebody else, then.
     let launcher = room.path("launcher");
     let program = env!("CARGO_BIN_EXE_toolgate");
@@ -241,13 +243,13 @@ async fn a_program_that_multiplies_is_ended_with_all_its_children() {
     // A machine with much to do takes its time to begin.
     for seconds in [3, 12, 48] {
         room.seconds = seconds;
-        let session = room.session_led_by(CommandTool::new("/bin/bash").arg("-c").arg(&bomb), &launcher);
+        let session = room.session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg(&bomb), &launcher);
         let (watch, over) = (mark.clone(), Arc::new(AtomicBool::new(false)));
         let is_over = Arc::clone(&over);
         let counted = tokio::task::spawn_blocking(move || {
             let mut most = 0;
             while !is_over.load(Ordering::Relaxed) {
-                most = most.max(processes_called(&watch));
+                most = most.max(count_processes_named(&watch));
                 std::thread::sleep(Duration::from_millis(20));
             }
             most
@@ -261,59 +263,59 @@ async fn a_program_that_multiplies_is_ended_with_all_its_children() {
         }
     }
     assert!((1..=21).contains(&most), "{most} at once");
-    gone(&mark).await;
+    wait_for_exit(&mark).await;
 }
 
 #[tokio::test]
-async fn what_somebody_has_left_open_is_closed_in_the_room() {
-    let room = Room::new();
+async fn inherited_file_descriptors_are_closed_in_sandbox() {
+    let room = SandboxFixture::new();
     let (secret, launcher) = (room.path("secret.txt"), room.path("launcher"));
     let script = format!("#!/bin/sh\nexec 9< {}\nexec {} \"$@\"\n", secret.display(), env!("CARGO_BIN_EXE_toolgate"));
     std::fs::write(room.path("launcher.txt"), script).unwrap();
     // Another program makes it, see above.
     let made = std::process::Command::new("install").args(["-m", "755"]).args([&room.path("launcher.txt"), &launcher]).status();
     assert!(made.unwrap().success());
-    let session = room.session_led_by(CommandTool::new("/bin/bash").arg("-c").arg("cat <&9"), &launcher);
+    let session = room.session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg("cat <&9"), &launcher);
     let answer = session.call("run", json!({})).await;
     assert_eq!(answer.outcome.error().map(|error| &*error.code), Some("command_failed"), "{answer:?}");
-    let session = room.session_led_by(CommandTool::new("/bin/bash").arg("-c").arg("cat"), &launcher);
+    let session = room.session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg("cat"), &launcher);
     assert_eq!(session.call("run", json!({"n": 7})).await.outcome.success().unwrap().value, json!({"n": 7}));
 }
 
 /// Waits until nothing of this name is there: it would stay for longer by itself.
-async fn gone(mark: &str) {
+async fn wait_for_exit(mark: &str) {
     for _ in 0..600 {
-        if processes_called(mark) == 0 {
+        if count_processes_named(mark) == 0 {
             return;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("{} are left", processes_called(mark));
+    panic!("{} are left", count_processes_named(mark));
 }
 
-fn processes_called(mark: &str) -> usize {
+fn count_processes_named(mark: &str) -> usize {
     let is_it = |entry: &std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| line.starts_with(mark.as_bytes()));
     std::fs::read_dir(Path::new("/proc")).unwrap().flatten().filter(is_it).count()
 }
 
 #[tokio::test]
-async fn the_network_is_there_where_it_is_granted() {
-    let mut room = Room::new();
-    room.room.network = true;
+async fn granted_network_allows_tcp_and_denies_unix_sockets() {
+    let mut room = SandboxFixture::new();
+    room.sandbox.network = true;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    assert_eq!(room.says(&format!("echo x > /dev/tcp/127.0.0.1/{port} && echo sent")).await, "sent");
+    assert_eq!(room.run_script(&format!("echo x > /dev/tcp/127.0.0.1/{port} && echo sent")).await, "sent");
     // What listens on this machine may start programs outside of the room.
     let socket = room.path("mine/socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let connect = format!("socket(S, AF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un(\"{}\")) or exit 1", socket.display());
-    assert!(room.says(&format!("perl -MSocket -e '{connect}'")).await.starts_with("ERROR"));
+    assert!(room.run_script(&format!("perl -MSocket -e '{connect}'")).await.starts_with("ERROR"));
     let pair = "socketpair(A, B, AF_UNIX, SOCK_STREAM, 0) or exit 1; print \"paired\"";
-    assert_eq!(room.says(&format!("perl -MSocket -e '{pair}'")).await, "paired");
+    assert_eq!(room.run_script(&format!("perl -MSocket -e '{pair}'")).await, "paired");
 }
 
 #[tokio::test]
-async fn a_configuration_puts_a_program_behind_a_tool() {
+async fn command_tool_runs_in_configured_sandbox() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("key"), "s3cret\n").unwrap();
     let config = r#"

@@ -8,21 +8,21 @@ use std::sync::{Arc, Mutex};
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
 
-use crate::hook::Project;
+use crate::hook::TestProject;
 
 // Made for these tests, for `localhost`, by itself; it opens nothing else.
-const KEY: &str = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgfcD7yzgZcjBRkRXg\n8TseOgs/5xTvk9SaS65fZ96w16WhRANCAARgeDbi1GK5+QwN3HJ5so81wO3MufUT\n901uBeqKbbcGEBxTGDAd9ug9R4wz/e1iL+ty2B9KsQsYLe+fpF3kscx/\n-----END PRIVATE KEY-----\n";
-const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nMIIBcjCCARmgAwIBAgIBATAKBggqhkjOPQQDAjAUMRIwEAYDVQQDDAlsb2NhbGhv\nc3QwIBcNMjAwMTAxMDAwMDAwWhgPMjEyMDAxMDEwMDAwMDBaMBQxEjAQBgNVBAMM\nCWxvY2FsaG9zdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABGB4NuLUYrn5DA3c\ncnmyjzXA7cy59RP3TW4F6opttwYQHFMYMB326D1HjDP97WIv63LYH0qxCxgt75+k\nXeSxzH+jWjBYMAwGA1UdEwEB/wQCMAAwFAYDVR0RBA0wC4IJbG9jYWxob3N0MBMG\nA1UdJQQMMAoGCCsGAQUFBwMBMB0GA1UdDgQWBBQ4nnKCNU5WcGedtnAAh43JbM52\najAKBggqhkjOPQQDAgNHADBEAiBXOnP5MqZR+kv7h5gaFS0UldH1FXRM5jYBSx5B\npBciWQIgFT22YDFcTKL/gAdmZ+CuQfm6xYLKoPT+MrX1ugAZSXk=\n-----END CERTIFICATE-----\n";
+const TLS_KEY_PEM: &str = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgfcD7yzgZcjBRkRXg\n8TseOgs/5xTvk9SaS65fZ96w16WhRANCAARgeDbi1GK5+QwN3HJ5so81wO3MufUT\n901uBeqKbbcGEBxTGDAd9ug9R4wz/e1iL+ty2B9KsQsYLe+fpF3kscx/\n-----END PRIVATE KEY-----\n";
+const TLS_CERTIFICATE_PEM: &str = "-----BEGIN CERTIFICATE-----\nMIIBcjCCARmgAwIBAgIBATAKBggqhkjOPQQDAjAUMRIwEAYDVQQDDAlsb2NhbGhv\nc3QwIBcNMjAwMTAxMDAwMDAwWhgPMjEyMDAxMDEwMDAwMDBaMBQxEjAQBgNVBAMM\nCWxvY2FsaG9zdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABGB4NuLUYrn5DA3c\ncnmyjzXA7cy59RP3TW4F6opttwYQHFMYMB326D1HjDP97WIv63LYH0qxCxgt75+k\nXeSxzH+jWjBYMAwGA1UdEwEB/wQCMAAwFAYDVR0RBA0wC4IJbG9jYWxob3N0MBMG\nA1UdJQQMMAoGCCsGAQUFBwMBMB0GA1UdDgQWBBQ4nnKCNU5WcGedtnAAh43JbM52\najAKBggqhkjOPQQDAgNHADBEAiBXOnP5MqZR+kv7h5gaFS0UldH1FXRM5jYBSx5B\npBciWQIgFT22YDFcTKL/gAdmZ+CuQfm6xYLKoPT+MrX1ugAZSXk=\n-----END CERTIFICATE-----\n";
 
 /// How an upstream is.
-fn upstream(project: &Project, name: &str, variables: &[(&str, &str)]) -> Value {
+fn upstream_status(project: &TestProject, name: &str, variables: &[(&str, &str)]) -> Value {
     let (code, stdout, stderr) = project.run_with(variables, &["upstream", "list", "--json", "--config", "toolgate.toml"], "");
     let all: Vec<Value> = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{code} {stdout}{stderr}"));
     all.into_iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("{stdout}"))
 }
 
 /// A server that lets nobody in, and notes what they came with.
-fn locked() -> (String, Arc<Mutex<Vec<String>>>) {
+fn start_unauthorized_server() -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let heads = Arc::<Mutex<Vec<String>>>::default();
@@ -39,10 +39,10 @@ fn locked() -> (String, Arc<Mutex<Vec<String>>>) {
 }
 
 #[test]
-fn a_file_of_servers_names_what_the_environment_has() {
+fn server_file_expands_environment_variables() {
     let secret = "hunter2-and-more";
-    let (address, heads) = locked();
-    let project = Project::with("store = \"ledger.db\"\nmcp_servers = [\"servers.json\"]\n");
+    let (address, heads) = start_unauthorized_server();
+    let project = TestProject::with_config("store = \"ledger.db\"\nmcp_servers = [\"servers.json\"]\n");
     project.write("project/near", "#!/bin/sh\nprintf '%s %s' \"$1\" \"$TOKEN\" > seen\n");
     std::fs::set_permissions(project.path("project/near"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let servers = json!({"mcpServers": {
@@ -50,24 +50,24 @@ fn a_file_of_servers_names_what_the_environment_has() {
         "near": {"command": "${HERE:-.}/near", "args": ["${ROOM:-nowhere}"], "env": {"TOKEN": "${KEY}"}, "cwd": "${env:HERE:-.}"},
     }});
     project.write("project/servers.json", &servers.to_string());
-    let far = upstream(&project, "far", &[("KEY", secret), ("ROOM", "room-7")]);
+    let far = upstream_status(&project, "far", &[("KEY", secret), ("ROOM", "room-7")]);
     assert!(far["why"].as_str().unwrap().contains("HTTP 401") && !far.to_string().contains(secret), "{far}");
     assert_eq!(project.read("project/seen"), format!("room-7 {secret}"));
     let heads = heads.lock().unwrap().clone();
     let told = |head: &String| head.starts_with("post /room-7/mcp ") && head.contains(&format!("x-key: {secret}"));
     assert!(!heads.is_empty() && heads.iter().all(told), "{heads:?}");
     // What is missing is named, and what is there is not.
-    let far = upstream(&project, "far", &[("KEY", secret)]);
+    let far = upstream_status(&project, "far", &[("KEY", secret)]);
     assert_eq!(far["why"], "the environment variable `ROOM` is not set", "{far}");
     assert_eq!(project.read("project/seen"), format!("nowhere {secret}"));
     let servers = servers.to_string().replace("HERE:-.", "HERE");
     project.write("project/servers.json", &servers);
-    let near = upstream(&project, "near", &[("KEY", secret)]);
+    let near = upstream_status(&project, "near", &[("KEY", secret)]);
     assert_eq!(near["why"], "the environment variable `HERE` is not set", "{near}");
     // Whoever says where finds it there.
     let here = project.path("project").display().to_string();
     std::fs::remove_file(project.path("project/seen")).unwrap();
-    upstream(&project, "near", &[("KEY", secret), ("HERE", here.as_str())]);
+    upstream_status(&project, "near", &[("KEY", secret), ("HERE", here.as_str())]);
     assert_eq!(project.read("project/seen"), format!("nowhere {secret}"));
     let (code, stdout, stderr) = project.run_with(&[("KEY", secret)], &["serve", "--stdio", "--config", "toolgate.toml"], "");
     // It is served without that one, and says so.
@@ -76,12 +76,12 @@ fn a_file_of_servers_names_what_the_environment_has() {
 }
 
 /// A gateway that listens, until it is dropped.
-struct Served(Child, String);
+struct TlsServeProcess(Child, String);
 
-impl Served {
-    fn start(project: &Project) -> Self {
+impl TlsServeProcess {
+    fn start(project: &TestProject) -> Self {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-        project.environment(&mut command);
+        project.set_environment(&mut command);
         command.args(["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();
@@ -90,7 +90,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for TlsServeProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -98,16 +98,16 @@ impl Drop for Served {
 }
 
 #[test]
-fn an_upstream_is_believed_if_somebody_vouches_for_its_name() {
+fn upstream_certificate_must_match_trusted_root_and_host() {
     let tls = "[gateway.tls]\ncertificate = \"certificate.pem\"\nkey = \"key.pem\"\n";
-    let inner = Project::with(&format!("store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n{tls}"));
-    inner.write("project/certificate.pem", CERTIFICATE);
-    inner.write("project/key.pem", KEY);
-    let served = Served::start(&inner);
+    let inner = TestProject::with_config(&format!("store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n{tls}"));
+    inner.write("project/certificate.pem", TLS_CERTIFICATE_PEM);
+    inner.write("project/key.pem", TLS_KEY_PEM);
+    let served = TlsServeProcess::start(&inner);
     let port = served.1.strip_prefix("toolgate serves at https://127.0.0.1:").and_then(|rest| rest.split('/').next());
     let port = port.unwrap_or_else(|| panic!("{}", served.1));
     let roots = inner.path("project/certificate.pem").display().to_string();
-    let outer = Project::new();
+    let outer = TestProject::new();
     for (host, variables, is_believed) in [
         ("localhost", vec![("SSL_CERT_FILE", roots.as_str())], true),
         ("127.0.0.1", vec![("SSL_CERT_FILE", roots.as_str())], false),
@@ -115,7 +115,7 @@ fn an_upstream_is_believed_if_somebody_vouches_for_its_name() {
     ] {
         let far = format!("[upstreams.far]\nurl = \"https://{host}:{port}/mcp\"\nundeclared = \"read\"\n");
         outer.write("project/toolgate.toml", &format!("store = \"ledger.db\"\n{far}"));
-        let far = upstream(&outer, "far", &variables);
+        let far = upstream_status(&outer, "far", &variables);
         match is_believed {
             true => assert_eq!((&far["state"], &far["offers"][0]["tool"]), (&json!("up"), &json!("calc")), "{far}"),
             false => assert!(far["state"] == "down" && far["why"].as_str().unwrap().contains("certificate"), "{host}: {far}"),

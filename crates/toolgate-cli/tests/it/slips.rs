@@ -3,12 +3,12 @@
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::json;
 
-use crate::hook::Project;
-use crate::verbs::{desk, program, told};
+use crate::hook::TestProject;
+use crate::verbs::{demo_project, run_program, transcript};
 
 #[test]
-fn an_export_takes_no_file_that_is_there_for_its_draft() {
-    let project = desk();
+fn export_keeps_existing_part_file() {
+    let project = demo_project();
     let at = |name: &str| project.path("project").join(name);
     for name in ["ledger.db", "ledger.db-wal"] {
         if at(name).exists() {
@@ -32,8 +32,8 @@ fn an_export_takes_no_file_that_is_there_for_its_draft() {
 }
 
 #[test]
-fn an_export_is_written_to_what_stands_there_and_replaces_no_pipe_or_link() {
-    let project = desk();
+fn export_writes_through_links_and_pipes() {
+    let project = demo_project();
     let at = |name: &str| project.path("project").join(name);
     let export = |out: &str| project.run(&["audit", "export", "--out", out, "--store", "ledger.db"], "");
     project.write("project/real.jsonl", "old");
@@ -74,10 +74,10 @@ fn an_export_is_written_to_what_stands_there_and_replaces_no_pipe_or_link() {
 }
 
 #[test]
-fn what_is_said_wrong_is_told_in_its_own_words() {
-    let project = desk();
+fn invalid_arguments_are_reported_with_input() {
+    let project = demo_project();
     std::fs::write(project.path("project/file"), "").unwrap();
-    let said = told(
+    let said = transcript(
         &project,
         "man file; audit query --since tomorrow; audit query --since 999999999d --tool nothing; audit prune --older-than 2026-11-15T09:00:00Z; \
          pause --agent a --principal p --because x",
@@ -100,16 +100,16 @@ fn what_is_said_wrong_is_told_in_its_own_words() {
         let (code, _, stderr) = project.run(args, "");
         assert_eq!((code, stderr.is_empty()), if args[0] == "-q" { (0, true) } else { (2, false) }, "{args:?}: {stderr}");
     }
-    project.write("project/toolgate.toml", crate::verbs::CODER);
+    project.write("project/toolgate.toml", crate::verbs::CODER_CONFIG);
     let (code, _, stderr) =
-        program(&project, "toolgate", &["hook", "--serve", "--config", "toolgate.toml", "--socket", "/nowhere/x.sock"], b"");
+        run_program(&project, "toolgate", &["hook", "--serve", "--config", "toolgate.toml", "--socket", "/nowhere/x.sock"], b"");
     assert_eq!(code, 2);
     assert!(stderr.contains("/nowhere/x.sock: "), "{stderr}");
 }
 
 #[test]
-fn a_word_in_the_wrong_place_is_told_the_right_one() {
-    let said = told(&desk(), "query; list; init claude-code; lint sarif; doctor codex");
+fn misplaced_subcommand_gets_suggestion() {
+    let said = transcript(&demo_project(), "query; list; init claude-code; lint sarif; doctor codex");
     insta::assert_snapshot!(said, @"
     $ query [2]
     error: unrecognized subcommand 'query'
@@ -139,10 +139,10 @@ fn a_word_in_the_wrong_place_is_told_the_right_one() {
 }
 
 #[test]
-fn every_program_says_its_version_and_every_number_what_is_wanted() {
-    let project = desk();
+fn version_is_printed_and_invalid_numbers_are_explained() {
+    let project = demo_project();
     for name in ["toolgate-hook"] {
-        let said = program(&project, name, &["--version"], b"");
+        let said = run_program(&project, name, &["--version"], b"");
         assert_eq!(said, (0, format!("{name} {}\n", env!("CARGO_PKG_VERSION")), String::new()));
     }
     let wrong: [(&[&str], &str); 4] = [
@@ -158,8 +158,8 @@ fn every_program_says_its_version_and_every_number_what_is_wanted() {
 }
 
 #[test]
-fn a_file_that_is_something_else_is_named() {
-    let project = Project::with(crate::verbs::CODER);
+fn file_of_wrong_kind_is_named_in_error() {
+    let project = TestProject::with_config(crate::verbs::CODER_CONFIG);
     project.write("project/some.toml", &"x = \"no ledger, and long enough to have a header\"\n".repeat(40));
     project.write("project/empty.json", "");
     project.write("project/pretty.jsonl", "{\n  \"tool\": \"bash\"\n}\n");
@@ -186,8 +186,8 @@ fn a_file_that_is_something_else_is_named() {
 }
 
 #[test]
-fn a_list_is_no_event() {
-    let project = Project::with(crate::verbs::CODER);
+fn json_array_is_not_a_hook_event() {
+    let project = TestProject::with_config(crate::verbs::CODER_CONFIG);
     for event in ["[]", " [1]", r#"["PreToolUse", "s", null, "Bash", {"command": "ls"}, null, null, null, null, null, null, false, null]"#]
     {
         let (code, _, stderr) = project.run(&["hook", "--config", "toolgate.toml"], event);
@@ -197,11 +197,11 @@ fn a_list_is_no_event() {
 }
 
 #[test]
-fn nothing_is_left_of_what_was_only_for_toolgate() {
+fn eject_removes_files_that_init_created() {
     for client in ["claude-code", "codex", "cursor", "vscode"] {
-        let project = Project::new();
+        let project = TestProject::new();
         let files = || -> Vec<_> {
-            let mut files = crate::hook::walk(&project.path("project"));
+            let mut files = crate::hook::list_files(&project.path("project"));
             files.retain(|file| !file.ends_with("toolgate.toml"));
             files.sort();
             files
@@ -213,12 +213,12 @@ fn nothing_is_left_of_what_was_only_for_toolgate() {
         assert_eq!(files(), before, "{client}");
         assert_eq!(std::fs::read_dir(project.path("project")).unwrap().count(), 1, "{client}: no empty directory is left");
     }
-    let project = Project::new();
+    let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-desktop"], "").0, 0);
     assert_eq!(project.run(&["eject", "--for", "claude-desktop"], "").0, 0);
     assert!(!project.path(".config/Claude").exists());
     // What somebody else has said there stays.
-    let project = Project::new();
+    let project = TestProject::new();
     project.write("project/.claude/settings.json", "{\n  // mine\n}\n");
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
     assert_eq!(project.run(&["eject"], "").0, 0);
@@ -226,8 +226,8 @@ fn nothing_is_left_of_what_was_only_for_toolgate() {
 }
 
 #[test]
-fn no_link_that_comes_with_a_project_leads_a_draft_elsewhere() {
-    let project = Project::new();
+fn init_draft_does_not_follow_project_symlink() {
+    let project = TestProject::new();
     project.write("mine", "mine");
     std::fs::create_dir(project.path("project/.claude")).unwrap();
     for draft in ["project/toolgate.toolgate-new", "project/.claude/settings.toolgate-new"] {
@@ -246,25 +246,25 @@ fn no_link_that_comes_with_a_project_leads_a_draft_elsewhere() {
 }
 
 #[test]
-fn hooks_behind_a_link_are_taken_out_and_the_link_stays() {
+fn eject_edits_symlink_target_and_keeps_link() {
     for (client, file) in [("claude-code", ".claude/settings.json"), ("cursor", ".cursor/hooks.json")] {
-        let project = Project::new();
+        let project = TestProject::new();
         project.write("dotfiles/settings.json", "{}\n");
         let link = project.path("project").join(file);
         std::fs::create_dir(link.parent().unwrap()).unwrap();
         std::os::unix::fs::symlink(project.path("dotfiles/settings.json"), &link).unwrap();
         assert_eq!(project.run(&["init", "--for", client], "").0, 0, "{client}");
         assert!(project.read("dotfiles/settings.json").contains("toolgate"), "{client}");
-        let said = project.said(&["eject"], "");
+        let said = project.masked_output(&["eject"], "");
         assert!(said.contains(&format!("changed HOME/project/{file}")), "{client}: {said}");
         assert!(link.is_symlink() && !project.read("dotfiles/settings.json").contains("toolgate"), "{client}");
-        assert!(project.said(&["eject"], "").contains("no settings with toolgate found"), "{client}");
+        assert!(project.masked_output(&["eject"], "").contains("no settings with toolgate found"), "{client}");
     }
 }
 
 #[test]
-fn a_tool_that_nobody_declared_is_asked_about_and_what_came_of_it_recorded() {
-    let project = Project::with(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::verbs::CODER));
+fn undeclared_tool_is_asked_and_its_result_recorded() {
+    let project = TestProject::with_config(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::verbs::CODER_CONFIG));
     let event = |name: &str, more: serde_json::Value| {
         let mut event =
             json!({"hook_event_name": name, "session_id": "s1", "tool_name": "mcp__x__y", "tool_use_id": "u1", "tool_input": {"a": 1}});
@@ -297,8 +297,8 @@ fn a_tool_that_nobody_declared_is_asked_about_and_what_came_of_it_recorded() {
 }
 
 #[test]
-fn a_test_stands_on_what_it_says() {
-    let project = Project::with(
+fn config_test_fails_if_given_call_is_refused() {
+    let project = TestProject::with_config(
         "name = \"desk\"\n[tools.verify]\neffect = \"read\"\n\
          input = { type = \"object\", properties = { id = { type = \"string\" } }, required = [\"id\"] }\nentities = { id = \"/id\" }\n\
          [tools.pay]\ninput = { type = \"object\", properties = { id = { type = \"string\" } }, required = [\"id\"] }\n\
@@ -323,8 +323,8 @@ fn a_test_stands_on_what_it_says() {
 }
 
 #[test]
-fn a_call_is_found_by_a_part_of_its_name_and_a_day_by_its_name() {
-    let project = desk();
+fn rows_are_found_by_call_id_part_and_day_name() {
+    let project = demo_project();
     let rows = project.run(&["audit", "query", "--json", "--store", "ledger.db"], "").1;
     let call = serde_json::from_str::<serde_json::Value>(rows.lines().next().unwrap()).unwrap()["row"]["call"].as_str().unwrap().to_owned();
     for part in [call.get(24..).unwrap(), call.get(28..).unwrap(), &call] {
@@ -353,8 +353,8 @@ fn a_call_is_found_by_a_part_of_its_name_and_a_day_by_its_name() {
 }
 
 #[test]
-fn a_receipt_is_checked_without_any_ledger() {
-    let project = desk();
+fn receipt_is_verified_without_ledger() {
+    let project = demo_project();
     let said = |args: &[&str]| project.run(args, "").1;
     let rows = said(&["audit", "query", "--json", "--store", "ledger.db"]);
     let call = serde_json::from_str::<serde_json::Value>(rows.lines().next().unwrap()).unwrap()["row"]["call"].as_str().unwrap().to_owned();
@@ -369,8 +369,8 @@ fn a_receipt_is_checked_without_any_ledger() {
 }
 
 #[test]
-fn half_an_answer_of_the_service_is_none() {
-    let project = Project::with(crate::verbs::CODER);
+fn truncated_service_answer_is_refused() {
+    let project = TestProject::with_config(crate::verbs::CODER_CONFIG);
     let event = r#"{"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "Bash", "tool_input": {"command": "ls"}}"#;
     for (reply, code) in [("0", 2), ("0{\"hookSpecific", 2), ("0{}", 2), ("", 2), ("1{}\n", 2), ("2no", 2), ("0{}\n", 0)] {
         let socket = project.path("socket");
@@ -381,15 +381,15 @@ fn half_an_answer_of_the_service_is_none() {
             std::io::Read::read_to_end(&mut stream, &mut Vec::new()).unwrap();
             std::io::Write::write_all(&mut stream, reply.as_bytes()).unwrap();
         });
-        let (said, ..) = program(&project, "toolgate-hook", &["--socket", socket.to_str().unwrap()], event.as_bytes());
+        let (said, ..) = run_program(&project, "toolgate-hook", &["--socket", socket.to_str().unwrap()], event.as_bytes());
         serving.join().unwrap();
         assert_eq!(said, code, "{reply}");
     }
 }
 
 #[test]
-fn paths_that_lead_through_something_else_are_asked_about() {
-    let project = Project::with(
+fn paths_through_links_and_proc_ask() {
+    let project = TestProject::with_config(
         "store = \"ledger.db\"\nname = \"coder\"\n[tools.write]\nkind = \"client\"\npolicy = \"open\"\n[tools.read]\nkind = \"client\"\neffect = \"read\"\n",
     );
     let long = "a=b, ".repeat(40) + "and so on";
@@ -409,8 +409,8 @@ fn paths_that_lead_through_something_else_are_asked_about() {
 }
 
 #[test]
-fn a_name_that_is_too_long_is_another_than_its_beginning() {
-    let project = Project::with(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::verbs::CODER));
+fn long_tool_names_stay_distinct_after_truncation() {
+    let project = TestProject::with_config(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::verbs::CODER_CONFIG));
     let long = format!("mcp__server__{}", "a".repeat(70));
     let mut names = Vec::new();
     for name in [long.clone(), format!("{long}b")] {
@@ -429,14 +429,14 @@ fn a_name_that_is_too_long_is_another_than_its_beginning() {
 }
 
 #[test]
-fn a_tool_is_not_taken_for_one_that_is_spelled_almost_like_it() {
+fn similar_client_tool_names_stay_distinct() {
     let declared = |name: &str| format!("[tools.{name}]\nkind = \"client\"\neffect = \"read\"\nskip_client_prompt = true\n");
     // What `READ.ALL` is declared as.
-    let told_apart = toolgate::tool::name::of_client("READ.ALL");
-    let head = format!("{}\n[client]\nundeclared = \"ask\"\n{}", crate::verbs::CODER, declared("read_all"));
-    let plain = Project::with(&head);
-    let both = Project::with(&format!("{head}{}", declared(&told_apart)));
-    let ask = |project: &Project, name: &str| {
+    let told_apart = toolgate::tool::name::tool_name_from_client("READ.ALL");
+    let head = format!("{}\n[client]\nundeclared = \"ask\"\n{}", crate::verbs::CODER_CONFIG, declared("read_all"));
+    let plain = TestProject::with_config(&head);
+    let both = TestProject::with_config(&format!("{head}{}", declared(&told_apart)));
+    let ask = |project: &TestProject, name: &str| {
         let mut event = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name});
         event["tool_input"] = json!({"of": name});
         let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
@@ -458,23 +458,23 @@ fn a_tool_is_not_taken_for_one_that_is_spelled_almost_like_it() {
         assert_eq!((ask(&plain, name), ask(&both, name)), (alone.to_owned(), beside.to_owned()), "{name}");
     }
     // `check` says what the hook would, and whoever writes the client's name into the file is told the other.
-    let tried = both.said(&["check", "--config", "toolgate.toml", r#"{"tool": "READ.ALL", "arguments": {}}"#], "");
+    let tried = both.masked_output(&["check", "--config", "toolgate.toml", r#"{"tool": "READ.ALL", "arguments": {}}"#], "");
     assert!(tried.contains(&told_apart) && !tried.contains("unknown_tool"), "{tried}");
     both.write("project/named.toml", &declared("\"READ.ALL\""));
-    let tried = both.said(&["check", "--config", "named.toml", r#"{"tool": "bash", "arguments": {}}"#], "");
+    let tried = both.masked_output(&["check", "--config", "named.toml", r#"{"tool": "bash", "arguments": {}}"#], "");
     assert!(tried.contains(&format!("write `{told_apart}`")), "{tried}");
     // Whoever looks whether the gate is on asks for a tool by the name that a client has for it.
     both.write("project/two.toml", &format!("store = \"two.db\"\n{}{}", declared(&told_apart), declared("write_all")));
-    let seen = both.said(&["doctor", "--config", "two.toml"], "");
+    let seen = both.masked_output(&["doctor", "--config", "two.toml"], "");
     assert!(seen.contains("✓ canary"), "{seen}");
 }
 
 #[test]
-fn what_is_begun_is_done_whether_or_not_anybody_reads_of_it() {
-    let project = Project::new();
+fn init_and_eject_finish_if_stdout_is_closed() {
+    let project = TestProject::new();
     let unread = |args: &[&str]| {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-        project.environment(&mut command);
+        project.set_environment(&mut command);
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         command.args(args).stdout(writer).status().unwrap().code()
@@ -491,8 +491,8 @@ fn what_is_begun_is_done_whether_or_not_anybody_reads_of_it() {
 }
 
 #[test]
-fn what_could_not_be_paused_is_not_said_to_be() {
-    let project = desk();
+fn failed_pause_is_not_reported_as_paused() {
+    let project = demo_project();
     // Its keys are not there: it can be read, and not written.
     std::fs::rename(project.path("project/ledger.db.state"), project.path("project/away")).unwrap();
     let (code, stdout, stderr) = project.run(&["pause", "--tool", "unheard_of", "--because", "x"], "");

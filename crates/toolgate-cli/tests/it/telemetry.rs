@@ -14,21 +14,21 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use serde_json::json;
 
-use crate::gateway::{INNER, call, project, said, talk};
+use crate::gateway::{INNER_CONFIG, exchange_over_stdio, project_with_inner_upstream, stdio_input, tools_call_request};
 
 /// A request as it came: its first line and headers in lower case, and its body.
-type Request = (String, Vec<u8>);
+type OtlpRequest = (String, Vec<u8>);
 
-struct Collector {
+struct OtlpCollector {
     address: String,
-    heard: Arc<Mutex<Vec<Request>>>,
+    requests: Arc<Mutex<Vec<OtlpRequest>>>,
 }
 
-impl Collector {
+impl OtlpCollector {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let heard: Arc<Mutex<Vec<Request>>> = Arc::default();
+        let heard: Arc<Mutex<Vec<OtlpRequest>>> = Arc::default();
         let hears = Arc::clone(&heard);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -52,33 +52,33 @@ impl Collector {
                 });
             }
         });
-        Self { address, heard }
+        Self { address, requests: heard }
     }
 
     /// What was sent of a kind.
-    fn sent(&self, kind: &str) -> Vec<Request> {
+    fn requests_for(&self, kind: &str) -> Vec<OtlpRequest> {
         let first = format!("post /v1/{kind} http/1.1\r\n");
-        self.heard.lock().unwrap().iter().filter(|(head, _)| head.starts_with(&first)).cloned().collect()
+        self.requests.lock().unwrap().iter().filter(|(head, _)| head.starts_with(&first)).cloned().collect()
     }
 
     /// Every number that was told: by its name, and what it is about.
-    fn numbers(&self) -> BTreeMap<(String, String), Vec<i64>> {
+    fn metric_values(&self) -> BTreeMap<(String, String), Vec<i64>> {
         let mut numbers = BTreeMap::<_, Vec<i64>>::new();
-        for (_, body) in self.sent("metrics") {
+        for (_, body) in self.requests_for("metrics") {
             let all = ExportMetricsServiceRequest::decode(body.as_slice()).unwrap().resource_metrics;
             for metric in all.into_iter().flat_map(|of| of.scope_metrics).flat_map(|scope| scope.metrics) {
                 let points: Vec<_> = match metric.data.unwrap() {
                     Data::Gauge(gauge) => {
-                        gauge.data_points.into_iter().map(|point| (point.attributes, whole(point.value.as_ref()))).collect()
+                        gauge.data_points.into_iter().map(|point| (point.attributes, as_int(point.value.as_ref()))).collect()
                     }
-                    Data::Sum(sum) => sum.data_points.into_iter().map(|point| (point.attributes, whole(point.value.as_ref()))).collect(),
+                    Data::Sum(sum) => sum.data_points.into_iter().map(|point| (point.attributes, as_int(point.value.as_ref()))).collect(),
                     Data::Histogram(times) => {
                         times.data_points.into_iter().map(|point| (point.attributes, i64::try_from(point.count).unwrap())).collect()
                     }
                     other => panic!("{other:?}"),
                 };
                 for (about, number) in points {
-                    let about: Vec<String> = attributes(&about).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+                    let about: Vec<String> = attribute_map(&about).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
                     numbers.entry((metric.name.clone(), about.join(" "))).or_default().push(number);
                 }
             }
@@ -89,11 +89,11 @@ impl Collector {
     /// Every span, with its attributes and the service that it is of.
     fn spans(&self) -> Vec<(String, Span, BTreeMap<String, String>)> {
         let mut spans = Vec::new();
-        for (_, body) in self.sent("traces") {
+        for (_, body) in self.requests_for("traces") {
             for of in ExportTraceServiceRequest::decode(body.as_slice()).unwrap().resource_spans {
-                let service = attributes(&of.resource.unwrap().attributes)["service.name"].clone();
+                let service = attribute_map(&of.resource.unwrap().attributes)["service.name"].clone();
                 for span in of.scope_spans.into_iter().flat_map(|scope| scope.spans) {
-                    let attributes = attributes(&span.attributes);
+                    let attributes = attribute_map(&span.attributes);
                     spans.push((service.clone(), span, attributes));
                 }
             }
@@ -102,14 +102,14 @@ impl Collector {
     }
 }
 
-fn whole(number: Option<&Number>) -> i64 {
+fn as_int(number: Option<&Number>) -> i64 {
     match number {
         Some(Number::AsInt(number)) => *number,
         other => panic!("{other:?}"),
     }
 }
 
-fn attributes(all: &[opentelemetry_proto::tonic::common::v1::KeyValue]) -> BTreeMap<String, String> {
+fn attribute_map(all: &[opentelemetry_proto::tonic::common::v1::KeyValue]) -> BTreeMap<String, String> {
     let text = |value: &Option<opentelemetry_proto::tonic::common::v1::AnyValue>| match value.as_ref().and_then(|any| any.value.as_ref()) {
         Some(Any::StringValue(text)) => text.clone(),
         other => format!("{other:?}"),
@@ -117,24 +117,24 @@ fn attributes(all: &[opentelemetry_proto::tonic::common::v1::KeyValue]) -> BTree
     all.iter().map(|pair| (pair.key.clone(), text(&pair.value))).collect()
 }
 
-const SERVE: [&str; 4] = ["serve", "--stdio", "--config", "toolgate.toml"];
+const SERVE_ARGS: [&str; 4] = ["serve", "--stdio", "--config", "toolgate.toml"];
 
 #[test]
-fn calls_are_spans_of_the_trace_that_the_client_is_in() {
-    let collector = Collector::start();
-    let project = project("undeclared = \"read\"\n");
+fn call_spans_join_trace_of_client() {
+    let collector = OtlpCollector::start();
+    let project = project_with_inner_upstream("undeclared = \"read\"\n");
     let otlp = format!("[gateway.otlp]\nendpoint = \"{}/\"\nheaders = {{ authorization = {{ file = \"token\" }} }}\n", collector.address);
     project.write("project/token", "Bearer s3cret-of-the-collector");
     let outer = project.read("project/toolgate.toml");
     project.write("project/toolgate.toml", &format!("{outer}{otlp}"));
-    project.write("project/inner.toml", &format!("{INNER}{otlp}"));
-    let mut fine = call(2, "in_calc", json!({"expression": "1 + 1"}));
+    project.write("project/inner.toml", &format!("{INNER_CONFIG}{otlp}"));
+    let mut fine = tools_call_request(2, "in_calc", json!({"expression": "1 + 1"}));
     fine["params"]["_meta"] = json!({"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"});
-    let heard = talk(&project, &[fine, call(3, "in_calc", json!({"expr": "not-to-be-told"}))]);
+    let heard = exchange_over_stdio(&project, &[fine, tools_call_request(3, "in_calc", json!({"expr": "not-to-be-told"}))]);
     assert!(heard.iter().any(|message| message["result"]["structuredContent"] == json!({"result": 2})), "{heard:?}");
 
-    let requests = collector.heard.lock().unwrap().clone();
-    assert_eq!(requests.len(), collector.sent("traces").len() + collector.sent("metrics").len());
+    let requests = collector.requests.lock().unwrap().clone();
+    assert_eq!(requests.len(), collector.requests_for("traces").len() + collector.requests_for("metrics").len());
     for (head, body) in &requests {
         assert!(head.contains("authorization: bearer s3cret-of-the-collector"), "{head}");
         assert!(!String::from_utf8_lossy(body).contains("not-to-be-told"), "arguments are nobody's business");
@@ -161,10 +161,11 @@ fn calls_are_spans_of_the_trace_that_the_client_is_in() {
 }
 
 #[test]
-fn a_collector_that_is_away_is_told_and_stops_nothing() {
+fn unreachable_collector_is_reported_and_calls_continue() {
     // With which password is nobody's business.
-    let project = project("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"http://ann:sesame@127.0.0.1:1\"\n");
-    let (code, stdout, stderr) = project.run(&SERVE, &said(&[call(2, "in_calc", json!({"expression": "1 + 1"}))]));
+    let project = project_with_inner_upstream("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"http://ann:sesame@127.0.0.1:1\"\n");
+    let (code, stdout, stderr) =
+        project.run(&SERVE_ARGS, &stdio_input(&[tools_call_request(2, "in_calc", json!({"expression": "1 + 1"}))]));
     assert!(code == 0 && stdout.contains("{\"result\":2}"), "{stdout}{stderr}");
     for (what, path) in [("spans", "traces"), ("metrics", "metrics")] {
         let told: Vec<&str> = stderr.lines().filter(|line| line.contains(&format!("cannot send {what}"))).collect();
@@ -174,10 +175,12 @@ fn a_collector_that_is_away_is_told_and_stops_nothing() {
 }
 
 #[test]
-fn an_address_that_is_none_is_told_without_its_password() {
+fn invalid_collector_address_is_reported_without_password() {
     let address = "http://ann:ses ame@127.0.0.1:1";
-    let named = project(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{address}\"\n")).run(&SERVE, "");
-    let by_variable = project("undeclared = \"read\"\n").run_with(&[("OTEL_EXPORTER_OTLP_ENDPOINT", address)], &SERVE, "");
+    let named =
+        project_with_inner_upstream(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{address}\"\n")).run(&SERVE_ARGS, "");
+    let by_variable =
+        project_with_inner_upstream("undeclared = \"read\"\n").run_with(&[("OTEL_EXPORTER_OTLP_ENDPOINT", address)], &SERVE_ARGS, "");
     for (code, _, stderr) in [named, by_variable] {
         assert!(code != 0 && stderr.contains("cannot send spans") && stderr.contains("http://127.0.0.1:1"), "{stderr}");
         assert!(!stderr.contains("ame@") && !stderr.contains("ann:"), "{stderr}");
@@ -185,15 +188,16 @@ fn an_address_that_is_none_is_told_without_its_password() {
 }
 
 #[test]
-fn what_is_counted_is_told() {
-    let collector = Collector::start();
-    let project = project(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{}\"\n", collector.address));
-    let sums = ["1 + 1", "2 + 2"].iter().zip(2..).map(|(sum, id)| call(id, "in_calc", json!({"expression": sum})));
-    let calls = sums.chain([call(4, "in_calc", json!({"expr": "not-to-be-told"})), call(5, "made_up", json!({}))]);
+fn call_metrics_are_exported() {
+    let collector = OtlpCollector::start();
+    let project = project_with_inner_upstream(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{}\"\n", collector.address));
+    let sums = ["1 + 1", "2 + 2"].iter().zip(2..).map(|(sum, id)| tools_call_request(id, "in_calc", json!({"expression": sum})));
+    let calls =
+        sums.chain([tools_call_request(4, "in_calc", json!({"expr": "not-to-be-told"})), tools_call_request(5, "made_up", json!({}))]);
     // How things are is told while they are so, and as often as that.
-    let (code, ..) = project.run_with(&[("OTEL_METRIC_EXPORT_INTERVAL", "10")], &SERVE, &said(&calls.collect::<Vec<_>>()));
+    let (code, ..) = project.run_with(&[("OTEL_METRIC_EXPORT_INTERVAL", "10")], &SERVE_ARGS, &stdio_input(&calls.collect::<Vec<_>>()));
     assert_eq!(code, 0);
-    let numbers = collector.numbers();
+    let numbers = collector.metric_values();
     let calc = "gen_ai.agent.name=default gen_ai.tool.name=in_calc";
     let unknown = "gen_ai.agent.name=(unknown) gen_ai.tool.name=(unknown)";
     for (name, about, number) in [
@@ -207,22 +211,31 @@ fn what_is_counted_is_told() {
     ] {
         assert!(numbers.get(&(name.to_owned(), about)).is_some_and(|told| told.contains(&number)), "{name}: {numbers:#?}");
     }
-    for (_, body) in collector.sent("metrics") {
+    for (_, body) in collector.requests_for("metrics") {
         assert!(!String::from_utf8_lossy(&body).contains("not-to-be-told"));
     }
 }
 
 #[test]
-fn who_wants_none_gets_none() {
+fn otel_variables_disable_exporters() {
     for (name, value, traces, metrics) in [
         ("OTEL_SDK_DISABLED", "true", false, false),
         ("OTEL_TRACES_EXPORTER", "none", false, true),
         ("OTEL_METRICS_EXPORTER", "none", true, false),
     ] {
-        let collector = Collector::start();
-        let project = project(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{}\"\n", collector.address));
-        let (code, ..) = project.run_with(&[(name, value)], &SERVE, &said(&[call(2, "in_calc", json!({"expression": "1 + 1"}))]));
+        let collector = OtlpCollector::start();
+        let project =
+            project_with_inner_upstream(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{}\"\n", collector.address));
+        let (code, ..) = project.run_with(
+            &[(name, value)],
+            &SERVE_ARGS,
+            &stdio_input(&[tools_call_request(2, "in_calc", json!({"expression": "1 + 1"}))]),
+        );
         assert_eq!(code, 0);
-        assert_eq!((!collector.sent("traces").is_empty(), !collector.sent("metrics").is_empty()), (traces, metrics), "{name}");
+        assert_eq!(
+            (!collector.requests_for("traces").is_empty(), !collector.requests_for("metrics").is_empty()),
+            (traces, metrics),
+            "{name}"
+        );
     }
 }

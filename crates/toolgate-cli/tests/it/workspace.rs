@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::gateway::talk;
-use crate::hook::Project;
+use crate::gateway::exchange_over_stdio;
+use crate::hook::TestProject;
 
 const CONFIG: &str = r#"store = "ledger.db"
 files = "workspace"
@@ -18,8 +18,8 @@ name = "read_first"
 rule = "read_before_write"
 "#;
 
-fn project() -> Project {
-    let project = Project::new();
+fn workspace_project() -> TestProject {
+    let project = TestProject::new();
     project.write("project/workspace/notes.txt", "one");
     project.write("project/secret.txt", "hunter2");
     project.write("project/toolgate.toml", CONFIG);
@@ -28,15 +28,15 @@ fn project() -> Project {
 }
 
 /// What becomes of a call in a session that several processes share.
-fn make(project: &Project, tool: &str, arguments: &Value) -> Value {
+fn call_in_session(project: &TestProject, tool: &str, arguments: &Value) -> Value {
     let meta = json!({"toolgate/session": "s"});
     let call = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": tool, "arguments": arguments, "_meta": meta}});
-    let heard = talk(project, &[call]);
+    let heard = exchange_over_stdio(project, &[call]);
     heard.into_iter().find(|said| said["id"] == 7).unwrap()["result"].take()
 }
 
-fn code(project: &Project, tool: &str, arguments: &Value) -> String {
-    let result = make(project, tool, arguments);
+fn call_code(project: &TestProject, tool: &str, arguments: &Value) -> String {
+    let result = call_in_session(project, tool, arguments);
     match result["isError"].as_bool() {
         Some(true) => result["_meta"]["toolgate/error"]["code"].as_str().unwrap_or_else(|| panic!("{result}")).to_owned(),
         _ => "ok".to_owned(),
@@ -44,8 +44,8 @@ fn code(project: &Project, tool: &str, arguments: &Value) -> String {
 }
 
 #[test]
-fn what_is_there_is_read_before_it_is_written() {
-    let project = project();
+fn existing_file_must_be_read_before_write() {
+    let project = workspace_project();
     let notes = || std::fs::read_to_string(project.path("project/workspace/notes.txt")).unwrap();
     let overwrite = |text: &str| json!({"path": "notes.txt", "content": text});
     let (code_of_lint, said, stderr) = project.run(&["lint", "--config", "toolgate.toml"], "");
@@ -54,19 +54,19 @@ fn what_is_there_is_read_before_it_is_written() {
     let asked = json!({"tool": "write_file", "arguments": overwrite("two")}).to_string();
     let (_, said, stderr) = project.run(&["check", "--config", "toolgate.toml", "--json"], &asked);
     assert!(said.contains("read_before_write"), "{said}{stderr}");
-    let refused = make(&project, "write_file", &overwrite("two"))["_meta"]["toolgate/error"].clone();
+    let refused = call_in_session(&project, "write_file", &overwrite("two"))["_meta"]["toolgate/error"].clone();
     assert_eq!((&refused["code"], &refused["next"]["tool"]), (&json!("read_before_write"), &json!("read_file")), "{refused}");
     assert_eq!(notes(), "one");
-    assert_eq!(make(&project, "read_file", &json!({"path": "notes.txt"}))["structuredContent"]["content"], "one");
-    assert_eq!(code(&project, "write_file", &overwrite("two")), "ok");
+    assert_eq!(call_in_session(&project, "read_file", &json!({"path": "notes.txt"}))["structuredContent"]["content"], "one");
+    assert_eq!(call_code(&project, "write_file", &overwrite("two")), "ok");
     assert_eq!(notes(), "two");
     // What somebody else has changed since is not overwritten blindly.
     project.write("project/workspace/notes.txt", "three");
-    assert_eq!(code(&project, "write_file", &overwrite("four")), "stale_read");
+    assert_eq!(call_code(&project, "write_file", &overwrite("four")), "stale_read");
     assert_eq!(notes(), "three");
     // What is not there yet needs no reading.
-    assert_eq!(code(&project, "write_file", &json!({"path": "new/deep.txt", "content": "x"})), "ok");
-    let listed = make(&project, "list_files", &json!({}))["structuredContent"]["files"].clone();
+    assert_eq!(call_code(&project, "write_file", &json!({"path": "new/deep.txt", "content": "x"})), "ok");
+    let listed = call_in_session(&project, "list_files", &json!({}))["structuredContent"]["files"].clone();
     assert_eq!(listed, json!(["new/deep.txt", "notes.txt"]));
     let (verified, _, stderr) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
     assert_eq!(verified, 0, "{stderr}");
@@ -78,22 +78,22 @@ fn what_is_there_is_read_before_it_is_written() {
 }
 
 #[test]
-fn nothing_outside_of_it_is_read_or_written() {
-    let project = project();
+fn workspace_tools_refuse_outside_paths() {
+    let project = workspace_project();
     std::os::unix::fs::symlink(project.path("project/secret.txt"), project.path("project/workspace/link")).unwrap();
     for path in ["../secret.txt", "link", "/etc/passwd", "a/../../secret.txt"] {
-        let said = code(&project, "read_file", &json!({"path": path}));
+        let said = call_code(&project, "read_file", &json!({"path": path}));
         assert!(["invalid_path", "path_forbidden"].contains(&&*said), "{path}: {said}");
     }
-    assert_ne!(code(&project, "write_file", &json!({"path": "../toolgate.toml", "content": "x"})), "ok");
+    assert_ne!(call_code(&project, "write_file", &json!({"path": "../toolgate.toml", "content": "x"})), "ok");
     assert_eq!(std::fs::read_to_string(project.path("project/toolgate.toml")).unwrap(), CONFIG);
 }
 
 #[test]
-fn what_a_gateway_that_was_killed_had_begun_is_put_back_and_what_it_had_finished_stays() {
-    let project = project();
+fn unfinished_write_is_undone_after_kill_and_finished_stays() {
+    let project = workspace_project();
     let notes = || std::fs::read_to_string(project.path("project/workspace/notes.txt")).unwrap();
-    assert_eq!(code(&project, "write_file", &json!({"path": "other.txt", "content": "x"})), "ok");
+    assert_eq!(call_code(&project, "write_file", &json!({"path": "other.txt", "content": "x"})), "ok");
     let (_, rows, stderr) = project.run(&["audit", "query", "--store", "ledger.db", "--tool", "write_file", "--json"], "");
     let row: Value = serde_json::from_str(rows.lines().next().unwrap()).unwrap_or_else(|_| panic!("{rows}{stderr}"));
     let succeeded = row["row"]["call"].as_str().unwrap_or_else(|| panic!("{row}"));
@@ -106,15 +106,15 @@ fn what_a_gateway_that_was_killed_had_begun_is_put_back_and_what_it_had_finished
         let head = json!({"call": call, "path": "notes.txt", "old": 3, "new": 9, "made": []});
         std::fs::write(left.join(format!("{call}.000000.undo")), format!("{head}\nonehalf done")).unwrap();
         project.write("project/workspace/notes.txt", "half done");
-        assert_eq!(code(&project, "list_files", &json!({})), "ok");
+        assert_eq!(call_code(&project, "list_files", &json!({})), "ok");
         assert_eq!(notes(), stays, "{call}");
         assert!(!left.exists());
     }
 }
 
 #[test]
-fn files_of_a_client_are_others() {
-    let project = project();
+fn client_files_are_not_workspace_files() {
+    let project = workspace_project();
     let event = json!({"session_id": "c", "cwd": project.path("project"), "hook_event_name": "PreToolUse", "tool_name": "write_file",
         "tool_input": {"path": "other.txt", "content": "x"}, "tool_use_id": "t1"});
     // It is not there in the workspace, and may be where the client writes it: nobody knows, so it is refused. Others are judged as ever.
@@ -126,7 +126,7 @@ fn files_of_a_client_are_others() {
 }
 
 #[test]
-fn a_directory_with_what_toolgate_goes_by_is_none_for_tools() {
+fn workspace_must_not_contain_toolgate_files() {
     for (files, why) in [
         (".", "controls toolgate"),
         ("ledger.db.state/files", "belongs to toolgate"),
@@ -138,14 +138,14 @@ fn a_directory_with_what_toolgate_goes_by_is_none_for_tools() {
         ("scripts", "controls toolgate"),
         ("link", "controls toolgate"),
     ] {
-        let project = project();
+        let project = workspace_project();
         project.write("project/keys/key", "hunter2");
         project.write("project/.claude/other", "");
         project.write("project/scripts/hook.py", "");
         project.write("project/ledgers/other", "");
         std::os::unix::fs::symlink(project.path("project/keys"), project.path("project/link")).unwrap();
         // The ledger is there already.
-        assert_eq!(code(&project, "list_files", &json!({})), "ok");
+        assert_eq!(call_code(&project, "list_files", &json!({})), "ok");
         if files == "ledgers" {
             for end in ["ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db.state"] {
                 let _ = std::fs::rename(project.path(&format!("project/{end}")), project.path(&format!("project/ledgers/{end}")));

@@ -1,37 +1,37 @@
 //! Reads one agent of a configuration.
 
-use crate::config::{Declared, Entry, Reader, read_rate_limit};
+use crate::config::{AgentConfig, ConfigReader, ToolConfig, read_rate_limit};
 use crate::parse::tool::read_tool;
-use toolgate::call::error::Dialect;
+use toolgate::call::error::ErrorDialect;
 use toolgate::limits::{Budget, Limits};
-use toolgate::policy::source::CANARY;
+use toolgate::policy::source::CANARY_AGENT;
 use toolgate::policy::source::rule_table;
-use toolgate::policy::source::table_reader::Table;
-use toolgate::policy::{Place, Problem};
+use toolgate::policy::source::table_reader::TomlTable;
+use toolgate::policy::{Diagnostic, SourceSpan};
 use toolgate::tool::Tool;
 use toolgate_json::Pointer;
 
 /// Built-in tools that need a file system.
-const FOR_FILES: [&str; 3] = ["read_file", "write_file", "list_files"];
+const FILE_SYSTEM_TOOLS: [&str; 3] = ["read_file", "write_file", "list_files"];
 
-impl Reader<'_> {
-    pub(crate) fn read_agent(&self, name: String, table: &Table<'_>) -> Declared {
-        if name == CANARY {
-            let problem = Problem::new(format!("`{CANARY}` is reserved for the self-test of the gateway"));
+impl ConfigReader<'_> {
+    pub(crate) fn read_agent(&self, name: String, table: &TomlTable<'_>) -> AgentConfig {
+        if name == CANARY_AGENT {
+            let problem = Diagnostic::new(format!("`{CANARY_AGENT}` is reserved for the self-test of the gateway"));
             // At the top level the `name` key is at fault, elsewhere the table itself.
-            table.report("name", problem.help("choose another name"));
+            table.report("name", problem.with_help("choose another name"));
         }
         let principals: Option<Vec<String>> = table.names("principals").map(|names| names.into_iter().map(str::to_owned).collect());
         let max_output = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok());
-        let dialect = table.keyword("dialect", &[("standard", Dialect::Standard), ("bucket", Dialect::Bucket)]);
+        let dialect = table.keyword("dialect", &[("standard", ErrorDialect::Standard), ("bucket", ErrorDialect::Bucket)]);
         let (limits, mut shut) = table.table("limits").map(|limits| read_limits(&limits)).unwrap_or_default();
         if principals.as_ref().is_some_and(Vec::is_empty) {
             shut.push(table.span_of("principals"));
         }
         let files = table.text("files").filter(|path| {
             if path.trim().is_empty() {
-                let problem = Problem::new("`files` is empty; it must name a directory");
-                table.report("files", problem.help("like `files = \"workspace\"`, relative to this file"));
+                let problem = Diagnostic::new("`files` is empty; it must name a directory");
+                table.report("files", problem.with_help("like `files = \"workspace\"`, relative to this file"));
             }
             !path.trim().is_empty()
         });
@@ -52,33 +52,33 @@ impl Reader<'_> {
                     // Tools of clients keep all of their letters, because clients tell them apart
                     // by these.
                     let mapped = match inner.text("kind") == Some("client") {
-                        true => Some(toolgate::tool::name::of_client(&name)).filter(|name| !name.is_empty()),
-                        false => toolgate::tool::name::map_foreign([name.as_str()]).names.into_keys().next(),
+                        true => Some(toolgate::tool::name::tool_name_from_client(&name)).filter(|name| !name.is_empty()),
+                        false => toolgate::tool::name::map_foreign_names([name.as_str()]).names.into_keys().next(),
                     };
-                    let problem = Problem::new(format!(
+                    let problem = Diagnostic::new(format!(
                         "`{}` is not a valid tool name: use 1 to 64 of a-z, 0-9, `_` and `-`",
-                        toolgate_text::shown(&name)
+                        toolgate_text::escape_for_display(&name)
                     ));
                     let help = mapped.map_or_else(
                         || "use other characters".to_owned(),
                         |mapped| format!("write `{mapped}`; names that clients use are mapped onto it"),
                     );
-                    inner.report("", problem.help(help));
+                    inner.report("", problem.with_help(help));
                     inner.mark_all_read();
                     continue;
                 }
                 if inner.bool("skip_client_prompt") == Some(true) {
                     grants.push(name.clone());
                 }
-                let on_files = inner.text("kind") == Some("builtin") && FOR_FILES.contains(&name.as_str());
+                let on_files = inner.text("kind") == Some("builtin") && FILE_SYSTEM_TOOLS.contains(&name.as_str());
                 if files.is_none() && on_files {
-                    let problem = Problem::new(format!("`{name}` works on files, but its agent has no `files`"));
-                    inner.report("kind", problem.help("set a directory: `files = \"workspace\"`, next to `[tools]`"));
+                    let problem = Diagnostic::new(format!("`{name}` works on files, but its agent has no `files`"));
+                    inner.report("kind", problem.with_help("set a directory: `files = \"workspace\"`, next to `[tools]`"));
                 }
                 match read_tool(&name, &inner, self) {
                     Some((tool, behind)) => {
                         let (section, secrets) = (inner.text("section").map(str::to_owned), self.locate_secrets(&inner, &tool));
-                        tools.push(Entry { tool, span: place, section, backend: behind, secrets, uses_agent_files: on_files });
+                        tools.push(ToolConfig { tool, span: place, section, backend: behind, secrets, uses_agent_files: on_files });
                     }
                     // The problem is reported already, and the remaining keys were not read.
                     None => inner.mark_all_read(),
@@ -92,9 +92,10 @@ impl Reader<'_> {
             self.included_files.borrow_mut().push(path.clone());
             match toolgate::policy::source::read_file::read_untrusted_text_file(&path) {
                 Ok(text) => included.push((path.display().to_string(), text)),
-                Err(error) => {
-                    table.report("include", Problem::new(format!("{}: {error}", path.display())).help("a path is relative to this file"))
-                }
+                Err(error) => table.report(
+                    "include",
+                    Diagnostic::new(format!("{}: {error}", path.display())).with_help("a path is relative to this file"),
+                ),
             }
         }
         let rules =
@@ -103,7 +104,7 @@ impl Reader<'_> {
         let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.span_at(hook.span())))).collect();
         let hooks = tables.iter().filter_map(|hook| self.read_hook(hook)).collect();
         let (opened, for_client) = (None, false);
-        Declared {
+        AgentConfig {
             name,
             principals,
             limits,
@@ -123,7 +124,7 @@ impl Reader<'_> {
     }
 
     /// Returns the secrets of a tool with their positions.
-    fn locate_secrets(&self, table: &Table<'_>, tool: &Tool) -> Vec<(Pointer, Place)> {
+    fn locate_secrets(&self, table: &TomlTable<'_>, tool: &Tool) -> Vec<(Pointer, SourceSpan)> {
         let parts = table.part_spans();
         let place = |index: usize| parts.get(&format!("secrets.{index}")).or_else(|| parts.get("secrets")).cloned();
         let named = tool.spec().secrets.iter().enumerate();
@@ -132,7 +133,7 @@ impl Reader<'_> {
 }
 
 /// Reads the limits, and collects those of 0 calls.
-fn read_limits(table: &Table<'_>) -> (Limits, Vec<Place>) {
+fn read_limits(table: &TomlTable<'_>) -> (Limits, Vec<SourceSpan>) {
     let budget = |key: &str| {
         let budget = table.table(key).map(|inner| {
             let budget = Budget {
@@ -150,8 +151,8 @@ fn read_limits(table: &Table<'_>) -> (Limits, Vec<Place>) {
     if principal.wall.take().is_some()
         && let Some(inner) = table.table("principal")
     {
-        let problem = Problem::new("`wall_time` cannot limit a principal, because a principal has no start time");
-        inner.report("wall_time", problem.help("set `wall_time` under `session`, or use a `limit` rule with `within`"));
+        let problem = Diagnostic::new("`wall_time` cannot limit a principal, because a principal has no start time");
+        inner.report("wall_time", problem.with_help("set `wall_time` under `session`, or use a `limit` rule with `within`"));
     }
     let rate = read_rate_limit(table);
     table.reject_unknown_keys("limits");

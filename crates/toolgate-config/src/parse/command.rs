@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use crate::config::Reader;
+use crate::config::ConfigReader;
 use toolgate::hook::CommandHook;
-use toolgate::policy::Problem;
-use toolgate::policy::source::table_reader::Table;
+use toolgate::policy::Diagnostic;
+use toolgate::policy::source::table_reader::TomlTable;
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     /// Resolves a program. A program with a path is part of the configuration's files.
     pub(crate) fn resolve_program(&self, program: &str) -> PathBuf {
         if !program.contains('/') {
@@ -26,11 +26,11 @@ impl Reader<'_> {
     }
 
     /// Reads a hook: a program that runs before tools, after them, or both.
-    pub(crate) fn read_hook(&self, table: &Table<'_>) -> Option<CommandHook> {
+    pub(crate) fn read_hook(&self, table: &TomlTable<'_>) -> Option<CommandHook> {
         let (name, program) = (table.text("name"), table.text("command"));
         for (key, example) in [("name", "name = \"refund_policy\""), ("command", "command = \"./refund-policy\"")] {
             if !table.has_key(key) {
-                table.report(key, Problem::new(format!("a hook needs a `{key}`")).help(format!("like `{example}`")));
+                table.report(key, Diagnostic::new(format!("a hook needs a `{key}`")).with_help(format!("like `{example}`")));
             }
         }
         // A program with a path is relative to this file; any other is searched in `PATH`.

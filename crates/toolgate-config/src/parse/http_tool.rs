@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::config::Reader;
-use crate::secret_ref::Reference;
-use toolgate::policy::Problem;
-use toolgate::policy::source::table_reader::Table;
-use toolgate::tool::{Retry, Template};
+use crate::config::ConfigReader;
+use crate::secret_ref::SecretRef;
+use toolgate::policy::Diagnostic;
+use toolgate::policy::source::table_reader::TomlTable;
+use toolgate::tool::{RetrySettings, Template};
 
 /// The HTTP request of a tool. The backend that runs it must enforce [`HttpTool::hosts`].
 #[derive(Debug, Clone)]
@@ -20,9 +20,9 @@ pub struct HttpTool {
     /// Query parameters. A parameter whose argument is absent is left out.
     pub query: Vec<(String, Template)>,
     /// Headers of the request.
-    pub headers: Vec<(String, Reference)>,
+    pub headers: Vec<(String, SecretRef)>,
     /// Body of the request.
-    pub body: Body,
+    pub body: HttpToolBody,
     /// Allowed hosts, also after a redirect. The default is the host of the URL.
     pub hosts: Vec<String>,
     /// Private or local networks that are allowed: `10.0.0.0/8`, `127.0.0.1`.
@@ -33,7 +33,7 @@ pub struct HttpTool {
 
 /// The body of a request.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Body {
+pub enum HttpToolBody {
     /// No body.
     None,
     /// The arguments as JSON, without those that the URL contains.
@@ -54,20 +54,20 @@ impl HttpTool {
 }
 
 /// The parsed request, the statuses of an empty result, and the retries.
-type Read = (HttpTool, Vec<u16>, Option<Retry>);
+type HttpToolParts = (HttpTool, Vec<u16>, Option<RetrySettings>);
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     /// Reads the request, the statuses that mean an empty result, and the retries.
-    pub(crate) fn read_http_tool(&self, table: &Table<'_>, input: &Value) -> Option<Read> {
+    pub(crate) fn read_http_tool(&self, table: &TomlTable<'_>, input: &Value) -> Option<HttpToolParts> {
         let method = table.text("method").unwrap_or("GET").to_ascii_uppercase();
         if !["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"].contains(&method.as_str()) {
-            let problem = Problem::new(format!("unknown method `{}`", toolgate_text::shown(&method)));
-            table.report("method", problem.help("expected one of GET, HEAD, POST, PUT, PATCH, DELETE"));
+            let problem = Diagnostic::new(format!("unknown method `{}`", toolgate_text::escape_for_display(&method)));
+            table.report("method", problem.with_help("expected one of GET, HEAD, POST, PUT, PATCH, DELETE"));
         }
         let url = table.text("url");
         if !table.has_key("url") {
-            let problem = Problem::new("an HTTP tool needs a `url`");
-            table.report("kind", problem.help("like `url = \"https://api.example.com/orders/{/order_id}\"`"));
+            let problem = Diagnostic::new("an HTTP tool needs a `url`");
+            table.report("kind", problem.with_help("like `url = \"https://api.example.com/orders/{/order_id}\"`"));
         }
         let url = url.map(Template::new);
         let host = url.as_ref().and_then(|url| fixed_host(table, url));
@@ -80,44 +80,47 @@ impl Reader<'_> {
         let sends = matches!(method.as_str(), "POST" | "PUT" | "PATCH");
         let body = match (table.value("body"), form) {
             (Some(_), Some(_)) => {
-                table.report("form", Problem::new("a request has a `body` or a `form`, not both").help("remove one of them"));
-                Body::None
+                table.report("form", Diagnostic::new("a request has a `body` or a `form`, not both").with_help("remove one of them"));
+                HttpToolBody::None
             }
-            (Some(json), None) => Body::Json(json),
-            (None, Some(form)) => Body::Form(form),
-            (None, None) if sends => Body::Arguments,
-            (None, None) => Body::None,
+            (Some(json), None) => HttpToolBody::Json(json),
+            (None, Some(form)) => HttpToolBody::Form(form),
+            (None, None) if sends => HttpToolBody::Arguments,
+            (None, None) => HttpToolBody::None,
         };
         let named = url.iter().chain(query.iter().map(|(_, value)| value)).chain(match &body {
-            Body::Form(form) => form.iter().map(|(_, value)| value).collect::<Vec<_>>(),
+            HttpToolBody::Form(form) => form.iter().map(|(_, value)| value).collect::<Vec<_>>(),
             _ => Vec::new(),
         });
-        let mut paths: Vec<(&str, String)> = named.flat_map(Template::named).map(|path| ("url", path.to_string())).collect();
-        if let Body::Json(json) = &body {
+        let mut paths: Vec<(&str, String)> = named.flat_map(Template::argument_paths).map(|path| ("url", path.to_string())).collect();
+        if let HttpToolBody::Json(json) = &body {
             collect_arguments(json, &mut paths);
         }
         let properties = input.get("properties").and_then(Value::as_object);
         for (key, path) in paths {
             let first = path.split('/').nth(1).unwrap_or_default().to_owned();
             if properties.is_none_or(|properties| !properties.contains_key(&first)) {
-                let problem = Problem::new(format!("`{path}` is not an argument of this tool"));
+                let problem = Diagnostic::new(format!("`{path}` is not an argument of this tool"));
                 let known = properties.into_iter().flat_map(|properties| properties.keys());
-                table.report(key, problem.did_you_mean(&first, known).or_help("declare it in `input`"));
+                table.report(key, problem.with_suggestion(&first, known).with_default_help("declare it in `input`"));
             }
         }
         let headers = self.read_references(table, "headers");
         for (name, _) in &headers {
             let legal = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
             if !legal || ["host", "content-length", "transfer-encoding", "connection"].contains(&name.to_ascii_lowercase().as_str()) {
-                let problem = Problem::new(format!("the header `{}` cannot be set", toolgate_text::shown(name)));
-                table.report("headers", problem.help("use letters, digits, `_` and `-`; the host and the length are set automatically"));
+                let problem = Diagnostic::new(format!("the header `{}` cannot be set", toolgate_text::escape_for_display(name)));
+                table.report(
+                    "headers",
+                    problem.with_help("use letters, digits, `_` and `-`; the host and the length are set automatically"),
+                );
             }
         }
         let hosts = table.names("hosts").map(|names| names.into_iter().map(str::to_ascii_lowercase).collect());
         let networks: Vec<String> = table.names("networks").unwrap_or_default().into_iter().map(str::to_owned).collect();
         for network in networks.iter().filter(|network| !is_network(network)) {
-            let problem = Problem::new(format!("`{}` is not a network", toolgate_text::shown(network)));
-            table.report("networks", problem.help("like `10.0.0.0/8`, `127.0.0.1` or `fd00::/8`"));
+            let problem = Diagnostic::new(format!("`{}` is not a network", toolgate_text::escape_for_display(network)));
+            table.report("networks", problem.with_help("like `10.0.0.0/8`, `127.0.0.1` or `fd00::/8`"));
         }
         let most = table.bytes("max_response").and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(1 << 20);
         let empty = read_statuses(table, "empty_on");
@@ -125,9 +128,9 @@ impl Reader<'_> {
             let (times, delay) = (retry.count("times"), retry.duration("delay").and_then(|delay| Duration::try_from(delay).ok()));
             retry.reject_unknown_keys("`retry`");
             // Missing keys have the defaults of [`Retry`].
-            let usual = Retry::default();
+            let usual = RetrySettings::default();
             let times = times.and_then(|times| u32::try_from(times).ok()).unwrap_or(usual.times);
-            Retry { times, delay: delay.unwrap_or(usual.delay) }
+            RetrySettings { times, delay: delay.unwrap_or(usual.delay) }
         });
         let hosts = hosts.unwrap_or_else(|| host.into_iter().collect());
         Some((HttpTool { method, url: url?, query, headers, body, hosts, networks, max_response_bytes: most }, empty, retry))
@@ -136,25 +139,28 @@ impl Reader<'_> {
 
 /// Returns the host of the URL. The host must be fixed, so that no argument can choose where a
 /// request goes.
-fn fixed_host(table: &Table<'_>, url: &Template) -> Option<String> {
-    let head = url.head();
+fn fixed_host(table: &TomlTable<'_>, url: &Template) -> Option<String> {
+    let head = url.literal_prefix();
     let rest = head.strip_prefix("https://").or_else(|| head.strip_prefix("http://"));
     let Some(rest) = rest else {
-        table.report("url", Problem::new("the URL must begin with `https://` or `http://`").help("like `https://api.example.com/orders`"));
+        table.report(
+            "url",
+            Diagnostic::new("the URL must begin with `https://` or `http://`").with_help("like `https://api.example.com/orders`"),
+        );
         return None;
     };
     let end = rest.find(['/', '?']);
     let authority = end.and_then(|end| rest.get(..end)).unwrap_or(rest);
     // Without a `/` before it, an argument would extend the host.
-    if end.is_none() && url.named().next().is_some() {
-        let problem = Problem::new("an argument must not be part of the host");
-        table.report("url", problem.help("the host is fixed; put arguments into the path or the query"));
+    if end.is_none() && url.argument_paths().next().is_some() {
+        let problem = Diagnostic::new("an argument must not be part of the host");
+        table.report("url", problem.with_help("the host is fixed; put arguments into the path or the query"));
         return None;
     }
     if authority.is_empty() || authority.contains('@') || head.contains('#') {
         table.report(
             "url",
-            Problem::new("the URL has no host, or it contains a user or a fragment").help("like `https://api.example.com/orders`"),
+            Diagnostic::new("the URL has no host, or it contains a user or a fragment").with_help("like `https://api.example.com/orders`"),
         );
         return None;
     }
@@ -166,12 +172,12 @@ fn fixed_host(table: &Table<'_>, url: &Template) -> Option<String> {
 }
 
 /// Reads HTTP statuses.
-fn read_statuses(table: &Table<'_>, key: &str) -> Vec<u16> {
+fn read_statuses(table: &TomlTable<'_>, key: &str) -> Vec<u16> {
     let status = |value: &Value| value.as_u64().and_then(|status| u16::try_from(status).ok()).filter(|status| (100..600).contains(status));
     let written = table.values(key).unwrap_or_default();
     if let Some(wrong) = written.iter().find(|value| status(value).is_none()) {
-        let problem = Problem::new(format!("`{}` is not an HTTP status", toolgate_text::shown(&wrong.to_string())));
-        table.report(key, problem.help(format!("use numbers from 100 to 599, like `{key} = [404]`")));
+        let problem = Diagnostic::new(format!("`{}` is not an HTTP status", toolgate_text::escape_for_display(&wrong.to_string())));
+        table.report(key, problem.with_help(format!("use numbers from 100 to 599, like `{key} = [404]`")));
     }
     written.iter().filter_map(status).collect()
 }
@@ -179,7 +185,7 @@ fn read_statuses(table: &Table<'_>, key: &str) -> Vec<u16> {
 /// Collects the arguments that a body contains.
 fn collect_arguments(value: &Value, paths: &mut Vec<(&str, String)>) {
     match value {
-        Value::String(text) => paths.extend(Template::new(text).named().map(|path| ("body", path.to_string()))),
+        Value::String(text) => paths.extend(Template::new(text).argument_paths().map(|path| ("body", path.to_string()))),
         Value::Array(items) => items.iter().for_each(|item| collect_arguments(item, paths)),
         Value::Object(map) => map.values().for_each(|item| collect_arguments(item, paths)),
         _ => {}

@@ -3,22 +3,23 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::config::Reader;
-use crate::tool_backend::Behind;
+use crate::config::ConfigReader;
+use crate::tool_backend::ToolBackend;
 use toolgate::builtin;
-use toolgate::limits::Spend;
-use toolgate::normalize::Rule;
-use toolgate::policy::Problem;
-use toolgate::policy::source::table_reader::Table;
-use toolgate::tool::{CommandTool, Effect, Extra, Reconcile, Tool};
+use toolgate::limits::Cost;
+use toolgate::normalize::NormalizationRule;
+use toolgate::policy::Diagnostic;
+use toolgate::policy::source::table_reader::TomlTable;
+use toolgate::tool::{CommandTool, Effect, ExtraArguments, ReconcileSpec, Tool};
 use toolgate_process::sandbox::Sandbox;
 
 const EFFECTS: [(&str, Effect); 3] = [("read", Effect::Read), ("write", Effect::Write), ("destructive", Effect::Destructive)];
-const EXTRAS: [(&str, Extra); 3] = [("refuse", Extra::Refuse), ("drop", Extra::Drop), ("pass", Extra::Pass)];
+const EXTRA_MEMBER_MODES: [(&str, ExtraArguments); 3] =
+    [("refuse", ExtraArguments::Refuse), ("drop", ExtraArguments::Drop), ("pass", ExtraArguments::Pass)];
 
 /// What runs a tool.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ToolBackendKind {
     Client,
     Builtin,
     Command,
@@ -26,41 +27,46 @@ enum Kind {
     Mcp,
 }
 
-const KINDS: [(&str, Kind); 5] =
-    [("client", Kind::Client), ("builtin", Kind::Builtin), ("command", Kind::Command), ("http", Kind::Http), ("mcp", Kind::Mcp)];
+const TOOL_BACKEND_KINDS: [(&str, ToolBackendKind); 5] = [
+    ("client", ToolBackendKind::Client),
+    ("builtin", ToolBackendKind::Builtin),
+    ("command", ToolBackendKind::Command),
+    ("http", ToolBackendKind::Http),
+    ("mcp", ToolBackendKind::Mcp),
+];
 
-pub(crate) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> Option<(Tool, Option<Behind>)> {
-    let kind = table.keyword("kind", &KINDS);
+pub(crate) fn read_tool(name: &str, table: &TomlTable<'_>, reader: &ConfigReader<'_>) -> Option<(Tool, Option<ToolBackend>)> {
+    let kind = table.keyword("kind", &TOOL_BACKEND_KINDS);
     let description = table.text("description").unwrap_or(name);
     let (input, output) = (read_schema(name, table, "input"), read_schema(name, table, "output"));
     let mut behind = None;
     let mut tool = match kind {
-        Some(Kind::Builtin) => read_builtin(name, table)?,
-        Some(Kind::Client) => Tool::external(name, description, input),
-        Some(Kind::Command) => {
+        Some(ToolBackendKind::Builtin) => read_builtin(name, table)?,
+        Some(ToolBackendKind::Client) => Tool::external(name, description, input),
+        Some(ToolBackendKind::Command) => {
             let input = input.unwrap_or_else(|| serde_json::json!({"type": "object"}));
             let program = read_command(table, &input, reader)?;
             Tool::command(name, description, input, program)
         }
-        Some(Kind::Http) => {
+        Some(ToolBackendKind::Http) => {
             let input = input.unwrap_or_else(|| serde_json::json!({"type": "object"}));
             let (http, empty, retry) = reader.read_http_tool(table, &input)?;
-            behind = Some(Behind::Http(Box::new(http)));
-            let tool = empty.into_iter().fold(Tool::declared(name, description, input), Tool::empty_on);
+            behind = Some(ToolBackend::Http(Box::new(http)));
+            let tool = empty.into_iter().fold(Tool::declare(name, description, input), Tool::empty_on_status);
             retry.into_iter().fold(tool, |tool, retry| tool.retry(retry.times, retry.delay))
         }
-        Some(Kind::Mcp) => {
+        Some(ToolBackendKind::Mcp) => {
             behind = Some(read_remote(name, table)?);
-            Tool::declared(name, description, serde_json::json!({"type": "object"}))
+            Tool::declare(name, description, serde_json::json!({"type": "object"}))
         }
-        None => Tool::declared(name, description, input.unwrap_or_else(|| serde_json::json!({"type": "object"}))),
+        None => Tool::declare(name, description, input.unwrap_or_else(|| serde_json::json!({"type": "object"}))),
     };
-    if kind == Some(Kind::Builtin) && (table.has_key("input") || table.has_key("output")) {
-        let problem = Problem::new(format!("the built-in tool `{}` has its own schemas", toolgate_text::shown(name)));
-        table.report("kind", problem.help("remove `input` and `output`"));
+    if kind == Some(ToolBackendKind::Builtin) && (table.has_key("input") || table.has_key("output")) {
+        let problem = Diagnostic::new(format!("the built-in tool `{}` has its own schemas", toolgate_text::escape_for_display(name)));
+        table.report("kind", problem.with_help("remove `input` and `output`"));
     }
-    if kind == Some(Kind::Mcp) && (table.has_key("input") || table.has_key("output")) {
-        table.report("kind", Problem::new("the upstream defines the schemas of its tool").help("remove `input` and `output`"));
+    if kind == Some(ToolBackendKind::Mcp) && (table.has_key("input") || table.has_key("output")) {
+        table.report("kind", Diagnostic::new("the upstream defines the schemas of its tool").with_help("remove `input` and `output`"));
     }
     if let Some(schema) = output {
         tool = tool.output_schema(schema);
@@ -68,7 +74,7 @@ pub(crate) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
     if let Some(effect) = table.keyword("effect", &EFFECTS) {
         tool = tool.effect(effect);
     }
-    if let Some(extra) = table.keyword("extra", &EXTRAS) {
+    if let Some(extra) = table.keyword("extra", &EXTRA_MEMBER_MODES) {
         tool = tool.extra(extra);
     }
     if table.keyword("policy", &[("open", true)]) == Some(true) {
@@ -82,7 +88,7 @@ pub(crate) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
     match table.positive_std_duration("timeout") {
         Some(timeout) => tool = tool.timeout(timeout),
         // A client may ask its user before it runs the tool, so it gets more time.
-        None if kind == Some(Kind::Client) => tool = tool.timeout(Duration::from_secs(600)),
+        None if kind == Some(ToolBackendKind::Client) => tool = tool.timeout(Duration::from_secs(600)),
         None => {}
     }
     for rule in table.tables("normalize") {
@@ -97,7 +103,7 @@ pub(crate) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
             ("input", input.is_some(), "input = { order_id = \"A-1\" }"),
         ] {
             if !is_there && !example.has_key(key) {
-                example.report(key, Problem::new(format!("an example needs `{key}`")).help(format!("like `{like}`")));
+                example.report(key, Diagnostic::new(format!("an example needs `{key}`")).with_help(format!("like `{like}`")));
             }
         }
         example.reject_unknown_keys("an example");
@@ -106,7 +112,7 @@ pub(crate) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
         }
     }
     if let Some(cost) = table.table("cost") {
-        let spend = Spend { tokens: cost.count("tokens").unwrap_or_default(), money: cost.non_negative("money").unwrap_or_default() };
+        let spend = Cost { tokens: cost.count("tokens").unwrap_or_default(), money: cost.non_negative("money").unwrap_or_default() };
         cost.reject_unknown_keys("`cost`");
         tool = tool.cost(spend);
     }
@@ -143,17 +149,17 @@ pub(crate) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
 }
 
 /// Reads how to find out whether a call with unknown outcome took effect.
-fn read_reconcile(table: &Table<'_>) -> Option<Reconcile> {
+fn read_reconcile(table: &TomlTable<'_>) -> Option<ReconcileSpec> {
     if !table.has_key("tool") {
-        table.report("tool", Problem::new("`reconcile` needs a `tool`").help("like `tool = \"find_refund\"`"));
+        table.report("tool", Diagnostic::new("`reconcile` needs a `tool`").with_help("like `tool = \"find_refund\"`"));
     }
     let says_happened = table.is_table("happened") && table.table("happened").is_some_and(|fields| !fields.keys().is_empty());
     if !says_happened && (table.is_table("happened") || !table.has_key("happened")) {
-        let problem = Problem::new("`reconcile` needs `happened`: the result that means that the call took effect");
-        table.report("happened", problem.help("like `happened = { \"/status\" = \"paid\" }`"));
+        let problem = Diagnostic::new("`reconcile` needs `happened`: the result that means that the call took effect");
+        table.report("happened", problem.with_help("like `happened = { \"/status\" = \"paid\" }`"));
     }
     let mut sound = table.has_key("tool") && says_happened;
-    let mut reconcile = Reconcile::with(table.text("tool").unwrap_or_default());
+    let mut reconcile = ReconcileSpec::new(table.text("tool").unwrap_or_default());
     if let Some(arguments) = table.table("arguments") {
         for name in arguments.keys() {
             if let Some(from) = arguments.pointer(&name) {
@@ -161,8 +167,8 @@ fn read_reconcile(table: &Table<'_>) -> Option<Reconcile> {
             }
         }
     }
-    type Says = fn(Reconcile, &str, serde_json::Value) -> Reconcile;
-    let says: [(&str, Says); 2] = [
+    type ReconcileSetter = fn(ReconcileSpec, &str, serde_json::Value) -> ReconcileSpec;
+    let says: [(&str, ReconcileSetter); 2] = [
         ("happened", |reconcile, field, is| reconcile.happened_if(field, is)),
         ("never", |reconcile, field, is| reconcile.never_if(field, is)),
     ];
@@ -173,8 +179,10 @@ fn read_reconcile(table: &Table<'_>) -> Option<Reconcile> {
                     Some(is) if field.starts_with('/') => reconcile = says(reconcile, &field, is),
                     _ => {
                         sound = false;
-                        fields
-                            .report(&field, Problem::new("a path into a result begins with `/`").help("like `{ \"/status\" = \"paid\" }`"));
+                        fields.report(
+                            &field,
+                            Diagnostic::new("a path into a result begins with `/`").with_help("like `{ \"/status\" = \"paid\" }`"),
+                        );
                     }
                 }
             }
@@ -188,19 +196,18 @@ fn read_reconcile(table: &Table<'_>) -> Option<Reconcile> {
 ///
 /// An invalid schema is reported and replaced by one that accepts everything, so the rest of the
 /// tool is still checked.
-fn read_schema(name: &str, table: &Table<'_>, key: &str) -> Option<serde_json::Value> {
+fn read_schema(name: &str, table: &TomlTable<'_>, key: &str) -> Option<serde_json::Value> {
     let schema = table.value(key)?;
-    let faults = toolgate::schema::faults(&schema);
+    let faults = toolgate::schema::find_schema_faults(&schema);
     for fault in &faults {
-        let problem = Problem::new(format!("{key} schema of `{name}`: {}", fault.why));
+        let problem = Diagnostic::new(format!("{key} schema of `{name}`: {}", fault.reason));
         table.report_inside(
             key,
             &fault.pointer,
             match fault.suggestion {
-                Some(meant) => problem.help(format!("did you mean `{meant}`?")),
-                None => {
-                    problem.help("a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`")
-                }
+                Some(meant) => problem.with_help(format!("did you mean `{meant}`?")),
+                None => problem
+                    .with_help("a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`"),
             },
         );
     }
@@ -208,9 +215,9 @@ fn read_schema(name: &str, table: &Table<'_>, key: &str) -> Option<serde_json::V
 }
 
 /// Reads which tool of which upstream runs the call.
-fn read_remote(name: &str, table: &Table<'_>) -> Option<Behind> {
+fn read_remote(name: &str, table: &TomlTable<'_>) -> Option<ToolBackend> {
     if !table.has_key("upstream") {
-        table.report("kind", Problem::new("a tool of an MCP server needs its `upstream`").help("like `upstream = \"git\"`"));
+        table.report("kind", Diagnostic::new("a tool of an MCP server needs its `upstream`").with_help("like `upstream = \"git\"`"));
     }
     let upstream = table.text("upstream")?.to_owned();
     let tools = match table.text("tool") {
@@ -218,11 +225,11 @@ fn read_remote(name: &str, table: &Table<'_>) -> Option<Behind> {
         // By default, the upstream's tool has the name it would have if it were undeclared.
         None => [name].into_iter().chain(name.strip_prefix(&format!("{upstream}_"))).map(str::to_owned).collect(),
     };
-    Some(Behind::Mcp { upstream, tools, described: table.has_key("description"), timed: table.has_key("timeout") })
+    Some(ToolBackend::Mcp { upstream, tools, has_description: table.has_key("description"), has_timeout: table.has_key("timeout") })
 }
 
 /// Returns a built-in tool.
-fn read_builtin(name: &str, table: &Table<'_>) -> Option<Tool> {
+fn read_builtin(name: &str, table: &TomlTable<'_>) -> Option<Tool> {
     let known: BTreeMap<&str, fn() -> Tool> = BTreeMap::from([
         ("calc", toolgate::builtin::calc as fn() -> Tool),
         ("json_query", builtin::json_query),
@@ -234,14 +241,14 @@ fn read_builtin(name: &str, table: &Table<'_>) -> Option<Tool> {
     let found = known.get(name).map(|make| make());
     let names = known.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     if found.is_none() {
-        let problem = Problem::new(format!("unknown built-in tool `{}`", toolgate_text::shown(name)));
-        table.report("kind", problem.help(format!("expected one of {names}")).did_you_mean(name, known.keys()));
+        let problem = Diagnostic::new(format!("unknown built-in tool `{}`", toolgate_text::escape_for_display(name)));
+        table.report("kind", problem.with_help(format!("expected one of {names}")).with_suggestion(name, known.keys()));
     }
     found
 }
 
 /// Reads a rule that normalizes results.
-fn read_normalization(table: &Table<'_>) -> Option<Rule> {
+fn read_normalization(table: &TomlTable<'_>) -> Option<NormalizationRule> {
     let known = [
         ("timestamp", ""),
         ("codes", ""),
@@ -255,12 +262,12 @@ fn read_normalization(table: &Table<'_>) -> Option<Rule> {
     ];
     if !table.has_key("op") {
         let all = known.iter().map(|(op, _)| format!("`{op}`")).collect::<Vec<_>>().join(", ");
-        table.report("op", Problem::new("a normalization rule needs an `op`").help(format!("one of {all}")));
+        table.report("op", Diagnostic::new("a normalization rule needs an `op`").with_help(format!("one of {all}")));
     }
     table.keyword("op", &known)?;
     let fields: serde_json::Map<String, serde_json::Value> =
         table.keys().into_iter().filter_map(|key| table.value(&key).map(|value| (key, value))).collect();
-    match serde_json::from_value::<Rule>(serde_json::Value::Object(fields.clone())) {
+    match serde_json::from_value::<NormalizationRule>(serde_json::Value::Object(fields.clone())) {
         Ok(rule) => {
             let written = serde_json::to_value(&rule).unwrap_or_default();
             for key in fields.keys().filter(|key| written.get(key).is_none()) {
@@ -270,28 +277,28 @@ fn read_normalization(table: &Table<'_>) -> Option<Rule> {
                     .unwrap_or_default();
                 table.report(
                     key,
-                    Problem::new(format!("unknown key `{}` in a rule with this `op`", toolgate_text::shown(key)))
-                        .help(format!("expected {known}")),
+                    Diagnostic::new(format!("unknown key `{}` in a rule with this `op`", toolgate_text::escape_for_display(key)))
+                        .with_help(format!("expected {known}")),
                 );
             }
             Some(rule)
         }
         Err(error) => {
-            let problem = Problem::new(format!("cannot read the normalization rule: {error}"));
-            table.report("op", problem.help("like `{ op = \"timestamp\", path = \"/created\" }`"));
+            let problem = Diagnostic::new(format!("cannot read the normalization rule: {error}"));
+            table.report("op", problem.with_help("like `{ op = \"timestamp\", path = \"/created\" }`"));
             None
         }
     }
 }
 
 /// Reads the program of a command tool, and its sandbox.
-fn read_command(table: &Table<'_>, input: &serde_json::Value, reader: &Reader<'_>) -> Option<CommandTool> {
+fn read_command(table: &TomlTable<'_>, input: &serde_json::Value, reader: &ConfigReader<'_>) -> Option<CommandTool> {
     let Some(program) = table.text("command") else {
         if !table.has_key("command") {
             table.report(
                 "kind",
-                Problem::new("a command tool needs a `command`")
-                    .help("like `command = \"./lookup-order\"`; toolgate starts the program without a shell"),
+                Diagnostic::new("a command tool needs a `command`")
+                    .with_help("like `command = \"./lookup-order\"`; toolgate starts the program without a shell"),
             );
         }
         return None;
@@ -304,24 +311,24 @@ fn read_command(table: &Table<'_>, input: &serde_json::Value, reader: &Reader<'_
     if let Some(env) = table.table("env") {
         for name in env.keys() {
             if let Some((value, hidden)) = reader.read_secret(&env, &name) {
-                tool = hidden.into_iter().fold(tool.env(&name, value), CommandTool::hide);
+                tool = hidden.into_iter().fold(tool.env(&name, value), CommandTool::redact_value);
             }
         }
     }
     let properties = input.get("properties").and_then(serde_json::Value::as_object);
-    for path in tool.named() {
+    for path in tool.argument_paths() {
         let first = path.to_string().split('/').nth(1).unwrap_or_default().to_owned();
         if properties.is_none_or(|properties| !properties.contains_key(&first)) {
-            let problem = Problem::new(format!("`{path}` is not an argument of this tool"));
+            let problem = Diagnostic::new(format!("`{path}` is not an argument of this tool"));
             let known = properties.into_iter().flat_map(|properties| properties.keys());
-            table.report("args", problem.did_you_mean(&first, known).or_help("declare it in `input`"));
+            table.report("args", problem.with_suggestion(&first, known).with_default_help("declare it in `input`"));
         }
     }
     let room = table.table("sandbox").map(|room| read_sandbox(&room, reader)).unwrap_or_default();
     Some(tool.sandbox(room))
 }
 
-fn read_sandbox(table: &Table<'_>, reader: &Reader<'_>) -> Sandbox {
+fn read_sandbox(table: &TomlTable<'_>, reader: &ConfigReader<'_>) -> Sandbox {
     let mut room = Sandbox::default();
     let paths = |key: &str| table.names(key).unwrap_or_default().into_iter().map(|path| reader.base_dir.join(path)).collect();
     (room.read, room.write) = (paths("read"), paths("write"));

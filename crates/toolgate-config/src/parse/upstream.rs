@@ -4,25 +4,25 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config::Reader;
-use crate::secret_ref::{Given, Reference};
-use toolgate::call::error::{Category, Effects};
-use toolgate::policy::source::table_reader::Table;
-use toolgate::policy::{Place, Problem};
+use crate::config::ConfigReader;
+use crate::secret_ref::{SecretHistory, SecretRef};
+use toolgate::call::error::{CallEffects, ErrorCategory};
+use toolgate::policy::source::table_reader::TomlTable;
+use toolgate::policy::{Diagnostic, SourceSpan};
 
-pub use crate::mcp_servers_json::{BEHIND_TOOLGATE, parse_mcp_servers};
+pub use crate::mcp_servers_json::{PROXIED_SERVERS_KEY, parse_mcp_servers};
 
 /// An MCP server that toolgate connects to.
 #[derive(Debug, Clone)]
-pub struct Upstream {
+pub struct UpstreamConfig {
     /// Name in this configuration.
     pub name: String,
     /// Transport that reaches the server.
-    pub transport: Reach,
+    pub transport: UpstreamTransport,
     /// Prefix of the names of its tools and prompts.
     pub prefix: String,
     /// Treatment of tools that no table declares.
-    pub undeclared: Undeclared,
+    pub undeclared: UndeclaredToolPolicy,
     /// Default timeout of its tools.
     pub timeout: Duration,
     /// Maximum number of concurrent calls.
@@ -38,23 +38,23 @@ pub struct Upstream {
     /// Whether clients see its resources.
     pub exposes_resources: bool,
     /// The program and the directory as written, if they contain references.
-    pub(crate) path_refs: Vec<Reference>,
+    pub(crate) path_refs: Vec<SecretRef>,
     /// Tokens that toolgate fetched for this upstream.
-    pub(crate) fetched_tokens: Given,
-    pub(crate) span: Option<Place>,
+    pub(crate) fetched_tokens: SecretHistory,
+    pub(crate) span: Option<SourceSpan>,
 }
 
 /// The transport that reaches an upstream.
 #[derive(Debug, Clone)]
-pub enum Reach {
+pub enum UpstreamTransport {
     /// A child process that speaks MCP over its standard streams.
     Command {
         /// The program.
         program: PathBuf,
         /// Its arguments.
-        args: Vec<Reference>,
+        args: Vec<SecretRef>,
         /// Environment variables that are set for it.
-        env: Vec<(String, Reference)>,
+        env: Vec<(String, SecretRef)>,
         /// Environment variables that it inherits in addition to [`UPSTREAM_ENVIRONMENT`].
         inherit: Vec<String>,
         /// Its working directory.
@@ -63,9 +63,9 @@ pub enum Reach {
     /// A server over HTTP.
     Http {
         /// URL of the server.
-        url: Reference,
+        url: SecretRef,
         /// Headers of every request.
-        headers: Vec<(String, Reference)>,
+        headers: Vec<(String, SecretRef)>,
         /// Authentication of toolgate at the server.
         credentials: Credentials,
         /// Whether to use the transport of 2024-11-05: an event stream and a second URL for posts.
@@ -82,15 +82,15 @@ pub enum Credentials {
     #[default]
     None,
     /// With a bearer token.
-    Bearer(Reference),
+    Bearer(SecretRef),
     /// With tokens that toolgate fetches by client credentials (OAuth 2.1).
     ClientCredentials {
         /// Where tokens are requested.
         source: TokenSource,
         /// The client identifier.
-        client_id: Reference,
+        client_id: SecretRef,
         /// The client secret.
-        client_secret: Reference,
+        client_secret: SecretRef,
         /// The requested scope.
         scope: Option<String>,
     },
@@ -109,7 +109,7 @@ pub enum TokenSource {
 
 /// Treatment of an upstream's tools that no table declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Undeclared {
+pub enum UndeclaredToolPolicy {
     /// Do not offer them.
     #[default]
     Deny,
@@ -127,24 +127,24 @@ pub struct ErrorPattern {
     /// A regular expression on the error message.
     pub matches: regex::Regex,
     /// The category.
-    pub category: Category,
+    pub category: ErrorCategory,
     /// The code.
     pub code: String,
     /// Effects that such a failure leaves behind. The default is [`Effects::Done`].
-    pub effects: Effects,
+    pub effects: CallEffects,
 }
 
 /// Environment variables that a program inherits by default, enough to find itself and its
 /// interpreter.
 pub const UPSTREAM_ENVIRONMENT: [&str; 10] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM"];
 
-impl Upstream {
-    pub(crate) fn new(name: &str, reach: Reach) -> Self {
+impl UpstreamConfig {
+    pub(crate) fn new(name: &str, reach: UpstreamTransport) -> Self {
         Self {
             name: name.to_owned(),
             transport: reach,
             prefix: format!("{name}_"),
-            undeclared: Undeclared::default(),
+            undeclared: UndeclaredToolPolicy::default(),
             timeout: Duration::from_secs(60),
             max_concurrency: 16,
             errors: Vec::new(),
@@ -152,7 +152,7 @@ impl Upstream {
             exposes_prompts: false,
             exposes_resources: false,
             path_refs: Vec::new(),
-            fetched_tokens: Given::default(),
+            fetched_tokens: SecretHistory::default(),
             span: None,
         }
     }
@@ -167,10 +167,10 @@ impl Upstream {
                 upstream.errors.iter().map(|one| format!("{} {} {:?} {:?}", one.matches, one.code, one.category, one.effects)).collect(),
             );
             let reach = match &upstream.transport {
-                Reach::Command { program, env, inherit, directory, .. } => {
+                UpstreamTransport::Command { program, env, inherit, directory, .. } => {
                     format!("{program:?} {:?} {inherit:?} {directory:?}", env.iter().map(|(name, _)| name).collect::<Vec<_>>())
                 }
-                Reach::Http { headers, credentials, sse, .. } => {
+                UpstreamTransport::Http { headers, credentials, sse, .. } => {
                     let how = match credentials {
                         Credentials::None => "none".to_owned(),
                         Credentials::Bearer(_) => "bearer".to_owned(),
@@ -191,7 +191,9 @@ impl Upstream {
     /// names counts for both.
     fn is_same_server(&mut self, other: &Self) -> bool {
         let mut other = other.clone();
-        if let (Reach::Http { sse: own, .. }, Reach::Http { sse: theirs, .. }) = (&mut self.transport, &mut other.transport) {
+        if let (UpstreamTransport::Http { sse: own, .. }, UpstreamTransport::Http { sse: theirs, .. }) =
+            (&mut self.transport, &mut other.transport)
+        {
             *own = own.or(*theirs);
             *theirs = theirs.or(*own);
         }
@@ -217,16 +219,16 @@ impl Upstream {
     }
 
     /// Iterates over all references, including the program and the directory, which are not secret.
-    pub(crate) fn all_references(&self) -> impl Iterator<Item = &Reference> {
+    pub(crate) fn all_references(&self) -> impl Iterator<Item = &SecretRef> {
         self.secret_references().into_iter().chain(&self.path_refs)
     }
 
     /// Lists the references that may contain secrets.
-    pub(crate) fn secret_references(&self) -> Vec<&Reference> {
+    pub(crate) fn secret_references(&self) -> Vec<&SecretRef> {
         match &self.transport {
-            Reach::Command { args, env, .. } => args.iter().chain(env.iter().map(|(_, value)| value)).collect(),
-            Reach::Http { url, headers, credentials, .. } => {
-                let own: Vec<&Reference> = match credentials {
+            UpstreamTransport::Command { args, env, .. } => args.iter().chain(env.iter().map(|(_, value)| value)).collect(),
+            UpstreamTransport::Http { url, headers, credentials, .. } => {
+                let own: Vec<&SecretRef> = match credentials {
                     Credentials::None => Vec::new(),
                     Credentials::Bearer(token) => vec![token],
                     Credentials::ClientCredentials { client_id, client_secret, .. } => vec![client_id, client_secret],
@@ -237,10 +239,10 @@ impl Upstream {
     }
 }
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     /// Reads all upstreams: those of this file, and those of files in the format of clients.
-    pub(crate) fn read_upstreams(&self, table: &Table<'_>) -> Vec<Upstream> {
-        let mut found: Vec<Upstream> = Vec::new();
+    pub(crate) fn read_upstreams(&self, table: &TomlTable<'_>) -> Vec<UpstreamConfig> {
+        let mut found: Vec<UpstreamConfig> = Vec::new();
         if let Some(inner) = table.table("upstreams") {
             for name in inner.keys() {
                 let Some(one) = inner.table(&name) else { continue };
@@ -261,24 +263,24 @@ impl Reader<'_> {
                     for one in more {
                         let Some(known) = found.iter_mut().find(|known| known.name == one.name) else {
                             files.insert(one.name.clone(), path.clone());
-                            found.push(Upstream { span: Some(table.span_of("mcp_servers")), ..one });
+                            found.push(UpstreamConfig { span: Some(table.span_of("mcp_servers")), ..one });
                             continue;
                         };
                         // This file takes precedence over other files, and identical servers in two
                         // files count as one.
                         if let Some(file) = files.get(&one.name).filter(|_| !known.is_same_server(&one)) {
                             let (file, path, name) = (file.display(), path.display(), &one.name);
-                            let problem = Problem::new(format!("{file} and {path} both define a server `{name}`, but differently"));
+                            let problem = Diagnostic::new(format!("{file} and {path} both define a server `{name}`, but differently"));
                             let help = format!("rename one of them, or define the server here in `[upstreams.{name}]`");
-                            table.report("mcp_servers", problem.help(help));
+                            table.report("mcp_servers", problem.with_help(help));
                         }
                     }
                 }
                 Err(why) => {
-                    let problem = Problem::new(format!("{}: {why}", path.display()));
+                    let problem = Diagnostic::new(format!("{}: {why}", path.display()));
                     table.report(
                         "mcp_servers",
-                        problem.help("expected a JSON file with `mcpServers`, as clients use it, relative to this file"),
+                        problem.with_help("expected a JSON file with `mcpServers`, as clients use it, relative to this file"),
                     );
                 }
             }
@@ -286,10 +288,10 @@ impl Reader<'_> {
         found
     }
 
-    fn read_upstream(&self, name: &str, table: &Table<'_>) -> Option<Upstream> {
+    fn read_upstream(&self, name: &str, table: &TomlTable<'_>) -> Option<UpstreamConfig> {
         if !is_upstream_name(name) {
-            let problem = Problem::new(format!("`{}` is not a valid upstream name", toolgate_text::shown(name)));
-            table.report("", problem.help("use 1 to 32 of a-z, 0-9, `_` and `-`"));
+            let problem = Diagnostic::new(format!("`{}` is not a valid upstream name", toolgate_text::escape_for_display(name)));
+            table.report("", problem.with_help("use 1 to 32 of a-z, 0-9, `_` and `-`"));
             table.mark_all_read();
             return None;
         }
@@ -299,27 +301,32 @@ impl Reader<'_> {
             (both, _) => {
                 let message =
                     if both { "an upstream has a `command` or a `url`, not both" } else { "an upstream needs a `command` or a `url`" };
-                table.report(if both { "url" } else { "" }, Problem::new(message).help("like `command = \"mcp-server-git\"`"));
+                table.report(if both { "url" } else { "" }, Diagnostic::new(message).with_help("like `command = \"mcp-server-git\"`"));
                 // Mark the keys of both transports, because either may be intended.
-                KEYS.into_iter().for_each(|key| table.mark_read(key));
+                UPSTREAM_KEYS.into_iter().for_each(|key| table.mark_read(key));
                 None
             }
         };
-        let mut upstream = Upstream { span: Some(table.span_of("")), ..Upstream::new(name, reach?) };
+        let mut upstream = UpstreamConfig { span: Some(table.span_of("")), ..UpstreamConfig::new(name, reach?) };
         if let Some(prefix) = table.text("prefix") {
             if prefix.is_empty() || is_upstream_name(prefix) {
                 upstream.prefix = prefix.to_owned();
             } else {
                 table.report(
                     "prefix",
-                    Problem::new("a prefix may contain only a-z, 0-9, `_` and `-`").help("like `prefix = \"git_\"`, or `\"\"`"),
+                    Diagnostic::new("a prefix may contain only a-z, 0-9, `_` and `-`").with_help("like `prefix = \"git_\"`, or `\"\"`"),
                 );
             }
         }
-        let words = [("deny", Undeclared::Deny), ("ask", Undeclared::Ask), ("open", Undeclared::Open), ("read", Undeclared::Read)];
+        let words = [
+            ("deny", UndeclaredToolPolicy::Deny),
+            ("ask", UndeclaredToolPolicy::Ask),
+            ("open", UndeclaredToolPolicy::Open),
+            ("read", UndeclaredToolPolicy::Read),
+        ];
         upstream.undeclared = table.keyword("undeclared", &words).unwrap_or_default();
         // If undeclared tools are offered, prompts and resources are offered too.
-        let shares = upstream.undeclared != Undeclared::Deny;
+        let shares = upstream.undeclared != UndeclaredToolPolicy::Deny;
         upstream.exposes_prompts = table.bool("prompts").unwrap_or(shares);
         upstream.exposes_resources = table.bool("resources").unwrap_or(shares);
         upstream.timeout = table.positive_std_duration("timeout").unwrap_or(upstream.timeout);
@@ -331,23 +338,29 @@ impl Reader<'_> {
         Some(upstream)
     }
 
-    fn read_child_transport(&self, table: &Table<'_>) -> Option<Reach> {
+    fn read_child_transport(&self, table: &TomlTable<'_>) -> Option<UpstreamTransport> {
         let program = table.text("command")?;
         let words = table.names("args").unwrap_or_default();
         self.record_files_in_args(&words);
         let mut args = Vec::new();
         for word in words {
-            match Reference::parse(word) {
+            match SecretRef::parse(word) {
                 Ok(word) => args.push(word.with_span(table.span_of("args"))),
-                Err(why) => table.report("args", Problem::new(why).help("like `${HOME}/notes`")),
+                Err(why) => table.report("args", Diagnostic::new(why).with_help("like `${HOME}/notes`")),
             }
         }
         let inherit = table.names("inherit_env").unwrap_or_default().into_iter().map(str::to_owned).collect();
         let directory = table.text("directory").map(|path| self.base_dir.join(path));
-        Some(Reach::Command { program: self.resolve_program(program), args, env: self.read_references(table, "env"), inherit, directory })
+        Some(UpstreamTransport::Command {
+            program: self.resolve_program(program),
+            args,
+            env: self.read_references(table, "env"),
+            inherit,
+            directory,
+        })
     }
 
-    fn read_http_transport(&self, table: &Table<'_>) -> Option<Reach> {
+    fn read_http_transport(&self, table: &TomlTable<'_>) -> Option<UpstreamTransport> {
         let url = self.read_reference(table, "url");
         let headers = self.read_references(table, "headers");
         table.mark_read("bearer");
@@ -356,31 +369,34 @@ impl Reader<'_> {
             (false, Some(oauth)) => self.read_oauth(&oauth),
             (true, Some(oauth)) => {
                 oauth.mark_all_read();
-                table.report("bearer", Problem::new("an upstream has `bearer` or `oauth`, not both").help("remove one of them"));
+                table.report("bearer", Diagnostic::new("an upstream has `bearer` or `oauth`, not both").with_help("remove one of them"));
                 None
             }
             (false, None) => Some(Credentials::None),
         };
         let sse = table.keyword("transport", &[("http", false), ("sse", true)]);
-        Some(Reach::Http { url: url?, headers, credentials: credentials?, sse })
+        Some(UpstreamTransport::Http { url: url?, headers, credentials: credentials?, sse })
     }
 
-    fn read_oauth(&self, table: &Table<'_>) -> Option<Credentials> {
+    fn read_oauth(&self, table: &TomlTable<'_>) -> Option<Credentials> {
         for key in ["client_id", "client_secret"] {
             if !table.has_key(key) {
-                table.report(key, Problem::new(format!("`oauth` needs a `{key}`")).help(format!("like `{key} = \"…\"`")));
+                table.report(key, Diagnostic::new(format!("`oauth` needs a `{key}`")).with_help(format!("like `{key} = \"…\"`")));
             }
         }
         let source = match (table.text("issuer"), table.text("token_url")) {
             (Some(issuer), None) => Some(TokenSource::Issuer(issuer.to_owned())),
             (None, Some(url)) => Some(TokenSource::Url(url.to_owned())),
             (None, None) => {
-                let problem = Problem::new("`oauth` needs an `issuer` or a `token_url`");
-                table.report("issuer", problem.help("like `issuer = \"https://auth.example.com\"`"));
+                let problem = Diagnostic::new("`oauth` needs an `issuer` or a `token_url`");
+                table.report("issuer", problem.with_help("like `issuer = \"https://auth.example.com\"`"));
                 None
             }
             (Some(_), Some(_)) => {
-                table.report("token_url", Problem::new("`oauth` has an `issuer` or a `token_url`, not both").help("remove one of them"));
+                table.report(
+                    "token_url",
+                    Diagnostic::new("`oauth` has an `issuer` or a `token_url`, not both").with_help("remove one of them"),
+                );
                 None
             }
         };
@@ -395,7 +411,7 @@ impl Reader<'_> {
 }
 
 /// All keys of an upstream, for both transports.
-const KEYS: [&str; 17] = [
+const UPSTREAM_KEYS: [&str; 17] = [
     "command",
     "url",
     "args",
@@ -416,31 +432,31 @@ const KEYS: [&str; 17] = [
 ];
 
 /// Maximum length of an upstream name.
-pub(crate) const LONGEST: usize = 32;
+pub(crate) const MAX_UPSTREAM_NAME_CHARS: usize = 32;
 
 fn is_upstream_name(name: &str) -> bool {
-    name.len() <= LONGEST && toolgate::tool::name::is_tool_name(name)
+    name.len() <= MAX_UPSTREAM_NAME_CHARS && toolgate::tool::name::is_tool_name(name)
 }
 
-fn read_error_pattern(table: &Table<'_>) -> Option<ErrorPattern> {
+fn read_error_pattern(table: &TomlTable<'_>) -> Option<ErrorPattern> {
     for (key, example) in [("matches", "matches = 'not found'"), ("category", "category = \"BUSINESS\""), ("code", "code = \"not_found\"")]
     {
         if !table.has_key(key) {
-            table.report(key, Problem::new(format!("a pattern of `errors` needs a `{key}`")).help(format!("like `{example}`")));
+            table.report(key, Diagnostic::new(format!("a pattern of `errors` needs a `{key}`")).with_help(format!("like `{example}`")));
         }
     }
     let matches = table.text("matches").and_then(|text| match regex::Regex::new(text) {
         Ok(regex) => Some(regex),
         Err(_) => {
-            let problem = Problem::new(format!("`{}` is not a valid regular expression", toolgate_text::shown(text)));
-            table.report("matches", problem.help("use the syntax of the `regex` crate"));
+            let problem = Diagnostic::new(format!("`{}` is not a valid regular expression", toolgate_text::escape_for_display(text)));
+            table.report("matches", problem.with_help("use the syntax of the `regex` crate"));
             None
         }
     });
     let category = table.category();
     let code = table.text("code").map(str::to_owned);
-    let words = [("none", Effects::None), ("done", Effects::Done), ("unknown", Effects::Unknown)];
-    let effects = table.keyword("effects", &words).unwrap_or(Effects::Done);
+    let words = [("none", CallEffects::None), ("done", CallEffects::Done), ("unknown", CallEffects::Unknown)];
+    let effects = table.keyword("effects", &words).unwrap_or(CallEffects::Done);
     table.reject_unknown_keys("a pattern of `errors`");
     Some(ErrorPattern { matches: matches?, category: category?, code: code?, effects })
 }

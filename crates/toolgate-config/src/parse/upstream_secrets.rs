@@ -4,11 +4,11 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::parse::upstream::{Credentials, Reach, Upstream};
-use crate::secret_ref::{Reference, with_and_without_scheme};
-use toolgate::provenance::percent;
+use crate::parse::upstream::{Credentials, UpstreamConfig, UpstreamTransport};
+use crate::secret_ref::{SecretRef, with_and_without_scheme};
+use toolgate::provenance::decode_percent;
 
-impl Upstream {
+impl UpstreamConfig {
     /// Records a fetched token as a secret of this upstream.
     pub fn remember_token(&self, token: &str) {
         self.fetched_tokens.add(token);
@@ -17,14 +17,14 @@ impl Upstream {
     /// Removes the secrets of this upstream from a text.
     #[must_use]
     pub fn redact_secrets(&self, text: &str) -> String {
-        toolgate::redact::without(self.secret_values(), text)
+        toolgate::redact::remove_values(self.secret_values(), text)
     }
 
     /// Returns the length of the prefix of a growing text that cannot contain the start of a
     /// secret.
     #[must_use]
     pub fn safe_prefix_len(&self, text: &str) -> usize {
-        toolgate::redact::before_beginning(&self.secret_values(), text)
+        toolgate::redact::safe_prefix_len(&self.secret_values(), text)
     }
 
     /// Removes the secrets of this upstream from a value, including member names.
@@ -34,7 +34,7 @@ impl Upstream {
         let is_there = |value: &String| Path::new(value).is_absolute() && Path::new(value).exists();
         let (mut secrets, plain) = (self.secret_values(), self.non_secret_words());
         secrets.retain(|value| !is_there(value) && !plain.contains(value));
-        toolgate::redact::cleaned(said, &secrets, |secrets, text| toolgate::redact::without(secrets, text))
+        toolgate::redact::clean_document(said, &secrets, |secrets, text| toolgate::redact::remove_values(secrets, text))
     }
 
     /// Lists referenced values and all configured values, because many files contain keys
@@ -43,9 +43,9 @@ impl Upstream {
     /// Each value counts as a whole and line by line. Earlier values of files count too, because a
     /// running call may still use them.
     fn secret_values(&self) -> Vec<String> {
-        let set: Vec<&Reference> = match &self.transport {
-            Reach::Command { env, .. } => env.iter().map(|(_, value)| value).collect(),
-            Reach::Http { headers, credentials, .. } => {
+        let set: Vec<&SecretRef> = match &self.transport {
+            UpstreamTransport::Command { env, .. } => env.iter().map(|(_, value)| value).collect(),
+            UpstreamTransport::Http { headers, credentials, .. } => {
                 let own = match credentials {
                     Credentials::None => None,
                     Credentials::Bearer(token) => Some(token),
@@ -54,14 +54,14 @@ impl Upstream {
                 headers.iter().map(|(_, value)| value).chain(own).collect()
             }
         };
-        let values = set.into_iter().flat_map(Reference::known_values).flat_map(with_and_without_scheme).chain(self.url_secrets());
-        let known = self.secret_references().into_iter().flat_map(Reference::secret_values).chain(self.fetched_tokens.values());
-        toolgate::redact::and_lines(known.chain(values.filter(|value| value.len() >= 8)).collect())
+        let values = set.into_iter().flat_map(SecretRef::known_values).flat_map(with_and_without_scheme).chain(self.url_secrets());
+        let known = self.secret_references().into_iter().flat_map(SecretRef::secret_values).chain(self.fetched_tokens.values());
+        toolgate::redact::with_single_lines(known.chain(values.filter(|value| value.len() >= 8)).collect())
     }
 
     /// Lists the user, password and query values of the URL, where many services expect a key.
     fn url_secrets(&self) -> Vec<String> {
-        let Reach::Http { url, .. } = &self.transport else { return Vec::new() };
+        let UpstreamTransport::Http { url, .. } = &self.transport else { return Vec::new() };
         url.known_values().iter().flat_map(|address| secrets_of_url(address)).collect()
     }
 
@@ -70,13 +70,13 @@ impl Upstream {
     ///
     /// A word is secret if its key suggests a secret or if it comes from a reference.
     fn non_secret_words(&self) -> Vec<String> {
-        const SECRET: &[&str] = &["auth", "cookie", "cred", "key", "pass", "pwd", "secret", "token"];
-        let (Reach::Command { env: named, .. } | Reach::Http { headers: named, .. }) = &self.transport;
+        const SECRET_KEY_WORDS: &[&str] = &["auth", "cookie", "cred", "key", "pass", "pwd", "secret", "token"];
+        let (UpstreamTransport::Command { env: named, .. } | UpstreamTransport::Http { headers: named, .. }) = &self.transport;
         let speaks = |name: &str| {
             let name = name.to_ascii_lowercase();
-            SECRET.iter().any(|part| name.contains(part))
+            SECRET_KEY_WORDS.iter().any(|part| name.contains(part))
         };
-        let is_secret = |name: &str, value: &Reference| speaks(name) || value.secret_values().next().is_some();
+        let is_secret = |name: &str, value: &SecretRef| speaks(name) || value.secret_values().next().is_some();
         let set = named.iter().flat_map(|(name, value)| {
             let is_secret = is_secret(name, value);
             value.known_values().into_iter().map(move |value| (is_secret, value))
@@ -99,7 +99,7 @@ fn secrets_of_url(address: &str) -> Vec<String> {
     let asked = query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(_, value)| value));
     let both = |written: &str| {
         let meant = written.replace('+', " ");
-        [written.to_owned(), percent(written).unwrap_or_default(), percent(&meant).unwrap_or(meant)]
+        [written.to_owned(), decode_percent(written).unwrap_or_default(), decode_percent(&meant).unwrap_or(meant)]
     };
     who.split(':').chain(asked).flat_map(both).collect()
 }

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::Reach;
+use crate::UpstreamTransport;
 use crate::config::Config;
 use toolgate::files::FileSystem;
-use toolgate::policy::Problem;
+use toolgate::policy::Diagnostic;
 
 /// Files that a configuration references without including them.
 #[derive(Default)]
-pub(crate) struct Referenced {
+pub(crate) struct ReferencedFiles {
     /// Files that contain values.
     pub(crate) value_files: Vec<PathBuf>,
     /// Files among the arguments of programs.
@@ -19,15 +19,15 @@ pub(crate) struct Referenced {
 
 /// All files that a configuration depends on.
 #[derive(Clone, Default)]
-pub(crate) struct GoesBy {
-    all: Vec<PathBuf>,
+pub(crate) struct ConfigDependencies {
+    files: Vec<PathBuf>,
     /// The subset that contains values.
     value_files: Vec<PathBuf>,
 }
 
-impl GoesBy {
+impl ConfigDependencies {
     pub(crate) fn extend(&mut self, other: Self) {
-        self.all.extend(other.all);
+        self.files.extend(other.files);
         self.value_files.extend(other.value_files);
     }
 }
@@ -49,9 +49,9 @@ impl Config {
             match open(root) {
                 Ok(files) => declared.open_files = files,
                 Err(error) => {
-                    let problem = Problem::new(format!("cannot use the directory {}: {error}", root.display()));
-                    let problem = problem.help("`files` names a directory of its own for the tools, relative to this file");
-                    self.problems.push(Problem { place: Some(place.clone()), ..problem });
+                    let problem = Diagnostic::new(format!("cannot use the directory {}: {error}", root.display()));
+                    let problem = problem.with_help("`files` names a directory of its own for the tools, relative to this file");
+                    self.problems.push(Diagnostic { span: Some(place.clone()), ..problem });
                 }
             }
         }
@@ -63,7 +63,7 @@ impl Config {
     /// These are the file itself, included files, files with values, keys of the gateway and
     /// programs.
     pub fn dependencies(&self) -> impl Iterator<Item = PathBuf> {
-        self.dependencies.all.iter().cloned()
+        self.dependencies.files.iter().cloned()
     }
 
     /// Lists the files that contain values: references and the keys for tokens.
@@ -74,11 +74,11 @@ impl Config {
         &self.dependencies.value_files
     }
 
-    pub(crate) fn collect_dependencies(&self, name: &str, referenced: Referenced) -> GoesBy {
+    pub(crate) fn collect_dependencies(&self, name: &str, referenced: ReferencedFiles) -> ConfigDependencies {
         let (certificate, key) = self.gateway.tls.clone().unzip();
         let keys = self.gateway.jwt.as_ref().map(|jwt| PathBuf::from(&jwt.keys)).filter(|keys| !keys.to_string_lossy().contains("://"));
         let programs = self.upstreams.iter().filter_map(|upstream| match &upstream.transport {
-            Reach::Command { program, .. } if program.components().count() > 1 => Some(program.clone()),
+            UpstreamTransport::Command { program, .. } if program.components().count() > 1 => Some(program.clone()),
             _ => None,
         });
         let values: Vec<PathBuf> = referenced.value_files.into_iter().chain(keys).collect();
@@ -88,6 +88,6 @@ impl Config {
             .chain(values.iter().cloned())
             .chain(referenced.program_args);
         let all = own.chain(certificate).chain(key).chain(programs).filter(|path| !path.as_os_str().is_empty()).collect();
-        GoesBy { all, value_files: values }
+        ConfigDependencies { files: all, value_files: values }
     }
 }

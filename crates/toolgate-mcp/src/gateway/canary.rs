@@ -3,19 +3,19 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use toolgate::policy::source::{CANARY_PRINCIPAL, Rules};
+use toolgate::policy::source::{CANARY_PRINCIPAL, RuleSet};
 use toolgate::{Agent, Effect, Timestamp, Tool, Toolgate};
 
 use crate::gateway::{Gateway, lock};
 
 /// Name of the canary agent and of its tool.
-pub const CANARY: &str = toolgate::policy::source::CANARY;
+pub const CANARY: &str = toolgate::policy::source::CANARY_AGENT;
 
 /// Maximum age of the last canary run while the gateway is ready.
-const OLDEST: Duration = Duration::from_secs(120);
+const MAX_CANARY_AGE: Duration = Duration::from_secs(120);
 
 /// Makes the canary call, and returns why if the rule did not refuse it.
-async fn check(gate: &Toolgate) -> Result<(), String> {
+async fn check_canary_denied(gate: &Toolgate) -> Result<(), String> {
     let session = gate.session(CANARY, CANARY_PRINCIPAL, "canary");
     // The timestamp makes each call different: a repeated call would be denied as a loop.
     let answer = session.call(CANARY, serde_json::json!({"at": Timestamp::now().to_string()})).await;
@@ -29,7 +29,7 @@ async fn check(gate: &Toolgate) -> Result<(), String> {
 impl Gateway {
     /// Makes the canary call, and fails unless the canary rule denies it.
     pub async fn run_canary(&self) -> Result<(), String> {
-        let outcome = check(&self.runtime()).await;
+        let outcome = check_canary_denied(&self.runtime()).await;
         self.record_canary(outcome.clone());
         outcome
     }
@@ -64,7 +64,9 @@ impl Gateway {
         match &*lock(&self.0.canary_result) {
             None => Err("the canary has not run".to_owned()),
             Some((_, Err(why))) => Err(why.clone()),
-            Some((at, Ok(()))) if now.saturating_duration_since(*at) > OLDEST => Err("the canary has not run for two minutes".to_owned()),
+            Some((at, Ok(()))) if now.saturating_duration_since(*at) > MAX_CANARY_AGE => {
+                Err("the canary has not run for two minutes".to_owned())
+            }
             Some(_) => Ok(()),
         }
     }
@@ -86,7 +88,7 @@ pub(crate) fn build_canary_agent() -> io::Result<Agent> {
     );
     Agent::builder(CANARY)
         .tool(tool)
-        .rules(Rules::parse("(built in)", &rules))
+        .rules(RuleSet::parse("(built in)", &rules))
         .principals([CANARY_PRINCIPAL])
         .build()
         .map_err(io::Error::other)
@@ -97,21 +99,21 @@ mod tests {
     use std::sync::Arc;
 
     use toolgate::PolicyEngine;
-    use toolgate::policy::{Ask, Fault, Policy, Verdict};
-    use toolgate::store::Target;
+    use toolgate::policy::{Policy, PolicyError, PolicyInput, Verdict};
+    use toolgate::store::PauseTarget;
     use toolgate_config::Config;
 
     use super::*;
-    use crate::gateway::Options;
+    use crate::gateway::GatewayOptions;
 
     async fn open(principal: &str) -> io::Result<Gateway> {
         open_on(Arc::new(toolgate::MemoryStore::default()), principal).await
     }
 
     async fn open_on(store: Arc<toolgate::MemoryStore>, principal: &str) -> io::Result<Gateway> {
-        let options = Options {
+        let options = GatewayOptions {
             store,
-            upstreams: crate::Starting::default(),
+            upstreams: crate::UpstreamOptions::default(),
             upstream_start_timeout: Duration::from_secs(5),
             launcher: None,
             built_in_rules: None,
@@ -149,14 +151,14 @@ mod tests {
         let gateway = open("ann").await.unwrap();
         let gate = gateway.runtime();
         for (target, is_tried) in [
-            (Target::Principal("toolgate".into()), true),
-            (Target::Principal("ann".into()), true),
-            (Target::Agent("default".into()), true),
-            (Target::Tool("canary".into()), true),
+            (PauseTarget::Principal("toolgate".into()), true),
+            (PauseTarget::Principal("ann".into()), true),
+            (PauseTarget::Agent("default".into()), true),
+            (PauseTarget::Tool("canary".into()), true),
             // While the canary itself is paused, the check fails.
-            (Target::Agent(CANARY.into()), false),
-            (Target::Tool(CANARY.into()), false),
-            (Target::Principal(CANARY_PRINCIPAL.into()), false),
+            (PauseTarget::Agent(CANARY.into()), false),
+            (PauseTarget::Tool(CANARY.into()), false),
+            (PauseTarget::Principal(CANARY_PRINCIPAL.into()), false),
         ] {
             gate.pause(target.clone(), "an incident").await.unwrap();
             let tried = gateway.run_canary().await;
@@ -169,10 +171,10 @@ mod tests {
         assert!(open(CANARY_PRINCIPAL).await.is_err_and(|error| error.to_string().contains("reserved for the self-test")));
     }
 
-    struct AllowEverything;
+    struct AllowAllTestEngine;
 
-    impl PolicyEngine for AllowEverything {
-        fn check(&self, _: &dyn Policy, _: &Ask<'_>) -> Result<Verdict, Fault> {
+    impl PolicyEngine for AllowAllTestEngine {
+        fn check(&self, _: &dyn Policy, _: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
             Ok(Verdict::allow())
         }
     }
@@ -180,9 +182,9 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn canary_fails_if_rules_are_not_enforced() {
         let sound = Toolgate::builder().agent(build_canary_agent().unwrap()).build().unwrap();
-        assert_eq!(check(&sound).await, Ok(()));
-        let broken = Toolgate::builder().agent(build_canary_agent().unwrap()).policy_engine(AllowEverything).build().unwrap();
-        let outcome = check(&broken).await;
+        assert_eq!(check_canary_denied(&sound).await, Ok(()));
+        let broken = Toolgate::builder().agent(build_canary_agent().unwrap()).policy_engine(AllowAllTestEngine).build().unwrap();
+        let outcome = check_canary_denied(&broken).await;
         assert!(outcome.is_err());
         let gateway = open("ann").await.unwrap();
         gateway.record_canary(outcome);
@@ -194,7 +196,7 @@ mod tests {
     async fn gateway_does_not_open_if_the_canary_fails() {
         let store = Arc::new(toolgate::MemoryStore::default());
         let tools = Toolgate::builder().store(store.clone()).build().unwrap();
-        tools.pause(Target::Agent(CANARY.into()), "an incident").await.unwrap();
+        tools.pause(PauseTarget::Agent(CANARY.into()), "an incident").await.unwrap();
         assert!(open_on(store, "ann").await.is_err());
     }
 }

@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use toolgate::{Event, Row};
 
 use crate::gateway::{Gateway, Inner, lock};
-use crate::upstream::{Health, Status};
+use crate::upstream::{UpstreamHealth, UpstreamStatus};
 
 /// Returns the upper bounds of the duration buckets, in seconds.
 fn duration_buckets() -> impl Iterator<Item = f64> {
@@ -57,18 +57,18 @@ pub(crate) struct Metrics {
     export_lock: Arc<Mutex<()>>,
     canary: Gauge,
     rejected: Counter<u64, AtomicU64>,
-    otel: Instruments,
+    otel: OtelInstruments,
 }
 
 /// The same metrics for OpenTelemetry.
 #[derive(Clone)]
-struct Instruments {
+struct OtelInstruments {
     calls: Told<u64>,
     durations: TimesTold<f64>,
     rejected: Told<u64>,
 }
 
-impl Instruments {
+impl OtelInstruments {
     fn new(meter: &Meter) -> Self {
         let calls = meter.u64_counter("toolgate.calls").with_unit("{call}").with_description("Calls by outcome");
         let seconds = meter.f64_histogram("toolgate.call.duration").with_unit("s").with_boundaries(duration_buckets().collect());
@@ -94,7 +94,7 @@ impl Metrics {
         registry.register("upstream_held_tools", "Tools in quarantine until a person accepts them", held.clone());
         registry.register("canary_refused", "Whether the canary call was denied", canary.clone());
         registry.register("requests_turned_away", "Requests that were rejected before they became calls", refused.clone());
-        let told = Instruments::new(&opentelemetry::global::meter("toolgate"));
+        let told = OtelInstruments::new(&opentelemetry::global::meter("toolgate"));
         let (known, telling) = (Arc::default(), Arc::default());
         Self {
             registry: Arc::new(registry),
@@ -114,10 +114,10 @@ impl Metrics {
     pub(crate) fn register_gauges(&self, gateway: Weak<Inner>) {
         let (meter, canary, there) = (opentelemetry::global::meter("toolgate"), self.canary.clone(), gateway.clone());
         let health = Arc::new(move || gateway.upgrade().map(|inner| Gateway(inner).health()).unwrap_or_default());
-        let up = |one: &Health| i64::from(matches!(one.status, Status::Up { .. }));
-        let held = |one: &Health| i64::try_from(one.held.len()).unwrap_or(i64::MAX);
+        let up = |one: &UpstreamHealth| i64::from(matches!(one.status, UpstreamStatus::Up { .. }));
+        let held = |one: &UpstreamHealth| i64::try_from(one.held.len()).unwrap_or(i64::MAX);
         for (name, about, of) in [
-            ("toolgate.upstream.up", "Whether an upstream is connected", up as fn(&Health) -> i64),
+            ("toolgate.upstream.up", "Whether an upstream is connected", up as fn(&UpstreamHealth) -> i64),
             ("toolgate.upstream.held_tools", "Tools in quarantine until a person accepts them", held),
         ] {
             let health = Arc::clone(&health);
@@ -183,14 +183,14 @@ impl Metrics {
     }
 
     /// Exports all metrics in the text format of Prometheus.
-    pub(crate) fn export(&self, health: &[Health]) -> String {
+    pub(crate) fn export(&self, health: &[UpstreamHealth]) -> String {
         let _one = lock(&self.export_lock);
         // Upstreams that do not exist any more are not exported.
         self.upstreams.clear();
         self.quarantined.clear();
         for one in health {
             let labels = UpstreamLabels { upstream: one.name.clone() };
-            self.upstreams.get_or_create(&labels).set(i64::from(matches!(one.status, Status::Up { .. })));
+            self.upstreams.get_or_create(&labels).set(i64::from(matches!(one.status, UpstreamStatus::Up { .. })));
             self.quarantined.get_or_create(&labels).set(i64::try_from(one.held.len()).unwrap_or(i64::MAX));
         }
         let mut text = String::new();
@@ -208,7 +208,8 @@ mod tests {
     #[test]
     fn removed_upstream_is_not_exported() {
         let metrics = Metrics::new();
-        let health = |name: &str| Health { name: name.to_owned(), status: Status::Starting, starts: 1, tools: 0, held: Vec::new() };
+        let health =
+            |name: &str| UpstreamHealth { name: name.to_owned(), status: UpstreamStatus::Starting, starts: 1, tools: 0, held: Vec::new() };
         let both = metrics.export(&[health("near"), health("far")]);
         assert!(both.contains("upstream=\"near\"") && both.contains("upstream=\"far\""), "{both}");
         let one = metrics.export(&[health("far")]);

@@ -16,35 +16,35 @@ use rmcp::service::Peer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use toolgate::policy::source::CANARY_PRINCIPAL;
-use toolgate::{Agent, CallId, Spec, Store, Timestamp, Toolgate};
-use toolgate_config::{Config, ConfigError, Exposed, Gateway as Settings, Unfit};
+use toolgate::{Agent, CallId, Store, Timestamp, ToolSpec, Toolgate};
+use toolgate_config::{Config, ConfigError, ExposedTool, GatewayConfig as Settings, UnusableTool};
 
 use crate::gateway::canary::{CANARY, build_canary_agent};
 use crate::gateway::metrics::Metrics;
 use crate::gateway::workspaces::Workspaces;
-use crate::resources::Subscriptions;
-use crate::server::auth::Keys;
-use crate::server::default_session::Idle;
-use crate::server::suspended_calls::{Parked, Presence};
-use crate::upstream::{Link, Starting, Upstreams};
+use crate::resources::ResourceSubscriptions;
+use crate::server::auth::Authenticator;
+use crate::server::default_session::DefaultSessions;
+use crate::server::suspended_calls::{InflightGuard, SuspendedCalls};
+use crate::upstream::{UpstreamOptions, UpstreamSupervisor, Upstreams};
 
 /// Maximum number of attempts to reconcile a call.
-const TRIES: u8 = 5;
+const MAX_RECONCILE_ATTEMPTS: u8 = 5;
 /// Timeout for running calls during shutdown.
-pub(crate) const LAST: Duration = Duration::from_secs(10);
+pub(crate) const CALL_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for a running reload during shutdown.
-const GIVEN_UP: Duration = Duration::from_secs(5);
+const RELOAD_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Options to open a gateway.
 #[derive(Clone)]
-pub struct Options {
+pub struct GatewayOptions {
     /// The ledger.
     ///
     /// A ledger on disk also keeps the journals of changes to files of agents. With any other
     /// store, files are read-only.
     pub store: Arc<dyn Store>,
     /// How upstreams are started.
-    pub upstreams: Starting,
+    pub upstreams: UpstreamOptions,
     /// Maximum time to wait for upstreams before the gateway starts without them.
     pub upstream_start_timeout: Duration,
     /// Program that starts command tools and command hooks in their sandboxes; see
@@ -53,7 +53,7 @@ pub struct Options {
     /// Principal of calls over standard streams, and over HTTP if no token is required.
     pub principal: String,
     /// Rules in addition to those of the configuration.
-    pub built_in_rules: Option<BuiltIn>,
+    pub built_in_rules: Option<BuiltInRulesFn>,
     /// Toolgate's own files besides the configuration and the ledger.
     ///
     /// A workspace of an agent may neither contain them nor be inside them.
@@ -61,32 +61,32 @@ pub struct Options {
 }
 
 /// Builds a policy file for the tools of an agent.
-pub type BuiltIn = Arc<dyn Fn(&[&Spec]) -> String + Send + Sync>;
+pub type BuiltInRulesFn = Arc<dyn Fn(&[&ToolSpec]) -> String + Send + Sync>;
 
 /// A gateway: agents, their upstreams, and its listeners. Cheap to clone.
 #[derive(Clone)]
 pub struct Gateway(pub(crate) Arc<Inner>);
 
 /// Reads the configuration.
-type Reader = Arc<dyn Fn() -> io::Result<Config> + Send + Sync>;
+type GatewayConfigLoader = Arc<dyn Fn() -> io::Result<Config> + Send + Sync>;
 
 pub(crate) struct Inner {
-    read_config: Reader,
-    options: Options,
+    read_config: GatewayConfigLoader,
+    options: GatewayOptions,
     workspaces: Arc<Workspaces>,
-    active: RwLock<Arc<Running>>,
+    active: RwLock<Arc<ActiveConfig>>,
     /// Allows one reload at a time.
     reload_lock: tokio::sync::Mutex<()>,
     /// Clients to notify of changed lists.
     peers: Mutex<Vec<Peer<RoleServer>>>,
     pub(crate) changes: tokio::sync::watch::Sender<u64>,
-    pub(crate) suspended: Parked,
-    pub(crate) default_sessions: Idle,
+    pub(crate) suspended: SuspendedCalls,
+    pub(crate) default_sessions: DefaultSessions,
     pub(crate) metrics: Metrics,
     /// Addresses that the gateway listens on.
     pub(crate) addresses: Mutex<Vec<std::net::SocketAddr>>,
     /// Subscriptions of clients to resources.
-    pub(crate) subscriptions: Subscriptions,
+    pub(crate) subscriptions: ResourceSubscriptions,
     /// Time and result of the last canary run.
     pub(crate) canary_result: Mutex<Option<(Instant, Result<(), String>)>>,
     /// Number of attempts to reconcile each call.
@@ -102,30 +102,30 @@ pub(crate) struct Inner {
 }
 
 /// Counts a call as running until it is dropped.
-pub(crate) struct Counted(Gateway);
+pub(crate) struct InflightCount(Gateway);
 
-impl Drop for Counted {
+impl Drop for InflightCount {
     fn drop(&mut self) {
         self.0.0.inflight.send_modify(|count| *count = count.saturating_sub(1));
     }
 }
 
 /// One version of the configuration, and what was built from it.
-pub(crate) struct Running {
+pub(crate) struct ActiveConfig {
     pub(crate) runtime: Toolgate,
     pub(crate) settings: Settings,
-    pub(crate) authenticator: Keys,
+    pub(crate) authenticator: Authenticator,
     pub(crate) upstreams: Upstreams,
-    pub(crate) exposed: BTreeMap<(String, String), Exposed>,
+    pub(crate) exposed: BTreeMap<(String, String), ExposedTool>,
     /// The upstreams of each agent, for prompts, resources and notifications.
-    pub(crate) upstreams_by_agent: BTreeMap<String, Vec<Arc<Link>>>,
+    pub(crate) upstreams_by_agent: BTreeMap<String, Vec<Arc<UpstreamSupervisor>>>,
     pub(crate) agents: Vec<String>,
     /// Tools whose arguments may be repeated in HTTP headers.
     pub(crate) header_tools: BTreeSet<String>,
     /// Change counter of each upstream when the rules were built.
     upstream_versions: BTreeMap<String, u64>,
     /// Configured tools that do not match the upstream, or are missing there.
-    mismatches: Vec<Unfit>,
+    mismatches: Vec<UnusableTool>,
 }
 
 impl Gateway {
@@ -133,17 +133,17 @@ impl Gateway {
     ///
     /// # Errors
     /// The configuration does not load, or the canary call is not denied.
-    pub async fn open(config: impl Fn() -> io::Result<Config> + Send + Sync + 'static, options: Options) -> io::Result<Self> {
+    pub async fn open(config: impl Fn() -> io::Result<Config> + Send + Sync + 'static, options: GatewayOptions) -> io::Result<Self> {
         if options.principal == CANARY_PRINCIPAL {
             return Err(io::Error::other(format!("principal name `{CANARY_PRINCIPAL}` is reserved for the self-test")));
         }
-        let config: Reader = Arc::new(config);
+        let config: GatewayConfigLoader = Arc::new(config);
         let stop = CancellationToken::new();
-        let (metrics, parked) = (Metrics::new(), Parked::new(stop.clone())?);
+        let (metrics, parked) = (Metrics::new(), SuspendedCalls::new(stop.clone())?);
         let read = config()?;
         let upstreams = Upstreams::start(&read, &options.upstreams, options.upstream_start_timeout).await?;
         let workspaces = Arc::<Workspaces>::default();
-        let running = match Running::build(read, &options, &workspaces, upstreams.clone(), &metrics, None).await {
+        let running = match ActiveConfig::build(read, &options, &workspaces, upstreams.clone(), &metrics, None).await {
             Ok(running) => running,
             Err(error) => {
                 upstreams.stop_all().await;
@@ -159,10 +159,10 @@ impl Gateway {
             peers: Mutex::default(),
             changes: tokio::sync::watch::Sender::new(0),
             suspended: parked,
-            default_sessions: Idle::default(),
+            default_sessions: DefaultSessions::default(),
             metrics,
             addresses: Mutex::default(),
-            subscriptions: Subscriptions::default(),
+            subscriptions: ResourceSubscriptions::default(),
             canary_result: Mutex::default(),
             reconcile_attempts: Mutex::default(),
             stop,
@@ -180,13 +180,13 @@ impl Gateway {
         Ok(gateway)
     }
 
-    pub(crate) fn active_config(&self) -> Arc<Running> {
+    pub(crate) fn active_config(&self) -> Arc<ActiveConfig> {
         Arc::clone(&self.0.active.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
     /// Returns the health of the upstreams.
     #[must_use]
-    pub fn health(&self) -> Vec<crate::Health> {
+    pub fn health(&self) -> Vec<crate::UpstreamHealth> {
         let running = self.active_config();
         running.upstreams.health_with_unusable(&running.mismatches)
     }
@@ -238,7 +238,7 @@ impl Gateway {
         let built = tokio::select! {
             biased;
             () = stop.cancelled() => Err(ending()),
-            built = Running::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before)) => built,
+            built = ActiveConfig::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before)) => built,
         };
         let world = lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
         let built = built.and_then(|running| match world {
@@ -261,7 +261,7 @@ impl Gateway {
                 self.0.listeners.spawn(async move {
                     tokio::select! {
                         () = before.upstreams.stop_all_except(&upstreams, Duration::from_secs(10 * 60)) => {}
-                        () = stop.cancelled() => before.upstreams.stop_all_except(&upstreams, LAST).await,
+                        () = stop.cancelled() => before.upstreams.stop_all_except(&upstreams, CALL_SHUTDOWN_TIMEOUT).await,
                     }
                 });
                 Ok(())
@@ -295,20 +295,21 @@ impl Gateway {
     /// A call is reconciled only after its lease, because it may be running until then and would be
     /// reported as not made. After some failed attempts, a person must settle the call.
     async fn reconcile(&self) {
-        let can_ask = |agent: &Agent| agent.tools().any(Spec::can_be_reconciled);
+        let can_ask = |agent: &Agent| agent.tools().any(ToolSpec::can_be_reconciled);
         if !self.tool_counts().iter().filter_map(|(name, _)| self.runtime().agent(name).map(can_ask)).any(|can| can) {
             return;
         }
         let (before, mut tries) = (std::mem::take(&mut *lock(&self.0.reconcile_attempts)), HashMap::new());
         let gate = self.runtime();
-        let asks = |intent: &toolgate::store::Intent| {
-            let declared = gate.agent(&intent.key.agent).and_then(|agent| agent.tool(&intent.tool)).is_some_and(Spec::can_be_reconciled);
+        let asks = |intent: &toolgate::store::ClaimRecord| {
+            let declared =
+                gate.agent(&intent.key.agent).and_then(|agent| agent.tool(&intent.tool)).is_some_and(ToolSpec::can_be_reconciled);
             if Timestamp::now() <= intent.lease {
                 return false;
             }
             let times = before.get(&intent.call).copied().unwrap_or_default();
             tries.insert(intent.call, times.saturating_add(1));
-            declared && times < TRIES
+            declared && times < MAX_RECONCILE_ATTEMPTS
         };
         match gate.reconcile_matching(asks).await {
             Err(error) => tracing::warn!(%error, "cannot reconcile calls with an unknown outcome"),
@@ -362,9 +363,9 @@ impl Gateway {
     }
 
     /// Counts a call as running.
-    pub(crate) fn count_call(&self) -> Counted {
+    pub(crate) fn count_call(&self) -> InflightCount {
         self.0.inflight.send_modify(|count| *count += 1);
-        Counted(self.clone())
+        InflightCount(self.clone())
     }
 
     /// Waits until no call is running, up to a timeout.
@@ -378,12 +379,12 @@ impl Gateway {
         self.0.stop.cancel();
         // Abandons suspended calls. Each counts as running until it is settled and recorded.
         for underway in self.0.suspended.take_all() {
-            *lock(&underway.guard) = Some(Presence::new(self.count_call(), None));
+            *lock(&underway.guard) = Some(InflightGuard::new(self.count_call(), None));
             tokio::spawn(underway.abandon());
         }
-        self.wait_idle(LAST).await;
+        self.wait_idle(CALL_SHUTDOWN_TIMEOUT).await;
         // A running reload stops what it has started. Only then the list of upstreams is final.
-        let _reading = tokio::time::timeout(GIVEN_UP, self.0.reload_lock.lock()).await;
+        let _reading = tokio::time::timeout(RELOAD_SHUTDOWN_TIMEOUT, self.0.reload_lock.lock()).await;
         // Listeners send their last messages before their connections close.
         self.0.listeners.close();
         let _ = tokio::time::timeout(Duration::from_secs(4), self.0.listeners.wait()).await;
@@ -396,16 +397,16 @@ impl Gateway {
     }
 }
 
-impl Running {
+impl ActiveConfig {
     async fn build(
         config: Config,
-        options: &Options,
+        options: &GatewayOptions,
         workspaces: &Arc<Workspaces>,
         upstreams: Upstreams,
         metrics: &Metrics,
         before: Option<&Self>,
     ) -> io::Result<Self> {
-        let keys = Keys::new(&config.gateway, before.map(|before| &before.authenticator)).await?;
+        let keys = Authenticator::new(&config.gateway, before.map(|before| &before.authenticator)).await?;
         let own: Vec<PathBuf> = config.dependencies().chain(options.own_paths.iter().cloned()).collect();
         let config = workspaces.open(config, &options.store, &own).await?;
         let config = match &options.launcher {
@@ -473,9 +474,9 @@ impl Running {
 }
 
 /// Logs each mismatch once while it persists.
-fn log_mismatches(unfit: &[Unfit], before: &[Unfit]) {
-    let before: BTreeSet<&Unfit> = before.iter().collect();
-    for Unfit { agent, upstream, tool, why, awaited, .. } in unfit.iter().filter(|one| !before.contains(one)) {
+fn log_mismatches(unfit: &[UnusableTool], before: &[UnusableTool]) {
+    let before: BTreeSet<&UnusableTool> = before.iter().collect();
+    for UnusableTool { agent, upstream, tool, reason: why, is_awaited: awaited, .. } in unfit.iter().filter(|one| !before.contains(one)) {
         let what = if *awaited { "is missing and will be used when it appears" } else { "is quarantined until the mismatch is fixed" };
         tracing::warn!(agent, upstream, tool, why, "an upstream tool {what}");
     }

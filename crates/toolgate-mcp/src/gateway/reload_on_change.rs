@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Gateway;
-use crate::upstream::Link;
+use crate::upstream::UpstreamSupervisor;
 
 /// First delay before a failed reload is tried again; it doubles with each failure.
-const FIRST: Duration = Duration::from_secs(1);
+const MIN_RELOAD_DELAY: Duration = Duration::from_secs(1);
 /// Maximum delay between failed reloads.
-const LONGEST: Duration = Duration::from_secs(30);
+const MAX_RELOAD_DELAY: Duration = Duration::from_secs(30);
 
 impl Gateway {
     /// Reloads the configuration when the tools of an upstream change, because rules depend on the
@@ -18,11 +18,11 @@ impl Gateway {
     /// If an upstream announces a change but its tools are the same, clients are notified without a
     /// reload.
     pub(crate) async fn reload_on_upstream_change(self) {
-        let (mut heard, mut told, mut patience) = (0, String::new(), FIRST);
+        let (mut heard, mut told, mut patience) = (0, String::new(), MIN_RELOAD_DELAY);
         loop {
             let mut replaced = self.0.changes.subscribe();
             let running = self.active_config();
-            let both = |link: &Arc<Link>| [link.list_changes.subscribe(), link.announced_changes.subscribe()];
+            let both = |link: &Arc<UpstreamSupervisor>| [link.list_changes.subscribe(), link.announced_changes.subscribe()];
             let mut watches: Vec<_> = running.upstreams.supervisors().flat_map(both).collect();
             let claimed: u64 = running.upstreams.supervisors().map(|link| *link.announced_changes.borrow()).sum();
             // The active rules do not cover changes that came after they were built.
@@ -32,7 +32,7 @@ impl Gateway {
                 .any(|link| running.upstream_versions.get(&link.upstream.name) != Some(&*link.list_changes.borrow()));
             drop(running);
             if !missed {
-                (told, patience) = (String::new(), FIRST);
+                (told, patience) = (String::new(), MIN_RELOAD_DELAY);
             }
             if !missed && claimed == heard {
                 let changed = watches.iter_mut().map(|watch| Box::pin(async move { drop(watch.changed().await) }));
@@ -75,7 +75,7 @@ impl Gateway {
                     _ = replaced.changed() => {}
                     () = self.0.stop.cancelled() => return,
                 }
-                patience = (patience * 2).min(LONGEST);
+                patience = (patience * 2).min(MAX_RELOAD_DELAY);
             }
             // Limits the rate of reloads if an upstream announces changes all the time.
             tokio::time::sleep(Duration::from_millis(500)).await;

@@ -30,7 +30,7 @@ impl Workspaces {
         let (this, store, runtime) = (Arc::clone(self), Arc::clone(store), tokio::runtime::Handle::current());
         let opening = tokio::task::spawn_blocking(move || {
             let committed = |call| runtime.block_on(store.has_succeeded(call)).map_err(io::Error::other);
-            config.with_workspaces(|root| this.open_workspace(root, store.home(), &own, committed))
+            config.with_workspaces(|root| this.open_workspace(root, store.state_dir(), &own, committed))
         });
         opening.await.map_err(io::Error::other)
     }

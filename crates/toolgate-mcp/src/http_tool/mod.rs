@@ -13,13 +13,13 @@ use ipnet::IpNet;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Client, Method, StatusCode, Url};
 use serde_json::Value;
-use toolgate::{Ctx, Effects, Failure, FilledPart, Handler, Judged, Permit, Template};
-use toolgate_config::{Body, HttpTool};
+use toolgate::{CallEffects, CheckedArguments, Failure, FilledPart, Handler, Permit, Template, ToolContext};
+use toolgate_config::{HttpTool, HttpToolBody};
 
-use crate::http_tool::ssrf_guard::{Guard, is_forbidden};
+use crate::http_tool::ssrf_guard::{AddressFilterResolver, is_forbidden};
 
 /// The maximum number of redirects.
-const HOPS: usize = 5;
+const MAX_REDIRECTS: usize = 5;
 
 /// Returns the base of every client: no proxy, and no automatic redirects.
 fn base_client() -> reqwest::ClientBuilder {
@@ -39,17 +39,17 @@ pub(crate) fn upstream_client() -> reqwest::Result<Client> {
 pub(crate) fn http_tool_handler(tool: &HttpTool) -> Arc<dyn Handler> {
     let networks =
         tool.networks.iter().filter_map(|network| network.parse().ok().or_else(|| network.parse::<IpAddr>().ok().map(IpNet::from)));
-    Arc::new(Runner { networks: networks.collect(), tool: tool.clone(), client: OnceLock::new() })
+    Arc::new(HttpToolHandler { networks: networks.collect(), tool: tool.clone(), client: OnceLock::new() })
 }
 
-struct Runner {
+struct HttpToolHandler {
     tool: HttpTool,
     networks: Arc<[IpNet]>,
     client: OnceLock<Client>,
 }
 
 /// A request that is ready to be sent.
-struct Ready {
+struct PreparedHttpRequest {
     method: Method,
     url: Url,
     headers: HeaderMap,
@@ -58,22 +58,22 @@ struct Ready {
 
 /// Returns a failure for a request that was not sent.
 fn unsent_failure(code: &'static str, message: String) -> Failure {
-    Failure::validation(code, message).effects(Effects::None)
+    Failure::validation(code, message).effects(CallEffects::None)
 }
 
-impl Runner {
+impl HttpToolHandler {
     fn client(&self) -> Result<&Client, Failure> {
         if let Some(client) = self.client.get() {
             return Ok(client);
         }
-        let built = base_client().dns_resolver(Arc::new(Guard(Arc::clone(&self.networks)))).build();
+        let built = base_client().dns_resolver(Arc::new(AddressFilterResolver(Arc::clone(&self.networks)))).build();
         let built = built.map_err(|error| {
-            Failure::business("internal_fault", format!("cannot create an HTTP client: {error}")).effects(Effects::None)
+            Failure::business("internal_fault", format!("cannot create an HTTP client: {error}")).effects(CallEffects::None)
         })?;
         Ok(self.client.get_or_init(|| built))
     }
 
-    fn prepare_request(&self, arguments: &Value) -> Result<Ready, Failure> {
+    fn prepare_request(&self, arguments: &Value) -> Result<PreparedHttpRequest, Failure> {
         let tool = &self.tool;
         let mut url = self.build_url(arguments)?;
         for (name, template) in &tool.query {
@@ -83,8 +83,9 @@ impl Runner {
         }
         let mut headers = HeaderMap::new();
         for (name, value) in &tool.headers {
-            let missing =
-                |why: String| Failure::business("internal_fault", format!("cannot send the header `{name}`: {why}")).effects(Effects::None);
+            let missing = |why: String| {
+                Failure::business("internal_fault", format!("cannot send the header `{name}`: {why}")).effects(CallEffects::None)
+            };
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|error| missing(error.to_string()))?;
             let mut value = HeaderValue::from_str(&value.resolve_and_remember().map_err(missing)?)
                 .map_err(|_| missing("its value is not a valid header value".to_owned()))?;
@@ -92,12 +93,12 @@ impl Runner {
             headers.insert(name, value);
         }
         let body = match &tool.body {
-            Body::None => None,
-            Body::Arguments => Some((toolgate_json::to_canonical_bytes(&unused_arguments(arguments, tool)), "application/json")),
-            Body::Json(template) => {
+            HttpToolBody::None => None,
+            HttpToolBody::Arguments => Some((toolgate_json::to_canonical_bytes(&unused_arguments(arguments, tool)), "application/json")),
+            HttpToolBody::Json(template) => {
                 Some((toolgate_json::to_canonical_bytes(&fill_json(template, arguments).unwrap_or(Value::Null)), "application/json"))
             }
-            Body::Form(fields) => {
+            HttpToolBody::Form(fields) => {
                 let mut form = url::form_urlencoded::Serializer::new(String::new());
                 for (name, template) in fields {
                     if let Some(value) = fill_text(template, arguments) {
@@ -108,7 +109,7 @@ impl Runner {
             }
         };
         let method = Method::from_bytes(tool.method.as_bytes()).map_err(|error| unsent_failure("invalid_arguments", error.to_string()))?;
-        Ok(Ready { method, url, headers, body })
+        Ok(PreparedHttpRequest { method, url, headers, body })
     }
 
     /// Builds the URL from the arguments. No argument can change the path that was configured.
@@ -154,9 +155,9 @@ impl Runner {
     }
 
     /// Sends the request. Returns the response, and whether it came without a redirect.
-    async fn send(&self, mut ready: Ready) -> Result<(reqwest::Response, bool), Failure> {
-        self.check_target(&ready.url).map_err(|failure| failure.effects(Effects::None))?;
-        for hop in 0..=HOPS {
+    async fn send(&self, mut ready: PreparedHttpRequest) -> Result<(reqwest::Response, bool), Failure> {
+        self.check_target(&ready.url).map_err(|failure| failure.effects(CallEffects::None))?;
+        for hop in 0..=MAX_REDIRECTS {
             let mut request = self.client()?.request(ready.method.clone(), ready.url.clone()).headers(ready.headers.clone());
             if let Some((body, kind)) = &ready.body {
                 // A configured content type takes precedence: two headers would be ambiguous.
@@ -195,8 +196,8 @@ impl Runner {
 }
 
 #[async_trait]
-impl Handler for Runner {
-    async fn run(&self, _: &Permit, _: Ctx, arguments: &Judged) -> Result<Value, Failure> {
+impl Handler for HttpToolHandler {
+    async fn run(&self, _: &Permit, _: ToolContext, arguments: &CheckedArguments) -> Result<Value, Failure> {
         let ready = self.prepare_request(arguments.value())?;
         let (answer, first) = self.send(ready).await?;
         let status = answer.status();
@@ -209,7 +210,7 @@ impl Handler for Runner {
                 Failure::business("tool_failed", "the service redirects without a usable target")
             } else if first && status.is_client_error() && status != StatusCode::REQUEST_TIMEOUT {
                 // The request was rejected, so it was not executed.
-                failure.effects(Effects::None)
+                failure.effects(CallEffects::None)
             } else {
                 failure
             };
@@ -221,12 +222,12 @@ impl Handler for Runner {
         if more {
             return Err(Failure::business("invalid_result", format!("the response exceeds {} bytes", self.tool.max_response_bytes)));
         }
-        let bounds = toolgate_json::Bounds { bytes: self.tool.max_response_bytes, ..toolgate_json::Bounds::default() };
+        let bounds = toolgate_json::JsonBounds { bytes: self.tool.max_response_bytes, ..toolgate_json::JsonBounds::default() };
         let value = match text.is_empty() {
             true => Value::Null,
             false => toolgate_json::parse(&text, &bounds).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&text).into_owned())),
         };
-        Ok(toolgate::without_contract(&value).unwrap_or(value))
+        Ok(toolgate::strip_reserved_fields(&value).unwrap_or(value))
     }
 }
 
@@ -258,10 +259,10 @@ async fn read_limited(mut answer: reqwest::Response, most: usize) -> Result<(Vec
 
 /// Classifies a connection error. If no connection was opened, nothing was sent.
 fn connection_failure(error: &reqwest::Error, first: bool) -> Failure {
-    let untouched = |failure: Failure| if first { failure.effects(Effects::None) } else { failure };
+    let untouched = |failure: Failure| if first { failure.effects(CallEffects::None) } else { failure };
     let mut cause = error.source();
     while let Some(inner) = cause {
-        if let Some(forbidden) = inner.downcast_ref::<crate::http_tool::ssrf_guard::Forbidden>() {
+        if let Some(forbidden) = inner.downcast_ref::<crate::http_tool::ssrf_guard::ForbiddenAddressError>() {
             return untouched(Failure::permission("host_forbidden", forbidden.to_string()));
         }
         cause = inner.source();
@@ -294,7 +295,7 @@ fn fill_json(template: &Value, arguments: &Value) -> Option<Value> {
     match template {
         Value::String(text) => {
             let template = Template::new(text);
-            match template.whole() {
+            match template.as_single_argument() {
                 Some(path) => path.get(arguments).cloned(),
                 None => fill_text(&template, arguments).map(Value::String),
             }
@@ -310,7 +311,7 @@ fn fill_json(template: &Value, arguments: &Value) -> Option<Value> {
 /// Returns the arguments that the URL does not use.
 fn unused_arguments(arguments: &Value, tool: &HttpTool) -> Value {
     let Value::Object(map) = arguments else { return arguments.clone() };
-    let named = tool.url.named().chain(tool.query.iter().flat_map(|(_, template)| template.named()));
+    let named = tool.url.argument_paths().chain(tool.query.iter().flat_map(|(_, template)| template.argument_paths()));
     let used: Vec<String> =
         named.filter_map(|path| path.to_string().strip_prefix('/').filter(|name| !name.contains('/')).map(str::to_owned)).collect();
     Value::Object(map.iter().filter(|(key, _)| !used.contains(key)).map(|(key, value)| (key.clone(), value.clone())).collect())

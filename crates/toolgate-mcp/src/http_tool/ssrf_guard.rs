@@ -8,21 +8,21 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 /// The error for a host name that resolves to a forbidden address.
 #[derive(Debug)]
-pub(crate) struct Forbidden(String);
+pub(crate) struct ForbiddenAddressError(String);
 
-impl std::fmt::Display for Forbidden {
+impl std::fmt::Display for ForbiddenAddressError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "`{}` resolves to a private or local address", self.0)
     }
 }
 
-impl std::error::Error for Forbidden {}
+impl std::error::Error for ForbiddenAddressError {}
 
 /// A DNS resolver that rejects forbidden addresses. The checked addresses are the ones that are
 /// connected to, which prevents DNS rebinding.
-pub(crate) struct Guard(pub(crate) Arc<[IpNet]>);
+pub(crate) struct AddressFilterResolver(pub(crate) Arc<[IpNet]>);
 
-impl Resolve for Guard {
+impl Resolve for AddressFilterResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let networks = Arc::clone(&self.0);
         Box::pin(async move {
@@ -30,7 +30,7 @@ impl Resolve for Guard {
             let found: Vec<SocketAddr> = tokio::net::lookup_host((host.as_str(), 0)).await?.collect();
             // One forbidden address rejects the name: a mixed result looks like an attack.
             if found.iter().any(|address| is_forbidden(address.ip(), &networks)) {
-                return Err(Box::new(Forbidden(host)) as Box<dyn std::error::Error + Send + Sync>);
+                return Err(Box::new(ForbiddenAddressError(host)) as Box<dyn std::error::Error + Send + Sync>);
             }
             Ok(Box::new(found.into_iter()) as Addrs)
         })

@@ -10,42 +10,42 @@ use tokio_util::sync::CancellationToken;
 use toolgate::Answer;
 
 use crate::server::malformed_call;
-use crate::server::parse_message::Raw;
+use crate::server::parse_message::RawArguments;
 
 /// Maximum length of a recorded request ID, in characters.
-const LONGEST_ID: usize = 200;
+const MAX_REQUEST_ID_CHARS: usize = 200;
 /// Maximum depth at which capabilities are compared.
-const DEPTH: u8 = 4;
+const MAX_CAPABILITY_DEPTH: u8 = 4;
 
 /// The client of a call request, independent of the transport.
-pub(crate) struct Client<'c> {
+pub(crate) struct CallClient<'c> {
     /// The request ID.
     pub(crate) id: String,
     pub(crate) meta: &'c RequestMetaObject,
     /// Head of the request, over HTTP.
     pub(crate) parts: Option<&'c Parts>,
     /// The arguments as they were sent, if they are invalid.
-    pub(crate) raw_arguments: Option<&'c Raw>,
+    pub(crate) raw_arguments: Option<&'c RawArguments>,
     pub(crate) capabilities: Option<ClientCapabilities>,
     /// Whether the client uses 2026-07-28 or later.
     pub(crate) is_modern: bool,
     /// Cancelled when the client disconnects.
     pub(crate) disconnected: &'c CancellationToken,
-    pub(crate) channel: Ear<'c>,
+    pub(crate) channel: ClientChannel<'c>,
 }
 
 /// How a client receives notifications during a call.
-pub(crate) enum Ear<'c> {
+pub(crate) enum ClientChannel<'c> {
     /// Over its connection, where it also answers questions.
     Peer(&'c Peer<RoleServer>),
     /// In the response stream of its request.
     ResponseStream(&'c mpsc::Sender<ServerNotification>),
 }
 
-impl<'c> Client<'c> {
+impl<'c> CallClient<'c> {
     /// Formats a request ID for the ledger, cut to the maximum length.
     pub(crate) fn format_id(id: &RequestId) -> String {
-        id.to_string().chars().take(LONGEST_ID).collect()
+        id.to_string().chars().take(MAX_REQUEST_ID_CHARS).collect()
     }
 
     pub(crate) fn from_context(context: &'c RequestContext<RoleServer>) -> Self {
@@ -56,17 +56,17 @@ impl<'c> Client<'c> {
             raw_arguments: parts.and_then(|parts| parts.extensions.get()).or_else(|| context.extensions.get()),
             parts,
             capabilities: context.client_capabilities(),
-            is_modern: context.protocol_version().is_some_and(|version| version.as_str() >= crate::MODERN),
+            is_modern: context.protocol_version().is_some_and(|version| version.as_str() >= crate::REVISION_2026_07_28),
             disconnected: &context.ct,
-            channel: Ear::Peer(&context.peer),
+            channel: ClientChannel::Peer(&context.peer),
         }
     }
 
     /// Sends a notification. A slow client does not delay the call.
     pub(crate) async fn notify(&self, said: ServerNotification) {
         match self.channel {
-            Ear::Peer(peer) => drop(peer.send_notification(said).await),
-            Ear::ResponseStream(answer) => drop(answer.try_send(said)),
+            ClientChannel::Peer(peer) => drop(peer.send_notification(said).await),
+            ClientChannel::ResponseStream(answer) => drop(answer.try_send(said)),
         }
     }
 }
@@ -75,7 +75,7 @@ impl<'c> Client<'c> {
 ///
 /// 2026-07-28 defines an error code for this case. All other errors of an upstream are returned as
 /// tool errors.
-pub(crate) fn missing_capability_error(answer: &Answer, client: &Client<'_>) -> Option<ErrorData> {
+pub(crate) fn missing_capability_error(answer: &Answer, client: &CallClient<'_>) -> Option<ErrorData> {
     let (error, word) = (answer.outcome.error()?, ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY);
     let said = error.upstream.as_ref().filter(|_| client.is_modern)?;
     if said.get("code").and_then(Value::as_i64) != Some(i64::from(word.0)) {
@@ -87,8 +87,9 @@ pub(crate) fn missing_capability_error(answer: &Answer, client: &Client<'_>) -> 
         asks.insert("form".to_owned(), json!({}));
     }
     // Removes the capabilities that the client has.
-    let lacks = missing_capabilities(said.pointer("/data/requiredCapabilities").filter(|needs| needs.is_object())?, &has, DEPTH)?;
-    let mut data = malformed_call::contract(&error.message, Some(answer));
+    let lacks =
+        missing_capabilities(said.pointer("/data/requiredCapabilities").filter(|needs| needs.is_object())?, &has, MAX_CAPABILITY_DEPTH)?;
+    let mut data = malformed_call::error_contract(&error.message, Some(answer));
     data.as_object_mut()?.insert("requiredCapabilities".to_owned(), lacks);
     Some(ErrorData::new(word, error.message.clone(), Some(data)))
 }
@@ -129,7 +130,7 @@ mod tests {
             (json!({"roots": {"listChanged": false}}), json!({"roots": {}}), None),
             (json!({}), json!({}), None),
         ] {
-            assert_eq!(missing_capabilities(&needs, &has, DEPTH), lacks, "{needs} {has}");
+            assert_eq!(missing_capabilities(&needs, &has, MAX_CAPABILITY_DEPTH), lacks, "{needs} {has}");
         }
     }
 }

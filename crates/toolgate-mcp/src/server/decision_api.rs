@@ -6,77 +6,77 @@ use http::StatusCode;
 use http::request::Parts;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use toolgate::{Answer, Arguments, Call, Effects, Failure, SessionKey};
+use toolgate::{Answer, Arguments, Call, CallEffects, Failure, SessionKey};
 
-use crate::gateway::Running;
+use crate::gateway::ActiveConfig;
 use crate::server::identity;
 use crate::server::identity::Caller;
 use crate::server::malformed_call;
 use crate::server::parse_message;
-use crate::server::parse_message::Raw;
+use crate::server::parse_message::RawArguments;
 use crate::server::stdio::message_bounds;
-use crate::server::tool_call::{LONGEST_KEY, has_unapproved_arguments, is_key_too_long};
+use crate::server::tool_call::{MAX_IDEMPOTENCY_KEY_CHARS, has_unapproved_arguments, is_key_too_long};
 
 /// Body of a `check` or `report` request.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Asked {
+struct DecisionRequest {
     /// ID of the call, chosen by the client; a report repeats it.
     id: String,
     agent: Option<String>,
     session: Option<String>,
     tool: String,
-    #[serde(default = "nothing")]
+    #[serde(default = "empty_object")]
     arguments: Value,
     turn: Option<u64>,
     stop_reason: Option<String>,
     idempotency_key: Option<String>,
     approval: Option<String>,
     /// Report only: the result of the tool. `null` is a valid result.
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "deserialize_nullable")]
     result: Option<Value>,
     /// Report only: the error, if the tool failed.
-    error: Option<Failed>,
+    error: Option<ReportedFailure>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Failed {
+struct ReportedFailure {
     message: String,
     #[serde(default)]
-    effects: Option<Effects>,
+    effects: Option<CallEffects>,
 }
 
 /// Deserializes `null` as `Some(Value::Null)`, to distinguish it from a missing field.
-fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+fn deserialize_nullable<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
-fn nothing() -> Value {
+fn empty_object() -> Value {
     json!({})
 }
 
-type Refused = (StatusCode, Value);
+type ApiErrorResponse = (StatusCode, Value);
 
 /// Handles `POST /v1/calls/check` and `POST /v1/calls/report`.
 pub(crate) async fn handle_decision_request(
-    running: &Running,
+    running: &ActiveConfig,
     verb: &str,
     caller: &Caller,
     parts: &Parts,
     text: &[u8],
-) -> Result<Value, Refused> {
+) -> Result<Value, ApiErrorResponse> {
     if !matches!(verb, "check" | "report") {
         return Err((StatusCode::NOT_FOUND, json!({"error": "unknown path; use /v1/calls/check or /v1/calls/report"})));
     }
-    let (asked, raw) = Asked::parse(text, running).map_err(|no| no.response(None))?;
-    let named = asked.named();
+    let (asked, raw) = DecisionRequest::parse(text, running).map_err(|no| no.response(None))?;
+    let named = asked.call_names();
     let taken = asked.into_call(raw, running, verb, caller, parts);
     // Only a check must repeat the approved arguments. If a report has other arguments, the
     // difference is recorded.
     let taken = match taken {
         Ok((call, None)) if call.approval.is_some() => match has_unapproved_arguments(running, &call).await {
-            true => Err(No::invalid("the approval is for other arguments; send the approved arguments, or none")),
+            true => Err(ApiError::invalid("the approval is for other arguments; send the approved arguments, or none")),
             false => Ok((call, None)),
         },
         taken => taken,
@@ -95,14 +95,14 @@ pub(crate) async fn handle_decision_request(
 }
 
 /// Reason why a request is rejected.
-struct No {
+struct ApiError {
     status: StatusCode,
     reason: String,
     /// Whether the request is invalid, rather than forbidden for the caller.
     is_invalid: bool,
 }
 
-impl No {
+impl ApiError {
     fn invalid(why: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, reason: why.into(), is_invalid: true }
     }
@@ -112,19 +112,19 @@ impl No {
     }
 
     /// Records the rejected call, and builds the error response.
-    async fn record(self, running: &Running, caller: &Caller, named: NamedCall) -> Refused {
+    async fn record(self, running: &ActiveConfig, caller: &Caller, named: CallNames) -> ApiErrorResponse {
         let key = identity::rejection_session(running, caller, named.agent.as_deref());
         let call = Call::new(key, named.tool, json!({})).client_id(named.id);
-        let why = malformed_call::brief(&self.reason);
+        let why = malformed_call::truncate_reason(&self.reason);
         let call = if self.is_invalid { call.with_parse_error(why) } else { call.with_transport_rejection(why) };
         let answer = running.runtime.call(call).await;
         self.response(Some(&answer))
     }
 
     /// Builds the error response.
-    fn response(self, answer: Option<&Answer>) -> Refused {
-        let why = malformed_call::brief(&self.reason);
-        let mut told = malformed_call::contract(&why, answer);
+    fn response(self, answer: Option<&Answer>) -> ApiErrorResponse {
+        let why = malformed_call::truncate_reason(&self.reason);
+        let mut told = malformed_call::error_contract(&why, answer);
         if let Some(fields) = told.as_object_mut() {
             fields.insert("error".to_owned(), why.into());
         }
@@ -133,7 +133,7 @@ impl No {
 }
 
 /// What a readable body names, for the row of a rejected call.
-struct NamedCall {
+struct CallNames {
     id: String,
     tool: String,
     agent: Option<String>,
@@ -143,7 +143,7 @@ struct NamedCall {
 const MAX_RECORDED_NAME_CHARS: usize = 200;
 
 /// Fields of a request body, for error messages.
-const KEYS: &str =
+const REQUEST_FIELDS: &str =
     "`id`, `tool`, `arguments`, `agent`, `session`, `turn`, `stopReason`, `idempotencyKey`, `approval`; in a report `result` or `error`";
 
 /// Returns the first invalid field and its expected type.
@@ -173,7 +173,7 @@ fn find_invalid_field(body: &Value) -> Option<String> {
             }
             _ => {
                 let key: String = key.chars().filter(|c| !c.is_control()).take(64).collect();
-                return Some(format!("unknown field `{key}`; known fields: {KEYS}"));
+                return Some(format!("unknown field `{key}`; known fields: {REQUEST_FIELDS}"));
             }
         };
         must_be.map(|kind| format!("`{key}` must be {kind}"))
@@ -181,15 +181,15 @@ fn find_invalid_field(body: &Value) -> Option<String> {
 }
 
 /// A call to check (`None`), or a call to report with its result.
-type Taken = (Call, Option<Result<Value, Failure>>);
+type CheckOrReport = (Call, Option<Result<Value, Failure>>);
 
-impl Asked {
+impl DecisionRequest {
     /// Parses a body strictly.
     ///
     /// Invalid arguments are kept as text: the argument gate rejects them and records a row.
-    fn parse(text: &[u8], running: &Running) -> Result<(Self, Option<Raw>), No> {
+    fn parse(text: &[u8], running: &ActiveConfig) -> Result<(Self, Option<RawArguments>), ApiError> {
         let (bounds, unread) =
-            (message_bounds(running.settings.max_request_bytes), |why: String| No::invalid(format!("cannot read the body: {why}")));
+            (message_bounds(running.settings.max_request_bytes), |why: String| ApiError::invalid(format!("cannot read the body: {why}")));
         let (value, raw) = match toolgate_json::parse(text, &bounds) {
             Ok(value) => (value, None),
             Err(error) => {
@@ -206,31 +206,38 @@ impl Asked {
         Ok((asked, raw))
     }
 
-    fn named(&self) -> NamedCall {
+    fn call_names(&self) -> CallNames {
         let short = |name: &str| name.chars().take(MAX_RECORDED_NAME_CHARS).collect();
-        NamedCall { id: short(&self.id), tool: short(&self.tool), agent: self.agent.as_deref().map(short) }
+        CallNames { id: short(&self.id), tool: short(&self.tool), agent: self.agent.as_deref().map(short) }
     }
 
-    fn into_call(self, raw: Option<Raw>, running: &Running, verb: &str, caller: &Caller, parts: &Parts) -> Result<Taken, No> {
+    fn into_call(
+        self,
+        raw: Option<RawArguments>,
+        running: &ActiveConfig,
+        verb: &str,
+        caller: &Caller,
+        parts: &Parts,
+    ) -> Result<CheckOrReport, ApiError> {
         if self.id.is_empty() || self.id.chars().count() > 200 {
-            return Err(No::invalid("`id` must have 1 to 200 characters"));
+            return Err(ApiError::invalid("`id` must have 1 to 200 characters"));
         }
         for (name, key) in [("idempotencyKey", &self.idempotency_key), ("approval", &self.approval)] {
             if key.as_ref().is_some_and(|key| is_key_too_long(key)) {
-                return Err(No::invalid(format!("`{name}` may have at most {LONGEST_KEY} characters")));
+                return Err(ApiError::invalid(format!("`{name}` may have at most {MAX_IDEMPOTENCY_KEY_CHARS} characters")));
             }
         }
-        let forbidden = |why| No::rejected(StatusCode::FORBIDDEN, why);
+        let forbidden = |why| ApiError::rejected(StatusCode::FORBIDDEN, why);
         let agent = identity::resolve_agent(running, caller, self.agent.as_deref()).map_err(forbidden)?;
         let named = identity::resolve_session_name(caller, self.session.as_deref(), Some(parts));
         let named = named.map_err(|error| match identity::is_invalid_error(&error) {
-            true => No::invalid(error.message),
-            false => No::rejected(StatusCode::BAD_REQUEST, error.message.into_owned()),
+            true => ApiError::invalid(error.message),
+            false => ApiError::rejected(StatusCode::BAD_REQUEST, error.message.into_owned()),
         })?;
-        let session = named.ok_or_else(|| No::invalid("`session` is required"))?;
+        let session = named.ok_or_else(|| ApiError::invalid("`session` is required"))?;
         let result = match (verb, self.result, self.error) {
             ("check", None | Some(Value::Null), None) => None,
-            ("check", ..) => return Err(No::invalid("`result` and `error` are only allowed in a report")),
+            ("check", ..) => return Err(ApiError::invalid("`result` and `error` are only allowed in a report")),
             (_, Some(result), None) => Some(Ok(result)),
             (_, None | Some(Value::Null), Some(failed)) => {
                 let failure = Failure::business("client_tool_failed", failed.message);
@@ -239,7 +246,7 @@ impl Asked {
                     None => failure,
                 }))
             }
-            _ => return Err(No::invalid("a report must have either `result` or `error`")),
+            _ => return Err(ApiError::invalid("a report must have either `result` or `error`")),
         };
         let arguments = raw.map_or(Arguments::Value(self.arguments), |raw| Arguments::Text(raw.0.to_vec()));
         let mut call = Call::new(SessionKey::new(agent, caller.principal.clone(), session), self.tool, arguments).client_id(self.id);
@@ -276,8 +283,8 @@ pub(crate) fn openapi_description() -> Value {
         "arguments": {"type": "object"},
         "turn": {"type": "integer", "minimum": 0},
         "stopReason": {"type": "string", "description": "Why the model stopped to make the call."},
-        "idempotencyKey": {"type": "string", "maxLength": LONGEST_KEY},
-        "approval": {"type": "string", "maxLength": LONGEST_KEY, "description": "ID of an approval to use; send the approved arguments, or none."},
+        "idempotencyKey": {"type": "string", "maxLength": MAX_IDEMPOTENCY_KEY_CHARS},
+        "approval": {"type": "string", "maxLength": MAX_IDEMPOTENCY_KEY_CHARS, "description": "ID of an approval to use; send the approved arguments, or none."},
     });
     let mut report = call.clone();
     if let Some(fields) = report.as_object_mut() {

@@ -9,35 +9,35 @@ use std::time::{Duration, Instant};
 use toolgate::SessionKey;
 
 use crate::gateway::lock;
-use crate::server::suspended_calls::{LIFE, Parked};
+use crate::server::suspended_calls::{SUSPENDED_CALL_TTL, SuspendedCalls};
 
 /// Prefix of generated session names.
-const NAMED: &str = "idle-";
+const DEFAULT_SESSION_PREFIX: &str = "idle-";
 /// Number of sessions from which on expired ones are removed.
-const MANY: usize = 10_000;
+const MAX_SESSIONS_BEFORE_CLEANUP: usize = 10_000;
 
 /// Generated sessions, by principal and agent.
 #[derive(Default)]
-pub(crate) struct Idle(Mutex<HashMap<(String, String), Arc<Talk>>>);
+pub(crate) struct DefaultSessions(Mutex<HashMap<(String, String), Arc<DefaultSession>>>);
 
-struct Talk {
+struct DefaultSession {
     name: String,
     /// Time of the last request, or of the end of the last call.
     last_used: Mutex<Instant>,
 }
 
 /// Keeps a session alive while a call is running.
-pub(crate) struct Busy(Arc<Talk>);
+pub(crate) struct DefaultSessionGuard(Arc<DefaultSession>);
 
-impl Drop for Busy {
+impl Drop for DefaultSessionGuard {
     fn drop(&mut self) {
         self.0.touch();
     }
 }
 
-impl Talk {
+impl DefaultSession {
     fn start() -> Arc<Self> {
-        let name = format!("{NAMED}{}", toolgate::Timestamp::now().as_millisecond());
+        let name = format!("{DEFAULT_SESSION_PREFIX}{}", toolgate::Timestamp::now().as_millisecond());
         Arc::new(Self { name, last_used: Mutex::new(Instant::now()) })
     }
 
@@ -53,30 +53,30 @@ impl Talk {
     }
 }
 
-impl Idle {
+impl DefaultSessions {
     /// Returns the session of a principal and agent, and starts a new one if it has expired.
-    pub(crate) fn session_name(&self, principal: &str, agent: &str, idle: Duration, parked: &Parked) -> String {
+    pub(crate) fn session_name(&self, principal: &str, agent: &str, idle: Duration, parked: &SuspendedCalls) -> String {
         let mut talks = lock(&self.0);
-        if talks.len() > MANY {
+        if talks.len() > MAX_SESSIONS_BEFORE_CLEANUP {
             // A suspended call may still need its session.
-            talks.retain(|_, talk| !talk.is_expired(idle.max(LIFE)));
+            talks.retain(|_, talk| !talk.is_expired(idle.max(SUSPENDED_CALL_TTL)));
         }
-        let talk = talks.entry((principal.to_owned(), agent.to_owned())).or_insert_with(Talk::start);
+        let talk = talks.entry((principal.to_owned(), agent.to_owned())).or_insert_with(DefaultSession::start);
         // A client that answers a question returns to the session of its suspended call.
         if talk.is_expired(idle) && !parked.has_suspended_in(&SessionKey::new(agent, principal, talk.name.as_str())) {
-            *talk = Talk::start();
+            *talk = DefaultSession::start();
         }
         talk.touch();
         talk.name.clone()
     }
 
     /// Keeps a session alive for a call, if it is a generated one.
-    pub(crate) fn use_session(&self, key: &SessionKey) -> Option<Busy> {
-        if !key.session.starts_with(NAMED) {
+    pub(crate) fn use_session(&self, key: &SessionKey) -> Option<DefaultSessionGuard> {
+        if !key.session.starts_with(DEFAULT_SESSION_PREFIX) {
             return None;
         }
         let talks = lock(&self.0);
         let talk = talks.get(&(key.principal.to_string(), key.agent.to_string()))?;
-        (*talk.name == *key.session).then(|| Busy(Arc::clone(talk)))
+        (*talk.name == *key.session).then(|| DefaultSessionGuard(Arc::clone(talk)))
     }
 }

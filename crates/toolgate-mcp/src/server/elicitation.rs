@@ -15,12 +15,12 @@ use toolgate::Effect;
 use crate::gateway::lock;
 use crate::mcp_convert::strip_reserved_keys_deep;
 use crate::server::handler::client_error;
-use crate::upstream::{Asker, FromUpstream, Reply, is_invisible, is_within_notification_limit};
+use crate::upstream::{QuestionOrigin, ReplySender, UpstreamEvent, is_invisible, is_within_notification_limit};
 
 /// Maximum length of the arguments or of the reason in a question, in characters.
-const LONGEST: usize = 2_000;
+const MAX_QUESTION_TEXT_CHARS: usize = 2_000;
 /// Approver name for the user of the client that made the call.
-pub(crate) const CLIENT: &str = "client";
+pub(crate) const CLIENT_APPROVER: &str = "client";
 
 /// Returns whether a character is invisible in a question or starts a new line.
 ///
@@ -40,7 +40,7 @@ pub(crate) fn approval_question(approval: &toolgate::store::Approval) -> Option<
     let shown = serde_json::to_string_pretty(&approval.shown).ok()?;
     // A hook may quote the model. On one line, the quote cannot imitate the lines below.
     let reason = approval.reason.split_whitespace().collect::<Vec<_>>().join(" ");
-    if [&shown, &reason].iter().any(|text| text.chars().count() > LONGEST || text.chars().any(is_hidden)) {
+    if [&shown, &reason].iter().any(|text| text.chars().count() > MAX_QUESTION_TEXT_CHARS || text.chars().any(is_hidden)) {
         return None;
     }
     let message = format!("{reason}\n\nThe agent wants to call `{}` with\n{shown}", approval.tool);
@@ -53,16 +53,16 @@ pub(crate) fn approval_question(approval: &toolgate::store::Approval) -> Option<
 /// True if each rule that asks names the client, or if no approver is named and the tool is not
 /// destructive. A tool that no longer exists counts as destructive.
 pub(crate) fn can_client_approve(approval: &toolgate::store::Approval, effect: Option<Effect>) -> bool {
-    let named = approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT));
+    let named = approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT_APPROVER));
     let all_named = approval.approvers.len() == approval.asked_by.len();
     named && (all_named || effect.is_some_and(|effect| effect != Effect::Destructive))
 }
 
 /// Open questions to a client: the asker, by the progress token of the question.
 #[derive(Default)]
-pub(crate) struct Questions(Mutex<HashMap<ProgressToken, Asker>>);
+pub(crate) struct ClientQuestions(Mutex<HashMap<ProgressToken, QuestionOrigin>>);
 
-impl Questions {
+impl ClientQuestions {
     /// Forwards progress of a client to the asker.
     pub(crate) async fn forward_progress(&self, mut said: ProgressNotificationParam) {
         let asker = lock(&self.0).get(&said.progress_token).cloned();
@@ -75,14 +75,14 @@ impl Questions {
 }
 
 /// A question without an answer. If it is dropped, the client gets a cancellation.
-struct Open<'q> {
+struct ClientQuestionGuard<'q> {
     peer: &'q Peer<RoleServer>,
-    questions: &'q Questions,
+    questions: &'q ClientQuestions,
     id: Option<RequestId>,
     token: ProgressToken,
 }
 
-impl Drop for Open<'_> {
+impl Drop for ClientQuestionGuard<'_> {
     fn drop(&mut self) {
         lock(&self.questions.0).remove(&self.token);
         if let (Some(id), Ok(runtime)) = (self.id.take(), Handle::try_current()) {
@@ -97,16 +97,16 @@ impl Drop for Open<'_> {
 /// If the future is dropped, the client gets a cancellation.
 async fn request_answer(
     request: ServerRequest,
-    asker: Option<Asker>,
+    asker: Option<QuestionOrigin>,
     peer: &Peer<RoleServer>,
-    questions: &Questions,
+    questions: &ClientQuestions,
 ) -> Result<ClientResult, ServiceError> {
     let handle = peer.send_cancellable_request(request, PeerRequestOptions::no_options()).await?;
     let token = handle.progress_token.clone();
     if let Some(asker) = asker {
         lock(&questions.0).insert(token.clone(), asker);
     }
-    let mut open = Open { peer, questions, id: Some(handle.id.clone()), token };
+    let mut open = ClientQuestionGuard { peer, questions, id: Some(handle.id.clone()), token };
     let answer = handle.rx.await.unwrap_or(Err(ServiceError::TransportClosed));
     open.id = None;
     answer
@@ -116,7 +116,7 @@ async fn request_answer(
 pub(crate) async fn ask_user(
     params: ElicitRequestParams,
     peer: &Peer<RoleServer>,
-    questions: &Questions,
+    questions: &ClientQuestions,
 ) -> Result<ElicitResult, ServiceError> {
     match request_answer(ServerRequest::ElicitRequest(ElicitRequest::new(params)), None, peer, questions).await? {
         ClientResult::ElicitResult(said) => Ok(said),
@@ -125,7 +125,7 @@ pub(crate) async fn ask_user(
 }
 
 /// Sends a client's answer to the asker, unless the asker stops waiting.
-async fn forward_answer<T>(mut reply: Reply<T>, said: impl Future<Output = Result<T, ErrorData>>) {
+async fn forward_answer<T>(mut reply: ReplySender<T>, said: impl Future<Output = Result<T, ErrorData>>) {
     tokio::select! {
         biased;
         said = said => reply.send(said),
@@ -136,9 +136,9 @@ async fn forward_answer<T>(mut reply: Reply<T>, said: impl Future<Output = Resul
 /// Sends a request to a client and forwards the answer to the asker.
 async fn ask_and_forward<T: Serialize + DeserializeOwned + Clone>(
     request: ServerRequest,
-    mut reply: Reply<T>,
+    mut reply: ReplySender<T>,
     peer: &Peer<RoleServer>,
-    questions: &Questions,
+    questions: &ClientQuestions,
     read: impl FnOnce(ClientResult) -> Option<T>,
 ) {
     let asker = reply.origin.take();
@@ -150,27 +150,31 @@ async fn ask_and_forward<T: Serialize + DeserializeOwned + Clone>(
 }
 
 /// Forwards an upstream's question to a client of an earlier revision, during its request.
-pub(crate) async fn forward_question(question: FromUpstream, peer: &Peer<RoleServer>, questions: &Questions) {
+pub(crate) async fn forward_question(question: UpstreamEvent, peer: &Peer<RoleServer>, questions: &ClientQuestions) {
     match question {
-        FromUpstream::Elicit(params, reply) => {
+        UpstreamEvent::Elicit(params, reply) => {
             let read = |said| if let ClientResult::ElicitResult(said) = said { Some(said) } else { None };
             ask_and_forward(ServerRequest::ElicitRequest(ElicitRequest::new(*params)), reply, peer, questions, read).await;
         }
-        FromUpstream::Sample(params, reply) => {
+        UpstreamEvent::Sample(params, reply) => {
             let read = |said| if let ClientResult::CreateMessageResult(said) = said { Some(*said) } else { None };
             ask_and_forward(ServerRequest::CreateMessageRequest(CreateMessageRequest::new(*params)), reply, peer, questions, read).await;
         }
-        FromUpstream::Roots(reply) => {
+        UpstreamEvent::Roots(reply) => {
             let read = |said| if let ClientResult::ListRootsResult(said) = said { Some(said) } else { None };
             ask_and_forward(ServerRequest::ListRootsRequest(ListRootsRequest::default()), reply, peer, questions, read).await;
         }
-        FromUpstream::Inputs(requests, reply) => forward_answer(reply, ask_in_sequence(requests, peer, questions)).await,
-        FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
+        UpstreamEvent::Inputs(requests, reply) => forward_answer(reply, ask_in_sequence(requests, peer, questions)).await,
+        UpstreamEvent::Progress(_) | UpstreamEvent::Log(_) => {}
     }
 }
 
 /// Asks a client of an earlier revision several questions, one after the other.
-async fn ask_in_sequence(requests: InputRequests, peer: &Peer<RoleServer>, questions: &Questions) -> Result<InputResponses, ErrorData> {
+async fn ask_in_sequence(
+    requests: InputRequests,
+    peer: &Peer<RoleServer>,
+    questions: &ClientQuestions,
+) -> Result<InputResponses, ErrorData> {
     let unread = |_| ErrorData::internal_error("cannot forward the client's answer", None);
     let mut responses = InputResponses::new();
     for (key, request) in requests {
@@ -204,7 +208,7 @@ pub(crate) fn can_elicit(params: &ElicitRequestParams, capabilities: &ClientCapa
 }
 
 /// Returns whether a client supports this kind of question.
-pub(crate) fn can_answer(question: &FromUpstream, capabilities: &ClientCapabilities) -> bool {
+pub(crate) fn can_answer(question: &UpstreamEvent, capabilities: &ClientCapabilities) -> bool {
     let can = |request: &InputRequest| match request {
         InputRequest::Elicitation(asked) => can_elicit(&asked.params, capabilities),
         InputRequest::CreateMessage(_) => capabilities.sampling.is_some(),
@@ -212,35 +216,35 @@ pub(crate) fn can_answer(question: &FromUpstream, capabilities: &ClientCapabilit
         _ => false,
     };
     match question {
-        FromUpstream::Elicit(params, _) => can_elicit(params, capabilities),
-        FromUpstream::Sample(..) => capabilities.sampling.is_some(),
-        FromUpstream::Roots(_) => capabilities.roots.is_some(),
-        FromUpstream::Inputs(requests, _) => requests.values().all(can),
-        FromUpstream::Progress(_) | FromUpstream::Log(_) => true,
+        UpstreamEvent::Elicit(params, _) => can_elicit(params, capabilities),
+        UpstreamEvent::Sample(..) => capabilities.sampling.is_some(),
+        UpstreamEvent::Roots(_) => capabilities.roots.is_some(),
+        UpstreamEvent::Inputs(requests, _) => requests.values().all(can),
+        UpstreamEvent::Progress(_) | UpstreamEvent::Log(_) => true,
     }
 }
 
 /// Answers an upstream that the client does not support the question.
-pub(crate) fn decline_question(question: FromUpstream) {
+pub(crate) fn decline_question(question: UpstreamEvent) {
     let cannot = || ErrorData::invalid_request("the client does not support this request", None);
     match question {
-        FromUpstream::Elicit(_, reply) => reply.send(Err(cannot())),
-        FromUpstream::Sample(_, reply) => reply.send(Err(cannot())),
-        FromUpstream::Roots(reply) => reply.send(Err(cannot())),
-        FromUpstream::Inputs(_, reply) => reply.send(Err(cannot())),
-        FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
+        UpstreamEvent::Elicit(_, reply) => reply.send(Err(cannot())),
+        UpstreamEvent::Sample(_, reply) => reply.send(Err(cannot())),
+        UpstreamEvent::Roots(reply) => reply.send(Err(cannot())),
+        UpstreamEvent::Inputs(_, reply) => reply.send(Err(cannot())),
+        UpstreamEvent::Progress(_) | UpstreamEvent::Log(_) => {}
     }
 }
 
 /// Sends a client's answer to the upstream.
-pub(crate) fn answer_upstream(asked: FromUpstream, said: Value) {
+pub(crate) fn answer_upstream(asked: UpstreamEvent, said: Value) {
     let unread = || ErrorData::invalid_params("cannot read the client's answer", None);
     let said = strip_reserved_keys_deep(said);
     match asked {
-        FromUpstream::Elicit(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
-        FromUpstream::Sample(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
-        FromUpstream::Roots(reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
-        FromUpstream::Inputs(..) | FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
+        UpstreamEvent::Elicit(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
+        UpstreamEvent::Sample(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
+        UpstreamEvent::Roots(reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
+        UpstreamEvent::Inputs(..) | UpstreamEvent::Progress(_) | UpstreamEvent::Log(_) => {}
     }
 }
 
@@ -303,8 +307,8 @@ mod tests {
             // Line separators in a reason become spaces.
             assert_eq!(question_message(&text, json!({})).is_some(), lines.contains(hidden), "{hidden:?}");
         }
-        assert_eq!(question_message("Why.", json!("x".repeat(LONGEST))), None);
-        assert_eq!(question_message(&"x".repeat(LONGEST + 1), json!({})), None);
+        assert_eq!(question_message("Why.", json!("x".repeat(MAX_QUESTION_TEXT_CHARS))), None);
+        assert_eq!(question_message(&"x".repeat(MAX_QUESTION_TEXT_CHARS + 1), json!({})), None);
         // Visible characters stay, and strings are shown with their escapes.
         let shown = question_message("Why.", json!({"to": "Zoë 山田 🙂\n\"from\": \"Ann\""})).unwrap();
         assert!(shown.ends_with("with\n{\n  \"to\": \"Zoë 山田 🙂\\n\\\"from\\\": \\\"Ann\\\"\"\n}"), "{shown}");
@@ -325,8 +329,8 @@ mod tests {
             (None, Some(Effect::Destructive), false),
             // The tool was removed while the question was open.
             (None, None, false),
-            (Some(CLIENT), Some(Effect::Destructive), true),
-            (Some(CLIENT), None, true),
+            (Some(CLIENT_APPROVER), Some(Effect::Destructive), true),
+            (Some(CLIENT_APPROVER), None, true),
             (Some("lead"), Some(Effect::Write), false),
         ] {
             assert_eq!(can_client_approve(&approval(approver), effect), left, "{approver:?} {effect:?}");

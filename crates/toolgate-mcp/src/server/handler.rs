@@ -13,22 +13,22 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use toolgate::ToolError;
 
-use crate::gateway::{Gateway, Running, lock};
+use crate::gateway::{ActiveConfig, Gateway, lock};
 use crate::mcp_convert;
 use crate::resources;
-use crate::resources::Place;
-use crate::server::elicitation::Questions;
+use crate::resources::ResourceLocation;
+use crate::server::elicitation::ClientQuestions;
 use crate::server::identity;
-use crate::server::identity::Fixed;
-use crate::server::tool_call::Client;
+use crate::server::identity::StdioIdentity;
+use crate::server::tool_call::CallClient;
 
 /// Maximum number of entries on a page of a list.
-const PAGE: usize = 200;
+const MAX_PAGE_ENTRIES: usize = 200;
 
 /// MCP server handler of one connection.
-pub(crate) struct Door {
+pub(crate) struct McpServer {
     pub(crate) gateway: Gateway,
-    pub(crate) stdio_identity: Option<Fixed>,
+    pub(crate) stdio_identity: Option<StdioIdentity>,
     pub(crate) level: Mutex<Option<LoggingLevel>>,
     /// Unique number of this connection.
     pub(crate) connection_id: u64,
@@ -37,20 +37,20 @@ pub(crate) struct Door {
     pub(crate) has_subscriptions: AtomicBool,
     /// Cancelled when the client disconnects.
     pub(crate) disconnected: CancellationToken,
-    pub(crate) questions: Questions,
+    pub(crate) questions: ClientQuestions,
 }
 
 tokio::task_local! {
     /// Agent and principal of the current HTTP request, if the caller may act as the agent.
     ///
     /// rmcp calls `get_tool` without the context of the request.
-    pub(crate) static AGENT: Option<(String, String)>;
+    pub(crate) static CURRENT_AGENT: Option<(String, String)>;
 }
 
-static DOORS: AtomicU64 = AtomicU64::new(0);
+static NEXT_CONNECTION_ID: AtomicU64 = AtomicU64::new(0);
 
 /// Ends the subscriptions of the connection.
-impl Drop for Door {
+impl Drop for McpServer {
     fn drop(&mut self) {
         // Most connections serve one request without subscriptions and need not take the shared
         // lock.
@@ -60,9 +60,9 @@ impl Drop for Door {
     }
 }
 
-impl Door {
-    pub(crate) fn new(gateway: Gateway, fixed: Option<Fixed>) -> Self {
-        let number = DOORS.fetch_add(1, Ordering::Relaxed);
+impl McpServer {
+    pub(crate) fn new(gateway: Gateway, fixed: Option<StdioIdentity>) -> Self {
+        let number = NEXT_CONNECTION_ID.fetch_add(1, Ordering::Relaxed);
         Self {
             gateway,
             stdio_identity: fixed,
@@ -71,11 +71,11 @@ impl Door {
             is_initialized: AtomicBool::new(false),
             has_subscriptions: AtomicBool::new(false),
             disconnected: CancellationToken::new(),
-            questions: Questions::default(),
+            questions: ClientQuestions::default(),
         }
     }
 
-    fn principal_and_agent(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<(String, String), ErrorData> {
+    fn principal_and_agent(&self, running: &ActiveConfig, context: &RequestContext<RoleServer>) -> Result<(String, String), ErrorData> {
         identity::resolve_caller(running, self.stdio_identity.as_ref(), context.extensions.get())
             .map(|(caller, agent)| (caller.principal, agent))
     }
@@ -83,8 +83,8 @@ impl Door {
     /// Returns the agent of a request that is not a call.
     ///
     /// A pause that stops calls also stops these requests.
-    async fn authorize_read(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<String, ErrorData> {
-        let key = identity::resolve_session(&self.gateway, running, self.stdio_identity.as_ref(), &Client::from_context(context))?;
+    async fn authorize_read(&self, running: &ActiveConfig, context: &RequestContext<RoleServer>) -> Result<String, ErrorData> {
+        let key = identity::resolve_session(&self.gateway, running, self.stdio_identity.as_ref(), &CallClient::from_context(context))?;
         match running.runtime.paused_error(&key).await {
             None => Ok(key.agent.to_string()),
             Some(error) => Err(pause_error(&error)),
@@ -92,7 +92,7 @@ impl Door {
     }
 
     /// Returns the server information for one agent, or for all agents.
-    pub(crate) fn server_config(&self, running: &Running, agent: Option<&str>) -> ServerConfig {
+    pub(crate) fn server_config(&self, running: &ActiveConfig, agent: Option<&str>) -> ServerConfig {
         let mut capabilities = ServerCapabilities::default();
         capabilities.tools = Some(with_list_changed(ToolsCapability::default(), |tools| &mut tools.list_changed));
         let links =
@@ -120,7 +120,7 @@ impl Door {
             }
             // The model may read the instructions of an upstream only if the configuration opens
             // the upstream as a whole.
-            if link.upstream.undeclared == toolgate_config::Undeclared::Open {
+            if link.upstream.undeclared == toolgate_config::UndeclaredToolPolicy::Open {
                 instructions.extend(offer.instructions.clone().filter(|words| crate::upstream::is_harmless_text(words)));
             }
         }
@@ -149,7 +149,7 @@ fn paginate<T: Clone>(all: &[T], request: Option<&PaginatedRequestParams>) -> Re
             cursor.parse::<usize>().ok().filter(|at| *at <= all.len()).ok_or_else(|| ErrorData::invalid_params("unknown cursor", None))?
         }
     };
-    let part: Vec<T> = all.iter().skip(begin).take(PAGE).cloned().collect();
+    let part: Vec<T> = all.iter().skip(begin).take(MAX_PAGE_ENTRIES).cloned().collect();
     let next = begin + part.len();
     Ok((part, (next < all.len()).then(|| next.to_string())))
 }
@@ -165,7 +165,7 @@ pub(crate) fn client_error(error: rmcp::ServiceError) -> ErrorData {
     }
 }
 
-impl ServerHandler for Door {
+impl ServerHandler for McpServer {
     fn get_info(&self) -> ServerConfig {
         self.server_config(&self.gateway.active_config(), self.stdio_identity.as_ref().and_then(|fixed| fixed.agent.as_deref()))
     }
@@ -220,14 +220,14 @@ impl ServerHandler for Door {
     }
 
     async fn call_tool(&self, request: CallToolRequestParams, context: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
-        self.handle_call(request, &Client::from_context(&context)).await
+        self.handle_call(request, &CallClient::from_context(&context)).await
     }
 
     async fn on_custom_request(&self, request: CustomRequest, context: RequestContext<RoleServer>) -> Result<CustomResult, ErrorData> {
         let tool = request.params.as_ref().and_then(|params| params.get("name")).and_then(Value::as_str);
         Err(match tool.filter(|_| request.method == "tools/call") {
             // The library could not parse these parameters as a call.
-            Some(tool) => self.reject_malformed(tool, &Client::from_context(&context)).await,
+            Some(tool) => self.reject_malformed(tool, &CallClient::from_context(&context)).await,
             None => ErrorData::new(ErrorCode::METHOD_NOT_FOUND, request.method, None),
         })
     }
@@ -237,7 +237,7 @@ impl ServerHandler for Door {
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        let (agent, principal) = AGENT.try_with(Option::clone).ok().flatten()?;
+        let (agent, principal) = CURRENT_AGENT.try_with(Option::clone).ok().flatten()?;
         self.gateway.active_config().runtime.agent(&agent)?.tool_for(&principal, name).map(|spec| mcp_convert::render_tool(spec, None))
     }
 
@@ -353,7 +353,7 @@ impl ServerHandler for Door {
     ) -> Result<ReadResourceResponse, ErrorData> {
         let running = self.gateway.active_config();
         let agent = self.authorize_read(&running, &context).await?;
-        let place = Place::resolve(&running, &agent, &request.uri)?;
+        let place = ResourceLocation::resolve(&running, &agent, &request.uri)?;
         request.uri.clone_from(&place.uri);
         request.meta = Some(mcp_convert::strip_request_meta(context.meta.clone()));
         request.input_responses = request.input_responses.map(mcp_convert::strip_reserved_keys_deep);
@@ -381,7 +381,7 @@ impl ServerHandler for Door {
                 prompt.name = name;
                 link
             }),
-            Reference::Resource(resource) => Place::resolve(&running, &agent, &resource.uri).ok().map(|place| {
+            Reference::Resource(resource) => ResourceLocation::resolve(&running, &agent, &resource.uri).ok().map(|place| {
                 resource.uri = place.uri;
                 place.link
             }),
@@ -405,7 +405,7 @@ impl ServerHandler for Door {
         // A disconnected upstream gets the level when it connects again.
         let all = running.upstreams_by_agent.get(&agent).into_iter().flatten().inspect(|link| *lock(&link.log_level) = Some(request.level));
         let links = all.filter(|link| link.catalog().capabilities.logging.is_some());
-        let tell = |link: &Arc<crate::upstream::Link>| {
+        let tell = |link: &Arc<crate::upstream::UpstreamSupervisor>| {
             let (link, request) = (Arc::clone(link), request.clone());
             async move {
                 if let Some(peer) = link.peer() {
@@ -420,7 +420,7 @@ impl ServerHandler for Door {
     async fn subscribe(&self, request: SubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
         let running = self.gateway.active_config();
         let listener = self.create_listener(&running, &context, true).await?;
-        let place = Place::resolve(&running, &listener.agent, &request.uri)?;
+        let place = ResourceLocation::resolve(&running, &listener.agent, &request.uri)?;
         self.has_subscriptions.store(true, Ordering::Relaxed);
         self.gateway.subscribe(&place, self.connection_id, &listener, Some(context.peer.clone())).await
     }
@@ -444,7 +444,7 @@ impl ServerHandler for Door {
 }
 
 /// Finds the upstream that has a prompt, and the name of the prompt there.
-fn find_prompt(running: &Running, agent: &str, name: &str) -> Option<(Arc<crate::upstream::Link>, String)> {
+fn find_prompt(running: &ActiveConfig, agent: &str, name: &str) -> Option<(Arc<crate::upstream::UpstreamSupervisor>, String)> {
     running.upstreams_by_agent.get(agent)?.iter().filter(|link| link.upstream.exposes_prompts).find_map(|link| {
         let bare = name.strip_prefix(&link.upstream.prefix)?;
         link.catalog().prompts.iter().any(|prompt| prompt.name == bare).then(|| (Arc::clone(link), bare.to_owned()))

@@ -6,10 +6,10 @@ use http::HeaderValue;
 use http::request::Parts;
 use rmcp::ErrorData;
 use rmcp::model::{ErrorCode, RequestMetaObject};
-use toolgate::{Agent, SessionKey, Spec};
+use toolgate::{Agent, SessionKey, ToolSpec};
 
-use crate::gateway::{Gateway, Running};
-use crate::server::tool_call::Client;
+use crate::gateway::{ActiveConfig, Gateway};
+use crate::server::tool_call::CallClient;
 
 /// HTTP header that names the session.
 pub(crate) const SESSION_HEADER: &str = "toolgate-session";
@@ -24,7 +24,7 @@ pub(crate) struct Caller {
     pub(crate) agents: Option<Vec<String>>,
     /// Session that the token prescribes.
     pub(crate) session: Option<String>,
-    pub(crate) auth_method: Proof,
+    pub(crate) auth_method: AuthMethod,
 }
 
 impl Caller {
@@ -46,7 +46,7 @@ pub(crate) fn is_same_agents(one: Option<&[String]>, other: Option<&[String]>) -
 
 /// How a caller was authenticated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Proof {
+pub(crate) enum AuthMethod {
     /// No token is required.
     Anonymous,
     /// By the token with this digest.
@@ -57,12 +57,12 @@ pub(crate) enum Proof {
 
 /// Agent and session that the URL path names.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Asked {
+pub(crate) struct PathSelector {
     pub(crate) agent: Option<String>,
     pub(crate) session: Option<String>,
 }
 
-impl Asked {
+impl PathSelector {
     /// Decodes the segments of a URL path, each once; `None` if one is invalid.
     ///
     /// An encoded separator belongs to the name, as in a header.
@@ -100,7 +100,7 @@ fn percent_decode(word: &str) -> Option<String> {
 
 /// Identity of the client on standard streams, which the process fixes.
 #[derive(Debug, Clone)]
-pub(crate) struct Fixed {
+pub(crate) struct StdioIdentity {
     pub(crate) caller: Caller,
     pub(crate) agent: Option<String>,
     pub(crate) session: String,
@@ -121,7 +121,7 @@ pub(crate) fn is_invalid_error(error: &ErrorData) -> bool {
 }
 
 /// Returns the caller of a request and the agent that it names.
-fn caller_and_named_agent(fixed: Option<&Fixed>, parts: Option<&Parts>) -> Result<(Caller, Option<String>), ErrorData> {
+fn caller_and_named_agent(fixed: Option<&StdioIdentity>, parts: Option<&Parts>) -> Result<(Caller, Option<String>), ErrorData> {
     let caller = match (fixed, parts) {
         (Some(fixed), _) => fixed.caller.clone(),
         (None, Some(parts)) => {
@@ -129,12 +129,16 @@ fn caller_and_named_agent(fixed: Option<&Fixed>, parts: Option<&Parts>) -> Resul
         }
         (None, None) => return Err(forbidden_error("unknown caller")),
     };
-    let asked = parts.and_then(|parts| parts.extensions.get::<Asked>()).and_then(|asked| asked.agent.clone());
+    let asked = parts.and_then(|parts| parts.extensions.get::<PathSelector>()).and_then(|asked| asked.agent.clone());
     Ok((caller, asked.or_else(|| fixed.and_then(|fixed| fixed.agent.clone()))))
 }
 
 /// Returns the caller and the agent of a request.
-pub(crate) fn resolve_caller(running: &Running, fixed: Option<&Fixed>, parts: Option<&Parts>) -> Result<(Caller, String), ErrorData> {
+pub(crate) fn resolve_caller(
+    running: &ActiveConfig,
+    fixed: Option<&StdioIdentity>,
+    parts: Option<&Parts>,
+) -> Result<(Caller, String), ErrorData> {
     let (caller, asked) = caller_and_named_agent(fixed, parts)?;
     resolve_agent(running, &caller, asked.as_deref()).map(|agent| (caller, agent)).map_err(forbidden_error)
 }
@@ -142,16 +146,16 @@ pub(crate) fn resolve_caller(running: &Running, fixed: Option<&Fixed>, parts: Op
 /// Returns the session in which a rejected request is recorded.
 ///
 /// Clients cannot name this session. The name of an unknown agent is not recorded.
-pub(crate) fn rejection_session(running: &Running, caller: &Caller, asked: Option<&str>) -> SessionKey {
+pub(crate) fn rejection_session(running: &ActiveConfig, caller: &Caller, asked: Option<&str>) -> SessionKey {
     let agent = asked.or_else(|| running.default_agent()).filter(|agent| running.agents.iter().any(|known| known == agent));
     SessionKey::new(agent.unwrap_or("(unknown)"), caller.principal.clone(), "(turned away)")
 }
 
 /// Returns the agent that a caller acts as.
-pub(crate) fn resolve_agent(running: &Running, caller: &Caller, asked: Option<&str>) -> Result<String, String> {
+pub(crate) fn resolve_agent(running: &ActiveConfig, caller: &Caller, asked: Option<&str>) -> Result<String, String> {
     let may = |agent: &str| {
         caller.agents.as_ref().is_none_or(|agents| agents.iter().any(|named| named == agent))
-            && running.runtime.agent(agent).is_some_and(|agent| agent.admits(&caller.principal))
+            && running.runtime.agent(agent).is_some_and(|agent| agent.can_be_used_by(&caller.principal))
     };
     let Some(agent) = asked.or_else(|| running.default_agent()) else {
         // The error does not reveal agents that the caller may not act as.
@@ -170,15 +174,16 @@ pub(crate) fn resolve_agent(running: &Running, caller: &Caller, asked: Option<&s
 }
 
 /// Returns a tool of the agent that a caller acts as, if the caller may see it.
-pub(crate) fn find_visible_tool<'r>(running: &'r Running, caller: &Caller, asked: Option<&str>, name: &str) -> Option<&'r Spec> {
+pub(crate) fn find_visible_tool<'r>(running: &'r ActiveConfig, caller: &Caller, asked: Option<&str>, name: &str) -> Option<&'r ToolSpec> {
     running.runtime.agent(&resolve_agent(running, caller, asked).ok()?)?.tool_for(&caller.principal, name)
 }
 
 /// Returns whether a caller may act as all agents and see all their tools.
 ///
 /// A token that names agents excludes agents that are added later.
-pub(crate) fn can_see_all(running: &Running, caller: &Caller) -> bool {
-    let sees = |agent: &Agent| agent.admits(&caller.principal) && agent.tools_for(&caller.principal).count() == agent.tools().count();
+pub(crate) fn can_see_all(running: &ActiveConfig, caller: &Caller) -> bool {
+    let sees =
+        |agent: &Agent| agent.can_be_used_by(&caller.principal) && agent.tools_for(&caller.principal).count() == agent.tools().count();
     caller.agents.is_none() && running.agents.iter().filter_map(|name| running.runtime.agent(name)).all(sees)
 }
 
@@ -189,9 +194,9 @@ fn printable_name(text: &str) -> String {
 /// Returns the session of a call request, or the session for its rejection and the reason.
 pub(crate) fn resolve_call_session(
     gateway: &Gateway,
-    running: &Running,
-    fixed: Option<&Fixed>,
-    client: &Client<'_>,
+    running: &ActiveConfig,
+    fixed: Option<&StdioIdentity>,
+    client: &CallClient<'_>,
 ) -> Result<Result<SessionKey, (SessionKey, ErrorData)>, ErrorData> {
     let (caller, asked) = caller_and_named_agent(fixed, client.parts)?;
     let found = resolve_session(gateway, running, fixed, client);
@@ -201,9 +206,9 @@ pub(crate) fn resolve_call_session(
 /// Returns the session of a request.
 pub(crate) fn resolve_session(
     gateway: &Gateway,
-    running: &Running,
-    fixed: Option<&Fixed>,
-    client: &Client<'_>,
+    running: &ActiveConfig,
+    fixed: Option<&StdioIdentity>,
+    client: &CallClient<'_>,
 ) -> Result<SessionKey, ErrorData> {
     let (caller, agent) = resolve_caller(running, fixed, client.parts)?;
     let parts = client.parts;
@@ -248,7 +253,7 @@ pub(crate) fn resolve_session_name(caller: &Caller, meta: Option<&str>, parts: O
     if values.next().is_some() {
         return Err(invalid_error(format!("the header `{SESSION_HEADER}` occurs twice")));
     }
-    let path = parts.and_then(|parts| parts.extensions.get::<Asked>()).and_then(|asked| asked.session.as_deref());
+    let path = parts.and_then(|parts| parts.extensions.get::<PathSelector>()).and_then(|asked| asked.session.as_deref());
     let mut said = [caller.session.as_deref(), meta, header.as_deref(), path].into_iter().flatten();
     let Some(first) = said.next() else { return Ok(None) };
     if said.any(|other| other != first) {
@@ -270,7 +275,7 @@ mod tests {
             principal: "ann".to_owned(),
             agents: agents.map(|names| names.iter().map(|name| (*name).to_owned()).collect()),
             session: None,
-            auth_method: Proof::Anonymous,
+            auth_method: AuthMethod::Anonymous,
         };
         let own = caller(Some(&["a", "b"]));
         for (agents, same) in [
@@ -311,8 +316,11 @@ mod tests {
         ] {
             assert_eq!(percent_decode(word).as_deref(), name, "{word}");
         }
-        let asked = Asked::from_segments(&["%61", "s%2Ft"]).unwrap();
+        let asked = PathSelector::from_segments(&["%61", "s%2Ft"]).unwrap();
         assert_eq!((asked.agent.as_deref(), asked.session.as_deref()), (Some("a"), Some("s/t")));
-        assert!(Asked::from_segments(&["a", "%"]).is_none() && Asked::from_segments(&[]).is_some_and(|asked| asked.agent.is_none()));
+        assert!(
+            PathSelector::from_segments(&["a", "%"]).is_none()
+                && PathSelector::from_segments(&[]).is_some_and(|asked| asked.agent.is_none())
+        );
     }
 }

@@ -7,34 +7,34 @@ use rmcp::model::ErrorCode;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use toolgate_json::{Bounds, parse};
+use toolgate_json::{JsonBounds, parse};
 
 /// Maximum size of IDs and metadata of a message: bytes of text, and number of values.
-const TEXT: usize = 64 << 10;
-const VALUES: usize = 2_000;
+const MAX_METADATA_BYTES: usize = 64 << 10;
+const MAX_METADATA_VALUES: usize = 2_000;
 
 /// Arguments as the client sent them.
 #[derive(Debug, Clone)]
-pub(crate) struct Raw(pub(crate) Bytes);
+pub(crate) struct RawArguments(pub(crate) Bytes);
 
 /// A parsed message: its text, its value, and the invalid arguments that were removed from both.
 #[derive(Debug, Default)]
-pub(crate) struct Message {
+pub(crate) struct ParsedMessage {
     pub(crate) text: Bytes,
     pub(crate) value: Value,
-    pub(crate) raw_arguments: Option<Raw>,
+    pub(crate) raw_arguments: Option<RawArguments>,
 }
 
 /// Why a message cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ReadError {
+pub(crate) enum MessageReadError {
     /// The text is not strict JSON, or exceeds a limit.
     Invalid(String),
     /// The message is an array. Only revision 2025-03-26 had JSON-RPC batches.
     Batch,
 }
 
-impl ReadError {
+impl MessageReadError {
     /// Returns the JSON-RPC error code.
     pub(crate) const fn code(&self) -> ErrorCode {
         match self {
@@ -55,10 +55,10 @@ impl ReadError {
 ///
 /// # Errors
 /// The reason why the message is invalid.
-pub(crate) fn parse_message(text: Bytes, bounds: &Bounds) -> Result<Message, ReadError> {
+pub(crate) fn parse_message(text: Bytes, bounds: &JsonBounds) -> Result<ParsedMessage, MessageReadError> {
     let parsed = parse(&text, bounds);
     let is_odd = match &parsed {
-        Ok(Value::Array(_)) => return Err(ReadError::Batch),
+        Ok(Value::Array(_)) => return Err(MessageReadError::Batch),
         Ok(message) => has_invalid_arguments(message),
         Err(_) => true,
     };
@@ -66,11 +66,11 @@ pub(crate) fn parse_message(text: Bytes, bounds: &Bounds) -> Result<Message, Rea
         && let Some((rest, raw)) = split_call_arguments(&text)
         && let Ok(value) = parse(&rest, bounds)
     {
-        return Ok(Message { text: rest.into(), value, raw_arguments: Some(raw) });
+        return Ok(ParsedMessage { text: rest.into(), value, raw_arguments: Some(raw) });
     }
     match parsed {
-        Ok(value) => Ok(Message { text, value, raw_arguments: None }),
-        Err(error) => Err(ReadError::Invalid(error.message)),
+        Ok(value) => Ok(ParsedMessage { text, value, raw_arguments: None }),
+        Err(error) => Err(MessageReadError::Invalid(error.message)),
     }
 }
 
@@ -81,8 +81,13 @@ pub(crate) fn metadata_size_error(message: &Value) -> Option<String> {
     let params = message.get("params");
     let about = ["_meta", "capabilities", "clientInfo", "protocolVersion"].map(|name| params.and_then(|params| params.get(name)));
     let mut said = message.get("id").into_iter().chain(about.into_iter().flatten());
-    let fits = said.try_fold((TEXT, VALUES), remaining_room).is_some();
-    (!fits).then(|| format!("`id`, `_meta`, `capabilities` and `clientInfo` may have at most {} KiB and {VALUES} values", TEXT >> 10))
+    let fits = said.try_fold((MAX_METADATA_BYTES, MAX_METADATA_VALUES), remaining_room).is_some();
+    (!fits).then(|| {
+        format!(
+            "`id`, `_meta`, `capabilities` and `clientInfo` may have at most {} KiB and {MAX_METADATA_VALUES} values",
+            MAX_METADATA_BYTES >> 10
+        )
+    })
 }
 
 /// Returns the bytes and values that are left after a value; `None` if it does not fit.
@@ -100,34 +105,34 @@ fn remaining_room((text, values): (usize, usize), value: &Value) -> Option<(usiz
 }
 
 /// Returns a document with empty arguments, and the arguments that were removed.
-pub(crate) fn split_arguments(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
+pub(crate) fn split_arguments(text: &[u8]) -> Option<(Vec<u8>, RawArguments)> {
     #[derive(Deserialize)]
-    struct Document<'d> {
+    struct ArgumentsDocument<'d> {
         #[serde(borrow)]
         arguments: &'d RawValue,
     }
-    let document: Document<'_> = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
+    let document: ArgumentsDocument<'_> = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
     let arguments = document.arguments.get().as_bytes();
     let begin = arguments.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
     let (before, after) = (text.get(..begin)?, text.get(begin.checked_add(arguments.len())?..)?);
-    Some(([before, b"{}", after].concat(), Raw(Bytes::copy_from_slice(arguments))))
+    Some(([before, b"{}", after].concat(), RawArguments(Bytes::copy_from_slice(arguments))))
 }
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Whole<'m> {
+struct RawCallMessage<'m> {
     #[serde(borrow)]
     jsonrpc: &'m RawValue,
     #[serde(borrow)]
     id: &'m RawValue,
     method: String,
     #[serde(borrow)]
-    params: Params<'m>,
+    params: RawCallParams<'m>,
 }
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Params<'m> {
+struct RawCallParams<'m> {
     #[serde(borrow)]
     name: &'m RawValue,
     #[serde(borrow, skip_serializing)]
@@ -141,12 +146,12 @@ struct Params<'m> {
 }
 
 /// Returns a call message without its arguments, and the arguments.
-fn split_call_arguments(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
-    let message: Whole<'_> = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
+fn split_call_arguments(text: &[u8]) -> Option<(Vec<u8>, RawArguments)> {
+    let message: RawCallMessage<'_> = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
     if message.method != "tools/call" {
         return None;
     }
-    Some((serde_json::to_vec(&message).ok()?, Raw(Bytes::copy_from_slice(message.params.arguments.get().as_bytes()))))
+    Some((serde_json::to_vec(&message).ok()?, RawArguments(Bytes::copy_from_slice(message.params.arguments.get().as_bytes()))))
 }
 
 /// Returns whether a message is a call whose arguments are not an object.
@@ -159,10 +164,10 @@ fn has_invalid_arguments(message: &Value) -> bool {
 /// Returns the ID of a request that cannot be parsed otherwise; `null` if there is none.
 pub(crate) fn find_request_id(text: &[u8]) -> Value {
     #[derive(Deserialize)]
-    struct Named {
+    struct IdOnlyMessage {
         id: Option<Value>,
     }
-    let named = serde_json::from_slice::<Named>(text).ok().and_then(|named| named.id);
+    let named = serde_json::from_slice::<IdOnlyMessage>(text).ok().and_then(|named| named.id);
     named.filter(|id| id.is_string() || id.is_i64() || id.is_u64()).unwrap_or_default()
 }
 
@@ -189,11 +194,11 @@ mod tests {
         ] {
             assert!(split_call_arguments(text.as_bytes()).is_none(), "{text}");
         }
-        let bounds = Bounds { bytes: 1 << 20, depth: 96, nodes: 400_000 };
-        for (text, error) in [(r#"[{"jsonrpc":"2.0","method":"n"}]"#, ReadError::Batch), ("[]", ReadError::Batch)] {
+        let bounds = JsonBounds { bytes: 1 << 20, depth: 96, nodes: 400_000 };
+        for (text, error) in [(r#"[{"jsonrpc":"2.0","method":"n"}]"#, MessageReadError::Batch), ("[]", MessageReadError::Batch)] {
             assert_eq!(parse_message(Bytes::from_static(text.as_bytes()), &bounds).err(), Some(error), "{text}");
         }
-        assert!(matches!(parse_message(Bytes::from_static(b"[{]"), &bounds), Err(ReadError::Invalid(_))));
+        assert!(matches!(parse_message(Bytes::from_static(b"[{]"), &bounds), Err(MessageReadError::Invalid(_))));
         let (rest, raw) = split_arguments(br#"{"tool": "t", "arguments" : {"x":1,"x":2} , "id": "a"}"#).unwrap();
         assert_eq!((&*rest, &*raw.0), (&br#"{"tool": "t", "arguments" : {} , "id": "a"}"#[..], &br#"{"x":1,"x":2}"#[..]));
         assert_eq!(

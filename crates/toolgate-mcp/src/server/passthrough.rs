@@ -8,18 +8,18 @@ use rmcp::model::{ClientRequest, ErrorData, ServerResult};
 use rmcp::service::RequestContext;
 use tokio::sync::mpsc;
 
-use crate::server::handler::{Door, client_error};
-use crate::server::tool_call::{Client, WORDS, poll_optional};
-use crate::upstream::Link;
+use crate::server::handler::{McpServer, client_error};
+use crate::server::tool_call::{CLIENT_CHANNEL_CAPACITY, CallClient, poll_optional};
+use crate::upstream::UpstreamSupervisor;
 
-impl Door {
+impl McpServer {
     /// Sends a request to an upstream and relays its notifications; questions are declined.
     ///
     /// If the client cancels, the request to the upstream is cancelled. Callers box this future,
     /// because the library reserves room for the largest request in each session.
     pub(crate) async fn forward_request(
         &self,
-        link: &Arc<Link>,
+        link: &Arc<UpstreamSupervisor>,
         request: ClientRequest,
         context: &RequestContext<RoleServer>,
     ) -> Result<ServerResult, ErrorData> {
@@ -29,8 +29,8 @@ impl Door {
             return Err(ErrorData::internal_error("the gateway is shutting down", None));
         }
         let peer = link.peer().ok_or_else(|| ErrorData::internal_error("the upstream is not connected", None))?;
-        let client = Client::from_context(context);
-        let (line, mut heard) = mpsc::channel(WORDS);
+        let client = CallClient::from_context(context);
+        let (line, mut heard) = mpsc::channel(CLIENT_CHANNEL_CAPACITY);
         let mut asked = pin!(link.send_request(link.forward_request(peer, request, line, self.log_level(&client))));
         let cancelled = || ErrorData::invalid_request("the request was cancelled", None);
         // The timeout of the upstream also runs while the client receives a notification.

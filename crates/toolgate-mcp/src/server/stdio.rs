@@ -14,29 +14,29 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use toolgate_json::Bounds;
+use toolgate_json::JsonBounds;
 
 use crate::gateway::Gateway;
 use crate::resources;
-use crate::server::handler::Door;
-use crate::server::identity::{Caller, Fixed, Proof};
+use crate::server::handler::McpServer;
+use crate::server::identity::{AuthMethod, Caller, StdioIdentity};
 use crate::server::malformed_call;
 use crate::server::parse_message;
-use crate::server::parse_message::Message;
+use crate::server::parse_message::ParsedMessage;
 
 /// Returns the limits of a message: larger than for arguments, because it contains more.
-pub(crate) const fn message_bounds(bytes: usize) -> Bounds {
-    Bounds { bytes, depth: 96, nodes: 400_000 }
+pub(crate) const fn message_bounds(bytes: usize) -> JsonBounds {
+    JsonBounds { bytes, depth: 96, nodes: 400_000 }
 }
 
 /// Maximum number of unsent rejections before reading stops.
-const MOST_REFUSALS: usize = 256;
+const MAX_UNSENT_REJECTIONS: usize = 256;
 /// Delay before the end of the input is reported. A subscription that has just started would miss
 /// an earlier end.
-const SETTLED: Duration = Duration::from_millis(50);
+const END_OF_INPUT_DELAY: Duration = Duration::from_millis(50);
 
 /// Transport over lines of text.
-struct Lines<R, W> {
+struct LineTransport<R, W> {
     input: BufReader<R>,
     output: Arc<Mutex<W>>,
     /// The line so far. It is a field, because reading may be interrupted at any time.
@@ -55,13 +55,13 @@ struct Lines<R, W> {
 }
 
 /// A line that is not a valid request: its request ID and the error.
-struct Unread {
+struct LineRejection {
     id: Value,
     code: ErrorCode,
     reason: String,
 }
 
-impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<R, W> {
+impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> LineTransport<R, W> {
     /// Reads the next line; `None` at the end of the input.
     async fn read_line(&mut self) -> Option<Result<Vec<u8>, &'static str>> {
         loop {
@@ -89,18 +89,18 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
     }
 
     /// Parses the next line that is not empty; `None` at the end of the input.
-    async fn parse_line(&mut self) -> Option<Result<Message, Unread>> {
+    async fn parse_line(&mut self) -> Option<Result<ParsedMessage, LineRejection>> {
         loop {
             let line = match self.read_line().await? {
                 Ok(line) => Bytes::from(line),
                 Err(why) => {
-                    return Some(Err(Unread { id: Value::Null, code: ErrorCode::INVALID_REQUEST, reason: why.to_owned() }));
+                    return Some(Err(LineRejection { id: Value::Null, code: ErrorCode::INVALID_REQUEST, reason: why.to_owned() }));
                 }
             };
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let unread = |error: parse_message::ReadError| Unread {
+            let unread = |error: parse_message::MessageReadError| LineRejection {
                 id: parse_message::find_request_id(&line),
                 code: error.code(),
                 reason: error.message().to_owned(),
@@ -110,14 +110,14 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
     }
 
     /// Rejects a line in a separate task, because reading may be interrupted.
-    fn reject(&self, unread: Unread) {
+    fn reject(&self, unread: LineRejection) {
         let output = Arc::clone(&self.output);
-        let Unread { id, code, reason: why } = unread;
+        let LineRejection { id, code, reason: why } = unread;
         self.gateway.0.metrics.count_rejection();
         tracing::debug!(code = code.0, "line rejected");
         let place = Arc::clone(&self.rejection_permits).try_acquire_owned();
         self.rejections.spawn(async move {
-            drop(write_line(&output, malformed_call::rejection(code, id, &why).to_string().into_bytes()).await);
+            drop(write_line(&output, malformed_call::rejection_message(code, id, &why).to_string().into_bytes()).await);
             drop(place);
         });
     }
@@ -130,7 +130,7 @@ async fn write_line<W: AsyncWrite + Unpin>(output: &Mutex<W>, mut text: Vec<u8>)
     output.flush().await
 }
 
-impl<R, W> Transport<RoleServer> for Lines<R, W>
+impl<R, W> Transport<RoleServer> for LineTransport<R, W>
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
@@ -146,11 +146,11 @@ where
         loop {
             // Reading stops while the client does not read its rejections.
             drop(self.rejection_permits.acquire().await);
-            let Message { text, value, raw_arguments: raw } = match self.parse_line().await {
+            let ParsedMessage { text, value, raw_arguments: raw } = match self.parse_line().await {
                 None => {
                     self.disconnected.cancel();
                     let ended = *self.ended_at.get_or_insert_with(Instant::now);
-                    tokio::time::sleep(SETTLED.saturating_sub(ended.elapsed())).await;
+                    tokio::time::sleep(END_OF_INPUT_DELAY.saturating_sub(ended.elapsed())).await;
                     return None;
                 }
                 Some(Ok(message)) => message,
@@ -177,7 +177,7 @@ where
                     if value.get("id").is_some() || value.get("method").is_none() {
                         let id = value.get("id").cloned().unwrap_or_default();
                         let why = "not a valid message of the protocol".to_owned();
-                        self.reject(Unread { id, code: ErrorCode::INVALID_REQUEST, reason: why });
+                        self.reject(LineRejection { id, code: ErrorCode::INVALID_REQUEST, reason: why });
                     }
                 }
             }
@@ -210,20 +210,21 @@ impl Gateway {
         output: impl AsyncWrite + Send + Unpin + 'static,
         agent: Option<String>,
     ) -> io::Result<()> {
-        let caller = Caller { principal: self.default_principal().to_owned(), agents: None, session: None, auth_method: Proof::Anonymous };
+        let caller =
+            Caller { principal: self.default_principal().to_owned(), agents: None, session: None, auth_method: AuthMethod::Anonymous };
         // The session lasts as long as the process.
         let session = format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
         let most = self.active_config().settings.max_request_bytes;
-        let fixed = Fixed { caller, agent, session };
-        let door = Door::new(self.clone(), Some(fixed.clone()));
-        let lines = Lines {
+        let fixed = StdioIdentity { caller, agent, session };
+        let door = McpServer::new(self.clone(), Some(fixed.clone()));
+        let lines = LineTransport {
             input: BufReader::new(input),
             output: Arc::new(Mutex::new(output)),
             line: Vec::new(),
             is_oversized: false,
             max_line_bytes: most,
             rejections: TaskTracker::new(),
-            rejection_permits: Arc::new(Semaphore::new(MOST_REFUSALS)),
+            rejection_permits: Arc::new(Semaphore::new(MAX_UNSENT_REJECTIONS)),
             disconnected: door.disconnected.clone(),
             ended_at: None,
             gateway: self.clone(),

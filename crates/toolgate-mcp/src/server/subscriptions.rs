@@ -10,28 +10,28 @@ use rmcp::{ErrorData, RoleServer};
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use crate::gateway::Running;
-use crate::resources::{Listener, Place, SUBSCRIPTIONS};
-use crate::server::handler::{Door, pause_error};
+use crate::gateway::ActiveConfig;
+use crate::resources::{ChangeListener, MAX_SUBSCRIPTIONS_PER_CLIENT, ResourceLocation};
+use crate::server::handler::{McpServer, pause_error};
 use crate::server::identity;
 use crate::server::identity::Caller;
-use crate::server::parse_message::Message;
-use crate::server::tool_call::Client;
+use crate::server::parse_message::ParsedMessage;
+use crate::server::tool_call::CallClient;
 
-impl Door {
+impl McpServer {
     /// Creates the listener for a lasting session or for this request.
     ///
     /// A pause that stops calls also stops listeners.
     pub(crate) async fn create_listener(
         &self,
-        running: &Running,
+        running: &ActiveConfig,
         context: &RequestContext<RoleServer>,
         lasting: bool,
-    ) -> Result<Arc<Listener>, ErrorData> {
-        let key = identity::resolve_session(&self.gateway, running, self.stdio_identity.as_ref(), &Client::from_context(context))?;
+    ) -> Result<Arc<ChangeListener>, ErrorData> {
+        let key = identity::resolve_session(&self.gateway, running, self.stdio_identity.as_ref(), &CallClient::from_context(context))?;
         let (caller, agent) = identity::resolve_caller(running, self.stdio_identity.as_ref(), context.extensions.get())?;
         match running.runtime.paused_error(&key).await {
-            None => Ok(Arc::new(Listener { caller, agent, key, is_local: self.stdio_identity.is_some(), has_session: lasting })),
+            None => Ok(Arc::new(ChangeListener { caller, agent, key, is_local: self.stdio_identity.is_some(), has_session: lasting })),
             Some(error) => Err(pause_error(&error)),
         }
     }
@@ -41,7 +41,7 @@ impl Door {
     /// These are the lists that the agent has, and resources whose upstreams support subscriptions.
     pub(crate) fn supported_subset(
         &self,
-        running: &Running,
+        running: &ActiveConfig,
         caller: &Caller,
         agent: &str,
         wanted: &SubscriptionFilter,
@@ -54,8 +54,9 @@ impl Door {
         let mut seen = HashSet::new();
         let each = wanted.resource_subscriptions.iter().flatten().filter(|address| seen.insert(address.as_str()));
         let room = self.gateway.remaining_subscriptions(running, caller, self.stdio_identity.is_some());
-        let found = Place::resolve_all(running, agent, each.take(SUBSCRIPTIONS.min(room))).into_iter().flatten();
-        let fitting = self.gateway.filter_by_limits(running, caller, self.stdio_identity.is_some(), found.filter(Place::can_subscribe));
+        let found = ResourceLocation::resolve_all(running, agent, each.take(MAX_SUBSCRIPTIONS_PER_CLIENT.min(room))).into_iter().flatten();
+        let fitting =
+            self.gateway.filter_by_limits(running, caller, self.stdio_identity.is_some(), found.filter(ResourceLocation::can_subscribe));
         let addresses: Vec<String> = fitting.into_iter().map(|place| place.address).collect();
         honoured.resource_subscriptions = (!addresses.is_empty()).then_some(addresses);
         honoured
@@ -65,7 +66,13 @@ impl Door {
     ///
     /// The library acknowledges the request without knowing its caller. Returns whether the message
     /// was rewritten.
-    pub(crate) fn filter_subscriptions(&self, running: &Running, caller: &Caller, agent: Option<&str>, message: &mut Message) -> bool {
+    pub(crate) fn filter_subscriptions(
+        &self,
+        running: &ActiveConfig,
+        caller: &Caller,
+        agent: Option<&str>,
+        message: &mut ParsedMessage,
+    ) -> bool {
         if message.value.get("method").and_then(Value::as_str) != Some("subscriptions/listen") {
             return false;
         }
@@ -90,7 +97,7 @@ impl Door {
         // When this handler is dropped at the end of the stream, it ends the subscriptions.
         let ear = Self::new(self.gateway.clone(), None);
         let mut wanted = Vec::new();
-        for found in Place::resolve_all(&running, &listener.agent, context.accepted().resource_subscriptions.iter().flatten()) {
+        for found in ResourceLocation::resolve_all(&running, &listener.agent, context.accepted().resource_subscriptions.iter().flatten()) {
             wanted.push(found?);
             ear.has_subscriptions.store(true, Ordering::Relaxed);
         }
@@ -138,7 +145,7 @@ impl Door {
                     };
                     // Skips updates of other resources, and resources that the caller may not see
                     // any more.
-                    let is_meant = |place: &&Place| heard.as_ref().is_none_or(|(upstream, uri)| place.link.upstream.name == *upstream && place.uri == *uri);
+                    let is_meant = |place: &&ResourceLocation| heard.as_ref().is_none_or(|(upstream, uri)| place.link.upstream.name == *upstream && place.uri == *uri);
                     for place in wanted.iter().filter(is_meant) {
                         let running = self.gateway.active_config();
                         if listener.can_see(&running, &place.link.upstream.name) {

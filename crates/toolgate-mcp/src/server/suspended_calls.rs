@@ -17,32 +17,32 @@ use tokio_util::sync::CancellationToken;
 use toolgate::{Answer, SessionKey};
 use toolgate_json::hex;
 
-use crate::gateway::{Counted, lock};
-use crate::server::http::admission::Seat;
-use crate::upstream::FromUpstream;
+use crate::gateway::{InflightCount, lock};
+use crate::server::http::admission::ConcurrencyPermit;
+use crate::upstream::UpstreamEvent;
 
 /// Maximum time that a suspended call waits for its client.
-pub(crate) const LIFE: Duration = Duration::from_secs(15 * 60);
+pub(crate) const SUSPENDED_CALL_TTL: Duration = Duration::from_secs(15 * 60);
 /// Maximum number of suspended calls: in total, and of one principal.
-const MOST: (usize, usize) = (10_000, 200);
+const MAX_SUSPENDED_CALLS: (usize, usize) = (10_000, 200);
 
 /// What a suspended call waits for.
-pub(crate) enum Waits {
+pub(crate) enum SuspendReason {
     /// The decision of a person about an approval.
     Approval { id: String, digest: String, refused: Box<rmcp::model::CallToolResult> },
     /// An answer to a question of its upstream.
-    Upstream(Box<Underway>),
+    Upstream(Box<RunningCall>),
 }
 
 /// A running call.
-pub(crate) enum Task {
+pub(crate) enum CallTask {
     /// Polled by its owner. If the owner drops it, the call continues in a separate task.
     Inline(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>),
     /// Runs in a separate task.
     Spawned(JoinHandle<Answer>),
 }
 
-impl Task {
+impl CallTask {
     pub(crate) fn new(call: impl Future<Output = Answer> + Send + 'static) -> Self {
         Self::Inline(Some(Box::pin(call)))
     }
@@ -60,7 +60,7 @@ impl Task {
     }
 }
 
-impl Future for Task {
+impl Future for CallTask {
     /// `None` if the call ended without an answer.
     type Output = Option<Answer>;
 
@@ -83,7 +83,7 @@ impl Future for Task {
 }
 
 /// Completes a started call in the background, where it still counts as running.
-impl Drop for Task {
+impl Drop for CallTask {
     fn drop(&mut self) {
         if let Self::Inline(call) = self
             && let Some(call) = call.take()
@@ -95,29 +95,29 @@ impl Drop for Task {
 }
 
 /// A running call, and its channels to the client and the upstream.
-pub(crate) struct Underway {
-    pub(crate) task: Task,
-    pub(crate) events: mpsc::Receiver<FromUpstream>,
-    pub(crate) channel: Arc<crate::upstream::Line>,
+pub(crate) struct RunningCall {
+    pub(crate) task: CallTask,
+    pub(crate) events: mpsc::Receiver<UpstreamEvent>,
+    pub(crate) channel: Arc<crate::upstream::CallChannel>,
     pub(crate) cancel: CancellationToken,
-    pub(crate) question: Option<FromUpstream>,
+    pub(crate) question: Option<UpstreamEvent>,
     pub(crate) digest: String,
-    pub(crate) guard: Arc<Mutex<Option<Presence>>>,
+    pub(crate) guard: Arc<Mutex<Option<InflightGuard>>>,
 }
 
 /// Share of the global limits that a call holds while it runs, even if its client disconnects.
-pub(crate) struct Presence {
-    _counted: Counted,
-    _permit: Option<Arc<Seat>>,
+pub(crate) struct InflightGuard {
+    _counted: InflightCount,
+    _permit: Option<Arc<ConcurrencyPermit>>,
 }
 
-impl Presence {
-    pub(crate) const fn new(counted: Counted, seat: Option<Arc<Seat>>) -> Self {
+impl InflightGuard {
+    pub(crate) const fn new(counted: InflightCount, seat: Option<Arc<ConcurrencyPermit>>) -> Self {
         Self { _counted: counted, _permit: seat }
     }
 }
 
-impl Underway {
+impl RunningCall {
     /// Abandons the call and waits for its end. The question of its upstream stays open until then.
     pub(crate) async fn abandon(self) {
         self.cancel.cancel();
@@ -125,37 +125,37 @@ impl Underway {
     }
 }
 
-impl Entry {
+impl SuspendedCall {
     /// Returns whether the call has ended.
     fn has_ended(&self) -> bool {
-        matches!(&self.reason, Some(Waits::Upstream(underway)) if underway.task.is_finished())
+        matches!(&self.reason, Some(SuspendReason::Upstream(underway)) if underway.task.is_finished())
     }
 }
 
 /// Cancels a call that cannot be resumed any more.
-impl Drop for Entry {
+impl Drop for SuspendedCall {
     fn drop(&mut self) {
-        if let Some(Waits::Upstream(underway)) = &self.reason {
+        if let Some(SuspendReason::Upstream(underway)) = &self.reason {
             underway.cancel.cancel();
         }
     }
 }
 
-struct Entry {
+struct SuspendedCall {
     key: SessionKey,
     suspended_at: Instant,
-    reason: Option<Waits>,
+    reason: Option<SuspendReason>,
 }
 
 /// Suspended calls of all sessions.
-pub(crate) struct Parked {
+pub(crate) struct SuspendedCalls {
     secret: [u8; 32],
     /// Cancelled when shutdown starts: no call can be resumed any more.
     stop: CancellationToken,
-    calls: Mutex<HashMap<String, Entry>>,
+    calls: Mutex<HashMap<String, SuspendedCall>>,
 }
 
-impl Parked {
+impl SuspendedCalls {
     /// Creates an empty collection that is valid until `stop` is cancelled.
     pub(crate) fn new(stop: CancellationToken) -> io::Result<Self> {
         let mut secret = [0; 32];
@@ -170,11 +170,11 @@ impl Parked {
 
     /// Returns whether a call of the session is suspended.
     pub(crate) fn has_suspended_in(&self, key: &SessionKey) -> bool {
-        lock(&self.calls).values().any(|entry| entry.key == *key && entry.suspended_at.elapsed() < LIFE && !entry.has_ended())
+        lock(&self.calls).values().any(|entry| entry.key == *key && entry.suspended_at.elapsed() < SUSPENDED_CALL_TTL && !entry.has_ended())
     }
 
     /// Suspends a call and returns its state, which is signed for the session and valid once.
-    pub(crate) fn suspend(&self, key: &SessionKey, waits: Waits) -> Option<String> {
+    pub(crate) fn suspend(&self, key: &SessionKey, waits: SuspendReason) -> Option<String> {
         let mut nonce = [0; 16];
         getrandom::fill(&mut nonce).ok()?;
         let nonce = hex(&nonce);
@@ -184,50 +184,51 @@ impl Parked {
             return None;
         }
         // Shutdown does not wait for a suspended call.
-        if let Waits::Upstream(underway) = &waits {
+        if let SuspendReason::Upstream(underway) = &waits {
             drop(lock(&underway.guard).take());
         }
         let signed = format!("{nonce}.{}", hex(&self.compute_signature(&nonce, key)));
-        calls.insert(nonce, Entry { key: key.clone(), suspended_at: Instant::now(), reason: Some(waits) });
+        calls.insert(nonce, SuspendedCall { key: key.clone(), suspended_at: Instant::now(), reason: Some(waits) });
         Some(signed)
     }
 
     /// Removes the suspended call with this state and returns what it waits for.
-    pub(crate) fn resume(&self, key: &SessionKey, state: &str) -> Option<Waits> {
+    pub(crate) fn resume(&self, key: &SessionKey, state: &str) -> Option<SuspendReason> {
         let (nonce, sign) = state.split_once('.')?;
         let sign = decode_hex(sign)?;
-        self.mac(nonce, key)?.verify_slice(&sign).ok()?;
+        self.session_mac(nonce, key)?.verify_slice(&sign).ok()?;
         let mut calls = lock(&self.calls);
         let mut entry = calls.remove(nonce)?;
-        if entry.key == *key && entry.suspended_at.elapsed() < LIFE { entry.reason.take() } else { None }
+        if entry.key == *key && entry.suspended_at.elapsed() < SUSPENDED_CALL_TTL { entry.reason.take() } else { None }
     }
 
     /// Removes the suspended call with this digest, for a client that omits the state.
     ///
     /// An approval always requires the state.
-    pub(crate) fn resume_without_state(&self, key: &SessionKey, digest: &str) -> Option<Waits> {
+    pub(crate) fn resume_without_state(&self, key: &SessionKey, digest: &str) -> Option<SuspendReason> {
         let mut calls = lock(&self.calls);
-        let fits =
-            |entry: &Entry| matches!(&entry.reason, Some(Waits::Upstream(underway)) if underway.digest == digest) && entry.key == *key;
+        let fits = |entry: &SuspendedCall| {
+            matches!(&entry.reason, Some(SuspendReason::Upstream(underway)) if underway.digest == digest) && entry.key == *key
+        };
         let found = calls
             .iter()
-            .filter(|(_, entry)| fits(entry) && entry.suspended_at.elapsed() < LIFE)
+            .filter(|(_, entry)| fits(entry) && entry.suspended_at.elapsed() < SUSPENDED_CALL_TTL)
             .max_by_key(|(_, entry)| entry.suspended_at);
         let nonce = found.map(|(nonce, _)| nonce.clone())?;
         calls.remove(&nonce)?.reason.take()
     }
 
     /// Removes all calls that wait for an answer to their upstream, for shutdown.
-    pub(crate) fn take_all(&self) -> Vec<Underway> {
+    pub(crate) fn take_all(&self) -> Vec<RunningCall> {
         let calls = std::mem::take(&mut *lock(&self.calls));
-        let underway = |mut entry: Entry| match entry.reason.take() {
-            Some(Waits::Upstream(underway)) => Some(*underway),
-            Some(Waits::Approval { .. }) | None => None,
+        let underway = |mut entry: SuspendedCall| match entry.reason.take() {
+            Some(SuspendReason::Upstream(underway)) => Some(*underway),
+            Some(SuspendReason::Approval { .. }) | None => None,
         };
         calls.into_values().filter_map(underway).collect()
     }
 
-    fn mac(&self, nonce: &str, key: &SessionKey) -> Option<Hmac<Sha256>> {
+    fn session_mac(&self, nonce: &str, key: &SessionKey) -> Option<Hmac<Sha256>> {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).ok()?;
         for part in [nonce, &key.agent, &key.principal, &key.session] {
             mac.update(&(part.len() as u64).to_be_bytes());
@@ -237,17 +238,18 @@ impl Parked {
     }
 
     fn compute_signature(&self, nonce: &str, key: &SessionKey) -> Vec<u8> {
-        self.mac(nonce, key).map(|mac| mac.finalize().into_bytes().to_vec()).unwrap_or_default()
+        self.session_mac(nonce, key).map(|mac| mac.finalize().into_bytes().to_vec()).unwrap_or_default()
     }
 }
 
 /// Returns whether one more call of a principal fits, after expired ones are removed.
-fn make_room(calls: &mut HashMap<String, Entry>, key: &SessionKey) -> bool {
-    let full = |calls: &HashMap<String, Entry>| {
-        calls.len() >= MOST.0 || calls.values().filter(|entry| entry.key.principal == key.principal).count() >= MOST.1
+fn make_room(calls: &mut HashMap<String, SuspendedCall>, key: &SessionKey) -> bool {
+    let full = |calls: &HashMap<String, SuspendedCall>| {
+        calls.len() >= MAX_SUSPENDED_CALLS.0
+            || calls.values().filter(|entry| entry.key.principal == key.principal).count() >= MAX_SUSPENDED_CALLS.1
     };
     if full(calls) {
-        calls.retain(|_, entry| entry.suspended_at.elapsed() < LIFE && !entry.has_ended());
+        calls.retain(|_, entry| entry.suspended_at.elapsed() < SUSPENDED_CALL_TTL && !entry.has_ended());
     }
     !full(calls)
 }

@@ -11,49 +11,50 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use toolgate::call::error_code;
-use toolgate::{Agent, Answer, Arguments, Call, SessionKey, Spec};
+use toolgate::{Agent, Answer, Arguments, Call, SessionKey, ToolSpec};
 
-use crate::gateway::{Running, lock};
+use crate::gateway::{ActiveConfig, lock};
 use crate::mcp_convert;
 use crate::server::client_capabilities::missing_capability_error;
 use crate::server::elicitation::{
-    CLIENT, answer_upstream, approval_question, ask_user, can_answer, can_client_approve, can_elicit, decline_question, forward_question,
+    CLIENT_APPROVER, answer_upstream, approval_question, ask_user, can_answer, can_client_approve, can_elicit, decline_question,
+    forward_question,
 };
-use crate::server::handler::Door;
-use crate::server::http::admission::Seat;
+use crate::server::handler::McpServer;
+use crate::server::http::admission::ConcurrencyPermit;
 use crate::server::identity;
 use crate::server::malformed_call;
-use crate::server::suspended_calls::{Presence, Task, Underway, Waits};
-use crate::upstream::{FromUpstream, Line};
+use crate::server::suspended_calls::{CallTask, InflightGuard, RunningCall, SuspendReason};
+use crate::upstream::{CallChannel, UpstreamEvent};
 
-pub(crate) use crate::server::client_capabilities::{Client, Ear};
+pub(crate) use crate::server::client_capabilities::{CallClient, ClientChannel};
 
 /// Idempotency key: calls with the same key are one call.
-const KEY_META: &str = "toolgate/idempotencyKey";
+const IDEMPOTENCY_KEY_META: &str = "toolgate/idempotencyKey";
 /// ID of an approval to use.
 const APPROVAL_META: &str = "toolgate/approval";
 /// Number of the model's turn.
 const TURN_META: &str = "toolgate/turn";
 /// Why the model stopped to make the call.
-const STOP_META: &str = "toolgate/stopReason";
+const STOP_REASON_META: &str = "toolgate/stopReason";
 /// Name of the approval question.
-const APPROVAL: &str = "toolgate_approval";
+const APPROVAL_QUESTION_NAME: &str = "toolgate_approval";
 /// Name of a question of an upstream of an earlier revision.
-const INPUT: &str = "input";
+const INPUT_QUESTION_NAME: &str = "input";
 /// Maximum number of upstream messages that wait for the client.
-pub(crate) const WORDS: usize = 256;
+pub(crate) const CLIENT_CHANNEL_CAPACITY: usize = 256;
 /// Maximum length of an idempotency key or approval ID, in characters.
-pub(crate) const LONGEST_KEY: usize = 1_024;
+pub(crate) const MAX_IDEMPOTENCY_KEY_CHARS: usize = 1_024;
 /// How long the client's user may take to answer an approval question.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const APPROVAL_ANSWER_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// Returns whether a key is too long, in characters as in `maxLength` of the OpenAPI description.
 pub(crate) fn is_key_too_long(key: &str) -> bool {
-    key.chars().count() > LONGEST_KEY
+    key.chars().count() > MAX_IDEMPOTENCY_KEY_CHARS
 }
 
 /// Builds the call that a request asks for.
-fn build_call(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>) -> Result<Call, ErrorData> {
+fn build_call(key: SessionKey, request: &CallToolRequestParams, client: &CallClient<'_>) -> Result<Call, ErrorData> {
     // Ignoring an invalid key would drop the guarantee that it stands for.
     let text = |name: &str| match client.meta.get(name) {
         None | Some(Value::Null) => Ok(None),
@@ -62,7 +63,7 @@ fn build_call(key: SessionKey, request: &CallToolRequestParams, client: &Client<
     };
     let short = |name: &str| match text(name)? {
         Some(text) if is_key_too_long(&text) => {
-            Err(ErrorData::invalid_params(format!("`{name}` may have at most {LONGEST_KEY} characters"), None))
+            Err(ErrorData::invalid_params(format!("`{name}` may have at most {MAX_IDEMPOTENCY_KEY_CHARS} characters"), None))
         }
         text => Ok(text),
     };
@@ -71,9 +72,9 @@ fn build_call(key: SessionKey, request: &CallToolRequestParams, client: &Client<
         None => Arguments::Value(request.arguments.clone().map_or_else(|| json!({}), Value::Object)),
     };
     let mut call = Call::new(key, request.name.to_string(), arguments).client_id(client.id.clone());
-    call.idempotency_key = short(KEY_META)?;
+    call.idempotency_key = short(IDEMPOTENCY_KEY_META)?;
     call.approval = short(APPROVAL_META)?;
-    call.stop_reason = text(STOP_META)?.map(|why| why.chars().take(256).collect());
+    call.stop_reason = text(STOP_REASON_META)?.map(|why| why.chars().take(256).collect());
     call.turn = match client.meta.get(TURN_META) {
         None | Some(Value::Null) => None,
         Some(turn) => Some(turn.as_u64().ok_or_else(|| ErrorData::invalid_params(format!("`{TURN_META}` must be a whole number"), None))?),
@@ -84,7 +85,7 @@ fn build_call(key: SessionKey, request: &CallToolRequestParams, client: &Client<
 /// Returns whether a call uses an approval with other arguments than the approved ones.
 ///
 /// Otherwise the approved arguments would run without notice to the client.
-pub(crate) async fn has_unapproved_arguments(running: &Running, call: &Call) -> bool {
+pub(crate) async fn has_unapproved_arguments(running: &ActiveConfig, call: &Call) -> bool {
     let Some(id) = &call.approval else { return false };
     let given = match &call.arguments {
         Arguments::Value(given) => given,
@@ -108,9 +109,9 @@ fn call_digest(request: &CallToolRequestParams) -> String {
     toolgate_json::Digest::of(&toolgate_json::to_canonical_bytes(&json!([request.name, arguments]))).to_string()
 }
 
-impl Door {
+impl McpServer {
     /// Handles a `tools/call` request.
-    pub(crate) async fn handle_call(&self, request: CallToolRequestParams, client: &Client<'_>) -> Result<CallToolResponse, ErrorData> {
+    pub(crate) async fn handle_call(&self, request: CallToolRequestParams, client: &CallClient<'_>) -> Result<CallToolResponse, ErrorData> {
         // Counted before the check, so that shutdown waits for this call.
         let _counted = self.gateway.count_call();
         if self.gateway.0.stop.is_cancelled() {
@@ -133,7 +134,7 @@ impl Door {
         let waits = match (&request.request_state, &request.input_responses) {
             (Some(state), _) => parked.resume(&key, state).map(Some).ok_or_else(unasked),
             // An approval answer without a question has no effect.
-            (None, Some(said)) if said.contains_key(APPROVAL) => Err(unasked()),
+            (None, Some(said)) if said.contains_key(APPROVAL_QUESTION_NAME) => Err(unasked()),
             // Some clients omit the request state. If no suspended call matches, the answers are
             // ignored and the question is asked again.
             (None, Some(_)) => Ok(parked.resume_without_state(&key, &call_digest(&request))),
@@ -149,10 +150,10 @@ impl Door {
     /// Starts a call from a request.
     async fn start_call(
         &self,
-        running: &Running,
+        running: &ActiveConfig,
         key: SessionKey,
         request: &CallToolRequestParams,
-        client: &Client<'_>,
+        client: &CallClient<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let call = match build_call(key.clone(), request, client) {
             Ok(call) => call,
@@ -170,18 +171,18 @@ impl Door {
         &self,
         key: SessionKey,
         request: &CallToolRequestParams,
-        client: &Client<'_>,
+        client: &CallClient<'_>,
         mut error: ErrorData,
     ) -> ErrorData {
         let _counted = self.gateway.count_call();
         let call = Call::new(key, request.name.to_string(), json!({})).client_id(client.id.clone());
-        let answer = malformed_call::refuse(&self.gateway.runtime(), call, &error.message).await;
-        error.data = Some(malformed_call::contract(&error.message, Some(&answer)));
+        let answer = malformed_call::record_rejected_call(&self.gateway.runtime(), call, &error.message).await;
+        error.data = Some(malformed_call::error_contract(&error.message, Some(&answer)));
         error
     }
 
     /// Rejects a `tools/call` request whose parameters have the wrong shape.
-    pub(crate) async fn reject_malformed(&self, tool: &str, client: &Client<'_>) -> ErrorData {
+    pub(crate) async fn reject_malformed(&self, tool: &str, client: &CallClient<'_>) -> ErrorData {
         let error = ErrorData::invalid_params("cannot read the parameters of this call", None);
         let running = self.gateway.active_config();
         match identity::resolve_call_session(&self.gateway, &running, self.stdio_identity.as_ref(), client) {
@@ -193,7 +194,7 @@ impl Door {
     /// Returns the lowest log level that a client wants, or `None` for no log messages.
     ///
     /// A client of 2026-07-28 or later gets log messages only if its request asks for them.
-    pub(crate) fn log_level(&self, client: &Client<'_>) -> Option<LoggingLevel> {
+    pub(crate) fn log_level(&self, client: &CallClient<'_>) -> Option<LoggingLevel> {
         match client.is_modern {
             true => client.meta.log_level(),
             false => Some(lock(&self.level).unwrap_or(LoggingLevel::Info)),
@@ -201,26 +202,26 @@ impl Door {
     }
 
     /// Creates the channel between a client and the upstream of its call.
-    fn open_channel(&self, to_client: mpsc::Sender<FromUpstream>, client: &Client<'_>) -> Line {
+    fn open_channel(&self, to_client: mpsc::Sender<UpstreamEvent>, client: &CallClient<'_>) -> CallChannel {
         let capabilities = client.capabilities.clone().unwrap_or_default();
-        Line { to_client, meta: client.meta.clone(), capabilities, log_level: self.log_level(client), raw_result: Mutex::default() }
+        CallChannel { to_client, meta: client.meta.clone(), capabilities, log_level: self.log_level(client), raw_result: Mutex::default() }
     }
 
     /// Creates the guard that counts a call as running and holds its permit.
-    fn inflight_guard(&self, client: &Client<'_>) -> Presence {
-        let seat = client.parts.and_then(|parts| parts.extensions.get::<Arc<Seat>>()).cloned();
-        Presence::new(self.gateway.count_call(), seat)
+    fn inflight_guard(&self, client: &CallClient<'_>) -> InflightGuard {
+        let seat = client.parts.and_then(|parts| parts.extensions.get::<Arc<ConcurrencyPermit>>()).cloned();
+        InflightGuard::new(self.gateway.count_call(), seat)
     }
 
     /// Starts a call and drives it to its end.
     async fn run_call(
         &self,
-        running: &Running,
+        running: &ActiveConfig,
         call: Call,
         request: &CallToolRequestParams,
-        client: &Client<'_>,
+        client: &CallClient<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let (to_client, heard) = mpsc::channel(WORDS);
+        let (to_client, heard) = mpsc::channel(CLIENT_CHANNEL_CAPACITY);
         let line = Arc::new(self.open_channel(to_client, client));
         let gate = running.runtime.clone();
         let key = call.key.clone();
@@ -236,11 +237,11 @@ impl Door {
             drop((counts, busy));
             answer
         };
-        let task = Task::new(path.with_context(crate::trace_context::context_of_request(client)));
+        let task = CallTask::new(path.with_context(crate::trace_context::context_of_request(client)));
         // A call that may wait for its client runs in a separate task. So does a concurrent call,
         // because waking a task after a ledger write costs less than waking its connection.
-        let task = if among_others || matches!(client.channel, Ear::Peer(_)) { task.spawn() } else { task };
-        let underway = Underway { task, events: heard, channel: line, cancel, question: None, digest: String::new(), guard: counted };
+        let task = if among_others || matches!(client.channel, ClientChannel::Peer(_)) { task.spawn() } else { task };
+        let underway = RunningCall { task, events: heard, channel: line, cancel, question: None, digest: String::new(), guard: counted };
         self.drive_call(key, request, underway, client).await
     }
 
@@ -249,8 +250,8 @@ impl Door {
         &self,
         key: SessionKey,
         request: &CallToolRequestParams,
-        mut underway: Underway,
-        client: &Client<'_>,
+        mut underway: RunningCall,
+        client: &CallClient<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let modern = client.is_modern;
         // A disconnect cancels the call; a question to the client does not.
@@ -263,8 +264,8 @@ impl Door {
                 () = client.disconnected.cancelled(), if !underway.cancel.is_cancelled() => underway.cancel.cancel(),
                 () = poll_optional(&mut asking), if busy => asking = None,
                 Some(said) = underway.events.recv(), if !busy => match said {
-                    FromUpstream::Progress(progress) => self.send_progress(progress, client).await,
-                    FromUpstream::Log(message) => self.send_log(message, client).await,
+                    UpstreamEvent::Progress(progress) => self.send_progress(progress, client).await,
+                    UpstreamEvent::Log(message) => self.send_log(message, client).await,
                     question if !can_answer(&question, &underway.channel.capabilities) => decline_question(question),
                     // If no more calls can be suspended, decline. The upstream decides how the call
                     // continues.
@@ -277,8 +278,8 @@ impl Door {
                         None => return Err(ErrorData::internal_error("too many suspended calls", None)),
                     },
                     question => match client.channel {
-                        Ear::Peer(peer) => asking = Some(Box::pin(forward_question(question, peer, &self.questions))),
-                        Ear::ResponseStream(_) => decline_question(question),
+                        ClientChannel::Peer(peer) => asking = Some(Box::pin(forward_question(question, peer, &self.questions))),
+                        ClientChannel::ResponseStream(_) => decline_question(question),
                     },
                 },
                 answer = &mut underway.task => {
@@ -303,8 +304,8 @@ impl Door {
         key: SessionKey,
         request: &CallToolRequestParams,
         answer: Answer,
-        line: &Line,
-        client: &Client<'_>,
+        line: &CallChannel,
+        client: &CallClient<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         if let Some(error) = missing_capability_error(&answer, client) {
             return Err(error);
@@ -321,7 +322,7 @@ impl Door {
             answer.outcome.error().filter(|error| error.code == error_code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
         let Some(waits) = waits else { return Ok(refused.into()) };
         let Ok(Some(approval)) = running.runtime.approval(&waits.id).await else { return Ok(refused.into()) };
-        let effect = spec.map(Spec::effect);
+        let effect = spec.map(ToolSpec::effect);
         let can_ask = |params: &ElicitRequestParams| client.capabilities.as_ref().is_some_and(|can| can_elicit(params, can));
         let Some(params) = approval_question(&approval).filter(|params| can_ask(params) && can_client_approve(&approval, effect)) else {
             return Ok(refused.into());
@@ -331,23 +332,24 @@ impl Door {
                 .gateway
                 .0
                 .suspended
-                .suspend(&key, Waits::Approval { id: waits.id, digest: call_digest(request), refused: Box::new(refused.clone()) });
+                .suspend(&key, SuspendReason::Approval { id: waits.id, digest: call_digest(request), refused: Box::new(refused.clone()) });
             let Some(state) = parked else { return Ok(refused.into()) };
-            let requests = InputRequests::from([(APPROVAL.to_owned(), InputRequest::Elicitation(ElicitRequest::new(params)))]);
+            let requests =
+                InputRequests::from([(APPROVAL_QUESTION_NAME.to_owned(), InputRequest::Elicitation(ElicitRequest::new(params)))]);
             // The call is denied until it is approved. The denial has a row, which the metadata
             // names.
             let mut meta = MetaObject::default();
             mcp_convert::add_receipt(&mut meta, &answer);
             return Ok(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state)).with_meta(meta)));
         }
-        let Ear::Peer(peer) = client.channel else { return Ok(refused.into()) };
+        let ClientChannel::Peer(peer) = client.channel else { return Ok(refused.into()) };
         let said = tokio::select! {
             biased;
             // The call is denied until it is approved. During shutdown no approved call could
             // start, so do not wait.
             () = self.gateway.0.stop.cancelled() => return Ok(refused.into()),
             () = client.disconnected.cancelled() => return Ok(refused.into()),
-            said = tokio::time::timeout(PATIENCE, Box::pin(ask_user(params, peer, &self.questions))) => said,
+            said = tokio::time::timeout(APPROVAL_ANSWER_TIMEOUT, Box::pin(ask_user(params, peer, &self.questions))) => said,
         };
         let Ok(Ok(said)) = said else { return Ok(refused.into()) };
         self.apply_elicitation(key, request, &waits.id, &said, refused, client).await
@@ -363,7 +365,7 @@ impl Door {
         id: &str,
         said: &ElicitResult,
         refused: CallToolResult,
-        client: &Client<'_>,
+        client: &CallClient<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let running = self.gateway.active_config();
         match identity::resolve_session(&self.gateway, &running, self.stdio_identity.as_ref(), client) {
@@ -378,10 +380,10 @@ impl Door {
             && said.content.as_ref().and_then(|content| content.get("approve")) == Some(&json!(true));
         let no = said.action == ElicitationAction::Decline || (said.action == ElicitationAction::Accept && !yes);
         let approval = running.runtime.approval(id).await.ok().flatten();
-        let effect = running.runtime.agent(&key.agent).and_then(|agent| agent.tool(&request.name)).map(Spec::effect);
+        let effect = running.runtime.agent(&key.agent).and_then(|agent| agent.tool(&request.name)).map(ToolSpec::effect);
         // The current definition of the tool decides which approver may answer.
         let Some(approval) = approval.filter(|approval| can_client_approve(approval, effect)) else { return Ok(refused.into()) };
-        let by = if approval.approvers.is_empty() { format!("the client of {}", key.principal) } else { CLIENT.to_owned() };
+        let by = if approval.approvers.is_empty() { format!("the client of {}", key.principal) } else { CLIENT_APPROVER.to_owned() };
         // Closing the question is no refusal: the approval stays open and the call stays denied.
         let counts = (yes || no) && matches!(running.runtime.answer_approval(id, yes, &by).await, Ok(true));
         if !counts {
@@ -400,17 +402,18 @@ impl Door {
         &self,
         key: SessionKey,
         request: CallToolRequestParams,
-        waits: Waits,
-        client: &Client<'_>,
+        waits: SuspendReason,
+        client: &CallClient<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let mut responses = request.input_responses.clone().unwrap_or_default();
         match waits {
-            Waits::Approval { id, digest: shown, refused } => {
+            SuspendReason::Approval { id, digest: shown, refused } => {
                 if shown != call_digest(&request) {
                     // The client edited the call, so this is a new call.
                     return self.start_call(&self.gateway.active_config(), key, &request, client).await;
                 }
-                let said: Option<ElicitResult> = responses.remove(APPROVAL).and_then(|said| serde_json::from_value(said).ok());
+                let said: Option<ElicitResult> =
+                    responses.remove(APPROVAL_QUESTION_NAME).and_then(|said| serde_json::from_value(said).ok());
                 match said {
                     Some(said) => self.apply_elicitation(key, &request, &id, &said, *refused, client).await,
                     None => {
@@ -419,11 +422,11 @@ impl Door {
                     }
                 }
             }
-            Waits::Upstream(mut underway) => {
-                let all_at_once = matches!(underway.question, None | Some(FromUpstream::Inputs(..)));
+            SuspendReason::Upstream(mut underway) => {
+                let all_at_once = matches!(underway.question, None | Some(UpstreamEvent::Inputs(..)));
                 let wrong = match underway.digest == call_digest(&request) {
                     false => Some("the call differs from the one that was asked about"),
-                    true if !all_at_once && !responses.contains_key(INPUT) => Some("the answer is missing"),
+                    true if !all_at_once && !responses.contains_key(INPUT_QUESTION_NAME) => Some("the answer is missing"),
                     true => None,
                 };
                 if let Some(why) = wrong {
@@ -434,11 +437,11 @@ impl Door {
                 *lock(&underway.guard) = Some(self.inflight_guard(client));
                 match underway.question.take() {
                     // The upstream decides whether the answers are complete.
-                    Some(FromUpstream::Inputs(asked, reply)) => {
+                    Some(UpstreamEvent::Inputs(asked, reply)) => {
                         responses.retain(|name, _| asked.contains_key(name));
                         reply.send(Ok(responses));
                     }
-                    Some(asked) => answer_upstream(asked, responses.remove(INPUT).unwrap_or_default()),
+                    Some(asked) => answer_upstream(asked, responses.remove(INPUT_QUESTION_NAME).unwrap_or_default()),
                     None => {}
                 }
                 self.drive_call(key, &request, *underway, client).await
@@ -447,31 +450,31 @@ impl Door {
     }
 
     /// Suspends a call until its client answers the upstream's question.
-    fn suspend_call(&self, key: &SessionKey, question: FromUpstream, underway: Underway, digest: String) -> Option<CallToolResponse> {
-        let one = |request| InputRequests::from([(INPUT.to_owned(), request)]);
+    fn suspend_call(&self, key: &SessionKey, question: UpstreamEvent, underway: RunningCall, digest: String) -> Option<CallToolResponse> {
+        let one = |request| InputRequests::from([(INPUT_QUESTION_NAME.to_owned(), request)]);
         let requests = match &question {
-            FromUpstream::Elicit(params, _) => one(InputRequest::Elicitation(ElicitRequest::new((**params).clone()))),
-            FromUpstream::Sample(params, _) => one(InputRequest::CreateMessage(CreateMessageRequest::new((**params).clone()))),
-            FromUpstream::Roots(_) => one(InputRequest::ListRoots(ListRootsRequest::default())),
-            FromUpstream::Inputs(requests, _) => requests.clone(),
-            FromUpstream::Progress(_) | FromUpstream::Log(_) => return None,
+            UpstreamEvent::Elicit(params, _) => one(InputRequest::Elicitation(ElicitRequest::new((**params).clone()))),
+            UpstreamEvent::Sample(params, _) => one(InputRequest::CreateMessage(CreateMessageRequest::new((**params).clone()))),
+            UpstreamEvent::Roots(_) => one(InputRequest::ListRoots(ListRootsRequest::default())),
+            UpstreamEvent::Inputs(requests, _) => requests.clone(),
+            UpstreamEvent::Progress(_) | UpstreamEvent::Log(_) => return None,
         };
         let task = underway.task.spawn();
-        let waits = Waits::Upstream(Box::new(Underway { question: Some(question), digest, task, ..underway }));
+        let waits = SuspendReason::Upstream(Box::new(RunningCall { question: Some(question), digest, task, ..underway }));
         let state = self.gateway.0.suspended.suspend(key, waits)?;
         Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))
     }
 
     /// Delivers a notification of an upstream, and declines a question.
-    pub(crate) async fn deliver_event(&self, said: FromUpstream, client: &Client<'_>) {
+    pub(crate) async fn deliver_event(&self, said: UpstreamEvent, client: &CallClient<'_>) {
         match said {
-            FromUpstream::Progress(progress) => self.send_progress(progress, client).await,
-            FromUpstream::Log(message) => self.send_log(message, client).await,
+            UpstreamEvent::Progress(progress) => self.send_progress(progress, client).await,
+            UpstreamEvent::Log(message) => self.send_log(message, client).await,
             question => decline_question(question),
         }
     }
 
-    async fn send_progress(&self, mut progress: ProgressNotificationParam, client: &Client<'_>) {
+    async fn send_progress(&self, mut progress: ProgressNotificationParam, client: &CallClient<'_>) {
         if let Some(token) = client.meta.get_progress_token() {
             progress.progress_token = token;
             progress.meta = progress.meta.map(mcp_convert::strip_notification_meta);
@@ -479,7 +482,7 @@ impl Door {
         }
     }
 
-    async fn send_log(&self, mut message: LoggingMessageNotificationParam, client: &Client<'_>) {
+    async fn send_log(&self, mut message: LoggingMessageNotificationParam, client: &CallClient<'_>) {
         if self.log_level(client).is_some_and(|wanted| level_rank(message.level) >= level_rank(wanted)) {
             message.meta = message.meta.map(mcp_convert::strip_notification_meta);
             client.notify(LoggingMessageNotification::new(message).into()).await;

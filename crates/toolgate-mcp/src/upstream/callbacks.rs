@@ -16,22 +16,22 @@ use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::upstream::supervisor::{Link, is_modern};
+use crate::upstream::supervisor::{UpstreamSupervisor, is_modern};
 
 /// The upstream that asks a question, and its progress token for the answer.
-pub(crate) type Asker = (Peer<RoleClient>, ProgressToken);
+pub(crate) type QuestionOrigin = (Peer<RoleClient>, ProgressToken);
 
 /// The reply channel of a question.
-pub(crate) struct Reply<T> {
+pub(crate) struct ReplySender<T> {
     to: oneshot::Sender<Result<T, ErrorData>>,
     /// Where to report progress of the answer.
-    pub(crate) origin: Option<Asker>,
+    pub(crate) origin: Option<QuestionOrigin>,
     /// Counts the question as open until it is dropped.
-    question: Option<Question>,
+    question: Option<OpenQuestionGuard>,
 }
 
-impl<T> Reply<T> {
-    pub(crate) fn new(asker: Option<Asker>) -> (Self, oneshot::Receiver<Result<T, ErrorData>>) {
+impl<T> ReplySender<T> {
+    pub(crate) fn new(asker: Option<QuestionOrigin>) -> (Self, oneshot::Receiver<Result<T, ErrorData>>) {
         let (to, answer) = oneshot::channel();
         (Self { to, origin: asker, question: None }, answer)
     }
@@ -49,24 +49,24 @@ impl<T> Reply<T> {
 }
 
 /// A message that an upstream sends during a call.
-pub(crate) enum FromUpstream {
+pub(crate) enum UpstreamEvent {
     Progress(ProgressNotificationParam),
     Log(LoggingMessageNotificationParam),
-    Elicit(Box<ElicitRequestParams>, Reply<ElicitResult>),
-    Sample(Box<CreateMessageRequestParams>, Reply<CreateMessageResult>),
-    Roots(Reply<ListRootsResult>),
+    Elicit(Box<ElicitRequestParams>, ReplySender<ElicitResult>),
+    Sample(Box<CreateMessageRequestParams>, ReplySender<CreateMessageResult>),
+    Roots(ReplySender<ListRootsResult>),
     /// All questions of an upstream of revision 2026-07-28.
-    Inputs(InputRequests, Reply<InputResponses>),
+    Inputs(InputRequests, ReplySender<InputResponses>),
 }
 
 /// Counts the questions of an upstream that the client of a call has not answered.
 #[derive(Clone, Default)]
-pub(crate) struct Asked(Arc<AtomicUsize>);
+pub(crate) struct OpenQuestionCounter(Arc<AtomicUsize>);
 
-impl Asked {
-    fn add(&self) -> Question {
+impl OpenQuestionCounter {
+    fn add(&self) -> OpenQuestionGuard {
         self.0.fetch_add(1, Ordering::SeqCst);
-        Question(Arc::clone(&self.0))
+        OpenQuestionGuard(Arc::clone(&self.0))
     }
 
     pub(crate) fn has_open(&self) -> bool {
@@ -75,9 +75,9 @@ impl Asked {
 }
 
 /// An open question. Dropping it decrements the count.
-struct Question(Arc<AtomicUsize>);
+struct OpenQuestionGuard(Arc<AtomicUsize>);
 
-impl Drop for Question {
+impl Drop for OpenQuestionGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -85,36 +85,36 @@ impl Drop for Question {
 
 /// The channel from an upstream to the client of a call.
 #[derive(Clone)]
-pub(crate) struct ToClient {
-    to: mpsc::Sender<FromUpstream>,
-    open_questions: Asked,
+pub(crate) struct ClientSender {
+    to: mpsc::Sender<UpstreamEvent>,
+    open_questions: OpenQuestionCounter,
 }
 
 /// The message was not delivered to the client.
-pub(crate) struct Missed;
+pub(crate) struct DeliveryError;
 
-impl ToClient {
+impl ClientSender {
     /// Forwards a message. A client that reads too slowly misses messages.
-    pub(crate) fn try_send(&self, mut said: FromUpstream) -> Result<(), Missed> {
+    pub(crate) fn try_send(&self, mut said: UpstreamEvent) -> Result<(), DeliveryError> {
         let question = || Some(self.open_questions.add());
         match &mut said {
-            FromUpstream::Elicit(_, reply) => reply.question = question(),
-            FromUpstream::Sample(_, reply) => reply.question = question(),
-            FromUpstream::Roots(reply) => reply.question = question(),
-            FromUpstream::Inputs(_, reply) => reply.question = question(),
-            FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
+            UpstreamEvent::Elicit(_, reply) => reply.question = question(),
+            UpstreamEvent::Sample(_, reply) => reply.question = question(),
+            UpstreamEvent::Roots(reply) => reply.question = question(),
+            UpstreamEvent::Inputs(_, reply) => reply.question = question(),
+            UpstreamEvent::Progress(_) | UpstreamEvent::Log(_) => {}
         }
-        self.to.try_send(said).map_err(|_| Missed)
+        self.to.try_send(said).map_err(|_| DeliveryError)
     }
 }
 
 /// The maximum size of a message that is buffered for a client, in bytes.
-pub(crate) const LONGEST_WORD: usize = 64 << 10;
+pub(crate) const MAX_BUFFERED_MESSAGE_BYTES: usize = 64 << 10;
 
 /// Returns whether a message is small enough to be buffered for a client.
 pub(crate) fn is_within_notification_limit(said: &impl Serialize) -> bool {
-    struct Room(usize);
-    impl io::Write for Room {
+    struct LimitedWriter(usize);
+    impl io::Write for LimitedWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::FileTooLarge)?;
             Ok(bytes.len())
@@ -124,12 +124,12 @@ pub(crate) fn is_within_notification_limit(said: &impl Serialize) -> bool {
             Ok(())
         }
     }
-    serde_json::to_writer(Room(LONGEST_WORD), said).is_ok()
+    serde_json::to_writer(LimitedWriter(MAX_BUFFERED_MESSAGE_BYTES), said).is_ok()
 }
 
 /// The data and channel of a call's client, passed along with the call.
-pub(crate) struct Line {
-    pub(crate) to_client: mpsc::Sender<FromUpstream>,
+pub(crate) struct CallChannel {
+    pub(crate) to_client: mpsc::Sender<UpstreamEvent>,
     /// The metadata of the client's request.
     pub(crate) meta: rmcp::model::RequestMetaObject,
     /// The client's capabilities.
@@ -141,51 +141,51 @@ pub(crate) struct Line {
 }
 
 /// A request in progress, and the client that receives its messages.
-struct Route {
+struct RequestRoute {
     /// A unique number, because request ids start again with each connection.
     number: u64,
     token: ProgressToken,
-    line: ToClient,
+    client: ClientSender,
     is_call: bool,
 }
 
 /// The requests in progress at one upstream.
 #[derive(Default)]
-pub(crate) struct Routes {
+pub(crate) struct RequestRoutes {
     /// Locked while a request is sent, so that its route exists before its first message.
-    routes: tokio::sync::Mutex<HashMap<RequestId, Route>>,
+    routes: tokio::sync::Mutex<HashMap<RequestId, RequestRoute>>,
     /// The number of requests in progress that have no client channel.
     unrouted: AtomicUsize,
     next_number: AtomicU64,
 }
 
 /// A request without a client channel. Dropping it decrements the count.
-pub(crate) struct Other<'r>(&'r AtomicUsize);
+pub(crate) struct UnroutedRequestGuard<'r>(&'r AtomicUsize);
 
-impl Drop for Other<'_> {
+impl Drop for UnroutedRequestGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Routes {
+impl RequestRoutes {
     /// Sends a request, and returns the number of its route if it has one.
     pub(crate) async fn send_for_call<T, E>(
         &self,
-        line: Option<&Line>,
-        asked: &Asked,
+        line: Option<&CallChannel>,
+        asked: &OpenQuestionCounter,
         send: impl Future<Output = Result<T, E>>,
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
     ) -> Result<(T, Option<u64>), E> {
         let Some(line) = line else { return Ok((send.await?, None)) };
-        let line = ToClient { to: line.to_client.clone(), open_questions: asked.clone() };
+        let line = ClientSender { to: line.to_client.clone(), open_questions: asked.clone() };
         let (sent, number) = self.send_routed(line, true, send, id).await?;
         Ok((sent, Some(number)))
     }
 
     async fn send_routed<T, E>(
         &self,
-        line: ToClient,
+        line: ClientSender,
         is_call: bool,
         send: impl Future<Output = Result<T, E>>,
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
@@ -194,14 +194,14 @@ impl Routes {
         let sent = send.await?;
         let (id, token) = id(&sent);
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        calls.insert(id, Route { number, token, line, is_call });
+        calls.insert(id, RequestRoute { number, token, client: line, is_call });
         Ok((sent, number))
     }
 
     /// Counts a request without a client channel.
-    pub(crate) fn add_unrouted(&self) -> Other<'_> {
+    pub(crate) fn add_unrouted(&self) -> UnroutedRequestGuard<'_> {
         self.unrouted.fetch_add(1, Ordering::SeqCst);
-        Other(&self.unrouted)
+        UnroutedRequestGuard(&self.unrouted)
     }
 
     pub(crate) async fn remove(&self, id: &RequestId, number: u64) {
@@ -211,40 +211,40 @@ impl Routes {
         }
     }
 
-    pub(crate) async fn find_by_token(&self, token: &ProgressToken) -> Option<ToClient> {
+    pub(crate) async fn find_by_token(&self, token: &ProgressToken) -> Option<ClientSender> {
         let calls = self.routes.lock().await;
         // Routes of an earlier connection may remain.
         let newest = calls.values().filter(|route| route.token == *token).max_by_key(|route| route.number);
-        newest.map(|route| route.line.clone())
+        newest.map(|route| route.client.clone())
     }
 
     /// Returns the client for a message of the upstream.
     ///
     /// If the origin is known, that is the client of that request. Otherwise it is the client of
     /// the only request in progress.
-    pub(crate) async fn find(&self, origin: Option<&RequestId>) -> Option<ToClient> {
+    pub(crate) async fn find(&self, origin: Option<&RequestId>) -> Option<ClientSender> {
         let calls = self.routes.lock().await;
         match origin {
-            Some(id) => calls.get(id).map(|route| route.line.clone()),
+            Some(id) => calls.get(id).map(|route| route.client.clone()),
             None => {
                 let mut all = calls.values().filter(|route| route.is_call);
                 let only = all.next().filter(|_| all.next().is_none() && self.unrouted.load(Ordering::SeqCst) == 0);
-                only.map(|route| route.line.clone())
+                only.map(|route| route.client.clone())
             }
         }
     }
 }
 
 /// A request in progress that is not a call. Dropping it early sends a cancellation.
-struct Waited {
-    link: Arc<Link>,
+struct ForwardedRequestGuard {
+    link: Arc<UpstreamSupervisor>,
     peer: Peer<RoleClient>,
     id: RequestId,
     route: u64,
     is_done: bool,
 }
 
-impl Drop for Waited {
+impl Drop for ForwardedRequestGuard {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
         let (link, peer, id) = (Arc::clone(&self.link), self.peer.clone(), self.id.clone());
@@ -259,7 +259,7 @@ impl Drop for Waited {
     }
 }
 
-impl Link {
+impl UpstreamSupervisor {
     /// Sends a request that is not a call, and forwards its progress and log messages.
     ///
     /// An upstream of revision 2026-07-28 receives the log level with the request.
@@ -267,10 +267,10 @@ impl Link {
         self: &Arc<Self>,
         peer: Peer<RoleClient>,
         request: ClientRequest,
-        line: mpsc::Sender<FromUpstream>,
+        line: mpsc::Sender<UpstreamEvent>,
         level: Option<LoggingLevel>,
     ) -> Result<ServerResult, ServiceError> {
-        let line = ToClient { to: line, open_questions: Asked::default() };
+        let line = ClientSender { to: line, open_questions: OpenQuestionCounter::default() };
         let mut options = PeerRequestOptions::no_options();
         if let Some(level) = level.filter(|_| is_modern(&peer)) {
             let mut meta = RequestMetaObject::default();
@@ -280,7 +280,7 @@ impl Link {
         let send = peer.send_request_with_option(request, options);
         let opened = self.routes.send_routed(line, false, send, |handle| (handle.id.clone(), handle.progress_token.clone()));
         let (handle, route) = opened.await?;
-        let mut waited = Waited { link: Arc::clone(self), peer: peer.clone(), id: handle.id.clone(), route, is_done: false };
+        let mut waited = ForwardedRequestGuard { link: Arc::clone(self), peer: peer.clone(), id: handle.id.clone(), route, is_done: false };
         let answer = handle.await_response().await;
         waited.is_done = true;
         answer
@@ -293,10 +293,10 @@ mod tests {
 
     #[tokio::test]
     async fn removing_a_route_keeps_a_newer_one_of_the_same_id() {
-        let (routes, id) = (Routes::default(), RequestId::Number(1));
+        let (routes, id) = (RequestRoutes::default(), RequestId::Number(1));
         let open = async || {
             let (to, heard) = mpsc::channel(1);
-            let line = ToClient { to, open_questions: Asked::default() };
+            let line = ClientSender { to, open_questions: OpenQuestionCounter::default() };
             let opened = routes.send_routed(line, true, async { Ok::<_, ErrorData>(()) }, |_| (id.clone(), ProgressToken(id.clone())));
             (opened.await.unwrap().1, heard)
         };
@@ -304,7 +304,7 @@ mod tests {
         let (after, mut heard) = open().await;
         routes.remove(&id, before).await;
         let line = routes.find(Some(&id)).await.unwrap();
-        assert!(line.try_send(FromUpstream::Progress(ProgressNotificationParam::new(ProgressToken(id.clone()), 1.0))).is_ok());
+        assert!(line.try_send(UpstreamEvent::Progress(ProgressNotificationParam::new(ProgressToken(id.clone()), 1.0))).is_ok());
         assert!(heard.try_recv().is_ok());
         routes.remove(&id, after).await;
         assert!(routes.find(Some(&id)).await.is_none());

@@ -7,16 +7,16 @@ use std::time::Duration;
 use rmcp::model::{ErrorCode, Tool};
 use rmcp::service::Peer;
 use rmcp::{RoleClient, ServiceError};
-use toolgate_config::Remote;
+use toolgate_config::RemoteToolSpec;
 
 use crate::gateway::lock;
 use crate::upstream::notifications::read_pages;
-use crate::upstream::remote_tool::{Trouble, is_revision_mismatch};
-use crate::upstream::scan_shadowing::Names;
-use crate::upstream::supervisor::{Link, Offer, Status, is_modern};
+use crate::upstream::remote_tool::{TransportErrorKind, is_revision_mismatch};
+use crate::upstream::scan_shadowing::ToolNameIndex;
+use crate::upstream::supervisor::{UpstreamCatalog, UpstreamStatus, UpstreamSupervisor, is_modern};
 
 /// Why listing failed.
-pub(crate) enum Unlisted {
+pub(crate) enum ListError {
     /// The upstream responded with an error, so the connection works.
     Refused(String),
     /// The upstream did not respond.
@@ -27,16 +27,16 @@ pub(crate) enum Unlisted {
     RevisionMismatch(String),
 }
 
-impl Unlisted {
+impl ListError {
     pub(crate) fn into_reason(self) -> String {
         let (Self::Refused(why) | Self::NoResponse(why) | Self::Fatal(why) | Self::RevisionMismatch(why)) = self;
         why
     }
 }
 
-impl Link {
+impl UpstreamSupervisor {
     /// Lists tools, prompts and resources, and publishes the changes.
-    pub(crate) async fn refresh_catalog(&self, peer: &Peer<RoleClient>) -> Result<(), Unlisted> {
+    pub(crate) async fn refresh_catalog(&self, peer: &Peer<RoleClient>) -> Result<(), ListError> {
         let limit = Duration::from_secs(30);
         let asked = tokio::time::timeout(limit, async {
             let info = peer.peer_info();
@@ -62,11 +62,11 @@ impl Link {
                 templates = self.list_with_fallback(listed, &known.templates).await;
             }
             let instructions = info.as_ref().and_then(|info| info.instructions.clone());
-            Ok::<_, Unlisted>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
+            Ok::<_, ListError>((tools, UpstreamCatalog { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
         });
-        let (tools, offer) = asked.await.map_err(|_| Unlisted::NoResponse(format!("no response within {limit:?}")))??;
-        let held = self.pins.record_offered(&tools).map_err(Unlisted::Fatal)?;
-        let offer = Arc::new(Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer });
+        let (tools, offer) = asked.await.map_err(|_| ListError::NoResponse(format!("no response within {limit:?}")))??;
+        let held = self.pins.record_offered(&tools).map_err(ListError::Fatal)?;
+        let offer = Arc::new(UpstreamCatalog { tools: self.pins.accepted().unwrap_or_default(), ..offer });
         let before = std::mem::replace(&mut *lock(&self.catalog), Arc::clone(&offer));
         let told = self.is_change_announced.swap(false, Ordering::Relaxed);
         if held || before != offer {
@@ -77,20 +77,20 @@ impl Link {
         Ok(())
     }
 
-    fn classify_list_error(&self, error: &ServiceError, modern: bool) -> Unlisted {
+    fn classify_list_error(&self, error: &ServiceError, modern: bool) -> ListError {
         let why = crate::upstream::error_text::describe_request_error(error);
         match error {
-            ServiceError::TransportClosed => Unlisted::Fatal(why),
-            ServiceError::TransportSend(cause) => match Trouble::classify(cause) {
+            ServiceError::TransportClosed => ListError::Fatal(why),
+            ServiceError::TransportSend(cause) => match TransportErrorKind::classify(cause) {
                 // The supervisor reconnects.
-                Trouble::SessionLost => Unlisted::Fatal(why),
-                Trouble::Rejected(401, _) if self.can_renew_token() => Unlisted::Fatal(why),
+                TransportErrorKind::SessionLost => ListError::Fatal(why),
+                TransportErrorKind::Rejected(401, _) if self.can_renew_token() => ListError::Fatal(why),
                 // Some server responds, but not one of this protocol revision.
-                Trouble::Rejected(status, _) if modern && is_revision_mismatch(status) => Unlisted::RevisionMismatch(why),
-                _ => Unlisted::NoResponse(why),
+                TransportErrorKind::Rejected(status, _) if modern && is_revision_mismatch(status) => ListError::RevisionMismatch(why),
+                _ => ListError::NoResponse(why),
             },
-            ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => Unlisted::NoResponse(why),
-            _ => Unlisted::Refused(why),
+            ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => ListError::NoResponse(why),
+            _ => ListError::Refused(why),
         }
     }
 
@@ -111,7 +111,7 @@ impl Link {
                     self.on_listing();
                     return Ok(());
                 }
-                Err(Unlisted::Refused(why)) => {
+                Err(ListError::Refused(why)) => {
                     if self.on_listing_refused() {
                         return Err(format!("{ill}: {why}"));
                     }
@@ -119,10 +119,10 @@ impl Link {
                     tracing::warn!(upstream = self.upstream.name, why, "cannot list an upstream");
                     return Ok(());
                 }
-                Err(Unlisted::Fatal(why)) => return Err(format!("{ill}: {why}")),
-                Err(Unlisted::RevisionMismatch(why)) if last && self.on_revision_rejection() => return Err(format!("{ill}: {why}")),
-                Err(Unlisted::RevisionMismatch(why)) => why,
-                Err(Unlisted::NoResponse(why)) => why,
+                Err(ListError::Fatal(why)) => return Err(format!("{ill}: {why}")),
+                Err(ListError::RevisionMismatch(why)) if last && self.on_revision_rejection() => return Err(format!("{ill}: {why}")),
+                Err(ListError::RevisionMismatch(why)) => why,
+                Err(ListError::NoResponse(why)) => why,
             };
             let waits = behind_calls && !self.is_suspect.load(Ordering::Relaxed) && !self.idle_watch.is_too_long();
             if waits || self.response_count.load(Ordering::Relaxed) != before {
@@ -175,21 +175,21 @@ impl Link {
     }
 
     /// Returns the accepted tools; `None` if the upstream never connected.
-    pub(crate) fn accepted_tools(&self) -> Option<Vec<Remote>> {
-        let tools = self.pins.accepted().or_else(|| matches!(self.status(), Status::Up { .. }).then(Vec::new))?;
+    pub(crate) fn accepted_tools(&self) -> Option<Vec<RemoteToolSpec>> {
+        let tools = self.pins.accepted().or_else(|| matches!(self.status(), UpstreamStatus::Up { .. }).then(Vec::new))?;
         Some(tools.into_iter().map(remote_tool_spec).collect())
     }
 
     /// Quarantines tools that mention an older or simultaneous tool of another upstream.
-    pub(crate) fn quarantine_shadowing(&self, names: &Names<'_>) {
+    pub(crate) fn quarantine_shadowing(&self, names: &ToolNameIndex<'_>) {
         self.pins.quarantine_shadowing(&self.upstream, names);
         Arc::make_mut(&mut lock(&self.catalog)).tools = self.pins.accepted().unwrap_or_default();
     }
 }
 
 /// Converts a tool to the form that rules use.
-pub(crate) fn remote_tool_spec(tool: Tool) -> Remote {
-    Remote {
+pub(crate) fn remote_tool_spec(tool: Tool) -> RemoteToolSpec {
+    RemoteToolSpec {
         name: tool.name.to_string(),
         description: tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default().to_owned(),
         input: serde_json::Value::Object((*tool.input_schema).clone()),
@@ -199,6 +199,6 @@ pub(crate) fn remote_tool_spec(tool: Tool) -> Remote {
 
 /// Returns the tools of a complete list. A truncated list is an error, because a missing tool would
 /// look removed.
-fn complete_list<T>((listed, whole): (Vec<T>, bool)) -> Result<Vec<T>, Unlisted> {
-    if whole { Ok(listed) } else { Err(Unlisted::Fatal("the list of tools exceeds the limits".to_owned())) }
+fn complete_list<T>((listed, whole): (Vec<T>, bool)) -> Result<Vec<T>, ListError> {
+    if whole { Ok(listed) } else { Err(ListError::Fatal("the list of tools exceeds the limits".to_owned())) }
 }

@@ -4,54 +4,54 @@ use rmcp::model::ErrorCode;
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 use rmcp::{ErrorData, ServiceError};
 use serde_json::json;
-use toolgate::{Effects, Failure};
+use toolgate::{CallEffects, Failure};
 
 use crate::upstream::error_text::describe_send_error;
-use crate::upstream::remote_tool::RemoteTool;
-use crate::upstream::supervisor::{Standing, UpstreamFailure, is_modern};
-use crate::upstream::transport::bounded_http::{LONGEST, TOO_LONG};
-use crate::upstream::transport::direct_http::Broken;
+use crate::upstream::remote_tool::RemoteToolHandler;
+use crate::upstream::supervisor::{ActiveConnection, UpstreamFailure, is_modern};
+use crate::upstream::transport::bounded_http::{MAX_RESPONSE_BYTES, RESPONSE_TOO_LONG_CODE};
+use crate::upstream::transport::direct_http::DirectCallError;
 use crate::upstream::transport::legacy_sse::SseError;
 
 /// The retry delay after a connection is replaced, in milliseconds. Reconnecting usually takes
 /// less.
-const ANEW: u64 = 500;
+const RECONNECT_RETRY_DELAY_MS: u64 = 500;
 /// The retry delay while the revision of an upstream is checked, in milliseconds.
 ///
 /// The delay exceeds what toolgate waits by itself, so the caller has to retry.
-const LOOKED_AT: u64 = 1_500;
+const REVISION_CHECK_RETRY_DELAY_MS: u64 = 1_500;
 
-impl RemoteTool {
+impl RemoteToolHandler {
     /// Classifies an error of the fast path.
-    pub(crate) fn classify_direct_error(&self, broken: Broken, standing: &Standing) -> Failure {
+    pub(crate) fn classify_direct_error(&self, broken: DirectCallError, standing: &ActiveConnection) -> Failure {
         let (name, link, generation) = (&self.supervisor.upstream.name, &self.supervisor, standing.generation);
         let tell = |why: &str| tracing::warn!(upstream = name, why = link.upstream.redact_secrets(why), "upstream call failed");
         let unheard = |why: &str| {
-            link.on_failure(generation, UpstreamFailure::Broken);
+            link.on_failure(generation, UpstreamFailure::Disconnected);
             tell(why);
             Failure::transient("upstream_unavailable", format!("cannot reach the upstream `{name}`"))
         };
         match broken {
-            Broken::JsonRpc(error) => {
+            DirectCallError::JsonRpc(error) => {
                 link.on_response();
                 self.classify_jsonrpc_error(&error)
             }
             // A request that was rejected or could not connect was not executed.
-            Broken::NotConnected(why) => unheard(&why).effects(Effects::None),
-            Broken::Rejected(401, _) if self.supervisor.can_renew_token() => self.reconnect_with_new_token(generation),
+            DirectCallError::NotConnected(why) => unheard(&why).effects(CallEffects::None),
+            DirectCallError::Rejected(401, _) if self.supervisor.can_renew_token() => self.reconnect_with_new_token(generation),
             // A rejected call does not count against the upstream: other calls may succeed.
-            Broken::Rejected(status, wait) => {
+            DirectCallError::Rejected(status, wait) => {
                 tell(&format!("the server answered HTTP {status}"));
                 self.rejected_failure(status, wait, standing)
             }
-            Broken::ServerError(status, wait) => {
-                link.on_failure(generation, UpstreamFailure::Broken);
+            DirectCallError::ServerError(status, wait) => {
+                link.on_failure(generation, UpstreamFailure::Disconnected);
                 tell(&format!("the server answered HTTP {status}"));
                 self.server_error_failure(status, wait)
             }
-            Broken::Unknown(why) => unheard(&why),
-            Broken::TooLong => self.too_long_failure(),
-            Broken::InvalidResponse(why) => {
+            DirectCallError::Unknown(why) => unheard(&why),
+            DirectCallError::TooLong => self.too_long_failure(),
+            DirectCallError::InvalidResponse(why) => {
                 link.on_response();
                 self.invalid_response_failure(&why)
             }
@@ -61,15 +61,17 @@ impl RemoteTool {
     /// Handles a request that was rejected by its HTTP status.
     ///
     /// The request was not executed, and is not retried before `wait` is over.
-    fn rejected_failure(&self, status: u16, wait: Option<u64>, standing: &Standing) -> Failure {
+    fn rejected_failure(&self, status: u16, wait: Option<u64>, standing: &ActiveConnection) -> Failure {
         if is_revision_mismatch(status) && is_modern(&standing.peer) && self.supervisor.suspect_revision(standing.generation) {
             let message = format!(
                 "the upstream `{}` no longer accepts requests of its protocol revision; it is being checked",
                 self.supervisor.upstream.name
             );
-            return Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(LOOKED_AT);
+            return Failure::transient("upstream_unavailable", message)
+                .effects(CallEffects::None)
+                .retry_after_ms(REVISION_CHECK_RETRY_DELAY_MS);
         }
-        let failure = Failure::http(status, "").effects(Effects::None);
+        let failure = Failure::http(status, "").effects(CallEffects::None);
         match wait {
             Some(ms) => failure.retry_after_ms(ms),
             None => failure,
@@ -92,14 +94,14 @@ impl RemoteTool {
     fn reconnect_with_new_token(&self, generation: u64) -> Failure {
         self.supervisor.report_session_lost(generation);
         let message = format!("the upstream `{}` rejected its access token; a new one is being fetched", self.supervisor.upstream.name);
-        Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ANEW)
+        Failure::transient("upstream_unavailable", message).effects(CallEffects::None).retry_after_ms(RECONNECT_RETRY_DELAY_MS)
     }
 
     /// Handles a response that exceeds the size limit. The upstream did respond.
     fn too_long_failure(&self) -> Failure {
         self.supervisor.on_response();
         let name = &self.supervisor.upstream.name;
-        Failure::business("invalid_result", format!("the response of the upstream `{name}` exceeds {LONGEST} bytes"))
+        Failure::business("invalid_result", format!("the response of the upstream `{name}` exceeds {MAX_RESPONSE_BYTES} bytes"))
     }
 
     fn invalid_response_failure(&self, why: &str) -> Failure {
@@ -109,21 +111,21 @@ impl RemoteTool {
     }
 
     /// Classifies an error of rmcp.
-    pub(crate) fn classify_rmcp_error(&self, error: ServiceError, sent: bool, standing: &Standing) -> Failure {
+    pub(crate) fn classify_rmcp_error(&self, error: ServiceError, sent: bool, standing: &ActiveConnection) -> Failure {
         let (name, generation) = (&self.supervisor.upstream.name, standing.generation);
-        let effects = |failure: Failure| if sent { failure } else { failure.effects(Effects::None) };
+        let effects = |failure: Failure| if sent { failure } else { failure.effects(CallEffects::None) };
         match error {
-            ServiceError::McpError(error) if error.code == TOO_LONG => self.too_long_failure(),
+            ServiceError::McpError(error) if error.code == RESPONSE_TOO_LONG_CODE => self.too_long_failure(),
             ServiceError::McpError(error) => {
                 self.supervisor.on_response();
                 self.classify_jsonrpc_error(&error)
             }
             ServiceError::TransportSend(why) => {
-                let trouble = Trouble::classify(&why);
-                if matches!(trouble, Trouble::Rejected(401, _)) && self.supervisor.can_renew_token() {
+                let trouble = TransportErrorKind::classify(&why);
+                if matches!(trouble, TransportErrorKind::Rejected(401, _)) && self.supervisor.can_renew_token() {
                     return self.reconnect_with_new_token(generation);
                 }
-                if matches!(trouble, Trouble::InvalidResponse) {
+                if matches!(trouble, TransportErrorKind::InvalidResponse) {
                     self.supervisor.on_response();
                     return self.invalid_response_failure(&describe_send_error(&why));
                 }
@@ -133,33 +135,37 @@ impl RemoteTool {
                     "upstream call failed"
                 );
                 match trouble {
-                    Trouble::SessionLost => self.supervisor.report_session_lost(generation),
+                    TransportErrorKind::SessionLost => self.supervisor.report_session_lost(generation),
                     // A rejected call does not count against the upstream: other calls may succeed.
-                    Trouble::Rejected(..) => {}
-                    _ => self.supervisor.on_failure(generation, UpstreamFailure::Broken),
+                    TransportErrorKind::Rejected(..) => {}
+                    _ => self.supervisor.on_failure(generation, UpstreamFailure::Disconnected),
                 }
                 let failure = match trouble {
-                    Trouble::Rejected(status, wait) => self.rejected_failure(status, wait, standing),
-                    Trouble::ServerError(status, wait) => self.server_error_failure(status, wait),
-                    Trouble::SessionLost => {
+                    TransportErrorKind::Rejected(status, wait) => self.rejected_failure(status, wait, standing),
+                    TransportErrorKind::ServerError(status, wait) => self.server_error_failure(status, wait),
+                    TransportErrorKind::SessionLost => {
                         Failure::transient("upstream_unavailable", format!("the upstream `{name}` no longer knows its session"))
-                            .retry_after_ms(ANEW)
+                            .retry_after_ms(RECONNECT_RETRY_DELAY_MS)
                     }
                     _ => Failure::transient("upstream_unavailable", format!("cannot reach the upstream `{name}`")),
                 };
                 // A request that was rejected or could not connect was not executed.
-                if matches!(trouble, Trouble::Unknown | Trouble::ServerError(..)) { failure } else { failure.effects(Effects::None) }
+                if matches!(trouble, TransportErrorKind::Unknown | TransportErrorKind::ServerError(..)) {
+                    failure
+                } else {
+                    failure.effects(CallEffects::None)
+                }
             }
             ServiceError::TransportClosed => {
                 // Over HTTP every response has its own stream, so only this call failed.
                 if !self.supervisor.has_one_stream() {
-                    self.supervisor.on_failure(generation, UpstreamFailure::Broken);
+                    self.supervisor.on_failure(generation, UpstreamFailure::Disconnected);
                 }
                 let message = format!("the upstream `{name}` closed the connection during the call");
-                effects(Failure::transient("upstream_unavailable", message).retry_after_ms(ANEW))
+                effects(Failure::transient("upstream_unavailable", message).retry_after_ms(RECONNECT_RETRY_DELAY_MS))
             }
             ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => {
-                self.supervisor.on_failure(generation, UpstreamFailure::Late);
+                self.supervisor.on_failure(generation, UpstreamFailure::Timeout);
                 effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` did not respond in time")))
             }
             other => {
@@ -185,7 +191,7 @@ impl RemoteTool {
             }
             _ => Failure::business("tool_failed", message("reported a failure")),
         };
-        let failure = self.match_error_pattern(&error.message).unwrap_or_else(|| failure.effects(Effects::Done));
+        let failure = self.match_error_pattern(&error.message).unwrap_or_else(|| failure.effects(CallEffects::Done));
         failure.upstream(self.supervisor.upstream.redact_value(said))
     }
 
@@ -204,7 +210,7 @@ pub(crate) const fn is_revision_mismatch(status: u16) -> bool {
 
 /// Why a request failed in the transport.
 #[derive(Clone, Copy)]
-pub(crate) enum Trouble {
+pub(crate) enum TransportErrorKind {
     /// The server no longer knows the session.
     SessionLost,
     /// The connection could not be opened.
@@ -220,7 +226,7 @@ pub(crate) enum Trouble {
     Unknown,
 }
 
-impl Trouble {
+impl TransportErrorKind {
     pub(crate) fn classify(error: &(dyn std::error::Error + 'static)) -> Self {
         // A 4xx status other than 408 means that the request was rejected.
         let by_status = |status: u16, wait: Option<u64>| match status {

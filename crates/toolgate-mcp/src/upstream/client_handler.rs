@@ -14,13 +14,13 @@ use rmcp::{ClientHandler, ErrorData, RoleClient};
 use tokio_util::sync::CancellationToken;
 
 use crate::mcp_convert::strip_reserved_keys_deep;
-use crate::upstream::{FromUpstream, Link, Reply, ToClient, is_within_notification_limit};
+use crate::upstream::{ClientSender, ReplySender, UpstreamEvent, UpstreamSupervisor, is_within_notification_limit};
 
 /// The metadata key that marks a log message with the id of its request.
 ///
 /// rmcp tracks the origin of requests only. The key is random, so that no upstream can forge the
 /// mark. Without random numbers, messages are not marked.
-pub(crate) static ORIGIN: LazyLock<Option<String>> = LazyLock::new(|| {
+pub(crate) static LOG_ORIGIN_META_KEY: LazyLock<Option<String>> = LazyLock::new(|| {
     let mut lot = [0; 16];
     getrandom::fill(&mut lot).ok()?;
     Some(format!("toolgate/request-{}", toolgate_json::hex(&lot)))
@@ -28,7 +28,7 @@ pub(crate) static ORIGIN: LazyLock<Option<String>> = LazyLock::new(|| {
 
 /// Returns the request that a log message belongs to, if known.
 fn log_message_origin(meta: &NotificationMetaObject) -> Option<RequestId> {
-    meta.get(ORIGIN.as_deref()?).and_then(|id| serde_json::from_value(id.clone()).ok())
+    meta.get(LOG_ORIGIN_META_KEY.as_deref()?).and_then(|id| serde_json::from_value(id.clone()).ok())
 }
 
 /// Returns the name and version that toolgate sends to upstreams.
@@ -38,10 +38,10 @@ pub(crate) fn client_info() -> Implementation {
 
 /// Receives messages of an upstream, and forwards those that belong to a call.
 #[derive(Clone)]
-pub(crate) struct Ears(Weak<Link>);
+pub(crate) struct UpstreamClientHandler(Weak<UpstreamSupervisor>);
 
-impl Ears {
-    pub(crate) const fn new(link: Weak<Link>) -> Self {
+impl UpstreamClientHandler {
+    pub(crate) const fn new(link: Weak<UpstreamSupervisor>) -> Self {
         Self(link)
     }
 
@@ -49,7 +49,7 @@ impl Ears {
     async fn ask_client<T>(
         &self,
         context: &RequestContext<RoleClient>,
-        ask: impl FnOnce(Reply<T>) -> FromUpstream,
+        ask: impl FnOnce(ReplySender<T>) -> UpstreamEvent,
     ) -> Result<T, ErrorData> {
         let nobody = || ErrorData::invalid_request("toolgate cannot tell which call this request belongs to", None);
         let link = self.0.upgrade().ok_or_else(nobody)?;
@@ -59,7 +59,7 @@ impl Ears {
         };
         let line = link.client_for(origin.as_ref()).await.ok_or_else(nobody)?;
         let asker = context.meta.get_progress_token().map(|token| (context.peer.clone(), token));
-        let (reply, answer) = Reply::new(asker);
+        let (reply, answer) = ReplySender::new(asker);
         line.try_send(ask(reply)).map_err(|_| nobody())?;
         tokio::select! {
             answer = answer => answer.unwrap_or_else(|_| Err(ErrorData::invalid_request("the client disconnected", None))),
@@ -68,7 +68,7 @@ impl Ears {
     }
 }
 
-impl ClientHandler for Ears {
+impl ClientHandler for UpstreamClientHandler {
     fn get_info(&self) -> ClientConfig {
         let capabilities = ClientCapabilities::builder().enable_elicitation().enable_sampling().enable_roots().build();
         // Only `initialize` sends this version. The newest revision has no `initialize`.
@@ -80,7 +80,7 @@ impl ClientHandler for Ears {
         request: ElicitRequestParams,
         context: RequestContext<RoleClient>,
     ) -> Result<ElicitResult, ErrorData> {
-        self.ask_client(&context, |reply| FromUpstream::Elicit(Box::new(strip_reserved_keys_deep(request)), reply)).await
+        self.ask_client(&context, |reply| UpstreamEvent::Elicit(Box::new(strip_reserved_keys_deep(request)), reply)).await
     }
 
     async fn create_message(
@@ -88,12 +88,12 @@ impl ClientHandler for Ears {
         params: CreateMessageRequestParams,
         context: RequestContext<RoleClient>,
     ) -> Result<CreateMessageResult, ErrorData> {
-        self.ask_client(&context, |reply| FromUpstream::Sample(Box::new(strip_reserved_keys_deep(params)), reply)).await
+        self.ask_client(&context, |reply| UpstreamEvent::Sample(Box::new(strip_reserved_keys_deep(params)), reply)).await
     }
 
     async fn list_roots(&self, context: RequestContext<RoleClient>) -> Result<ListRootsResult, ErrorData> {
         // Outside of a call there is no client, so there are no roots.
-        self.ask_client(&context, FromUpstream::Roots).await.or_else(|_| Ok(ListRootsResult::default()))
+        self.ask_client(&context, UpstreamEvent::Roots).await.or_else(|_| Ok(ListRootsResult::default()))
     }
 
     async fn on_resource_updated(&self, params: ResourceUpdatedNotificationParam, _: NotificationContext<RoleClient>) {
@@ -115,7 +115,7 @@ impl ClientHandler for Ears {
     }
 }
 
-impl Ears {
+impl UpstreamClientHandler {
     fn on_lists_changed(&self) {
         if let Some(link) = self.0.upgrade() {
             link.on_lists_changed();
@@ -124,12 +124,12 @@ impl Ears {
 }
 
 /// A notification that arrives during a call, for the client of the call.
-enum Word {
+enum UpstreamNotification {
     Progress(ProgressNotificationParam),
     Log(LoggingMessageNotificationParam, Option<RequestId>),
 }
 
-impl Word {
+impl UpstreamNotification {
     /// Returns the notification if it belongs to a call and is small enough to be buffered.
     ///
     /// Notifications of a subscription are handled there.
@@ -151,7 +151,7 @@ impl Word {
     }
 
     /// Returns the channel of the client that the notification belongs to.
-    async fn client(&self, link: &Link) -> Option<ToClient> {
+    async fn find_client(&self, link: &UpstreamSupervisor) -> Option<ClientSender> {
         match self {
             Self::Progress(said) => link.client_by_token(&said.progress_token).await,
             Self::Log(_, origin) => link.client_for(origin.as_ref()).await,
@@ -163,11 +163,11 @@ impl Word {
 ///
 /// rmcp starts a task for each notification. These tasks overtake each other, and the response
 /// overtakes them.
-pub(crate) struct InOrder<T> {
+pub(crate) struct OrderedTransport<T> {
     inner: T,
-    link: Weak<Link>,
+    link: Weak<UpstreamSupervisor>,
     /// The notification being delivered. `receive` may be cancelled and called again.
-    pending: Option<Word>,
+    pending: Option<UpstreamNotification>,
     /// The id of `server/discover`, until `initialize` follows.
     discover_id: Option<RequestId>,
     /// The id of `server/discover` once `initialize` was sent.
@@ -175,15 +175,22 @@ pub(crate) struct InOrder<T> {
     closed: CancellationToken,
 }
 
-impl Ears {
+impl UpstreamClientHandler {
     /// Wraps a transport so that notifications stay in order.
-    pub(crate) fn ordered<T: Transport<RoleClient>>(&self, way: T) -> InOrder<T> {
+    pub(crate) fn wrap_transport<T: Transport<RoleClient>>(&self, way: T) -> OrderedTransport<T> {
         let link = Weak::clone(&self.0);
-        InOrder { inner: way, link, pending: None, discover_id: None, superseded_discover_id: None, closed: CancellationToken::new() }
+        OrderedTransport {
+            inner: way,
+            link,
+            pending: None,
+            discover_id: None,
+            superseded_discover_id: None,
+            closed: CancellationToken::new(),
+        }
     }
 }
 
-impl<T> InOrder<T> {
+impl<T> OrderedTransport<T> {
     /// Returns a token that is cancelled when the transport ends.
     ///
     /// rmcp reports that only after pending requests are answered, or after some seconds.
@@ -192,7 +199,7 @@ impl<T> InOrder<T> {
     }
 }
 
-impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
+impl<T: Transport<RoleClient>> Transport<RoleClient> for OrderedTransport<T> {
     type Error = T::Error;
 
     fn send(&mut self, item: ClientJsonRpcMessage) -> impl Future<Output = Result<(), T::Error>> + Send + 'static {
@@ -210,13 +217,13 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
         loop {
             if let Some(word) = &self.pending {
                 let line = match self.link.upgrade() {
-                    Some(link) => word.client(&link).await,
+                    Some(link) => word.find_client(&link).await,
                     None => None,
                 };
                 // A client that reads too slowly misses messages.
                 let _ = match (self.pending.take(), line) {
-                    (Some(Word::Progress(said)), Some(line)) => line.try_send(FromUpstream::Progress(said)),
-                    (Some(Word::Log(said, _)), Some(line)) => line.try_send(FromUpstream::Log(said)),
+                    (Some(UpstreamNotification::Progress(said)), Some(line)) => line.try_send(UpstreamEvent::Progress(said)),
+                    (Some(UpstreamNotification::Log(said, _)), Some(line)) => line.try_send(UpstreamEvent::Log(said)),
                     _ => Ok(()),
                 };
             }
@@ -236,7 +243,7 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
                 continue;
             }
             self.pending = match &message {
-                JsonRpcMessage::Notification(said) => Word::from_server(&said.notification),
+                JsonRpcMessage::Notification(said) => UpstreamNotification::from_server(&said.notification),
                 _ => None,
             };
             if self.pending.is_none() {
@@ -259,7 +266,7 @@ mod tests {
     #[test]
     fn the_origin_of_a_log_message_cannot_be_forged() {
         let of = |key: &str| log_message_origin(&serde_json::from_value(json!({key: 8})).unwrap());
-        assert_eq!(of(ORIGIN.as_deref().unwrap()), Some(RequestId::Number(8)));
+        assert_eq!(of(LOG_ORIGIN_META_KEY.as_deref().unwrap()), Some(RequestId::Number(8)));
         for forged in ["toolgate/request", "toolgate/request-", "toolgate/request-00000000000000000000000000000000"] {
             assert_eq!(of(forged), None, "{forged}");
         }

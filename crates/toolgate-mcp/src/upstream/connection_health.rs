@@ -6,40 +6,40 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use toolgate::Timestamp;
-use toolgate_config::Reach;
+use toolgate_config::UpstreamTransport;
 
 use crate::gateway::lock;
-use crate::upstream::supervisor::{Link, PULSE};
+use crate::upstream::supervisor::{HEALTH_CHECK_INTERVAL, UpstreamSupervisor};
 
 /// After this many consecutive failures the circuit breaker opens.
-const PATIENCE: u32 = 5;
-const REST: Duration = Duration::from_secs(5);
+const MAX_CONSECUTIVE_FAILURES: u32 = 5;
+const CIRCUIT_OPEN_DURATION: Duration = Duration::from_secs(5);
 /// Failures within this time have the same cause as the first one.
-const AT_ONCE: Duration = Duration::from_secs(1);
+const SAME_CAUSE_WINDOW: Duration = Duration::from_secs(1);
 /// The rate limit for announced list changes that changed nothing.
-const CLAIMS: u32 = 10;
-const WHILE: Duration = Duration::from_secs(60);
+const MAX_UNCHANGED_ANNOUNCEMENTS: u32 = 10;
+const ANNOUNCEMENT_RATE_WINDOW: Duration = Duration::from_secs(60);
 /// The minimum interval between listings that check the protocol revision.
-const MEANT: Duration = Duration::from_secs(5);
+const MIN_REVISION_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The upstream may reject this many listings in a row while calls are in progress.
-const STRANGE: u32 = 3;
+const MAX_REVISION_REJECTIONS: u32 = 3;
 /// The shortest and the longest reconnect backoff.
-const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+const RECONNECT_BACKOFF_RANGE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// While calls are in progress, this many health checks in a row are skipped.
-const PASSED_OVER: u32 = 2;
+const MAX_SKIPPED_HEALTH_CHECKS: u32 = 2;
 /// This many error responses to listings in a row mean a restart, if no other request succeeds.
-const REFUSALS: u32 = 3;
+const MAX_LISTING_REFUSALS: u32 = 3;
 
 /// Returns the backoff after a number of failed attempts.
 pub(crate) fn reconnect_backoff(tries: u32) -> Duration {
-    WAITS.0.saturating_mul(1 << tries.min(10)).min(WAITS.1)
+    RECONNECT_BACKOFF_RANGE.0.saturating_mul(1 << tries.min(10)).min(RECONNECT_BACKOFF_RANGE.1)
 }
 
 /// Returns whether a health check is due.
 ///
 /// A busy upstream is checked less often, but not never.
 pub(crate) fn is_health_check_due(passed_over: &mut u32, busy: bool) -> bool {
-    let due = !busy || *passed_over >= PASSED_OVER;
+    let due = !busy || *passed_over >= MAX_SKIPPED_HEALTH_CHECKS;
     *passed_over = if due { 0 } else { *passed_over + 1 };
     due
 }
@@ -48,14 +48,14 @@ pub(crate) fn is_health_check_due(passed_over: &mut u32, busy: bool) -> bool {
 ///
 /// A busy upstream is restarted only if all its calls failed before.
 const fn is_restart_due(refusals: u32, busy: bool, doubted: bool) -> bool {
-    refusals >= REFUSALS && (doubted || !busy)
+    refusals >= MAX_LISTING_REFUSALS && (doubted || !busy)
 }
 
 /// The time of the last message from an upstream, and the longest timeout of any request on this
 /// connection.
-pub(crate) struct Silence(Mutex<(Instant, Duration)>);
+pub(crate) struct IdleWatch(Mutex<(Instant, Duration)>);
 
-impl Silence {
+impl IdleWatch {
     pub(crate) fn new(timeout: Duration) -> Self {
         Self(Mutex::new((Instant::now(), timeout)))
     }
@@ -76,26 +76,26 @@ impl Silence {
     /// Returns whether the silence exceeds the longest timeout plus one health check interval.
     pub(crate) fn is_too_long(&self) -> bool {
         let (last, longest) = *lock(&self.0);
-        last.elapsed() > longest.saturating_add(PULSE)
+        last.elapsed() > longest.saturating_add(HEALTH_CHECK_INTERVAL)
     }
 }
 
 /// Counts announced list changes that changed nothing, within one window.
 #[derive(Default)]
-pub(crate) struct Claims(Mutex<Option<(Instant, u32)>>);
+pub(crate) struct ListChangedLimiter(Mutex<Option<(Instant, u32)>>);
 
-impl Claims {
+impl ListChangedLimiter {
     /// Returns whether clients are notified too, within the rate limit.
     pub(crate) fn is_allowed(&self) -> bool {
         let mut own = lock(&self.0);
-        let (since, times) = own.filter(|(since, _)| since.elapsed() < WHILE).unwrap_or((Instant::now(), 0));
+        let (since, times) = own.filter(|(since, _)| since.elapsed() < ANNOUNCEMENT_RATE_WINDOW).unwrap_or((Instant::now(), 0));
         *own = Some((since, times.saturating_add(1)));
-        times < CLAIMS
+        times < MAX_UNCHANGED_ANNOUNCEMENTS
     }
 }
 
 /// Records that an upstream rejected a request in a way that its protocol revision rules out.
-pub(crate) struct Doubt {
+pub(crate) struct RevisionSuspicion {
     since: Instant,
     /// A listing in the same revision succeeded since, so the rejection was meant.
     is_revision_confirmed: bool,
@@ -105,25 +105,25 @@ pub(crate) struct Doubt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UpstreamFailure {
     /// No response within the timeout.
-    Late,
+    Timeout,
     /// The connection could not be opened, or it broke.
-    Broken,
+    Disconnected,
 }
 
 /// The circuit breaker of an upstream.
 #[derive(Default)]
-pub(crate) struct Breaker {
+pub(crate) struct CircuitBreaker {
     failures: AtomicU32,
     /// One of the failures was a timeout.
     has_timeout: AtomicBool,
     /// The breaker closed early after a listing, and no call succeeded since.
     has_closed_early: AtomicBool,
-    state: Mutex<Rest>,
+    state: Mutex<BreakerState>,
 }
 
 /// When the breaker is open.
 #[derive(Default)]
-struct Rest {
+struct BreakerState {
     open_until: Option<Instant>,
     /// A successful listing closes the breaker early.
     can_close_early: bool,
@@ -131,7 +131,7 @@ struct Rest {
     closed_early_at: Option<Instant>,
 }
 
-impl Breaker {
+impl CircuitBreaker {
     fn on_response(&self) {
         self.failures.store(0, Ordering::Relaxed);
         self.has_timeout.store(false, Ordering::Relaxed);
@@ -141,7 +141,7 @@ impl Breaker {
     /// Resets everything after a successful connection.
     fn reset(&self) {
         self.on_response();
-        *lock(&self.state) = Rest::default();
+        *lock(&self.state) = BreakerState::default();
     }
 
     /// Closes the breaker early after a successful listing.
@@ -158,17 +158,18 @@ impl Breaker {
     ///
     /// If calls keep failing, a listing does not close the breaker early a second time.
     fn on_failure(&self, fault: UpstreamFailure) -> bool {
-        if fault == UpstreamFailure::Late {
+        if fault == UpstreamFailure::Timeout {
             self.has_timeout.store(true, Ordering::Relaxed);
         }
-        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 < PATIENCE {
+        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 < MAX_CONSECUTIVE_FAILURES {
             return false;
         }
         self.failures.store(0, Ordering::Relaxed);
         let mut rest = lock(&self.state);
-        let again = self.has_closed_early.load(Ordering::Relaxed) && rest.closed_early_at.is_some_and(|at| at.elapsed() >= AT_ONCE);
+        let again =
+            self.has_closed_early.load(Ordering::Relaxed) && rest.closed_early_at.is_some_and(|at| at.elapsed() >= SAME_CAUSE_WINDOW);
         rest.can_close_early = !self.has_timeout.swap(false, Ordering::Relaxed) && !again;
-        rest.open_until = Instant::now().checked_add(REST);
+        rest.open_until = Instant::now().checked_add(CIRCUIT_OPEN_DURATION);
         true
     }
 
@@ -180,7 +181,7 @@ impl Breaker {
     }
 }
 
-impl Link {
+impl UpstreamSupervisor {
     /// Records that a message arrived.
     pub(crate) fn on_message(&self) {
         self.idle_watch.record_activity();
@@ -224,7 +225,7 @@ impl Link {
         let (left, hopeful) = self.breaker.open_time()?;
         self.connection()?;
         let now = Timestamp::now();
-        Some((now.checked_sub(REST.saturating_sub(left)).unwrap_or(now), left, hopeful))
+        Some((now.checked_sub(CIRCUIT_OPEN_DURATION.saturating_sub(left)).unwrap_or(now), left, hopeful))
     }
 
     /// Records a response of any kind.
@@ -255,7 +256,7 @@ impl Link {
     /// failed.
     pub(crate) fn on_revision_rejection(&self) -> bool {
         let times = self.revision_rejections.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        !self.is_busy() || times >= STRANGE
+        !self.is_busy() || times >= MAX_REVISION_REJECTIONS
     }
 
     fn confirm_revision(&self) {
@@ -286,10 +287,10 @@ impl Link {
     /// calls.
     pub(crate) fn has_one_stream(&self) -> bool {
         match &self.upstream.transport {
-            Reach::Command { .. } => true,
+            UpstreamTransport::Command { .. } => true,
             // A detected SSE transport counts as separate streams. The failures are reset on
             // reconnect.
-            Reach::Http { sse, .. } => *sse == Some(true),
+            UpstreamTransport::Http { sse, .. } => *sse == Some(true),
         }
     }
 
@@ -301,8 +302,8 @@ impl Link {
             return true;
         }
         let mut doubt = lock(&self.revision_suspicion);
-        let doubt = doubt.get_or_insert_with(|| Doubt { since: Instant::now(), is_revision_confirmed: false });
-        if !doubt.is_revision_confirmed || doubt.since.elapsed() > MEANT {
+        let doubt = doubt.get_or_insert_with(|| RevisionSuspicion { since: Instant::now(), is_revision_confirmed: false });
+        if !doubt.is_revision_confirmed || doubt.since.elapsed() > MIN_REVISION_CHECK_INTERVAL {
             doubt.since = Instant::now();
             self.relist_requested.notify_one();
         }
@@ -332,9 +333,9 @@ mod tests {
     #[test]
     fn the_backoff_doubles_up_to_its_maximum() {
         let waits: Vec<Duration> = (0..12).map(reconnect_backoff).collect();
-        assert_eq!(waits.first(), Some(&WAITS.0));
-        assert!(waits.windows(2).all(|two| two[1] == (two[0] * 2).min(WAITS.1)), "{waits:?}");
-        assert_eq!((waits.last(), reconnect_backoff(u32::MAX)), (Some(&WAITS.1), WAITS.1));
+        assert_eq!(waits.first(), Some(&RECONNECT_BACKOFF_RANGE.0));
+        assert!(waits.windows(2).all(|two| two[1] == (two[0] * 2).min(RECONNECT_BACKOFF_RANGE.1)), "{waits:?}");
+        assert_eq!((waits.last(), reconnect_backoff(u32::MAX)), (Some(&RECONNECT_BACKOFF_RANGE.1), RECONNECT_BACKOFF_RANGE.1));
     }
 
     #[test]
@@ -348,8 +349,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silence_beyond_the_longest_timeout_is_detected() {
         let second = Duration::from_secs(1);
-        let silence = Silence::new(second * 60);
-        tokio::time::advance(second * 60 + PULSE).await;
+        let silence = IdleWatch::new(second * 60);
+        tokio::time::advance(second * 60 + HEALTH_CHECK_INTERVAL).await;
         assert!(!silence.is_too_long());
         tokio::time::advance(second).await;
         assert!(silence.is_too_long());
@@ -359,55 +360,55 @@ mod tests {
         // A longer timeout extends the limit, and a shorter one does not reduce it.
         silence.extend_limit(second * 600);
         silence.extend_limit(second);
-        tokio::time::advance(second * 600 + PULSE).await;
+        tokio::time::advance(second * 600 + HEALTH_CHECK_INTERVAL).await;
         assert!(!silence.is_too_long());
         tokio::time::advance(second).await;
         assert!(silence.is_too_long());
         silence.reset(second * 60);
-        tokio::time::advance(second * 61 + PULSE).await;
+        tokio::time::advance(second * 61 + HEALTH_CHECK_INTERVAL).await;
         assert!(silence.is_too_long());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_listing_closes_the_breaker_once_after_disconnects_and_never_after_timeouts() {
-        let breaker = Breaker::default();
-        let fail = |fault: UpstreamFailure| (0..PATIENCE).map(|_| breaker.on_failure(fault)).collect::<Vec<_>>();
-        assert_eq!(fail(UpstreamFailure::Broken), [false, false, false, false, true]);
-        assert_eq!(breaker.open_time(), Some((REST, true)));
+        let breaker = CircuitBreaker::default();
+        let fail = |fault: UpstreamFailure| (0..MAX_CONSECUTIVE_FAILURES).map(|_| breaker.on_failure(fault)).collect::<Vec<_>>();
+        assert_eq!(fail(UpstreamFailure::Disconnected), [false, false, false, false, true]);
+        assert_eq!(breaker.open_time(), Some((CIRCUIT_OPEN_DURATION, true)));
         breaker.on_listing();
         assert_eq!(breaker.open_time(), None);
         // Failures with the same cause.
-        fail(UpstreamFailure::Broken);
+        fail(UpstreamFailure::Disconnected);
         breaker.on_listing();
         assert_eq!(breaker.open_time(), None);
         // The listing succeeds again, but no call does.
-        tokio::time::advance(AT_ONCE).await;
-        fail(UpstreamFailure::Broken);
+        tokio::time::advance(SAME_CAUSE_WINDOW).await;
+        fail(UpstreamFailure::Disconnected);
         breaker.on_listing();
-        assert_eq!(breaker.open_time(), Some((REST, false)));
-        tokio::time::advance(REST).await;
+        assert_eq!(breaker.open_time(), Some((CIRCUIT_OPEN_DURATION, false)));
+        tokio::time::advance(CIRCUIT_OPEN_DURATION).await;
         assert_eq!(breaker.open_time(), None);
         // One response restores the early close.
         breaker.on_response();
-        fail(UpstreamFailure::Broken);
+        fail(UpstreamFailure::Disconnected);
         breaker.on_listing();
         assert_eq!(breaker.open_time(), None);
         // One timeout among the disconnects.
         breaker.on_response();
-        breaker.on_failure(UpstreamFailure::Late);
-        fail(UpstreamFailure::Broken);
+        breaker.on_failure(UpstreamFailure::Timeout);
+        fail(UpstreamFailure::Disconnected);
         breaker.on_listing();
-        assert_eq!(breaker.open_time(), Some((REST, false)));
+        assert_eq!(breaker.open_time(), Some((CIRCUIT_OPEN_DURATION, false)));
         breaker.reset();
         assert_eq!(breaker.open_time(), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn unchanged_list_notifications_are_rate_limited() {
-        let claims = Claims::default();
+        let claims = ListChangedLimiter::default();
         for _ in 0..2 {
             assert_eq!((0..50).filter(|_| claims.is_allowed()).count(), 10);
-            tokio::time::advance(WHILE).await;
+            tokio::time::advance(ANNOUNCEMENT_RATE_WINDOW).await;
         }
     }
 

@@ -10,8 +10,8 @@ use rmcp::transport::streamable_http_client::StreamableHttpError;
 /// Describes why the handshake failed.
 pub(crate) fn describe_handshake_error(error: &ClientInitializeError) -> String {
     match error {
-        ClientInitializeError::ConnectionClosed(_) => ENDED.to_owned(),
-        ClientInitializeError::TransportError { error, .. } => describe_transport_error(error, ENDED),
+        ClientInitializeError::ConnectionClosed(_) => HANDSHAKE_CLOSED_MESSAGE.to_owned(),
+        ClientInitializeError::TransportError { error, .. } => describe_transport_error(error, HANDSHAKE_CLOSED_MESSAGE),
         ClientInitializeError::JsonRpcError(error) => {
             format!("the server rejected the handshake: {} (code {})", error.message, error.code.0)
         }
@@ -46,7 +46,7 @@ pub(crate) fn describe_request_error(error: &ServiceError) -> String {
     match error {
         ServiceError::McpError(error) => format!("{} (code {})", error.message, error.code.0),
         ServiceError::TransportSend(error) => describe_send_error(error),
-        ServiceError::TransportClosed => GONE.to_owned(),
+        ServiceError::TransportClosed => CONNECTION_CLOSED_MESSAGE.to_owned(),
         ServiceError::Timeout { timeout } => format!("no response within {timeout:?}"),
         other => other.to_string(),
     }
@@ -56,11 +56,11 @@ pub(crate) fn describe_request_error(error: &ServiceError) -> String {
 ///
 /// The library's own text would contain the whole URL, which may contain a key.
 pub(crate) fn describe_send_error(error: &(dyn Error + 'static)) -> String {
-    describe_transport_error(error, GONE)
+    describe_transport_error(error, CONNECTION_CLOSED_MESSAGE)
 }
 
-const ENDED: &str = "the server exited or closed its output before the handshake was complete";
-const GONE: &str = "the server closed the connection";
+const HANDSHAKE_CLOSED_MESSAGE: &str = "the server exited or closed its output before the handshake was complete";
+const CONNECTION_CLOSED_MESSAGE: &str = "the server closed the connection";
 
 /// Describes the first cause that is understood.
 fn describe_transport_error(error: &(dyn Error + 'static), ended: &str) -> String {

@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::upstream::client_handler::Ears;
-use crate::upstream::supervisor::Link;
-use crate::upstream::transport::connect::{Connection, Greeting, connect};
+use crate::upstream::client_handler::UpstreamClientHandler;
+use crate::upstream::supervisor::UpstreamSupervisor;
+use crate::upstream::transport::connect::{HandshakeMode, UpstreamConnection, connect};
 
 /// The timeout of one handshake.
-const HELLO: Duration = Duration::from_secs(30);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
-impl Link {
+impl UpstreamSupervisor {
     /// Connects to the upstream, trying the protocol eras in turn.
-    pub(crate) async fn connect(self: &Arc<Self>) -> Result<Connection, String> {
+    pub(crate) async fn connect(self: &Arc<Self>) -> Result<UpstreamConnection, String> {
         let own = Arc::downgrade(self);
         let hear: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |line: String| {
             if let Some(link) = own.upgrade() {
@@ -22,20 +22,21 @@ impl Link {
         });
         // A server that stayed silent or exited last time may not survive a request of the other
         // era.
-        let mut greeting = if self.is_legacy_handshake_due.swap(false, Ordering::Relaxed) { Greeting::Initialize } else { Greeting::Auto };
+        let mut greeting =
+            if self.is_legacy_handshake_due.swap(false, Ordering::Relaxed) { HandshakeMode::Initialize } else { HandshakeMode::Auto };
         loop {
-            let ears = Ears::new(Arc::downgrade(self));
+            let ears = UpstreamClientHandler::new(Arc::downgrade(self));
             let connecting = connect(&self.upstream, ears, self.launcher.as_deref(), greeting, Arc::clone(&hear));
             let connected = tokio::select! {
-                connected = tokio::time::timeout(HELLO, connecting) => connected,
+                connected = tokio::time::timeout(HANDSHAKE_TIMEOUT, connecting) => connected,
                 () = self.stop_requested.cancelled() => return Err("toolgate is stopping".to_owned()),
             };
             match connected {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(refused)) => greeting = greeting.next_after(&refused).ok_or(refused.reason)?,
                 Err(_) => {
-                    self.is_legacy_handshake_due.store(greeting == Greeting::Auto, Ordering::Relaxed);
-                    return Err(format!("the handshake did not finish within {HELLO:?}"));
+                    self.is_legacy_handshake_due.store(greeting == HandshakeMode::Auto, Ordering::Relaxed);
+                    return Err(format!("the handshake did not finish within {HANDSHAKE_TIMEOUT:?}"));
                 }
             }
         }

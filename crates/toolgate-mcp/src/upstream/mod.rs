@@ -24,23 +24,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use toolgate::Handler;
-use toolgate_config::{Backend, Config, HttpTool, Remote, Unfit, Upstream};
+use toolgate_config::{Backend, Config, HttpTool, RemoteToolSpec, UnusableTool, UpstreamConfig};
 
-pub(crate) use crate::upstream::callbacks::{Asker, FromUpstream, Line, Reply, ToClient, is_within_notification_limit};
-pub(crate) use crate::upstream::notifications::MOST_WANTED;
-pub use crate::upstream::scan_poisoning::Suspicion;
+pub(crate) use crate::upstream::callbacks::{
+    CallChannel, ClientSender, QuestionOrigin, ReplySender, UpstreamEvent, is_within_notification_limit,
+};
+pub(crate) use crate::upstream::notifications::MAX_SUBSCRIBED_URI_BYTES;
+pub use crate::upstream::scan_poisoning::QuarantineReason;
 pub(crate) use crate::upstream::scan_poisoning::{is_harmless_text, is_invisible};
 pub use crate::upstream::scan_shadowing::quarantine_shadowing_tools;
-pub use crate::upstream::supervisor::{Health, Status};
-pub(crate) use crate::upstream::supervisor::{Link, Updates};
-pub use pins::{Accepted, Change, Pins};
+pub(crate) use crate::upstream::supervisor::{ResourceUpdateSender, UpstreamSupervisor};
+pub use crate::upstream::supervisor::{UpstreamHealth, UpstreamStatus};
+pub use pins::{PinAcceptResult, Pins, QuarantinedTool};
 
-impl Health {
+impl UpstreamHealth {
     /// Returns why new tools cannot be pinned. Such tools are quarantined and cannot be accepted.
     #[must_use]
     pub fn pin_write_error(&self) -> Option<&str> {
         self.held.iter().flat_map(|change| &change.why).find_map(|why| match why {
-            Suspicion::Unwritten { why } => Some(why.as_str()),
+            QuarantineReason::Unwritten { why } => Some(why.as_str()),
             _ => None,
         })
     }
@@ -50,7 +52,8 @@ impl Health {
     /// These tools cannot be accepted until the configuration or the upstream is fixed.
     pub fn unusable_tools(&self) -> impl Iterator<Item = (&str, &str)> {
         self.held.iter().filter_map(|change| {
-            let why = change.why.iter().find_map(|why| if let Suspicion::Unfit { why } = why { Some(why.as_str()) } else { None })?;
+            let why =
+                change.why.iter().find_map(|why| if let QuarantineReason::Unfit { why } = why { Some(why.as_str()) } else { None })?;
             Some((change.tool.as_str(), why))
         })
     }
@@ -59,13 +62,13 @@ impl Health {
 /// The upstreams of a configuration.
 #[derive(Clone)]
 pub struct Upstreams {
-    supervisors: Arc<BTreeMap<String, Arc<Link>>>,
-    resource_updates: Updates,
+    supervisors: Arc<BTreeMap<String, Arc<UpstreamSupervisor>>>,
+    resource_updates: ResourceUpdateSender,
 }
 
 /// Options for starting upstreams.
 #[derive(Debug, Clone, Default)]
-pub struct Starting {
+pub struct UpstreamOptions {
     /// The directory of the pin files [default: keep pins in memory].
     pub pin_dir: Option<PathBuf>,
     /// A program that kills child processes when this process ends; see
@@ -75,8 +78,8 @@ pub struct Starting {
 
 impl Upstreams {
     /// Starts all upstreams, and waits until each one answered or failed once, at most for `wait`.
-    pub async fn start(config: &Config, starting: &Starting, wait: Duration) -> std::io::Result<Self> {
-        let updates = Updates::new(256);
+    pub async fn start(config: &Config, starting: &UpstreamOptions, wait: Duration) -> std::io::Result<Self> {
+        let updates = ResourceUpdateSender::new(256);
         let mut opened = Vec::new();
         for upstream in &config.upstreams {
             opened.push((upstream, Pins::open(starting.pin_dir.as_deref(), upstream)?));
@@ -84,7 +87,10 @@ impl Upstreams {
         let mut links = BTreeMap::new();
         // Do everything that can fail before starting a process.
         for (upstream, pins) in opened {
-            links.insert(upstream.name.clone(), Link::start(upstream.clone(), pins, starting.launcher.clone(), updates.clone()));
+            links.insert(
+                upstream.name.clone(),
+                UpstreamSupervisor::start(upstream.clone(), pins, starting.launcher.clone(), updates.clone()),
+            );
         }
         let all = Self { supervisors: Arc::new(links), resource_updates: updates };
         let settled = futures_util::future::join_all(all.supervisors.values().map(|link| link.wait_for_first_attempt()));
@@ -95,18 +101,18 @@ impl Upstreams {
 
     /// Returns the health of each upstream.
     #[must_use]
-    pub fn health(&self) -> Vec<Health> {
+    pub fn health(&self) -> Vec<UpstreamHealth> {
         self.supervisors.values().map(|link| link.health()).collect()
     }
 
     /// Returns the health of each upstream, including tools that do not fit the configuration.
     #[must_use]
-    pub fn health_with_unusable(&self, unfit: &[Unfit]) -> Vec<Health> {
+    pub fn health_with_unusable(&self, unfit: &[UnusableTool]) -> Vec<UpstreamHealth> {
         let mut all = self.health();
         // Skip awaited tools: their upstream is down or already lists the tool as quarantined.
-        for one in unfit.iter().filter(|one| !one.awaited) {
+        for one in unfit.iter().filter(|one| !one.is_awaited) {
             let Some(health) = all.iter_mut().find(|health| health.name == one.upstream) else { continue };
-            let why = Suspicion::Unfit { why: one.why.clone() };
+            let why = QuarantineReason::Unfit { why: one.reason.clone() };
             match health.held.iter_mut().find(|change| change.tool == one.tool) {
                 Some(change) if change.why.contains(&why) => {}
                 Some(change) => change.why.push(why),
@@ -117,24 +123,24 @@ impl Upstreams {
     }
 
     /// Describes an unchanged tool that is quarantined.
-    fn describe_unusable(&self, unfit: &Unfit, why: Suspicion) -> Change {
+    fn describe_unusable(&self, unfit: &UnusableTool, why: QuarantineReason) -> QuarantinedTool {
         let offered = self.supervisors.get(&unfit.upstream).map(|link| link.catalog());
         let now = offered.iter().flat_map(|offer| &offer.tools).find(|tool| tool.name == unfit.tool);
         let now = now.and_then(|tool| serde_json::to_value(tool).ok()).unwrap_or_default();
-        Change { upstream: unfit.upstream.clone(), tool: unfit.tool.clone(), before: Some(now.clone()), now, why: vec![why] }
+        QuarantinedTool { upstream: unfit.upstream.clone(), tool: unfit.tool.clone(), before: Some(now.clone()), now, why: vec![why] }
     }
 
     /// Returns the channel for resource updates.
-    pub(crate) const fn resource_updates(&self) -> &Updates {
+    pub(crate) const fn resource_updates(&self) -> &ResourceUpdateSender {
         &self.resource_updates
     }
 
     /// Returns an upstream by name.
-    pub(crate) fn supervisor(&self, name: &str) -> Option<&Arc<Link>> {
+    pub(crate) fn supervisor(&self, name: &str) -> Option<&Arc<UpstreamSupervisor>> {
         self.supervisors.get(name)
     }
 
-    pub(crate) fn supervisors(&self) -> impl Iterator<Item = &Arc<Link>> {
+    pub(crate) fn supervisors(&self) -> impl Iterator<Item = &Arc<UpstreamSupervisor>> {
         self.supervisors.values()
     }
 
@@ -142,7 +148,12 @@ impl Upstreams {
     /// on.
     ///
     /// New upstreams are awaited until `enough` completes.
-    pub(crate) async fn reload(&self, config: &Config, starting: &Starting, enough: impl Future<Output = ()>) -> std::io::Result<Self> {
+    pub(crate) async fn reload(
+        &self,
+        config: &Config,
+        starting: &UpstreamOptions,
+        enough: impl Future<Output = ()>,
+    ) -> std::io::Result<Self> {
         let mut opened = Vec::new();
         for upstream in &config.upstreams {
             let same = self.supervisors.get(&upstream.name).filter(|link| link.has_config(upstream));
@@ -157,7 +168,7 @@ impl Upstreams {
                     Arc::clone(link)
                 }
                 (None, Some(pins)) => {
-                    let link = Link::start(upstream.clone(), pins, starting.launcher.clone(), self.resource_updates.clone());
+                    let link = UpstreamSupervisor::start(upstream.clone(), pins, starting.launcher.clone(), self.resource_updates.clone());
                     // Carry over subscriptions and the log level.
                     if let Some(before) = self.supervisors.get(&upstream.name) {
                         let wanted = crate::gateway::lock(&before.subscribed_uris).clone();
@@ -192,14 +203,16 @@ impl Upstreams {
 
     /// Quarantines tools that mention another upstream's tool.
     pub(crate) fn quarantine_shadowing_tools(&self, config: &Config) {
-        let names =
-            crate::upstream::scan_shadowing::Names::build(config, self.supervisors.values().map(|link| (&link.upstream, &link.pins)));
+        let names = crate::upstream::scan_shadowing::ToolNameIndex::build(
+            config,
+            self.supervisors.values().map(|link| (&link.upstream, &link.pins)),
+        );
         self.supervisors.values().for_each(|link| link.quarantine_shadowing(&names));
     }
 }
 
 impl Backend for Upstreams {
-    fn accepted_tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+    fn accepted_tools(&self, upstream: &str) -> Option<Vec<RemoteToolSpec>> {
         self.supervisors.get(upstream).and_then(|link| link.accepted_tools())
     }
 
@@ -207,10 +220,10 @@ impl Backend for Upstreams {
         self.supervisors.get(upstream).map(|link| new_quarantined_tools(&link.pins)).unwrap_or_default()
     }
 
-    fn remote_handler(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler> {
+    fn remote_handler(&self, upstream: &UpstreamConfig, tool: &str) -> Arc<dyn Handler> {
         match self.supervisors.get(&upstream.name) {
-            Some(link) => Arc::new(crate::upstream::remote_tool::RemoteTool::new(Arc::clone(link), tool)),
-            None => Arc::new(crate::upstream::remote_tool::Nobody(upstream.name.clone())),
+            Some(link) => Arc::new(crate::upstream::remote_tool::RemoteToolHandler::new(Arc::clone(link), tool)),
+            None => Arc::new(crate::upstream::remote_tool::DisconnectedHandler(upstream.name.clone())),
         }
     }
 
@@ -227,9 +240,9 @@ fn new_quarantined_tools(pins: &Pins) -> Vec<String> {
 /// The accepted tools of a configuration's upstreams, read from the pin files.
 ///
 /// Serves to inspect a configuration without connecting. Calls cannot run.
-pub struct Known(BTreeMap<String, (Vec<Remote>, Vec<String>)>);
+pub struct PinnedTools(BTreeMap<String, (Vec<RemoteToolSpec>, Vec<String>)>);
 
-impl Known {
+impl PinnedTools {
     /// Reads the pin files.
     ///
     /// # Errors
@@ -249,8 +262,8 @@ impl Known {
     }
 }
 
-impl Backend for Known {
-    fn accepted_tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+impl Backend for PinnedTools {
+    fn accepted_tools(&self, upstream: &str) -> Option<Vec<RemoteToolSpec>> {
         self.0.get(upstream).map(|(tools, _)| tools.clone())
     }
 
@@ -258,8 +271,8 @@ impl Backend for Known {
         self.0.get(upstream).map(|(_, held)| held.clone()).unwrap_or_default()
     }
 
-    fn remote_handler(&self, upstream: &Upstream, _: &str) -> Arc<dyn Handler> {
-        Arc::new(crate::upstream::remote_tool::Nobody(upstream.name.clone()))
+    fn remote_handler(&self, upstream: &UpstreamConfig, _: &str) -> Arc<dyn Handler> {
+        Arc::new(crate::upstream::remote_tool::DisconnectedHandler(upstream.name.clone()))
     }
 
     fn http_handler(&self, tool: &HttpTool) -> Arc<dyn Handler> {

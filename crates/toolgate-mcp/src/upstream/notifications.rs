@@ -15,36 +15,36 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::gateway::lock;
-use crate::upstream::remote_tool::Trouble;
-use crate::upstream::supervisor::{Link, UpstreamFailure, is_modern};
+use crate::upstream::remote_tool::TransportErrorKind;
+use crate::upstream::supervisor::{UpstreamFailure, UpstreamSupervisor, is_modern};
 
 /// The limits on a list of an upstream, in entries, pages and bytes.
-const LONGEST_LIST: usize = 10_000;
-const MOST_PAGES: usize = 1_000;
-const MOST_BYTES: usize = 32 << 20;
+const MAX_LIST_ENTRIES: usize = 10_000;
+const MAX_LIST_PAGES: usize = 1_000;
+const MAX_LIST_BYTES: usize = 32 << 20;
 /// The maximum total length of subscribed URIs. They are sent in one message.
-pub(crate) const MOST_WANTED: usize = 1 << 20;
+pub(crate) const MAX_SUBSCRIBED_URI_BYTES: usize = 1 << 20;
 /// The shortest and longest retry delay of a subscription request, and the delay for servers that
 /// seem not to support subscriptions.
-const SOON: Duration = Duration::from_secs(1);
-const LATE: Duration = Duration::from_secs(60);
-const SELDOM: Duration = Duration::from_secs(600);
+const MIN_RESUBSCRIBE_DELAY: Duration = Duration::from_secs(1);
+const MAX_RESUBSCRIBE_DELAY: Duration = Duration::from_secs(60);
+const SUBSCRIPTION_PROBE_INTERVAL: Duration = Duration::from_secs(600);
 /// A subscription that lasted this long resets the retry delay.
-const STEADY: Duration = Duration::from_secs(10);
+const MIN_STABLE_SUBSCRIPTION_AGE: Duration = Duration::from_secs(10);
 /// The minimum age of a subscription before it is closed.
 ///
 /// Many servers, including rmcp's, hang for seconds if the stream closes right after the
 /// subscription was confirmed.
-const SETTLED: Duration = Duration::from_millis(50);
+const MIN_SUBSCRIPTION_AGE: Duration = Duration::from_millis(50);
 
 /// The URIs of subscribed resources, and their total length.
 #[derive(Clone, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct SubscribedUris {
     uris: BTreeSet<String>,
     bytes: usize,
 }
 
-impl Wanted {
+impl SubscribedUris {
     pub(crate) fn contains(&self, uri: &str) -> bool {
         self.uris.contains(uri)
     }
@@ -105,12 +105,12 @@ pub(crate) async fn read_pages<T: Serialize, L, F: Future<Output = Result<L, Ser
     read: impl Fn(L) -> (Vec<T>, Option<String>),
 ) -> Result<(Vec<T>, bool), ServiceError> {
     let (mut all, mut cursor, mut bytes) = (Vec::new(), None, 0);
-    for _ in 0..MOST_PAGES {
+    for _ in 0..MAX_LIST_PAGES {
         let page = PaginatedRequestParams::default().with_cursor(cursor.clone());
         let (part, next) = read(ask(Some(page)).await?);
         for one in part {
             bytes += serde_json::to_vec(&one).map_or(0, |text| text.len());
-            if all.len() >= LONGEST_LIST || bytes > MOST_BYTES {
+            if all.len() >= MAX_LIST_ENTRIES || bytes > MAX_LIST_BYTES {
                 return Ok((all, false));
             }
             all.push(one);
@@ -125,7 +125,7 @@ pub(crate) async fn read_pages<T: Serialize, L, F: Future<Output = Result<L, Ser
     Ok((all, false))
 }
 
-impl Link {
+impl UpstreamSupervisor {
     /// Restores the log level on a new connection. Since 2026-07-28 each request carries the level.
     pub(crate) async fn restore_log_level(&self, peer: &Peer<RoleClient>) {
         let level = *lock(&self.log_level);
@@ -159,7 +159,7 @@ impl Link {
     /// Keeps one subscription open: for lists, or for subscribed resources.
     async fn keep_subscription_open(&self, peer: &Peer<RoleClient>, resources: bool) {
         let mut heard: Option<Subscription> = None;
-        let (mut patience, mut begun) = (SOON, Instant::now());
+        let (mut patience, mut begun) = (MIN_RESUBSCRIBE_DELAY, Instant::now());
         // When to subscribe next, and whether a notification may have been missed meanwhile.
         let (mut due, mut deaf) = (Some(Instant::now()), self.start_count.load(Ordering::Relaxed) > 1);
         // Whether a subscription ever succeeded.
@@ -186,8 +186,8 @@ impl Link {
                     }
                 } else {
                     // The server may not support subscriptions, so try rarely.
-                    due = Instant::now().checked_add(if resources || knows { patience } else { SELDOM });
-                    patience = (patience * 2).min(LATE);
+                    due = Instant::now().checked_add(if resources || knows { patience } else { SUBSCRIPTION_PROBE_INTERVAL });
+                    patience = (patience * 2).min(MAX_RESUBSCRIBE_DELAY);
                     deaf |= heard.is_none();
                 }
             }
@@ -197,7 +197,7 @@ impl Link {
                     // Many servers do not exit while a subscription is open.
                     if let Some(mut heard) = heard {
                         let _ = heard.cancel().await;
-                        tokio::time::sleep(SETTLED.saturating_sub(begun.elapsed())).await;
+                        tokio::time::sleep(MIN_SUBSCRIPTION_AGE.saturating_sub(begun.elapsed())).await;
                     }
                     return;
                 }
@@ -207,9 +207,9 @@ impl Link {
                     if !self.dispatch_notification(said) {
                         (heard, deaf) = (None, true);
                         // Back off if the subscription keeps ending early.
-                        patience = if begun.elapsed() > STEADY { SOON } else { patience };
+                        patience = if begun.elapsed() > MIN_STABLE_SUBSCRIPTION_AGE { MIN_RESUBSCRIBE_DELAY } else { patience };
                         due = Instant::now().checked_add(patience);
-                        patience = (patience * 2).min(LATE);
+                        patience = (patience * 2).min(MAX_RESUBSCRIBE_DELAY);
                     }
                 }
             }
@@ -263,21 +263,23 @@ impl Link {
         let _other = self.routes.add_unrouted();
         let said = tokio::time::timeout(timeout, question).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
         let trouble = match &said {
-            Err(ServiceError::TransportSend(why)) => Some(Trouble::classify(why)),
+            Err(ServiceError::TransportSend(why)) => Some(TransportErrorKind::classify(why)),
             _ => None,
         };
         match (&said, trouble, generation) {
             // Reconnect with a new access token.
-            (_, Some(Trouble::Rejected(401, _)), Some(generation)) if self.can_renew_token() => self.report_session_lost(generation),
+            (_, Some(TransportErrorKind::Rejected(401, _)), Some(generation)) if self.can_renew_token() => {
+                self.report_session_lost(generation)
+            }
             // Reconnect, because the server lost the session.
-            (_, Some(Trouble::SessionLost), Some(generation)) => self.report_session_lost(generation),
+            (_, Some(TransportErrorKind::SessionLost), Some(generation)) => self.report_session_lost(generation),
             // A rejected request does not count against the upstream.
-            (_, Some(Trouble::Rejected(..)), _) => {}
-            (Err(ServiceError::Timeout { .. }), _, Some(generation)) => self.on_failure(generation, UpstreamFailure::Late),
+            (_, Some(TransportErrorKind::Rejected(..)), _) => {}
+            (Err(ServiceError::Timeout { .. }), _, Some(generation)) => self.on_failure(generation, UpstreamFailure::Timeout),
             // The supervisor notices the end of the only stream.
             (Err(ServiceError::TransportClosed), ..) if self.has_one_stream() => {}
             (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed), _, Some(generation)) => {
-                self.on_failure(generation, UpstreamFailure::Broken);
+                self.on_failure(generation, UpstreamFailure::Disconnected);
             }
             // The upstream was not connected in the first place.
             (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => {}
@@ -315,7 +317,7 @@ impl Link {
     async fn send_subscription(&self, uri: &str, wants: bool, promised: bool) -> Result<(), ServiceError> {
         let news = {
             let mut wanted = lock(&self.subscribed_uris);
-            if wants && !wanted.contains(uri) && wanted.bytes() + uri.len() > MOST_WANTED {
+            if wants && !wanted.contains(uri) && wanted.bytes() + uri.len() > MAX_SUBSCRIBED_URI_BYTES {
                 let full = ErrorData::internal_error("too many resource subscriptions for this upstream; try again later", None);
                 return Err(ServiceError::McpError(full));
             }
@@ -338,7 +340,7 @@ impl Link {
             };
             match told {
                 // The supervisor reconnects.
-                Err(ServiceError::TransportSend(why)) if matches!(Trouble::classify(&why), Trouble::SessionLost) => {
+                Err(ServiceError::TransportSend(why)) if matches!(TransportErrorKind::classify(&why), TransportErrorKind::SessionLost) => {
                     self.report_session_lost(standing.generation);
                     Err(ServiceError::TransportClosed)
                 }

@@ -8,20 +8,20 @@ use std::time::Duration;
 use reqwest::header::{ACCEPT, WWW_AUTHENTICATE};
 use reqwest::{Client, Url};
 use serde_json::Value;
-use toolgate_config::{Reference, TokenSource};
+use toolgate_config::{SecretRef, TokenSource};
 
 /// The timeout of one HTTP request.
-const PATIENCE: Duration = Duration::from_secs(20);
+const OAUTH_REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A request for an access token.
-pub(super) struct Asking<'a> {
+pub(super) struct AccessTokenRequest<'a> {
     pub(super) source: &'a TokenSource,
-    pub(super) client_id: &'a Reference,
-    pub(super) client_secret: &'a Reference,
+    pub(super) client_id: &'a SecretRef,
+    pub(super) client_secret: &'a SecretRef,
     pub(super) scope: Option<&'a str>,
 }
 
-impl Asking<'_> {
+impl AccessTokenRequest<'_> {
     /// Fetches a token for an upstream.
     pub(super) async fn fetch_token(&self, client: &Client, upstream: &str) -> Result<String, String> {
         let (id, secret) = (self.client_id.resolve_and_remember()?, self.client_secret.resolve_and_remember()?);
@@ -34,15 +34,15 @@ impl Asking<'_> {
         let (url, in_form) = match self.source {
             TokenSource::Url(url) => (url.clone(), false),
             TokenSource::Issuer(issuer) => {
-                let wants = Wants::load(client, upstream, issuer).await?;
-                let service = Service::discover(client, issuer).await?;
+                let wants = ProtectedResourceMetadata::load(client, upstream, issuer).await?;
+                let service = TokenEndpoint::discover(client, issuer).await?;
                 scope = scope.or(wants.scope);
                 form.push(("resource", wants.resource));
                 (service.url, service.has_form_credentials)
             }
         };
         form.extend(scope.map(|scope| ("scope", scope)));
-        let mut request = client.post(&url).timeout(PATIENCE);
+        let mut request = client.post(&url).timeout(OAUTH_REQUEST_TIMEOUT);
         if in_form {
             form.extend([("client_id", id.to_owned()), ("client_secret", secret.to_owned())]);
         } else {
@@ -62,16 +62,16 @@ fn form_encoded(text: &str) -> String {
 }
 
 /// The protected resource metadata of an upstream (RFC 9728).
-struct Wants {
+struct ProtectedResourceMetadata {
     /// The resource identifier.
     resource: String,
     scope: Option<String>,
 }
 
-impl Wants {
+impl ProtectedResourceMetadata {
     async fn load(client: &Client, upstream: &str, issuer: &str) -> Result<Self, String> {
         let own = Url::parse(upstream).map_err(|error| format!("`url`: {error}"))?;
-        let request = client.get(own.clone()).header(ACCEPT, "application/json, text/event-stream").timeout(PATIENCE);
+        let request = client.get(own.clone()).header(ACCEPT, "application/json, text/event-stream").timeout(OAUTH_REQUEST_TIMEOUT);
         let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
         let challenge = answer.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
         // Close the response: a server that does not reject it may stream forever.
@@ -121,13 +121,13 @@ fn is_same_or_parent(resource: &Url, address: &Url) -> bool {
 }
 
 /// The token endpoint of an issuer, and how clients authenticate there (RFC 8414).
-struct Service {
+struct TokenEndpoint {
     url: String,
     /// Send the credentials in the form instead of the header.
     has_form_credentials: bool,
 }
 
-impl Service {
+impl TokenEndpoint {
     async fn discover(client: &Client, issuer: &str) -> Result<Self, String> {
         let own = Url::parse(issuer).map_err(|error| format!("`issuer`: {error}"))?;
         let own_place = |what: &str| well_known_urls(&own, what).into_iter().next();
@@ -171,7 +171,7 @@ fn well_known_urls(address: &Url, what: &str) -> Vec<Url> {
 /// Returns the first JSON object that one of the URLs returns.
 async fn first_json_object(client: &Client, places: impl IntoIterator<Item = Url>) -> Result<Option<Value>, String> {
     for place in places {
-        let (status, said) = send_json_request(client.get(place).header(ACCEPT, "application/json").timeout(PATIENCE)).await?;
+        let (status, said) = send_json_request(client.get(place).header(ACCEPT, "application/json").timeout(OAUTH_REQUEST_TIMEOUT)).await?;
         if status == 200 && said.is_object() {
             return Ok(Some(said));
         }

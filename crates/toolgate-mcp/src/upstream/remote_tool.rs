@@ -13,27 +13,27 @@ use rmcp::service::{Peer, PeerRequestOptions};
 use serde_json::{Value, json};
 use tokio::sync::SemaphorePermit;
 use tokio_util::sync::CancellationToken;
-use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
+use toolgate::{CallEffects, CheckedArguments, Failure, Handler, Permit, Timestamp, ToolContext};
 use toolgate_json::Digest;
 
 use crate::mcp_convert;
-use crate::upstream::callbacks::{Asked, FromUpstream, Line, Reply};
+use crate::upstream::callbacks::{CallChannel, OpenQuestionCounter, ReplySender, UpstreamEvent};
 use crate::upstream::client_handler::client_info;
 use crate::upstream::result_value::{is_error_in_success, result_text, result_value};
-use crate::upstream::supervisor::{Link, Standing, Status, UpstreamFailure, is_modern};
-use crate::upstream::transport::direct_http::{Params, Straight, Word};
+use crate::upstream::supervisor::{ActiveConnection, UpstreamFailure, UpstreamStatus, UpstreamSupervisor, is_modern};
+use crate::upstream::transport::direct_http::{DirectCallEvent, DirectCallParams, DirectClient};
 
-pub(super) use crate::upstream::classify_error::{Trouble, is_revision_mismatch};
+pub(super) use crate::upstream::classify_error::{TransportErrorKind, is_revision_mismatch};
 
 /// The maximum number of requests to the upstream in one call.
 ///
 /// The upstream may ask the client for input one time less.
-const ROUNDS: usize = 10;
+const MAX_REQUESTS_PER_CALL: usize = 10;
 /// The retry delay while an upstream is starting.
-const TRYING: Duration = Duration::from_secs(1);
+const STARTUP_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-pub(crate) struct RemoteTool {
-    pub(crate) supervisor: Arc<Link>,
+pub(crate) struct RemoteToolHandler {
+    pub(crate) supervisor: Arc<UpstreamSupervisor>,
     tool: String,
     /// The digest of the accepted definition when the rules were loaded.
     accepted_digest: Option<Digest>,
@@ -42,17 +42,17 @@ pub(crate) struct RemoteTool {
 }
 
 /// The handler for tools of an upstream that is not connected.
-pub(crate) struct Nobody(pub(crate) String);
+pub(crate) struct DisconnectedHandler(pub(crate) String);
 
 #[async_trait]
-impl Handler for Nobody {
-    async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
-        Err(Failure::transient("upstream_unavailable", format!("the upstream `{}` is not connected", self.0)).effects(Effects::None))
+impl Handler for DisconnectedHandler {
+    async fn run(&self, _: &Permit, _: ToolContext, _: &CheckedArguments) -> Result<Value, Failure> {
+        Err(Failure::transient("upstream_unavailable", format!("the upstream `{}` is not connected", self.0)).effects(CallEffects::None))
     }
 }
 
-impl RemoteTool {
-    pub(crate) fn new(link: Arc<Link>, tool: &str) -> Self {
+impl RemoteToolHandler {
+    pub(crate) fn new(link: Arc<UpstreamSupervisor>, tool: &str) -> Self {
         let accepted = link.pins.accepted_digest(tool);
         let plain = link.pins.can_use_fast_path(tool) && crate::is_header_safe_name(tool);
         Self { supervisor: link, tool: tool.to_owned(), accepted_digest: accepted, can_use_fast_path: plain }
@@ -62,20 +62,26 @@ impl RemoteTool {
     fn down_failure(&self) -> Failure {
         let (name, since) = (&self.supervisor.upstream.name, format_time(self.supervisor.down_since()));
         let (message, wait, why) = match self.supervisor.status() {
-            Status::Starting => (format!("the upstream `{name}` has been starting since {since}"), TRYING, None),
-            Status::Up { .. } => (format!("the upstream `{name}` has been down since {since}, and is reconnecting"), TRYING, None),
-            Status::Down { since, why, next } => {
+            UpstreamStatus::Starting => (format!("the upstream `{name}` has been starting since {since}"), STARTUP_RETRY_DELAY, None),
+            UpstreamStatus::Up { .. } => {
+                (format!("the upstream `{name}` has been down since {since}, and is reconnecting"), STARTUP_RETRY_DELAY, None)
+            }
+            UpstreamStatus::Down { since, why, next } => {
                 let since = format_time(since);
                 match Duration::try_from(next.duration_since(Timestamp::now())).ok().filter(|wait| !wait.is_zero()) {
                     Some(wait) => {
                         let ms = wait.as_millis();
                         (format!("the upstream `{name}` has been down since {since}; the next attempt is in {ms} ms"), wait, Some(why))
                     }
-                    None => (format!("the upstream `{name}` has been down since {since}; an attempt is in progress"), TRYING, Some(why)),
+                    None => (
+                        format!("the upstream `{name}` has been down since {since}; an attempt is in progress"),
+                        STARTUP_RETRY_DELAY,
+                        Some(why),
+                    ),
                 }
             }
         };
-        let failure = Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(retry_delay_ms(wait));
+        let failure = Failure::transient("upstream_unavailable", message).effects(CallEffects::None).retry_after_ms(retry_delay_ms(wait));
         // The reason may quote upstream output, so mark it as the upstream's words.
         match why {
             Some(why) => failure.upstream(json!({"said": why})),
@@ -83,12 +89,12 @@ impl RemoteTool {
         }
     }
 
-    async fn call(&self, ctx: &Ctx, arguments: &Judged, line: Option<&Line>) -> Result<CallToolResult, Failure> {
+    async fn call(&self, ctx: &ToolContext, arguments: &CheckedArguments, line: Option<&CallChannel>) -> Result<CallToolResult, Failure> {
         let link = &self.supervisor;
         if let Some((since, rest, hopeful)) = link.circuit_open() {
             let (name, since) = (&link.upstream.name, format_time(since));
             // The upstream is being probed and may recover before the breaker closes.
-            let ms = retry_delay_ms(if hopeful { rest.min(TRYING) } else { rest });
+            let ms = retry_delay_ms(if hopeful { rest.min(STARTUP_RETRY_DELAY) } else { rest });
             let message = match hopeful {
                 true => {
                     format!("the upstream `{name}` failed repeatedly; its circuit breaker is open since {since}, and it is being probed")
@@ -97,11 +103,11 @@ impl RemoteTool {
                     format!("the upstream `{name}` failed repeatedly; its circuit breaker is open since {since}, and closes in {ms} ms")
                 }
             };
-            return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms));
+            return Err(Failure::transient("upstream_unavailable", message).effects(CallEffects::None).retry_after_ms(ms));
         }
         let mut seat = self.acquire_slot(ctx).await?;
-        let mut given = Given { arguments: arguments.value().as_object(), responses: None, state: None };
-        for round in 0..ROUNDS {
+        let mut given = CallInputs { arguments: arguments.value().as_object(), responses: None, state: None };
+        for round in 0..MAX_REQUESTS_PER_CALL {
             // Check the connection and the definition before every request.
             let asked = async {
                 let standing = link.connection().ok_or_else(|| self.down_failure())?;
@@ -113,17 +119,17 @@ impl RemoteTool {
                 }
             };
             // The upstream may have caused effects before it asked for input.
-            match asked.await.map_err(|failure| if round == 0 { failure } else { failure.effects_unsaid() })? {
+            match asked.await.map_err(|failure| if round == 0 { failure } else { failure.without_declared_effects() })? {
                 ServerResult::CallToolResult(result) => return Ok(result),
                 // Do not ask the client if its answer could not be sent.
-                ServerResult::InputRequiredResult(_) if round + 1 == ROUNDS => break,
+                ServerResult::InputRequiredResult(_) if round + 1 == MAX_REQUESTS_PER_CALL => break,
                 ServerResult::InputRequiredResult(asked) => {
                     // Release the slot while the client is asked. The token delays a shutdown
                     // meanwhile.
                     let parked = link.suspended_calls.token();
                     drop(seat);
                     (given.responses, given.state) = self.ask_client(asked, line).await?;
-                    seat = self.acquire_slot(ctx).await.map_err(Failure::effects_unsaid)?;
+                    seat = self.acquire_slot(ctx).await.map_err(Failure::without_declared_effects)?;
                     drop(parked);
                 }
                 _ => {
@@ -139,14 +145,14 @@ impl RemoteTool {
     }
 
     /// Acquires a concurrency slot. A call that waits for one was not sent yet.
-    async fn acquire_slot(&self, ctx: &Ctx) -> Result<SemaphorePermit<'_>, Failure> {
+    async fn acquire_slot(&self, ctx: &ToolContext) -> Result<SemaphorePermit<'_>, Failure> {
         let link = &self.supervisor;
         let patience = ctx.time_left().unwrap_or(link.upstream.timeout).mul_f64(0.9);
         match tokio::time::timeout(patience, link.slots.acquire()).await {
             Ok(Ok(seat)) => Ok(seat),
             _ => {
                 let message = format!("the upstream `{}` is at its concurrency limit", link.upstream.name);
-                Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(1_000))
+                Err(Failure::transient("upstream_unavailable", message).effects(CallEffects::None).retry_after_ms(1_000))
             }
         }
     }
@@ -157,7 +163,7 @@ impl RemoteTool {
         if self.accepted_digest.is_none() {
             let message =
                 format!("the tool `{}` of the upstream `{name}` was unknown when its rules were loaded, or is quarantined", self.tool);
-            return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(500));
+            return Err(Failure::transient("upstream_unavailable", message).effects(CallEffects::None).retry_after_ms(500));
         }
         self.definition_failure().map_or(Ok(()), Err)
     }
@@ -171,17 +177,17 @@ impl RemoteTool {
             "the definition of the tool `{}` of the upstream `{}` changed after it was accepted; it is quarantined until a person reviews it (`toolgate upstream diff`, `accept`)",
             self.tool, self.supervisor.upstream.name
         );
-        Some(Failure::permission("definition_changed", message).effects(Effects::None))
+        Some(Failure::permission("definition_changed", message).effects(CallEffects::None))
     }
 
     /// Sends one request on the fast path and waits for the response.
     async fn call_direct(
         &self,
-        standing: &Standing,
-        straight: &Straight,
-        given: &Given<'_>,
-        line: Option<&Line>,
-        ctx: &Ctx,
+        standing: &ActiveConnection,
+        straight: &DirectClient,
+        given: &CallInputs<'_>,
+        line: Option<&CallChannel>,
+        ctx: &ToolContext,
     ) -> Result<ServerResult, Failure> {
         let mut meta = line.map(|line| forwarded_meta(line, true)).unwrap_or_default();
         if let Some(token) = line.and_then(|line| line.meta.get_progress_token()) {
@@ -192,22 +198,26 @@ impl RemoteTool {
         if line.is_none() {
             meta.set_client_capabilities(ClientCapabilities::default());
         }
-        let params = Params {
+        let params = DirectCallParams {
             name: &self.tool,
             arguments: given.arguments,
             input_responses: given.responses.as_ref(),
             request_state: given.state.as_deref(),
             meta,
         };
-        let mut waiting =
-            Unanswered { link: &self.supervisor, generation: standing.generation, is_done: false, cancelled: ctx.cancellation_token() };
+        let mut waiting = DirectRequestGuard {
+            link: &self.supervisor,
+            generation: standing.generation,
+            is_done: false,
+            cancelled: ctx.cancellation_token(),
+        };
         let answer = straight.call(&params, |word| {
             self.supervisor.on_message();
             match word {
                 // A client that reads too slowly misses messages.
-                Word::Client(word) => drop(line.map(|line| line.to_client.try_send(word))),
-                Word::ListsChanged => self.supervisor.on_lists_changed(),
-                Word::ResourceUpdated(uri) => self.supervisor.publish_resource_update(uri),
+                DirectCallEvent::Client(word) => drop(line.map(|line| line.to_client.try_send(word))),
+                DirectCallEvent::ListsChanged => self.supervisor.on_lists_changed(),
+                DirectCallEvent::ResourceUpdated(uri) => self.supervisor.publish_resource_update(uri),
             }
         });
         let answer = answer.await;
@@ -218,7 +228,13 @@ impl RemoteTool {
     /// Sends one request through rmcp and waits for the response.
     ///
     /// If the caller stops waiting, the upstream receives a cancellation.
-    async fn call_rmcp(&self, standing: &Standing, given: &Given<'_>, line: Option<&Line>, ctx: &Ctx) -> Result<ServerResult, Failure> {
+    async fn call_rmcp(
+        &self,
+        standing: &ActiveConnection,
+        given: &CallInputs<'_>,
+        line: Option<&CallChannel>,
+        ctx: &ToolContext,
+    ) -> Result<ServerResult, Failure> {
         let (generation, peer) = (standing.generation, &standing.peer);
         let mut params = CallToolRequestParams::new(self.tool.clone());
         params.arguments = given.arguments.cloned();
@@ -230,11 +246,11 @@ impl RemoteTool {
         }
         let _other = line.is_none().then(|| self.supervisor.routes.add_unrouted());
         let send = peer.send_request_with_option(request, options);
-        let asked = Asked::default();
+        let asked = OpenQuestionCounter::default();
         let opened =
             self.supervisor.routes.send_for_call(line, &asked, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
         let (handle, route) = opened.map_err(|error| self.classify_rmcp_error(error, false, standing))?;
-        let mut waiting = Waiting {
+        let mut waiting = RmcpRequestGuard {
             peer: peer.clone(),
             link: Arc::clone(&self.supervisor),
             generation,
@@ -259,7 +275,7 @@ impl RemoteTool {
     async fn ask_client(
         &self,
         asked: InputRequiredResult,
-        line: Option<&Line>,
+        line: Option<&CallChannel>,
     ) -> Result<(Option<InputResponses>, Option<String>), Failure> {
         let refuse = |why: &str| {
             Failure::business(
@@ -269,9 +285,9 @@ impl RemoteTool {
         };
         let Some(requests) = asked.input_requests.filter(|requests| !requests.is_empty()) else { return Ok((None, asked.request_state)) };
         let line = line.ok_or_else(|| refuse("no client is connected to answer"))?;
-        let (reply, answer) = Reply::new(None);
+        let (reply, answer) = ReplySender::new(None);
         line.to_client
-            .try_send(FromUpstream::Inputs(mcp_convert::rename_questions(requests), reply))
+            .try_send(UpstreamEvent::Inputs(mcp_convert::rename_questions(requests), reply))
             .map_err(|_| refuse("no client is connected to answer"))?;
         let responses = answer.await.map_err(|_| refuse("no client is connected to answer"))?.map_err(|_| refuse("the client refused"))?;
         Ok(((!responses.is_empty()).then(|| mcp_convert::restore_responses(responses)), asked.request_state))
@@ -288,7 +304,7 @@ fn retry_delay_ms(wait: Duration) -> u64 {
 }
 
 /// Returns the client's metadata that an upstream may see.
-fn forwarded_meta(line: &Line, modern: bool) -> RequestMetaObject {
+fn forwarded_meta(line: &CallChannel, modern: bool) -> RequestMetaObject {
     let mut meta = mcp_convert::strip_request_meta(line.meta.clone());
     if modern {
         // Toolgate does not substitute for missing capabilities of the client.
@@ -302,7 +318,7 @@ fn forwarded_meta(line: &Line, modern: bool) -> RequestMetaObject {
 }
 
 /// The inputs of one request of a call.
-struct Given<'g> {
+struct CallInputs<'g> {
     arguments: Option<&'g serde_json::Map<String, Value>>,
     /// The client's answers to the upstream's last request for input.
     responses: Option<InputResponses>,
@@ -311,26 +327,26 @@ struct Given<'g> {
 
 /// A request on the fast path. An abandoned request counts as a failure of the upstream, unless the
 /// caller cancelled it.
-struct Unanswered<'u> {
-    link: &'u Link,
+struct DirectRequestGuard<'u> {
+    link: &'u UpstreamSupervisor,
     /// The generation of the connection.
     generation: u64,
     is_done: bool,
     cancelled: &'u CancellationToken,
 }
 
-impl Drop for Unanswered<'_> {
+impl Drop for DirectRequestGuard<'_> {
     fn drop(&mut self) {
         if !self.is_done && !self.cancelled.is_cancelled() {
-            self.link.on_failure(self.generation, UpstreamFailure::Late);
+            self.link.on_failure(self.generation, UpstreamFailure::Timeout);
         }
     }
 }
 
 /// A request through rmcp. Dropping it before the response sends a cancellation.
-struct Waiting {
+struct RmcpRequestGuard {
     peer: Peer<RoleClient>,
-    link: Arc<Link>,
+    link: Arc<UpstreamSupervisor>,
     /// The generation of the connection.
     generation: u64,
     id: RequestId,
@@ -340,10 +356,10 @@ struct Waiting {
     /// Cancelled if the client disconnected, which is not the upstream's fault.
     cancelled: CancellationToken,
     /// Open questions to the client. Waiting for them is not the upstream's fault.
-    open_questions: Asked,
+    open_questions: OpenQuestionCounter,
 }
 
-impl Drop for Waiting {
+impl Drop for RmcpRequestGuard {
     fn drop(&mut self) {
         if self.is_done && self.route.is_none() {
             return;
@@ -357,7 +373,7 @@ impl Drop for Waiting {
             }
             if !over {
                 if at_fault {
-                    link.on_failure(generation, UpstreamFailure::Late);
+                    link.on_failure(generation, UpstreamFailure::Timeout);
                 }
                 let gone = CancelledNotificationParam::new(Some(id), Some("the caller no longer waits for the response".to_owned()));
                 let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
@@ -367,19 +383,19 @@ impl Drop for Waiting {
 }
 
 #[async_trait]
-impl Handler for RemoteTool {
-    fn refuses(&self) -> Option<Failure> {
+impl Handler for RemoteToolHandler {
+    fn refusal(&self) -> Option<Failure> {
         self.definition_failure()
     }
 
-    async fn run(&self, _: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure> {
-        let line = ctx.extension::<Line>();
+    async fn run(&self, _: &Permit, ctx: ToolContext, arguments: &CheckedArguments) -> Result<Value, Failure> {
+        let line = ctx.extension::<CallChannel>();
         let result = self.call(&ctx, arguments, line.as_deref()).await?;
         let said = result_text(&result);
         // The tool ran to its end, so its changes before the failure are done.
         let failed = || {
             let message = format!("the tool `{}` of the upstream `{}` reported a failure", self.tool, self.supervisor.upstream.name);
-            Failure::business("tool_failed", message).effects(Effects::Done)
+            Failure::business("tool_failed", message).effects(CallEffects::Done)
         };
         // An error text may contain a credential.
         let clean = |said: Value| self.supervisor.upstream.redact_value(said);
@@ -395,7 +411,7 @@ impl Handler for RemoteTool {
         }
         let value = result_value(&result);
         // An upstream must not return a value in the form of toolgate's own errors.
-        if let Some(own) = toolgate::without_contract(&value) {
+        if let Some(own) = toolgate::strip_reserved_fields(&value) {
             return Ok(own);
         }
         if let Some(line) = &line {

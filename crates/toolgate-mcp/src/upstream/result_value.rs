@@ -38,7 +38,7 @@ pub(crate) fn result_value(result: &CallToolResult) -> Value {
 }
 
 fn text_value(text: &str) -> Value {
-    let bounds = toolgate_json::Bounds { bytes: 4 << 20, ..toolgate_json::Bounds::default() };
+    let bounds = toolgate_json::JsonBounds { bytes: 4 << 20, ..toolgate_json::JsonBounds::default() };
     let structured = text.trim_start().starts_with(['{', '[']);
     structured.then(|| toolgate_json::parse(text.as_bytes(), &bounds).ok()).flatten().unwrap_or_else(|| Value::String(text.to_owned()))
 }

@@ -15,38 +15,38 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use toolgate::Timestamp;
-use toolgate_config::{Credentials, Reach, Upstream};
+use toolgate_config::{Credentials, UpstreamConfig, UpstreamTransport};
 
-use super::pins::{Change, Pins};
+use super::pins::{Pins, QuarantinedTool};
 use crate::gateway::lock;
-use crate::upstream::callbacks::{Routes, ToClient};
-use crate::upstream::client_handler::Ears;
-use crate::upstream::notifications::Wanted;
-use crate::upstream::transport::direct_http::Straight;
+use crate::upstream::callbacks::{ClientSender, RequestRoutes};
+use crate::upstream::client_handler::UpstreamClientHandler;
+use crate::upstream::notifications::SubscribedUris;
+use crate::upstream::transport::direct_http::DirectClient;
 
 pub(super) use crate::upstream::catalog::remote_tool_spec;
 pub(super) use crate::upstream::connection_health::UpstreamFailure;
 
 /// A token younger than this cannot have expired, so a 401 means that it is wrong.
-const TOKEN: Duration = Duration::from_secs(2);
+const MIN_TOKEN_AGE_FOR_RENEWAL: Duration = Duration::from_secs(2);
 /// The time for telling the upstream that its subscriptions end.
 const UNSUBSCRIBE_TIMEOUT: Duration = Duration::from_millis(500);
 /// The time for a process to exit after its input is closed.
-const ENDING: Duration = Duration::from_secs(3);
+const PROCESS_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The interval between health checks.
-pub(crate) const PULSE: Duration = Duration::from_secs(30);
+pub(crate) const HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// The minimum time between two listings.
-const SOONEST: Duration = Duration::from_millis(250);
+const MIN_RELIST_INTERVAL: Duration = Duration::from_millis(250);
 /// A connection that lasted this long resets the backoff.
-const STEADY: Duration = Duration::from_secs(10);
+const MIN_STABLE_CONNECTION_AGE: Duration = Duration::from_secs(10);
 
 /// The channel for resource updates of all upstreams.
-pub(crate) type Updates = tokio::sync::broadcast::Sender<crate::resources::Key>;
+pub(crate) type ResourceUpdateSender = tokio::sync::broadcast::Sender<crate::resources::ResourceKey>;
 
 /// The status of an upstream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum Status {
+pub enum UpstreamStatus {
     /// The upstream has not responded yet.
     Starting,
     /// The upstream is connected.
@@ -67,23 +67,23 @@ pub enum Status {
 
 /// The status of an upstream and its quarantined tools.
 #[derive(Debug, Clone, Serialize)]
-pub struct Health {
+pub struct UpstreamHealth {
     /// The name of the upstream.
     pub name: String,
     /// The status of the connection.
     #[serde(flatten)]
-    pub status: Status,
+    pub status: UpstreamStatus,
     /// How often the upstream was started.
     pub starts: u32,
     /// The number of accepted tools.
     pub tools: usize,
     /// The quarantined tools.
-    pub held: Vec<Change>,
+    pub held: Vec<QuarantinedTool>,
 }
 
 /// The tools, prompts and resources that an upstream offers.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Offer {
+pub(crate) struct UpstreamCatalog {
     /// The accepted tools.
     pub(crate) tools: Vec<Tool>,
     /// The prompts.
@@ -99,37 +99,37 @@ pub(crate) struct Offer {
 }
 
 /// The current connection.
-pub(crate) struct Standing {
+pub(crate) struct ActiveConnection {
     /// The number of the connection, counted per upstream.
     pub(crate) generation: u64,
     pub(crate) peer: Peer<RoleClient>,
     /// The fast path for calls, if the upstream supports it.
-    pub(crate) direct: Option<Straight>,
+    pub(crate) direct: Option<DirectClient>,
 }
 
-pub(crate) struct Link {
-    pub(crate) upstream: Upstream,
+pub(crate) struct UpstreamSupervisor {
+    pub(crate) upstream: UpstreamConfig,
     pub(crate) pins: Pins,
-    pub(crate) routes: Routes,
+    pub(crate) routes: RequestRoutes,
     pub(crate) slots: Semaphore,
     /// Suspended calls, which wait for client input and hold no slot.
     pub(crate) suspended_calls: TaskTracker,
     pub(crate) launcher: Option<PathBuf>,
-    status: watch::Sender<Status>,
+    status: watch::Sender<UpstreamStatus>,
     /// The current connection.
-    connection: Mutex<Option<Arc<Standing>>>,
+    connection: Mutex<Option<Arc<ActiveConnection>>>,
     /// Since when the upstream is not connected, if it is not.
     down_since: Mutex<Timestamp>,
-    pub(crate) catalog: Mutex<Arc<Offer>>,
+    pub(crate) catalog: Mutex<Arc<UpstreamCatalog>>,
     /// Counts changes of the lists.
     pub(crate) list_changes: watch::Sender<u64>,
     /// Counts announced changes that changed nothing.
     pub(crate) announced_changes: watch::Sender<u64>,
-    pub(crate) announcement_limiter: crate::upstream::connection_health::Claims,
+    pub(crate) announcement_limiter: crate::upstream::connection_health::ListChangedLimiter,
     /// Resource updates of all upstreams.
-    pub(crate) resource_updates: Updates,
+    pub(crate) resource_updates: ResourceUpdateSender,
     /// Resources that clients are subscribed to.
-    pub(crate) subscribed_uris: Mutex<Wanted>,
+    pub(crate) subscribed_uris: Mutex<SubscribedUris>,
     pub(crate) resubscribe_requested: Notify,
     /// The log level that was requested last.
     pub(crate) log_level: Mutex<Option<LoggingLevel>>,
@@ -141,9 +141,9 @@ pub(crate) struct Link {
     /// The generation of the last connection whose session was lost.
     lost_generation: watch::Sender<u64>,
     pub(crate) start_count: AtomicU32,
-    pub(crate) breaker: crate::upstream::connection_health::Breaker,
+    pub(crate) breaker: crate::upstream::connection_health::CircuitBreaker,
     /// Set while the upstream may have changed its protocol revision.
-    pub(crate) revision_suspicion: Mutex<Option<crate::upstream::connection_health::Doubt>>,
+    pub(crate) revision_suspicion: Mutex<Option<crate::upstream::connection_health::RevisionSuspicion>>,
     /// Counts responses.
     pub(crate) response_count: AtomicU64,
     /// The circuit breaker opened, and the upstream has not responded since.
@@ -152,7 +152,7 @@ pub(crate) struct Link {
     pub(crate) listing_refusals: AtomicU32,
     /// Consecutive listings that the upstream rejected as one of another revision would.
     pub(crate) revision_rejections: AtomicU32,
-    pub(crate) idle_watch: crate::upstream::connection_health::Silence,
+    pub(crate) idle_watch: crate::upstream::connection_health::IdleWatch,
     /// The last handshake got no response, or the process exited right after a modern handshake.
     pub(crate) is_legacy_handshake_due: AtomicBool,
     /// A secret or variable that the configuration refers to is missing.
@@ -164,24 +164,24 @@ pub(crate) struct Link {
     stopped: watch::Sender<bool>,
 }
 
-impl Link {
-    pub(crate) fn start(upstream: Upstream, pins: Pins, launcher: Option<PathBuf>, updates: Updates) -> Arc<Self> {
-        let offer = Offer { tools: pins.accepted().unwrap_or_default(), ..Offer::default() };
+impl UpstreamSupervisor {
+    pub(crate) fn start(upstream: UpstreamConfig, pins: Pins, launcher: Option<PathBuf>, updates: ResourceUpdateSender) -> Arc<Self> {
+        let offer = UpstreamCatalog { tools: pins.accepted().unwrap_or_default(), ..UpstreamCatalog::default() };
         let link = Arc::new(Self {
             slots: Semaphore::new(upstream.max_concurrency),
             suspended_calls: TaskTracker::new(),
-            idle_watch: crate::upstream::connection_health::Silence::new(upstream.timeout),
+            idle_watch: crate::upstream::connection_health::IdleWatch::new(upstream.timeout),
             upstream,
             pins,
-            routes: Routes::default(),
+            routes: RequestRoutes::default(),
             launcher,
-            status: watch::Sender::new(Status::Starting),
+            status: watch::Sender::new(UpstreamStatus::Starting),
             connection: Mutex::default(),
             down_since: Mutex::new(Timestamp::now()),
             catalog: Mutex::new(Arc::new(offer)),
             list_changes: watch::Sender::new(0),
             announced_changes: watch::Sender::new(0),
-            announcement_limiter: crate::upstream::connection_health::Claims::default(),
+            announcement_limiter: crate::upstream::connection_health::ListChangedLimiter::default(),
             resource_updates: updates,
             subscribed_uris: Mutex::default(),
             resubscribe_requested: Notify::new(),
@@ -191,7 +191,7 @@ impl Link {
             relist_requested: Notify::new(),
             lost_generation: watch::Sender::new(0),
             start_count: AtomicU32::new(0),
-            breaker: crate::upstream::connection_health::Breaker::default(),
+            breaker: crate::upstream::connection_health::CircuitBreaker::default(),
             revision_suspicion: Mutex::default(),
             response_count: AtomicU64::new(0),
             is_suspect: AtomicBool::new(false),
@@ -209,7 +209,7 @@ impl Link {
     }
 
     /// Returns whether the supervisor runs this configuration.
-    pub(crate) fn has_config(&self, upstream: &Upstream) -> bool {
+    pub(crate) fn has_config(&self, upstream: &UpstreamConfig) -> bool {
         // References are compared by their current value and by the value used for the connection.
         self.upstream.is_unchanged(upstream)
     }
@@ -217,7 +217,7 @@ impl Link {
     /// Waits until the first attempt to connect succeeded or failed.
     pub(crate) async fn wait_for_first_attempt(&self) {
         let mut status = self.status.subscribe();
-        let _ = status.wait_for(|status| *status != Status::Starting).await;
+        let _ = status.wait_for(|status| *status != UpstreamStatus::Starting).await;
     }
 
     /// Stops the supervisor and its child process.
@@ -244,14 +244,14 @@ impl Link {
             let why = self.with_stderr_tail(why);
             self.status.send_modify(|status| {
                 let (since, news) = match status {
-                    Status::Down { since, why: before, .. } => (*since, *before != why),
+                    UpstreamStatus::Down { since, why: before, .. } => (*since, *before != why),
                     _ => (now, true),
                 };
                 // Log each reason once.
                 if news {
                     tracing::warn!(upstream = self.upstream.name, why, "upstream is down");
                 }
-                *status = Status::Down { since, why, next };
+                *status = UpstreamStatus::Down { since, why, next };
             });
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
@@ -278,7 +278,7 @@ impl Link {
         // Cached responses could be outdated.
         peer.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
         let listed = tokio::select! {
-            listed = self.refresh_catalog(&peer) => listed.map_err(crate::upstream::catalog::Unlisted::into_reason),
+            listed = self.refresh_catalog(&peer) => listed.map_err(crate::upstream::catalog::ListError::into_reason),
             () = self.stop_requested.cancelled() => Err("toolgate is stopping".to_owned()),
         };
         if let Err(why) = listed {
@@ -291,20 +291,20 @@ impl Link {
         self.on_connected();
         let generation = u64::from(self.start_count.load(Ordering::Relaxed));
         let straight = connection.direct.take();
-        *lock(&self.connection) = Some(Arc::new(Standing { generation, peer: peer.clone(), direct: straight }));
+        *lock(&self.connection) = Some(Arc::new(ActiveConnection { generation, peer: peer.clone(), direct: straight }));
         let begun = tokio::time::Instant::now();
-        self.status.send_replace(Status::Up { since: Timestamp::now() });
+        self.status.send_replace(UpstreamStatus::Up { since: Timestamp::now() });
         tracing::info!(upstream = self.upstream.name, "upstream is up");
         let why = self.watch_connection(&connection.service, &connection.closed, &peer, generation).await;
         // Connections that keep failing early increase the backoff.
-        if begun.elapsed() > STEADY {
+        if begun.elapsed() > MIN_STABLE_CONNECTION_AGE {
             *tries = 0;
         }
         *lock(&self.down_since) = Timestamp::now();
         *lock(&self.connection) = None;
         let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
         if let Some(child) = connection.child.take() {
-            child.stop(if self.stop_requested.is_cancelled() { ENDING } else { Duration::ZERO }).await;
+            child.stop(if self.stop_requested.is_cancelled() { PROCESS_EXIT_TIMEOUT } else { Duration::ZERO }).await;
         }
         why
     }
@@ -312,19 +312,19 @@ impl Link {
     /// Watches a connection until it fails, and returns the reason.
     async fn watch_connection(
         self: &Arc<Self>,
-        service: &rmcp::service::RunningService<RoleClient, Ears>,
+        service: &rmcp::service::RunningService<RoleClient, UpstreamClientHandler>,
         over: &CancellationToken,
         peer: &Peer<RoleClient>,
         generation: u64,
     ) -> String {
         let mut again = self.lost_generation.subscribe();
-        let mut pulse = tokio::time::interval(PULSE);
+        let mut pulse = tokio::time::interval(HEALTH_CHECK_INTERVAL);
         pulse.tick().await;
         let mut look = tokio::time::interval(Duration::from_millis(50));
         let mut listed: Option<tokio::time::Instant> = None;
         let mut passed_over = 0;
         // Listings run concurrently with the other branches.
-        let mut asking: Asking<'_> = None;
+        let mut asking: PendingListing<'_> = None;
         let mut changes = Box::pin(async {
             self.restore_log_level(peer).await;
             self.restore_subscriptions(peer).await;
@@ -348,7 +348,7 @@ impl Link {
                     }
                 }
                 // Limit the rate of listings, however often changes are announced.
-                () = self.relist_requested.notified(), if asking.is_none() && listed.is_none_or(|at| at.elapsed() > SOONEST) => {
+                () = self.relist_requested.notified(), if asking.is_none() && listed.is_none_or(|at| at.elapsed() > MIN_RELIST_INTERVAL) => {
                     listed = Some(tokio::time::Instant::now());
                     asking = Some(self.check_health(peer, "cannot list its tools").boxed());
                 }
@@ -381,9 +381,11 @@ impl Link {
 
     /// Returns whether the access token may have expired and can be fetched again.
     pub(crate) fn can_renew_token(&self) -> bool {
-        let renews = matches!(&self.upstream.transport, Reach::Http { credentials: Credentials::ClientCredentials { .. }, .. });
-        let fresh = |since: &Timestamp| Duration::try_from(Timestamp::now().duration_since(*since)).is_ok_and(|age| age < TOKEN);
-        let fresh = matches!(&*self.status.borrow(), Status::Up { since } if fresh(since));
+        let renews = matches!(&self.upstream.transport, UpstreamTransport::Http { credentials: Credentials::ClientCredentials { .. }, .. });
+        let fresh = |since: &Timestamp| {
+            Duration::try_from(Timestamp::now().duration_since(*since)).is_ok_and(|age| age < MIN_TOKEN_AGE_FOR_RENEWAL)
+        };
+        let fresh = matches!(&*self.status.borrow(), UpstreamStatus::Up { since } if fresh(since));
         renews && !fresh
     }
 
@@ -414,7 +416,7 @@ impl Link {
     }
 
     /// The current connection.
-    pub(crate) fn connection(&self) -> Option<Arc<Standing>> {
+    pub(crate) fn connection(&self) -> Option<Arc<ActiveConnection>> {
         lock(&self.connection).clone()
     }
 
@@ -423,11 +425,11 @@ impl Link {
         *lock(&self.down_since)
     }
 
-    pub(crate) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> UpstreamStatus {
         self.status.borrow().clone()
     }
 
-    pub(crate) fn catalog(&self) -> Arc<Offer> {
+    pub(crate) fn catalog(&self) -> Arc<UpstreamCatalog> {
         Arc::clone(&lock(&self.catalog))
     }
 
@@ -435,8 +437,8 @@ impl Link {
         self.pins.file()
     }
 
-    pub(crate) fn health(&self) -> Health {
-        Health {
+    pub(crate) fn health(&self) -> UpstreamHealth {
+        UpstreamHealth {
             name: self.upstream.name.clone(),
             status: self.status(),
             starts: self.start_count.load(Ordering::Relaxed),
@@ -446,21 +448,21 @@ impl Link {
     }
 
     /// Returns the client channel that a request or message of the upstream belongs to.
-    pub(crate) async fn client_for(&self, origin: Option<&RequestId>) -> Option<ToClient> {
+    pub(crate) async fn client_for(&self, origin: Option<&RequestId>) -> Option<ClientSender> {
         self.routes.find(origin).await
     }
 
     /// Returns the client channel that a progress token belongs to.
-    pub(crate) async fn client_by_token(&self, token: &ProgressToken) -> Option<ToClient> {
+    pub(crate) async fn client_by_token(&self, token: &ProgressToken) -> Option<ClientSender> {
         self.routes.find_by_token(token).await
     }
 }
 
 /// A listing in progress.
-type Asking<'q> = Option<BoxFuture<'q, Result<(), String>>>;
+type PendingListing<'q> = Option<BoxFuture<'q, Result<(), String>>>;
 
 /// Waits for the listing in progress, or forever if there is none.
-async fn wait_for_listing(asking: &mut Asking<'_>) -> Result<(), String> {
+async fn wait_for_listing(asking: &mut PendingListing<'_>) -> Result<(), String> {
     match asking {
         Some(asking) => asking.await,
         None => std::future::pending().await,

@@ -8,105 +8,107 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{Barrier, Semaphore};
 
-use crate::entering::{EITHER, Ears, Older, plain};
-use crate::old::{about, answer, listen, request, result};
-use crate::support::{Gate, fixture, until, with_fixture};
+use crate::entering::{ACCEPT_JSON_OR_EVENTS, LegacyHttpClient, MessageInbox, http_client};
+use crate::old::{http_response, initialize_result, json_rpc_result, read_request, serve_connections};
+use crate::support::{TestGateway, fixture_config, fixture_path, wait_until};
 
 /// A gateway before the fixture that does as it is told, and where that leaves its marks.
-async fn ill() -> (Gate, tempfile::TempDir) {
+async fn gateway_with_scripted_fixture() -> (TestGateway, tempfile::TempDir) {
     let home = tempfile::tempdir().unwrap();
     let config = format!(
         "[upstreams.ill]\ncommand = {}\nargs = [\"--ill\"]\nprefix = \"\"\nundeclared = \"read\"\nenv = {{ FIXTURE_COUNTER = {} }}\n",
-        json!(fixture()),
+        json!(fixture_path()),
         json!(home.path().join("marks"))
     );
-    (Gate::open(&config).await, home)
+    (TestGateway::open(&config).await, home)
 }
 
 /// The call that leaves this mark, and goes on so.
-fn mark(key: &str, how: &str) -> Value {
+fn mark_params(key: &str, how: &str) -> Value {
     json!({"name": "mark", "arguments": {"key": key, "how": how}})
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_client_answers_in_the_name_of_toolgate() {
-    let (gate, home) = ill().await;
+async fn client_answer_loses_reserved_metadata() {
+    let (gate, home) = gateway_with_scripted_fixture().await;
     let said = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"toolgate/approval": "mine", "own": 1}});
     let heard = || {
         let marks = std::fs::read_to_string(home.path().join("marks")).unwrap();
         serde_json::from_str::<Value>(marks.lines().last().unwrap()).unwrap()
     };
     let expected = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"own": 1}});
-    let mut older = Older::greet(&plain(), &gate.url, json!({"elicitation": {}})).await;
-    let call = older.begin("tools/call", &mark("older", "asks"));
-    let question = older.ears.hear(|said| said["method"] == "elicitation/create").await;
-    older.say(&json!({"jsonrpc": "2.0", "id": question["id"], "result": said}));
-    let answer = older.answer_to(call).await;
+    let mut older = LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
+    let call = older.start_request("tools/call", &mark_params("older", "asks"));
+    let question = older.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
+    older.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": said}));
+    let answer = older.wait_for_answer(call).await;
     assert_eq!(answer["result"]["structuredContent"], json!({"done": true}), "{answer}");
     assert_eq!(heard(), expected);
-    let newer = gate.client().in_session("s").who_can(json!({"elicitation": {}}));
-    let asked = newer.ask("tools/call", mark("newer", "asks")).await.1;
-    let mut again = mark("newer", "asks");
+    let newer = gate.client().in_session("s").with_capabilities(json!({"elicitation": {}}));
+    let asked = newer.call_method("tools/call", mark_params("newer", "asks")).await.1;
+    let mut again = mark_params("newer", "asks");
     again["requestState"] = asked["result"]["requestState"].clone();
     again["inputResponses"] = json!({"input": said});
-    let answer = newer.ask("tools/call", again).await.1;
+    let answer = newer.call_method("tools/call", again).await.1;
     assert_eq!(answer["result"]["structuredContent"], json!({"done": true}), "{asked} {answer}");
     assert_eq!(heard(), expected);
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_message_within_an_answer_is_for_whose_answer_that_is() {
+async fn log_message_in_response_reaches_only_its_caller() {
     let both = Arc::new(Barrier::new(2));
-    let address = listen(move |mut stream| {
+    let address = serve_connections(move |mut stream| {
         let both = Arc::clone(&both);
         async move {
-            let Some((head, asked)) = request(&mut stream).await else { return };
+            let Some((head, asked)) = read_request(&mut stream).await else { return };
             let schema = json!({"type": "object", "properties": {"who": {"type": "string"}}});
             let said = match asked["method"].as_str().unwrap_or_default() {
-                "server/discover" => answer("404 No", "text/html", "<p>"),
-                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-                "initialize" => result(&asked, about()),
-                "ping" => result(&asked, json!({})),
-                "tools/list" => result(&asked, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": schema}]})),
+                "server/discover" => http_response("404 No", "text/html", "<p>"),
+                "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
+                "initialize" => json_rpc_result(&asked, initialize_result()),
+                "ping" => json_rpc_result(&asked, json!({})),
+                "tools/list" => {
+                    json_rpc_result(&asked, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": schema}]}))
+                }
                 "tools/call" => {
                     // Both are under way when either says something.
                     both.wait().await;
                     let params = json!({"level": "error", "data": asked["params"]["arguments"]["who"], "_meta": {"own": 1}});
                     let word = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params});
                     let done = json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"content": [{"type": "text", "text": "done"}]}});
-                    answer("200 OK", "text/event-stream", &format!("data: {word}\n\ndata: {done}\n\n"))
+                    http_response("200 OK", "text/event-stream", &format!("data: {word}\n\ndata: {done}\n\n"))
                 }
-                _ => answer("202 Accepted", "text/plain", ""),
+                _ => http_response("202 Accepted", "text/plain", ""),
             };
             let _ = stream.write_all(said.as_bytes()).await;
         }
     })
     .await;
-    let gate = Gate::open(&format!("[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let gate = TestGateway::open(&format!("[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
     let mut clients = Vec::new();
     for who in ["one", "two"] {
-        let mut client = Older::greet(&plain(), &gate.url, json!({})).await;
-        let call = client.begin("tools/call", &json!({"name": "talk", "arguments": {"who": who}}));
+        let mut client = LegacyHttpClient::connect(&http_client(), &gate.url, json!({})).await;
+        let call = client.start_request("tools/call", &json!({"name": "talk", "arguments": {"who": who}}));
         clients.push((who, client, call));
     }
     for (who, client, call) in &mut clients {
-        let said = client.ears.hear(|said| said["method"] == "notifications/message").await;
+        let said = client.inbox.wait_for(|said| said["method"] == "notifications/message").await;
         assert_eq!(said["params"]["data"], json!(who), "{said}");
         assert!(!said.to_string().contains("toolgate/"), "{said}");
-        let answer = client.answer_to(*call).await;
+        let answer = client.wait_for_answer(*call).await;
         assert_eq!(answer["result"]["content"][0]["text"], "done", "{answer}");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 /// A server of an earlier revision with a prompt and a resource. It says how far it is with either, and with a completion, and is through
 /// when it is let; or it says so without end, until it hears that nobody waits any more.
-async fn slow(let_go: Arc<Semaphore>) -> String {
-    listen(move |mut stream| {
+async fn start_slow_server(let_go: Arc<Semaphore>) -> String {
+    serve_connections(move |mut stream| {
         let let_go = Arc::clone(&let_go);
         async move {
-            let Some((head, asked)) = request(&mut stream).await else { return };
+            let Some((head, asked)) = read_request(&mut stream).await else { return };
             let method = asked["method"].as_str().unwrap_or_default();
             let done = match method {
                 "prompts/get" => json!({"messages": [{"role": "user", "content": {"type": "text", "text": asked["params"]["name"]}}]}),
@@ -119,7 +121,7 @@ async fn slow(let_go: Arc<Semaphore>) -> String {
                 let params = json!({"progressToken": token, "progress": 1, "message": token.to_string()});
                 let word = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params});
                 let done = json!({"jsonrpc": "2.0", "id": asked["id"], "result": done});
-                let _ = stream.write_all(answer("200 OK", "text/event-stream", &format!("data: {word}\n\n")).as_bytes()).await;
+                let _ = stream.write_all(http_response("200 OK", "text/event-stream", &format!("data: {word}\n\n")).as_bytes()).await;
                 if asked["params"]["arguments"]["who"] == "endless" {
                     let params = json!({"progressToken": token, "progress": 2, "message": "x".repeat(60 << 10)});
                     let word = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params});
@@ -135,21 +137,22 @@ async fn slow(let_go: Arc<Semaphore>) -> String {
             if method == "notifications/cancelled" {
                 let_go.close();
             }
-            let mut own = about();
+            let mut own = initialize_result();
             own["capabilities"] = json!({"tools": {}, "prompts": {}, "resources": {}, "completions": {}});
             let said = match method {
-                "server/discover" => answer("404 No", "text/html", "<p>"),
-                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-                "initialize" => result(&asked, own),
-                "ping" => result(&asked, json!({})),
-                "tools/list" => {
-                    result(&asked, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]}))
-                }
-                "tools/call" => result(&asked, json!({"content": [{"type": "text", "text": "done"}]})),
-                "prompts/list" => result(&asked, json!({"prompts": [{"name": "hello", "arguments": [{"name": "who"}]}]})),
-                "resources/list" => result(&asked, json!({"resources": [{"uri": "x://a", "name": "a"}]})),
-                "resources/templates/list" => result(&asked, json!({"resourceTemplates": []})),
-                _ => answer("202 Accepted", "text/plain", ""),
+                "server/discover" => http_response("404 No", "text/html", "<p>"),
+                "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
+                "initialize" => json_rpc_result(&asked, own),
+                "ping" => json_rpc_result(&asked, json!({})),
+                "tools/list" => json_rpc_result(
+                    &asked,
+                    json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]}),
+                ),
+                "tools/call" => json_rpc_result(&asked, json!({"content": [{"type": "text", "text": "done"}]})),
+                "prompts/list" => json_rpc_result(&asked, json!({"prompts": [{"name": "hello", "arguments": [{"name": "who"}]}]})),
+                "resources/list" => json_rpc_result(&asked, json!({"resources": [{"uri": "x://a", "name": "a"}]})),
+                "resources/templates/list" => json_rpc_result(&asked, json!({"resourceTemplates": []})),
+                _ => http_response("202 Accepted", "text/plain", ""),
             };
             let _ = stream.write_all(said.as_bytes()).await;
         }
@@ -158,20 +161,21 @@ async fn slow(let_go: Arc<Semaphore>) -> String {
 }
 
 /// A gateway before such a server, whose prompts and resources it knows.
-pub(crate) async fn before_slow(let_go: &Arc<Semaphore>, more: &str) -> Gate {
-    let address = slow(Arc::clone(let_go)).await;
-    let gate = Gate::open(&format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n{more}")).await;
+pub(crate) async fn gateway_with_slow_server(let_go: &Arc<Semaphore>, more: &str) -> TestGateway {
+    let address = start_slow_server(Arc::clone(let_go)).await;
+    let gate = TestGateway::open(&format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n{more}")).await;
     let client = gate.client();
     for list in ["prompts", "resources"] {
-        let there =
-            async || client.ask(&format!("{list}/list"), json!({})).await.1["result"][list].as_array().is_some_and(|all| !all.is_empty());
-        until(&format!("there are {list}"), there).await;
+        let there = async || {
+            client.call_method(&format!("{list}/list"), json!({})).await.1["result"][list].as_array().is_some_and(|all| !all.is_empty())
+        };
+        wait_until(&format!("there are {list}"), there).await;
     }
     gate
 }
 
 /// What is asked of it, and where its answer stands in what comes. What is namespaced here is called there as it calls it itself.
-pub(crate) fn questions() -> [(&'static str, Value, &'static str, &'static str); 3] {
+pub(crate) fn slow_server_requests() -> [(&'static str, Value, &'static str, &'static str); 3] {
     let completion = json!({"ref": {"type": "ref/prompt", "name": "x_hello"}, "argument": {"name": "who", "value": "h"}});
     [
         ("prompts/get", json!({"name": "x_hello"}), "/result/messages/0/content/text", "hello"),
@@ -181,11 +185,11 @@ pub(crate) fn questions() -> [(&'static str, Value, &'static str, &'static str);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_hears_how_far_its_prompt_resource_or_completion_is() {
+async fn progress_of_prompt_resource_and_completion_is_forwarded() {
     let let_go = Arc::new(Semaphore::new(0));
-    let gate = before_slow(&let_go, "").await;
-    let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
-    for (method, params, place, found) in questions() {
+    let gate = gateway_with_slow_server(&let_go, "").await;
+    let mut older = LegacyHttpClient::connect(&http_client(), &gate.url, json!({})).await;
+    for (method, params, place, found) in slow_server_requests() {
         let far = |said: &Value| said["method"] == "notifications/progress";
         let is_own = |said: &Value| {
             assert_eq!((&said["params"]["progressToken"], said["params"]["progress"].as_f64()), (&json!(method), Some(1.0)), "{said}");
@@ -194,36 +198,42 @@ async fn a_client_hears_how_far_its_prompt_resource_or_completion_is() {
         };
         let mut asked = params.clone();
         asked["_meta"] = json!({"progressToken": method});
-        let id = older.begin(method, &asked);
-        is_own(&older.ears.hear(far).await);
+        let id = older.start_request(method, &asked);
+        is_own(&older.inbox.wait_for(far).await);
         let_go.add_permits(1);
-        let answer = older.answer_to(id).await;
+        let answer = older.wait_for_answer(id).await;
         assert_eq!(answer.pointer(place), Some(&json!(found)), "{method}: {answer}");
-        let mut newer = Ears::new();
+        let mut newer = MessageInbox::new();
         asked["_meta"] = json!({"progressToken": method, "io.modelcontextprotocol/protocolVersion": "2026-07-28",
             "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}, "io.modelcontextprotocol/clientCapabilities": {}});
-        let mut post = plain().post(format!("{}/mcp", gate.url)).header("accept", EITHER).header("mcp-protocol-version", "2026-07-28");
+        let mut post = http_client()
+            .post(format!("{}/mcp", gate.url))
+            .header("accept", ACCEPT_JSON_OR_EVENTS)
+            .header("mcp-protocol-version", "2026-07-28");
         if let Some(name) = params.get("name").or_else(|| params.get("uri")).and_then(Value::as_str) {
             post = post.header("mcp-name", name);
         }
-        newer.ask(post.header("mcp-method", method).json(&json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": asked})));
-        is_own(&newer.hear(far).await);
+        newer.send(post.header("mcp-method", method).json(&json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": asked})));
+        is_own(&newer.wait_for(far).await);
         let_go.add_permits(1);
-        let answer = newer.hear(|said| said["id"] == json!(1)).await;
+        let answer = newer.wait_for(|said| said["id"] == json!(1)).await;
         assert_eq!(answer.pointer(place), Some(&json!(found)), "{method}: {answer}");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_does_not_read_holds_no_seat_beyond_its_time() {
+async fn client_that_stops_reading_loses_permit_after_timeout() {
     let let_go = Arc::new(Semaphore::new(0));
-    let address = slow(Arc::clone(&let_go)).await;
+    let address = start_slow_server(Arc::clone(&let_go)).await;
     let upstream = format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\nconcurrency = 1\ntimeout = \"2s\"\n");
-    let gate = Gate::open(&upstream).await;
+    let gate = TestGateway::open(&upstream).await;
     let other = gate.client();
-    until("there are prompts", async || other.ask("prompts/list", json!({})).await.1["result"]["prompts"][0]["name"] == "x_hello").await;
-    let (_serving, mut ask, mut told) = gate.streams(None);
+    wait_until("there are prompts", async || {
+        other.call_method("prompts/list", json!({})).await.1["result"]["prompts"][0]["name"] == "x_hello"
+    })
+    .await;
+    let (_serving, mut ask, mut told) = gate.connect_streams(None);
     let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
         "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
     let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
@@ -232,51 +242,51 @@ async fn a_client_that_does_not_read_holds_no_seat_beyond_its_time() {
     ask.write_all(format!("{hello}\n{ready}\n{prompt}\n").as_bytes()).await.unwrap();
     while !told.next_line().await.unwrap().unwrap().contains("notifications/progress") {}
     // It reads nothing any more, and the upstream says more than waits for it.
-    until("the upstream hears that nobody waits any more", async || let_go.is_closed()).await;
-    assert_eq!(other.in_session("s").code("x_talk", json!({})).await, "ok");
+    wait_until("the upstream hears that nobody waits any more", async || let_go.is_closed()).await;
+    assert_eq!(other.in_session("s").call_code("x_talk", json!({})).await, "ok");
     drop((ask, told));
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_answers_before_it_is_asked_or_twice_has_nothing_run() {
+async fn early_or_repeated_answer_does_not_run_tool() {
     let home = tempfile::tempdir().unwrap();
     let counter = home.path().join("ran");
-    let config = with_fixture(&format!("env = {{ FIXTURE_COUNTER = {} }}", json!(counter)))
+    let config = fixture_config(&format!("env = {{ FIXTURE_COUNTER = {} }}", json!(counter)))
         + "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
            [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
-    let gate = Gate::open(&config).await;
-    let mut client = Older::greet(&plain(), &gate.url, json!({"elicitation": {}})).await;
+    let gate = TestGateway::open(&config).await;
+    let mut client = LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
     let yes = json!({"action": "accept", "content": {"approve": true}});
     // Whatever the question will be called.
     for id in 0..10 {
         let early = json!({"jsonrpc": "2.0", "id": id, "result": yes});
-        client.request(Method::POST).json(&early).send().await.unwrap();
+        client.http_request(Method::POST).json(&early).send().await.unwrap();
     }
-    let call = client.begin("tools/call", &json!({"name": "count", "arguments": {}}));
-    let question = client.ears.hear(|said| said["method"] == "elicitation/create").await;
+    let call = client.start_request("tools/call", &json!({"name": "count", "arguments": {}}));
+    let question = client.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
     assert!(!counter.exists(), "it ran before anybody was asked");
     for said in [json!({"action": "decline"}), yes] {
         let said = json!({"jsonrpc": "2.0", "id": question["id"], "result": said});
-        client.request(Method::POST).json(&said).send().await.unwrap();
+        client.http_request(Method::POST).json(&said).send().await.unwrap();
     }
-    let answer = client.answer_to(call).await;
+    let answer = client.wait_for_answer(call).await;
     assert_eq!(answer["result"]["_meta"]["toolgate/error"]["code"], "approval_denied", "{answer}");
     assert!(!counter.exists(), "it ran although it was refused");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn words_of_a_program_come_in_their_order_and_before_the_answer() {
-    let (gate, _home) = ill().await;
-    let (_serving, mut ask, mut told) = gate.streams(None);
+async fn notifications_are_forwarded_in_order_before_answer() {
+    let (gate, _home) = gateway_with_scripted_fixture().await;
+    let (_serving, mut ask, mut told) = gate.connect_streams(None);
     let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
         "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
     let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
     ask.write_all(format!("{hello}\n{ready}\n").as_bytes()).await.unwrap();
     told.next_line().await.unwrap().unwrap();
     for n in 1..=50 {
-        let mut params = mark(&n.to_string(), "chatter");
+        let mut params = mark_params(&n.to_string(), "chatter");
         params["_meta"] = json!({"progressToken": format!("of {n}")});
         let call = json!({"jsonrpc": "2.0", "id": n, "method": "tools/call", "params": params});
         ask.write_all(format!("{call}\n").as_bytes()).await.unwrap();
@@ -293,5 +303,5 @@ async fn words_of_a_program_come_in_their_order_and_before_the_answer() {
         assert_eq!(heard, [1.0, 2.0, 3.0], "{n}");
     }
     drop((ask, told));
-    gate.end().await;
+    gate.shut_down().await;
 }

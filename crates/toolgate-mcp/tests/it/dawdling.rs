@@ -6,11 +6,11 @@ use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::security::{CALC, calc};
-use crate::support::Gate;
+use crate::security::{CALC_TOOL_CONFIG, call_calc};
+use crate::support::TestGateway;
 
 /// Until a client is hung up on, which says nothing more, or one letter each second.
-async fn hung_up(stream: TcpStream, talks: bool) {
+async fn wait_for_disconnect(stream: TcpStream, talks: bool) {
     let (mut heard, mut tell) = stream.into_split();
     let talking = async {
         while talks && tell.write_all(b"a").await.is_ok() {
@@ -32,8 +32,8 @@ async fn hung_up(stream: TcpStream, talks: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_dawdles_does_not_keep_others_waiting() {
-    let gate = Gate::open(CALC).await;
+async fn slow_clients_do_not_block_other_clients() {
+    let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
     let address = gate.url.trim_start_matches("http://").to_owned();
     let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\n";
     let body =
@@ -48,13 +48,13 @@ async fn who_dawdles_does_not_keep_others_waiting() {
     }
     // In the end nobody listens to them any more, whether they fall silent or go on without end.
     let watched: Vec<TcpStream> = slow.drain(..16).collect();
-    let ended = join_all(watched.into_iter().enumerate().map(|(n, stream)| hung_up(stream, n >= 8)));
+    let ended = join_all(watched.into_iter().enumerate().map(|(n, stream)| wait_for_disconnect(stream, n >= 8)));
     let others = async {
         for _ in 0..20 {
-            assert_eq!(calc(&gate.client()).await.0, 200);
+            assert_eq!(call_calc(&gate.client()).await.0, 200);
         }
     };
     tokio::join!(ended, others);
     drop(slow);
-    gate.end().await;
+    gate.shut_down().await;
 }

@@ -2,16 +2,16 @@
 
 use serde_json::{Value, json};
 
-use crate::security::digest;
-use crate::support::{Gate, with_fixture};
+use crate::security::token_digest;
+use crate::support::{TestGateway, fixture_config};
 
-const OPEN: &str = "undeclared = \"open\"";
+const UNDECLARED_OPEN: &str = "undeclared = \"open\"";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_goes_through_and_says_so() {
-    let gate = Gate::open(&with_fixture(OPEN)).await;
+async fn successful_call_returns_result_and_receipt() {
+    let gate = TestGateway::open(&fixture_config(UNDECLARED_OPEN)).await;
     let client = gate.client();
-    assert!(client.tools().await.contains(&"echo".to_owned()));
+    assert!(client.tool_names().await.contains(&"echo".to_owned()));
     let result = client.call("echo", json!({"text": "hello"})).await;
     assert_eq!(result["structuredContent"], json!({"text": "hello"}));
     assert_eq!(result["_meta"]["toolgate/receipt"]["decision"], "succeeded");
@@ -19,15 +19,15 @@ async fn a_call_goes_through_and_says_so() {
     // Exactly as many digits as were sent.
     let sum = client.call("add", json!({"a": 0.1, "b": 0.2})).await;
     assert_eq!(sum["isError"], json!(false), "{sum}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_failure_is_the_one_contract() {
-    let config = with_fixture(&format!(
-        "{OPEN}\nerrors = [{{ matches = 'no such order', category = \"VALIDATION\", code = \"no_such_order\", effects = \"none\" }}]"
+async fn every_failure_uses_error_contract() {
+    let config = fixture_config(&format!(
+        "{UNDECLARED_OPEN}\nerrors = [{{ matches = 'no such order', category = \"VALIDATION\", code = \"no_such_order\", effects = \"none\" }}]"
     ));
-    let gate = Gate::open(&config).await;
+    let gate = TestGateway::open(&config).await;
     let client = gate.client();
     for (tool, arguments, code, category) in [
         ("ecko", json!({}), "unknown_tool", "VALIDATION"),
@@ -43,43 +43,45 @@ async fn every_failure_is_the_one_contract() {
     }
     let said = client.call("fail", json!({"message": "it is Sunday again"})).await;
     assert_eq!(said["_meta"]["toolgate/error"]["upstream"]["said"], "it is Sunday again");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rules_see_arguments_evidence_and_sessions() {
-    let config = with_fixture("")
+    let config = fixture_config("")
         + "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"read\"\nentities = { text = \"/text\" }\nproves = [\"/text\"]\n\
            [tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
            [[policy]]\nname = \"echo_first\"\nrule = \"require\"\ntools = [\"count\"]\nany_of = [\"echo\"]\nreason = \"Echo first.\"\n\
            [[policy]]\nname = \"short\"\nrule = \"deny\"\ntools = [\"echo\"]\nwhen = 'size(input.text) > 5'\nreason = \"Too long.\"\n";
-    let gate = Gate::open(&config).await;
+    let gate = TestGateway::open(&config).await;
     // What nobody declares is not offered.
-    assert_eq!(gate.client().tools().await, ["count", "echo"]);
+    assert_eq!(gate.client().tool_names().await, ["count", "echo"]);
     let (one, other) = (gate.client().in_session("one"), gate.client().in_session("other"));
-    assert_eq!(one.code("count", json!({})).await, "prerequisite_missing");
-    assert_eq!(one.code("echo", json!({"text": "much too long"})).await, "short");
-    assert_eq!(one.code("echo", json!({"text": "hi"})).await, "ok");
-    assert_eq!(one.code("count", json!({})).await, "ok");
-    assert_eq!(other.code("count", json!({})).await, "prerequisite_missing");
-    assert_eq!(one.code("env", json!({"name": "PATH"})).await, "unknown_tool");
-    gate.end().await;
+    assert_eq!(one.call_code("count", json!({})).await, "prerequisite_missing");
+    assert_eq!(one.call_code("echo", json!({"text": "much too long"})).await, "short");
+    assert_eq!(one.call_code("echo", json!({"text": "hi"})).await, "ok");
+    assert_eq!(one.call_code("count", json!({})).await, "ok");
+    assert_eq!(other.call_code("count", json!({})).await, "prerequisite_missing");
+    assert_eq!(one.call_code("env", json!({"name": "PATH"})).await, "unknown_tool");
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_names_for_a_conversation_are_refused() {
-    let gate = Gate::open(&with_fixture(OPEN)).await;
+async fn conflicting_session_names_are_refused() {
+    let gate = TestGateway::open(&fixture_config(UNDECLARED_OPEN)).await;
     let client = gate.client().in_session("one");
     let call = |session: &str| json!({"name": "echo", "arguments": {"text": "x"}, "_meta": {"toolgate/session": session}});
-    assert!(client.ask("tools/call", call("one")).await.1.get("result").is_some());
-    let (_, refused) = client.ask("tools/call", call("two")).await;
+    assert!(client.call_method("tools/call", call("one")).await.1.get("result").is_some());
+    let (_, refused) = client.call_method("tools/call", call("two")).await;
     assert!(refused["result"]["structuredContent"]["message"].as_str().unwrap().contains("two sessions"), "{refused}");
     let mut at = gate.client().in_session("one");
     at.url = format!("{}/default/two", at.url);
-    assert_eq!(at.code("echo", json!({"text": "x"})).await, "forbidden");
+    assert_eq!(at.call_code("echo", json!({"text": "x"})).await, "forbidden");
     for bad in [json!(7), json!(""), json!("a b"), json!("x".repeat(129))] {
-        let (_, answer) =
-            gate.client().ask("tools/call", json!({"name": "echo", "arguments": {"text": "x"}, "_meta": {"toolgate/session": bad}})).await;
+        let (_, answer) = gate
+            .client()
+            .call_method("tools/call", json!({"name": "echo", "arguments": {"text": "x"}, "_meta": {"toolgate/session": bad}}))
+            .await;
         // That is no question of who asks: it can be put right.
         let told = &answer["error"]["data"];
         assert_eq!((&told["code"], &told["errorCategory"]), (&json!("invalid_request"), &json!("VALIDATION")), "{bad}: {answer}");
@@ -87,19 +89,19 @@ async fn two_names_for_a_conversation_are_refused() {
     let key = gate.gateway.runtime().session("default", "local", "(turned away)");
     assert_eq!(key.rows().await.unwrap().len(), 6, "each has its row");
     // The same where another word names it, and by the decision API.
-    let (_, answer) = gate.client().in_session("a b").ask("tools/call", json!({"name": "echo", "arguments": {"text": "x"}})).await;
+    let (_, answer) = gate.client().in_session("a b").call_method("tools/call", json!({"name": "echo", "arguments": {"text": "x"}})).await;
     assert_eq!(answer["error"]["data"]["code"], json!("invalid_request"), "{answer}");
     let check = json!({"id": "1", "tool": "echo", "session": "a b"});
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let said = http.post(format!("{}/v1/calls/check", gate.url)).json(&check).send().await.unwrap();
     let (status, told) = (said.status().as_u16(), said.json::<Value>().await.unwrap());
     assert_eq!((status, &told["code"]), (400, &json!("invalid_request")), "{told}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_in_the_address_is_decoded_once() {
-    let gate = Gate::open("[tools.calc]\nkind = \"builtin\"\n").await;
+async fn path_segment_is_percent_decoded_once() {
+    let gate = TestGateway::open("[tools.calc]\nkind = \"builtin\"\n").await;
     let at = |path: &str| {
         let mut client = gate.client();
         client.url = format!("{}/{path}", client.url);
@@ -109,19 +111,19 @@ async fn a_name_in_the_address_is_decoded_once() {
     let calc = |n: usize| json!({"expression": format!("{n} + 1")});
     // However it is spelt, it is one conversation.
     for (n, path) in ["default/a-b", "default/a%2Db", "def%61ult/%61-b"].into_iter().enumerate() {
-        assert_eq!(at(path).code("calc", calc(n)).await, "ok", "{path}");
+        assert_eq!(at(path).call_code("calc", calc(n)).await, "ok", "{path}");
     }
-    assert_eq!(at("default/a%2db").in_session("a-b").code("calc", calc(3)).await, "ok");
+    assert_eq!(at("default/a%2db").in_session("a-b").call_code("calc", calc(3)).await, "ok");
     assert_eq!(rows("default", "a-b").await, 4);
     // An encoded separator is part of the name, and is not decoded again.
-    assert_eq!(at("default/a%2Fb").in_session("a/b").code("calc", calc(4)).await, "ok");
-    assert_eq!(at("default/a%252Fb").in_session("a%2Fb").code("calc", calc(5)).await, "ok");
+    assert_eq!(at("default/a%2Fb").in_session("a/b").call_code("calc", calc(4)).await, "ok");
+    assert_eq!(at("default/a%252Fb").in_session("a%2Fb").call_code("calc", calc(5)).await, "ok");
     assert_eq!((rows("default", "a/b").await, rows("default", "a%2Fb").await), (1, 1));
-    assert_eq!(at("default%2Fx/s").code("calc", calc(6)).await, "forbidden");
-    assert_eq!(at("default/a/b").ask("tools/list", json!({})).await.0, 404);
+    assert_eq!(at("default%2Fx/s").call_code("calc", calc(6)).await, "forbidden");
+    assert_eq!(at("default/a/b").call_method("tools/list", json!({})).await.0, 404);
     // What is no spelling of anything is told as such, and a call in it has its row.
     for path in ["default/%zz", "default/a%", "%ff/s"] {
-        let (status, answer) = at(path).ask("tools/call", json!({"name": "calc", "arguments": calc(7)})).await;
+        let (status, answer) = at(path).call_method("tools/call", json!({"name": "calc", "arguments": calc(7)})).await;
         let told = &answer["error"]["data"];
         assert_eq!(
             (status, &told["code"], &told["errorCategory"]),
@@ -130,17 +132,17 @@ async fn a_name_in_the_address_is_decoded_once() {
         );
         assert!(told["callId"].is_string() && told["receipt"].is_object(), "{path}: {answer}");
     }
-    let (status, answer) = at("default/%zz").ask("tools/list", json!({})).await;
+    let (status, answer) = at("default/%zz").call_method("tools/list", json!({})).await;
     assert_eq!((status, &answer["error"]["data"]["callId"]), (400, &Value::Null), "{answer}");
     assert_eq!(rows("(unknown)", "(turned away)").await, 4, "one of them was for an agent that is not there");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_says_in_which_turn_a_model_made_the_call_and_why_it_stopped() {
-    let gate = Gate::open("[tools.calc]\nkind = \"builtin\"\n[tools.mine]\nkind = \"client\"\npolicy = \"open\"\n").await;
+async fn row_records_turn_and_stop_reason() {
+    let gate = TestGateway::open("[tools.calc]\nkind = \"builtin\"\n[tools.mine]\nkind = \"client\"\npolicy = \"open\"\n").await;
     let meta = json!({"toolgate/turn": 3, "toolgate/stopReason": "tool_use"});
-    gate.client().in_session("s").ask("tools/call", json!({"name": "calc", "arguments": {"expression": "1"}, "_meta": meta})).await;
+    gate.client().in_session("s").call_method("tools/call", json!({"name": "calc", "arguments": {"expression": "1"}, "_meta": meta})).await;
     let mut call = json!({"id": "1", "session": "s", "tool": "mine", "turn": 4, "stopReason": "tool_calls"});
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let post = async |verb: &str, body: &Value| http.post(format!("{}/v1/calls/{verb}", gate.url)).json(body).send().await.unwrap();
@@ -150,38 +152,38 @@ async fn a_row_says_in_which_turn_a_model_made_the_call_and_why_it_stopped() {
     let rows = gate.gateway.runtime().session("default", "local", "s").rows().await.unwrap();
     let said: Vec<_> = rows.iter().map(|row| (row.turn, row.stop_reason.as_deref())).collect();
     assert_eq!(said, [(Some(3), Some("tool_use")), (Some(4), Some("tool_calls"))]);
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_makes_two_calls_one() {
-    let config = with_fixture("") + "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\npolicy = \"open\"\n";
-    let gate = Gate::open(&config).await;
+async fn idempotency_key_replays_recorded_result() {
+    let config = fixture_config("") + "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\npolicy = \"open\"\n";
+    let gate = TestGateway::open(&config).await;
     let client = gate.client().in_session("s");
     let call = |key: &str| json!({"name": "count", "arguments": {}, "_meta": {"toolgate/idempotencyKey": key}});
-    let first = client.ask("tools/call", call("k")).await.1;
-    let again = client.ask("tools/call", call("k")).await.1;
+    let first = client.call_method("tools/call", call("k")).await.1;
+    let again = client.call_method("tools/call", call("k")).await.1;
     assert_eq!(first["result"]["structuredContent"], again["result"]["structuredContent"], "{again}");
     assert_eq!(again["result"]["_meta"]["toolgate/replayed"], json!(true));
-    let other = client.ask("tools/call", call("l")).await.1;
+    let other = client.call_method("tools/call", call("l")).await.1;
     assert_ne!(first["result"]["structuredContent"], other["result"]["structuredContent"]);
     // It is kept for as long as what it stands for, and is not longer than that is worth.
-    let long = client.ask("tools/call", call(&"k".repeat(2_000))).await.1;
+    let long = client.call_method("tools/call", call(&"k".repeat(2_000))).await.1;
     assert_eq!((&long["error"]["code"], &long["error"]["data"]["code"]), (&json!(-32602), &json!("invalid_request")), "{long}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
-const ASKED: &str = "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+const APPROVAL_RULES: &str = "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
     [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
 
-fn elicits() -> Value {
+fn elicitation_capability() -> Value {
     json!({"elicitation": {}})
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_is_asked_and_its_answer_counts_once() {
-    let gate = Gate::open(&(with_fixture("") + ASKED)).await;
-    let client = gate.client().in_session("s").who_can(elicits());
+async fn elicited_approval_is_valid_once() {
+    let gate = TestGateway::open(&(fixture_config("") + APPROVAL_RULES)).await;
+    let client = gate.client().in_session("s").with_capabilities(elicitation_capability());
     let call = |state: Option<&str>, answer: Value| {
         let mut params = json!({"name": "count", "arguments": {}});
         if let Some(state) = state {
@@ -190,7 +192,7 @@ async fn a_client_is_asked_and_its_answer_counts_once() {
         }
         params
     };
-    let asked = client.ask("tools/call", call(None, Value::Null)).await.1;
+    let asked = client.call_method("tools/call", call(None, Value::Null)).await.1;
     assert_eq!(asked["result"]["resultType"], "input_required", "{asked}");
     // It was refused until then, and that has its row.
     let meta = &asked["result"]["_meta"];
@@ -200,58 +202,58 @@ async fn a_client_is_asked_and_its_answer_counts_once() {
     let state = asked["result"]["requestState"].as_str().unwrap().to_owned();
     let yes = json!({"action": "accept", "content": {"approve": true}});
     // Somebody else's answer, and one that was made up.
-    let stranger = gate.client().in_session("t").who_can(elicits());
-    assert!(stranger.ask("tools/call", call(Some(&state), yes.clone())).await.1["error"].is_object());
+    let stranger = gate.client().in_session("t").with_capabilities(elicitation_capability());
+    assert!(stranger.call_method("tools/call", call(Some(&state), yes.clone())).await.1["error"].is_object());
     let forged: String = state.chars().rev().collect();
-    assert!(client.ask("tools/call", call(Some(&forged), yes.clone())).await.1["error"].is_object());
-    let done = client.ask("tools/call", call(Some(&state), yes.clone())).await.1;
+    assert!(client.call_method("tools/call", call(Some(&forged), yes.clone())).await.1["error"].is_object());
+    let done = client.call_method("tools/call", call(Some(&state), yes.clone())).await.1;
     assert_eq!(done["result"]["structuredContent"]["count"], json!(1), "{done}");
     // A second time it is not an answer to anything.
-    let again = client.ask("tools/call", call(Some(&state), yes)).await.1;
+    let again = client.call_method("tools/call", call(Some(&state), yes)).await.1;
     assert!(again["error"].is_object(), "{again}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_was_asked_nobody_else_answers() {
-    let token = |who: &str| format!("[[gateway.tokens]]\nprincipal = \"{who}\"\nsha256 = \"{}\"\n", digest(who));
-    let gate = Gate::open(&(with_fixture("") + ASKED + &token("ann") + &token("bob"))).await;
+async fn request_state_is_bound_to_principal() {
+    let token = |who: &str| format!("[[gateway.tokens]]\nprincipal = \"{who}\"\nsha256 = \"{}\"\n", token_digest(who));
+    let gate = TestGateway::open(&(fixture_config("") + APPROVAL_RULES + &token("ann") + &token("bob"))).await;
     // One name of a session, and one of each of them.
-    let [ann, bob] = ["ann", "bob"].map(|who| gate.client().in_session("s").who_can(elicits()).with_token(who));
-    let asked = ann.ask("tools/call", json!({"name": "count", "arguments": {}})).await.1;
+    let [ann, bob] = ["ann", "bob"].map(|who| gate.client().in_session("s").with_capabilities(elicitation_capability()).with_token(who));
+    let asked = ann.call_method("tools/call", json!({"name": "count", "arguments": {}})).await.1;
     let answer = json!({"toolgate_approval": {"action": "accept", "content": {"approve": true}}});
     let back = json!({"name": "count", "arguments": {}, "requestState": asked["result"]["requestState"], "inputResponses": answer});
     assert!(back["requestState"].is_string(), "{asked}");
-    let stolen = bob.ask("tools/call", back.clone()).await.1;
+    let stolen = bob.call_method("tools/call", back.clone()).await.1;
     assert!(stolen["error"].is_object(), "{stolen}");
     // It is still there for her, and good for one call.
-    let done = ann.ask("tools/call", back).await.1;
+    let done = ann.call_method("tools/call", back).await.1;
     assert_eq!(done["result"]["structuredContent"]["count"], json!(1), "{done}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_edited_call_is_a_new_call() {
-    let config = with_fixture("")
+async fn edited_call_needs_new_approval() {
+    let config = fixture_config("")
         + "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
            [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"echo\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
-    let gate = Gate::open(&config).await;
-    let client = gate.client().in_session("s").who_can(elicits());
-    let asked = client.ask("tools/call", json!({"name": "echo", "arguments": {"text": "small"}})).await.1;
+    let gate = TestGateway::open(&config).await;
+    let client = gate.client().in_session("s").with_capabilities(elicitation_capability());
+    let asked = client.call_method("tools/call", json!({"name": "echo", "arguments": {"text": "small"}})).await.1;
     let state = asked["result"]["requestState"].as_str().unwrap();
     let yes = json!({"toolgate_approval": {"action": "accept", "content": {"approve": true}}});
     let edited = json!({"name": "echo", "arguments": {"text": "large"}, "requestState": state, "inputResponses": yes});
-    let answer = client.ask("tools/call", edited).await.1;
+    let answer = client.call_method("tools/call", edited).await.1;
     assert_eq!(answer["result"]["resultType"], "input_required", "{answer}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_approval_that_is_named_is_for_the_arguments_that_come_along() {
-    let config = with_fixture("")
+async fn named_approval_is_bound_to_arguments() {
+    let config = fixture_config("")
         + "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
            [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"echo\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
-    let gate = Gate::open(&config).await;
+    let gate = TestGateway::open(&config).await;
     let client = gate.client().in_session("s");
     for (text, same) in [("one", json!({"text": "one"})), ("two", json!({}))] {
         let asked = client.call("echo", json!({"text": text})).await;
@@ -259,104 +261,114 @@ async fn an_approval_that_is_named_is_for_the_arguments_that_come_along() {
         assert!(gate.gateway.runtime().answer_approval(&id, true, "lead").await.unwrap());
         let named = |arguments: &Value| json!({"name": "echo", "arguments": arguments, "_meta": {"toolgate/approval": id}});
         for other in [json!({"text": "other"}), json!({"txt": text})] {
-            let refused = client.ask("tools/call", named(&other)).await.1;
+            let refused = client.call_method("tools/call", named(&other)).await.1;
             let told = &refused["error"]["data"];
             assert_eq!((&told["code"], told["callId"].is_string()), (&json!("invalid_request"), true), "{refused}");
         }
-        let done = client.ask("tools/call", named(&same)).await.1;
+        let done = client.call_method("tools/call", named(&same)).await.1;
         assert_eq!(done["result"]["structuredContent"]["text"], json!(text), "{done}");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_cannot_ask_or_may_not_gets_an_id() {
-    let destructive = ASKED.replace("effect = \"write\"\n", "");
-    let named = ASKED.replace("reason =", "approvers = [\"lead\"]\nreason =");
+async fn approval_id_is_returned_if_client_cannot_approve() {
+    let destructive = APPROVAL_RULES.replace("effect = \"write\"\n", "");
+    let named = APPROVAL_RULES.replace("reason =", "approvers = [\"lead\"]\nreason =");
     let left = destructive.replace("reason =", "approvers = [\"client\"]\nreason =");
-    for (rules, capabilities, is_asked) in
-        [(ASKED, json!({}), false), (&destructive, elicits(), false), (&named, elicits(), false), (&left, elicits(), true)]
-    {
-        let gate = Gate::open(&(with_fixture("") + rules)).await;
-        let client = gate.client().in_session("s").who_can(capabilities);
-        let answer = client.ask("tools/call", json!({"name": "count", "arguments": {}})).await.1;
+    for (rules, capabilities, is_asked) in [
+        (APPROVAL_RULES, json!({}), false),
+        (&destructive, elicitation_capability(), false),
+        (&named, elicitation_capability(), false),
+        (&left, elicitation_capability(), true),
+    ] {
+        let gate = TestGateway::open(&(fixture_config("") + rules)).await;
+        let client = gate.client().in_session("s").with_capabilities(capabilities);
+        let answer = client.call_method("tools/call", json!({"name": "count", "arguments": {}})).await.1;
         assert_eq!(answer["result"]["resultType"] == "input_required", is_asked, "{rules}: {answer}");
         if !is_asked {
             let id = answer["result"]["_meta"]["toolgate/error"]["approval"]["id"].as_str().unwrap().to_owned();
             assert!(gate.gateway.runtime().answer_approval(&id, true, "lead").await.unwrap());
-            assert_eq!(client.code("count", json!({})).await, "ok");
+            assert_eq!(client.call_code("count", json!({})).await, "ok");
         }
-        gate.end().await;
+        gate.shut_down().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_means_no() {
-    let gate = Gate::open(&(with_fixture("") + ASKED)).await;
-    let client = gate.client().in_session("s").who_can(elicits());
-    let asked = client.ask("tools/call", json!({"name": "count", "arguments": {}})).await.1;
+async fn declined_approval_denies_call() {
+    let gate = TestGateway::open(&(fixture_config("") + APPROVAL_RULES)).await;
+    let client = gate.client().in_session("s").with_capabilities(elicitation_capability());
+    let asked = client.call_method("tools/call", json!({"name": "count", "arguments": {}})).await.1;
     let state = asked["result"]["requestState"].clone();
     let no = json!({"toolgate_approval": {"action": "decline"}});
-    let answer = client.ask("tools/call", json!({"name": "count", "arguments": {}, "requestState": state, "inputResponses": no})).await.1;
+    let answer =
+        client.call_method("tools/call", json!({"name": "count", "arguments": {}, "requestState": state, "inputResponses": no})).await.1;
     assert_eq!(answer["result"]["_meta"]["toolgate/error"]["code"], "approval_denied", "{answer}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_that_is_closed_leaves_the_call_as_it_stood() {
-    let gate = Gate::open(&(with_fixture("") + ASKED)).await;
-    let client = gate.client().in_session("s").who_can(elicits());
-    let asked = client.ask("tools/call", json!({"name": "count", "arguments": {}})).await.1;
+async fn cancelled_elicitation_keeps_approval_open() {
+    let gate = TestGateway::open(&(fixture_config("") + APPROVAL_RULES)).await;
+    let client = gate.client().in_session("s").with_capabilities(elicitation_capability());
+    let asked = client.call_method("tools/call", json!({"name": "count", "arguments": {}})).await.1;
     let state = asked["result"]["requestState"].clone();
     let closed = json!({"toolgate_approval": {"action": "cancel"}});
     let again = json!({"name": "count", "arguments": {}, "requestState": state, "inputResponses": closed});
-    let answer = client.ask("tools/call", again.clone()).await.1;
+    let answer = client.call_method("tools/call", again.clone()).await.1;
     let meta = &answer["result"]["_meta"];
     assert_eq!(meta["toolgate/error"]["code"], "approval_required", "{answer}");
     assert!(meta["toolgate/receipt"]["signature"].is_string(), "{answer}");
     // Nobody has refused: it can be approved elsewhere, once.
     let id = meta["toolgate/error"]["approval"]["id"].as_str().unwrap();
     assert!(gate.gateway.runtime().answer_approval(id, true, "lead").await.unwrap());
-    assert_eq!(client.code("count", json!({})).await, "ok");
-    gate.end().await;
+    assert_eq!(client.call_code("count", json!({})).await, "ok");
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_approval_that_nobody_asked_for_is_refused() {
-    let gate = Gate::open(&(with_fixture("") + ASKED)).await;
+async fn unrequested_approval_is_refused() {
+    let gate = TestGateway::open(&(fixture_config("") + APPROVAL_RULES)).await;
     let yes = json!({"toolgate_approval": {"action": "accept", "content": {"approve": true}}});
     for (n, more) in [json!({}), json!({"requestState": "made up"}), json!({"requestState": ""})].into_iter().enumerate() {
-        let client = gate.client().in_session(&format!("s{n}")).who_can(elicits());
+        let client = gate.client().in_session(&format!("s{n}")).with_capabilities(elicitation_capability());
         let mut call = json!({"name": "count", "arguments": {}, "inputResponses": yes});
         call.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let (_, answer) = client.ask("tools/call", call).await;
+        let (_, answer) = client.call_method("tools/call", call).await;
         assert_eq!(answer["error"]["code"], -32602, "{answer}");
     }
     // What was asked of one is not answered by another.
-    let asked = gate.client().in_session("mine").who_can(elicits()).ask("tools/call", json!({"name": "count", "arguments": {}})).await.1;
-    let theirs = gate.client().in_session("theirs").who_can(elicits());
+    let asked = gate
+        .client()
+        .in_session("mine")
+        .with_capabilities(elicitation_capability())
+        .call_method("tools/call", json!({"name": "count", "arguments": {}}))
+        .await
+        .1;
+    let theirs = gate.client().in_session("theirs").with_capabilities(elicitation_capability());
     let stolen = json!({"name": "count", "arguments": {}, "requestState": asked["result"]["requestState"], "inputResponses": yes});
-    assert_eq!(theirs.ask("tools/call", stolen).await.1["error"]["code"], -32602);
-    gate.end().await;
+    assert_eq!(theirs.call_method("tools/call", stolen).await.1["error"]["code"], -32602);
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_in_the_list_is_not_offered_in_place_of_what_is_not_there() {
+async fn unlisted_tool_is_not_suggested_for_unknown_tool() {
     let own = "[tools.pay]\nkind = \"client\"\neffect = \"read\"\ninput = { type = \"object\" }\n";
-    let gate = Gate::open(&format!("[tools.calc]\nkind = \"builtin\"\n{own}")).await;
-    assert_eq!(gate.client().tools().await, ["calc"]);
+    let gate = TestGateway::open(&format!("[tools.calc]\nkind = \"builtin\"\n{own}")).await;
+    assert_eq!(gate.client().tool_names().await, ["calc"]);
     let error = gate.client().call("pays", json!({})).await["_meta"]["toolgate/error"].clone();
     assert_eq!(error["code"], "unknown_tool", "{error}");
     assert!(error["message"].as_str().unwrap().ends_with("Available: `calc`"), "{error}");
     assert!(!error.to_string().contains("`pay`"), "{error}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_two_halves_of_the_path() {
+async fn decision_api_checks_and_reports_call() {
     let config = "[tools.pay]\nkind = \"client\"\ninput = { type = \"object\", properties = { amount = { type = \"number\" } }, required = [\"amount\"] }\n\
         [[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 10 }]\nreason = \"Too much.\"\n";
-    let gate = Gate::open(config).await;
+    let gate = TestGateway::open(config).await;
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let post = async |verb: &str, body: Value| -> (u16, Value) {
         let answer = http.post(format!("{}/v1/calls/{verb}", gate.url)).json(&body).send().await.unwrap();
@@ -410,14 +422,14 @@ async fn the_two_halves_of_the_path() {
     }
     let metrics = http.get(format!("{}/metrics", gate.url)).send().await.unwrap().text().await.unwrap();
     assert!(metrics.contains("toolgate_calls_total{") && metrics.contains("toolgate_canary_refused 1"), "{metrics}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_edited_call_is_a_new_call_for_those_who_run_their_tools_themselves() {
+async fn decision_api_approval_is_bound_to_arguments() {
     let config = "[tools.pay]\nkind = \"client\"\ninput = { type = \"object\", properties = { amount = { type = \"number\" } }, required = [\"amount\"] }\n\
         [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"pay\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
-    let gate = Gate::open(config).await;
+    let gate = TestGateway::open(config).await;
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let post = async |verb: &str, body: &Value| -> (u16, Value) {
         let answer = http.post(format!("{}/v1/calls/{verb}", gate.url)).json(body).send().await.unwrap();
@@ -458,12 +470,12 @@ async fn an_edited_call_is_a_new_call_for_those_who_run_their_tools_themselves()
     report["result"] = json!({"paid": true});
     let (status, told) = post("report", &report).await;
     assert_eq!((status, &told["outcome"]["isError"]), (200, &json!(true)), "{told}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_chooses_the_dialect_of_its_errors() {
-    let gate = Gate::open("[agents.plain.tools.calc]\nkind = \"builtin\"\n[agents.other]\ndialect = \"bucket\"\n[agents.other.tools.calc]\nkind = \"builtin\"\n").await;
+async fn agent_config_selects_error_dialect() {
+    let gate = TestGateway::open("[agents.plain.tools.calc]\nkind = \"builtin\"\n[agents.other]\ndialect = \"bucket\"\n[agents.other.tools.calc]\nkind = \"builtin\"\n").await;
     for (agent, bucket) in [("plain", false), ("other", true)] {
         let mut client = gate.client();
         client.url = format!("{}/{agent}", client.url);
@@ -478,16 +490,16 @@ async fn an_agent_chooses_the_dialect_of_its_errors() {
         let read = toolgate::ToolError::from_bucket(structured).map(|error| error.code.to_string());
         assert_eq!(read.as_deref(), bucket.then_some("unknown_tool"));
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn examples_stand_in_the_schema_that_a_model_sees() {
+async fn listed_schema_contains_examples() {
     let tool = "[tools.pay]\nkind = \"http\"\nurl = \"https://bank.example/pay\"\neffect = \"read\"\n\
         input = { type = \"object\", properties = { amount = { type = \"number\" } } }\n\
         examples = [{ description = \"half of it\", input = { amount = 2.50 } }]\n";
-    let gate = Gate::open(tool).await;
-    let (_, listed) = gate.client().ask("tools/list", json!({})).await;
+    let gate = TestGateway::open(tool).await;
+    let (_, listed) = gate.client().call_method("tools/list", json!({})).await;
     assert_eq!(listed["result"]["tools"][0]["inputSchema"]["examples"], json!([{"amount": 2.5}]), "{listed}");
-    gate.end().await;
+    gate.shut_down().await;
 }

@@ -6,16 +6,16 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::support::{Gate, nobody};
+use crate::support::{TestGateway, unused_address};
 
 /// A web service that remembers what it was asked.
-struct Service {
+struct HttpServiceFixture {
     port: u16,
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
-impl Service {
-    async fn open() -> Self {
+impl HttpServiceFixture {
+    async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let asked = Arc::new(Mutex::new(Vec::new()));
@@ -45,7 +45,7 @@ impl Service {
                         }
                         seen.lock().unwrap().push(text.clone());
                         let path = head.split_whitespace().nth(1).unwrap_or_default().to_owned();
-                        let answer = answer(&path, port);
+                        let answer = response_for(&path, port);
                         let _ = stream.write_all(answer.as_bytes()).await;
                         let _ = stream.shutdown().await;
                         return;
@@ -53,15 +53,15 @@ impl Service {
                 });
             }
         });
-        Self { port, asked }
+        Self { port, requests: asked }
     }
 
-    fn asked(&self) -> Vec<String> {
-        self.asked.lock().unwrap().clone()
+    fn recorded_requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap().clone()
     }
 }
 
-fn answer(path: &str, port: u16) -> String {
+fn response_for(path: &str, port: u16) -> String {
     let say = |status: &str, headers: &str, body: &str| {
         format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())
     };
@@ -85,7 +85,7 @@ fn answer(path: &str, port: u16) -> String {
 }
 
 /// A tool that asks the service.
-fn tool(name: &str, service: &Service, path: &str, more: &str) -> String {
+fn http_tool_config(name: &str, service: &HttpServiceFixture, path: &str, more: &str) -> String {
     format!(
         "[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://127.0.0.1:{}{path}\"\nretry = {{ times = 0 }}\n{more}\n",
         service.port
@@ -93,16 +93,16 @@ fn tool(name: &str, service: &Service, path: &str, more: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn arguments_stand_where_the_template_says() {
-    let service = Service::open().await;
+async fn arguments_fill_url_template_query_and_body() {
+    let service = HttpServiceFixture::start().await;
     let input = "input = { type = \"object\", properties = { id = { type = \"string\" }, expand = { type = \"string\" }, note = { type = \"string\" }, amount = { type = \"number\" } }, required = [\"id\"] }\n";
-    let config = tool(
+    let config = http_tool_config(
         "get",
         &service,
         "/orders/{/id}",
         &format!("{input}query = {{ expand = \"{{/expand}}\", v = \"2\" }}\nheaders = {{ x-key = \"${{PATH}}\" }}"),
-    ) + &tool("post", &service, "/orders/{/id}", &format!("{input}method = \"POST\""))
-        + &tool(
+    ) + &http_tool_config("post", &service, "/orders/{/id}", &format!("{input}method = \"POST\""))
+        + &http_tool_config(
             "shaped",
             &service,
             "/pay",
@@ -110,15 +110,20 @@ async fn arguments_stand_where_the_template_says() {
                 "{input}method = \"PUT\"\nbody = {{ order = {{ id = \"{{/id}}\", amount = \"{{/amount}}\", label = \"order {{/id}}\", note = \"{{/note}}\" }}, fixed = true }}"
             ),
         )
-        + &tool("form", &service, "/form", &format!("{input}method = \"POST\"\nform = {{ id = \"{{/id}}\", note = \"{{/note}}\" }}"));
+        + &http_tool_config(
+            "form",
+            &service,
+            "/form",
+            &format!("{input}method = \"POST\"\nform = {{ id = \"{{/id}}\", note = \"{{/note}}\" }}"),
+        );
     let config = config
-        + &tool(
+        + &http_tool_config(
             "typed",
             &service,
             "/typed",
             &format!("{input}method = \"POST\"\nheaders = {{ Content-Type = \"application/vnd.api+json\" }}"),
         );
-    let gate = Gate::open(&config).await;
+    let gate = TestGateway::open(&config).await;
     let client = gate.client();
     let got = client.call("get", json!({"id": "A/7 ?#%", "expand": "a&b=c"})).await;
     assert_eq!(got["structuredContent"]["path"], "/orders/A%2F7%20%3F%23%25?expand=a%26b%3Dc&v=2", "{got}");
@@ -126,7 +131,7 @@ async fn arguments_stand_where_the_template_says() {
     client.call("post", json!({"id": "B", "note": "n", "amount": 1.50})).await;
     client.call("shaped", json!({"id": "B", "amount": 1.50})).await;
     client.call("form", json!({"id": "B&C", "note": "ü"})).await;
-    let asked = service.asked();
+    let asked = service.recorded_requests();
     assert!(asked[0].to_ascii_lowercase().contains(&format!("x-key: {}", std::env::var("PATH").unwrap().to_ascii_lowercase())));
     assert!(asked[1].starts_with("GET /orders/B?v=2 "), "{}", asked[1]);
     assert!(asked[2].ends_with(r#"{"amount":1.5,"note":"n"}"#), "{}", asked[2]);
@@ -135,29 +140,34 @@ async fn arguments_stand_where_the_template_says() {
     client.call("typed", json!({"id": "B"})).await;
     // One kind is said, and it is that of the file where there is one.
     for (at, kind) in [(2, "application/json"), (4, "application/x-www-form-urlencoded"), (5, "application/vnd.api+json")] {
-        let request = service.asked()[at].to_ascii_lowercase();
+        let request = service.recorded_requests()[at].to_ascii_lowercase();
         let said: Vec<&str> = request.lines().filter_map(|line| line.strip_prefix("content-type: ")).collect();
         assert_eq!(said, [kind], "{request}");
     }
     for (id, code) in [("..", "invalid_arguments"), (".", "invalid_arguments"), ("%2e%2e", "ok"), ("../../admin", "ok")] {
-        assert_eq!(client.code("get", json!({"id": id})).await, code, "{id}");
+        assert_eq!(client.call_code("get", json!({"id": id})).await, code, "{id}");
     }
-    assert!(service.asked().iter().all(|request| !request.starts_with("GET /admin")));
-    gate.end().await;
+    assert!(service.recorded_requests().iter().all(|request| !request.starts_with("GET /admin")));
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn statuses_mean_what_they_mean_everywhere() {
-    let service = Service::open().await;
+async fn http_statuses_map_to_error_codes() {
+    let service = HttpServiceFixture::start().await;
     let mut config = String::new();
     for status in [404, 422, 429, 403, 503] {
-        config += &tool(&format!("s{status}"), &service, &format!("/status/{status}"), "headers = { authorization = \"s3cr3t-token\" }");
+        config += &http_tool_config(
+            &format!("s{status}"),
+            &service,
+            &format!("/status/{status}"),
+            "headers = { authorization = \"s3cr3t-token\" }",
+        );
     }
-    config += &tool("none", &service, "/status/404", "empty_on = [404]");
-    config += &tool("big", &service, "/big", "max_response = 1000");
-    config += &(tool("text", &service, "/text", "") + &tool("empty", &service, "/empty", ""));
-    config += &tool("refused", &service, "/refused", "");
-    let gate = Gate::open(&config).await;
+    config += &http_tool_config("none", &service, "/status/404", "empty_on = [404]");
+    config += &http_tool_config("big", &service, "/big", "max_response = 1000");
+    config += &(http_tool_config("text", &service, "/text", "") + &http_tool_config("empty", &service, "/empty", ""));
+    config += &http_tool_config("refused", &service, "/refused", "");
+    let gate = TestGateway::open(&config).await;
     let client = gate.client();
     for (tool, code) in [
         ("s404", "upstream_invalid"),
@@ -171,7 +181,7 @@ async fn statuses_mean_what_they_mean_everywhere() {
         ("empty", "ok"),
         ("refused", "ok"),
     ] {
-        assert_eq!(client.code(tool, json!({})).await, code, "{tool}");
+        assert_eq!(client.call_code(tool, json!({})).await, code, "{tool}");
     }
     let refused = client.call("s422", json!({})).await;
     assert!(!refused.to_string().contains("s3cr3t"), "{refused}");
@@ -181,31 +191,36 @@ async fn statuses_mean_what_they_mean_everywhere() {
     assert_eq!((&told["upstream"]["code"], &told["isError"], &told["code"]), (&json!("paused"), &Value::Null, &Value::Null), "{told}");
     let busy = client.call("s429", json!({})).await;
     assert_eq!(busy["_meta"]["toolgate/error"]["retryAfterMs"], json!(7000), "{busy}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 /// A service repeats the key, and not the word in front of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_behind_its_scheme_is_told_to_nobody() {
-    let service = Service::open().await;
+async fn authorization_secret_is_redacted_without_its_scheme() {
+    let service = HttpServiceFixture::start().await;
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("key"), "s3cr3t-token\n").unwrap();
-    let mut config =
-        tool("file", &service, "/status/422", &format!("headers = {{ x-key = {{ file = {} }} }}", json!(home.path().join("key"))));
-    config += &tool("word", &service, "/status/422", "headers = { authorization = \"Bearer s3cr3t-token\" }");
-    config += &tool("unset", &service, "/status/422", "headers = { authorization = \"Bearer ${TOOLGATE_NOT_SET:-s3cr3t-token}\" }");
-    let gate = Gate::open(&config).await;
+    let mut config = http_tool_config(
+        "file",
+        &service,
+        "/status/422",
+        &format!("headers = {{ x-key = {{ file = {} }} }}", json!(home.path().join("key"))),
+    );
+    config += &http_tool_config("word", &service, "/status/422", "headers = { authorization = \"Bearer s3cr3t-token\" }");
+    config +=
+        &http_tool_config("unset", &service, "/status/422", "headers = { authorization = \"Bearer ${TOOLGATE_NOT_SET:-s3cr3t-token}\" }");
+    let gate = TestGateway::open(&config).await;
     let client = gate.client();
     for tool in ["file", "word", "unset"] {
         let refused = client.call(tool, json!({})).await.to_string();
         assert!(refused.contains("not today, [redacted]") && !refused.contains("s3cr3t"), "{tool}: {refused}");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_leads_where_it_may_not_go() {
-    let service = Service::open().await;
+async fn http_tool_refuses_private_networks() {
+    let service = HttpServiceFixture::start().await;
     let port = service.port;
     let anywhere = |name: &str, url: &str, more: &str| {
         format!("[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nurl = \"{url}\"\nretry = {{ times = 0 }}\n{more}\n")
@@ -216,18 +231,18 @@ async fn nothing_leads_where_it_may_not_go() {
         + &anywhere("v6", &format!("http://[::ffff:127.0.0.1]:{port}/text"), "")
         + &anywhere("zero", &format!("http://0.0.0.0:{port}/text"), "")
         + &anywhere("allowed", &format!("http://localhost:{port}/text"), "networks = [\"127.0.0.1\", \"::1\"]")
-        + &tool("to_self", &service, "/to-self", "")
-        + &tool("to_localhost", &service, "/to-localhost", "")
-        + &tool(
+        + &http_tool_config("to_self", &service, "/to-self", "")
+        + &http_tool_config("to_localhost", &service, "/to-localhost", "")
+        + &http_tool_config(
             "to_localhost_allowed",
             &service,
             "/to-localhost",
             "hosts = [\"127.0.0.1\", \"localhost\"]\nheaders = { x-key = \"k3y-for-one-host\" }",
         )
-        + &tool("to_metadata", &service, "/to-metadata", "hosts = [\"127.0.0.1\", \"169.254.169.254\"]")
-        + &tool("to_file", &service, "/to-file", "")
-        + &tool("round", &service, "/round", "");
-    let gate = Gate::open(&config).await;
+        + &http_tool_config("to_metadata", &service, "/to-metadata", "hosts = [\"127.0.0.1\", \"169.254.169.254\"]")
+        + &http_tool_config("to_file", &service, "/to-file", "")
+        + &http_tool_config("round", &service, "/round", "");
+    let gate = TestGateway::open(&config).await;
     let client = gate.client();
     for (tool, code) in [
         ("loopback", "host_forbidden"),
@@ -243,26 +258,26 @@ async fn nothing_leads_where_it_may_not_go() {
         ("to_file", "host_forbidden"),
         ("round", "tool_failed"),
     ] {
-        assert_eq!(client.code(tool, json!({})).await, code, "{tool}");
+        assert_eq!(client.call_code(tool, json!({})).await, code, "{tool}");
     }
     // What is for one host is not told to another.
-    let with_key = service.asked().iter().filter(|request| request.contains("k3y-for-one-host")).count();
+    let with_key = service.recorded_requests().iter().filter(|request| request.contains("k3y-for-one-host")).count();
     assert_eq!(with_key, 1);
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_is_away_may_be_asked_again() {
-    let (_held, address) = nobody();
+async fn unreachable_service_is_retryable_without_effects() {
+    let (_held, address) = unused_address();
     let config = format!(
         "[tools.pay]\nkind = \"http\"\nmethod = \"POST\"\npolicy = \"open\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://{address}/\"\nretry = {{ times = 0 }}\n"
     );
-    let gate = Gate::open(&config).await;
+    let gate = TestGateway::open(&config).await;
     let error: Value = gate.client().call("pay", json!({})).await["_meta"]["toolgate/error"].clone();
     assert_eq!(
         (error["code"].as_str(), error["effects"].as_str(), error["isRetryable"].as_bool()),
         (Some("upstream_unavailable"), Some("none"), Some(true)),
         "{error}"
     );
-    gate.end().await;
+    gate.shut_down().await;
 }

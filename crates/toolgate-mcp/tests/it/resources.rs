@@ -9,36 +9,38 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, WriteHalf};
 use tokio::net::TcpStream;
 use toolgate::SessionKey;
-use toolgate::store::Target;
+use toolgate::store::PauseTarget;
 
-use crate::old::{about, answer, listen, request, result};
-use crate::support::{Gate, Told, fixture, kill, until};
+use crate::old::{http_response, initialize_result, json_rpc_result, read_request, serve_connections};
+use crate::support::{ClientLines, TestGateway, fixture_path, kill_processes_with_number, wait_until};
 
 /// Serves one prompt and one resource until it is told to be gone; what it was asked for is noted.
-async fn library(name: &'static str, gone: Arc<AtomicBool>, asked_for: Arc<Mutex<Vec<Value>>>) -> String {
-    listen(move |mut stream| {
+async fn start_resource_server(name: &'static str, gone: Arc<AtomicBool>, asked_for: Arc<Mutex<Vec<Value>>>) -> String {
+    serve_connections(move |mut stream| {
         let (gone, asked_for) = (Arc::clone(&gone), Arc::clone(&asked_for));
         async move {
-            let Some((head, asked)) = request(&mut stream).await else { return };
+            let Some((head, asked)) = read_request(&mut stream).await else { return };
             if gone.load(Ordering::SeqCst) {
                 return;
             }
-            let mut about = about();
+            let mut about = initialize_result();
             about["capabilities"] = json!({"prompts": {}, "resources": {"subscribe": true}});
             asked_for.lock().unwrap().push(asked.clone());
             let said = match asked["method"].as_str().unwrap_or_default() {
-                "server/discover" => answer("404 No", "text/html", "<p>"),
-                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-                "initialize" => result(&asked, about),
-                "ping" | "resources/subscribe" | "resources/unsubscribe" => result(&asked, json!({})),
-                "prompts/list" => result(&asked, json!({"prompts": [{"name": "hello"}]})),
-                "resources/list" => result(&asked, json!({"resources": [{"uri": "note://a", "name": "a"}]})),
+                "server/discover" => http_response("404 No", "text/html", "<p>"),
+                "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
+                "initialize" => json_rpc_result(&asked, about),
+                "ping" | "resources/subscribe" | "resources/unsubscribe" => json_rpc_result(&asked, json!({})),
+                "prompts/list" => json_rpc_result(&asked, json!({"prompts": [{"name": "hello"}]})),
+                "resources/list" => json_rpc_result(&asked, json!({"resources": [{"uri": "note://a", "name": "a"}]})),
                 "resources/templates/list" => {
-                    result(&asked, json!({"resourceTemplates": [{"uriTemplate": format!("{name}://{{id}}"), "name": "t"}]}))
+                    json_rpc_result(&asked, json!({"resourceTemplates": [{"uriTemplate": format!("{name}://{{id}}"), "name": "t"}]}))
                 }
-                "prompts/get" => result(&asked, json!({"messages": [{"role": "user", "content": {"type": "text", "text": name}}]})),
-                "resources/read" => result(&asked, json!({"contents": [{"uri": asked["params"]["uri"], "text": name}]})),
-                _ => answer("202 Accepted", "text/plain", ""),
+                "prompts/get" => {
+                    json_rpc_result(&asked, json!({"messages": [{"role": "user", "content": {"type": "text", "text": name}}]}))
+                }
+                "resources/read" => json_rpc_result(&asked, json!({"contents": [{"uri": asked["params"]["uri"], "text": name}]})),
+                _ => http_response("202 Accepted", "text/plain", ""),
             };
             let _ = stream.write_all(said.as_bytes()).await;
         }
@@ -46,23 +48,23 @@ async fn library(name: &'static str, gone: Arc<AtomicBool>, asked_for: Arc<Mutex
     .await
 }
 
-fn upstream(name: &str, address: &str, more: &str) -> String {
+fn upstream_config(name: &str, address: &str, more: &str) -> String {
     format!("[upstreams.{name}]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n{more}\n")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_two_call_the_same_is_not_the_same() {
+async fn equal_uris_of_two_upstreams_stay_distinct() {
     let (gone, asked_for) = (Arc::<AtomicBool>::default(), Arc::default());
-    let x = library("x", Arc::clone(&gone), Arc::clone(&asked_for)).await;
-    let y = library("y", Arc::default(), Arc::default()).await;
-    let gate = Gate::open(&(upstream("x", &x, "") + &upstream("y", &y, ""))).await;
+    let x = start_resource_server("x", Arc::clone(&gone), Arc::clone(&asked_for)).await;
+    let y = start_resource_server("y", Arc::default(), Arc::default()).await;
+    let gate = TestGateway::open(&(upstream_config("x", &x, "") + &upstream_config("y", &y, ""))).await;
     let client = gate.client().in_session("s");
-    let listed = client.ask("resources/list", json!({})).await.1;
+    let listed = client.call_method("resources/list", json!({})).await.1;
     let names: Vec<&str> = listed["result"]["resources"].as_array().unwrap().iter().map(|one| one["uri"].as_str().unwrap()).collect();
     assert_eq!(names, ["toolgate://x/note://a", "toolgate://y/note://a"]);
-    let templates = client.ask("resources/templates/list", json!({})).await.1;
+    let templates = client.call_method("resources/templates/list", json!({})).await.1;
     assert_eq!(templates["result"]["resourceTemplates"][1]["uriTemplate"], "toolgate://y/y://{id}", "{templates}");
-    let read = async |uri: &str| client.ask("resources/read", json!({"uri": uri})).await.1;
+    let read = async |uri: &str| client.call_method("resources/read", json!({"uri": uri})).await.1;
     for (uri, text) in [
         ("toolgate://x/note://a", "x"),
         ("toolgate://y/note://a", "y"),
@@ -84,160 +86,161 @@ async fn what_two_call_the_same_is_not_the_same() {
         assert_eq!(refused["error"]["message"], why, "{refused}");
     }
     let meta = json!({"own": {"a": 1}, "toolgate/receipt": "forged"});
-    let got = client.ask("prompts/get", json!({"name": "x_hello", "_meta": meta})).await.1;
+    let got = client.call_method("prompts/get", json!({"name": "x_hello", "_meta": meta})).await.1;
     assert_eq!(got["result"]["messages"][0]["content"]["text"], "x", "{got}");
     let seen: Vec<Value> = asked_for.lock().unwrap().clone();
     let seen = &seen.iter().find(|asked| asked["method"] == "prompts/get").unwrap()["params"]["_meta"];
     assert_eq!((&seen["own"], &seen["toolgate/receipt"]), (&json!({"a": 1}), &Value::Null), "{seen:?}");
     // One that is gone is not stood in for by another, and takes nothing from it.
     gone.store(true, Ordering::SeqCst);
-    until("it is away", async || read("toolgate://x/note://a").await.get("error").is_some()).await;
+    wait_until("it is away", async || read("toolgate://x/note://a").await.get("error").is_some()).await;
     assert_eq!(read("toolgate://y/note://a").await["result"]["contents"][0]["text"], "y");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_prefix_addresses_stay_as_they_are() {
-    let x = library("x", Arc::default(), Arc::default()).await;
-    let y = library("y", Arc::default(), Arc::default()).await;
-    let gate = Gate::open(&(upstream("x", &x, "prefix = \"\"") + &upstream("y", &y, ""))).await;
+async fn uris_are_unchanged_without_prefix() {
+    let x = start_resource_server("x", Arc::default(), Arc::default()).await;
+    let y = start_resource_server("y", Arc::default(), Arc::default()).await;
+    let gate = TestGateway::open(&(upstream_config("x", &x, "prefix = \"\"") + &upstream_config("y", &y, ""))).await;
     let client = gate.client().in_session("s");
     for (uri, text) in [("note://a", Some("x")), ("toolgate://y/note://a", Some("y")), ("toolgate://x/note://a", None)] {
-        let read = client.ask("resources/read", json!({"uri": uri})).await.1;
+        let read = client.call_method("resources/read", json!({"uri": uri})).await.1;
         assert_eq!(read["result"]["contents"][0]["text"].as_str(), text, "{read}");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 /// A client of an earlier revision on streams.
-struct Old {
-    ask: WriteHalf<DuplexStream>,
-    answers: Told,
-    last: u64,
+struct LegacyStreamClient {
+    writer: WriteHalf<DuplexStream>,
+    answers: ClientLines,
+    last_id: u64,
     /// What it was told without having asked.
-    told: Vec<Value>,
+    notifications: Vec<Value>,
 }
 
-impl Old {
-    async fn open(gate: &Gate) -> Self {
-        Self::open_as(gate, None).await
+impl LegacyStreamClient {
+    async fn open(gate: &TestGateway) -> Self {
+        Self::open_as_agent(gate, None).await
     }
 
-    async fn open_as(gate: &Gate, agent: Option<&str>) -> Self {
-        let (_, ask, answers) = gate.streams(agent);
-        let mut old = Self { ask, answers, last: 0, told: vec![] };
+    async fn open_as_agent(gate: &TestGateway, agent: Option<&str>) -> Self {
+        let (_, ask, answers) = gate.connect_streams(agent);
+        let mut old = Self { writer: ask, answers, last_id: 0, notifications: vec![] };
         let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}});
-        old.ask("initialize", about).await;
+        old.call_method("initialize", about).await;
         let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-        old.ask.write_all(format!("{ready}\n").as_bytes()).await.unwrap();
+        old.writer.write_all(format!("{ready}\n").as_bytes()).await.unwrap();
         old
     }
 
-    async fn next(&mut self) -> Value {
+    async fn next_message(&mut self) -> Value {
         serde_json::from_str(&self.answers.next_line().await.unwrap().unwrap()).unwrap()
     }
 
-    async fn ask(&mut self, method: &str, params: Value) -> Value {
-        self.last += 1;
-        let request = json!({"jsonrpc": "2.0", "id": self.last, "method": method, "params": params});
-        self.ask.write_all(format!("{request}\n").as_bytes()).await.unwrap();
+    async fn call_method(&mut self, method: &str, params: Value) -> Value {
+        self.last_id += 1;
+        let request = json!({"jsonrpc": "2.0", "id": self.last_id, "method": method, "params": params});
+        self.writer.write_all(format!("{request}\n").as_bytes()).await.unwrap();
         loop {
-            let said = self.next().await;
-            if said["id"] == json!(self.last) {
+            let said = self.next_message().await;
+            if said["id"] == json!(self.last_id) {
                 return said;
             }
-            self.told.push(said);
+            self.notifications.push(said);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_subscribes_hears_of_that_one_and_no_other() {
-    let fixture = |name: &str| format!("[upstreams.{name}]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"open\"\n", json!(fixture()));
-    let gate = Gate::open(&(fixture("a") + &fixture("b"))).await;
+async fn subscriber_is_notified_only_of_its_resource() {
+    let fixture =
+        |name: &str| format!("[upstreams.{name}]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"open\"\n", json!(fixture_path()));
+    let gate = TestGateway::open(&(fixture("a") + &fixture("b"))).await;
     let watched = "toolgate://b/test://watched-resource";
-    let (mut hears, mut other) = (Old::open(&gate).await, Old::open(&gate).await);
-    assert!(hears.ask("resources/subscribe", json!({"uri": watched})).await.get("result").is_some());
-    other.ask("resources/subscribe", json!({"uri": "toolgate://a/test://static-text"})).await;
+    let (mut hears, mut other) = (LegacyStreamClient::open(&gate).await, LegacyStreamClient::open(&gate).await);
+    assert!(hears.call_method("resources/subscribe", json!({"uri": watched})).await.get("result").is_some());
+    other.call_method("resources/subscribe", json!({"uri": "toolgate://a/test://static-text"})).await;
     let updated = |told: &[Value]| -> Vec<Value> {
         let updates = told.iter().filter(|said| said["method"] == "notifications/resources/updated");
         updates.map(|said| said["params"]["uri"].clone()).collect()
     };
     let mut changes = 0;
     // Its upstream may not have heard yet that somebody wants to know: then it is changed again.
-    while updated(&hears.told).is_empty() && changes < 20 {
+    while updated(&hears.notifications).is_empty() && changes < 20 {
         for tool in ["a_count", "b_count"] {
-            let counted = hears.ask("tools/call", json!({"name": tool, "arguments": {}})).await;
+            let counted = hears.call_method("tools/call", json!({"name": tool, "arguments": {}})).await;
             assert_eq!(counted["result"]["isError"], json!(false), "{counted}");
         }
         changes += 1;
-        while updated(&hears.told).is_empty() {
-            let Ok(said) = tokio::time::timeout(Duration::from_secs(5), hears.next()).await else { break };
-            hears.told.push(said);
+        while updated(&hears.notifications).is_empty() {
+            let Ok(said) = tokio::time::timeout(Duration::from_secs(5), hears.next_message()).await else { break };
+            hears.notifications.push(said);
         }
     }
     // Whatever else was to come has come when this is answered.
-    hears.ask("ping", json!({})).await;
-    let told = updated(&hears.told);
+    hears.call_method("ping", json!({})).await;
+    let told = updated(&hears.notifications);
     assert!((1..=changes).contains(&told.len()) && told.iter().all(|uri| *uri == watched), "{told:?} after {changes}");
-    other.ask("ping", json!({})).await;
-    assert_eq!(updated(&other.told), Vec::<Value>::new());
+    other.call_method("ping", json!({})).await;
+    assert_eq!(updated(&other.notifications), Vec::<Value>::new());
     drop((hears, other));
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upstream_hears_when_nobody_wants_to_know_any_more() {
+async fn upstream_is_unsubscribed_after_last_client() {
     let asked_for: Arc<Mutex<Vec<Value>>> = Arc::default();
-    let x = library("x", Arc::default(), Arc::clone(&asked_for)).await;
-    let gate = Gate::open(&upstream("x", &x, "")).await;
+    let x = start_resource_server("x", Arc::default(), Arc::clone(&asked_for)).await;
+    let gate = TestGateway::open(&upstream_config("x", &x, "")).await;
     let times = |method: &str| asked_for.lock().unwrap().iter().filter(|asked| asked["method"] == method).count();
     let uri = json!({"uri": "toolgate://x/note://a"});
-    let (mut one, mut two) = (Old::open(&gate).await, Old::open(&gate).await);
-    one.ask("resources/subscribe", uri.clone()).await;
-    two.ask("resources/subscribe", uri.clone()).await;
+    let (mut one, mut two) = (LegacyStreamClient::open(&gate).await, LegacyStreamClient::open(&gate).await);
+    one.call_method("resources/subscribe", uri.clone()).await;
+    two.call_method("resources/subscribe", uri.clone()).await;
     assert_eq!(times("resources/subscribe"), 1);
-    one.ask("resources/unsubscribe", uri.clone()).await;
+    one.call_method("resources/unsubscribe", uri.clone()).await;
     assert_eq!(times("resources/unsubscribe"), 0, "the other still listens");
     drop(two);
-    until("it is told", async || times("resources/unsubscribe") == 1).await;
+    wait_until("it is told", async || times("resources/unsubscribe") == 1).await;
     drop(one);
     // Those who listen to one stream for everything are counted like the rest.
-    let listening = Listening::open(&gate, "", json!({"resourceSubscriptions": ["toolgate://x/note://a"]})).await;
-    until("it is wanted again", async || times("resources/subscribe") == 2).await;
+    let listening = ListenStreamClient::open(&gate, "", json!({"resourceSubscriptions": ["toolgate://x/note://a"]})).await;
+    wait_until("it is wanted again", async || times("resources/subscribe") == 2).await;
     drop(listening);
-    until("it is told again", async || times("resources/unsubscribe") == 2).await;
-    gate.end().await;
+    wait_until("it is told again", async || times("resources/unsubscribe") == 2).await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_wanted_while_the_configuration_is_read_is_wanted_afterwards() {
+async fn subscription_during_reload_is_kept() {
     let asked_for: Arc<Mutex<Vec<Value>>> = Arc::default();
-    let x = library("x", Arc::default(), Arc::clone(&asked_for)).await;
-    let gate = Gate::open(&upstream("x", &x, "")).await;
+    let x = start_resource_server("x", Arc::default(), Arc::clone(&asked_for)).await;
+    let gate = TestGateway::open(&upstream_config("x", &x, "")).await;
     let times = |method: &str| asked_for.lock().unwrap().iter().filter(|asked| asked["method"] == method).count();
-    let (mut old, before) = (Old::open(&gate).await, times("initialize"));
+    let (mut old, before) = (LegacyStreamClient::open(&gate).await, times("initialize"));
     // One that says nothing is waited for; meanwhile the other one is there twice, as it was and as it will be.
     let slow = "[upstreams.slow]\ncommand = \"/bin/sleep\"\nargs = [\"997\"]\n";
-    let config = upstream("x", &x, "timeout = \"20s\"") + slow;
+    let config = upstream_config("x", &x, "timeout = \"20s\"") + slow;
     let wants = async {
-        until("it is connected to anew", async || times("initialize") > before).await;
-        old.ask("resources/subscribe", json!({"uri": "toolgate://x/note://a"})).await
+        wait_until("it is connected to anew", async || times("initialize") > before).await;
+        old.call_method("resources/subscribe", json!({"uri": "toolgate://x/note://a"})).await
     };
     let (reloaded, subscribed) = tokio::join!(gate.reload(&config), wants);
     reloaded.unwrap();
     assert!(subscribed.get("result").is_some(), "{subscribed}");
-    until("the one that is there now has heard of it", async || times("resources/subscribe") == 2).await;
+    wait_until("the one that is there now has heard of it", async || times("resources/subscribe") == 2).await;
     drop(old);
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 /// A client of 2026-07-28 that listens.
-struct Listening(Lines<BufReader<TcpStream>>);
+struct ListenStreamClient(Lines<BufReader<TcpStream>>);
 
-impl Listening {
+impl ListenStreamClient {
     /// As an agent, to what it names.
-    async fn open(gate: &Gate, agent: &str, notifications: Value) -> Self {
+    async fn open(gate: &TestGateway, agent: &str, notifications: Value) -> Self {
         let address = gate.url.trim_start_matches("http://").to_owned();
         let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
             "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
@@ -254,7 +257,7 @@ impl Listening {
     }
 
     /// The next that it hears.
-    async fn next(&mut self) -> Value {
+    async fn next_message(&mut self) -> Value {
         loop {
             let line = self.0.next_line().await.unwrap().unwrap();
             if let Some(said) = line.strip_prefix("data:").and_then(|data| serde_json::from_str::<Value>(data.trim()).ok()) {
@@ -265,20 +268,20 @@ impl Listening {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_promised_that_is_not_kept() {
-    let x = library("x", Arc::default(), Arc::default()).await;
-    let gate = Gate::open(&upstream("x", &x, "prompts = false")).await;
+async fn only_supported_notifications_are_acknowledged() {
+    let x = start_resource_server("x", Arc::default(), Arc::default()).await;
+    let gate = TestGateway::open(&upstream_config("x", &x, "prompts = false")).await;
     let known = "toolgate://x/note://a";
     let long = format!("toolgate://x/note://{}", "a".repeat(3_000));
     let wanted = json!({"toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": true,
         "resourceSubscriptions": [known, "toolgate://z/note://a", known, long, "other://"]});
     // A bare address that nobody else has is the only upstream's.
     let kept = json!({"toolsListChanged": true, "resourcesListChanged": true, "resourceSubscriptions": [known, "other://"]});
-    let mut listening = Listening::open(&gate, "", wanted.clone()).await;
-    let said = listening.next().await;
+    let mut listening = ListenStreamClient::open(&gate, "", wanted.clone()).await;
+    let said = listening.next_message().await;
     assert_eq!((&said["method"], &said["params"]["notifications"]), (&json!("notifications/subscriptions/acknowledged"), &kept), "{said}");
     // The same over streams.
-    let (_, mut ask, mut answers) = gate.streams(None);
+    let (_, mut ask, mut answers) = gate.connect_streams(None);
     let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
         "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
     let listen = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": {"_meta": meta, "notifications": wanted}});
@@ -293,90 +296,92 @@ async fn nothing_is_promised_that_is_not_kept() {
     assert_eq!(said["params"]["notifications"], kept, "{said}");
     // However many there are, they are looked at in a moment.
     let many: Vec<String> = (0..100_000).map(|n| format!("toolgate://x/note://{n}")).collect();
-    let mut listening =
-        tokio::time::timeout(std::time::Duration::from_secs(60), Listening::open(&gate, "", json!({"resourceSubscriptions": many})))
-            .await
-            .unwrap();
-    let said = tokio::time::timeout(std::time::Duration::from_secs(60), listening.next()).await.unwrap();
+    let mut listening = tokio::time::timeout(
+        std::time::Duration::from_secs(60),
+        ListenStreamClient::open(&gate, "", json!({"resourceSubscriptions": many})),
+    )
+    .await
+    .unwrap();
+    let said = tokio::time::timeout(std::time::Duration::from_secs(60), listening.next_message()).await.unwrap();
     assert_eq!(said["params"]["notifications"]["resourceSubscriptions"].as_array().map(Vec::len), Some(1_000));
     drop((ask, listening));
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 /// Changes what is watched. The same call three times in a row would be a loop.
-async fn count(old: &mut Old, turn: usize) {
+async fn change_watched_resource(old: &mut LegacyStreamClient, turn: usize) {
     for (name, arguments) in [("calc", json!({"expression": format!("{turn} + 1")})), ("x_count", json!({}))] {
-        let said = old.ask("tools/call", json!({"name": name, "arguments": arguments})).await;
+        let said = old.call_method("tools/call", json!({"name": name, "arguments": arguments})).await;
         assert_eq!(said["result"]["isError"], json!(false), "{said}");
     }
 }
 
 /// All that is heard until nothing was said for a while.
-async fn heard(listening: &mut Listening) -> Vec<Value> {
+async fn drain_messages(listening: &mut ListenStreamClient) -> Vec<Value> {
     let mut all = Vec::new();
-    while let Ok(said) = tokio::time::timeout(std::time::Duration::from_millis(700), listening.next()).await {
+    while let Ok(said) = tokio::time::timeout(std::time::Duration::from_millis(700), listening.next_message()).await {
         all.push(said);
     }
     all
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_loses_an_upstream_hears_of_it_no_more() {
+async fn agent_without_upstream_gets_no_more_updates() {
     let config = |of_a: &str| {
         format!(
             "[gateway]\nagent = \"a\"\n[agents.a]\nupstreams = {of_a}\n[agents.a.tools.calc]\nkind = \"builtin\"\n\
              [agents.b]\nupstreams = [\"x\"]\n[agents.b.tools.calc]\nkind = \"builtin\"\n\
              [upstreams.x]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"open\"\n",
-            json!(fixture())
+            json!(fixture_path())
         )
     };
-    let gate = Gate::open(&config("[\"x\"]")).await;
+    let gate = TestGateway::open(&config("[\"x\"]")).await;
     let watched = json!("toolgate://x/test://watched-resource");
-    let (mut loses, mut keeps) = (Old::open(&gate).await, Old::open_as(&gate, Some("b")).await);
-    let mut listening = Listening::open(&gate, "a", json!({"toolsListChanged": true, "resourceSubscriptions": [watched]})).await;
-    assert_eq!(listening.next().await["params"]["notifications"]["resourceSubscriptions"], json!([watched]));
+    let (mut loses, mut keeps) = (LegacyStreamClient::open(&gate).await, LegacyStreamClient::open_as_agent(&gate, Some("b")).await);
+    let mut listening = ListenStreamClient::open(&gate, "a", json!({"toolsListChanged": true, "resourceSubscriptions": [watched]})).await;
+    assert_eq!(listening.next_message().await["params"]["notifications"]["resourceSubscriptions"], json!([watched]));
     for old in [&mut loses, &mut keeps] {
-        assert!(old.ask("resources/subscribe", json!({"uri": watched})).await.get("result").is_some());
+        assert!(old.call_method("resources/subscribe", json!({"uri": watched})).await.get("result").is_some());
     }
     let updates = |told: &[Value]| told.iter().filter(|said| said["method"] == "notifications/resources/updated").count();
     let mut turn = 0;
-    until("both hear of it", async || {
+    wait_until("both hear of it", async || {
         turn += 1;
-        count(&mut keeps, turn).await;
-        loses.ask("ping", json!({})).await;
-        updates(&loses.told) > 0 && updates(&keeps.told) > 0
+        change_watched_resource(&mut keeps, turn).await;
+        loses.call_method("ping", json!({})).await;
+        updates(&loses.notifications) > 0 && updates(&keeps.notifications) > 0
     })
     .await;
-    while listening.next().await["method"] != "notifications/resources/updated" {}
-    heard(&mut listening).await;
+    while listening.next_message().await["method"] != "notifications/resources/updated" {}
+    drain_messages(&mut listening).await;
     gate.reload(&config("[]")).await.unwrap();
     // It still hears that there is something else to see. What was on its way until then may come before that.
-    while listening.next().await["method"] != "notifications/tools/list_changed" {}
-    loses.ask("ping", json!({})).await;
-    let before = updates(&loses.told);
+    while listening.next_message().await["method"] != "notifications/tools/list_changed" {}
+    loses.call_method("ping", json!({})).await;
+    let before = updates(&loses.notifications);
     for _ in 0..3 {
-        let kept = updates(&keeps.told);
+        let kept = updates(&keeps.notifications);
         turn += 1;
-        count(&mut keeps, turn).await;
-        while updates(&keeps.told) <= kept {
-            let said = keeps.next().await;
-            keeps.told.push(said);
+        change_watched_resource(&mut keeps, turn).await;
+        while updates(&keeps.notifications) <= kept {
+            let said = keeps.next_message().await;
+            keeps.notifications.push(said);
         }
     }
     // What was to come has come.
-    loses.ask("ping", json!({})).await;
-    assert_eq!(updates(&loses.told), before, "{:?}", loses.told);
-    let more = heard(&mut listening).await;
+    loses.call_method("ping", json!({})).await;
+    assert_eq!(updates(&loses.notifications), before, "{:?}", loses.notifications);
+    let more = drain_messages(&mut listening).await;
     assert!(more.iter().all(|said| said["method"] == "notifications/tools/list_changed"), "{more:?}");
     drop((loses, keeps));
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_stops_calls_stops_prompts_resources_and_completions() {
+async fn pause_also_stops_prompts_resources_and_completions() {
     let asked_for: Arc<Mutex<Vec<Value>>> = Arc::default();
-    let x = library("x", Arc::default(), Arc::clone(&asked_for)).await;
-    let gate = Gate::open(&upstream("x", &x, "")).await;
+    let x = start_resource_server("x", Arc::default(), Arc::clone(&asked_for)).await;
+    let gate = TestGateway::open(&upstream_config("x", &x, "")).await;
     let runtime = gate.gateway.runtime();
     let client = gate.client().in_session("s");
     let wanted = [
@@ -386,13 +391,15 @@ async fn what_stops_calls_stops_prompts_resources_and_completions() {
         ("resources/templates/list", json!({})),
         ("resources/read", json!({"uri": "toolgate://x/note://a"})),
     ];
-    for target in
-        [Target::Agent("default".into()), Target::Principal("local".into()), Target::Session(SessionKey::new("default", "local", "s"))]
-    {
+    for target in [
+        PauseTarget::Agent("default".into()),
+        PauseTarget::Principal("local".into()),
+        PauseTarget::Session(SessionKey::new("default", "local", "s")),
+    ] {
         runtime.pause(target.clone(), "a token is out").await.unwrap();
         let completes = json!({"ref": {"type": "ref/prompt", "name": "x_hello"}, "argument": {"name": "a", "value": ""}});
         for (method, params) in wanted.iter().cloned().chain([("completion/complete", completes)]) {
-            let refused = client.ask(method, params).await.1;
+            let refused = client.call_method(method, params).await.1;
             let told = &refused["error"]["data"];
             assert_eq!((&told["code"], &told["errorCategory"]), (&json!("paused"), &json!("PERMISSION")), "{target:?} {method}: {refused}");
             assert!(refused["error"]["message"].as_str().unwrap().ends_with("a token is out"), "{refused}");
@@ -402,84 +409,85 @@ async fn what_stops_calls_stops_prompts_resources_and_completions() {
     let reached = |asked: &Value| asked["method"] == "prompts/get" || asked["method"] == "resources/read";
     assert!(!asked_for.lock().unwrap().iter().any(reached), "it was asked all the same");
     for (method, params) in wanted {
-        let said = client.ask(method, params).await.1;
+        let said = client.call_method(method, params).await.1;
         assert!(said.get("result").is_some(), "{method}: {said}");
     }
     // Who listens is told so, and hears nothing else.
-    let mut listening = Listening::open(&gate, "", json!({"toolsListChanged": true})).await;
-    assert_eq!(listening.next().await["method"], "notifications/subscriptions/acknowledged");
-    runtime.pause(Target::Principal("local".into()), "a token is out").await.unwrap();
-    gate.reload(&upstream("x", &x, "timeout = \"20s\"")).await.unwrap();
-    let said = listening.next().await;
+    let mut listening = ListenStreamClient::open(&gate, "", json!({"toolsListChanged": true})).await;
+    assert_eq!(listening.next_message().await["method"], "notifications/subscriptions/acknowledged");
+    runtime.pause(PauseTarget::Principal("local".into()), "a token is out").await.unwrap();
+    gate.reload(&upstream_config("x", &x, "timeout = \"20s\"")).await.unwrap();
+    let said = listening.next_message().await;
     assert_eq!(said["error"]["data"]["code"], "paused", "{said}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_paused_hears_of_no_resource() {
+async fn paused_agent_gets_no_resource_updates() {
     let config = format!(
         "[gateway]\nagent = \"a\"\n[agents.a]\nupstreams = [\"x\"]\n[agents.a.tools.calc]\nkind = \"builtin\"\n\
          [agents.b]\nupstreams = [\"x\"]\n[agents.b.tools.calc]\nkind = \"builtin\"\n\
          [upstreams.x]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"open\"\n",
-        json!(fixture())
+        json!(fixture_path())
     );
-    let gate = Gate::open(&config).await;
+    let gate = TestGateway::open(&config).await;
     let watched = json!({"uri": "toolgate://x/test://watched-resource"});
-    let (mut paused, mut other) = (Old::open(&gate).await, Old::open_as(&gate, Some("b")).await);
+    let (mut paused, mut other) = (LegacyStreamClient::open(&gate).await, LegacyStreamClient::open_as_agent(&gate, Some("b")).await);
     for old in [&mut paused, &mut other] {
-        assert!(old.ask("resources/subscribe", watched.clone()).await.get("result").is_some());
+        assert!(old.call_method("resources/subscribe", watched.clone()).await.get("result").is_some());
     }
     let updates = |told: &[Value]| told.iter().filter(|said| said["method"] == "notifications/resources/updated").count();
     let mut turn = 0;
-    until("both hear of it", async || {
+    wait_until("both hear of it", async || {
         turn += 1;
-        count(&mut other, turn).await;
-        paused.ask("ping", json!({})).await;
-        updates(&paused.told) > 0 && updates(&other.told) > 0
+        change_watched_resource(&mut other, turn).await;
+        paused.call_method("ping", json!({})).await;
+        updates(&paused.notifications) > 0 && updates(&other.notifications) > 0
     })
     .await;
-    gate.gateway.runtime().pause(Target::Agent("a".into()), "a token is out").await.unwrap();
+    gate.gateway.runtime().pause(PauseTarget::Agent("a".into()), "a token is out").await.unwrap();
     // What was on its way until then has come by now.
-    while let Ok(said) = tokio::time::timeout(Duration::from_millis(300), paused.next()).await {
-        paused.told.push(said);
+    while let Ok(said) = tokio::time::timeout(Duration::from_millis(300), paused.next_message()).await {
+        paused.notifications.push(said);
     }
-    let before = updates(&paused.told);
+    let before = updates(&paused.notifications);
     for _ in 0..3 {
-        let kept = updates(&other.told);
+        let kept = updates(&other.notifications);
         turn += 1;
-        count(&mut other, turn).await;
-        while updates(&other.told) <= kept {
-            let said = other.next().await;
-            other.told.push(said);
+        change_watched_resource(&mut other, turn).await;
+        while updates(&other.notifications) <= kept {
+            let said = other.next_message().await;
+            other.notifications.push(said);
         }
     }
-    let refused = paused.ask("resources/subscribe", watched).await;
+    let refused = paused.call_method("resources/subscribe", watched).await;
     assert_eq!(refused["error"]["data"]["code"], "paused", "{refused}");
-    assert_eq!(updates(&paused.told), before, "{:?}", paused.told);
+    assert_eq!(updates(&paused.notifications), before, "{:?}", paused.notifications);
     drop((paused, other));
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_may_have_changed_while_an_upstream_was_away_is_told() {
+async fn subscribers_are_notified_after_upstream_restart() {
     let config = format!(
         "[tools.calc]\nkind = \"builtin\"\n[upstreams.x]\ncommand = {}\nargs = [\"--stdio\", \"--tools\", \"8\"]\nundeclared = \"open\"\n",
-        json!(fixture())
+        json!(fixture_path())
     );
     // More at once than anybody keeps.
     let wanted: Vec<String> = (0..600).map(|n| format!("toolgate://x/test://{n}")).collect();
-    let gate = Gate::open(&config).await;
-    let mut listening = Listening::open(&gate, "", json!({"resourceSubscriptions": wanted})).await;
-    assert_eq!(listening.next().await["params"]["notifications"]["resourceSubscriptions"], json!(wanted));
-    kill(8);
+    let gate = TestGateway::open(&config).await;
+    let mut listening = ListenStreamClient::open(&gate, "", json!({"resourceSubscriptions": wanted})).await;
+    assert_eq!(listening.next_message().await["params"]["notifications"]["resourceSubscriptions"], json!(wanted));
+    kill_processes_with_number(8);
     let mut told = HashSet::new();
     while told.len() < wanted.len() {
-        let said =
-            tokio::time::timeout(Duration::from_secs(60), listening.next()).await.unwrap_or_else(|_| panic!("{} of 600", told.len()));
+        let said = tokio::time::timeout(Duration::from_secs(60), listening.next_message())
+            .await
+            .unwrap_or_else(|_| panic!("{} of 600", told.len()));
         if said["method"] == "notifications/resources/updated" {
             told.insert(said["params"]["uri"].to_string());
         }
     }
     drop(listening);
-    gate.end().await;
+    gate.shut_down().await;
 }

@@ -7,32 +7,32 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Notify;
 
-use crate::old::{about, answer, listen, request, result};
-use crate::support::{Gate, until};
+use crate::old::{http_response, initialize_result, json_rpc_result, read_request, serve_connections};
+use crate::support::{TestGateway, wait_until};
 
-const FIRST: &str = "first-key-of-ours";
-const SECOND: &str = "second-key-of-ours";
+const FIRST_UPSTREAM_KEY: &str = "first-key-of-ours";
+const SECOND_UPSTREAM_KEY: &str = "second-key-of-ours";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_secret_that_has_changed_is_taken_up_and_the_one_before_stays_one() {
+async fn rotated_secret_is_used_and_old_one_stays_redacted() {
     let home = tempfile::tempdir().unwrap();
     let key = home.path().join("key");
-    std::fs::write(&key, format!("{FIRST}\n")).unwrap();
+    std::fs::write(&key, format!("{FIRST_UPSTREAM_KEY}\n")).unwrap();
     // It says with which key it was called, at once or later.
     let (keys, waiting, go) = (Arc::<Mutex<Vec<String>>>::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
     let (noted, waits, gone) = (Arc::clone(&keys), Arc::clone(&waiting), Arc::clone(&go));
-    let address = listen(move |mut stream| {
+    let address = serve_connections(move |mut stream| {
         let (keys, waiting, go) = (Arc::clone(&noted), Arc::clone(&waits), Arc::clone(&gone));
         async move {
-            let Some((head, asked)) = request(&mut stream).await else { return };
+            let Some((head, asked)) = read_request(&mut stream).await else { return };
             let key = head.lines().find_map(|line| line.strip_prefix("authorization: bearer ")).unwrap_or_default().to_owned();
             let said = match asked["method"].as_str().unwrap_or_default() {
-                "server/discover" => answer("404 No", "text/html", "<p>"),
-                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-                "initialize" => result(&asked, about()),
+                "server/discover" => http_response("404 No", "text/html", "<p>"),
+                "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
+                "initialize" => json_rpc_result(&asked, initialize_result()),
                 "tools/list" => {
                     let schema = json!({"type": "object", "properties": {"how": {"type": "string"}}});
-                    result(&asked, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": schema}]}))
+                    json_rpc_result(&asked, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": schema}]}))
                 }
                 "tools/call" => {
                     keys.lock().unwrap().push(key.clone());
@@ -41,10 +41,10 @@ async fn a_secret_that_has_changed_is_taken_up_and_the_one_before_stays_one() {
                         go.notified().await;
                     }
                     let text = format!("no use for {key}");
-                    result(&asked, json!({"isError": true, "content": [{"type": "text", "text": text}]}))
+                    json_rpc_result(&asked, json!({"isError": true, "content": [{"type": "text", "text": text}]}))
                 }
-                "ping" => result(&asked, json!({})),
-                _ => answer("202 Accepted", "text/plain", ""),
+                "ping" => json_rpc_result(&asked, json!({})),
+                _ => http_response("202 Accepted", "text/plain", ""),
             };
             let _ = stream.write_all(said.as_bytes()).await;
         }
@@ -54,18 +54,18 @@ async fn a_secret_that_has_changed_is_taken_up_and_the_one_before_stays_one() {
         "[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\nbearer = {{ file = {} }}\n",
         json!(key)
     );
-    let gate = Gate::open(&text).await;
+    let gate = TestGateway::open(&text).await;
     let client = gate.client();
     let before = client.in_session("before").call("talk", json!({"how": "now"})).await.to_string();
     let late = client.in_session("late");
     let late = tokio::spawn(async move { late.call("talk", json!({"how": "late"})).await.to_string() });
-    until("one is under way", async || waiting.load(Ordering::SeqCst) == 1).await;
+    wait_until("one is under way", async || waiting.load(Ordering::SeqCst) == 1).await;
     // What is the same is left as it is.
     gate.reload(&text).await.unwrap();
-    std::fs::write(&key, format!("{SECOND}\n")).unwrap();
+    std::fs::write(&key, format!("{SECOND_UPSTREAM_KEY}\n")).unwrap();
     gate.reload(&text).await.unwrap();
     let after = client.in_session("after").call("talk", json!({"how": "now"})).await.to_string();
-    assert_eq!(*keys.lock().unwrap(), [FIRST, FIRST, SECOND]);
+    assert_eq!(*keys.lock().unwrap(), [FIRST_UPSTREAM_KEY, FIRST_UPSTREAM_KEY, SECOND_UPSTREAM_KEY]);
     // It is over now, and says the key that it was called with.
     go.notify_one();
     let late = late.await.unwrap();
@@ -75,9 +75,9 @@ async fn a_secret_that_has_changed_is_taken_up_and_the_one_before_stays_one() {
     let health = serde_json::to_string(&gate.gateway.health()).unwrap();
     assert!(!health.contains("key-of-ours"), "{health}");
     gate.gateway.shut_down().await;
-    for file in [gate.ledger(), gate.home.path().join("ledger.db-wal")] {
+    for file in [gate.ledger_path(), gate.home.path().join("ledger.db-wal")] {
         let text = std::fs::read(&file).unwrap_or_default();
-        for key in [FIRST, SECOND] {
+        for key in [FIRST_UPSTREAM_KEY, SECOND_UPSTREAM_KEY] {
             assert!(!text.windows(key.len()).any(|window| window == key.as_bytes()), "{key}: {}", file.display());
         }
     }

@@ -7,27 +7,27 @@ use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
-use toolgate_store::{Filter, Ledger};
+use toolgate_store::{Ledger, RowFilter};
 
-use crate::between::{before_slow, questions};
-use crate::entering::{EITHER, plain};
-use crate::faults::script;
-use crate::returning::{Session, listen};
-use crate::support::{Gate, last_message, lines, until};
+use crate::between::{gateway_with_slow_server, slow_server_requests};
+use crate::entering::{ACCEPT_JSON_OR_EVENTS, http_client};
+use crate::faults::write_script;
+use crate::returning::{ResumableTestSession, read_stream};
+use crate::support::{TestGateway, count_lines, last_message, wait_until};
 
-const CALC: &str = "[tools.calc]\nkind = \"builtin\"\n";
+const CALC_TOOL_CONFIG: &str = "[tools.calc]\nkind = \"builtin\"\n";
 
-fn rows(gate: &Gate, tool: &str) -> usize {
-    let wanted = Filter { tool: Some(tool.to_owned()), ..Default::default() };
-    Ledger::open(gate.ledger()).unwrap().find(&wanted).unwrap().len()
+fn count_rows(gate: &TestGateway, tool: &str) -> usize {
+    let wanted = RowFilter { tool: Some(tool.to_owned()), ..Default::default() };
+    Ledger::open(gate.ledger_path()).unwrap().find(&wanted).unwrap().len()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_client_says_of_itself_is_no_more_than_somebody_reads() {
-    let gate = Gate::open(CALC).await;
-    let http = plain();
+async fn client_info_and_capabilities_have_size_limits() {
+    let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
+    let http = http_client();
     let post = async |message: Value| {
-        let request = http.post(format!("{}/mcp", gate.url)).header("accept", EITHER).json(&message);
+        let request = http.post(format!("{}/mcp", gate.url)).header("accept", ACCEPT_JSON_OR_EVENTS).json(&message);
         let answer = request.send().await.unwrap();
         let opened = answer.headers().contains_key("mcp-session-id");
         (answer.status().as_u16(), opened, last_message(&answer.text().await.unwrap()))
@@ -54,31 +54,32 @@ async fn what_a_client_says_of_itself_is_no_more_than_somebody_reads() {
         json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
     };
     let (status, _, said) = post(calc(1, &long)).await;
-    assert!((status, rows(&gate, "calc")) == (400, 1) && said["error"]["data"]["callId"].is_string(), "{said}");
+    assert!((status, count_rows(&gate, "calc")) == (400, 1) && said["error"]["data"]["callId"].is_string(), "{said}");
     let (status, _, said) = post(json!([calc(1, ""), calc(2, &long)])).await;
-    assert_eq!((status, rows(&gate, "calc")), (400, 3), "{said}");
+    assert_eq!((status, count_rows(&gate, "calc")), (400, 3), "{said}");
     for (session, meta) in [("a", json!({"progressToken": 1, "x": "t".repeat(30_000)})), ("b", json!({"x": vec![0; 1_000]}))] {
         let client = gate.client().in_session(session);
-        let (status, said) = client.ask("tools/call", json!({"name": "calc", "arguments": {"expression": "6 * 7"}, "_meta": meta})).await;
+        let (status, said) =
+            client.call_method("tools/call", json!({"name": "calc", "arguments": {"expression": "6 * 7"}, "_meta": meta})).await;
         assert!(status == 200 && said["result"]["structuredContent"] == json!({"result": 42}), "{said}");
     }
     // What is asked for may be long.
     let long = format!("1{}", " ".repeat(100_000));
-    let (status, said) = gate.client().ask("tools/call", json!({"name": "calc", "arguments": {"expression": long}})).await;
+    let (status, said) = gate.client().call_method("tools/call", json!({"name": "calc", "arguments": {"expression": long}})).await;
     assert_eq!((status, said["result"]["isError"].is_boolean()), (200, true), "{status}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prompts_resources_and_completions_keep_their_seats_while_their_clients_are_away() {
+async fn non_call_requests_keep_permits_while_client_is_away() {
     let let_go = Arc::new(Semaphore::new(0));
-    let gate = before_slow(&let_go, "[gateway]\nconcurrency = 3\nstream_timeout = \"1s\"\n").await;
-    let session = Session::greet(&gate.url, "2025-11-25").await;
-    let post = |message: Value| session.request(Method::POST).json(&message).send();
+    let gate = gateway_with_slow_server(&let_go, "[gateway]\nconcurrency = 3\nstream_timeout = \"1s\"\n").await;
+    let session = ResumableTestSession::connect(&gate.url, "2025-11-25").await;
+    let post = |message: Value| session.http_request(Method::POST).json(&message).send();
     // Each is sent away before its answer is there.
-    let away = questions().into_iter().enumerate().map(|(id, (method, params, ..))| {
+    let away = slow_server_requests().into_iter().enumerate().map(|(id, (method, params, ..))| {
         let asked = post(json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
-        async move { listen(asked.await.unwrap(), |_| false).await }
+        async move { read_stream(asked.await.unwrap(), |_| false).await }
     });
     for heard in join_all(away).await {
         assert!(heard.answer().is_none(), "{heard:?}");
@@ -92,67 +93,67 @@ async fn prompts_resources_and_completions_keep_their_seats_while_their_clients_
     };
     assert_eq!(ping().await, 503);
     let_go.add_permits(3);
-    until("their seats are free", async || ping().await == 200).await;
-    gate.end().await;
+    wait_until("their seats are free", async || ping().await == 200).await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_check_keeps_its_seat_until_its_hooks_are_through_though_nobody_waits_for_it() {
+async fn check_keeps_permit_until_hooks_end_after_disconnect() {
     let home = tempfile::tempdir().unwrap();
     let (begun, enough) = (home.path().join("begun"), home.path().join("enough"));
-    let hook = script(
+    let hook = write_script(
         home.path(),
         "hook",
         &format!("cat > /dev/null; echo x >> {}; until [ -e {} ]; do sleep 0.02; done", begun.display(), enough.display()),
     );
-    let gate = Gate::open(&format!(
+    let gate = TestGateway::open(&format!(
         "[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n[[hooks]]\nname = \"slow\"\ncommand = {hook}\ntools = [\"pay\"]\n\
          timeout = \"60s\"\n[gateway]\nconcurrency = 1\n"
     ))
     .await;
-    let http = plain();
+    let http = http_client();
     let check = |id: &str| http.post(format!("{}/v1/calls/check", gate.url)).json(&json!({"id": id, "session": id, "tool": "pay"})).send();
     let first = tokio::spawn(check("first"));
-    until("its hook runs", async || lines(&begun) == 1).await;
+    wait_until("its hook runs", async || count_lines(&begun) == 1).await;
     first.abort();
     assert!(first.await.is_err(), "it has hung up");
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(check("second").await.unwrap().status(), 503);
     std::fs::write(&enough, "").unwrap();
-    until("its seat is free", async || check("third").await.unwrap().status() == 200).await;
-    assert_eq!(lines(&begun), 2);
-    gate.end().await;
+    wait_until("its seat is free", async || check("third").await.unwrap().status() == 200).await;
+    assert_eq!(count_lines(&begun), 2);
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_keeps_its_seat_until_it_is_over_though_its_client_has_hung_up() {
+async fn call_keeps_permit_until_it_ends_after_disconnect() {
     let home = tempfile::tempdir().unwrap();
     let (begun, enough) = (home.path().join("begun"), home.path().join("enough"));
-    let hook = script(
+    let hook = write_script(
         home.path(),
         "hook",
         &format!("cat > /dev/null; echo x >> {}; until [ -e {} ]; do sleep 0.02; done", begun.display(), enough.display()),
     );
-    let gate = Gate::open(&format!(
-        "{CALC}[[hooks]]\nname = \"slow\"\ncommand = {hook}\ntools = [\"calc\"]\nwhen = \"after\"\ntimeout = \"60s\"\n[gateway]\nconcurrency = 1\n"
+    let gate = TestGateway::open(&format!(
+        "{CALC_TOOL_CONFIG}[[hooks]]\nname = \"slow\"\ncommand = {hook}\ntools = [\"calc\"]\nwhen = \"after\"\ntimeout = \"60s\"\n[gateway]\nconcurrency = 1\n"
     ))
     .await;
     // In one way or the other: the second says something that is of no meaning.
     for (round, more) in [(1, json!({})), (2, json!({"x": 1}))] {
         let call = |session: &str| {
             let (client, more) = (gate.client().in_session(&format!("{session}{round}")), more.clone());
-            async move { client.ask("tools/call", json!({"name": "calc", "arguments": {"expression": "1"}, "_meta": more})).await.0 }
+            async move { client.call_method("tools/call", json!({"name": "calc", "arguments": {"expression": "1"}, "_meta": more})).await.0 }
         };
         let first = tokio::spawn(call("first"));
-        until("its hook runs", async || lines(&begun) == 2 * round - 1).await;
+        wait_until("its hook runs", async || count_lines(&begun) == 2 * round - 1).await;
         first.abort();
         assert!(first.await.is_err(), "it has hung up");
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(call("second").await, 503);
         std::fs::write(&enough, "").unwrap();
-        until("its seat is free", async || call("third").await == 200).await;
-        assert_eq!(lines(&begun), 2 * round);
+        wait_until("its seat is free", async || call("third").await == 200).await;
+        assert_eq!(count_lines(&begun), 2 * round);
         std::fs::remove_file(&enough).unwrap();
     }
-    gate.end().await;
+    gate.shut_down().await;
 }

@@ -9,17 +9,17 @@ use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::entering::Older;
-use crate::support::{Client, Gate, with_fixture};
+use crate::entering::LegacyHttpClient;
+use crate::support::{McpTestClient, TestGateway, fixture_config};
 
-pub(crate) const CALC: &str = "[tools.calc]\nkind = \"builtin\"\n";
+pub(crate) const CALC_TOOL_CONFIG: &str = "[tools.calc]\nkind = \"builtin\"\n";
 
-pub(crate) fn digest(token: &str) -> String {
+pub(crate) fn token_digest(token: &str) -> String {
     Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Bytes to the gateway as they are, and what it says to that until it hangs up.
-pub(crate) async fn raw(gate: &Gate, request: &[u8]) -> String {
+pub(crate) async fn send_raw(gate: &TestGateway, request: &[u8]) -> String {
     let address = gate.url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request).await.unwrap();
@@ -28,40 +28,40 @@ pub(crate) async fn raw(gate: &Gate, request: &[u8]) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-pub(crate) async fn calc(client: &Client) -> (u16, Value) {
-    client.ask("tools/call", json!({"name": "calc", "arguments": {"expression": "1+1"}})).await
+pub(crate) async fn call_calc(client: &McpTestClient) -> (u16, Value) {
+    client.call_method("tools/call", json!({"name": "calc", "arguments": {"expression": "1+1"}})).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_are_known_by_their_digests() {
+async fn tokens_are_matched_by_digest() {
     let config = format!(
         "[agents.a.tools.calc]\nkind = \"builtin\"\n[agents.b.tools.calc]\nkind = \"builtin\"\n[gateway]\nagent = \"a\"\n\
          [[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n[[gateway.tokens]]\nprincipal = \"bob\"\nsha256 = \"{}\"\nagents = [\"b\"]\n",
-        digest("ann-token"),
-        digest("bob-token").to_uppercase()
+        token_digest("ann-token"),
+        token_digest("bob-token").to_uppercase()
     );
-    let gate = Gate::open(&config).await;
+    let gate = TestGateway::open(&config).await;
     let client = gate.client();
     let at = |token: &str, agent: &str| {
         let mut client = client.with_token(token);
         client.url = format!("{}/mcp/{agent}", gate.url);
         client
     };
-    assert_eq!(calc(&client).await.0, 401);
-    assert_eq!(calc(&client.with_token("nobody")).await.0, 401);
-    assert_eq!(calc(&client.with_token(&digest("ann-token"))).await.0, 401);
-    assert_eq!(calc(&at("ann-token", "a")).await.1["result"]["isError"], json!(false));
-    assert_eq!(calc(&at("ann-token", "b")).await.1["result"]["isError"], json!(false));
-    assert_eq!(calc(&at("bob-token", "b")).await.1["result"]["isError"], json!(false));
+    assert_eq!(call_calc(&client).await.0, 401);
+    assert_eq!(call_calc(&client.with_token("nobody")).await.0, 401);
+    assert_eq!(call_calc(&client.with_token(&token_digest("ann-token"))).await.0, 401);
+    assert_eq!(call_calc(&at("ann-token", "a")).await.1["result"]["isError"], json!(false));
+    assert_eq!(call_calc(&at("ann-token", "b")).await.1["result"]["isError"], json!(false));
+    assert_eq!(call_calc(&at("bob-token", "b")).await.1["result"]["isError"], json!(false));
     for (token, agent) in [("bob-token", "a"), ("ann-token", "c"), ("ann-token", "toolgate-canary")] {
         let client = at(token, agent);
-        let (_, answer) = calc(&client).await;
+        let (_, answer) = call_calc(&client).await;
         let error = &answer["result"]["structuredContent"];
         assert_eq!((&error["code"], &error["errorCategory"]), (&json!("forbidden"), &json!("PERMISSION")), "{answer}");
         assert!(error["message"].as_str().unwrap_or_default().contains("may not act as"), "{answer}");
         assert!(answer["result"]["_meta"]["toolgate/receipt"].is_object(), "{answer}");
         // Whoever may not call may not see either.
-        let (_, answer) = client.ask("tools/list", json!({})).await;
+        let (_, answer) = client.call_method("tools/list", json!({})).await;
         assert!(answer["error"]["message"].as_str().unwrap_or_default().contains("may not act as"), "{answer}");
     }
     // Each of them has its row. What an agent was called that is not there is the caller's text, and opens no conversation of its own.
@@ -77,34 +77,34 @@ async fn tokens_are_known_by_their_digests() {
         assert_eq!(reqwest::get(format!("{}/{page}", gate.url)).await.unwrap().status().as_u16(), status, "{page}");
     }
     assert!(gate.gateway.runtime().session("b", "bob", "x").rows().await.unwrap().is_empty());
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_names_no_agent_learns_only_of_its_own() {
+async fn error_without_agent_names_only_permitted_agents() {
     let config = format!(
         "[agents.front_desk.tools.calc]\nkind = \"builtin\"\n[agents.vault.tools.calc]\nkind = \"builtin\"\n\
          [[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n[[gateway.tokens]]\nprincipal = \"bob\"\nsha256 = \"{}\"\nagents = [\"front_desk\"]\n",
-        digest("ann-token"),
-        digest("bob-token")
+        token_digest("ann-token"),
+        token_digest("bob-token")
     );
-    let gate = Gate::open(&config).await;
+    let gate = TestGateway::open(&config).await;
     for (token, learns) in [("ann-token", true), ("bob-token", false)] {
         let client = gate.client().with_token(token);
-        for said in [client.ask("tools/list", json!({})).await.1, calc(&client).await.1] {
+        for said in [client.call_method("tools/list", json!({})).await.1, call_calc(&client).await.1] {
             let said = said.to_string();
             assert_eq!((said.contains("front_desk"), said.contains("vault")), (true, learns), "{token}: {said}");
         }
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 /// Keys for tokens: one to sign with, and the set that says so.
-pub(crate) fn signer(kid: &str) -> (EncodingKey, Value) {
+pub(crate) fn signing_key(kid: &str) -> (EncodingKey, Value) {
     // Fixed keys of P-256, made for this test.
     let (private, x, y) = match kid {
-        "one" => (ONE.0, ONE.1, ONE.2),
-        _ => (TWO.0, TWO.1, TWO.2),
+        "one" => (FIRST_KEY.0, FIRST_KEY.1, FIRST_KEY.2),
+        _ => (SECOND_KEY.0, SECOND_KEY.1, SECOND_KEY.2),
     };
     let key = EncodingKey::from_ec_pem(private.as_bytes()).unwrap();
     (key, json!({"kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": kid, "x": x, "y": y}))
@@ -112,34 +112,34 @@ pub(crate) fn signer(kid: &str) -> (EncodingKey, Value) {
 
 include!("keys.rs");
 
-pub(crate) fn jwt(kid: &str, claims: &Value) -> String {
+pub(crate) fn signed_jwt(kid: &str, claims: &Value) -> String {
     let mut header = Header::new(Algorithm::ES256);
     header.kid = Some(kid.to_owned());
-    jsonwebtoken::encode(&header, claims, &signer(kid).0).unwrap()
+    jsonwebtoken::encode(&header, claims, &signing_key(kid).0).unwrap()
 }
 
-pub(crate) fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+pub(crate) fn base64url(bytes: &[u8]) -> String {
+    const BASE64URL_ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut text = String::new();
     for chunk in bytes.chunks(3) {
         let bits = chunk.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
         for place in 0..=chunk.len() {
-            text.push(char::from(LETTERS[(bits >> (18 - 6 * place) & 63) as usize]));
+            text.push(char::from(BASE64URL_ALPHABET[(bits >> (18 - 6 * place) & 63) as usize]));
         }
     }
     text
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn signed_tokens_hold_only_as_a_whole() {
+async fn altered_jwt_is_rejected() {
     let home = tempfile::tempdir().unwrap();
     let keys = home.path().join("keys.json");
-    std::fs::write(&keys, json!({"keys": [signer("one").1]}).to_string()).unwrap();
+    std::fs::write(&keys, json!({"keys": [signing_key("one").1]}).to_string()).unwrap();
     let config = format!(
-        "{CALC}[gateway.jwt]\nissuer = \"https://login.example/\"\naudience = \"https://gate.example/mcp\"\nkeys = {}\nsession = \"conversation\"\nagents = \"agents\"\n",
+        "{CALC_TOOL_CONFIG}[gateway.jwt]\nissuer = \"https://login.example/\"\naudience = \"https://gate.example/mcp\"\nkeys = {}\nsession = \"conversation\"\nagents = \"agents\"\n",
         json!(keys)
     );
-    let gate = Gate::open(&config).await;
+    let gate = TestGateway::open(&config).await;
     let now = toolgate::Timestamp::now().as_second();
     let good = || json!({"iss": "https://login.example/", "aud": "https://gate.example/mcp", "sub": "ann", "exp": now + 600, "agents": ["default"]});
     let but = |key: &str, value: Value| {
@@ -148,51 +148,54 @@ async fn signed_tokens_hold_only_as_a_whole() {
         claims
     };
     let client = gate.client();
-    assert_eq!(calc(&client.with_token(&jwt("one", &good()))).await.1["result"]["isError"], json!(false));
+    assert_eq!(call_calc(&client.with_token(&signed_jwt("one", &good()))).await.1["result"]["isError"], json!(false));
     let without = |key: &str| {
         let mut claims = good();
         claims.as_object_mut().unwrap().remove(key);
         claims
     };
-    let none = format!("{}.{}.", base64(br#"{"alg":"none","typ":"JWT"}"#), base64(good().to_string().as_bytes()));
+    let none = format!("{}.{}.", base64url(br#"{"alg":"none","typ":"JWT"}"#), base64url(good().to_string().as_bytes()));
     let hs = {
         // The public key as a secret: the oldest trick.
         let header = Header::new(Algorithm::HS256);
-        jsonwebtoken::encode(&header, &good(), &EncodingKey::from_secret(signer("one").1["x"].as_str().unwrap().as_bytes())).unwrap()
+        jsonwebtoken::encode(&header, &good(), &EncodingKey::from_secret(signing_key("one").1["x"].as_str().unwrap().as_bytes())).unwrap()
     };
-    let mut edited = jwt("one", &good());
+    let mut edited = signed_jwt("one", &good());
     let middle = edited.split('.').nth(1).unwrap().to_owned();
-    edited = edited.replace(&middle, &base64(but("sub", json!("root")).to_string().as_bytes()));
+    edited = edited.replace(&middle, &base64url(but("sub", json!("root")).to_string().as_bytes()));
     let critical = Header { kid: Some("one".to_owned()), crit: Some(vec!["exp".to_owned()]), ..Header::new(Algorithm::ES256) };
     let bad = [
-        ("with what must be understood", jsonwebtoken::encode(&critical, &good(), &signer("one").0).unwrap()),
-        ("expired", jwt("one", &but("exp", json!(now - 600)))),
-        ("not yet", jwt("one", &but("nbf", json!(now + 600)))),
-        ("for somebody else", jwt("one", &but("aud", json!("https://other.example/mcp")))),
-        ("from somebody else", jwt("one", &but("iss", json!("https://evil.example/")))),
-        ("without an end", jwt("one", &without("exp"))),
-        ("without an audience", jwt("one", &without("aud"))),
-        ("of nobody", jwt("one", &without("sub"))),
-        ("of the canary", jwt("one", &but("sub", json!("(canary)")))),
-        ("signed by another key", jwt("two", &good())),
+        ("with what must be understood", jsonwebtoken::encode(&critical, &good(), &signing_key("one").0).unwrap()),
+        ("expired", signed_jwt("one", &but("exp", json!(now - 600)))),
+        ("not yet", signed_jwt("one", &but("nbf", json!(now + 600)))),
+        ("for somebody else", signed_jwt("one", &but("aud", json!("https://other.example/mcp")))),
+        ("from somebody else", signed_jwt("one", &but("iss", json!("https://evil.example/")))),
+        ("without an end", signed_jwt("one", &without("exp"))),
+        ("without an audience", signed_jwt("one", &without("aud"))),
+        ("of nobody", signed_jwt("one", &without("sub"))),
+        ("of the canary", signed_jwt("one", &but("sub", json!("(canary)")))),
+        ("signed by another key", signed_jwt("two", &good())),
         ("not signed", none),
         ("signed with what everybody knows", hs),
         ("edited", edited),
         ("junk", "a.b.c".to_owned()),
     ];
     for (what, token) in bad {
-        let (status, answer) = calc(&client.with_token(&token)).await;
+        let (status, answer) = call_calc(&client.with_token(&token)).await;
         assert_eq!(status, 401, "{what}: {answer}");
         assert!(!answer.to_string().contains(&token), "{what}");
     }
-    let (_, refused) = calc(&client.with_token(&jwt("one", &but("agents", json!(["other"]))))).await;
+    let (_, refused) = call_calc(&client.with_token(&signed_jwt("one", &but("agents", json!(["other"]))))).await;
     assert_eq!(refused["result"]["structuredContent"]["code"], json!("forbidden"), "{refused}");
-    let (_, refused) = calc(&client.with_token(&jwt("one", &without("agents")))).await;
+    let (_, refused) = call_calc(&client.with_token(&signed_jwt("one", &without("agents")))).await;
     assert_eq!(refused["result"]["structuredContent"]["code"], json!("forbidden"), "{refused}");
     // The token names the conversation; nobody else may name another.
-    let (_, refused) = calc(&client.with_token(&jwt("one", &but("conversation", json!("c-1")))).in_session("c-2")).await;
+    let (_, refused) = call_calc(&client.with_token(&signed_jwt("one", &but("conversation", json!("c-1")))).in_session("c-2")).await;
     assert_eq!(refused["result"]["structuredContent"]["code"], json!("forbidden"), "{refused}");
-    assert_eq!(calc(&client.with_token(&jwt("one", &but("conversation", json!("c-1"))))).await.1["result"]["isError"], json!(false));
+    assert_eq!(
+        call_calc(&client.with_token(&signed_jwt("one", &but("conversation", json!("c-1"))))).await.1["result"]["isError"],
+        json!(false)
+    );
     assert_eq!(gate.gateway.runtime().session("default", "ann", "c-1").rows().await.unwrap().len(), 1);
     // RFC 9728: where tokens are to be had.
     let answer = reqwest::Client::new().post(format!("{}/mcp", gate.url)).body("{}").send().await.unwrap();
@@ -203,46 +206,46 @@ async fn signed_tokens_hold_only_as_a_whole() {
         (metadata["resource"].as_str(), metadata["authorization_servers"][0].as_str()),
         (Some("https://gate.example/mcp"), Some("https://login.example/"))
     );
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_may_be_turned() {
+async fn jwt_keys_are_replaced_by_reload() {
     let home = tempfile::tempdir().unwrap();
     let keys = home.path().join("keys.json");
-    std::fs::write(&keys, json!({"keys": [signer("one").1]}).to_string()).unwrap();
-    let config = format!("{CALC}[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\nkeys = {}\n", json!(keys));
-    let gate = Gate::open(&config).await;
+    std::fs::write(&keys, json!({"keys": [signing_key("one").1]}).to_string()).unwrap();
+    let config = format!("{CALC_TOOL_CONFIG}[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\nkeys = {}\n", json!(keys));
+    let gate = TestGateway::open(&config).await;
     let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
-    assert_eq!(calc(&gate.client().with_token(&jwt("two", &claims))).await.0, 401);
-    std::fs::write(&keys, json!({"keys": [signer("two").1]}).to_string()).unwrap();
+    assert_eq!(call_calc(&gate.client().with_token(&signed_jwt("two", &claims))).await.0, 401);
+    std::fs::write(&keys, json!({"keys": [signing_key("two").1]}).to_string()).unwrap();
     gate.reload(&config).await.unwrap();
-    assert_eq!(calc(&gate.client().with_token(&jwt("two", &claims))).await.0, 200);
-    assert_eq!(calc(&gate.client().with_token(&jwt("one", &claims))).await.0, 401);
-    gate.end().await;
+    assert_eq!(call_calc(&gate.client().with_token(&signed_jwt("two", &claims))).await.0, 200);
+    assert_eq!(call_calc(&gate.client().with_token(&signed_jwt("one", &claims))).await.0, 401);
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_listens_to_the_world_without_a_token() {
-    let gate = Gate::open(CALC).await;
+async fn public_listener_requires_token() {
+    let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
     let error = gate.gateway.listen("0.0.0.0:0".parse().unwrap()).await.err().unwrap();
     assert!(error.to_string().contains("no token is required"), "{error}");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn as_many_at_the_same_time_as_can_be_said_is_no_bound() {
-    let gate = Gate::open(&format!("{CALC}[gateway]\nconcurrency = {}\n", i64::MAX)).await;
-    assert_eq!(calc(&gate.client()).await.1["result"]["isError"], json!(false));
-    gate.end().await;
+async fn maximum_concurrency_setting_is_accepted() {
+    let gate = TestGateway::open(&format!("{CALC_TOOL_CONFIG}[gateway]\nconcurrency = {}\n", i64::MAX)).await;
+    assert_eq!(call_calc(&gate.client()).await.1["result"]["isError"], json!(false));
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_and_pages_that_are_not_ours() {
+async fn unknown_hosts_and_origins_are_rejected() {
     let config = format!(
-        "{CALC}[gateway]\nhosts = [\"gate.example\", \"Door.Example\", \"Port.Example:81\"]\norigins = [\"https://app.example:443\"]\n"
+        "{CALC_TOOL_CONFIG}[gateway]\nhosts = [\"gate.example\", \"Door.Example\", \"Port.Example:81\"]\norigins = [\"https://app.example:443\"]\n"
     );
-    let gate = Gate::open(&config).await;
+    let gate = TestGateway::open(&config).await;
     let host = gate.url.trim_start_matches("http://").to_owned();
     let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}, "io.modelcontextprotocol/clientCapabilities": {}});
     let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}}).to_string();
@@ -256,7 +259,7 @@ async fn names_and_pages_that_are_not_ours() {
     let ask = async |headers: &str| {
         let all = wanted.iter().map(|(head, body)| format!("{head}{headers}connection: close\r\n\r\n{body}"));
         join_all(all.map(|request| async move {
-            let answer = raw(door, request.as_bytes()).await;
+            let answer = send_raw(door, request.as_bytes()).await;
             (request, answer.split_whitespace().nth(1).unwrap_or_default().parse::<u16>().unwrap_or(0))
         }))
         .await
@@ -284,13 +287,13 @@ async fn names_and_pages_that_are_not_ours() {
             assert_eq!(!matches!(status, 400 | 403 | 0), is_let_in, "{request:?}: {status}");
         }
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_request_is_turned_away() {
-    let config = format!("{CALC}[gateway]\nmax_request = 20000\n");
-    let gate = Gate::open(&config).await;
+async fn malformed_requests_are_rejected() {
+    let config = format!("{CALC_TOOL_CONFIG}[gateway]\nmax_request = 20000\n");
+    let gate = TestGateway::open(&config).await;
     let host = gate.url.trim_start_matches("http://").to_owned();
     let head = |more: &str| {
         format!(
@@ -318,17 +321,17 @@ async fn what_is_no_request_is_turned_away() {
         ("no HTTP", "hello\r\n\r\n".to_owned(), "400"),
     ];
     for (what, request, status) in cases {
-        let answer = raw(&gate, request.as_bytes()).await;
+        let answer = send_raw(&gate, request.as_bytes()).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{what}: {answer:.200}");
     }
     // It is there for others all the time.
-    assert_eq!(calc(&gate.client()).await.0, 200);
-    gate.end().await;
+    assert_eq!(call_calc(&gate.client()).await.0, 200);
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_header_says_the_body_says() {
-    let gate = Gate::open(CALC).await;
+async fn headers_must_match_body() {
+    let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}, "io.modelcontextprotocol/clientCapabilities": {}});
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "calc", "arguments": {"expression": "1"}, "_meta": meta}});
@@ -342,17 +345,17 @@ async fn what_a_header_says_the_body_says() {
         let request = request.header("mcp-protocol-version", version).header("mcp-method", method).header("mcp-name", name).json(&body);
         assert_eq!(request.send().await.unwrap().status().as_u16(), status, "{version} {method} {name}");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_of_an_older_client_is_its_own() {
+async fn legacy_session_belongs_to_its_principal() {
     let token = |principal: &str, token: &str, more: &str| {
-        format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n{more}", digest(token))
+        format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n{more}", token_digest(token))
     };
     let others = [token("ann", "ann-next", ""), token("ann", "ann-narrow", "agents = [\"default\"]\n"), token("bob", "bob-token", "")];
-    let later = format!("{CALC}{}", others.concat());
-    let gate = Gate::open(&format!("{later}{}", token("ann", "ann-token", ""))).await;
+    let later = format!("{CALC_TOOL_CONFIG}{}", others.concat());
+    let gate = TestGateway::open(&format!("{later}{}", token("ann", "ann-token", ""))).await;
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let post = |token: &str, session: Option<&str>, body: Value| {
         let mut request =
@@ -382,12 +385,12 @@ async fn a_session_of_an_older_client_is_its_own() {
     for (token, status) in [("ann-token", 401), ("ann-next", 200)] {
         assert_eq!(post(token, Some(&session), list(&format!("{token} again"))).await.status().as_u16(), status, "{token}");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_that_was_not_ended_is_still_its_own() {
-    let gate = Gate::open(CALC).await;
+async fn delete_with_unsupported_revision_keeps_session() {
+    let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let url = format!("{}/mcp", gate.url);
     let accept = "application/json, text/event-stream";
@@ -410,48 +413,48 @@ async fn a_session_that_was_not_ended_is_still_its_own() {
         assert_eq!((ended(version).await, listed().await), (status, 200), "{version}");
     }
     assert_eq!((ended("2025-06-18").await, listed().await), (202, 404));
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_of_an_older_client_hears_what_it_subscribed_to_after_its_token_was_replaced() {
+async fn legacy_subscription_survives_token_replacement() {
     let config = |token: &str| {
-        let token = format!("[[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n", digest(token));
-        with_fixture("undeclared = \"open\"") + &token
+        let token = format!("[[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n", token_digest(token));
+        fixture_config("undeclared = \"open\"") + &token
     };
-    let gate = Gate::open(&config("ann-token")).await;
+    let gate = TestGateway::open(&config("ann-token")).await;
     let mut headers = reqwest::header::HeaderMap::new();
     headers.insert(reqwest::header::AUTHORIZATION, "Bearer ann-token".parse().unwrap());
     let http = reqwest::Client::builder().no_proxy().default_headers(headers).build().unwrap();
-    let mut older = Older::greet(&http, &gate.url, json!({})).await;
-    let subscribed = older.ask("resources/subscribe", json!({"uri": "test://watched-resource"})).await;
+    let mut older = LegacyHttpClient::connect(&http, &gate.url, json!({})).await;
+    let subscribed = older.call_method("resources/subscribe", json!({"uri": "test://watched-resource"})).await;
     assert!(subscribed.get("result").is_some(), "{subscribed}");
     gate.reload(&config("ann-next")).await.unwrap();
     let client = gate.client().with_token("ann-next");
     // Its upstream may not have heard yet that somebody wants to know.
     let changes = async {
         for turn in 0.. {
-            assert_eq!(client.in_session(&format!("s{turn}")).code("count", json!({})).await, "ok");
+            assert_eq!(client.in_session(&format!("s{turn}")).call_code("count", json!({})).await, "ok");
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     };
     tokio::select! {
-        _ = older.ears.hear(|said| said["method"] == "notifications/resources/updated") => {}
+        _ = older.inbox.wait_for(|said| said["method"] == "notifications/resources/updated") => {}
         () = changes => {}
     }
     drop(older);
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_too_much_is_told_when_to_come_back() {
-    let config = format!("{CALC}[gateway]\nrate = {{ calls = 3, per = \"60s\" }}\n");
-    let gate = Gate::open(&config).await;
+async fn rate_limited_request_gets_retry_after() {
+    let config = format!("{CALC_TOOL_CONFIG}[gateway]\nrate = {{ calls = 3, per = \"60s\" }}\n");
+    let gate = TestGateway::open(&config).await;
     for _ in 0..3 {
-        assert_eq!(calc(&gate.client()).await.0, 200);
+        assert_eq!(call_calc(&gate.client()).await.0, 200);
     }
     let answer = reqwest::get(format!("{}/metrics", gate.url)).await.unwrap();
     let wait = answer.headers().get("retry-after").and_then(|wait| wait.to_str().ok()?.parse::<u64>().ok());
     assert!(answer.status().as_u16() == 429 && wait.is_some_and(|wait| (1..=61).contains(&wait)), "{answer:?}");
-    gate.end().await;
+    gate.shut_down().await;
 }

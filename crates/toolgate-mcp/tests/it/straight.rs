@@ -8,18 +8,18 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use toolgate_store::{Filter, Ledger};
+use toolgate_store::{Ledger, RowFilter};
 
-use crate::support::{Gate, fixture, lines, until};
+use crate::support::{TestGateway, count_lines, fixture_path, wait_until};
 
 /// The fixture over HTTP, where it is, and where it says what it was asked.
-struct Fixture(Child, String, tempfile::TempDir);
+struct HttpFixtureProcess(Child, String, tempfile::TempDir);
 
-impl Fixture {
+impl HttpFixtureProcess {
     fn start() -> Self {
         use std::io::BufRead;
         let home = tempfile::tempdir().unwrap();
-        let mut command = Command::new(fixture());
+        let mut command = Command::new(fixture_path());
         command.args(["--listen", "127.0.0.1:0"]).env("FIXTURE_COUNTER", home.path().join("asked"));
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
@@ -29,7 +29,7 @@ impl Fixture {
     }
 }
 
-impl Drop for Fixture {
+impl Drop for HttpFixtureProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -37,7 +37,7 @@ impl Drop for Fixture {
 }
 
 /// A request over a connection of its own: what comes back, head and all.
-async fn post(address: &str, params: Value, name: &str) -> String {
+async fn post_call(address: &str, params: Value, name: &str) -> String {
     let body = json!({"jsonrpc": "2.0", "id": "one", "method": "tools/call", "params": params}).to_string();
     let mut stream = TcpStream::connect(address.trim_start_matches("http://")).await.unwrap();
     let head = format!(
@@ -52,7 +52,7 @@ async fn post(address: &str, params: Value, name: &str) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-fn params(tool: &str, arguments: Value, token: Option<&str>) -> Value {
+fn call_params(tool: &str, arguments: Value, token: Option<&str>) -> Value {
     let mut meta = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": {},
@@ -81,9 +81,9 @@ fn messages(answer: &str) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_ways_say_the_same() {
-    let upstream = Fixture::start();
-    let gate = Gate::open(&format!("[upstreams.fix]\nurl = \"{}\"\nprefix = \"\"\nundeclared = \"read\"\n", upstream.1)).await;
+async fn fast_path_answers_like_slow_path() {
+    let upstream = HttpFixtureProcess::start();
+    let gate = TestGateway::open(&format!("[upstreams.fix]\nurl = \"{}\"\nprefix = \"\"\nundeclared = \"read\"\n", upstream.1)).await;
     for (tool, arguments, kind) in [
         ("echo", json!({"text": "a \u{2028} b"}), "application/json"),
         ("add", json!({"a": 9_007_199_254_740_993_u64, "b": 0}), "application/json"),
@@ -96,52 +96,52 @@ async fn both_ways_say_the_same() {
         // What is said before the answer makes it a stream.
         ("test_tool_with_progress", json!({}), "text/event-stream"),
     ] {
-        let straight = post(&gate.url, params(tool, arguments.clone(), Some("mine")), tool).await;
+        let straight = post_call(&gate.url, call_params(tool, arguments.clone(), Some("mine")), tool).await;
         assert!(straight.to_ascii_lowercase().contains(&format!("content-type: {kind}")), "{tool}: {straight}");
         // What this revision has no word for goes the long way.
-        let mut long = params(tool, arguments, Some("mine"));
+        let mut long = call_params(tool, arguments, Some("mine"));
         long["of no meaning"] = json!(1);
         let said = messages(&straight);
-        assert_eq!(said, messages(&post(&gate.url, long, tool).await), "{tool}");
+        assert_eq!(said, messages(&post_call(&gate.url, long, tool).await), "{tool}");
         if kind == "text/event-stream" {
             assert!(said.len() > 2 && said[0]["params"]["progressToken"] == "mine", "{said:?}");
         }
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_hangs_up_ends_the_call_and_it_is_recorded() {
+async fn disconnect_cancels_call_and_row_is_recorded() {
     for (effect, effects) in [("read", "none"), ("write", "unknown")] {
-        let upstream = Fixture::start();
-        let gate = Gate::open(&format!(
+        let upstream = HttpFixtureProcess::start();
+        let gate = TestGateway::open(&format!(
             "[upstreams.fix]\nurl = \"{}\"\nprefix = \"\"\n[tools.sleep]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"{effect}\"\npolicy = \"open\"\n",
             upstream.1
         ))
         .await;
         tokio::select! {
-            said = post(&gate.url, params("sleep", json!({"ms": 600_000}), None), "sleep") => panic!("nobody waits so long: {said}"),
-            () = until("it sleeps", async || lines(&upstream.2.path().join("asked")) > 0) => {}
+            said = post_call(&gate.url, call_params("sleep", json!({"ms": 600_000}), None), "sleep") => panic!("nobody waits so long: {said}"),
+            () = wait_until("it sleeps", async || count_lines(&upstream.2.path().join("asked")) > 0) => {}
         }
         // Alone, and while the gateway goes on.
         let rows = || {
             let mut found = Vec::new();
-            let sleeps = Filter { tool: Some("sleep".to_owned()), ..Filter::default() };
-            let note = |entry: toolgate_store::Entry| {
+            let sleeps = RowFilter { tool: Some("sleep".to_owned()), ..RowFilter::default() };
+            let note = |entry: toolgate_store::LedgerEntry| {
                 found.push((entry.row.code().unwrap_or_default().to_owned(), json!(entry.row.effects)));
                 Ok(true)
             };
             Ledger::open(gate.home.path().join("ledger.db")).unwrap().query(&sleeps, note).unwrap();
             found
         };
-        until("its row is there", async || !rows().is_empty()).await;
+        wait_until("its row is there", async || !rows().is_empty()).await;
         assert_eq!(rows(), [("cancelled".to_owned(), json!(effects))]);
-        gate.end().await;
+        gate.shut_down().await;
     }
 }
 
 /// A server that does as the name of the tool says.
-async fn scripted() -> (String, Arc<AtomicUsize>) {
+async fn start_scripted_server() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let ran = Arc::new(AtomicUsize::new(0));
@@ -149,18 +149,18 @@ async fn scripted() -> (String, Arc<AtomicUsize>) {
     tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(serve(stream, Arc::clone(&counted)));
+            tokio::spawn(serve_script(stream, Arc::clone(&counted)));
         }
     });
     (format!("http://{address}/mcp"), ran)
 }
 
-const TOOLS: [&str; 19] = [
+const SCRIPTED_TOOLS: [&str; 19] = [
     "plain", "leaves", "breaks", "endless", "stays", "ends", "junk", "other", "stranger", "chatters", "nameless", "lost", "ill", "blank",
     "texts", "long", "page", "logs", "failing",
 ];
 
-async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
+async fn serve_script(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
     let mut text = Vec::new();
     loop {
         let mut chunk = [0; 4096];
@@ -205,7 +205,7 @@ async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
             }
             ("tools/list", _) => {
                 let one = |name: &&str| json!({"name": name, "description": "Does so.", "inputSchema": {"type": "object"}});
-                let tools: Vec<Value> = TOOLS.iter().map(one).collect();
+                let tools: Vec<Value> = SCRIPTED_TOOLS.iter().map(one).collect();
                 json(&result(json!({"resultType": "complete", "tools": tools, "ttlMs": 1000, "cacheScope": "private"})))
             }
             ("tools/call", "plain") => json(&done),
@@ -293,7 +293,7 @@ async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_are_held_against_the_tool_of_the_agent_that_is_asked() {
+async fn parameter_headers_are_checked_against_tool_of_agent() {
     let find = |agent: &str, more: &str| {
         format!(
             "[agents.{agent}.tools.find]\nkind = \"command\"\ncommand = \"cat\"\neffect = \"read\"\ndescription = \"Finds.\"\n\
@@ -301,54 +301,54 @@ async fn headers_are_held_against_the_tool_of_the_agent_that_is_asked() {
         )
     };
     let tools = [find("a", ", x-mcp-header = \"Region\""), find("b", ""), find("c", ", x-mcp-header = \"Zone\"")].concat();
-    let gate = Gate::open(&tools).await;
+    let gate = TestGateway::open(&tools).await;
     for (agent, status, why) in [("a", 400, "missing Mcp-Param-Region"), ("b", 200, ""), ("c", 400, "missing Mcp-Param-Zone")] {
         let mut client = gate.client();
         client.url = format!("{}/mcp/{agent}", gate.url);
-        let (found, answer) = client.ask("tools/call", json!({"name": "find", "arguments": {"place": "here"}})).await;
+        let (found, answer) = client.call_method("tools/call", json!({"name": "find", "arguments": {"place": "here"}})).await;
         assert_eq!(found, status, "{agent}: {answer}");
         assert!(answer["error"]["message"].as_str().unwrap_or_default().starts_with(why), "{agent}: {answer}");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn words_in_the_same_breath_as_the_answer_are_heard() {
-    let (url, _) = scripted().await;
-    let gate = Gate::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+async fn progress_in_same_chunk_as_answer_is_forwarded() {
+    let (url, _) = start_scripted_server().await;
+    let gate = TestGateway::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
     for n in 0..20 {
-        let said = messages(&post(&gate.url, params("chatters", json!({"n": n}), Some("mine")), "chatters").await);
+        let said = messages(&post_call(&gate.url, call_params("chatters", json!({"n": n}), Some("mine")), "chatters").await);
         let progress: Vec<&Value> = said.iter().filter_map(|message| message.pointer("/params/progress")).collect();
         assert_eq!(progress, [&json!(1.0), &json!(2.0)], "{said:?}");
         assert_eq!(said.last().unwrap()["result"]["content"][0]["text"], "done");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_ask_for_log_messages_gets_none() {
-    let (url, _) = scripted().await;
-    let gate = Gate::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+async fn log_messages_follow_requested_level() {
+    let (url, _) = start_scripted_server().await;
+    let gate = TestGateway::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
     for (level, hears) in [(None, false), (Some("loud"), false), (Some("critical"), false), (Some("error"), true), (Some("debug"), true)] {
-        let mut params = params("logs", json!({"level": level}), None);
+        let mut params = call_params("logs", json!({"level": level}), None);
         if let Some(level) = level {
             params["_meta"]["io.modelcontextprotocol/logLevel"] = json!(level);
         }
-        let said = messages(&post(&gate.url, params, "logs").await);
+        let said = messages(&post_call(&gate.url, params, "logs").await);
         assert_eq!(said.iter().any(|message| message["method"] == "notifications/message"), hears, "{level:?}: {said:?}");
         assert_eq!(said.last().unwrap()["result"]["content"][0]["text"], "done");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_breaks_is_told_from_what_was_done() {
-    let (url, ran) = scripted().await;
-    let tools: String = TOOLS
+async fn broken_response_is_distinguished_from_completed_call() {
+    let (url, ran) = start_scripted_server().await;
+    let tools: String = SCRIPTED_TOOLS
         .iter()
         .map(|tool| format!("[tools.{tool}]\nkind = \"mcp\"\nupstream = \"s\"\neffect = \"write\"\npolicy = \"open\"\ntimeout = \"20s\"\n"))
         .collect();
-    let gate = Gate::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\n{tools}")).await;
+    let gate = TestGateway::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\n{tools}")).await;
     let mut asked = 0;
     // Nobody waits for more than there is: that would be `timeout`.
     for (tool, code, effects) in [
@@ -395,5 +395,5 @@ async fn what_breaks_is_told_from_what_was_done() {
         assert_eq!((found, &left), (code, &effects), "{tool}: {:.600}", said.to_string());
         assert_eq!(ran.load(Ordering::SeqCst), asked, "{tool} was asked for once");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }

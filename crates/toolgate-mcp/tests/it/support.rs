@@ -16,14 +16,14 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 use toolgate::Store;
 use toolgate_config::Config;
-use toolgate_mcp::{Gateway, Listening, Options, Starting};
+use toolgate_mcp::{Gateway, GatewayOptions, HttpListener, UpstreamOptions};
 use toolgate_store::SqliteStore;
 
 /// What a client on streams is told, line by line.
-pub(crate) type Told = Lines<BufReader<ReadHalf<DuplexStream>>>;
+pub(crate) type ClientLines = Lines<BufReader<ReadHalf<DuplexStream>>>;
 
 /// The fixture: a server for upstreams to be.
-pub(crate) fn fixture() -> PathBuf {
+pub(crate) fn fixture_path() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let path = own.parent().unwrap().parent().unwrap().join("examples/fixture");
     assert!(path.exists(), "build it with `cargo build --example fixture`: {}", path.display());
@@ -31,44 +31,44 @@ pub(crate) fn fixture() -> PathBuf {
 }
 
 /// A configuration with the fixture as an upstream over standard streams.
-pub(crate) fn with_fixture(more: &str) -> String {
-    format!("[upstreams.fix]\ncommand = {}\nargs = [\"--stdio\"]\nprefix = \"\"\n{more}\n", json!(fixture()))
+pub(crate) fn fixture_config(more: &str) -> String {
+    format!("[upstreams.fix]\ncommand = {}\nargs = [\"--stdio\"]\nprefix = \"\"\n{more}\n", json!(fixture_path()))
 }
 
-pub(crate) struct Gate {
+pub(crate) struct TestGateway {
     pub(crate) gateway: Gateway,
     pub(crate) url: String,
     pub(crate) home: tempfile::TempDir,
     pub(crate) store: Arc<SqliteStore>,
-    listening: Option<Listening>,
+    listening: Option<HttpListener>,
 }
 
-impl Gate {
+impl TestGateway {
     pub(crate) async fn open(config: &str) -> Self {
         Self::try_open(config).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// One that does not wait long for upstreams that say nothing. Whoever needs one of the others has to.
-    pub(crate) async fn hasty(config: &str) -> Self {
-        Self::open_within(config, None, Duration::from_secs(3)).await.unwrap_or_else(|error| panic!("{error}"))
+    pub(crate) async fn open_with_short_timeout(config: &str) -> Self {
+        Self::open_with_timeout(config, None, Duration::from_secs(3)).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
     pub(crate) async fn try_open(config: &str) -> std::io::Result<Self> {
-        Self::open_within(config, None, Duration::from_secs(20)).await
+        Self::open_with_timeout(config, None, Duration::from_secs(20)).await
     }
 
     /// Another one, which keeps what tools look like in the same place, as a second process with the same configuration does.
-    pub(crate) async fn beside(&self, config: &str) -> Self {
-        Self::open_within(config, Some(self.pins()), Duration::from_secs(20)).await.unwrap_or_else(|error| panic!("{error}"))
+    pub(crate) async fn open_with_same_pins(&self, config: &str) -> Self {
+        Self::open_with_timeout(config, Some(self.pins_dir()), Duration::from_secs(20)).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    async fn open_within(config: &str, pins: Option<PathBuf>, patience: Duration) -> std::io::Result<Self> {
+    async fn open_with_timeout(config: &str, pins: Option<PathBuf>, patience: Duration) -> std::io::Result<Self> {
         let home = tempfile::tempdir()?;
         std::fs::write(home.path().join("toolgate.toml"), config)?;
         let store = Arc::new(SqliteStore::open(home.path().join("ledger.db")).map_err(std::io::Error::other)?);
-        let options = Options {
+        let options = GatewayOptions {
             store: Arc::clone(&store) as Arc<dyn Store>,
-            upstreams: Starting { pin_dir: Some(pins.unwrap_or_else(|| home.path().join("pins"))), launcher: None },
+            upstreams: UpstreamOptions { pin_dir: Some(pins.unwrap_or_else(|| home.path().join("pins"))), launcher: None },
             upstream_start_timeout: patience,
             launcher: None,
             built_in_rules: None,
@@ -88,12 +88,12 @@ impl Gate {
         self.gateway.reload().await
     }
 
-    pub(crate) fn client(&self) -> Client {
-        Client::new(&self.url)
+    pub(crate) fn client(&self) -> McpTestClient {
+        McpTestClient::new(&self.url)
     }
 
     /// A client on streams, which has said nothing yet: what serves it, where it asks and what it is told.
-    pub(crate) fn streams(&self, agent: Option<&str>) -> (JoinHandle<()>, WriteHalf<DuplexStream>, Told) {
+    pub(crate) fn connect_streams(&self, agent: Option<&str>) -> (JoinHandle<()>, WriteHalf<DuplexStream>, ClientLines) {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let (input, output) = tokio::io::split(theirs);
         let (gateway, agent) = (self.gateway.clone(), agent.map(str::to_owned));
@@ -102,32 +102,32 @@ impl Gate {
         (serving, ask, BufReader::new(answers).lines())
     }
 
-    pub(crate) async fn end(mut self) {
+    pub(crate) async fn shut_down(mut self) {
         self.gateway.shut_down().await;
         if let Some(listening) = self.listening.take() {
             listening.wait_stopped().await;
         }
     }
 
-    pub(crate) fn pins(&self) -> PathBuf {
+    pub(crate) fn pins_dir(&self) -> PathBuf {
         self.home.path().join("pins")
     }
 
-    pub(crate) fn ledger(&self) -> PathBuf {
+    pub(crate) fn ledger_path(&self) -> PathBuf {
         self.home.path().join("ledger.db")
     }
 }
 
 /// What was decided here is decided again when the test has ended.
-impl Drop for Gate {
+impl Drop for TestGateway {
     fn drop(&mut self) {
-        crate::lookback::decided_alike(&self.ledger());
+        crate::lookback::assert_replay_unchanged(&self.ledger_path());
     }
 }
 
 /// A client of 2026-07-28, as plain as can be.
 #[derive(Clone)]
-pub(crate) struct Client {
+pub(crate) struct McpTestClient {
     http: reqwest::Client,
     pub(crate) url: String,
     pub(crate) token: Option<String>,
@@ -135,7 +135,7 @@ pub(crate) struct Client {
     pub(crate) capabilities: Value,
 }
 
-impl Client {
+impl McpTestClient {
     pub(crate) fn new(base: &str) -> Self {
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         Self { http, url: format!("{base}/mcp"), token: None, session: None, capabilities: json!({}) }
@@ -149,12 +149,12 @@ impl Client {
         Self { token: Some(token.to_owned()), ..self.clone() }
     }
 
-    pub(crate) fn who_can(&self, capabilities: Value) -> Self {
+    pub(crate) fn with_capabilities(&self, capabilities: Value) -> Self {
         Self { capabilities, ..self.clone() }
     }
 
     /// Any request. The status, and what is in the body.
-    pub(crate) async fn ask(&self, method: &str, mut params: Value) -> (u16, Value) {
+    pub(crate) async fn call_method(&self, method: &str, mut params: Value) -> (u16, Value) {
         let meta = params.as_object_mut().unwrap().entry("_meta").or_insert_with(|| json!({})).as_object_mut().unwrap();
         meta.insert("io.modelcontextprotocol/protocolVersion".to_owned(), json!("2026-07-28"));
         meta.insert("io.modelcontextprotocol/clientInfo".to_owned(), json!({"name": "test", "version": "1"}));
@@ -182,20 +182,20 @@ impl Client {
 
     /// A call of a tool: its result.
     pub(crate) async fn call(&self, tool: &str, arguments: Value) -> Value {
-        let (status, answer) = self.ask("tools/call", json!({"name": tool, "arguments": arguments})).await;
+        let (status, answer) = self.call_method("tools/call", json!({"name": tool, "arguments": arguments})).await;
         assert_eq!(status, 200, "{answer}");
         assert!(answer.get("result").is_some(), "{answer}");
         answer["result"].clone()
     }
 
     /// A call that must be refused or fail: its code.
-    pub(crate) async fn code(&self, tool: &str, arguments: Value) -> String {
+    pub(crate) async fn call_code(&self, tool: &str, arguments: Value) -> String {
         let result = self.call(tool, arguments).await;
         result["_meta"]["toolgate/error"]["code"].as_str().unwrap_or("ok").to_owned()
     }
 
-    pub(crate) async fn tools(&self) -> Vec<String> {
-        let (_, answer) = self.ask("tools/list", json!({})).await;
+    pub(crate) async fn tool_names(&self) -> Vec<String> {
+        let (_, answer) = self.call_method("tools/list", json!({})).await;
         answer["result"]["tools"]
             .as_array()
             .unwrap_or_else(|| panic!("{answer}"))
@@ -216,7 +216,7 @@ pub(crate) fn last_message(text: &str) -> Value {
 }
 
 /// The children of this process, and theirs.
-pub(crate) fn children() -> Vec<(u32, String)> {
+pub(crate) fn child_processes() -> Vec<(u32, String)> {
     let mut found = Vec::new();
     let mut look = vec![std::process::id()];
     while let Some(parent) = look.pop() {
@@ -237,19 +237,19 @@ pub(crate) fn children() -> Vec<(u32, String)> {
 }
 
 /// Those of them that have this number, `--tools N`. One that a test looks for has a number that no other test has.
-pub(crate) fn processes(number: u8) -> Vec<Pid> {
+pub(crate) fn processes_with_number(number: u8) -> Vec<Pid> {
     let known = format!(" --tools {number} ");
-    let found = children().into_iter().filter(|(_, words)| words.contains(&known));
+    let found = child_processes().into_iter().filter(|(_, words)| words.contains(&known));
     found.filter_map(|(pid, _)| Pid::from_raw(pid as i32)).collect()
 }
 
 /// Kills these, and says how many there were.
-pub(crate) fn kill(number: u8) -> usize {
-    processes(number).into_iter().filter(|pid| kill_process(*pid, Signal::KILL).is_ok()).count()
+pub(crate) fn kill_processes_with_number(number: u8) -> usize {
+    processes_with_number(number).into_iter().filter(|pid| kill_process(*pid, Signal::KILL).is_ok()).count()
 }
 
 /// Runs a test that is ignored otherwise, in a process of its own.
-pub(crate) fn alone(test: &str) {
+pub(crate) fn run_in_own_process(test: &str) {
     let own = std::env::current_exe().unwrap();
     let output = std::process::Command::new(own).args(["--exact", test, "--ignored", "--nocapture"]).output().unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -257,7 +257,7 @@ pub(crate) fn alone(test: &str) {
 }
 
 /// Waits until something is so.
-pub(crate) async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
+pub(crate) async fn wait_until(what: &str, mut is: impl AsyncFnMut() -> bool) {
     for _ in 0..900 {
         if is().await {
             return;
@@ -268,19 +268,19 @@ pub(crate) async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
 }
 
 /// An address at which nobody is, nor comes to be while this is held.
-pub(crate) fn nobody() -> (TcpSocket, SocketAddr) {
+pub(crate) fn unused_address() -> (TcpSocket, SocketAddr) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = socket.local_addr().unwrap();
     (socket, address)
 }
 
-pub(crate) fn lines(path: &Path) -> usize {
+pub(crate) fn count_lines(path: &Path) -> usize {
     std::fs::read_to_string(path).unwrap_or_default().lines().count()
 }
 
 /// Serves MCP over HTTP, and says where.
-pub(crate) async fn serve<S: ServerHandler>(service: StreamableHttpService<S, LocalSessionManager>) -> String {
+pub(crate) async fn start_mcp_server<S: ServerHandler>(service: StreamableHttpService<S, LocalSessionManager>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/mcp", listener.local_addr().unwrap());
     tokio::spawn(async move {

@@ -7,58 +7,58 @@ use std::collections::HashMap;
 
 use tree_sitter::{Node, Parser, Tree};
 
-use super::word::{Sure, Word};
-use super::{Command, Fed, Shell, base, normal};
+use super::word::{Certainty, ShellWord};
+use super::{ShellAnalysis, ShellCommand, StdinSource, base_name, normalize_path};
 use crate::env_vars;
 use crate::nested_command;
-use crate::nested_command::{Depth, is_powerful};
+use crate::nested_command::{NestingBudget, is_behaviour_change};
 
 /// Maximum length of a command in bytes.
-const LONGEST: usize = 32 << 10;
+const MAX_COMMAND_BYTES: usize = 32 << 10;
 /// Maximum number of syntax nodes of a command.
-const LARGEST: usize = 6_000;
+const MAX_SYNTAX_NODES: usize = 6_000;
 /// Maximum nesting depth of the syntax tree.
-const DEEPEST: usize = 120;
+const MAX_SYNTAX_DEPTH: usize = 120;
 
 /// Analyzes a command that is nested in others at this depth.
-pub(crate) fn read(text: &str, depth: Depth<'_>) -> Shell {
+pub(crate) fn analyze_text(text: &str, depth: NestingBudget<'_>) -> ShellAnalysis {
     if depth.is_too_deep() {
-        return Shell::opaque("commands are nested too deeply");
+        return ShellAnalysis::opaque("commands are nested too deeply");
     }
-    if text.len() > LONGEST {
-        return Shell::opaque("the command is too long to analyze");
+    if text.len() > MAX_COMMAND_BYTES {
+        return ShellAnalysis::opaque("the command is too long to analyze");
     }
     // Shells treat these characters as letters, while people and other programs see white space.
     let odd = |c: char| (c.is_whitespace() && !matches!(c, ' ' | '\t' | '\n')) || (c.is_control() && !matches!(c, '\t' | '\n'));
-    let mut found = Shell::default();
+    let mut found = ShellAnalysis::default();
     if text.contains(odd) {
         found.opaque_reasons.push("it contains a character that shells and people read differently".to_owned());
     }
-    found.add(parse(text, depth));
+    found.merge(parse_and_analyze(text, depth));
     // Outside of comments, a shell removes a backslash with the line break after it.
     if text.contains("\\\n") {
-        found.add(parse(&text.replace("\\\n", ""), depth));
+        found.merge(parse_and_analyze(&text.replace("\\\n", ""), depth));
     }
     found
 }
 
-fn parse(text: &str, depth: Depth<'_>) -> Shell {
-    let unread = || Shell::opaque("the command cannot be parsed");
-    if !depth.affords(text.len()) {
-        return Shell::opaque("it contains too many commands");
+fn parse_and_analyze(text: &str, depth: NestingBudget<'_>) -> ShellAnalysis {
+    let unread = || ShellAnalysis::opaque("the command cannot be parsed");
+    if !depth.try_spend(text.len()) {
+        return ShellAnalysis::opaque("it contains too many commands");
     }
     let mut parser = Parser::new();
     if parser.set_language(&tree_sitter_bash::LANGUAGE.into()).is_err() {
         return unread();
     }
     let Some(tree) = parser.parse(text, None) else { return unread() };
-    if tree.root_node().descendant_count() > LARGEST {
-        return Shell::opaque("the command is too large to analyze");
+    if tree.root_node().descendant_count() > MAX_SYNTAX_NODES {
+        return ShellAnalysis::opaque("the command is too large to analyze");
     }
     // An argument of another shell may contain arithmetic as well.
     let calculates = text.contains("((") || text.contains("$[");
     let (variables, first_set) = (HashMap::new(), HashMap::new());
-    let mut reader = Reader {
+    let mut reader = SyntaxAnalyzer {
         text,
         variables,
         first_assignments: first_set,
@@ -66,7 +66,7 @@ fn parse(text: &str, depth: Depth<'_>) -> Shell {
         has_arithmetic: calculates,
         reads_variables: false,
         has_open_brackets: false,
-        analysis: Shell::default(),
+        analysis: ShellAnalysis::default(),
         depth,
     };
     // A shell removes quotes again where it evaluates arithmetic or a comparison.
@@ -74,24 +74,24 @@ fn parse(text: &str, depth: Depth<'_>) -> Shell {
         ["((", "-eq", "-ne", "-lt", "-gt", "-le", "-ge", " -v ", "let ", "declare -i", "typeset -i"].iter().any(|sign| text.contains(sign));
     let hides = text.contains("\\$(") || text.contains("\\`") || text.contains("[$(") || text.contains("[`");
     if calculates && hides {
-        reader.doubt(deferred_expansion::WHY);
+        reader.add_doubt(deferred_expansion::SECOND_EVALUATION_REASON);
     }
     if tree.root_node().has_error() {
         reader.analysis.opaque_reasons.push("the command cannot be parsed".to_owned());
     }
-    if grammar_mismatch::goes_on_oddly(text, &tree) {
-        reader.doubt("a backslash joins lines within a word, and another one does not join lines");
+    if grammar_mismatch::has_mixed_line_continuations(text, &tree) {
+        reader.add_doubt("a backslash joins lines within a word, and another one does not join lines");
     }
-    if !each(&tree, |node, above| reader.learn(node, above)) {
-        return Shell::opaque("the command is nested too deeply to analyze");
+    if !visit_tree(&tree, |node, above| reader.record_variables(node, above)) {
+        return ShellAnalysis::opaque("the command is nested too deeply to analyze");
     }
-    each(&tree, |node, above| reader.visit(node, above));
-    reader.look_at_what_is_written();
+    visit_tree(&tree, |node, above| reader.visit_node(node, above));
+    reader.check_executed_files();
     reader.analysis
 }
 
 /// Visits all nodes of a tree with their ancestors, and returns false if the tree is too deep.
-pub(crate) fn each<'t>(tree: &'t Tree, mut visit: impl FnMut(Node<'t>, &[Node<'t>])) -> bool {
+pub(crate) fn visit_tree<'t>(tree: &'t Tree, mut visit: impl FnMut(Node<'t>, &[Node<'t>])) -> bool {
     let mut cursor = tree.walk();
     let mut above: Vec<Node<'t>> = Vec::new();
     loop {
@@ -99,7 +99,7 @@ pub(crate) fn each<'t>(tree: &'t Tree, mut visit: impl FnMut(Node<'t>, &[Node<'t
         let here = cursor.node();
         if cursor.goto_first_child() {
             above.push(here);
-            if above.len() > DEEPEST {
+            if above.len() > MAX_SYNTAX_DEPTH {
                 return false;
             }
             continue;
@@ -113,10 +113,10 @@ pub(crate) fn each<'t>(tree: &'t Tree, mut visit: impl FnMut(Node<'t>, &[Node<'t
     }
 }
 
-pub(crate) struct Reader<'r> {
+pub(crate) struct SyntaxAnalyzer<'r> {
     pub(crate) text: &'r str,
     /// The values of the variables that this text sets.
-    pub(crate) variables: HashMap<String, Vec<Word>>,
+    pub(crate) variables: HashMap<String, Vec<ShellWord>>,
     /// Whether variables are only set by plain assignments and every name has its usual meaning.
     pub(crate) has_plain_assignments: bool,
     /// Whether the text evaluates arithmetic or takes the name of a variable from a text.
@@ -127,12 +127,12 @@ pub(crate) struct Reader<'r> {
     pub(crate) has_open_brackets: bool,
     /// The position at which each variable is first set.
     pub(crate) first_assignments: HashMap<String, usize>,
-    pub(crate) analysis: Shell,
-    pub(crate) depth: Depth<'r>,
+    pub(crate) analysis: ShellAnalysis,
+    pub(crate) depth: NestingBudget<'r>,
 }
 
 /// Programs that set variables in their own way.
-const SETTERS: &[&str] = &[
+const VARIABLE_SETTERS: &[&str] = &[
     ".",
     "builtin",
     "command",
@@ -154,52 +154,53 @@ const SETTERS: &[&str] = &[
     "unset",
 ];
 /// Variables that the shell sets itself.
-pub(crate) const SELF_SET: &[&str] =
+pub(crate) const SHELL_MANAGED_VARIABLES: &[&str] =
     &["FUNCNAME", "PIPESTATUS", "RANDOM", "SRANDOM", "REPLY", "DIRSTACK", "GROUPS", "OPTARG", "OPTIND", "LINENO", "SECONDS", "OLDPWD", "_"];
 /// Commands that keep the variables that are set in front of them.
-const SPECIAL: &[&str] = &[
+const ASSIGNMENT_KEEPING_COMMANDS: &[&str] = &[
     ":", ".", "break", "continue", "eval", "exec", "exit", "export", "readonly", "return", "set", "shift", "source", "times", "trap",
     "unset",
 ];
 
-impl<'r> Reader<'r> {
-    pub(crate) fn of(&self, node: Node<'_>) -> &'r str {
+impl<'r> SyntaxAnalyzer<'r> {
+    pub(crate) fn text_of(&self, node: Node<'_>) -> &'r str {
         let text = self.text.get(node.byte_range()).unwrap_or_default();
         // In a text of several lines, the grammar includes the spaces before such a node.
         let is_spaced = matches!(node.kind(), "arithmetic_expansion" | "command_substitution" | "expansion" | "simple_expansion");
         if is_spaced { text.trim_start() } else { text }
     }
 
-    pub(crate) fn doubt(&mut self, why: impl Into<String>) {
+    pub(crate) fn add_doubt(&mut self, why: impl Into<String>) {
         self.analysis.opaque_reasons.push(why.into());
     }
 
     /// Records the values that variables may have.
-    fn learn(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+    fn record_variables(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         let parent = above.last().map(Node::kind).unwrap_or_default();
-        self.has_arithmetic = self.has_arithmetic || self.calculates_at(node);
-        self.reads_variables = self.reads_variables || self.takes_in_at(node);
-        self.has_open_brackets = self.has_open_brackets || self.opens_at(node);
+        self.has_arithmetic = self.has_arithmetic || self.is_evaluated_at(node);
+        self.reads_variables = self.reads_variables || self.is_variable_input_at(node);
+        self.has_open_brackets = self.has_open_brackets || self.has_open_bracket_at(node);
         match node.kind() {
             "variable_assignment" => {
                 let name = node.child_by_field_name("name");
-                let plain = name.is_some_and(|name| name.kind() == "variable_name") && !self.of(node).contains("+=");
-                let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
-                let name = name.map(|name| self.of(name).split('[').next().unwrap_or_default().to_owned()).unwrap_or_default();
+                let plain = name.is_some_and(|name| name.kind() == "variable_name") && !self.text_of(node).contains("+=");
+                let value = node.child_by_field_name("value").map_or_else(ShellWord::empty, |value| self.node_word(value, 0));
+                let name = name.map(|name| self.text_of(name).split('[').next().unwrap_or_default().to_owned()).unwrap_or_default();
                 // A setting in front of a command usually applies to that command alone. If the
                 // command expands to nothing, the setting remains.
                 if parent == "command" {
                     let command = above.last().and_then(|command| command.child_by_field_name("name"));
                     let is_told = command.is_some_and(|name| {
-                        let is_text = self.word(name, 0).text().is_some_and(|text| !text.is_empty());
-                        is_text && !self.of(name).contains(['$', '`'])
+                        let is_text = self.node_word(name, 0).text().is_some_and(|text| !text.is_empty());
+                        is_text && !self.text_of(name).contains(['$', '`'])
                     });
                     // The setting also remains if the line ends before the command. The grammar
                     // ignores that line break.
                     let gap = command.and_then(|name| self.text.get(node.end_byte()..name.start_byte())).unwrap_or_default();
                     let is_of_command = !gap.replace("\\\n", "").contains('\n');
-                    self.has_plain_assignments &=
-                        is_told && is_of_command && !SPECIAL.contains(&command.map(|name| self.of(name)).unwrap_or_default());
+                    self.has_plain_assignments &= is_told
+                        && is_of_command
+                        && !ASSIGNMENT_KEEPING_COMMANDS.contains(&command.map(|name| self.text_of(name)).unwrap_or_default());
                     return;
                 }
                 // An assignment in a branch may not run.
@@ -210,39 +211,40 @@ impl<'r> Reader<'r> {
                 self.first_assignments.entry(name.clone()).or_insert_with(|| node.start_byte());
                 let words = self.variables.entry(name).or_default();
                 if !straight || !plain {
-                    words.push(Word::unknown(true));
+                    words.push(ShellWord::unknown(true));
                 }
                 words.push(value);
             }
             "for_statement" => {
                 let Some(name) = node.child_by_field_name("variable") else { return };
                 let mut cursor = node.walk();
-                let values: Vec<Word> = node.children_by_field_name("value", &mut cursor).flat_map(|value| self.words(value)).collect();
-                self.first_assignments.entry(self.of(name).to_owned()).or_insert_with(|| node.start_byte());
-                if values.is_empty() || is_powerful(self.of(name), None) {
+                let values: Vec<ShellWord> =
+                    node.children_by_field_name("value", &mut cursor).flat_map(|value| self.node_words(value)).collect();
+                self.first_assignments.entry(self.text_of(name).to_owned()).or_insert_with(|| node.start_byte());
+                if values.is_empty() || is_behaviour_change(self.text_of(name), None) {
                     self.has_plain_assignments = false;
                 }
-                self.variables.entry(self.of(name).to_owned()).or_default().extend(values);
+                self.variables.entry(self.text_of(name).to_owned()).or_default().extend(values);
             }
             "function_definition" | "unset_command" => self.has_plain_assignments = false,
             // `${x:=…}` sets the variable.
-            "expansion" if self.of(node).contains('=') => self.has_plain_assignments = false,
+            "expansion" if self.text_of(node).contains('=') => self.has_plain_assignments = false,
             "declaration_command" => {
                 let mut cursor = node.walk();
                 let odd = |child: Node<'_>| !matches!(child.kind(), "variable_assignment" | "variable_name" | "file_redirect");
                 // `export NAME=value` is plain; every other form is not.
-                self.has_plain_assignments &= self.of(node).starts_with("export") && !node.named_children(&mut cursor).any(odd);
+                self.has_plain_assignments &= self.text_of(node).starts_with("export") && !node.named_children(&mut cursor).any(odd);
             }
             "command" => {
-                let name = node.child_by_field_name("name").map(|name| self.word(name, 0));
-                let name = name.as_ref().and_then(Word::text).unwrap_or("eval");
+                let name = node.child_by_field_name("name").map(|name| self.node_word(name, 0));
+                let name = name.as_ref().and_then(ShellWord::text).unwrap_or("eval");
                 let mut cursor = node.walk();
-                let mut args = node.children_by_field_name("argument", &mut cursor).map(|word| self.word(word, 0));
+                let mut args = node.children_by_field_name("argument", &mut cursor).map(|word| self.node_word(word, 0));
                 // `set -A` sets arrays in other shells.
                 let fills = match name {
-                    "print" | "printf" => args.any(|word| word.is_like("-v*") != Sure::No),
-                    "set" => args.any(|word| word.is_like("-A*").max(word.is_like("+A*")) == Sure::Yes),
-                    _ => SETTERS.contains(&name),
+                    "print" | "printf" => args.any(|word| word.match_pattern("-v*") != Certainty::No),
+                    "set" => args.any(|word| word.match_pattern("-A*").max(word.match_pattern("+A*")) == Certainty::Yes),
+                    _ => VARIABLE_SETTERS.contains(&name),
                 };
                 self.has_plain_assignments &= !fills;
             }
@@ -250,61 +252,65 @@ impl<'r> Reader<'r> {
         }
     }
 
-    fn visit(&mut self, node: Node<'_>, above: &[Node<'_>]) {
-        self.compare(node, above);
-        if self.has_arithmetic && self.is_for_later(node, above) {
-            self.doubt(deferred_expansion::WHY);
+    fn visit_node(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+        self.check_node(node, above);
+        if self.has_arithmetic && self.has_deferred_substitution(node, above) {
+            self.add_doubt(deferred_expansion::SECOND_EVALUATION_REASON);
         }
         match node.kind() {
-            "command" => self.command(node, above),
+            "command" => self.visit_command(node, above),
             "declaration_command" | "unset_command" => {
-                let words: Vec<&str> = self.of(node).split_whitespace().collect();
-                if env_vars::declares(&words) {
-                    self.doubt(env_vars::WHY);
+                let words: Vec<&str> = self.text_of(node).split_whitespace().collect();
+                if env_vars::is_behaviour_declaration(&words) {
+                    self.add_doubt(env_vars::VARIABLE_CHANGE_REASON);
                 }
-                let words = words.into_iter().map(Word::known).collect();
-                self.analysis.commands.push(Command { words, ..Command::default() });
+                let words = words.into_iter().map(ShellWord::known).collect();
+                self.analysis.commands.push(ShellCommand { words, ..ShellCommand::default() });
             }
             // A redirection names a file at every position.
             "file_redirect" => {
                 let mut cursor = node.walk();
                 let first = node.children_by_field_name("destination", &mut cursor).next();
-                let file = first.map_or_else(|| Word::unknown(true), |to| self.word(to, 0));
-                if self.of(node).contains('>')
+                let file = first.map_or_else(|| ShellWord::unknown(true), |to| self.node_word(to, 0));
+                if self.text_of(node).contains('>')
                     && let Some(path) = file.text()
                 {
-                    self.analysis.written_names.insert(base(&normal(path)).to_owned());
-                    self.analysis.written_paths.push(normal(path));
+                    self.analysis.written_names.insert(base_name(&normalize_path(path)).to_owned());
+                    self.analysis.written_paths.push(normalize_path(path));
                 }
-                self.analysis.commands.push(Command { words: vec![Word::known(":")], redirect_files: vec![file], ..Command::default() });
+                self.analysis.commands.push(ShellCommand {
+                    words: vec![ShellWord::known(":")],
+                    redirect_files: vec![file],
+                    ..ShellCommand::default()
+                });
             }
-            "variable_assignment" => self.assignment(node, above),
+            "variable_assignment" => self.visit_assignment(node, above),
             "for_statement" => {
                 let mut cursor = node.walk();
                 let values: Vec<Node<'_>> = node.children_by_field_name("value", &mut cursor).collect();
-                let name = node.child_by_field_name("variable").map(|name| self.of(name)).unwrap_or_default();
-                let words: Vec<Word> = values.iter().flat_map(|value| self.words(*value)).collect();
-                if env_vars::loops(name, &words) {
-                    self.doubt(env_vars::WHY);
+                let name = node.child_by_field_name("variable").map(|name| self.text_of(name)).unwrap_or_default();
+                let words: Vec<ShellWord> = values.iter().flat_map(|value| self.node_words(*value)).collect();
+                if env_vars::is_behaviour_loop(name, &words) {
+                    self.add_doubt(env_vars::VARIABLE_CHANGE_REASON);
                 }
-                values.into_iter().for_each(|value| self.keep(value));
+                values.into_iter().for_each(|value| self.record_value(value));
             }
-            "comment" => self.comment(node),
-            "word" if self.is_looked_up(node, above) => {
-                self.doubt("a word starts with `=`, which some shells expand to the path of a program")
+            "comment" => self.check_comment(node),
+            "word" if self.is_equals_expansion(node, above) => {
+                self.add_doubt("a word starts with `=`, which some shells expand to the path of a program")
             }
-            "heredoc_redirect" => self.here_document(node),
-            "heredoc_body" => self.body(node, above),
-            "expansion" => self.expansion(node),
-            "regex" | "extglob_pattern" if self.of(node).contains(['$', '`']) => {
-                self.doubt("a pattern contains an expansion that only the running shell knows")
+            "heredoc_redirect" => self.check_here_document(node),
+            "heredoc_body" => self.check_here_document_body(node, above),
+            "expansion" => self.check_expansion(node),
+            "regex" | "extglob_pattern" if self.text_of(node).contains(['$', '`']) => {
+                self.add_doubt("a pattern contains an expansion that only the running shell knows")
             }
             // Backticks remove one level of escapes before anything is parsed. A `$` before them is
             // separate.
-            "command_substitution" if self.of(node).trim_start_matches('$').starts_with('`') && self.of(node).contains('\\') => {
-                self.doubt("a command substitution contains escapes")
+            "command_substitution" if self.text_of(node).trim_start_matches('$').starts_with('`') && self.text_of(node).contains('\\') => {
+                self.add_doubt("a command substitution contains escapes")
             }
-            "raw_string" | "ansi_c_string" if self.of(node).contains("$(") || self.of(node).contains('`') => {
+            "raw_string" | "ansi_c_string" if self.text_of(node).contains("$(") || self.text_of(node).contains('`') => {
                 // Some commands evaluate code that is quoted.
                 let evaluated = |node: &Node<'_>| match node.kind() {
                     "variable_assignment"
@@ -314,14 +320,14 @@ impl<'r> Reader<'r> {
                     | "subscript"
                     | "arithmetic_expansion" => true,
                     "command" => node.child_by_field_name("name").is_some_and(|name| {
-                        let name = self.of(name).trim_matches(['"', '\'', '\\']);
+                        let name = self.text_of(name).trim_matches(['"', '\'', '\\']);
                         let evaluates = ["test", "[", "printf", "read", "let", "unset", "compgen", "wait"].contains(&name);
-                        evaluates && !(name == "printf" && self.only_prints(*node))
+                        evaluates && !(name == "printf" && self.is_plain_printf(*node))
                     }),
                     _ => false,
                 };
                 if above.iter().rev().take(4).any(evaluated) {
-                    self.doubt(deferred_expansion::WHY);
+                    self.add_doubt(deferred_expansion::SECOND_EVALUATION_REASON);
                 }
             }
             _ => {}
@@ -329,33 +335,33 @@ impl<'r> Reader<'r> {
     }
 
     /// Returns whether `printf` sets no variable and formats no number, which some shells evaluate.
-    pub(crate) fn only_prints(&self, command: Node<'_>) -> bool {
+    pub(crate) fn is_plain_printf(&self, command: Node<'_>) -> bool {
         let mut cursor = command.walk();
-        let format = command.children_by_field_name("argument", &mut cursor).next().map(|word| self.word(word, 0));
-        let Some(format) = format.as_ref().and_then(Word::text) else { return false };
+        let format = command.children_by_field_name("argument", &mut cursor).next().map(|word| self.node_word(word, 0));
+        let Some(format) = format.as_ref().and_then(ShellWord::text) else { return false };
         let is_width = |c: char| c == '-' || c == '.' || c.is_ascii_digit();
         let is_text = |conversion: &str| conversion.trim_start_matches(is_width).starts_with(['b', 's']);
         !format.starts_with('-') && format.replace("%%", "").split('%').skip(1).all(is_text)
     }
 
-    fn assignment(&mut self, node: Node<'_>, above: &[Node<'_>]) {
-        let name = node.child_by_field_name("name").map(|name| self.of(name)).unwrap_or_default();
+    fn visit_assignment(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+        let name = node.child_by_field_name("name").map(|name| self.text_of(name)).unwrap_or_default();
         let name = name.split('[').next().unwrap_or_default();
-        let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
+        let value = node.child_by_field_name("value").map_or_else(ShellWord::empty, |value| self.node_word(value, 0));
         if let Some(value) = node.child_by_field_name("value") {
-            self.keep(value);
+            self.record_value(value);
         }
         // `IFS= read` only changes how a line is split.
         let reads = above.last().is_some_and(|command| {
-            command.kind() == "command" && command.child_by_field_name("name").is_some_and(|name| self.of(name) == "read")
+            command.kind() == "command" && command.child_by_field_name("name").is_some_and(|name| self.text_of(name) == "read")
         });
         let value = if name == "PATH" {
-            node.child_by_field_name("value").map(|value| self.of(value).trim_matches(['"', '\'']))
+            node.child_by_field_name("value").map(|value| self.text_of(value).trim_matches(['"', '\'']))
         } else {
             value.text()
         };
-        if is_powerful(name, value) && !(name == "IFS" && reads) {
-            self.doubt(format!("`{name}` changes what commands do"));
+        if is_behaviour_change(name, value) && !(name == "IFS" && reads) {
+            self.add_doubt(format!("`{name}` changes what commands do"));
         }
         // A program may read or write a path in its variables: `GIT_TRACE=/x git status`.
         let is_handed = above.last().is_some_and(|outer| matches!(outer.kind(), "command" | "declaration_command"));
@@ -363,58 +369,58 @@ impl<'r> Reader<'r> {
             // The parts of a long list are checked separately.
             let is_long = (16..256).contains(&text.matches(['=', ':', '@', ',']).count());
             let parts: Vec<&str> = if is_long { text.split([':', ',']).collect() } else { vec![text] };
-            let parts = parts.into_iter().map(|part| Word::known(format!("{name}={part}")));
-            let words = std::iter::once(Word::known("set")).chain(parts).collect();
-            self.analysis.commands.push(Command { words, ..Command::default() });
+            let parts = parts.into_iter().map(|part| ShellWord::known(format!("{name}={part}")));
+            let words = std::iter::once(ShellWord::known("set")).chain(parts).collect();
+            self.analysis.commands.push(ShellCommand { words, ..ShellCommand::default() });
         }
     }
 
     /// Records the value of a variable, up to a limit.
-    fn keep(&mut self, value: Node<'_>) {
-        const MOST: usize = 512;
-        if self.analysis.variable_values.len() < MOST {
-            let kept = self.kept(value);
-            self.analysis.variable_values.extend(kept.into_iter().take(MOST));
+    fn record_value(&mut self, value: Node<'_>) {
+        const MAX_VARIABLE_VALUES: usize = 512;
+        if self.analysis.variable_values.len() < MAX_VARIABLE_VALUES {
+            let kept = self.value_forms(value);
+            self.analysis.variable_values.extend(kept.into_iter().take(MAX_VARIABLE_VALUES));
         }
-        if self.analysis.variable_values.len() >= MOST {
-            self.doubt("its variables have too many values");
+        if self.analysis.variable_values.len() >= MAX_VARIABLE_VALUES {
+            self.add_doubt("its variables have too many values");
         }
     }
 
     /// Returns the values of a variable, as written and as expanded.
-    fn kept(&self, value: Node<'_>) -> Vec<String> {
+    fn value_forms(&self, value: Node<'_>) -> Vec<String> {
         let mut cursor = value.walk();
         let items: Vec<Node<'_>> = if value.kind() == "array" { value.named_children(&mut cursor).collect() } else { vec![value] };
-        let words: Vec<Word> = items.into_iter().flat_map(|item| self.words(item)).collect();
+        let words: Vec<ShellWord> = items.into_iter().flat_map(|item| self.node_words(item)).collect();
         let texts = words.iter().flat_map(|word| word.texts()).map(str::to_owned);
-        std::iter::once(self.of(value).to_owned()).chain(texts).collect()
+        std::iter::once(self.text_of(value).to_owned()).chain(texts).collect()
     }
 
     /// Doubts a comment of the grammar that a shell does not treat as a comment.
-    fn comment(&mut self, node: Node<'_>) {
+    fn check_comment(&mut self, node: Node<'_>) {
         let byte = |back: usize| node.start_byte().checked_sub(back).and_then(|at| self.text.as_bytes().get(at)).copied();
         let begins = byte(1).is_none_or(|before| b" \t\n;&|(".contains(&before)) && byte(2) != Some(b'\\');
         if !begins {
-            self.doubt("a part looks like a comment but is not one");
+            self.add_doubt("a part looks like a comment but is not one");
         }
     }
 
     /// Doubts `${…}` with contents that the grammar does not parse.
-    fn expansion(&mut self, node: Node<'_>) {
-        let text = self.of(node);
+    fn check_expansion(&mut self, node: Node<'_>) {
+        let text = self.text_of(node);
         let nested = |node: Node<'_>| {
             let mut cursor = node.walk();
             node.children(&mut cursor).any(|child| child.kind() == "command_substitution")
         };
         if text.contains('`') || (text.contains("$(") && !nested(node)) || text.starts_with("${!") || text.contains("@P") {
-            self.doubt("an expansion contains code that only the running shell knows");
+            self.add_doubt("an expansion contains code that only the running shell knows");
         }
-        if env_vars::defaults(text) {
-            self.doubt(env_vars::WHY);
+        if env_vars::is_behaviour_default(text) {
+            self.add_doubt(env_vars::VARIABLE_CHANGE_REASON);
         }
     }
 
-    fn command(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+    fn visit_command(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         // Words may follow redirections, and redirections may contain words.
         let mut places = vec![node];
         let outer = above.last().copied().filter(|parent| parent.kind() == "redirected_statement");
@@ -442,7 +448,7 @@ impl<'r> Reader<'r> {
                 }
                 "file_redirect" => {
                     // `>&-` closes a descriptor and names no file.
-                    let closes = self.of(*place).trim_start_matches(|c: char| c.is_ascii_digit()).get(1..3) == Some("&-");
+                    let closes = self.text_of(*place).trim_start_matches(|c: char| c.is_ascii_digit()).get(1..3) == Some("&-");
                     let behind = place.children_by_field_name("destination", &mut cursor).skip(usize::from(!closes));
                     words.extend(behind.map(|word| (word.start_byte(), word)));
                 }
@@ -451,36 +457,39 @@ impl<'r> Reader<'r> {
         }
         words.sort_by_key(|(at, _)| *at);
         words.dedup_by_key(|(_, word)| word.id());
-        let words: Vec<Word> = words.into_iter().flat_map(|(_, word)| self.words(word)).collect();
-        if words.iter().filter_map(Word::text).map(str::len).sum::<usize>() > 2 * LONGEST {
-            self.doubt("the command is too long to analyze");
+        let words: Vec<ShellWord> = words.into_iter().flat_map(|(_, word)| self.node_words(word)).collect();
+        if words.iter().filter_map(ShellWord::text).map(str::len).sum::<usize>() > 2 * MAX_COMMAND_BYTES {
+            self.add_doubt("the command is too long to analyze");
             return;
         }
-        if env_vars::fills(&words) {
-            self.doubt(env_vars::WHY);
+        if env_vars::is_behaviour_input(&words) {
+            self.add_doubt(env_vars::VARIABLE_CHANGE_REASON);
         }
-        let fed = self.fed(&places).or_else(|| piped_into(node, above));
-        let command = Command { words, stdin: fed, working_directory: self.stands(node, above), ..Command::default() };
-        self.note_what_is_written(&command);
-        let inner = nested_command::look_inside(&command, self.depth);
-        self.analysis.add(inner);
+        let fed = self.redirected_stdin(&places).or_else(|| piped_stdin(node, above));
+        let command =
+            ShellCommand { words, stdin: fed, working_directory: self.required_directory(node, above), ..ShellCommand::default() };
+        self.record_written_files(&command);
+        let inner = nested_command::analyze_nested(&command, self.depth);
+        self.analysis.merge(inner);
         self.analysis.commands.push(command);
     }
 
     /// Returns the input that redirections give to a command.
-    pub(crate) fn fed(&self, places: &[Node<'_>]) -> Option<Fed> {
+    pub(crate) fn redirected_stdin(&self, places: &[Node<'_>]) -> Option<StdinSource> {
         let mut all = Vec::new();
         for place in places {
             match place.kind() {
                 "heredoc_redirect" => {
                     let mut cursor = place.walk();
                     let body = place.children(&mut cursor).find(|part| part.kind() == "heredoc_body");
-                    let known = body.filter(|body| self.is_quoted(*place) || !self.of(*body).contains(['$', '`', '\\']));
-                    all.push(known.map_or(Fed::Unknown, |body| Fed::Text(Word::known(self.of(body)))));
+                    let known = body.filter(|body| self.has_quoted_delimiter(*place) || !self.text_of(*body).contains(['$', '`', '\\']));
+                    all.push(known.map_or(StdinSource::Unknown, |body| StdinSource::Text(ShellWord::known(self.text_of(body)))));
                 }
-                "herestring_redirect" => all.push(place.named_child(0).map_or(Fed::Unknown, |word| Fed::Text(self.word(word, 0)))),
-                "file_redirect" if self.of(*place).trim_start_matches(|c: char| c.is_ascii_digit()).starts_with('<') => {
-                    all.push(Fed::Unknown)
+                "herestring_redirect" => {
+                    all.push(place.named_child(0).map_or(StdinSource::Unknown, |word| StdinSource::Text(self.node_word(word, 0))))
+                }
+                "file_redirect" if self.text_of(*place).trim_start_matches(|c: char| c.is_ascii_digit()).starts_with('<') => {
+                    all.push(StdinSource::Unknown)
                 }
                 _ => {}
             }
@@ -489,23 +498,23 @@ impl<'r> Reader<'r> {
             0 => None,
             1 => all.pop(),
             // The last redirection counts, and the order is not known here.
-            _ => Some(Fed::Unknown),
+            _ => Some(StdinSource::Unknown),
         }
     }
 }
 
 /// Returns the input that a command gets from a pipe or from the group that contains it.
-fn piped_into(node: Node<'_>, above: &[Node<'_>]) -> Option<Fed> {
+fn piped_stdin(node: Node<'_>, above: &[Node<'_>]) -> Option<StdinSource> {
     let mut inner = node;
     for outer in above.iter().rev() {
         if outer.kind() == "pipeline" && outer.named_child(0).is_some_and(|first| first.id() != inner.id()) {
-            return Some(Fed::Pipe);
+            return Some(StdinSource::Pipe);
         }
         // The input of a group goes to all its commands. The input of a single command is known.
         let mut cursor = outer.walk();
         let feeds = |child: Node<'_>| matches!(child.kind(), "heredoc_redirect" | "herestring_redirect" | "file_redirect");
         if outer.kind() == "redirected_statement" && inner.kind() != "command" && outer.children(&mut cursor).any(feeds) {
-            return Some(Fed::Unknown);
+            return Some(StdinSource::Unknown);
         }
         inner = *outer;
     }

@@ -1,74 +1,79 @@
 //! Determines files whose names a command composes: backups of changed files, and pieces of a split
 //! file.
 
-use crate::Command;
+use crate::ShellCommand;
 use crate::program::implicit_writes::certain_arguments;
 use crate::program::options;
-use crate::program::options::{BASE, Shape};
-use crate::word::Word;
+use crate::program::options::{BASE_SYNTAX, ProgramSyntax};
+use crate::word::ShellWord;
 
 /// Returns the files that a command writes under names that it composes.
-pub(crate) fn composed(command: &Command) -> Vec<Word> {
-    const KEEPING: Shape =
-        Shape { short_with_value: "Sgmot", long_with_value: &["group", "mode", "owner", "suffix", "target-directory"], ..BASE };
+pub(crate) fn derived_files(command: &ShellCommand) -> Vec<ShellWord> {
+    const BACKUP_SYNTAX: ProgramSyntax = ProgramSyntax {
+        short_with_value: "Sgmot",
+        long_with_value: &["group", "mode", "owner", "suffix", "target-directory"],
+        ..BASE_SYNTAX
+    };
     // Most of these letters have another meaning for `rsync`.
-    const SYNCING: Shape = Shape { short_with_value: "@BMTef", long_with_value: &["suffix"], ..BASE };
+    const RSYNC_SYNTAX: ProgramSyntax = ProgramSyntax { short_with_value: "@BMTef", long_with_value: &["suffix"], ..BASE_SYNTAX };
     let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
     match program {
-        "sed" | "gsed" => edited(words),
-        "cp" | "install" | "ln" | "mv" => kept(words, &KEEPING, &["-S", "--suffix"]),
-        "rsync" => kept(words, &SYNCING, &["--suffix"]),
-        "patch" if patches_elsewhere(words) => vec![Word::unknown(false)],
-        "split" | "csplit" => pieces(program, words),
+        "sed" | "gsed" => sed_backup_files(words),
+        "cp" | "install" | "ln" | "mv" => backup_files(words, &BACKUP_SYNTAX, &["-S", "--suffix"]),
+        "rsync" => backup_files(words, &RSYNC_SYNTAX, &["--suffix"]),
+        "patch" if has_custom_patch_backups(words) => vec![ShellWord::unknown(false)],
+        "split" | "csplit" => split_file_names(program, words),
         _ => Vec::new(),
     }
 }
 
 /// Returns the backup files with a suffix: `cp -S .old`.
-fn kept(words: &[Word], shape: &Shape, names: &[&str]) -> Vec<Word> {
-    let given = options::read(words, shape);
+fn backup_files(words: &[ShellWord], shape: &ProgramSyntax, names: &[&str]) -> Vec<ShellWord> {
+    let given = options::parse_options(words, shape);
     let Some(ending) = given.values(names).pop() else { return Vec::new() };
-    given.operands.into_iter().map(|file| file.then(&ending)).collect()
+    given.operands.into_iter().map(|file| file.append(&ending)).collect()
 }
 
 /// Returns the backup files of `sed -i.old`. Other spellings of the suffix are not supported.
-fn edited(words: &[Word]) -> Vec<Word> {
+fn sed_backup_files(words: &[ShellWord]) -> Vec<ShellWord> {
     let ending = |text: &str| {
         let ending = text.strip_prefix("-i").or_else(|| text.strip_prefix("--in-place="));
-        ending.filter(|ending| !ending.is_empty()).map(Word::known)
+        ending.filter(|ending| !ending.is_empty()).map(ShellWord::known)
     };
-    let Some(ending) = words.iter().filter_map(Word::text).filter_map(ending).next_back() else { return Vec::new() };
+    let Some(ending) = words.iter().filter_map(ShellWord::text).filter_map(ending).next_back() else { return Vec::new() };
     let files = words.iter().filter(|word| word.text().is_none_or(|text| !text.starts_with('-')));
-    files.map(|file| file.clone().then(&ending)).collect()
+    files.map(|file| file.clone().append(&ending)).collect()
 }
 
 /// Returns whether `patch` composes the names of its backup files in another way.
-fn patches_elsewhere(words: &[Word]) -> bool {
-    const PATCH: Shape = Shape { short_with_value: "BDFVYdgioprz", long_with_value: &["basename-prefix", "prefix", "suffix"], ..BASE };
-    options::read(words, &PATCH).has(&["-B", "-Y", "-z", "--basename-prefix", "--prefix", "--suffix"])
+fn has_custom_patch_backups(words: &[ShellWord]) -> bool {
+    const PATCH_SYNTAX: ProgramSyntax =
+        ProgramSyntax { short_with_value: "BDFVYdgioprz", long_with_value: &["basename-prefix", "prefix", "suffix"], ..BASE_SYNTAX };
+    options::parse_options(words, &PATCH_SYNTAX).has(&["-B", "-Y", "-z", "--basename-prefix", "--prefix", "--suffix"])
 }
 
 /// Returns the pieces of a file, whose names are a prefix and a counter.
-fn pieces(program: &str, words: &[Word]) -> Vec<Word> {
-    const SPLIT: Shape = Shape {
+fn split_file_names(program: &str, words: &[ShellWord]) -> Vec<ShellWord> {
+    const SPLIT_SYNTAX: ProgramSyntax = ProgramSyntax {
         short_with_value: "Cablnt",
         long_with_value: &["additional-suffix", "bytes", "filter", "line-bytes", "lines", "number", "separator", "suffix-length"],
-        ..BASE
+        ..BASE_SYNTAX
     };
-    const CSPLIT: Shape = Shape { short_with_value: "bfn", long_with_value: &["digits", "prefix", "suffix-format"], ..BASE };
+    const CSPLIT_SYNTAX: ProgramSyntax =
+        ProgramSyntax { short_with_value: "bfn", long_with_value: &["digits", "prefix", "suffix-format"], ..BASE_SYNTAX };
     if program == "split" {
-        let given = options::read(words, &SPLIT);
-        return given.operands.into_iter().skip(1).map(|begins| begins.then(&Word::unknown_name())).collect();
+        let given = options::parse_options(words, &SPLIT_SYNTAX);
+        return given.operands.into_iter().skip(1).map(|begins| begins.append(&ShellWord::unknown_name())).collect();
     }
-    let given = options::read(words, &CSPLIT);
+    let given = options::parse_options(words, &CSPLIT_SYNTAX);
     // The format of the counter may contain more of the path.
-    let counted = if given.has(&["-b", "--suffix-format"]) { Word::unknown(false) } else { Word::unknown_name() };
+    let counted = if given.has(&["-b", "--suffix-format"]) { ShellWord::unknown(false) } else { ShellWord::unknown_name() };
     let mut begins = given.values(&["-f", "--p", "--prefix"]);
     // Without an option, `csplit` uses a default prefix.
     if begins.is_empty() {
-        begins.push(Word::known("xx"));
+        begins.push(ShellWord::known("xx"));
     }
     // The word after an abbreviated option is an operand as well.
-    let cut = given.has_just("--p");
-    begins.into_iter().chain(given.operands.into_iter().filter(|_| cut)).map(|begins| begins.then(&counted)).collect()
+    let cut = given.has_exactly("--p");
+    begins.into_iter().chain(given.operands.into_iter().filter(|_| cut)).map(|begins| begins.append(&counted)).collect()
 }

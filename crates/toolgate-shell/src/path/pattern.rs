@@ -2,27 +2,27 @@
 
 use std::path::Path;
 
-use crate::base;
+use crate::base_name;
 use crate::path::working_dir;
-use crate::program::implicit_writes::from;
+use crate::program::implicit_writes::relative_to_start;
 use crate::word;
-use crate::word::{Part, Sure, Word, meet, sum};
+use crate::word::{Certainty, ShellWord, WordPart, can_intersect, combine_certainty};
 
 /// A pattern for a file or directory in a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place<'h> {
+pub struct PathPattern<'h> {
     pub(crate) path: String,
     /// The directory that `~` means, both in the pattern and in the words.
     pub(crate) home: &'h str,
 }
 
-impl<'h> Place<'h> {
+impl<'h> PathPattern<'h> {
     /// Creates a pattern from a path or a name.
     ///
     /// A path is absolute or starts at the home directory, and includes everything under it. A name
     /// matches in every directory. `*` matches any text.
     pub fn new(pattern: &str, home: &'h str) -> Self {
-        let path = spelled_out(pattern.trim_end_matches('/'), home);
+        let path = expand_home_path(pattern.trim_end_matches('/'), home);
         // A relative path may start in any directory.
         let somewhere = path.contains('/') && !path.starts_with(['/', '~', '*']);
         Self { path: if somewhere { format!("*/{}", path.trim_start_matches("./")) } else { path }, home }
@@ -30,47 +30,47 @@ impl<'h> Place<'h> {
 
     /// Expands `~` in a path.
     fn expand_home(&self, path: &str) -> String {
-        spelled_out(path, self.home)
+        expand_home_path(path, self.home)
     }
 
-    pub(crate) fn is_a_name(&self) -> bool {
+    pub(crate) fn is_bare_name(&self) -> bool {
         !self.path.contains('/')
     }
 
     /// Returns whether a text is a path to this place.
-    pub fn is(&self, path: &str) -> Sure {
-        self.is_spelled(&[Part::Text(path.to_owned())])
+    pub fn match_text(&self, path: &str) -> Certainty {
+        self.match_spelling(&[WordPart::Text(path.to_owned())])
     }
 
-    pub(crate) fn is_named_by(&self, word: &Word) -> Sure {
-        sum(word.spellings().iter().map(|spelling| self.is_spelled(spelling)))
+    pub(crate) fn match_word(&self, word: &ShellWord) -> Certainty {
+        combine_certainty(word.spellings().iter().map(|spelling| self.match_spelling(spelling)))
     }
 
     /// Compares a spelling, including paths in `of=path`, `--file=path`, `@path`, `host:path` and
     /// `path:/there`.
-    fn is_spelled(&self, spelling: &[Part]) -> Sure {
-        let mut best = self.is_path(spelling);
-        if let [Part::Text(text), rest @ ..] = spelling {
+    fn match_spelling(&self, spelling: &[WordPart]) -> Certainty {
+        let mut best = self.match_path_spelling(spelling);
+        if let [WordPart::Text(text), rest @ ..] = spelling {
             if text.matches(['=', ':', '@', ',']).count() > 16 {
                 // To limit the work, not every sign is tried as the start of a path. A path between
                 // two signs, or one that may be in the text, is enough.
                 let pieces = text.split(['=', ':', '@', ',']).filter(|piece| piece.contains(['/', '~']));
-                let named = pieces.map(|piece| self.is_known_path(piece)).max().unwrap_or(Sure::No);
-                let is_open = !rest.is_empty() || self.may_stand_in(text);
-                return best.max(named).max(if is_open { Sure::Maybe } else { Sure::No });
+                let named = pieces.map(|piece| self.match_known_path(piece)).max().unwrap_or(Certainty::No);
+                let is_open = !rest.is_empty() || self.can_occur_in(text);
+                return best.max(named).max(if is_open { Certainty::Maybe } else { Certainty::No });
             }
             // `-o.env` names the path, too.
             if text.starts_with('-') && !text.starts_with("--") {
-                best = best.max(self.is_path(&begun_with(text.get(2..).unwrap_or_default(), rest)));
+                best = best.max(self.match_path_spelling(&prefix_spelling(text.get(2..).unwrap_or_default(), rest)));
                 // `-uo.env` names the path, too. Without a directory, the match may be the end of
                 // another name.
-                if let Some(path) = behind_letters(text) {
-                    let named = self.is_path(&begun_with(path, rest));
-                    best = best.max(if path.contains('/') { named } else { named.min(Sure::Maybe) });
+                if let Some(path) = path_after_letters(text) {
+                    let named = self.match_path_spelling(&prefix_spelling(path, rest));
+                    best = best.max(if path.contains('/') { named } else { named.min(Certainty::Maybe) });
                 }
             }
             for (at, _) in text.match_indices(['=', ':', '@', ',']) {
-                best = best.max(self.is_path(&begun_with(text.get(at + 1..).unwrap_or_default(), rest)));
+                best = best.max(self.match_path_spelling(&prefix_spelling(text.get(at + 1..).unwrap_or_default(), rest)));
             }
             // `-v path:/there` and `--mount=src=path,dst=/there` name the path before a sign. If a
             // space follows the sign, the text is prose.
@@ -79,48 +79,48 @@ impl<'h> Place<'h> {
             let pieces = signs.filter_map(|at| text.get(..at)?.rsplit(['=', ':', '@', ',']).next());
             for piece in pieces.filter(|piece| piece.contains(['/', '~'])) {
                 let glued = piece.get(2..).filter(|_| piece.starts_with('-'));
-                best = best.max(self.is_known_path(glued.unwrap_or(piece)));
+                best = best.max(self.match_known_path(glued.unwrap_or(piece)));
             }
         }
         best
     }
 
-    fn is_path(&self, spelling: &[Part]) -> Sure {
-        if let [Part::Text(text)] = spelling {
-            return self.is_known_path(text);
+    fn match_path_spelling(&self, spelling: &[WordPart]) -> Certainty {
+        if let [WordPart::Text(text)] = spelling {
+            return self.match_known_path(text);
         }
-        let spelling = &self.cleaned(spelling)[..];
+        let spelling = &self.clean_spelling(spelling)[..];
         // A path that goes up and then down is compared by its remainder.
-        let wanted = |pattern: &str| meet(spelling, &Word::wanted(pattern));
+        let wanted = |pattern: &str| can_intersect(spelling, &ShellWord::parse_rule_pattern(pattern));
         let is_led = |text: &str| text.starts_with("/proc/") || (text.starts_with('/') && (wanted("/proc/*/*") || wanted("/dev/fd/*")));
         let is_odd = |text: &str| text.trim_start_matches("../").contains("/../") || is_led(text);
-        if working_dir::is_detour(spelling) || matches!(spelling.first(), Some(Part::Text(text)) if is_odd(text)) {
-            return Sure::Maybe;
+        if working_dir::has_unknown_parent(spelling) || matches!(spelling.first(), Some(WordPart::Text(text)) if is_odd(text)) {
+            return Certainty::Maybe;
         }
-        if matches!(spelling.first(), Some(Part::Text(text)) if text.contains("/../")) && self.may_be_above(spelling) {
-            return Sure::Maybe;
+        if matches!(spelling.first(), Some(WordPart::Text(text)) if text.contains("/../")) && self.can_be_parent(spelling) {
+            return Certainty::Maybe;
         }
         // An unknown word may be any path. A partly known word may be every path that fits its
         // parts.
-        let here = if self.is_a_name() {
+        let here = if self.is_bare_name() {
             let name = &self.path;
             [name.clone(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")].iter().any(|pattern| wanted(pattern))
         } else {
-            let relative = !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
-            let name = base(&self.path);
+            let relative = !matches!(spelling.first(), Some(WordPart::Text(text)) if text.starts_with(['/', '~']));
+            let name = base_name(&self.path);
             let somewhere = || {
                 let names = [name.to_owned(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")];
                 names.iter().any(|pattern| wanted(pattern))
             };
             // A file pattern starts in the current directory, while an unknown part may contain any
             // path.
-            let from_here = || if spelling.contains(&Part::AnyText) { somewhere() } else { self.may_end_so(spelling) };
+            let from_here = || if spelling.contains(&WordPart::AnyText) { somewhere() } else { self.can_start_suffix(spelling) };
             wanted(&self.path) || wanted(&format!("{}/*", self.path)) || (relative && from_here())
         };
-        if here { Sure::Maybe } else { Sure::No }
+        if here { Certainty::Maybe } else { Certainty::No }
     }
 
-    fn is_known_path(&self, text: &str) -> Sure {
+    fn match_known_path(&self, text: &str) -> Certainty {
         // A path with `/../` may have gone through a symbolic link.
         let odd = text.starts_with('~') && !text.starts_with("~/") && text != "~";
         let detour = text
@@ -128,31 +128,33 @@ impl<'h> Place<'h> {
             .and_then(|at| text.get(at + 4..))
             .or_else(|| if odd { text.split_once('/').map(|(_, rest)| rest) } else { None });
         if let Some(tail) = detour
-            && self.is_known_path(tail) == Sure::Yes
+            && self.match_known_path(tail) == Certainty::Yes
         {
-            return Sure::Maybe.max(if odd { Sure::Maybe } else { self.is_straight_path(text) });
+            return Certainty::Maybe.max(if odd { Certainty::Maybe } else { self.match_direct_path(text) });
         }
-        self.is_straight_path(text)
+        self.match_direct_path(text)
     }
 
-    fn is_straight_path(&self, text: &str) -> Sure {
+    fn match_direct_path(&self, text: &str) -> Certainty {
         let written = self.expand_home(text);
-        let path = normal(&written);
+        let path = normalize_path(&written);
         // `/proc` is another way to the same files.
         let path = match path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/root/")) {
             Some((_, rest)) => format!("/{rest}"),
-            None if path.starts_with("/proc/") && ["/cwd", "/fd/", "/root"].iter().any(|part| path.contains(part)) => return Sure::Maybe,
-            None if working_dir::is_led(&written) => return Sure::Maybe,
+            None if path.starts_with("/proc/") && ["/cwd", "/fd/", "/root"].iter().any(|part| path.contains(part)) => {
+                return Certainty::Maybe;
+            }
+            None if working_dir::is_process_path(&written) => return Certainty::Maybe,
             None => path,
         };
         let parts: Vec<&str> = path.split('/').collect();
-        let like = |name: &str, pattern: &str| toolgate_text::glob(pattern, name);
-        if self.is_a_name() {
-            return if parts.iter().any(|part| like(part, &self.path)) { Sure::Yes } else { Sure::No };
+        let like = |name: &str, pattern: &str| toolgate_text::matches_glob(pattern, name);
+        if self.is_bare_name() {
+            return if parts.iter().any(|part| like(part, &self.path)) { Certainty::Yes } else { Certainty::No };
         }
         if path.starts_with('/') {
             let under = like(&path, &self.path) || like(&path, &format!("{}/*", self.path));
-            return if under { Sure::Yes } else { Sure::No };
+            return if under { Certainty::Yes } else { Certainty::No };
         }
         // From an unknown directory, the path starts like the end of the pattern.
         let given: Vec<&str> = parts.into_iter().skip_while(|part| *part == "..").filter(|part| !part.is_empty()).collect();
@@ -161,177 +163,186 @@ impl<'h> Place<'h> {
             let end = place.get(place.len() - most..).unwrap_or_default();
             given.len() >= end.len() && end.iter().zip(&given).all(|(pattern, part)| like(part, pattern))
         };
-        if (1..=place.len()).any(ends) { Sure::Yes } else { Sure::No }
+        if (1..=place.len()).any(ends) { Certainty::Yes } else { Certainty::No }
     }
 
     /// Returns whether a text of code contains a path to this place.
-    pub(crate) fn is_within(&self, word: &Word) -> Sure {
-        sum(word.spellings().iter().map(|spelling| match spelling.as_slice() {
-            [Part::Text(text)] => paths_of(text).map(|path| self.is(path)).max().unwrap_or(Sure::No),
+    pub(crate) fn match_in_code(&self, word: &ShellWord) -> Certainty {
+        combine_certainty(word.spellings().iter().map(|spelling| match spelling.as_slice() {
+            [WordPart::Text(text)] => split_paths(text).map(|path| self.match_text(path)).max().unwrap_or(Certainty::No),
             // A pattern for file names is not code.
-            _ if word.is_pattern() => Sure::No,
-            _ => Sure::Maybe,
+            _ if word.is_pattern() => Certainty::No,
+            _ => Certainty::Maybe,
         }))
     }
 
     /// Returns whether a text may contain a path to this place.
-    fn may_stand_in(&self, text: &str) -> bool {
+    fn can_occur_in(&self, text: &str) -> bool {
         // `*` in the pattern also matches characters that separate paths in a text.
-        let is_apart = |part: &str| part.trim_matches('*').contains('*') || paths_of(part).ne([part]);
-        self.path.split('/').filter(|part| !part.is_empty()).any(is_apart) || paths_of(text).any(|path| self.is(path) != Sure::No)
+        let is_apart = |part: &str| part.trim_matches('*').contains('*') || split_paths(part).ne([part]);
+        self.path.split('/').filter(|part| !part.is_empty()).any(is_apart)
+            || split_paths(text).any(|path| self.match_text(path) != Certainty::No)
     }
 
     /// Returns whether a text contains the path of a directory above this place.
-    pub(crate) fn has_a_way_in(&self, word: &Word) -> bool {
-        let mut paths = paths_of(word.text().unwrap_or_default()).filter(|path| path.contains(['/', '~']));
-        paths.any(|path| self.lies_under(&Word::known(path)) != Sure::No)
+    pub(crate) fn has_parent_in(&self, word: &ShellWord) -> bool {
+        let mut paths = split_paths(word.text().unwrap_or_default()).filter(|path| path.contains(['/', '~']));
+        paths.any(|path| self.match_parent(&ShellWord::known(path)) != Certainty::No)
     }
 
     /// Returns whether only the last part of a text is like that of this path.
-    pub fn is_only_called(&self, text: &str) -> bool {
-        self.is_only_called_like(&Word::known(text))
+    pub fn has_only_same_name(&self, text: &str) -> bool {
+        self.has_only_same_name_as_word(&ShellWord::known(text))
     }
 
     /// Returns whether only the last part of a word is like that of this path.
-    pub(crate) fn is_only_called_like(&self, word: &Word) -> bool {
-        let path = word.text().map(|text| normal(&self.expand_home(text)));
+    pub(crate) fn has_only_same_name_as_word(&self, word: &ShellWord) -> bool {
+        let path = word.text().map(|text| normalize_path(&self.expand_home(text)));
         let Some(path) = path.filter(|path| !path.starts_with('/')) else { return false };
         let parent = self.path.rsplit('/').nth(1).unwrap_or_default();
         // The parent may follow a sign or a short option.
         let is_parent = |part: &str| part == parent || (part.starts_with('-') && part.get(2..) == Some(parent));
-        !self.is_a_name() && !path.split(['/', '=', ':', '@', ',']).any(is_parent)
+        !self.is_bare_name() && !path.split(['/', '=', ':', '@', ',']).any(is_parent)
     }
 
     /// Returns whether few other files share the name: it has an extension, and the parent
     /// directory is not hidden.
-    pub(crate) fn has_a_rare_name(&self) -> bool {
+    pub(crate) fn has_rare_name(&self) -> bool {
         let mut parts = self.path.rsplit('/');
         parts.next().is_some_and(|name| name.contains('.')) && parts.next().is_some_and(|parent| !parent.starts_with('.'))
     }
 
     /// Returns whether a word is a pattern that is relative to the current directory and cannot
     /// match this path.
-    pub(crate) fn is_elsewhere(&self, word: &Word) -> bool {
-        let goes_up = |part: &Part| matches!(part, Part::Text(text) if text.split('/').any(|part| part == ".."));
-        let from_here = |spelling: &word::Spelling| {
-            let is_whole = matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
+    pub(crate) fn is_unrelated_pattern(&self, word: &ShellWord) -> bool {
+        let goes_up = |part: &WordPart| matches!(part, WordPart::Text(text) if text.split('/').any(|part| part == ".."));
+        let from_here = |spelling: &word::WordSpelling| {
+            let is_whole = matches!(spelling.first(), Some(WordPart::Text(text)) if text.starts_with(['/', '~']));
             // If the start is unknown, `..` in the rest has no meaning.
-            let again = !spelling.contains(&Part::AnyText) && spelling.iter().skip(1).any(goes_up);
-            let up = spelling.first().is_some_and(goes_up) && self.may_end_so(spelling);
-            !is_whole && !up && !again && !self.goes_on(spelling)
+            let again = !spelling.contains(&WordPart::AnyText) && spelling.iter().skip(1).any(goes_up);
+            let up = spelling.first().is_some_and(goes_up) && self.can_start_suffix(spelling);
+            !is_whole && !up && !again && !self.can_continue_as(spelling)
         };
-        !self.is_a_name() && word.spellings().iter().all(from_here)
+        !self.is_bare_name() && word.spellings().iter().all(from_here)
     }
 
     /// Returns whether a spelling with an unknown beginning continues like this path.
     ///
     /// The rest goes through the path, or contains at least its last two parts.
-    fn goes_on(&self, spelling: &[Part]) -> bool {
+    fn can_continue_as(&self, spelling: &[WordPart]) -> bool {
         let own: Vec<&str> = self.path.split('/').collect();
         let Some((last, above)) = own.split_last() else { return false };
-        let rest = self.cleaned(spelling.get(1..).unwrap_or_default());
-        let one = |part: &Part| {
-            let Part::Text(text) = part else { return false };
+        let rest = self.clean_spelling(spelling.get(1..).unwrap_or_default());
+        let one = |part: &WordPart| {
+            let WordPart::Text(text) = part else { return false };
             let given: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();
             let through = given.split_last().is_some_and(|(_, above)| above.contains(last));
             through || given.windows(2).any(|pair| matches!(pair, [before, name] if name == last && Some(before) == above.last()))
         };
         // The unknown part is inside of this place.
-        let goes_in =
-            |pair: &[Part]| matches!(pair, [Part::Text(text), _] if text.ends_with('/') && base(text.trim_end_matches('/')) == *last);
-        let begins_so =
-            || long_ends(&self.path).any(|end| meet(&rest, &Word::wanted(end)) || meet(&rest, &Word::wanted(&format!("{end}/*"))));
-        spelling.first() == Some(&Part::AnyText) && (spelling.iter().skip(1).any(one) || spelling.windows(2).any(goes_in) || begins_so())
+        let goes_in = |pair: &[WordPart]| matches!(pair, [WordPart::Text(text), _] if text.ends_with('/') && base_name(text.trim_end_matches('/')) == *last);
+        let begins_so = || {
+            multi_part_suffixes(&self.path).any(|end| {
+                can_intersect(&rest, &ShellWord::parse_rule_pattern(end))
+                    || can_intersect(&rest, &ShellWord::parse_rule_pattern(&format!("{end}/*")))
+            })
+        };
+        spelling.first() == Some(&WordPart::AnyText)
+            && (spelling.iter().skip(1).any(one) || spelling.windows(2).any(goes_in) || begins_so())
     }
 
     /// Returns whether this path is under a directory that a word names with an absolute path.
-    pub(crate) fn lies_right_under(&self, word: &Word) -> Sure {
-        let Some(text) = word.text() else { return Sure::No };
+    pub(crate) fn match_absolute_parent(&self, word: &ShellWord) -> Certainty {
+        let Some(text) = word.text() else { return Certainty::No };
         let glued = text.get(2..).filter(|_| text.starts_with('-')).unwrap_or_default();
         let value = text.split_once('=').map(|(_, value)| value).unwrap_or_default();
         let named = [text, glued, value].into_iter().filter(|path| self.expand_home(path).starts_with('/'));
-        named.map(|path| self.lies_under(&Word::known(path))).max().unwrap_or(Sure::No)
+        named.map(|path| self.match_parent(&ShellWord::known(path))).max().unwrap_or(Certainty::No)
     }
 
     /// Returns whether this path is under a directory that a word names.
-    pub(crate) fn lies_under(&self, word: &Word) -> Sure {
+    pub(crate) fn match_parent(&self, word: &ShellWord) -> Certainty {
         let parts: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
         let Some(text) = word.text() else {
             // A pattern may match the directory that contains this path.
             let parent = parts.iter().rev().nth(1).copied().unwrap_or_default();
-            let near = !parent.is_empty() && word.spellings().iter().any(|spelling| meet(&self.cleaned(spelling), &Word::wanted(parent)));
-            let above = |spelling: &word::Spelling| match spelling.as_slice() {
-                [Part::Text(text)] => self.lies_under(&Word::known(text.as_str())) != Sure::No,
-                spelling => self.may_be_above(spelling),
+            let near = !parent.is_empty()
+                && word
+                    .spellings()
+                    .iter()
+                    .any(|spelling| can_intersect(&self.clean_spelling(spelling), &ShellWord::parse_rule_pattern(parent)));
+            let above = |spelling: &word::WordSpelling| match spelling.as_slice() {
+                [WordPart::Text(text)] => self.match_parent(&ShellWord::known(text.as_str())) != Certainty::No,
+                spelling => self.can_be_parent(spelling),
             };
             let near = near || word.spellings().iter().any(above);
-            return self.is_named_by(word).max(if near { Sure::Maybe } else { Sure::No });
+            return self.match_word(word).max(if near { Certainty::Maybe } else { Certainty::No });
         };
-        if working_dir::is_led(&self.expand_home(text)) {
-            return self.is_named_by(word).max(Sure::Maybe);
+        if working_dir::is_process_path(&self.expand_home(text)) {
+            return self.match_word(word).max(Certainty::Maybe);
         }
         // The home directory of another user, `~+`, and the pathspecs of `git` for a whole
         // repository are not known.
         if self.expand_home(text).starts_with('~') || [":/", ":(", ":!", ":^"].iter().any(|sign| text.starts_with(sign)) {
-            return Sure::Maybe;
+            return Certainty::Maybe;
         }
-        let path = normal(&self.expand_home(text));
+        let path = normalize_path(&self.expand_home(text));
         match path.as_str() {
             // The current directory may be any directory.
-            "" | "." | ".." | "*" => return Sure::Maybe,
-            "/" => return Sure::Yes,
-            path if path.starts_with('/') => return if self.is_below(path) { Sure::Yes } else { Sure::No },
+            "" | "." | ".." | "*" => return Certainty::Maybe,
+            "/" => return Certainty::Yes,
+            path if path.starts_with('/') => return if self.is_under(path) { Certainty::Yes } else { Certainty::No },
             _ => {}
         }
         // From an unknown directory, the path ends like one of the directories above this one.
         let given: Vec<&str> = path.split('/').skip_while(|part| *part == "..").collect();
         if given.is_empty() {
-            return Sure::Maybe;
+            return Certainty::Maybe;
         }
         let ends = |above: usize| parts.get(..parts.len().saturating_sub(above)).is_some_and(|above| above.ends_with(&given));
         match (1..parts.len()).find(|above| ends(*above)) {
             // A single name such as `bin` is common, so it proves less.
-            Some(1) if given.len() > 1 || path.starts_with('.') => Sure::Yes,
-            Some(_) => Sure::Maybe,
-            None => Sure::No,
+            Some(1) if given.len() > 1 || path.starts_with('.') => Certainty::Yes,
+            Some(_) => Certainty::Maybe,
+            None => Certainty::No,
         }
     }
 
     /// Returns whether this path is under a directory that a changing command names, alone or glued
     /// to an option.
-    pub(crate) fn lies_under_given(&self, word: &Word, stands: Option<&Word>) -> Sure {
-        let is_here = |word: &Word| matches!(word.text(), Some("." | "./"));
-        let under = |word: &Word| match word.text() {
+    pub(crate) fn match_changed_parent(&self, word: &ShellWord, stands: Option<&ShellWord>) -> Certainty {
+        let is_here = |word: &ShellWord| matches!(word.text(), Some("." | "./"));
+        let under = |word: &ShellWord| match word.text() {
             // An empty word names no directory.
-            Some("") => Sure::No,
-            _ => self.lies_under(&if is_here(word) { from(word, stands) } else { word.clone() }),
+            Some("") => Certainty::No,
+            _ => self.match_parent(&if is_here(word) { relative_to_start(word, stands) } else { word.clone() }),
         };
-        with_values(word).iter().map(under).max().unwrap_or(Sure::No)
+        words_with_option_values(word).iter().map(under).max().unwrap_or(Certainty::No)
     }
 
     /// Returns whether a patch changes this path. The first part of a path in a patch is usually a
     /// prefix.
-    pub(crate) fn is_patched_by(&self, patch: &Word) -> Sure {
+    pub(crate) fn match_patch(&self, patch: &ShellWord) -> Certainty {
         let named = |line: &str| {
             let path = line.strip_prefix("+++ ").or_else(|| line.strip_prefix("--- "))?.split('\t').next()?;
-            path.split_once('/').map(|(_, path)| self.is(path.trim_end()))
+            path.split_once('/').map(|(_, path)| self.match_text(path.trim_end()))
         };
-        patch.text().unwrap_or_default().lines().filter_map(named).max().unwrap_or(Sure::No)
+        patch.text().unwrap_or_default().lines().filter_map(named).max().unwrap_or(Certainty::No)
     }
 
     /// Returns whether a spelling may be a directory above this path.
     ///
     /// An absolute spelling is compared with the whole path, and a relative one with its endings.
-    fn may_be_above(&self, spelling: &[Part]) -> bool {
-        let mut given = self.gone_up(spelling);
-        if let Some(Part::Text(text)) = given.last_mut() {
+    fn can_be_parent(&self, spelling: &[WordPart]) -> bool {
+        let mut given = self.strip_parent_steps(spelling);
+        if let Some(WordPart::Text(text)) = given.last_mut() {
             while text.ends_with('/') || text.ends_with("/.") {
                 text.pop();
             }
         }
-        let is_whole = matches!(given.first(), Some(Part::Text(text)) if text.starts_with('/'));
+        let is_whole = matches!(given.first(), Some(WordPart::Text(text)) if text.starts_with('/'));
         let mut above = self.path.match_indices('/').filter_map(|(at, _)| self.path.get(..at)).filter(|above| !above.is_empty());
-        let may_be = |path: &str| meet(&given, &Word::wanted(path));
+        let may_be = |path: &str| can_intersect(&given, &ShellWord::parse_rule_pattern(path));
         let ends_so = |above: &str| {
             let mut ends = above.match_indices('/').filter_map(|(at, _)| above.get(at + 1..)).filter(|end| !end.starts_with('*'));
             ends.any(may_be)
@@ -341,18 +352,18 @@ impl<'h> Place<'h> {
 
     /// Returns whether a spelling, relative to an unknown directory, may start like an ending of
     /// this path.
-    pub(crate) fn may_end_so(&self, spelling: &[Part]) -> bool {
-        let given = self.gone_up(spelling);
-        let may_be = |path: &str| meet(&given, &Word::wanted(path));
-        let goes_up = matches!(given.first(), Some(Part::Text(text)) if text.split('/').any(|part| part == ".."));
+    pub(crate) fn can_start_suffix(&self, spelling: &[WordPart]) -> bool {
+        let given = self.strip_parent_steps(spelling);
+        let may_be = |path: &str| can_intersect(&given, &ShellWord::parse_rule_pattern(path));
+        let goes_up = matches!(given.first(), Some(WordPart::Text(text)) if text.split('/').any(|part| part == ".."));
         let mut ends = self.path.match_indices('/').filter_map(|(at, _)| self.path.get(at + 1..));
         goes_up || ends.any(|end| may_be(end) || may_be(&format!("{end}/*")))
     }
 
     /// Returns a spelling without leading `..` or a leading home directory of another user.
-    fn gone_up(&self, spelling: &[Part]) -> Vec<Part> {
-        let mut given = self.cleaned(spelling);
-        if let Some(Part::Text(text)) = given.first_mut() {
+    fn strip_parent_steps(&self, spelling: &[WordPart]) -> Vec<WordPart> {
+        let mut given = self.clean_spelling(spelling);
+        if let Some(WordPart::Text(text)) = given.first_mut() {
             let rest = match text.strip_prefix('~') {
                 Some(home) => home.split_once('/').map_or("", |(_, rest)| rest).to_owned(),
                 None => text.trim_start_matches("../").to_owned(),
@@ -364,23 +375,23 @@ impl<'h> Place<'h> {
 
     /// Returns whether the path leads through a directory. `*` in the path matches any text without
     /// `/`.
-    pub(crate) fn is_below(&self, directory: &str) -> bool {
+    pub(crate) fn is_under(&self, directory: &str) -> bool {
         let mut place = self.path.split('/').filter(|part| !part.is_empty());
         let mut given = directory.split('/').filter(|part| !part.is_empty());
         self.path.starts_with('/')
-            && given.all(|part| place.next().is_some_and(|pattern| toolgate_text::glob(pattern, part)))
+            && given.all(|part| place.next().is_some_and(|pattern| toolgate_text::matches_glob(pattern, part)))
             && place.next().is_some()
     }
 
     /// Returns a spelling whose beginning has no `//`, `/./` and `./`.
-    pub(crate) fn cleaned(&self, spelling: &[Part]) -> Vec<Part> {
+    pub(crate) fn clean_spelling(&self, spelling: &[WordPart]) -> Vec<WordPart> {
         match spelling {
-            [Part::Text(text), rest @ ..] => {
+            [WordPart::Text(text), rest @ ..] => {
                 let mut text = self.expand_home(text);
                 while text.contains("//") || text.contains("/./") {
                     text = text.replace("//", "/").replace("/./", "/");
                 }
-                begun_with(text.strip_prefix("./").unwrap_or(&text), rest)
+                prefix_spelling(text.strip_prefix("./").unwrap_or(&text), rest)
             }
             other => other.to_vec(),
         }
@@ -388,38 +399,38 @@ impl<'h> Place<'h> {
 }
 
 /// Splits a text of code into parts that may be paths.
-pub(crate) fn paths_of(text: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn split_paths(text: &str) -> impl Iterator<Item = &str> {
     let is_path = |c: char| c.is_alphanumeric() || "_./~-*".contains(c);
     text.split(move |c: char| !is_path(c)).filter(|token| !token.is_empty())
 }
 
 /// Returns a spelling that begins with a text.
-fn begun_with(text: &str, rest: &[Part]) -> Vec<Part> {
-    std::iter::once(Part::Text(text.to_owned())).chain(rest.iter().cloned()).collect()
+fn prefix_spelling(text: &str, rest: &[WordPart]) -> Vec<WordPart> {
+    std::iter::once(WordPart::Text(text.to_owned())).chain(rest.iter().cloned()).collect()
 }
 
 /// Returns a word and the values that are glued to an option in it, except for exclusions.
-fn with_values(word: &Word) -> Vec<Word> {
+fn words_with_option_values(word: &ShellWord) -> Vec<ShellWord> {
     let text = word.text().filter(|text| text.starts_with('-') && !text.starts_with("--exclude")).unwrap_or_default();
     let value = if text.starts_with("--") { text.split_once('=').map(|(_, value)| value) } else { text.get(2..) };
-    let values = value.filter(|value| !value.is_empty()).into_iter().chain(behind_letters(text));
-    std::iter::once(word.clone()).chain(values.map(Word::known)).collect()
+    let values = value.filter(|value| !value.is_empty()).into_iter().chain(path_after_letters(text));
+    std::iter::once(word.clone()).chain(values.map(ShellWord::known)).collect()
 }
 
 /// Returns a possible path after several letters of one option: `.env` of `-uo.env`.
-fn behind_letters(text: &str) -> Option<&str> {
+fn path_after_letters(text: &str) -> Option<&str> {
     let at = text.find(['.', '/', '~']).filter(|at| (3..=5).contains(at))?;
     let are_letters = |flags: &str| flags.bytes().all(|flag| flag.is_ascii_alphanumeric());
     text.get(at..).filter(|_| text.get(1..at).is_some_and(are_letters))
 }
 
 /// Returns the endings of a path that have at least two parts.
-pub(crate) fn long_ends(path: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn multi_part_suffixes(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').filter_map(move |(at, _)| path.get(at..)).filter(|end| end.matches('/').count() > 1)
 }
 
 /// Expands `~` in a path. `$HOME` is read as `~`.
-pub(crate) fn spelled_out(path: &str, home: &str) -> String {
+pub(crate) fn expand_home_path(path: &str, home: &str) -> String {
     match path.strip_prefix('~') {
         Some("") if home.is_empty() => "/".to_owned(),
         Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{home}{rest}"),
@@ -430,7 +441,7 @@ pub(crate) fn spelled_out(path: &str, home: &str) -> String {
 /// Removes `.`, `..` and doubled slashes from a path.
 ///
 /// Symbolic links are not resolved, because their targets have names of their own.
-pub fn normal(path: &str) -> String {
+pub fn normalize_path(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
         match part {
@@ -448,15 +459,15 @@ pub fn normal(path: &str) -> String {
 
 /// Returns whether a path is an input or output device and not a file.
 pub(crate) fn is_device(path: &str) -> bool {
-    let path = normal(path);
-    path == "-" || path.starts_with("/dev/") || path.starts_with("/proc/") || is_called_like_device(&path)
+    let path = normalize_path(path);
+    path == "-" || path.starts_with("/dev/") || path.starts_with("/proc/") || has_device_name(&path)
 }
 
 /// Returns whether a relative path looks like a device: `../../dev/stdin`, or `stdin` and `fd/0`
 /// after a `cd`.
-fn is_called_like_device(path: &str) -> bool {
-    let name = base(path);
-    let above = path.rsplit_once('/').map(|(above, _)| base(above));
+fn has_device_name(path: &str) -> bool {
+    let name = base_name(path);
+    let above = path.rsplit_once('/').map(|(above, _)| base_name(above));
     let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
     matches!(name, "stdin" | "tty") || (is_number && above.is_none_or(|above| matches!(above, "" | "." | ".." | "fd")))
 }

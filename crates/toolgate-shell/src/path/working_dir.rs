@@ -2,38 +2,38 @@
 
 use std::collections::HashMap;
 
-use crate::path::pattern::spelled_out;
+use crate::path::pattern::expand_home_path;
 use crate::program::implicit_writes::certain_arguments;
-use crate::program::options::name_and_value;
-use crate::word::{Part, Sure, Word, meet};
-use crate::{Command, Place, Shell, normal};
+use crate::program::options::split_name_value;
+use crate::word::{Certainty, ShellWord, WordPart, can_intersect};
+use crate::{PathPattern, ShellAnalysis, ShellCommand, normalize_path};
 
 /// Maximum number of directories that are tracked. With more, the directory is unknown.
-pub(crate) const MOST: usize = 64;
+pub(crate) const MAX_DIRECTORIES: usize = 64;
 /// Maximum number of steps for the search of reachable directories.
-const MOST_STEPS: usize = 16_384;
-pub(crate) const ANYWHERE: &str = "~+";
+const MAX_SEARCH_STEPS: usize = 16_384;
+pub(crate) const UNKNOWN_DIRECTORY: &str = "~+";
 
-impl Shell {
+impl ShellAnalysis {
     /// Returns the directories that a command may run in: `from` and all that are reachable from
     /// there.
-    pub(crate) fn wanders(&self, from: &str, home: &str) -> Vec<String> {
-        let (mut all, mut steps) = (vec![normal(from)], 0);
+    pub(crate) fn reachable_directories(&self, from: &str, home: &str) -> Vec<String> {
+        let (mut all, mut steps) = (vec![normalize_path(from)], 0);
         let mut tried: HashMap<&str, usize> = HashMap::new();
-        for to in self.commands.iter().flat_map(goes_to) {
+        for to in self.commands.iter().flat_map(entered_directories) {
             // Since the last attempt no directory was added, so the result is the same.
             if tried.insert(to, all.len()) == Some(all.len()) {
                 continue;
             }
             steps += all.len();
-            let reached: Vec<String> = all.iter().map(|directory| joined(directory, to, home)).collect();
+            let reached: Vec<String> = all.iter().map(|directory| join_path(directory, to, home)).collect();
             for directory in reached {
                 if !all.contains(&directory) {
                     all.push(directory);
                 }
             }
-            if all.len() > MOST || steps > MOST_STEPS {
-                return vec![ANYWHERE.to_owned()];
+            if all.len() > MAX_DIRECTORIES || steps > MAX_SEARCH_STEPS {
+                return vec![UNKNOWN_DIRECTORY.to_owned()];
             }
         }
         all
@@ -41,8 +41,8 @@ impl Shell {
 }
 
 /// Returns the directories that options of a command select, with `None` for an unknown one.
-fn sent_to(command: &Command) -> Vec<Option<&str>> {
-    const VALUED: &[&str] = &["-C", "-D", "-R", "-T", "-U", "-g", "-h", "-p", "-r", "-t", "-u"];
+fn option_directories(command: &ShellCommand) -> Vec<Option<&str>> {
+    const LAUNCHER_OPTIONS_WITH_VALUE: &[&str] = &["-C", "-D", "-R", "-T", "-U", "-g", "-h", "-p", "-r", "-t", "-u"];
     let words = command.words.get(1..).unwrap_or_default();
     // Options of these programs apply to the program that they start.
     let mut leads = matches!(command.program(), Some("doas" | "env" | "runuser" | "su" | "sudo"));
@@ -56,14 +56,15 @@ fn sent_to(command: &Command) -> Vec<Option<&str>> {
     for (at, word) in words.iter().enumerate() {
         let behind = std::mem::replace(&mut before, word.text());
         let Some(text) = word.text() else { continue };
-        leads = leads && (text.starts_with('-') || text.contains('=') || behind.is_some_and(|option| VALUED.contains(&option)));
+        leads = leads
+            && (text.starts_with('-') || text.contains('=') || behind.is_some_and(|option| LAUNCHER_OPTIONS_WITH_VALUE.contains(&option)));
         // The home directory of another user may be any directory.
         if leads && logs_in(text) {
-            found.push(Some(ANYWHERE));
+            found.push(Some(UNKNOWN_DIRECTORY));
         }
         let value = match text.strip_prefix("--") {
             Some(long) => {
-                let (name, value) = name_and_value(long);
+                let (name, value) = split_name_value(long);
                 let is_like = |option: &str, least: usize| name.len() >= least && option.starts_with(name);
                 (is_like("chdir", 1) || is_like("directory", 5) || is_like("work-tree", 5) || name == "cd").then_some(value)
             }
@@ -76,22 +77,22 @@ fn sent_to(command: &Command) -> Vec<Option<&str>> {
             },
         };
         if let Some(value) = value {
-            found.push(value.or_else(|| words.get(at + 1).and_then(Word::text)));
+            found.push(value.or_else(|| words.get(at + 1).and_then(ShellWord::text)));
         }
     }
     found
 }
 
 /// Returns whether a spelling contains `..` after an unknown part, so the path is not known.
-pub(crate) fn is_detour(spelling: &[Part]) -> bool {
-    let goes_up = |part: &Part| matches!(part, Part::Text(text) if text.contains("/../") || text.ends_with("/.."));
+pub(crate) fn has_unknown_parent(spelling: &[WordPart]) -> bool {
+    let goes_up = |part: &WordPart| matches!(part, WordPart::Text(text) if text.contains("/../") || text.ends_with("/.."));
     spelling.iter().skip(1).any(goes_up)
 }
 
 /// Returns whether a path, as written, leads through a directory that a process has open.
 ///
 /// Such a path is another way to the same files. A descriptor alone is usually a pipe.
-pub(crate) fn is_led(path: &str) -> bool {
+pub(crate) fn is_process_path(path: &str) -> bool {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/').filter(|part| !matches!(*part, "" | ".")) {
         match (parts.as_slice(), part) {
@@ -108,62 +109,65 @@ pub(crate) fn is_led(path: &str) -> bool {
 }
 
 /// Returns whether an option makes a command, or one that it starts, run in another directory.
-pub(crate) fn sends(command: &Command) -> bool {
-    !sent_to(command).is_empty()
+pub(crate) fn has_directory_option(command: &ShellCommand) -> bool {
+    !option_directories(command).is_empty()
 }
 
 /// Returns the directories that a command enters, or that it makes another command enter.
-pub(crate) fn goes_to(command: &Command) -> Vec<&str> {
+pub(crate) fn entered_directories(command: &ShellCommand) -> Vec<&str> {
     // The directory of `tar` only applies to its operands, and is checked with them.
     if command.is_unlikely || matches!(command.program(), Some("tar" | "bsdtar" | "gtar")) {
         return Vec::new();
     }
     if !matches!(command.program(), Some("cd" | "chdir" | "pushd")) {
-        return sent_to(command).into_iter().flatten().collect();
+        return option_directories(command).into_iter().flatten().collect();
     }
     let words = certain_arguments(command);
-    let is_option = |word: &Word| word.text().is_some_and(|text| text.starts_with('-'));
+    let is_option = |word: &ShellWord| word.text().is_some_and(|text| text.starts_with('-'));
     // `cd`, `cd --` and `cd -P` go to the home directory, and `cd -` to the previous one.
     if words.iter().all(|word| is_option(word) && word.text() != Some("-")) {
         return vec!["~"];
     }
-    words.iter().filter(|word| !is_option(word)).filter_map(Word::text).collect()
+    words.iter().filter(|word| !is_option(word)).filter_map(ShellWord::text).collect()
 }
 
 /// Joins a path to a directory, as far as that directory is known.
-pub(crate) fn joined(directory: &str, path: &str, home: &str) -> String {
-    let path = spelled_out(path, home);
+pub(crate) fn join_path(directory: &str, path: &str, home: &str) -> String {
+    let path = expand_home_path(path, home);
     let whole = match path.starts_with('/') {
         true => path,
-        false if path.starts_with('~') || !directory.starts_with('/') => return ANYWHERE.to_owned(),
+        false if path.starts_with('~') || !directory.starts_with('/') => return UNKNOWN_DIRECTORY.to_owned(),
         false => format!("{directory}/{path}"),
     };
     // From such a path, the next `cd` may lead to any directory.
-    if is_led(&whole) { "/proc/self/cwd".to_owned() } else { normal(&whole) }
+    if is_process_path(&whole) { "/proc/self/cwd".to_owned() } else { normalize_path(&whole) }
 }
 
-impl Place<'_> {
+impl PathPattern<'_> {
     /// Returns whether this place is under a directory that is named relative to another one.
-    pub fn is_searched(&self, from: &str, path: &str) -> Sure {
-        let whole = joined(from, path, self.home);
+    pub fn match_relative_parent(&self, from: &str, path: &str) -> Certainty {
+        let whole = join_path(from, path, self.home);
         let odd = !whole.starts_with('/');
         // `/proc` is another way to the same files, and a name may be in any directory.
         let other = whole.starts_with("/proc/") && ["/cwd", "/fd", "/root"].iter().any(|part| whole.contains(part));
-        if odd || other || self.is_a_name() || self.path.starts_with('*') {
-            return Sure::Maybe;
+        if odd || other || self.is_bare_name() || self.path.starts_with('*') {
+            return Certainty::Maybe;
         }
-        if whole == "/" || self.is_below(&whole) { Sure::Yes } else { Sure::No }
+        if whole == "/" || self.is_under(&whole) { Certainty::Yes } else { Certainty::No }
     }
 
     /// Returns whether a word may name this place from a directory. Words that exclude files are
     /// ignored.
-    pub(crate) fn is_named_from(&self, directory: &str, word: &Word) -> bool {
+    pub(crate) fn can_be_named_from(&self, directory: &str, word: &ShellWord) -> bool {
         let under = format!("{}/*", self.path);
         let Some(text) = word.text() else {
-            let is_it = |spelling: &Vec<Part>| {
-                let is_open = spelling.first() == Some(&Part::AnyText);
-                let spelling = self.spelled_from(directory, spelling);
-                !is_open && (is_detour(&spelling) || meet(&spelling, &Word::wanted(&self.path)) || meet(&spelling, &Word::wanted(&under)))
+            let is_it = |spelling: &Vec<WordPart>| {
+                let is_open = spelling.first() == Some(&WordPart::AnyText);
+                let spelling = self.resolve_spelling(directory, spelling);
+                !is_open
+                    && (has_unknown_parent(&spelling)
+                        || can_intersect(&spelling, &ShellWord::parse_rule_pattern(&self.path))
+                        || can_intersect(&spelling, &ShellWord::parse_rule_pattern(&under)))
             };
             return word.spellings().iter().any(is_it);
         };
@@ -174,28 +178,28 @@ impl Place<'_> {
         let glued = text.get(2..).filter(|_| text.starts_with('-'));
         let tails = text.match_indices(['=', ':', '@', ',']).take(16).filter_map(|(at, _)| text.get(at + 1..));
         std::iter::once(text).chain(glued).chain(tails).any(|path| {
-            let whole = joined(directory, path, self.home);
-            toolgate_text::glob(&self.path, &whole) || toolgate_text::glob(&under, &whole)
+            let whole = join_path(directory, path, self.home);
+            toolgate_text::matches_glob(&self.path, &whole) || toolgate_text::matches_glob(&under, &whole)
         })
     }
 
     /// Resolves a partly known spelling from a directory.
-    pub(crate) fn spelled_from(&self, directory: &str, spelling: &[Part]) -> Vec<Part> {
-        let mut spelling = self.cleaned(spelling);
+    pub(crate) fn resolve_spelling(&self, directory: &str, spelling: &[WordPart]) -> Vec<WordPart> {
+        let mut spelling = self.clean_spelling(spelling);
         let begins = match spelling.first_mut() {
-            Some(Part::Text(text)) => std::mem::take(text),
+            Some(WordPart::Text(text)) => std::mem::take(text),
             _ => String::new(),
         };
         let whole = if begins.starts_with(['/', '~']) { begins } else { format!("{directory}/{begins}") };
-        if is_led(&whole) {
-            return vec![Part::AnyText];
+        if is_process_path(&whole) {
+            return vec![WordPart::AnyText];
         }
-        if matches!(spelling.as_slice(), [Part::Text(_)]) {
-            return vec![Part::Text(normal(&whole))];
+        if matches!(spelling.as_slice(), [WordPart::Text(_)]) {
+            return vec![WordPart::Text(normalize_path(&whole))];
         }
         // The rest of the last part is not known.
         let (above, last) = whole.rsplit_once('/').unwrap_or(("", whole.as_str()));
-        spelling.insert(0, Part::Text(format!("{}/{last}", normal(above).trim_end_matches('/'))));
+        spelling.insert(0, WordPart::Text(format!("{}/{last}", normalize_path(above).trim_end_matches('/'))));
         spelling
     }
 }

@@ -1,12 +1,12 @@
 //! Recognizes `awk` programs that run no commands and write no files.
 
-use crate::word::Word;
+use crate::word::ShellWord;
 
 /// Maximum number of `print` statements that are checked.
-const MOST_PRINTED: usize = 64;
+const MAX_PRINT_STATEMENTS: usize = 64;
 
 /// Returns whether all programs among the words are harmless.
-pub(crate) fn is_plain(words: &[Word]) -> bool {
+pub(crate) fn is_harmless_awk(words: &[ShellWord]) -> bool {
     let (mut words, mut has_text) = (words.iter(), false);
     while let Some(word) = words.next() {
         let Some(text) = word.text() else {
@@ -29,7 +29,7 @@ pub(crate) fn is_plain(words: &[Word]) -> bool {
         }
         // After `print`, `>` writes to a file; elsewhere it compares.
         let mut printed = text.match_indices("print").filter_map(|(at, name)| text.get(at + name.len()..));
-        let writes = text.matches("print").count() > MOST_PRINTED || printed.any(is_written);
+        let writes = text.matches("print").count() > MAX_PRINT_STATEMENTS || printed.any(has_redirection);
         let is_piped = text.replace("||", "").contains('|');
         if writes || is_piped || ["system", "getline", "ARGV", "@"].iter().any(|act| text.contains(act)) {
             return false;
@@ -40,7 +40,7 @@ pub(crate) fn is_plain(words: &[Word]) -> bool {
 }
 
 /// Returns whether a statement writes to a file, given its text after `print`.
-fn is_written(rest: &str) -> bool {
+fn has_redirection(rest: &str) -> bool {
     let mut letters = rest.strip_prefix('f').unwrap_or(rest).chars();
     let (mut before, mut open) = (' ', 0_usize);
     while let Some(letter) = letters.next() {

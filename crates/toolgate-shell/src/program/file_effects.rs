@@ -1,40 +1,42 @@
 //! Determines what programs do with the files that their words name.
 
-use super::options::{Shape, beginning};
-use crate::nested_command::{is_known, language};
-use crate::program::implicit_reads::searcher;
-use crate::program::tables::{PACKERS, SHELLS, TAKERS, TAKING};
-use crate::word::Word;
-use crate::{Command, without_options};
+use super::options::{ProgramSyntax, known_prefix};
+use crate::nested_command::{interpreter_options, is_known_program};
+use crate::program::implicit_reads::searcher_syntax;
+use crate::program::tables::{FILE_CHANGING_GIT_SUBCOMMANDS, IN_PLACE_COMPRESSORS, OPERAND_CHANGING_PROGRAMS, SHELL_PROGRAMS};
+use crate::word::ShellWord;
+use crate::{ShellCommand, skip_git_options};
 
 /// Returns whether the words of a command contain code.
-pub(crate) fn runs_code(command: &Command) -> bool {
+pub(crate) fn runs_code(command: &ShellCommand) -> bool {
     let Some(program) = command.program() else { return true };
-    language(program).is_some() || SHELLS.contains(&program) || ["sed", "awk", "gawk", "mawk", "eval", "find"].contains(&program)
+    interpreter_options(program).is_some()
+        || SHELL_PROGRAMS.contains(&program)
+        || ["sed", "awk", "gawk", "mawk", "eval", "find"].contains(&program)
 }
 
 /// Returns whether the words of a command never name files.
-pub(crate) fn names_no_files(command: &Command) -> bool {
-    const WORDS: &[&str] = &[
+pub(crate) fn names_no_files(command: &ShellCommand) -> bool {
+    const FILELESS_PROGRAMS: &[&str] = &[
         ":", "[", "basename", "dirname", "echo", "exit", "export", "expr", "false", "kill", "printf", "return", "seq", "shift", "sleep",
         "test", "true", "type", "unset", "wait", "which",
     ];
-    command.program().is_some_and(|program| WORDS.contains(&program))
+    command.program().is_some_and(|program| FILELESS_PROGRAMS.contains(&program))
 }
 
 /// Returns whether one word of a command is a search pattern.
-fn looks_for(command: &Command) -> bool {
+fn has_search_pattern(command: &ShellCommand) -> bool {
     let gives = |word: &str| {
         let short = word.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains(['e', 'f']));
         short || word.starts_with("--reg") || word.starts_with("--fi")
     };
-    let given = || command.words.iter().filter_map(Word::text).any(gives);
+    let given = || command.words.iter().filter_map(ShellWord::text).any(gives);
     command.program().is_some_and(|program| ["grep", "egrep", "fgrep", "rg", "ag"].contains(&program)) && !given()
 }
 
 /// The role of a word of a search program.
 #[derive(Clone, Copy, PartialEq)]
-enum Role<'c> {
+enum SearchWordRole<'c> {
     Option,
     /// The value of this option.
     Value(&'c str),
@@ -42,7 +44,7 @@ enum Role<'c> {
     Operand,
 }
 
-fn roles<'c>(command: &'c Command, shape: &Shape) -> Vec<Role<'c>> {
+fn classify_search_words<'c>(command: &'c ShellCommand, shape: &ProgramSyntax) -> Vec<SearchWordRole<'c>> {
     let letters = if shape.short_with_value.is_empty() { "ABCGWgmp" } else { shape.short_with_value };
     let takes = |text: &str| match (text.strip_prefix("--"), text.strip_prefix('-')) {
         (Some(long), _) => shape.long_with_value.contains(&long),
@@ -50,23 +52,23 @@ fn roles<'c>(command: &'c Command, shape: &Shape) -> Vec<Role<'c>> {
         (None, None) => false,
     };
     // Some options take a number or nothing: `ag -C KEY`.
-    let fits = |option: &str, word: &Word| {
+    let fits = |option: &str, word: &ShellWord| {
         let counts = option.ends_with(['A', 'B', 'C']) || option.ends_with("context");
         !counts || word.text().is_some_and(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
     };
     let (mut before, mut is_over): (Option<&'c str>, bool) = (None, false);
-    let role = |word: &'c Word| {
+    let role = |word: &'c ShellWord| {
         if let Some(option) = before.take()
             && fits(option, word)
         {
-            return Role::Value(option);
+            return SearchWordRole::Value(option);
         }
         match word.text().filter(|text| !is_over && text.len() > 1 && text.starts_with('-')) {
             Some("--") => is_over = true,
             Some(text) => before = takes(text).then_some(text),
-            None => return Role::Operand,
+            None => return SearchWordRole::Operand,
         }
-        Role::Option
+        SearchWordRole::Option
     };
     command.words.iter().skip(1).map(role).collect()
 }
@@ -75,38 +77,40 @@ fn roles<'c>(command: &'c Command, shape: &Shape) -> Vec<Role<'c>> {
 ///
 /// These are the search pattern and the names that are excluded. The value of an option is not the
 /// pattern: `rg -g .env x`.
-pub(crate) fn spared(command: &Command) -> Vec<usize> {
-    let Some(shape) = command.program().and_then(searcher) else { return Vec::new() };
-    let (roles, words) = (roles(command, shape), command.words.get(1..).unwrap_or_default());
+pub(crate) fn non_file_positions(command: &ShellCommand) -> Vec<usize> {
+    let Some(shape) = command.program().and_then(searcher_syntax) else { return Vec::new() };
+    let (roles, words) = (classify_search_words(command, shape), command.words.get(1..).unwrap_or_default());
     // It is not known whether an abbreviated option takes a value: `--incl .env`.
     let is_cut = |text: &str| {
         let long = text.strip_prefix("--").filter(|long| !long.is_empty() && !shape.long_with_value.contains(long));
         long.is_some_and(|long| shape.long_with_value.iter().any(|name| name.starts_with(long)))
     };
-    let is_sure = looks_for(command) && !words.iter().filter_map(Word::text).any(is_cut);
-    let pattern = roles.iter().position(|role| *role == Role::Operand).filter(|_| is_sure);
-    let is_spared = |at: usize, role: Role<'_>| match role {
-        Role::Value("--exclude" | "--exclude-dir") => words.get(at).is_some_and(|word| word.text().is_some()),
+    let is_sure = has_search_pattern(command) && !words.iter().filter_map(ShellWord::text).any(is_cut);
+    let pattern = roles.iter().position(|role| *role == SearchWordRole::Operand).filter(|_| is_sure);
+    let is_spared = |at: usize, role: SearchWordRole<'_>| match role {
+        SearchWordRole::Value("--exclude" | "--exclude-dir") => words.get(at).is_some_and(|word| word.text().is_some()),
         _ => Some(at) == pattern,
     };
     roles.into_iter().enumerate().filter(|(at, role)| is_spared(*at, *role)).map(|(at, _)| at).collect()
 }
 
 /// Returns whether the input of a command names the files that it changes.
-pub(crate) fn patches(command: &Command) -> bool {
-    command.program().is_some_and(|program| program == "patch" || (program == "git" && matches!(verb(command), Some("apply" | "am"))))
+pub(crate) fn is_patch_program(command: &ShellCommand) -> bool {
+    command
+        .program()
+        .is_some_and(|program| program == "patch" || (program == "git" && matches!(git_subcommand(command), Some("apply" | "am"))))
 }
 
 /// Returns the subcommand of `git`.
-fn verb(command: &Command) -> Option<&str> {
-    let words = without_options(command.words.get(1..).unwrap_or_default());
-    words.iter().filter_map(Word::text).find(|word| !word.starts_with('-'))
+fn git_subcommand(command: &ShellCommand) -> Option<&str> {
+    let words = skip_git_options(command.words.get(1..).unwrap_or_default());
+    words.iter().filter_map(ShellWord::text).find(|word| !word.starts_with('-'))
 }
 
 /// Returns whether a command removes, moves, changes or makes accessible the files that it names.
-pub(crate) fn changes(command: &Command) -> bool {
+pub(crate) fn is_file_change(command: &ShellCommand) -> bool {
     // For `-i$X`, the beginning is known.
-    let words = || command.words.iter().skip(1).map(|word| beginning(word).0);
+    let words = || command.words.iter().skip(1).map(|word| known_prefix(word).0);
     let has = |flag: &str| words().any(|word| word.starts_with(flag));
     // `-Ei` edits in place, as `-i` does.
     let in_place = |flags: &str| flags.trim_start_matches(|flag: char| "nErszu".contains(flag)).starts_with('i');
@@ -128,9 +132,9 @@ pub(crate) fn changes(command: &Command) -> bool {
     let is_one = |word: &str, names: &[&str]| names.iter().any(|name| word.eq_ignore_ascii_case(name));
     let act = || words().find(|word| !word.is_empty() && !word.starts_with('-')).unwrap_or_default();
     command.program().is_none_or(|program| {
-        TAKERS.contains(&program)
-            || repacks(command)
-            || (program == "git" && verb(command).is_some_and(|verb| TAKING.contains(&verb)))
+        OPERAND_CHANGING_PROGRAMS.contains(&program)
+            || is_in_place_compression(command)
+            || (program == "git" && git_subcommand(command).is_some_and(|verb| FILE_CHANGING_GIT_SUBCOMMANDS.contains(&verb)))
             || (program == "find" && has("-delete"))
             || (["sed", "gsed", "yq"].contains(&program) && words().any(|word| edits(word) || edits_by_name(word)))
             || (program == "zip" && words().any(moves))
@@ -146,13 +150,13 @@ pub(crate) fn changes(command: &Command) -> bool {
 
 /// Returns whether a command certainly does not change the files that it names, or its effect is
 /// checked elsewhere.
-pub(crate) fn leaves_alone(command: &Command) -> bool {
-    const SHOWING: &[&str] = &["bat", "column", "less", "more", "nl", "rev", "strings", "tac", "toolgate", "yq"];
-    command.program().is_some_and(|program| is_known(program) || SHOWING.contains(&program))
+pub(crate) fn is_file_preserving(command: &ShellCommand) -> bool {
+    const DISPLAY_PROGRAMS: &[&str] = &["bat", "column", "less", "more", "nl", "rev", "strings", "tac", "toolgate", "yq"];
+    command.program().is_some_and(|program| is_known_program(program) || DISPLAY_PROGRAMS.contains(&program))
 }
 
 /// Returns whether a command replaces the files that it names by compressed or decompressed ones.
-pub(crate) fn repacks(command: &Command) -> bool {
+pub(crate) fn is_in_place_compression(command: &ShellCommand) -> bool {
     let shows = |word: &str| match word.strip_prefix("--") {
         Some(long) => ["stdout", "to-stdout", "test", "list"].contains(&long),
         // The text after these letters is their value. Not all of these programs list with `-l`.
@@ -162,20 +166,20 @@ pub(crate) fn repacks(command: &Command) -> bool {
             flags.is_some_and(|flags| flags.contains(['c', 't']) || (lists && flags.contains('l')))
         }
     };
-    let packs = command.program().is_some_and(|program| PACKERS.contains(&program));
-    packs && !command.words.iter().skip(1).filter_map(Word::text).take_while(|word| *word != "--").any(shows)
+    let packs = command.program().is_some_and(|program| IN_PLACE_COMPRESSORS.contains(&program));
+    packs && !command.words.iter().skip(1).filter_map(ShellWord::text).take_while(|word| *word != "--").any(shows)
 }
 
 /// Returns whether a command reads directory trees.
-pub(crate) fn reads_trees(command: &Command) -> bool {
+pub(crate) fn is_tree_reader(command: &ShellCommand) -> bool {
     command
         .program()
         .is_some_and(|program| ["cp", "grep", "egrep", "fgrep", "rg", "ag", "tar", "zip", "scp", "rsync", "diff", "7z"].contains(&program))
 }
 
 /// Returns whether another file or the input names the files of a command.
-pub(crate) fn is_told_files(command: &Command) -> bool {
-    let has = |flag: &str| command.words.iter().filter_map(Word::text).any(|word| word.starts_with(flag));
+pub(crate) fn has_external_file_list(command: &ShellCommand) -> bool {
+    let has = |flag: &str| command.words.iter().filter_map(ShellWord::text).any(|word| word.starts_with(flag));
     command.program().is_some_and(|program| program == "cpio" || (program == "tar" && has("-T")) || (program == "zip" && has("-@")))
         || has("--files-from")
         || has("--files0-from")

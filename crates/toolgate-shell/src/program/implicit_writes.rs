@@ -2,63 +2,63 @@
 //!
 //! Such files are unpacked, checked out or downloaded.
 
-use super::options::{self, BASE, Given, Shape, Style, When, beginning};
-use crate::program::file_effects::{names_no_files, repacks};
-use crate::program::implicit_reads::is_search;
-use crate::program::tables::{PACKED, WRITERS};
-use crate::word::{Part, Word};
-use crate::{Command, Shell, base, without_options};
+use super::options::{self, BASE_SYNTAX, FillCondition, OptionStyle, ParsedOptions, ProgramSyntax, known_prefix};
+use crate::program::file_effects::{is_in_place_compression, names_no_files};
+use crate::program::implicit_reads::is_search_program;
+use crate::program::tables::{COMPRESSED_SUFFIXES, WRITER_PROGRAMS};
+use crate::word::{ShellWord, WordPart};
+use crate::{ShellAnalysis, ShellCommand, base_name, skip_git_options};
 
-pub(crate) fn writer(program: &str) -> Option<&'static Shape> {
-    WRITERS.iter().find(|shape| shape.programs.contains(&program))
+pub(crate) fn writer_syntax(program: &str) -> Option<&'static ProgramSyntax> {
+    WRITER_PROGRAMS.iter().find(|shape| shape.programs.contains(&program))
 }
 
 /// Returns the words after the program, or none if the program is unlikely to run.
-pub(crate) fn certain_arguments(command: &Command) -> &[Word] {
+pub(crate) fn certain_arguments(command: &ShellCommand) -> &[ShellWord] {
     command.words.get(1..).filter(|_| !command.is_unlikely).unwrap_or_default()
 }
 
-pub(crate) fn here() -> Word {
-    Word::known(".")
+pub(crate) fn current_directory() -> ShellWord {
+    ShellWord::known(".")
 }
 
 /// Returns the directories that a command fills with files, or clears of files that no word names.
-pub(crate) fn fills(command: &Command) -> Vec<Word> {
+pub(crate) fn filled_directories(command: &ShellCommand) -> Vec<ShellWord> {
     let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
     if program == "git" {
-        return checked_out(without_options(words));
+        return git_filled_directories(skip_git_options(words));
     }
     if program.starts_with("python") || program.starts_with("pypy") {
-        return by_module(words);
+        return module_unpack_directories(words);
     }
-    if repacks(command) {
-        return renamed(words);
+    if is_in_place_compression(command) {
+        return unpack_directories(words);
     }
-    let Some(shape) = writer(program) else { return cleared(program, words) };
-    let given = options::read(words, shape);
+    let Some(shape) = writer_syntax(program) else { return cleared_directories(program, words) };
+    let given = options::parse_options(words, shape);
     let does = match shape.fills_when {
-        When::Never => false,
-        When::Always => !given.operands.is_empty(),
+        FillCondition::Never => false,
+        FillCondition::Always => !given.operands.is_empty(),
         // An unknown first word may contain one of the options.
-        When::WithOption(flags) => {
-            given.has(flags) || (shape.style == Style::DashlessCluster && words.first().is_some_and(|word| word.text().is_none()))
+        FillCondition::WithOption(flags) => {
+            given.has(flags) || (shape.style == OptionStyle::DashlessCluster && words.first().is_some_and(|word| word.text().is_none()))
         }
-        When::WithSubcommand(verbs) => {
+        FillCondition::WithSubcommand(verbs) => {
             let most = match program {
                 "gh" => 2,
-                _ if shape.style == Style::OneWordEach => 1,
+                _ if shape.style == OptionStyle::OneWordEach => 1,
                 _ => given.operands.len(),
             };
             given.operands.iter().take(most).any(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb)))
         }
     };
     // A second dash revokes an option of `unzip`.
-    let is_spared = given.is_sure_of(shape.no_fill_options) && (program != "unzip" || given.bare("") == 0);
+    let is_spared = given.has_certainly(shape.no_fill_options) && (program != "unzip" || given.count_without_value("") == 0);
     if !does || is_spared {
-        return cleared(program, words);
+        return cleared_directories(program, words);
     }
     let mut directories = given.values(shape.output_directory_options);
-    let last = last(&given).filter(|_| shape.has_directory_operand);
+    let last = last_local_operand(&given).filter(|_| shape.has_directory_operand);
     // In these cases the last operand must be the directory.
     let told = last.as_ref().is_some_and(|to| match program {
         "cpio" => given.has(&["-p", "--pass-through"]) && !given.has(&["-i", "--extract"]),
@@ -66,21 +66,22 @@ pub(crate) fn fills(command: &Command) -> Vec<Word> {
         _ => given.operands.len() > 2 && to.text().is_some_and(|text| text.ends_with('/')),
     });
     if program.ends_with("rar") {
-        let glued = words.iter().filter_map(Word::text).filter_map(|text| text.strip_prefix("-op").or_else(|| text.strip_prefix("-OP")));
-        directories.extend(glued.map(Word::known));
+        let glued =
+            words.iter().filter_map(ShellWord::text).filter_map(|text| text.strip_prefix("-op").or_else(|| text.strip_prefix("-OP")));
+        directories.extend(glued.map(ShellWord::known));
     }
     if shape.fills_current_directory && directories.is_empty() && !told {
-        directories.push(here());
+        directories.push(current_directory());
     }
     directories.extend(last);
     if given.has(shape.fill_anywhere_options) {
-        directories.push(Word::known("/"));
+        directories.push(ShellWord::known("/"));
     }
     directories
 }
 
 /// Returns the directories of files that are unpacked under a stored name or without their suffix.
-fn renamed(words: &[Word]) -> Vec<Word> {
+fn unpack_directories(words: &[ShellWord]) -> Vec<ShellWord> {
     let is_told = |text: &str| match text.strip_prefix("--") {
         Some(long) => {
             let long = long.split('=').next().unwrap_or_default();
@@ -88,13 +89,15 @@ fn renamed(words: &[Word]) -> Vec<Word> {
         }
         None => text.strip_prefix('-').is_some_and(|flags| flags.contains(['N', 'S'])),
     };
-    if !words.iter().filter_map(Word::text).any(is_told) {
+    if !words.iter().filter_map(ShellWord::text).any(is_told) {
         return Vec::new();
     }
-    let directory = |word: &Word| match word.text() {
+    let directory = |word: &ShellWord| match word.text() {
         Some(text) if text.starts_with('-') => None,
-        Some(text) => Some(text.rsplit_once('/').map_or_else(here, |(directory, _)| Word::known(format!("{directory}/")))),
-        None => Some(here()),
+        Some(text) => {
+            Some(text.rsplit_once('/').map_or_else(current_directory, |(directory, _)| ShellWord::known(format!("{directory}/"))))
+        }
+        None => Some(current_directory()),
     };
     words.iter().filter_map(directory).collect()
 }
@@ -102,43 +105,43 @@ fn renamed(words: &[Word]) -> Vec<Word> {
 /// Returns the directories that `find -delete` or `cargo clean` clears.
 ///
 /// Without a directory, `find` starts in the current one.
-fn cleared(program: &str, words: &[Word]) -> Vec<Word> {
+fn cleared_directories(program: &str, words: &[ShellWord]) -> Vec<ShellWord> {
     if program == "cargo" && words.iter().any(|word| word.text() == Some("clean")) {
-        return options::read(words, &Shape { long_with_value: &["target-dir"], ..BASE }).values(&["--target-dir"]);
+        return options::parse_options(words, &ProgramSyntax { long_with_value: &["target-dir"], ..BASE_SYNTAX }).values(&["--target-dir"]);
     }
     let deletes = program == "find" && words.iter().any(|word| word.text() == Some("-delete"));
-    if deletes && starts(words).is_empty() { vec![here()] } else { Vec::new() }
+    if deletes && find_start_directories(words).is_empty() { vec![current_directory()] } else { Vec::new() }
 }
 
 /// Returns the directories in which `find` starts.
-pub(crate) fn starts(words: &[Word]) -> Vec<Word> {
-    let is_way = |word: &&Word| matches!(word.text(), Some("-H" | "-L" | "-P"));
-    let is_place = |word: &&Word| word.text().is_none_or(|text| !text.starts_with(['-', '(', '!']));
+pub(crate) fn find_start_directories(words: &[ShellWord]) -> Vec<ShellWord> {
+    let is_way = |word: &&ShellWord| matches!(word.text(), Some("-H" | "-L" | "-P"));
+    let is_place = |word: &&ShellWord| word.text().is_none_or(|text| !text.starts_with(['-', '(', '!']));
     words.iter().skip_while(is_way).take_while(is_place).cloned().collect()
 }
 
 /// Returns the last operand, unless it is on another machine.
-fn last(given: &Given) -> Option<Word> {
-    let is_far = |word: &Word| match word.text() {
+fn last_local_operand(given: &ParsedOptions) -> Option<ShellWord> {
+    let is_far = |word: &ShellWord| match word.text() {
         Some(text) => text.split('/').next().is_some_and(|host| host.contains(':')),
-        None => word.spellings().iter().flatten().any(|part| matches!(part, Part::Text(text) if text.contains(':'))),
+        None => word.spellings().iter().flatten().any(|part| matches!(part, WordPart::Text(text) if text.contains(':'))),
     };
     given.operands.last().filter(|word| !is_far(word)).cloned()
 }
 
 /// Returns the directories that `git` fills or clears, given the words after its own options.
-fn checked_out(words: &[Word]) -> Vec<Word> {
-    const GIT: Shape = Shape {
+fn git_filled_directories(words: &[ShellWord]) -> Vec<ShellWord> {
+    const GIT_SYNTAX: ProgramSyntax = ProgramSyntax {
         short_with_value: "bcejo",
         long_with_value: &["branch", "config", "depth", "directory", "exclude", "filter", "jobs", "origin", "prefix", "reference"],
-        ..BASE
+        ..BASE_SYNTAX
     };
     let Some((verb, rest)) = words.split_first() else { return Vec::new() };
-    let given = options::read(rest, &GIT);
+    let given = options::parse_options(rest, &GIT_SYNTAX);
     // A copy has the name of its source, unless another name is given.
-    let copies = |operands: &[Word]| -> Vec<Word> {
+    let copies = |operands: &[ShellWord]| -> Vec<ShellWord> {
         let named = operands.get(1..).unwrap_or_default().last().cloned();
-        let called = operands.first().map(called).filter(|word| !word.is_unknown() && word.text() != Some(""));
+        let called = operands.first().map(url_file_name).filter(|word| !word.is_unknown() && word.text() != Some(""));
         named.or(called).into_iter().collect()
     };
     let operands = given.operands.as_slice();
@@ -146,10 +149,10 @@ fn checked_out(words: &[Word]) -> Vec<Word> {
         ("clone", operands) => copies(operands),
         ("submodule", [add, operands @ ..]) if add.text() == Some("add") => copies(operands),
         ("worktree", [add, to, ..]) if add.text() == Some("add") => vec![to.clone()],
-        ("clean", []) if !given.has(&["-n", "--dry-run"]) || given.has(&["--no-dry-run"]) => vec![here()],
+        ("clean", []) if !given.has(&["-n", "--dry-run"]) || given.has(&["--no-dry-run"]) => vec![current_directory()],
         ("stash", [act, ..]) if matches!(act.text(), Some("list" | "show")) => Vec::new(),
-        ("stash", _) if given.has(&["-a", "-u", "--all", "--include-untracked"]) => vec![here()],
-        ("sparse-checkout", [act, ..]) if act.text() != Some("list") => vec![here()],
+        ("stash", _) if given.has(&["-a", "-u", "--all", "--include-untracked"]) => vec![current_directory()],
+        ("sparse-checkout", [act, ..]) if act.text() != Some("list") => vec![current_directory()],
         ("apply" | "am", _) => given.values(&["--directory"]),
         ("checkout-index", _) => given.values(&["--prefix"]),
         _ => Vec::new(),
@@ -157,112 +160,116 @@ fn checked_out(words: &[Word]) -> Vec<Word> {
 }
 
 /// Returns the pathspecs of `git`, in which `*` matches any text; a file of pathspecs is unknown.
-pub(crate) fn pathspecs(command: &Command) -> Vec<Word> {
+pub(crate) fn git_pathspecs(command: &ShellCommand) -> Vec<ShellWord> {
     let words = command.words.get(1..).filter(|_| command.program() == Some("git")).unwrap_or_default();
-    let one = |word: &Word| {
+    let one = |word: &ShellWord| {
         let text = word.text()?;
         if text.starts_with("--pathspec-from") {
-            return Some(Word::unknown(false));
+            return Some(ShellWord::unknown(false));
         }
         let (first, last) = (text.find(['*', '?', '['])?, text.rfind(['*', '?', ']'])?);
         let around = (text.get(..first)?, text.get(last + 1..)?);
-        (!text.starts_with('-')).then(|| Word::known(around.0).then(&Word::unknown(false)).then(&Word::known(around.1)))
+        (!text.starts_with('-')).then(|| ShellWord::known(around.0).append(&ShellWord::unknown(false)).append(&ShellWord::known(around.1)))
     };
     words.iter().filter_map(one).collect()
 }
 
 /// Returns whether `git` only changes the index and no file.
-pub(crate) fn only_stages(command: &Command) -> bool {
-    let words = command.words.get(1..).filter(|_| command.program() == Some("git")).map(without_options).unwrap_or_default();
+pub(crate) fn is_index_only_change(command: &ShellCommand) -> bool {
+    let words = command.words.get(1..).filter(|_| command.program() == Some("git")).map(skip_git_options).unwrap_or_default();
     let Some((_, rest)) = words.split_first().filter(|(verb, _)| verb.text() == Some("restore")) else { return false };
-    let given = options::read(rest, &Shape { short_with_value: "s", long_with_value: &["source", "pathspec-from-file"], ..BASE });
+    let given = options::parse_options(
+        rest,
+        &ProgramSyntax { short_with_value: "s", long_with_value: &["source", "pathspec-from-file"], ..BASE_SYNTAX },
+    );
     rest.iter().all(|word| word.text().is_some()) && given.has(&["-S", "--staged"]) && !given.has(&["-W", "--worktree"])
 }
 
 /// Returns the files that `cp` or a similar program creates in a directory.
 ///
 /// The result is empty unless the target must be a directory and all source names are known.
-pub(crate) fn puts_here(command: &Command) -> Vec<Word> {
+pub(crate) fn created_files(command: &ShellCommand) -> Vec<ShellWord> {
     // These options take no directory.
     let is_plain = |flags: &str| flags.chars().all(|flag| "fimnpsuv".contains(flag));
-    let texts: Option<Vec<&str>> = certain_arguments(command).iter().map(Word::text).collect();
+    let texts: Option<Vec<&str>> = certain_arguments(command).iter().map(ShellWord::text).collect();
     let (Some("cp" | "mv" | "ln" | "install"), Some(texts)) = (command.program(), texts) else { return Vec::new() };
     // If the target does not exist, `mv` renames the source to it.
     let is_there =
         |to: &str| matches!(to, "." | "./" | ".." | "../" | "~" | "~/") || (to.ends_with('/') && command.program() != Some("mv"));
     let Some((to, rest)) = texts.split_last().filter(|(to, _)| is_there(to)) else { return Vec::new() };
     let (flags, sources): (Vec<&str>, Vec<&str>) = rest.iter().copied().partition(|text| text.starts_with('-'));
-    let names: Vec<&str> = sources.iter().map(|source| base(source.trim_end_matches('/'))).collect();
+    let names: Vec<&str> = sources.iter().map(|source| base_name(source.trim_end_matches('/'))).collect();
     let is_open = names.iter().any(|name| matches!(*name, "" | "." | ".."));
     if is_open || !flags.iter().all(|flags| flags.strip_prefix('-').is_some_and(is_plain)) {
         return Vec::new();
     }
-    names.iter().map(|name| Word::known(format!("{to}/{name}"))).collect()
+    names.iter().map(|name| ShellWord::known(format!("{to}/{name}"))).collect()
 }
 
 /// Returns the link that `ln` creates in the current directory if only its target is given.
-pub(crate) fn links_here(command: &Command) -> Option<Word> {
-    const LN: Shape = Shape { short_with_value: "St", long_with_value: &["suffix", "target-directory"], ..BASE };
+pub(crate) fn created_link(command: &ShellCommand) -> Option<ShellWord> {
+    const LN_SYNTAX: ProgramSyntax =
+        ProgramSyntax { short_with_value: "St", long_with_value: &["suffix", "target-directory"], ..BASE_SYNTAX };
     if command.program() != Some("ln") {
         return None;
     }
-    let given = options::read(certain_arguments(command), &LN);
+    let given = options::parse_options(certain_arguments(command), &LN_SYNTAX);
     let [to] = given.operands.as_slice() else { return None };
     if given.has(&["-t", "--target-directory"]) {
         return None;
     }
-    Some(to.text().map_or_else(|| called(to), |path| Word::known(format!("./{}", base(path.trim_end_matches('/'))))))
+    Some(to.text().map_or_else(|| url_file_name(to), |path| ShellWord::known(format!("./{}", base_name(path.trim_end_matches('/'))))))
 }
 
 /// Returns whether a word is a Python module that packs and unpacks archives.
-pub(crate) fn is_packing_module(word: &Word) -> bool {
+pub(crate) fn is_archive_module(word: &ShellWord) -> bool {
     matches!(word.text(), Some("tarfile" | "zipfile" | "-mtarfile" | "-mzipfile"))
 }
 
 /// Returns whether a word is the Python module `pip`.
-fn is_pip(word: &Word) -> bool {
+fn is_pip(word: &ShellWord) -> bool {
     matches!(word.text(), Some("pip" | "-mpip"))
 }
 
 /// Returns the directories into which Python modules unpack files.
-pub(crate) fn by_module(words: &[Word]) -> Vec<Word> {
-    const MODULE: Shape = Shape { short_with_value: "e", long_with_value: &["extract"], ..BASE };
+pub(crate) fn module_unpack_directories(words: &[ShellWord]) -> Vec<ShellWord> {
+    const UNPACK_MODULE_SYNTAX: ProgramSyntax = ProgramSyntax { short_with_value: "e", long_with_value: &["extract"], ..BASE_SYNTAX };
     if let Some(behind) = words.iter().position(is_pip).and_then(|at| words.get(at + 1..)) {
-        let words = std::iter::once(Word::known("pip")).chain(behind.iter().cloned()).collect();
-        return fills(&Command { words, ..Command::default() });
+        let words = std::iter::once(ShellWord::known("pip")).chain(behind.iter().cloned()).collect();
+        return filled_directories(&ShellCommand { words, ..ShellCommand::default() });
     }
-    let rest = words.iter().position(is_packing_module).and_then(|at| words.get(at + 1..)).unwrap_or_default();
-    if !rest.iter().filter_map(Word::text).any(|word| word.starts_with("-e") || word.starts_with("--e")) {
+    let rest = words.iter().position(is_archive_module).and_then(|at| words.get(at + 1..)).unwrap_or_default();
+    if !rest.iter().filter_map(ShellWord::text).any(|word| word.starts_with("-e") || word.starts_with("--e")) {
         return Vec::new();
     }
-    let given = options::read(rest, &MODULE);
+    let given = options::parse_options(rest, &UNPACK_MODULE_SYNTAX);
     // The archive is the value of the option, or the operand before the directory.
     let named = !given.values(&["-e", "--e", "--extract"]).is_empty();
-    let mut directories: Vec<Word> = given.operands.into_iter().skip(usize::from(!named)).collect();
+    let mut directories: Vec<ShellWord> = given.operands.into_iter().skip(usize::from(!named)).collect();
     if directories.is_empty() {
-        directories.push(here());
+        directories.push(current_directory());
     }
     directories
 }
 
 /// Returns the files that a command writes if an option, a URL or another file determines the name.
-pub(crate) fn writes(command: &Command) -> Vec<Word> {
+pub(crate) fn implicitly_written_files(command: &ShellCommand) -> Vec<ShellWord> {
     let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
-    if repacks(command) {
-        let packed = |text: &str| PACKED.iter().find_map(|end| text.strip_suffix(*end)).map(Word::known);
-        return words.iter().filter_map(Word::text).filter_map(packed).collect();
+    if is_in_place_compression(command) {
+        let packed = |text: &str| COMPRESSED_SUFFIXES.iter().find_map(|end| text.strip_suffix(*end)).map(ShellWord::known);
+        return words.iter().filter_map(ShellWord::text).filter_map(packed).collect();
     }
     if program.starts_with("python") {
-        return rewritten(words);
+        return module_output_files(words);
     }
-    let Some(shape) = writer(program) else {
+    let Some(shape) = writer_syntax(program) else {
         // For these programs, the value of `-o` is not a file.
-        let lists = is_search(program) || names_no_files(command) || ["ls", "ps", "zgrep", "zegrep", "zfgrep"].contains(&program);
-        let verb = || without_options(words).first().and_then(Word::text);
+        let lists = is_search_program(program) || names_no_files(command) || ["ls", "ps", "zgrep", "zegrep", "zfgrep"].contains(&program);
+        let verb = || skip_git_options(words).first().and_then(ShellWord::text);
         let short = program != "git" || matches!(verb(), Some("archive" | "format-patch"));
-        return if lists { Vec::new() } else { outputs(words, short) };
+        return if lists { Vec::new() } else { known_output_files(words, short) };
     };
-    let given = options::read(words, shape);
+    let given = options::parse_options(words, shape);
     let mut files = given.values(shape.output_file_options);
     // These names are relative to the directory that an option names.
     let (mut names, by_address) = match program {
@@ -272,28 +279,28 @@ pub(crate) fn writes(command: &Command) -> Vec<Word> {
         _ => (Vec::new(), false),
     };
     if by_address {
-        names.extend(given.operands.iter().map(called).filter(|name| !name.is_unknown()));
+        names.extend(given.operands.iter().map(url_file_name).filter(|name| !name.is_unknown()));
     }
     // `#1` is a part of the URL, `%2e` is a dot, and `{a,b}` and `[1-9]` stand for several names.
-    let odd = |name: &Word| name.text().is_some_and(|text| text.contains(['#', '%', '{', '}', '[', ']']));
+    let odd = |name: &ShellWord| name.text().is_some_and(|text| text.contains(['#', '%', '{', '}', '[', ']']));
     let directory = given.values(shape.output_directory_options).pop();
-    files.extend(names.iter().map(|name| if odd(name) { Word::unknown(false) } else { from(name, directory.as_ref()) }));
+    files.extend(names.iter().map(|name| if odd(name) { ShellWord::unknown(false) } else { relative_to_start(name, directory.as_ref()) }));
     // `--write-out` may write to files.
     if program == "curl" {
         let said = given.values(&["-w", "--write-out"]);
-        files.extend(said.iter().filter_map(Word::text).flat_map(|text| text.split("%output{").skip(1)).map(said_into));
+        files.extend(said.iter().filter_map(ShellWord::text).flat_map(|text| text.split("%output{").skip(1)).map(curl_output_file));
     }
     match program {
         // A new archive is written like every other file.
-        "tar" | "bsdtar" | "gtar" | "jar" if fills(command).is_empty() || packs(program, &given) => {
+        "tar" | "bsdtar" | "gtar" | "jar" if filled_directories(command).is_empty() || is_archive_creation(program, &given) => {
             files.extend(given.values(&["-f", "--file"]).into_iter().filter(|word| word.text().is_some()));
         }
         // `curl` expands these as patterns.
-        "curl" if given.operands.iter().chain(&given.values(&["--url"])).any(is_several) => files.push(Word::unknown(false)),
-        "curl" if given.values(UPLOADS).iter().filter_map(Word::text).any(|text| text.contains(['{', '['])) => {
-            files.push(Word::unknown(false))
+        "curl" if given.operands.iter().chain(&given.values(&["--url"])).any(is_multiple_url) => files.push(ShellWord::unknown(false)),
+        "curl" if given.values(CURL_UPLOAD_OPTIONS).iter().filter_map(ShellWord::text).any(|text| text.contains(['{', '['])) => {
+            files.push(ShellWord::unknown(false))
         }
-        "scp" | "sftp" => files.extend(last(&given)),
+        "scp" | "sftp" => files.extend(last_local_operand(&given)),
         "uniq" | "xxd" => files.extend(given.operands.get(1).cloned()),
         // These programs write the output of another program to the file.
         "script" | "logsave" => files.extend(given.operands.first().cloned()),
@@ -303,128 +310,132 @@ pub(crate) fn writes(command: &Command) -> Vec<Word> {
 }
 
 /// Returns the file of `%output{FILE}`, given the text after the brace.
-fn said_into(text: &str) -> Word {
+fn curl_output_file(text: &str) -> ShellWord {
     let (name, _) = text.split_once('}').unwrap_or((text, ""));
-    Word::known(name.strip_prefix(">>").unwrap_or(name))
+    ShellWord::known(name.strip_prefix(">>").unwrap_or(name))
 }
 
 /// Returns the files that a Python module writes: output files and archives.
-fn rewritten(words: &[Word]) -> Vec<Word> {
-    const PACKING: Shape = Shape { short_with_value: "c", long_with_value: &["create"], ..BASE };
-    let behind = |is_it: &dyn Fn(&Word) -> bool| words.iter().position(is_it).and_then(|at| words.get(at + 1..));
+fn module_output_files(words: &[ShellWord]) -> Vec<ShellWord> {
+    const PACK_MODULE_SYNTAX: ProgramSyntax = ProgramSyntax { short_with_value: "c", long_with_value: &["create"], ..BASE_SYNTAX };
+    let behind = |is_it: &dyn Fn(&ShellWord) -> bool| words.iter().position(is_it).and_then(|at| words.get(at + 1..));
     if let Some(behind) = behind(&|word| matches!(word.text(), Some("json.tool" | "-mjson.tool"))) {
-        return options::read(behind, &Shape { long_with_value: &["indent"], ..BASE }).operands.into_iter().skip(1).collect();
+        return options::parse_options(behind, &ProgramSyntax { long_with_value: &["indent"], ..BASE_SYNTAX })
+            .operands
+            .into_iter()
+            .skip(1)
+            .collect();
     }
-    if let Some(behind) = behind(&is_packing_module) {
-        let given = options::read(behind, &PACKING);
+    if let Some(behind) = behind(&is_archive_module) {
+        let given = options::parse_options(behind, &PACK_MODULE_SYNTAX);
         // A long option that is cut to one letter takes no value.
-        let cut = given.operands.first().filter(|_| given.has_just("--c")).cloned();
-        return given.values(&["-c", "--create"]).into_iter().chain(cut).chain(outputs(words, true)).collect();
+        let cut = given.operands.first().filter(|_| given.has_exactly("--c")).cloned();
+        return given.values(&["-c", "--create"]).into_iter().chain(cut).chain(known_output_files(words, true)).collect();
     }
-    let mut files = outputs(words, true);
+    let mut files = known_output_files(words, true);
     if let Some(behind) = behind(&is_pip) {
-        let words = std::iter::once(Word::known("pip")).chain(behind.iter().cloned()).collect();
-        files.extend(writes(&Command { words, ..Command::default() }));
+        let words = std::iter::once(ShellWord::known("pip")).chain(behind.iter().cloned()).collect();
+        files.extend(implicitly_written_files(&ShellCommand { words, ..ShellCommand::default() }));
     }
     files
 }
 
 /// Returns whether a `file:` URL expands to several files.
-fn is_several(address: &Word) -> bool {
+fn is_multiple_url(address: &ShellWord) -> bool {
     let is_file = |text: &str| text.trim_start().get(..5).is_some_and(|begins| begins.eq_ignore_ascii_case("file:"));
     address.text().is_some_and(|text| is_file(text) && text.contains(['{', '[']))
 }
 
 /// Options with which `curl` uploads a file.
-const UPLOADS: &[&str] = &["-T", "--upload-file"];
+const CURL_UPLOAD_OPTIONS: &[&str] = &["-T", "--upload-file"];
 
 /// Returns the files that `curl` uploads, parsed as `curl` does: `-sTFILE`, `-F
 /// 'x=@"FILE";type=y'`.
-pub(crate) fn sent(command: &Command) -> Vec<Word> {
-    let Some(shape) = command.program().filter(|program| *program == "curl").and_then(writer) else { return Vec::new() };
-    let given = options::read(certain_arguments(command), shape);
-    let mut files = given.values(UPLOADS);
+pub(crate) fn uploaded_files(command: &ShellCommand) -> Vec<ShellWord> {
+    let Some(shape) = command.program().filter(|program| *program == "curl").and_then(writer_syntax) else { return Vec::new() };
+    let given = options::parse_options(certain_arguments(command), shape);
+    let mut files = given.values(CURL_UPLOAD_OPTIONS);
     let forms = given.values(&["-F", "--form"]);
-    let values = forms.iter().filter_map(Word::text).filter_map(|form| form.split_once('=')).map(|(_, value)| value);
+    let values = forms.iter().filter_map(ShellWord::text).filter_map(|form| form.split_once('=')).map(|(_, value)| value);
     let names = values.flat_map(|value| value.split(['"', ',', ';', '<', '=', '@'])).map(str::trim).filter(|name| !name.is_empty());
-    files.extend(names.map(Word::known));
+    files.extend(names.map(ShellWord::known));
     files
 }
 
 /// Returns the known values of options that usually name an output file, with or without `-o`.
-fn outputs(words: &[Word], short: bool) -> Vec<Word> {
-    all_outputs(words, short).into_iter().filter(|value| value.text().is_some() || value.is_pattern()).collect()
+fn known_output_files(words: &[ShellWord], short: bool) -> Vec<ShellWord> {
+    all_output_files(words, short).into_iter().filter(|value| value.text().is_some() || value.is_pattern()).collect()
 }
 
-fn all_outputs(words: &[Word], short: bool) -> Vec<Word> {
+fn all_output_files(words: &[ShellWord], short: bool) -> Vec<ShellWord> {
     #[rustfmt::skip]
-    const OPTIONS: &[&str] = &[
+    const OUTPUT_FILE_OPTIONS: &[&str] = &[
         "-MF", "-out", "--index-output", "--junit-xml", "--junitxml", "--out", "--outfile", "--output", "--output-file",
     ];
     let is_cut = |option: &str| option.strip_prefix("--").is_some_and(|name| !name.is_empty() && "output".starts_with(name));
-    let is_long = |option: &str| OPTIONS.contains(&option) || is_cut(option);
+    let is_long = |option: &str| OUTPUT_FILE_OPTIONS.contains(&option) || is_cut(option);
     let behind = words.windows(2).filter_map(|pair| match pair {
         [option, value] if option.text().is_some_and(|option| is_long(option) || (short && option == "-o")) => Some(value.clone()),
         _ => None,
     });
     let glued = words.iter().filter_map(|word| {
-        let text = beginning(word).0;
+        let text = known_prefix(word).0;
         let option = match text.split_once('=') {
             Some((option, _)) if is_long(option) => text.get(..=option.len())?,
             _ => ["-o", "-MF"].into_iter().find(|option| short && text.starts_with(*option))?,
         };
-        word.behind(option).filter(|value| value.text() != Some(""))
+        word.strip_known_prefix(option).filter(|value| value.text() != Some(""))
     });
     behind.chain(glued).collect()
 }
 
 /// Returns the output files of `git` or a compiler whose names only the running shell knows.
-pub(crate) fn may_write(command: &Command) -> Vec<Word> {
+pub(crate) fn unknown_output_files(command: &ShellCommand) -> Vec<ShellWord> {
     const COMPILERS: &[&str] = &["as", "c++", "cc", "clang", "clang++", "cpp", "g++", "gcc", "ld"];
     let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
     // `x86_64-linux-gnu-gcc-13` is a compiler.
     let bare = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-').rsplit('-').next().unwrap_or_default();
     let compiles = COMPILERS.contains(&bare);
-    let files = if compiles || program == "git" { all_outputs(words, compiles) } else { Vec::new() };
+    let files = if compiles || program == "git" { all_output_files(words, compiles) } else { Vec::new() };
     files.into_iter().filter(|file| file.text().is_none() && !file.is_pattern()).collect()
 }
 
 /// Returns the name of the file that a URL or path leads to.
-fn called(address: &Word) -> Word {
+fn url_file_name(address: &ShellWord) -> ShellWord {
     if let Some(text) = address.text() {
         let path = text.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
         let name = path.rsplit(['/', ':']).next().unwrap_or_default();
-        return Word::known(name.strip_suffix(".git").unwrap_or(name));
+        return ShellWord::known(name.strip_suffix(".git").unwrap_or(name));
     }
-    let [spelling] = address.spellings() else { return Word::unknown(false) };
-    let last = spelling.iter().rposition(|part| matches!(part, Part::Text(text) if text.contains('/'))).unwrap_or(0);
-    let name = spelling.iter().enumerate().skip(last).fold(Word::empty(), |name, (at, part)| match part {
-        Part::Text(text) => name.then(&Word::known(if at == last { base(text) } else { text.as_str() })),
-        _ => name.then(&Word::unknown_name()),
+    let [spelling] = address.spellings() else { return ShellWord::unknown(false) };
+    let last = spelling.iter().rposition(|part| matches!(part, WordPart::Text(text) if text.contains('/'))).unwrap_or(0);
+    let name = spelling.iter().enumerate().skip(last).fold(ShellWord::empty(), |name, (at, part)| match part {
+        WordPart::Text(text) => name.append(&ShellWord::known(if at == last { base_name(text) } else { text.as_str() })),
+        _ => name.append(&ShellWord::unknown_name()),
     });
-    let is_told = name.spellings().iter().flatten().any(|part| matches!(part, Part::Text(_)));
-    if is_told { name } else { Word::unknown(false) }
+    let is_told = name.spellings().iter().flatten().any(|part| matches!(part, WordPart::Text(_)));
+    if is_told { name } else { ShellWord::unknown(false) }
 }
 
 /// Returns a word as a path relative to the initial directory.
-pub(crate) fn from(word: &Word, stands: Option<&Word>) -> Word {
+pub(crate) fn relative_to_start(word: &ShellWord, stands: Option<&ShellWord>) -> ShellWord {
     let Some(stands) = stands else { return word.clone() };
     match (stands.text(), word.text()) {
         (_, Some(path)) if path.starts_with(['/', '~']) => word.clone(),
-        (Some(directory), Some(path)) => Word::known(format!("{directory}/{path}")),
-        (None, Some(_)) => Word::unknown(false),
+        (Some(directory), Some(path)) => ShellWord::known(format!("{directory}/{path}")),
+        (None, Some(_)) => ShellWord::unknown(false),
         (_, None) => word.clone(),
     }
 }
 
 /// Returns whether an archive is created or extended, regardless of other options.
-pub(crate) fn packs(program: &str, given: &Given) -> bool {
+pub(crate) fn is_archive_creation(program: &str, given: &ParsedOptions) -> bool {
     (program.ends_with("tar") || program == "jar") && given.has(&["-c", "-r", "-u", "--append", "--create", "--update"])
 }
 
-impl Shell {
+impl ShellAnalysis {
     /// Returns whether the command fills or clears a directory.
-    pub fn unpacks(&self) -> bool {
-        self.commands.iter().any(|command| !fills(command).is_empty())
+    pub fn has_filled_directory(&self) -> bool {
+        self.commands.iter().any(|command| !filled_directories(command).is_empty())
     }
 }

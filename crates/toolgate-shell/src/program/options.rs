@@ -1,11 +1,11 @@
 //! Separates options from operands as the program itself does.
 
 use crate::word::unquote::has_braces;
-use crate::word::{Part, Word};
+use crate::word::{ShellWord, WordPart};
 
 /// Specifies how a program writes its options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Style {
+pub(crate) enum OptionStyle {
     /// One letter each: `-xvf`.
     Clusters,
     /// Like `Clusters`, with a first word that needs no dash: `xvf`.
@@ -18,7 +18,7 @@ pub(crate) enum Style {
 
 /// Specifies when a program fills a directory with files that its words do not name.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum When {
+pub(crate) enum FillCondition {
     Never,
     Always,
     /// If one of these options is present.
@@ -31,9 +31,9 @@ pub(crate) enum When {
 
 /// Describes how a program reads its words, and which files it writes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct ProgramSyntax {
     pub(crate) programs: &'static [&'static str],
-    pub(crate) style: Style,
+    pub(crate) style: OptionStyle,
     /// Letters of short options that take a value.
     pub(crate) short_with_value: &'static str,
     /// Long options that take a value, without their dashes.
@@ -42,7 +42,7 @@ pub(crate) struct Shape {
     pub(crate) output_file_options: &'static [&'static str],
     /// Options that name the directory for written files.
     pub(crate) output_directory_options: &'static [&'static str],
-    pub(crate) fills_when: When,
+    pub(crate) fills_when: FillCondition,
     /// Options with which the program fills no directory.
     pub(crate) no_fill_options: &'static [&'static str],
     /// Options with which an archive may write to any path.
@@ -54,14 +54,14 @@ pub(crate) struct Shape {
 }
 
 /// The description of an unknown program.
-pub(crate) const BASE: Shape = Shape {
+pub(crate) const BASE_SYNTAX: ProgramSyntax = ProgramSyntax {
     programs: &[],
-    style: Style::Clusters,
+    style: OptionStyle::Clusters,
     short_with_value: "",
     long_with_value: &[],
     output_file_options: &[],
     output_directory_options: &[],
-    fills_when: When::Never,
+    fills_when: FillCondition::Never,
     no_fill_options: &[],
     fill_anywhere_options: &[],
     fills_current_directory: false,
@@ -70,68 +70,68 @@ pub(crate) const BASE: Shape = Shape {
 
 /// The words of a command, separated into options and operands.
 #[derive(Debug, Default)]
-pub(crate) struct Given {
+pub(crate) struct ParsedOptions {
     /// The options in order, with their values.
-    options: Vec<(String, Option<Word>)>,
+    options: Vec<(String, Option<ShellWord>)>,
     /// The positions of options that may be the value of a preceding abbreviated option.
     ambiguous_options: Vec<usize>,
-    pub(crate) operands: Vec<Word>,
+    pub(crate) operands: Vec<ShellWord>,
 }
 
-impl Given {
+impl ParsedOptions {
     /// Returns whether one of these options is present.
     pub(crate) fn has(&self, names: &[&str]) -> bool {
-        self.options.iter().any(|(given, _)| names.iter().any(|name| is_option(given, name)))
+        self.options.iter().any(|(given, _)| names.iter().any(|name| is_abbreviation_of(given, name)))
     }
 
     /// Returns whether one of these options is present and cannot be the value of another option.
-    pub(crate) fn is_sure_of(&self, names: &[&str]) -> bool {
-        let is_one = |given: &str| names.iter().any(|name| is_option(given, name));
+    pub(crate) fn has_certainly(&self, names: &[&str]) -> bool {
+        let is_one = |given: &str| names.iter().any(|name| is_abbreviation_of(given, name));
         self.options.iter().enumerate().any(|(at, (given, _))| is_one(given) && self.ambiguous_options.binary_search(&at).is_err())
     }
 
     /// Returns whether exactly this option is present, without abbreviation.
-    pub(crate) fn has_just(&self, name: &str) -> bool {
+    pub(crate) fn has_exactly(&self, name: &str) -> bool {
         self.options.iter().any(|(given, _)| given == name)
     }
 
     /// Counts the long options and the short options among `letters` that have no value.
-    pub(crate) fn bare(&self, letters: &str) -> usize {
+    pub(crate) fn count_without_value(&self, letters: &str) -> usize {
         let is_one = |name: &str| name.starts_with("--") || name.strip_prefix('-').is_some_and(|letter| letters.contains(letter));
         self.options.iter().filter(|(name, value)| value.is_none() && is_one(name)).count()
     }
 
     /// Returns the values of these options.
-    pub(crate) fn values(&self, names: &[&str]) -> Vec<Word> {
+    pub(crate) fn values(&self, names: &[&str]) -> Vec<ShellWord> {
         let wanted = self.options.iter().filter(|(given, _)| names.contains(&given.as_str()));
         wanted.filter_map(|(_, value)| value.clone()).collect()
     }
 }
 
 /// Returns whether an option is this one, as long options may be abbreviated.
-fn is_option(given: &str, name: &str) -> bool {
+fn is_abbreviation_of(given: &str, name: &str) -> bool {
     given == name || (given.len() >= 4 && given.starts_with("--") && name.starts_with(given))
 }
 
 /// Splits a text at the first `=` into a name and an optional value.
-pub(crate) fn name_and_value(text: &str) -> (&str, Option<&str>) {
+pub(crate) fn split_name_value(text: &str) -> (&str, Option<&str>) {
     text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)))
 }
 
 /// Parses the words behind a program.
-pub(crate) fn read(words: &[Word], shape: &Shape) -> Given {
-    let mut given = Given::default();
+pub(crate) fn parse_options(words: &[ShellWord], shape: &ProgramSyntax) -> ParsedOptions {
+    let mut given = ParsedOptions::default();
     let (mut rest, mut is_first, mut is_over, mut is_open) = (words.iter(), true, false, false);
     while let Some(word) = rest.next() {
         let first = std::mem::replace(&mut is_first, false);
         let (may_be_value, before) = (std::mem::replace(&mut is_open, false), given.options.len());
-        let (text, whole) = beginning(word);
+        let (text, whole) = known_prefix(word);
         // An unknown rest of the word may be a value.
         let glued = |tail: &str| match whole {
-            true => Some(tail).filter(|tail| !tail.is_empty()).map(Word::known),
-            false => Some(Word::unknown(false)),
+            true => Some(tail).filter(|tail| !tail.is_empty()).map(ShellWord::known),
+            false => Some(ShellWord::unknown(false)),
         };
-        if first && whole && shape.style == Style::DashlessCluster && !text.starts_with('-') {
+        if first && whole && shape.style == OptionStyle::DashlessCluster && !text.starts_with('-') {
             for flag in text.chars() {
                 let value = if shape.short_with_value.contains(flag) { rest.next().cloned() } else { None };
                 given.options.push((format!("-{flag}"), value));
@@ -139,7 +139,7 @@ pub(crate) fn read(words: &[Word], shape: &Shape) -> Given {
             continue;
         }
         let flags = text.strip_prefix('-').filter(|flags| !flags.is_empty() && !is_over).unwrap_or_default();
-        let late = shape.style == Style::BeforeOperands
+        let late = shape.style == OptionStyle::BeforeOperands
             && !given.operands.is_empty()
             && !flags.starts_with(|flag: char| shape.short_with_value.contains(flag));
         if flags.is_empty() || late {
@@ -147,12 +147,12 @@ pub(crate) fn read(words: &[Word], shape: &Shape) -> Given {
         } else if flags == "-" && whole {
             is_over = !may_be_value;
         } else if let Some(long) = flags.strip_prefix('-') {
-            let (name, tail) = name_and_value(long);
+            let (name, tail) = split_name_value(long);
             let exact = shape.long_with_value.iter().find(|known| **known == name);
             let known = exact.or_else(|| shape.long_with_value.iter().find(|known| name.len() > 1 && known.starts_with(name)));
             let value = match tail {
                 Some(tail) => glued(tail),
-                None if !whole => Some(Word::unknown(false)),
+                None if !whole => Some(ShellWord::unknown(false)),
                 None if exact.is_some() => rest.next().cloned(),
                 // An abbreviated option may be one without a value, so the next word is also parsed
                 // alone.
@@ -160,11 +160,11 @@ pub(crate) fn read(words: &[Word], shape: &Shape) -> Given {
             };
             given.options.push((format!("--{}", known.copied().unwrap_or(name)), value));
             is_open = tail.is_none() && exact.is_none();
-        } else if shape.style == Style::OneWordEach {
+        } else if shape.style == OptionStyle::OneWordEach {
             match flags.chars().next().filter(|flag| shape.short_with_value.contains(*flag)) {
                 Some(flag) => given.options.push((format!("-{flag}"), glued(flags.get(flag.len_utf8()..).unwrap_or_default()))),
                 None => {
-                    let (name, tail) = name_and_value(flags);
+                    let (name, tail) = split_name_value(flags);
                     match tail.filter(|_| shape.long_with_value.contains(&name)) {
                         Some(tail) => given.options.push((format!("-{name}"), glued(tail))),
                         None => {
@@ -193,11 +193,11 @@ pub(crate) fn read(words: &[Word], shape: &Shape) -> Given {
 }
 
 /// Returns the known beginning of a word, and whether that is the whole word.
-pub(crate) fn beginning(word: &Word) -> (&str, bool) {
+pub(crate) fn known_prefix(word: &ShellWord) -> (&str, bool) {
     match (word.text(), word.spellings()) {
         (Some(text), _) => (text, true),
         (None, [spelling]) => match spelling.first() {
-            Some(Part::Text(text)) => (text.as_str(), false),
+            Some(WordPart::Text(text)) => (text.as_str(), false),
             _ => ("", false),
         },
         _ => ("", false),
@@ -205,9 +205,9 @@ pub(crate) fn beginning(word: &Word) -> (&str, bool) {
 }
 
 /// Returns whether a word sets a variable of `make` to code, or to a setting for how code runs.
-pub(crate) fn sets_code(word: &str) -> bool {
-    const RUN: &[&str] = &[".SHELLFLAGS", "GNUMAKEFLAGS", "MAKEFLAGS", "SHELL"];
+pub(crate) fn is_make_code_variable(word: &str) -> bool {
+    const MAKE_CODE_VARIABLES: &[&str] = &[".SHELLFLAGS", "GNUMAKEFLAGS", "MAKEFLAGS", "SHELL"];
     let Some((name, value)) = word.split_once('=') else { return false };
     let is_code = value.contains(|c: char| c.is_whitespace() || "$`;&|<>(".contains(c)) || has_braces(value);
-    is_code || name.ends_with('!') || RUN.contains(&name.trim_end_matches([' ', '\t', ':', '+', '?']))
+    is_code || name.ends_with('!') || MAKE_CODE_VARIABLES.contains(&name.trim_end_matches([' ', '\t', ':', '+', '?']))
 }

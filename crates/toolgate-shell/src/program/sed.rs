@@ -1,10 +1,10 @@
 //! Recognizes `sed` scripts that only edit text, while other scripts may run programs or write
 //! files.
 
-use crate::word::Word;
+use crate::word::ShellWord;
 
 /// Returns whether all scripts among the words only edit text.
-pub(crate) fn is_plain(words: &[Word]) -> bool {
+pub(crate) fn is_harmless_sed(words: &[ShellWord]) -> bool {
     let mut words = words.iter();
     let mut has_script = false;
     while let Some(word) = words.next() {
@@ -18,7 +18,7 @@ pub(crate) fn is_plain(words: &[Word]) -> bool {
         let ends_in_e =
             text.strip_prefix('-').is_some_and(|flags| flags.ends_with('e') && flags.chars().all(|flag| "nErszue".contains(flag)));
         let script = match text {
-            _ if ends_in_e || text == "--expression" => words.next().and_then(Word::text),
+            _ if ends_in_e || text == "--expression" => words.next().and_then(ShellWord::text),
             _ if text.starts_with("--expression=") => text.strip_prefix("--expression="),
             "-n" | "-E" | "-r" | "-s" | "-z" | "-u" | "-i" | "-nE" | "-nr" | "-En" | "-rn" | "-Ei" | "-iE" | "--quiet" | "--silent"
             | "--in-place" | "--regexp-extended" | "--null-data" | "--posix" => continue,
@@ -32,21 +32,21 @@ pub(crate) fn is_plain(words: &[Word]) -> bool {
         match script {
             // BSD `sed` takes the empty word for the backup suffix.
             Some("") => {}
-            Some(script) if is_plain_script(script) => has_script = true,
+            Some(script) if is_harmless_script(script) => has_script = true,
             _ => return false,
         }
     }
     true
 }
 
-fn is_plain_script(script: &str) -> bool {
+fn is_harmless_script(script: &str) -> bool {
     let mut rest = script;
     loop {
         rest = rest.trim_start_matches([' ', '\t', '\n', ';', '}']);
         if rest.is_empty() {
             return true;
         }
-        let Some(after) = address(rest) else { return false };
+        let Some(after) = skip_address(rest) else { return false };
         rest = after.trim_start_matches([' ', '!']);
         let mut letters = rest.chars();
         let Some(act) = letters.next() else { return false };
@@ -61,7 +61,7 @@ fn is_plain_script(script: &str) -> bool {
             // Text up to the end of the line.
             'a' | 'i' | 'c' => rest = rest.split_once('\n').map(|(_, rest)| rest).unwrap_or_default(),
             's' | 'y' => {
-                let Some(after) = substitution(rest) else { return false };
+                let Some(after) = skip_substitution(rest) else { return false };
                 let flags = after.len() - after.trim_start_matches(|c: char| "gpiIm".contains(c) || c.is_ascii_digit()).len();
                 rest = after.get(flags..).unwrap_or_default();
             }
@@ -74,13 +74,13 @@ fn is_plain_script(script: &str) -> bool {
 }
 
 /// Returns the text after the address of a command.
-fn address(text: &str) -> Option<&str> {
+fn skip_address(text: &str) -> Option<&str> {
     let mut rest = text;
     loop {
         rest = match rest.chars().next()? {
             c if c.is_ascii_digit() || matches!(c, '$' | ',' | '~' | '+') => rest.get(1..)?,
             '/' => {
-                let after = behind_pattern(rest.get(1..)?, '/')?;
+                let after = skip_pattern(rest.get(1..)?, '/')?;
                 after.trim_start_matches(['I', 'M'])
             }
             _ => return Some(rest),
@@ -89,24 +89,24 @@ fn address(text: &str) -> Option<&str> {
 }
 
 /// Returns the text after `/old/new/`.
-fn substitution(text: &str) -> Option<&str> {
+fn skip_substitution(text: &str) -> Option<&str> {
     let mark = text.chars().next().filter(|mark| !mark.is_alphanumeric() && !mark.is_whitespace() && *mark != '\\')?;
-    until(behind_pattern(text.get(mark.len_utf8()..)?, mark)?, mark)
+    after_delimiter(skip_pattern(text.get(mark.len_utf8()..)?, mark)?, mark)
 }
 
 /// Returns the text after a pattern.
 ///
 /// Between brackets, some versions treat the delimiter as the end and others as a plain character.
-fn behind_pattern(text: &str, mark: char) -> Option<&str> {
-    let after = until(text, mark)?;
+fn skip_pattern(text: &str, mark: char) -> Option<&str> {
+    let after = after_delimiter(text, mark)?;
     let pattern = text.get(..text.len() - after.len() - mark.len_utf8())?;
-    (!is_open(pattern, true) && !is_open(pattern, false)).then_some(after)
+    (!has_open_bracket(pattern, true) && !has_open_bracket(pattern, false)).then_some(after)
 }
 
 /// Returns whether a bracket expression is open at the end of a pattern.
 ///
 /// With `escapes`, `\` escapes the next character between brackets.
-fn is_open(pattern: &str, escapes: bool) -> bool {
+fn has_open_bracket(pattern: &str, escapes: bool) -> bool {
     let mut letters = pattern.chars().peekable();
     while let Some(letter) = letters.next() {
         match letter {
@@ -143,7 +143,7 @@ fn is_open(pattern: &str, escapes: bool) -> bool {
 }
 
 /// Returns the text after the next delimiter that is not escaped.
-fn until(text: &str, mark: char) -> Option<&str> {
+fn after_delimiter(text: &str, mark: char) -> Option<&str> {
     let mut escaped = false;
     for (at, letter) in text.char_indices() {
         match letter {

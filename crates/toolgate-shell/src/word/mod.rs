@@ -5,7 +5,7 @@ pub(crate) mod partial;
 pub(crate) mod unquote;
 /// A part of a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum WordPart {
     Text(String),
     /// Any text, which only the running shell knows.
     AnyText,
@@ -15,49 +15,49 @@ pub(crate) enum Part {
     AnyFirstChar,
 }
 
-impl Part {
+impl WordPart {
     pub(crate) fn len(&self) -> usize {
         if let Self::Text(text) = self { text.len() } else { 1 }
     }
 }
 
 /// One possible form of a word, as a sequence of parts.
-pub(crate) type Spelling = Vec<Part>;
+pub(crate) type WordSpelling = Vec<WordPart>;
 
 /// A word with all its possible forms.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Word {
-    spellings: Vec<Spelling>,
+pub(crate) struct ShellWord {
+    spellings: Vec<WordSpelling>,
     /// Whether the word may expand to several words, or to none.
     pub(crate) can_split: bool,
 }
 
 /// States whether something is true, possible or false.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Sure {
+pub enum Certainty {
     No,
     Maybe,
     Yes,
 }
 
 /// Maximum length of a spelling. A longer one counts as unknown.
-const LONGEST: usize = 16 << 10;
+const MAX_SPELLING_BYTES: usize = 16 << 10;
 /// Maximum number of spellings. A word with more counts as unknown.
-const MOST: usize = 16;
+const MAX_SPELLINGS: usize = 16;
 
-impl Word {
+impl ShellWord {
     pub(crate) fn known(text: impl Into<String>) -> Self {
-        Self { spellings: vec![vec![Part::Text(text.into())]], can_split: false }
+        Self { spellings: vec![vec![WordPart::Text(text.into())]], can_split: false }
     }
 
     /// Creates a word that only the running shell knows.
     pub(crate) fn unknown(splits: bool) -> Self {
-        Self { spellings: vec![vec![Part::AnyText]], can_split: splits }
+        Self { spellings: vec![vec![WordPart::AnyText]], can_split: splits }
     }
 
     /// Creates an unknown part of a file name.
     pub(crate) fn unknown_name() -> Self {
-        Self { spellings: vec![vec![Part::AnyName]], can_split: false }
+        Self { spellings: vec![vec![WordPart::AnyName]], can_split: false }
     }
 
     pub(crate) fn empty() -> Self {
@@ -65,13 +65,13 @@ impl Word {
     }
 
     /// Parses a text in which `*`, `?` and `[…]` match parts of file names.
-    pub(crate) fn pattern(text: &str) -> Self {
+    pub(crate) fn parse_file_pattern(text: &str) -> Self {
         let mut spelling = Vec::new();
         let mut letters = text.chars();
         while let Some(letter) = letters.next() {
             let first = match spelling.last() {
                 None => true,
-                Some(Part::Text(before)) => before.ends_with('/'),
+                Some(WordPart::Text(before)) => before.ends_with('/'),
                 Some(_) => false,
             };
             match letter {
@@ -81,22 +81,22 @@ impl Word {
                     let end = rest.rfind(']').map_or(rest.len(), |at| at + 1);
                     letters = rest.get(end..).unwrap_or_default().chars();
                     if rest.get(..end).is_some_and(|inside| inside.contains('/')) {
-                        push(&mut spelling, Part::AnyText);
+                        push_part(&mut spelling, WordPart::AnyText);
                         continue;
                     }
                 }
                 '*' | '?' => {}
                 letter => {
-                    push(&mut spelling, Part::Text(letter.into()));
+                    push_part(&mut spelling, WordPart::Text(letter.into()));
                     continue;
                 }
             }
             // `*secret` also matches `secret`. A leading `*` does not match a hidden file.
             let may_be_bare = letter == '*' && !letters.as_str().is_empty() && !letters.as_str().starts_with(['.', '/']);
             if first && !may_be_bare {
-                push(&mut spelling, Part::AnyFirstChar);
+                push_part(&mut spelling, WordPart::AnyFirstChar);
             }
-            push(&mut spelling, Part::AnyName);
+            push_part(&mut spelling, WordPart::AnyName);
             if spelling.len() > 64 {
                 return Self::unknown(true);
             }
@@ -105,36 +105,36 @@ impl Word {
     }
 
     /// Parses a rule's pattern, in which `*` matches any text.
-    pub(crate) fn wanted(pattern: &str) -> Spelling {
+    pub(crate) fn parse_rule_pattern(pattern: &str) -> WordSpelling {
         let mut spelling = Vec::new();
         for (n, piece) in pattern.split('*').enumerate() {
             if n > 0 {
-                push(&mut spelling, Part::AnyText);
+                push_part(&mut spelling, WordPart::AnyText);
             }
-            push(&mut spelling, Part::Text(piece.to_owned()));
+            push_part(&mut spelling, WordPart::Text(piece.to_owned()));
         }
         spelling
     }
 
     /// Creates a word that is one of several words.
     pub(crate) fn one_of(words: &[Self]) -> Self {
-        let spellings: Vec<Spelling> = words.iter().flat_map(|word| word.spellings.iter().cloned()).collect();
+        let spellings: Vec<WordSpelling> = words.iter().flat_map(|word| word.spellings.iter().cloned()).collect();
         match spellings.len() {
             0 => Self::empty(),
-            1..=MOST => Self { spellings, can_split: words.iter().any(|word| word.can_split) },
+            1..=MAX_SPELLINGS => Self { spellings, can_split: words.iter().any(|word| word.can_split) },
             _ => Self::unknown(true),
         }
     }
 
     /// Appends another word directly to this one.
-    pub(crate) fn then(self, next: &Self) -> Self {
-        let long = |word: &Self| word.spellings.iter().map(|spelling| spelling.iter().map(Part::len).sum::<usize>()).max().unwrap_or(0);
-        if self.spellings.len() * next.spellings.len() > MOST || long(&self) + long(next) > LONGEST {
+    pub(crate) fn append(self, next: &Self) -> Self {
+        let long = |word: &Self| word.spellings.iter().map(|spelling| spelling.iter().map(WordPart::len).sum::<usize>()).max().unwrap_or(0);
+        if self.spellings.len() * next.spellings.len() > MAX_SPELLINGS || long(&self) + long(next) > MAX_SPELLING_BYTES {
             return Self::unknown(self.can_split || next.can_split);
         }
         // A shell splits only the unquoted part, which a single word cannot express.
         let fixed = |word: &Self| {
-            let odd = |part: &Part| matches!(part, Part::Text(text) if text.contains([' ', '\t', '\n', '*', '?', '[']));
+            let odd = |part: &WordPart| matches!(part, WordPart::Text(text) if text.contains([' ', '\t', '\n', '*', '?', '[']));
             !word.can_split && word.spellings.iter().any(|spelling| spelling.iter().any(odd))
         };
         if (self.can_split && fixed(next)) || (next.can_split && fixed(&self)) {
@@ -145,9 +145,9 @@ impl Word {
             for after in &next.spellings {
                 let mut spelling = before.clone();
                 // In the middle of a name, a pattern may match nothing or a dot.
-                let begins = before.last().is_none_or(|last| matches!(last, Part::Text(text) if text.ends_with('/')));
-                let skipped = usize::from(!begins && after.first() == Some(&Part::AnyFirstChar));
-                after.iter().skip(skipped).for_each(|part| push(&mut spelling, part.clone()));
+                let begins = before.last().is_none_or(|last| matches!(last, WordPart::Text(text) if text.ends_with('/')));
+                let skipped = usize::from(!begins && after.first() == Some(&WordPart::AnyFirstChar));
+                after.iter().skip(skipped).for_each(|part| push_part(&mut spelling, part.clone()));
                 spellings.push(spelling);
             }
         }
@@ -159,14 +159,14 @@ impl Word {
         match self.text().filter(|_| self.can_split) {
             Some(text) => text
                 .split_whitespace()
-                .map(|word| if word.contains(['*', '?', '[']) { Self::pattern(word) } else { Self::known(word) })
+                .map(|word| if word.contains(['*', '?', '[']) { Self::parse_file_pattern(word) } else { Self::known(word) })
                 .collect(),
             None => vec![self],
         }
     }
 
     /// Turns the word into a single word, as double quotes do.
-    pub(crate) fn quoted(self) -> Self {
+    pub(crate) fn into_quoted(self) -> Self {
         Self { can_split: false, ..self }
     }
 
@@ -175,7 +175,7 @@ impl Word {
         match self.spellings.as_slice() {
             [spelling] => match spelling.as_slice() {
                 [] => Some(""),
-                [Part::Text(text)] => Some(text),
+                [WordPart::Text(text)] => Some(text),
                 _ => None,
             },
             _ => None,
@@ -189,90 +189,93 @@ impl Word {
     pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
         let is_known = self.text().is_some();
         self.spellings.iter().flatten().filter_map(move |part| match part {
-            Part::Text(text) if is_known => Some(text.as_str()),
-            Part::Text(text) => Some(text.trim_start_matches('/')),
+            WordPart::Text(text) if is_known => Some(text.as_str()),
+            WordPart::Text(text) => Some(text.trim_start_matches('/')),
             _ => None,
         })
     }
 
     /// Returns the rest of the word after a known beginning.
-    pub(crate) fn behind(&self, begins: &str) -> Option<Self> {
+    pub(crate) fn strip_known_prefix(&self, begins: &str) -> Option<Self> {
         let [spelling] = self.spellings.as_slice() else { return None };
-        let (Part::Text(text), rest) = spelling.split_first()? else { return None };
+        let (WordPart::Text(text), rest) = spelling.split_first()? else { return None };
         let mut left = Vec::new();
-        push(&mut left, Part::Text(text.strip_prefix(begins)?.to_owned()));
+        push_part(&mut left, WordPart::Text(text.strip_prefix(begins)?.to_owned()));
         left.extend(rest.iter().cloned());
         Some(Self { spellings: vec![left], can_split: self.can_split })
     }
 
     pub(crate) fn is_unknown(&self) -> bool {
-        self.spellings.iter().any(|spelling| spelling.as_slice() == [Part::AnyText])
+        self.spellings.iter().any(|spelling| spelling.as_slice() == [WordPart::AnyText])
     }
 
     /// Returns whether only slashes between unknown parts are known: `$DIR/$FILE`.
     pub(crate) fn is_unknown_path(&self) -> bool {
-        let is_open = |part: &Part| match part {
-            Part::AnyText => true,
-            Part::Text(text) => text.chars().all(|letter| letter == '/'),
-            Part::AnyName | Part::AnyFirstChar => false,
+        let is_open = |part: &WordPart| match part {
+            WordPart::AnyText => true,
+            WordPart::Text(text) => text.chars().all(|letter| letter == '/'),
+            WordPart::AnyName | WordPart::AnyFirstChar => false,
         };
-        self.spellings.iter().all(|spelling| spelling.first() == Some(&Part::AnyText) && spelling.iter().all(is_open))
+        self.spellings.iter().all(|spelling| spelling.first() == Some(&WordPart::AnyText) && spelling.iter().all(is_open))
     }
 
     /// Returns the number of characters to compare if the word is partly known.
-    pub(crate) fn open_letters(&self) -> usize {
-        if self.text().is_some() || self.is_unknown() { 0 } else { self.spellings.iter().flatten().map(Part::len).sum() }
+    pub(crate) fn partial_len(&self) -> usize {
+        if self.text().is_some() || self.is_unknown() { 0 } else { self.spellings.iter().flatten().map(WordPart::len).sum() }
     }
 
     /// Returns whether the word only has unknown parts that match file names.
     pub(crate) fn is_pattern(&self) -> bool {
-        self.spellings.iter().all(|spelling| spelling.iter().all(|part| *part != Part::AnyText))
+        self.spellings.iter().all(|spelling| spelling.iter().all(|part| *part != WordPart::AnyText))
     }
 
-    pub(crate) fn spellings(&self) -> &[Spelling] {
+    pub(crate) fn spellings(&self) -> &[WordSpelling] {
         &self.spellings
     }
 
     /// Returns whether the word matches a rule's pattern.
-    pub(crate) fn is_like(&self, pattern: &str) -> Sure {
-        let wanted = Self::wanted(pattern);
-        let one = |spelling: &Spelling| match (spelling.iter().all(|part| matches!(part, Part::Text(_))), meet(spelling, &wanted)) {
-            (_, false) => Sure::No,
-            (true, true) => Sure::Yes,
-            (false, true) => Sure::Maybe,
+    pub(crate) fn match_pattern(&self, pattern: &str) -> Certainty {
+        let wanted = Self::parse_rule_pattern(pattern);
+        let one = |spelling: &WordSpelling| match (
+            spelling.iter().all(|part| matches!(part, WordPart::Text(_))),
+            can_intersect(spelling, &wanted),
+        ) {
+            (_, false) => Certainty::No,
+            (true, true) => Certainty::Yes,
+            (false, true) => Certainty::Maybe,
         };
-        sum(self.spellings.iter().map(one))
+        combine_certainty(self.spellings.iter().map(one))
     }
 }
 
 /// Combines several possibilities. The result is only certain if all agree.
-pub(crate) fn sum(all: impl Iterator<Item = Sure>) -> Sure {
-    let (mut least, mut most) = (Sure::Yes, Sure::No);
+pub(crate) fn combine_certainty(all: impl Iterator<Item = Certainty>) -> Certainty {
+    let (mut least, mut most) = (Certainty::Yes, Certainty::No);
     for one in all {
         (least, most) = (least.min(one), most.max(one));
     }
-    if most == Sure::No { Sure::No } else { least.max(Sure::Maybe) }
+    if most == Certainty::No { Certainty::No } else { least.max(Certainty::Maybe) }
 }
 
-fn push(spelling: &mut Spelling, part: Part) {
+fn push_part(spelling: &mut WordSpelling, part: WordPart) {
     match (spelling.last_mut(), part) {
-        (_, Part::Text(text)) if text.is_empty() => {}
-        (Some(Part::Text(before)), Part::Text(text)) => before.push_str(&text),
-        (Some(Part::AnyText), Part::AnyText) | (Some(Part::AnyName), Part::AnyName) => {}
+        (_, WordPart::Text(text)) if text.is_empty() => {}
+        (Some(WordPart::Text(before)), WordPart::Text(text)) => before.push_str(&text),
+        (Some(WordPart::AnyText), WordPart::AnyText) | (Some(WordPart::AnyName), WordPart::AnyName) => {}
         (_, part) => spelling.push(part),
     }
 }
 
 /// A character of a pattern.
 #[derive(Clone, Copy)]
-enum Letter {
+enum PatternChar {
     Literal(char),
     FirstChar,
     /// Any number of characters; `/` is included if the flag is set.
     Run(bool),
 }
 
-impl Letter {
+impl PatternChar {
     /// Returns whether this character may be the same as a single character of another pattern.
     fn can_be(self, other: Self) -> bool {
         match (self, other) {
@@ -285,18 +288,18 @@ impl Letter {
 }
 
 /// Returns whether a text exists that matches both patterns.
-pub(crate) fn meet(a: &[Part], b: &[Part]) -> bool {
-    let spell = |parts: &[Part]| -> Vec<Letter> {
-        let letters = |part: &Part| match part {
-            Part::Text(text) => text.chars().map(Letter::Literal).collect(),
-            Part::AnyText => vec![Letter::Run(true)],
-            Part::AnyName => vec![Letter::Run(false)],
-            Part::AnyFirstChar => vec![Letter::FirstChar],
+pub(crate) fn can_intersect(a: &[WordPart], b: &[WordPart]) -> bool {
+    let spell = |parts: &[WordPart]| -> Vec<PatternChar> {
+        let letters = |part: &WordPart| match part {
+            WordPart::Text(text) => text.chars().map(PatternChar::Literal).collect(),
+            WordPart::AnyText => vec![PatternChar::Run(true)],
+            WordPart::AnyName => vec![PatternChar::Run(false)],
+            WordPart::AnyFirstChar => vec![PatternChar::FirstChar],
         };
         parts.iter().flat_map(letters).collect()
     };
     let (a, b) = (spell(a), spell(b));
-    let is_run = |letter: &Letter| matches!(letter, Letter::Run(_));
+    let is_run = |letter: &PatternChar| matches!(letter, PatternChar::Run(_));
     // `reached` states which prefixes of `b` match the part of `a` that was read, one row at a
     // time.
     let mut reached: Vec<bool> = (0..=b.len()).map(|most| b.iter().take(most).all(is_run)).collect();
@@ -308,8 +311,8 @@ pub(crate) fn meet(a: &[Part], b: &[Part]) -> bool {
             let other = back.and_then(|back| b.get(back));
             let fits = match (letter, other) {
                 // A run matches nothing or the next character.
-                (Letter::Run(_), None) => here,
-                (Letter::Run(_), Some(other)) => here || (came(&next, back) && (is_run(other) || letter.can_be(*other))),
+                (PatternChar::Run(_), None) => here,
+                (PatternChar::Run(_), Some(other)) => here || (came(&next, back) && (is_run(other) || letter.can_be(*other))),
                 (_, None) => false,
                 (letter, Some(other)) if is_run(other) => came(&next, back) || (here && other.can_be(*letter)),
                 (letter, Some(other)) => letter.can_be(*other) && came(&reached, back),

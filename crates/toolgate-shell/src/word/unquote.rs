@@ -1,9 +1,9 @@
 //! Removes quotes and escapes from the texts of words, and expands braces.
 
-use crate::word::Word;
+use crate::word::ShellWord;
 
 /// Expands `a{b,c}d` to words, if these are few and plain.
-pub(crate) fn braces(text: &str) -> Option<Vec<String>> {
+pub(crate) fn expand_braces(text: &str) -> Option<Vec<String>> {
     if !has_braces(text) || !text.chars().all(|c| c.is_alphanumeric() || "_./,{}-*~:+@%=".contains(c)) || text.contains("..") {
         return None;
     }
@@ -33,20 +33,20 @@ pub(crate) fn has_braces(text: &str) -> bool {
 }
 
 /// Returns the position of the first brace that does not belong to a variable.
-fn opening(text: &str) -> Option<usize> {
+fn find_brace(text: &str) -> Option<usize> {
     text.match_indices('{').map(|(at, _)| at).find(|at| !text.get(..*at).is_some_and(|before| before.ends_with('$')))
 }
 
 /// Parses a text without quotes as a word.
-pub(crate) fn bare(text: &str) -> Word {
+pub(crate) fn parse_unquoted(text: &str) -> ShellWord {
     if has_braces(text) {
         // The parts before and after the braces are known.
-        let before = opening(text).and_then(|at| text.get(..at)).unwrap_or_default();
+        let before = find_brace(text).and_then(|at| text.get(..at)).unwrap_or_default();
         let behind = text.rsplit_once('}').map_or("", |(_, behind)| behind);
         let plain = |part: &str| !has_braces(part) && !part.contains('{');
         return match plain(before) && plain(behind) {
-            true => bare(before).then(&Word::unknown(true)).then(&bare(behind)),
-            false => Word::unknown(true),
+            true => parse_unquoted(before).append(&ShellWord::unknown(true)).append(&parse_unquoted(behind)),
+            false => ShellWord::unknown(true),
         };
     }
     let (mut plain, mut pattern, mut letters) = (String::new(), false, text.chars());
@@ -58,14 +58,14 @@ pub(crate) fn bare(text: &str) -> Word {
                 plain.push(letter);
             }
             // A sign with a special meaning makes the word unknown.
-            '$' | '`' | '"' | '\'' => return Word::unknown(true),
+            '$' | '`' | '"' | '\'' => return ShellWord::unknown(true),
             _ => plain.push(letter),
         }
     }
-    if pattern { Word::pattern(&plain) } else { Word::known(plain) }
+    if pattern { ShellWord::parse_file_pattern(&plain) } else { ShellWord::known(plain) }
 }
 
-pub(crate) fn in_quotes(text: &str) -> String {
+pub(crate) fn unescape_double_quoted(text: &str) -> String {
     let (mut plain, mut letters) = (String::new(), text.chars());
     while let Some(letter) = letters.next() {
         match (letter, letters.clone().next()) {
@@ -83,7 +83,7 @@ pub(crate) fn in_quotes(text: &str) -> String {
 }
 
 /// Decodes the escapes of `$'…'`, or returns `None` if one of them is unknown.
-pub(crate) fn ansi(text: &str) -> Option<String> {
+pub(crate) fn decode_ansi_c(text: &str) -> Option<String> {
     let inside = text.strip_prefix("$'")?.strip_suffix('\'')?;
     let (mut plain, mut letters) = (String::new(), inside.chars().peekable());
     while let Some(letter) = letters.next() {

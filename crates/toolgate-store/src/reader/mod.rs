@@ -14,13 +14,13 @@ use toolgate::store::StoreError;
 use toolgate::{BacktestPlace, CallId, Decision, Row, SessionKey};
 use toolgate_json::Digest;
 
-use crate::error::{Done, Fault};
-use crate::keys::Keys;
+use crate::error::{DbError, DbResult};
+use crate::keys::LedgerKeys;
 use crate::open;
 use crate::state_dir::StateDir;
 use crate::tables::ledger::{entity_index_key, parse_digest, to_i64, to_nanos, to_u64};
 use crate::transaction::read_transaction;
-use crate::verify::report::Flaw;
+use crate::verify::report::VerifyError;
 
 /// A ledger that is open for reading. Other processes may write to it meanwhile.
 pub struct Ledger {
@@ -31,7 +31,7 @@ pub struct Ledger {
 
 /// A row with its position in the ledger.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Entry {
+pub struct LedgerEntry {
     /// Its sequence number in the ledger.
     pub seq: u64,
     /// Its sequence number in its session.
@@ -46,7 +46,7 @@ pub struct Entry {
 
 /// Selects rows. A row must match every field that is set.
 #[derive(Debug, Clone, Default)]
-pub struct Filter {
+pub struct RowFilter {
     /// At this time or later.
     pub since: Option<Timestamp>,
     /// At this time or earlier.
@@ -92,13 +92,13 @@ impl Ledger {
     ///
     /// # Errors
     /// As for [`Ledger::open`].
-    pub fn open_to_verify(path: impl AsRef<Path>) -> Result<Self, Flaw> {
+    pub fn open_to_verify(path: impl AsRef<Path>) -> Result<Self, VerifyError> {
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
         match open::open_readonly(&path) {
-            Ok(sql) => Ok(Self { state_dir: StateDir::visit(&crate::state_dir::state_dir_for(&path)), path, sql }),
+            Ok(sql) => Ok(Self { state_dir: StateDir::open_readonly(&crate::state_dir::state_dir_for(&path)), path, sql }),
             Err(fault) => {
                 let what = format!("the ledger {}: {fault}", path.display());
-                Err(Flaw { what, ..Flaw::from(fault) })
+                Err(VerifyError { what, ..VerifyError::from(fault) })
             }
         }
     }
@@ -110,10 +110,10 @@ impl Ledger {
     pub fn open_with_state_dir(path: impl AsRef<Path>, state: &Path) -> Result<Self, StoreError> {
         let path = path.as_ref();
         let sql = open::open_readonly(path).map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))?;
-        Ok(Self { path: path.to_owned(), sql, state_dir: StateDir::visit(state) })
+        Ok(Self { path: path.to_owned(), sql, state_dir: StateDir::open_readonly(state) })
     }
 
-    pub(crate) fn with_path<T>(&self, done: Done<T>) -> Result<T, StoreError> {
+    pub(crate) fn with_path<T>(&self, done: DbResult<T>) -> Result<T, StoreError> {
         done.map_err(|fault| StoreError(format!("the ledger {}: {fault}", self.path.display())))
     }
 
@@ -121,11 +121,11 @@ impl Ledger {
     ///
     /// # Errors
     /// The rows cannot be read, or `f` returns an error.
-    pub fn query(&self, filter: &Filter, mut f: impl FnMut(Entry) -> Result<bool, StoreError>) -> Result<(), StoreError> {
+    pub fn query(&self, filter: &RowFilter, mut f: impl FnMut(LedgerEntry) -> Result<bool, StoreError>) -> Result<(), StoreError> {
         let (text, values) = self.with_path(self.build_query(filter))?;
-        let mut statement = self.with_path(self.sql.prepare_cached(&text).map_err(Fault::from))?;
-        let mut rows = self.with_path(statement.query(params_from_iter(values)).map_err(Fault::from))?;
-        while let Some(row) = self.with_path(rows.next().map_err(Fault::from))? {
+        let mut statement = self.with_path(self.sql.prepare_cached(&text).map_err(DbError::from))?;
+        let mut rows = self.with_path(statement.query(params_from_iter(values)).map_err(DbError::from))?;
+        while let Some(row) = self.with_path(rows.next().map_err(DbError::from))? {
             if !f(self.with_path(parse_entry(row))?)? {
                 break;
             }
@@ -137,7 +137,7 @@ impl Ledger {
     ///
     /// # Errors
     /// The rows cannot be read.
-    pub fn find(&self, filter: &Filter) -> Result<Vec<Entry>, StoreError> {
+    pub fn find(&self, filter: &RowFilter) -> Result<Vec<LedgerEntry>, StoreError> {
         let mut found = Vec::new();
         self.query(filter, |entry| {
             found.push(entry);
@@ -150,7 +150,7 @@ impl Ledger {
     ///
     /// # Errors
     /// The rows cannot be counted.
-    pub fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
+    pub fn count(&self, filter: &RowFilter) -> Result<u64, StoreError> {
         let counted = self.build_query(filter).and_then(|(text, values)| {
             let text = format!("SELECT count(*) FROM ({text})");
             Ok(to_u64(self.sql.query_row(&text, params_from_iter(values), |row| row.get(0))?))
@@ -158,7 +158,7 @@ impl Ledger {
         self.with_path(counted)
     }
 
-    fn build_query(&self, filter: &Filter) -> Done<(String, Vec<Sql>)> {
+    fn build_query(&self, filter: &RowFilter) -> DbResult<(String, Vec<Sql>)> {
         let (mut wanted, mut values): (Vec<String>, Vec<Sql>) = (Vec::new(), Vec::new());
         let mut from = "ledger AS l";
         if let Some((name, value)) = &filter.entity {
@@ -203,15 +203,15 @@ impl Ledger {
     /// Returns the index keys of an entity value: as given, as a JSON literal, and redacted.
     ///
     /// Keys that are not in the index are left out, because a query with one key is faster.
-    fn entity_index_keys(&self, name: &str, value: &Value) -> Done<Vec<String>> {
+    fn entity_index_keys(&self, name: &str, value: &Value) -> DbResult<Vec<String>> {
         let mut spellings = vec![entity_index_key(value)];
         if let Value::String(text) = value
             && let Ok(meant @ (Value::Number(_) | Value::Bool(_) | Value::Null)) = serde_json::from_str(text)
         {
             spellings.push(entity_index_key(&meant));
         }
-        if let Ok(key) = Keys::read_redaction_key(&self.state_dir.keys()) {
-            let mark = toolgate::redact::mark(key, value);
+        if let Ok(key) = LedgerKeys::read_redaction_key(&self.state_dir.keys_dir()) {
+            let mark = toolgate::redact::redaction_mark(key, value);
             spellings.extend(mark.map(|mark| entity_index_key(&mark)));
         }
         let mut there = Vec::new();
@@ -227,12 +227,12 @@ impl Ledger {
     ///
     /// # Errors
     /// The rows cannot be read.
-    pub fn rows_of_call(&self, call: CallId) -> Result<Vec<Entry>, StoreError> {
-        let find = || -> Done<Vec<Entry>> {
+    pub fn rows_of_call(&self, call: CallId) -> Result<Vec<LedgerEntry>, StoreError> {
+        let find = || -> DbResult<Vec<LedgerEntry>> {
             let columns = "seq, n, hash, chain, body";
             let mut statement = self.sql.prepare(&format!("SELECT {columns} FROM ledger WHERE call = ?1"))?;
             let mut rows = statement.query([call.as_bytes().as_slice()])?;
-            let mut found: Vec<Entry> = rows.next()?.map(parse_entry).transpose()?.into_iter().collect();
+            let mut found: Vec<LedgerEntry> = rows.next()?.map(parse_entry).transpose()?.into_iter().collect();
             // The session of a pruned row is unknown, so search all sessions.
             let whose = if found.is_empty() { "?1 IS NOT NULL" } else { "session = (SELECT session FROM ledger WHERE call = ?1)" };
             let mut statement = self.sql.prepare(&format!(
@@ -252,7 +252,7 @@ impl Ledger {
     /// # Errors
     /// The rows cannot be read.
     pub fn find_calls(&self, part: &str) -> Result<Vec<CallId>, StoreError> {
-        let find = || -> Done<Vec<CallId>> {
+        let find = || -> DbResult<Vec<CallId>> {
             let digits: String = part.chars().filter(char::is_ascii_hexdigit).collect();
             let mut statement = self.sql.prepare("SELECT call FROM ledger WHERE hex(call) LIKE ?1 OR hex(call) LIKE ?2 LIMIT 5")?;
             let calls = statement.query_map([format!("{digits}%"), format!("%{digits}")], |row| row.get::<_, Vec<u8>>(0))?;
@@ -267,7 +267,7 @@ impl Ledger {
     /// # Errors
     /// The entities cannot be read.
     pub fn entity_names(&self) -> Result<Vec<String>, StoreError> {
-        let find = || -> Done<Vec<String>> {
+        let find = || -> DbResult<Vec<String>> {
             // One query for each name is faster than `DISTINCT`: there are few names and many rows.
             let mut statement = self.sql.prepare("SELECT name FROM entities WHERE name > ?1 ORDER BY name LIMIT 1")?;
             let mut names: Vec<String> = Vec::new();
@@ -287,7 +287,7 @@ impl Ledger {
     /// # Errors
     /// The sessions cannot be read.
     pub fn sessions(&self, name: Option<&str>) -> Result<Vec<SessionKey>, StoreError> {
-        let find = || -> Done<Vec<SessionKey>> {
+        let find = || -> DbResult<Vec<SessionKey>> {
             let mut statement = self
                 .sql
                 .prepare("SELECT agent, principal, session FROM sessions WHERE rows > 0 AND (?1 IS NULL OR session = ?1) ORDER BY id")?;
@@ -304,7 +304,7 @@ impl Ledger {
     /// # Errors
     /// The ledger cannot be read.
     pub fn sessions_by_tool(&self) -> Result<Vec<(String, Option<String>, u64)>, StoreError> {
-        let find = || -> Done<Vec<(String, Option<String>, u64)>> {
+        let find = || -> DbResult<Vec<(String, Option<String>, u64)>> {
             let mut found = Vec::new();
             for (text, has_tool) in [
                 ("SELECT agent, count(*), NULL FROM sessions WHERE rows > 0 GROUP BY agent", false),
@@ -335,7 +335,7 @@ impl Ledger {
         since: Option<Timestamp>,
         until: Option<Timestamp>,
     ) -> Result<Vec<BacktestPlace>, StoreError> {
-        let find = || -> Done<Vec<BacktestPlace>> {
+        let find = || -> DbResult<Vec<BacktestPlace>> {
             let mut statement = self.sql.prepare(
                 "SELECT seq, json_extract(body, '$.facts.after'), call FROM ledger
                  WHERE session IN (SELECT id FROM sessions WHERE agent = ?1) AND at >= ?2 AND at <= ?3 ORDER BY seq",
@@ -343,7 +343,7 @@ impl Ledger {
             let (since, until) = (since.map_or(i64::MIN, to_nanos), until.map_or(i64::MAX, to_nanos));
             let rows = statement.query_map(params![agent, since, until], |row| {
                 let after = row.get::<_, Option<i64>>(1)?.map(to_u64);
-                Ok(BacktestPlace { seq: to_u64(row.get(0)?), after, call: CallId::from_bytes(row.get(2)?) })
+                Ok(BacktestPlace { seq: to_u64(row.get(0)?), seq_at_start: after, call: CallId::from_bytes(row.get(2)?) })
             })?;
             Ok(rows.collect::<Result<_, _>>()?)
         };
@@ -355,7 +355,7 @@ impl Ledger {
     /// # Errors
     /// The rows cannot be read.
     pub fn config_digests(&self, agent: &str, since: Option<Timestamp>, until: Option<Timestamp>) -> Result<Vec<Digest>, StoreError> {
-        let find = || -> Done<Vec<Digest>> {
+        let find = || -> DbResult<Vec<Digest>> {
             let mut statement = self.sql.prepare(
                 "SELECT DISTINCT json_extract(body, '$.config') FROM ledger
                  WHERE session IN (SELECT id FROM sessions WHERE agent = ?1) AND at >= ?2 AND at <= ?3",
@@ -372,7 +372,7 @@ impl Ledger {
     /// # Errors
     /// The row cannot be read.
     pub fn find_row(&self, seq: u64) -> Result<Option<Row>, StoreError> {
-        let find = || -> Done<Option<Row>> {
+        let find = || -> DbResult<Option<Row>> {
             let mut statement = self.sql.prepare_cached("SELECT body FROM ledger WHERE seq = ?1")?;
             let mut rows = statement.query([to_i64(seq)])?;
             let Some(row) = rows.next()? else { return Ok(None) };
@@ -386,7 +386,7 @@ impl Ledger {
     /// # Errors
     /// The ledger cannot be read.
     pub fn last_pruned_seq(&self) -> Result<u64, StoreError> {
-        let find = || -> Done<u64> {
+        let find = || -> DbResult<u64> {
             let seq: Option<i64> = self.sql.query_row("SELECT max(seq) FROM prunes", [], |row| row.get(0))?;
             Ok(seq.map_or(0, to_u64))
         };
@@ -402,14 +402,14 @@ impl Ledger {
     }
 }
 
-pub(crate) fn parse_entry(row: &rusqlite::Row<'_>) -> Done<Entry> {
+pub(crate) fn parse_entry(row: &rusqlite::Row<'_>) -> DbResult<LedgerEntry> {
     let seq = to_u64(row.get(0)?);
-    let body = row.get_ref(4)?.as_str().map_err(|e| Fault::Message(format!("row {seq}: {e}")))?;
-    Ok(Entry {
+    let body = row.get_ref(4)?.as_str().map_err(|e| DbError::Message(format!("row {seq}: {e}")))?;
+    Ok(LedgerEntry {
         seq,
         n: to_u64(row.get(1)?),
         hash: parse_digest(row.get_ref(2)?.as_blob().unwrap_or_default())?,
         chain: parse_digest(row.get_ref(3)?.as_blob().unwrap_or_default())?,
-        row: serde_json::from_str(body).map_err(|e| Fault::Message(format!("row {seq} cannot be read: {e}")))?,
+        row: serde_json::from_str(body).map_err(|e| DbError::Message(format!("row {seq} cannot be read: {e}")))?,
     })
 }

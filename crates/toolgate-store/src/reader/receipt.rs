@@ -4,9 +4,9 @@ use rusqlite::OptionalExtension;
 use toolgate::store::StoreError;
 use toolgate::{Receipt, Row};
 
-use super::{Entry, Ledger};
-use crate::error::Done;
-use crate::keys::Keys;
+use super::{Ledger, LedgerEntry};
+use crate::error::DbResult;
+use crate::keys::LedgerKeys;
 use crate::tables::ledger::{parse_digest, to_u64};
 use crate::transaction::read_transaction;
 
@@ -16,7 +16,7 @@ impl Ledger {
     /// # Errors
     /// The row cannot be read.
     pub fn check_receipt_row(&self, receipt: &Receipt) -> Result<Option<bool>, StoreError> {
-        let find = || -> Done<Option<bool>> {
+        let find = || -> DbResult<Option<bool>> {
             let read = |row: &rusqlite::Row<'_>| {
                 Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?, row.get::<_, String>(3)?))
             };
@@ -53,14 +53,14 @@ impl Ledger {
     ///
     /// # Errors
     /// The ledger does not verify, the row is not signed yet, or the key is missing.
-    pub fn sign_receipt(&self, entry: &Entry) -> Result<Receipt, StoreError> {
+    pub fn sign_receipt(&self, entry: &LedgerEntry) -> Result<Receipt, StoreError> {
         let verified = self
-            .verify(&crate::verify::report::Trust::default(), |_| ())
+            .verify(&crate::verify::report::TrustRoots::default(), |_| ())
             .map_err(|flaw| StoreError(format!("the ledger is not intact: {flaw}")))?;
         if entry.seq > verified.signed_to {
             return Err(StoreError(format!("row {} is not signed yet; try again in a second", entry.seq)));
         }
-        let keys = Keys::open(&self.state_dir.keys(), &self.public_key()?).map_err(|e| StoreError(e.to_string()))?;
+        let keys = LedgerKeys::open(&self.state_dir.keys_dir(), &self.public_key()?).map_err(|e| StoreError(e.to_string()))?;
         Ok(crate::keys::recorded_row(std::sync::Arc::new(keys), &entry.row, entry.seq, entry.hash).receipt())
     }
 
@@ -70,7 +70,7 @@ impl Ledger {
     /// The key cannot be read, or the state directory does not have it.
     pub fn public_key(&self) -> Result<String, StoreError> {
         let key = self.with_path(crate::tables::sessions::read_meta(&self.sql))?.remove("key").unwrap_or_default();
-        let own = Keys::read_own_public_keys(&self.state_dir.keys()).unwrap_or_default();
+        let own = LedgerKeys::read_own_public_keys(&self.state_dir.keys_dir()).unwrap_or_default();
         if own.contains(&key) { Ok(key) } else { Err(StoreError("the state directory does not have the key of this ledger".to_owned())) }
     }
 }

@@ -2,13 +2,13 @@
 
 use jiff::Timestamp;
 use rusqlite::OptionalExtension;
-use toolgate::store::{Approval, ApprovalState, Intent, StoreError, Target};
+use toolgate::store::{Approval, ApprovalState, ClaimRecord, PauseTarget, StoreError};
 use toolgate_json::Digest;
 
 use super::Ledger;
-use crate::error::Done;
+use crate::error::DbResult;
 use crate::tables::claims;
-use crate::tables::claims::Claim;
+use crate::tables::claims::StoredClaim;
 use crate::transaction::read_transaction;
 
 impl Ledger {
@@ -17,7 +17,7 @@ impl Ledger {
     /// # Errors
     /// The approvals cannot be read.
     pub fn waiting_approvals(&self, now: Timestamp) -> Result<Vec<Approval>, StoreError> {
-        let find = || -> Done<Vec<Approval>> {
+        let find = || -> DbResult<Vec<Approval>> {
             let mut statement = self.sql.prepare("SELECT body FROM approvals WHERE expires >= ?1 ORDER BY n")?;
             let mut rows = statement.query([crate::tables::ledger::to_nanos(now)])?;
             let mut found = Vec::new();
@@ -37,7 +37,7 @@ impl Ledger {
     /// # Errors
     /// The approvals cannot be read.
     pub fn approval_ids(&self) -> Result<Vec<String>, StoreError> {
-        let find = || -> Done<Vec<String>> {
+        let find = || -> DbResult<Vec<String>> {
             let mut statement = self.sql.prepare("SELECT id FROM approvals ORDER BY n")?;
             let ids = statement.query_map([], |row| row.get::<_, String>(0))?;
             let ids = ids.collect::<Result<Vec<_>, _>>()?;
@@ -51,7 +51,7 @@ impl Ledger {
     /// # Errors
     /// The definition cannot be read.
     pub fn definition(&self, config: Digest) -> Result<Option<String>, StoreError> {
-        let find = || -> Done<Option<String>> {
+        let find = || -> DbResult<Option<String>> {
             let bytes = config.as_bytes().as_slice();
             Ok(self.sql.query_row("SELECT body FROM configs WHERE digest = ?1", [bytes], |row| row.get(0)).optional()?)
         };
@@ -62,9 +62,9 @@ impl Ledger {
     ///
     /// # Errors
     /// The claims cannot be read.
-    pub fn pending_claims(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
-        let find = || -> Done<Vec<Intent>> {
-            let unsettled = read_transaction(&self.sql, Claim::read_unsettled)?;
+    pub fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
+        let find = || -> DbResult<Vec<ClaimRecord>> {
+            let unsettled = read_transaction(&self.sql, StoredClaim::read_unsettled)?;
             unsettled.into_iter().filter(|claim| claim.is_pending(&self.state_dir, now)).map(claims::into_intent).collect()
         };
         self.with_path(find())
@@ -74,8 +74,8 @@ impl Ledger {
     ///
     /// # Errors
     /// The table cannot be read.
-    pub fn paused_targets(&self) -> Result<Vec<(Target, String)>, StoreError> {
-        let find = || -> Done<Vec<(Target, String)>> {
+    pub fn paused_targets(&self) -> Result<Vec<(PauseTarget, String)>, StoreError> {
+        let find = || -> DbResult<Vec<(PauseTarget, String)>> {
             let mut statement = self.sql.prepare("SELECT target, reason FROM paused ORDER BY target")?;
             let mut rows = statement.query([])?;
             let mut found = Vec::new();
@@ -91,13 +91,13 @@ impl Ledger {
     ///
     /// # Errors
     /// The ledger cannot be read.
-    pub fn has_target(&self, target: &Target) -> Result<bool, StoreError> {
-        let find = || -> Done<bool> {
+    pub fn has_target(&self, target: &PauseTarget) -> Result<bool, StoreError> {
+        let find = || -> DbResult<bool> {
             Ok(match target {
-                Target::Agent(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE agent = ?1")?.exists([&**name])?,
-                Target::Principal(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE principal = ?1")?.exists([&**name])?,
-                Target::Session(key) => crate::tables::sessions::Session::find(&self.sql, key)?.is_some(),
-                Target::Tool(name) => {
+                PauseTarget::Agent(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE agent = ?1")?.exists([&**name])?,
+                PauseTarget::Principal(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE principal = ?1")?.exists([&**name])?,
+                PauseTarget::Session(key) => crate::tables::sessions::SessionHeader::find(&self.sql, key)?.is_some(),
+                PauseTarget::Tool(name) => {
                     self.sql.prepare("SELECT 1 FROM ledger WHERE tool = ?1")?.exists([&**name])?
                         || self.sql.prepare("SELECT 1 FROM configs WHERE instr(body, ?1) > 0")?.exists([format!("\"name\":\"{name}\"")])?
                 }

@@ -3,43 +3,48 @@
 use std::sync::Arc;
 
 use rusqlite::params;
-use toolgate::store::{Conflict, Finish, Settle, Unfit};
-use toolgate::{Effects, Row};
+use toolgate::store::{ClaimResolution, CommitConflictError, CommitRequest, RejectedRow};
+use toolgate::{CallEffects, Row};
 use toolgate_json::Digest;
 
-use crate::error::{Done, Fault};
+use crate::error::{DbError, DbResult};
 use crate::tables::claims;
-use crate::tables::claims::Claim;
+use crate::tables::claims::StoredClaim;
 use crate::tables::counters;
 use crate::tables::inline_claims;
 use crate::tables::ledger;
 use crate::tables::ledger::to_nanos;
-use crate::tables::sessions::Session;
-use crate::transaction::Tx;
+use crate::tables::sessions::SessionHeader;
+use crate::transaction::WriteTransaction;
 
 /// A row, its sequence number in the ledger and its hash.
-pub(crate) type Appended = (Arc<Row>, u64, Digest);
+pub(crate) type AppendedRow = (Arc<Row>, u64, Digest);
 
 /// Commits a call: state, claim, charges and row.
-pub(crate) fn commit_call(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<u8>>) -> Done<Result<Appended, Conflict>> {
+pub(crate) fn commit_call(
+    tx: &mut WriteTransaction<'_>,
+    finish: CommitRequest,
+    body: &str,
+    outputs: Vec<Vec<u8>>,
+) -> DbResult<Result<AppendedRow, CommitConflictError>> {
     let row = &finish.row;
     let (now, ended_at) = (row.at, row.ended_at());
-    let mut session = Session::get_or_create(tx.sql, &row.key)?;
-    if finish.changes.as_ref().is_some_and(|changes| changes.needs_version()) && session.version != finish.version {
-        return Ok(Err(Conflict));
+    let mut session = SessionHeader::get_or_create(tx.sql, &row.key)?;
+    if finish.changes.as_ref().is_some_and(|changes| changes.can_conflict()) && session.version != finish.version {
+        return Ok(Err(CommitConflictError));
     }
     session.count_uncounted_calls(tx, &row.key);
     if !finish.logs.is_empty() {
         session.append_logs(tx.sql, finish.logs)?;
     }
     for revoked in finish.revoked {
-        session.revoke_evidence(tx.sql, &revoked.key())?;
+        session.revoke_evidence(tx.sql, &revoked.into_key())?;
     }
     if let Some(changes) = finish.changes {
         session.apply_changes(tx.sql, changes)?;
     }
     if let Some(ended) = &finish.ended {
-        session.progress.ended(ended);
+        session.progress.record_end(ended);
     }
     if let Some(seen) = finish.provenance {
         session.store_provenance(tx.sql, &tx.shared.keys().redaction_key, *seen)?;
@@ -52,18 +57,18 @@ pub(crate) fn commit_call(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: 
             sealed
         ])?;
     }
-    let ended = counters::settle_read(tx, row.call, finish.resolution, finish.spent)?
+    let ended = counters::settle_read_charges(tx, row.call, finish.resolution, finish.spent)?
         || inline_claims::end_inflight(tx, row.call, finish.resolution, finish.spent, ended_at)?;
     let claim = match ended {
         true => None,
-        false => Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()),
+        false => StoredClaim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()),
     };
     let (row, (seq, hash)) = match ledger::append_to_chains(tx, &mut session, row, body) {
         // The call was abandoned and has a row that says so. This is its late result.
-        Err(Fault::Sql(error))
+        Err(DbError::Sql(error))
             if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) && ledger::has_row(tx.sql, &row.call)? =>
         {
-            let late = row.settlement(row.outcome.clone(), row.effects, "a report that came late", row.ended_at());
+            let late = row.settlement_row(row.outcome.clone(), row.effects, "a report that came late", row.ended_at());
             let body = ledger::canonical_text(&late)?;
             let appended = ledger::append_to_chains(tx, &mut session, &late, &body)?;
             (Arc::new(late), appended)
@@ -80,32 +85,32 @@ pub(crate) fn commit_call(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: 
 /// Appends a row that was spooled while the store was unavailable, and ends its claim.
 ///
 /// A row that is in the ledger already is skipped.
-pub(crate) fn append_spooled_row(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
-    counters::settle_read(tx, row.call, Settle::by(row.effects), row.spent)?;
+pub(crate) fn append_spooled_row(tx: &mut WriteTransaction<'_>, row: &Row) -> DbResult<()> {
+    counters::settle_read_charges(tx, row.call, ClaimResolution::from_effects(row.effects), row.spent)?;
     // Handle the claim like one of another process.
-    tx.replace_own_charges(row.call, None);
+    tx.replace_inflight_charges(row.call, None);
     inline_claims::move_to_claims(tx, row.call)?;
-    let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
+    let claim = StoredClaim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
     if ledger::has_row(tx.sql, &row.call)? {
         // The call was abandoned meanwhile, and this is its real outcome.
-        if let Some(claim) = claim.filter(|_| row.effects != Effects::Unknown) {
-            let late = row.settlement(row.outcome.clone(), row.effects, "a report that came late", row.ended_at());
+        if let Some(claim) = claim.filter(|_| row.effects != CallEffects::Unknown) {
+            let late = row.settlement_row(row.outcome.clone(), row.effects, "a report that came late", row.ended_at());
             claims::append_row(tx, &late)?;
-            claims::end_claim(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.ended_at())?;
+            claims::end_claim(tx, claim, ClaimResolution::from_effects(row.effects), row.spent, Some(&row.outcome), row.ended_at())?;
         }
         return Ok(());
     }
     if let Some(claim) = claim {
-        if Settle::by(row.effects) != Settle::Released {
+        if ClaimResolution::from_effects(row.effects) != ClaimResolution::Released {
             claims::revoke_evidence_of(tx, &claim)?;
         }
-        claims::end_claim(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.ended_at())?;
+        claims::end_claim(tx, claim, ClaimResolution::from_effects(row.effects), row.spent, Some(&row.outcome), row.ended_at())?;
     }
     claims::append_row(tx, row).map(|_| ())
 }
 
 /// Appends a spooled row. Skips and returns a row that can never be stored.
-pub(crate) fn append_spooled_row_if_valid(tx: &mut Tx<'_>, row: &Row) -> Done<Option<Unfit>> {
+pub(crate) fn append_spooled_row_if_valid(tx: &mut WriteTransaction<'_>, row: &Row) -> DbResult<Option<RejectedRow>> {
     let (before, done) = (tx.head, tx.undo_len());
     tx.sql.prepare_cached("SAVEPOINT spooled")?.execute([])?;
     let unfit = match append_spooled_row(tx, row) {
@@ -116,7 +121,7 @@ pub(crate) fn append_spooled_row_if_valid(tx: &mut Tx<'_>, row: &Row) -> Done<Op
             tx.undo_to(done);
             // A definition of the failed row may be in the set.
             tx.stored_configs.clear();
-            Some(Unfit { call: row.call, reason: fault.to_string() })
+            Some(RejectedRow { call: row.call, reason: fault.to_string() })
         }
         Err(fault) => return Err(fault),
     };

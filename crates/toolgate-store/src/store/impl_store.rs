@@ -8,76 +8,76 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
-use toolgate::limits::{Charge, Over};
-use toolgate::policy::{Facts, Needs, RecalledBy};
-use toolgate::session::state::{Alter, State};
+use toolgate::limits::{Charge, ChargeError};
+use toolgate::policy::{DecisionFacts, DedupKeyKind, FactRequest};
+use toolgate::session::state::{SessionEdit, SessionState};
 use toolgate::store::{
-    Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Recalled, Settle, Store, StoreError, Taken,
-    Target, Unfit, room_for,
+    Approval, ApprovalState, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest, DeferredClaim, PauseTarget,
+    PriorCall, RejectedRow, SessionLock, SessionRequest, SessionSnapshot, Store, StoreError, check_call_charges,
 };
-use toolgate::{CallId, Decision, Outcome, Recorded, Row, SessionKey};
+use toolgate::{CallId, Decision, LazyReceipt, Outcome, Row, SessionKey};
 use toolgate_json::Digest;
 
 use super::SqliteStore;
-use crate::error::{Done, Fault};
+use crate::error::{DbError, DbResult};
 use crate::keys::recorded_row;
 use crate::store::finish_call::{append_spooled_row, append_spooled_row_if_valid, commit_call};
 use crate::tables::claims;
-use crate::tables::claims::Claim;
+use crate::tables::claims::StoredClaim;
 use crate::tables::counters;
 use crate::tables::ledger;
 use crate::tables::ledger::to_nanos;
 use crate::tables::sessions;
-use crate::tables::sessions::Session;
-use crate::transaction::{Counted, Shared, lock_unpoisoned, read_transaction};
+use crate::tables::sessions::SessionHeader;
+use crate::transaction::{SharedStoreState, UncountedCall, lock_unpoisoned, read_transaction};
 
 /// How many calls of a session may be counted in memory before they are stored.
-const AHEAD: usize = 64;
+const MAX_UNCOUNTED_CALLS: usize = 64;
 
 /// Owned copy of a session request, for the writer thread.
-struct Entering {
+struct OwnedSessionRequest {
     key: SessionKey,
     digest: Digest,
-    recall: Vec<toolgate::store::RecallKey>,
-    counts: bool,
-    polling: Option<toolgate::Polling>,
+    dedup_keys: Vec<toolgate::store::DedupKey>,
+    counts_repetition: bool,
+    polling: Option<toolgate::PollingSettings>,
     now: Timestamp,
 }
 
-impl Entering {
-    fn from_request(enter: &Enter<'_>) -> Self {
+impl OwnedSessionRequest {
+    fn from_request(enter: &SessionRequest<'_>) -> Self {
         Self {
             key: enter.key.clone(),
             digest: enter.digest,
-            recall: enter.dedup_keys.to_vec(),
-            counts: enter.counts_repetition,
+            dedup_keys: enter.dedup_keys.to_vec(),
+            counts_repetition: enter.counts_repetition,
             polling: enter.polling.copied(),
             now: enter.now,
         }
     }
 
-    fn counted_call(&self) -> Option<Counted> {
-        self.counts.then_some(Counted { digest: self.digest, at: self.now, polling: self.polling })
+    fn uncounted_call(&self) -> Option<UncountedCall> {
+        self.counts_repetition.then_some(UncountedCall { digest: self.digest, at: self.now, polling: self.polling })
     }
 
-    fn find_prior_call(&self, sql: &Connection, shared: &Shared) -> Done<Option<(Recalled, RecalledBy)>> {
-        if self.recall.is_empty() {
+    fn find_prior_call(&self, sql: &Connection, shared: &SharedStoreState) -> DbResult<Option<(PriorCall, DedupKeyKind)>> {
+        if self.dedup_keys.is_empty() {
             return Ok(None);
         }
-        claims::find_prior_call(sql, &shared.state_dir, &shared.keys(), &self.recall, self.digest, self.now)
+        claims::find_prior_call(sql, &shared.state_dir, &shared.keys(), &self.dedup_keys, self.digest, self.now)
     }
 }
 
-fn find_pause(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> Done<Option<(Target, String)>> {
+fn find_pause(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> DbResult<Option<(PauseTarget, String)>> {
     // Usually nothing is paused.
     if !sql.prepare_cached("SELECT 1 FROM paused LIMIT 1")?.exists([])? {
         return Ok(None);
     }
     let targets = [
-        Target::Agent(Arc::clone(&key.agent)),
-        Target::Principal(Arc::clone(&key.principal)),
-        Target::Tool(Arc::clone(tool)),
-        Target::Session(key.clone()),
+        PauseTarget::Agent(Arc::clone(&key.agent)),
+        PauseTarget::Principal(Arc::clone(&key.principal)),
+        PauseTarget::Tool(Arc::clone(tool)),
+        PauseTarget::Session(key.clone()),
     ];
     for target in targets {
         let why: Option<String> = sql
@@ -91,32 +91,32 @@ fn find_pause(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> Done<Optio
     Ok(None)
 }
 
-fn decrypt_approval(shared: &Shared, body: &str, sealed: &[u8]) -> Done<Approval> {
+fn decrypt_approval(shared: &SharedStoreState, body: &str, sealed: &[u8]) -> DbResult<Approval> {
     let approval: Approval = serde_json::from_str(body)?;
     let opened = shared.keys().unseal(&format!("approval {}", approval.id), sealed);
-    let opened = opened.ok_or_else(|| Fault::Message("cannot decrypt an approval: another key encrypted it".to_owned()))?;
+    let opened = opened.ok_or_else(|| DbError::Message("cannot decrypt an approval: another key encrypted it".to_owned()))?;
     Ok(Approval { arguments: serde_json::from_slice(&opened)?, ..approval })
 }
 
-fn find_approval(sql: &Connection, shared: &Shared, id: &str) -> Done<Option<Approval>> {
+fn find_approval(sql: &Connection, shared: &SharedStoreState, id: &str) -> DbResult<Option<Approval>> {
     let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?));
     let found = sql.prepare_cached("SELECT body, arguments FROM approvals WHERE id = ?1")?.query_row([id], read).optional()?;
     found.map(|(body, sealed)| decrypt_approval(shared, &body, &sealed)).transpose()
 }
 
-fn save_approval(sql: &Connection, approval: &Approval) -> Done<()> {
+fn save_approval(sql: &Connection, approval: &Approval) -> DbResult<()> {
     sql.prepare_cached("UPDATE approvals SET body = ?2 WHERE id = ?1")?.execute(params![approval.id, serde_json::to_string(approval)?])?;
     Ok(())
 }
 
 #[async_trait]
 impl Store for SqliteStore {
-    async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
+    async fn find_pause(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(PauseTarget, String)>, StoreError> {
         let (key, tool) = (key.clone(), Arc::clone(tool));
         self.read_inline(move |sql, _| find_pause(sql, &key, &tool))
     }
 
-    async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError> {
+    async fn set_pause(&self, target: PauseTarget, reason: Option<String>) -> Result<(), StoreError> {
         self.write(true, move |tx| {
             let target = ledger::canonical_text(&target)?;
             match reason {
@@ -128,11 +128,11 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
+    async fn lock_session(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<SessionLock>, StoreError> {
         self.acquire_session_lock(key, alone, wait).await
     }
 
-    async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
+    async fn open_session(&self, enter: SessionRequest<'_>) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
         let hold = match enter.lock {
             Some((alone, wait)) => match self.acquire_session_lock(enter.key, alone, wait).await? {
                 Some(hold) => Some(hold),
@@ -140,15 +140,15 @@ impl Store for SqliteStore {
             },
             None => None,
         };
-        let entering = Entering::from_request(&enter);
+        let entering = OwnedSessionRequest::from_request(&enter);
         // A long-lived process sweeps when it opens the ledger. A process that makes one call
         // sweeps a little each time.
         let sweeps = self.writer.is_inline();
         // Opening a known session writes nothing, unless many calls are counted in memory only.
-        let look = |sql: &Connection, shared: &Shared, tip: ledger::Tip| -> Done<_> {
-            let call = entering.counted_call();
-            let Some((session, opened, ahead)) = Session::find_opened(sql, shared, &entering.key, call)? else { return Ok(None) };
-            if ahead.len() > AHEAD {
+        let look = |sql: &Connection, shared: &SharedStoreState, tip: ledger::LedgerHead| -> DbResult<_> {
+            let call = entering.uncounted_call();
+            let Some((session, opened, ahead)) = SessionHeader::find_opened(sql, shared, &entering.key, call)? else { return Ok(None) };
+            if ahead.len() > MAX_UNCOUNTED_CALLS {
                 return Ok(None);
             }
             let slices = session.read_raw_slices(sql)?;
@@ -157,7 +157,7 @@ impl Store for SqliteStore {
             }
             Ok(Some((session, opened, slices, tip.seq, None)))
         };
-        let known = match sweeps || !entering.recall.is_empty() {
+        let known = match sweeps || !entering.dedup_keys.is_empty() {
             true => None,
             false => self.writer.try_read_consistent(look).map_err(|fault| self.with_path(&fault.into()))?,
         };
@@ -169,8 +169,8 @@ impl Store for SqliteStore {
                         claims::sweep_client_claims(tx, entering.now)?;
                     }
                     let recalled = entering.find_prior_call(tx.sql, tx.shared)?;
-                    let call = entering.counted_call().filter(|_| !matches!(recalled, Some((Recalled::Settled(_), _))));
-                    let (session, opened) = Session::open_for_call(tx, &entering.key, call, entering.now)?;
+                    let call = entering.uncounted_call().filter(|_| !matches!(recalled, Some((PriorCall::Settled(_), _))));
+                    let (session, opened) = SessionHeader::open_for_call(tx, &entering.key, call, entering.now)?;
                     let slices = session.read_raw_slices(tx.sql)?;
                     Ok((session, opened, slices, tx.head.seq, recalled))
                 });
@@ -181,20 +181,20 @@ impl Store for SqliteStore {
         let state = Arc::new(session.build_state(slices).map_err(|fault| self.with_path(&fault.into()))?);
         let (version, repetitions) = (session.version, session.progress);
         let (prior_call, dedup_key_kind) = recalled.unzip();
-        Ok(Some(Box::new(Entered { version, started_at, state, row_count, prior_call, dedup_key_kind, repetitions, lock: hold })))
+        Ok(Some(Box::new(SessionSnapshot { version, started_at, state, row_count, prior_call, dedup_key_kind, repetitions, lock: hold })))
     }
 
-    async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
-        let entering = Entering::from_request(&enter);
+    async fn inspect_session(&self, enter: SessionRequest<'_>) -> Result<Box<SessionSnapshot>, StoreError> {
+        let entering = OwnedSessionRequest::from_request(&enter);
         self.read(move |sql, shared| {
             read_transaction(sql, |sql| {
                 let (recalled, recalled_by) = entering.find_prior_call(sql, shared)?.unzip();
-                let session = Session::find(sql, &entering.key)?;
+                let session = SessionHeader::find(sql, &entering.key)?;
                 let mut progress = session.as_ref().map(|session| session.progress).unwrap_or_default();
-                if entering.counts {
-                    progress.count(entering.digest, entering.now, entering.polling.as_ref());
+                if entering.counts_repetition {
+                    progress.count_call(entering.digest, entering.now, entering.polling.as_ref());
                 }
-                Ok(Box::new(Entered {
+                Ok(Box::new(SessionSnapshot {
                     version: session.as_ref().map_or(0, |session| session.version),
                     started_at: session.as_ref().and_then(|session| session.opened_at).unwrap_or(entering.now),
                     state: Arc::new(session.map(|session| session.read_slices(sql)).transpose()?.unwrap_or_default()),
@@ -209,8 +209,14 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn load(&self, key: &SessionKey, needs: &Needs, _: &State, facts: &mut Facts) -> Result<(), StoreError> {
-        let (key, needs, mut found) = (key.clone(), needs.clone(), Facts::at(facts.now));
+    async fn load_facts(
+        &self,
+        key: &SessionKey,
+        needs: &FactRequest,
+        _: &SessionState,
+        facts: &mut DecisionFacts,
+    ) -> Result<(), StoreError> {
+        let (key, needs, mut found) = (key.clone(), needs.clone(), DecisionFacts::at(facts.now));
         let mut found = self.read_inline(move |sql, shared| {
             read_transaction(sql, |sql| {
                 for (counter, window) in &needs.counters {
@@ -228,7 +234,7 @@ impl Store for SqliteStore {
         Ok(())
     }
 
-    async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
+    async fn check_charges(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
         if charges.is_empty() {
             return Ok(Vec::new());
         }
@@ -238,26 +244,26 @@ impl Store for SqliteStore {
         })
     }
 
-    async fn begin(
+    async fn claim(
         &self,
-        mut intent: Box<Intent>,
+        mut intent: Box<ClaimRecord>,
         charges: &[Charge],
         approval: Option<&str>,
         now: Timestamp,
-    ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
+    ) -> Result<Result<Vec<Decimal>, ClaimError>, StoreError> {
         let (charges, approval) = (charges.to_vec(), approval.map(str::to_owned));
         // The draft is parsed again before it becomes a row, so it need not be canonical.
         let draft = intent.row.as_ref().map(|row| serde_json::to_string(&**row)).transpose();
-        let draft = draft.map_err(|error| StoreError::from(Fault::from(error)))?;
+        let draft = draft.map_err(|error| StoreError::from(DbError::from(error)))?;
         self.write(intent.effect, move |tx| {
             if let Some((target, why)) = find_pause(tx.sql, &intent.key, &intent.tool)? {
-                return Ok(Err(NotClaimed::Paused(target, why)));
+                return Ok(Err(ClaimError::Paused(target, why)));
             }
             let recalled = claims::find_prior_call(tx.sql, &tx.shared.state_dir, &tx.shared.keys(), &intent.recall, intent.asked, now)?;
             if let Some((recalled, by)) = recalled {
-                return Ok(Err(NotClaimed::PriorCall(recalled, by)));
+                return Ok(Err(ClaimError::PriorCall(recalled, by)));
             }
-            let used = match room_for(&charges, |charge| counters::check_charge(tx.sql, charge, now))? {
+            let used = match check_call_charges(&charges, |charge| counters::check_charge(tx.sql, charge, now))? {
                 Ok(used) => used,
                 Err(full) => return Ok(Err(full)),
             };
@@ -266,7 +272,7 @@ impl Store for SqliteStore {
                     Some(a) if a.is_usable(now) && a.digest == intent.digest && a.key == intent.key => {
                         save_approval(tx.sql, &Approval { state: ApprovalState::Used, ..a })?;
                     }
-                    _ => return Ok(Err(NotClaimed::ApprovalUnavailable)),
+                    _ => return Ok(Err(ClaimError::ApprovalUnavailable)),
                 }
             }
             if let Some(row) = &intent.row {
@@ -279,7 +285,7 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError> {
+    async fn commit(&self, finish: Box<CommitRequest>) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
         let body = ledger::canonical_text(&*finish.row).map_err(StoreError::from)?;
         let keys = self.keys();
         let outputs: Result<Vec<_>, _> =
@@ -288,50 +294,50 @@ impl Store for SqliteStore {
         // A process that makes one call cannot sign later, so it signs each row in its transaction.
         let durable = finish.is_durable || self.writer.is_inline();
         let written = self.write(durable, move |tx| commit_call(tx, *finish, &body, outputs)).await?;
-        let Ok((row, seq, hash)) = written else { return Ok(Err(Conflict)) };
+        let Ok((row, seq, hash)) = written else { return Ok(Err(CommitConflictError)) };
         Ok(Ok(Some(recorded_row(self.keys(), &row, seq, hash))))
     }
 
-    async fn take_pass(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<Taken>, StoreError> {
+    async fn take_deferred_claim(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<DeferredClaim>, StoreError> {
         let (key, client, tool) = (key.clone(), client.to_owned(), tool.to_owned());
         self.write(false, move |tx| claims::take_deferred(tx, &key, &client, &tool)).await
     }
 
-    async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
+    async fn close_client_session(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
         let key = key.clone();
         self.write(true, move |tx| claims::close_client_session(tx, &key, now)).await
     }
 
-    async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
+    async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<SessionState>), StoreError> {
         let key = key.clone();
         self.read(move |sql, _| {
             read_transaction(sql, |sql| {
-                let Some(session) = Session::find(sql, &key)? else { return Ok((0, Arc::default())) };
+                let Some(session) = SessionHeader::find(sql, &key)? else { return Ok((0, Arc::default())) };
                 Ok((session.version, Arc::new(session.read_slices(sql)?)))
             })
         })
         .await
     }
 
-    async fn session(&self, key: &SessionKey) -> Result<Option<Arc<State>>, StoreError> {
+    async fn load_session(&self, key: &SessionKey) -> Result<Option<Arc<SessionState>>, StoreError> {
         let key = key.clone();
         self.read(move |sql, _| {
-            read_transaction(sql, |sql| Session::find(sql, &key)?.map(|session| session.read_all(sql).map(Arc::new)).transpose())
+            read_transaction(sql, |sql| SessionHeader::find(sql, &key)?.map(|session| session.read_all(sql).map(Arc::new)).transpose())
         })
         .await
     }
 
-    async fn alter(&self, key: &SessionKey, alter: Alter) -> Result<(), StoreError> {
+    async fn edit_session(&self, key: &SessionKey, alter: SessionEdit) -> Result<(), StoreError> {
         let key = key.clone();
         self.write(false, move |tx| {
-            let mut session = Session::get_or_create(tx.sql, &key)?;
+            let mut session = SessionHeader::get_or_create(tx.sql, &key)?;
             session.edit(tx.sql, &tx.shared.keys().redaction_key, alter)?;
             session.save(tx.sql)
         })
         .await
     }
 
-    async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
+    async fn add_cost(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
         let charges = charges.to_vec();
         self.write(false, move |tx| {
             let call = CallId::from_bytes(crate::keys::random_bytes()?);
@@ -344,11 +350,11 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn ask(&self, approval: Approval) -> Result<(), StoreError> {
+    async fn create_approval(&self, approval: Approval) -> Result<(), StoreError> {
         let arguments = serde_json::to_vec(&approval.arguments).map_err(|e| StoreError(e.to_string()))?;
         let sealed = self.keys().seal(&format!("approval {}", approval.id), &arguments).map_err(|e| StoreError(e.to_string()))?;
         self.write(true, move |tx| {
-            let session = Session::get_or_create(tx.sql, &approval.key)?;
+            let session = SessionHeader::get_or_create(tx.sql, &approval.key)?;
             tx.sql
                 .prepare_cached("INSERT INTO approvals (id, session, digest, expires, body, arguments) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
                 .execute(params![
@@ -367,7 +373,7 @@ impl Store for SqliteStore {
     async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
         let key = key.clone();
         self.read(move |sql, shared| {
-            let Some(session) = Session::find(sql, &key)? else { return Ok(None) };
+            let Some(session) = SessionHeader::find(sql, &key)? else { return Ok(None) };
             let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?));
             let found = sql
                 .prepare_cached("SELECT body, arguments FROM approvals WHERE session = ?1 AND digest = ?2 ORDER BY n DESC LIMIT 1")?
@@ -383,11 +389,11 @@ impl Store for SqliteStore {
         self.read_inline(move |sql, shared| find_approval(sql, shared, &id))
     }
 
-    async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
+    async fn answer_approval(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
         let (id, by) = (id.to_owned(), by.to_owned());
         self.write(true, move |tx| {
             let waiting = find_approval(tx.sql, tx.shared, &id)?
-                .filter(|a| a.state == ApprovalState::Waiting && now <= a.expires && a.may_be_answered_by(&by));
+                .filter(|a| a.state == ApprovalState::Waiting && now <= a.expires && a.can_be_answered_by(&by));
             let Some(approval) = waiting else { return Ok(false) };
             let state = if approved { ApprovalState::Approved } else { ApprovalState::Denied };
             save_approval(tx.sql, &Approval { state, answered_by: Some(by), ..approval })?;
@@ -396,19 +402,19 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
+    async fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
         self.write(true, move |tx| {
             claims::sweep_abandoned(tx, now)?;
-            let unsettled = Claim::read_unsettled(tx.sql)?;
+            let unsettled = StoredClaim::read_unsettled(tx.sql)?;
             unsettled.into_iter().filter(|claim| claim.is_pending(&tx.shared.state_dir, now)).map(claims::into_intent).collect()
         })
         .await
     }
 
-    async fn settle(
+    async fn settle_claim(
         &self,
         call: CallId,
-        settle: Settle,
+        settle: ClaimResolution,
         outcome: Outcome,
         shown: Outcome,
         by: &str,
@@ -418,10 +424,10 @@ impl Store for SqliteStore {
         self.write(true, move |tx| claims::settle_claim(tx, call, settle, (&outcome, shown), &by, now)).await
     }
 
-    async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
+    async fn load_output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
         let (key, handle) = (key.clone(), handle.to_owned());
         self.read(move |sql, shared| {
-            let Some(session) = Session::find(sql, &key)? else { return Ok(None) };
+            let Some(session) = SessionHeader::find(sql, &key)? else { return Ok(None) };
             let sealed: Option<Vec<u8>> = sql
                 .prepare_cached("SELECT text FROM outputs WHERE session = ?1 AND handle = ?2")?
                 .query_row(params![session.id, handle], |row| row.get(0))
@@ -435,7 +441,7 @@ impl Store for SqliteStore {
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
         let key = key.clone();
         self.read(move |sql, _| {
-            let Some(session) = Session::find(sql, &key)? else { return Ok(Vec::new()) };
+            let Some(session) = SessionHeader::find(sql, &key)? else { return Ok(Vec::new()) };
             let mut statement = sql.prepare_cached("SELECT body FROM ledger WHERE session = ?1 ORDER BY n")?;
             let mut rows = statement.query([session.id])?;
             let mut found = Vec::new();
@@ -456,16 +462,16 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
+    async fn append_spooled(&self, row: Arc<Row>) -> Result<(), StoreError> {
         self.write(true, move |tx| append_spooled_row(tx, &row)).await
     }
 
-    async fn take_in_all(&self, rows: &[Arc<Row>]) -> Result<Vec<Unfit>, StoreError> {
+    async fn append_all_spooled(&self, rows: &[Arc<Row>]) -> Result<Vec<RejectedRow>, StoreError> {
         let rows = rows.to_vec();
         self.write(true, move |tx| rows.iter().filter_map(|row| append_spooled_row_if_valid(tx, row).transpose()).collect()).await
     }
 
-    fn introduce(&self, config: Digest, definition: &Arc<str>) {
+    fn register_definition(&self, config: Digest, definition: &Arc<str>) {
         // A partial agent, built for one call, does not have the definition of this digest.
         if Digest::of(definition.as_bytes()) != config {
             return;
@@ -483,7 +489,7 @@ impl Store for SqliteStore {
         Some(self.keys().redaction_key)
     }
 
-    fn home(&self) -> Option<&Path> {
+    fn state_dir(&self) -> Option<&Path> {
         Some(self.shared.state_dir.path())
     }
 
@@ -501,7 +507,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let store = SqliteStore::open(directory.path().join("ledger.db")).unwrap();
         for definition in ["{}", "[]", "{}", "{}"] {
-            store.introduce(Digest::of(definition.as_bytes()), &Arc::from(definition));
+            store.register_definition(Digest::of(definition.as_bytes()), &Arc::from(definition));
         }
         assert_eq!(lock_unpoisoned(&store.shared.definitions).len(), 2);
     }

@@ -14,17 +14,17 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use tokio::time::Instant;
 use toolgate::SessionKey;
-use toolgate::store::{Hold, StoreError};
+use toolgate::store::{SessionLock, StoreError};
 
-use crate::error::{Done, Fault};
-use crate::group_commit::Writer;
-use crate::keys::Keys;
+use crate::error::{DbError, DbResult};
+use crate::group_commit::LedgerWriter;
+use crate::keys::LedgerKeys;
 use crate::open;
 use crate::state_dir::StateDir;
-use crate::store::session_lock::{Guard, Held, Own};
+use crate::store::session_lock::{LocalSessionGuard, LocalSessionLock, ProcessSessionGuard};
 use crate::tables::claims;
 use crate::tables::ledger;
-use crate::transaction::{Shared, Tx, lock_unpoisoned};
+use crate::transaction::{SharedStoreState, WriteTransaction, lock_unpoisoned};
 
 /// A persistent store in one SQLite file.
 ///
@@ -32,21 +32,21 @@ use crate::transaction::{Shared, Tx, lock_unpoisoned};
 /// ledger, and spooled rows.
 pub struct SqliteStore {
     path: PathBuf,
-    shared: Arc<Shared>,
+    shared: Arc<SharedStoreState>,
     /// Declared before `writer`: the last connection to close cleans up, which needs the writer.
     readers: Mutex<Vec<Connection>>,
-    writer: Writer,
-    session_locks: Mutex<HashMap<SessionKey, Arc<Own>>>,
+    writer: LedgerWriter,
+    session_locks: Mutex<HashMap<SessionKey, Arc<LocalSessionLock>>>,
     /// Number of session locks so far. Unused entries of `locks` are removed now and then.
     lock_count: AtomicU64,
 }
 
 /// Longest pause between two transactions of a pruning, in which other processes can write.
-const MOST_REST: Duration = Duration::from_secs(1);
+const MAX_PRUNE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Number of pruned rows and records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gone {
+pub struct PruneStats {
     /// Rows of the ledger.
     pub rows: u64,
     /// Recorded outcomes, approvals and large outputs.
@@ -69,22 +69,22 @@ impl SqliteStore {
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
         let (path, state) = (path.as_path(), crate::state_dir::state_dir_for(&path));
         let state = state.as_path();
-        let open = || -> Done<Self> {
-            let there = |error: std::io::Error| Fault::Message(format!("{}: {error}", state.display()));
+        let open = || -> DbResult<Self> {
+            let there = |error: std::io::Error| DbError::Message(format!("{}: {error}", state.display()));
             open::check_file(path)?;
             let look = "check that the directory exists and is writable";
-            let no_door = |error: std::io::Error| Fault::Message(format!("{}: {error}; {look}", state.display()));
-            let _door = StateDir::door(state).map_err(no_door)?;
+            let no_door = |error: std::io::Error| DbError::Message(format!("{}: {error}; {look}", state.display()));
+            let _door = StateDir::acquire_open_lock(state).map_err(no_door)?;
             let sql = open::open_writable(path)?;
-            let home = StateDir::enter(state).map_err(there)?;
+            let home = StateDir::open_owner(state).map_err(there)?;
             let (id, keys) = open::link_state_dir(&sql, &home)?;
             open::check_not_older(&sql, &home, &id)?;
-            let shared = Shared::new(home, id, keys);
+            let shared = SharedStoreState::new(home, id, keys);
             let unsigned = crate::write_connection::sweep_on_open(&sql, &shared, Timestamp::now())?;
-            shared.state_dir.tidy().map_err(there)?;
+            shared.state_dir.remove_dead_owners().map_err(there)?;
             Ok(Self {
                 path: path.to_owned(),
-                writer: Writer::start(sql, Arc::clone(&shared), unsigned)?,
+                writer: LedgerWriter::start(sql, Arc::clone(&shared), unsigned)?,
                 shared,
                 readers: Mutex::default(),
                 session_locks: Mutex::default(),
@@ -103,16 +103,16 @@ impl SqliteStore {
     pub fn open_for_one_call(path: impl AsRef<Path>) -> Result<Option<Self>, StoreError> {
         let path = path.as_ref();
         let Ok(path) = std::fs::canonicalize(path) else { return Ok(None) };
-        let open = || -> Done<Option<Self>> {
+        let open = || -> DbResult<Option<Self>> {
             let Some(sql) = open::open_current(&path)? else { return Ok(None) };
-            let home = StateDir::pass(&crate::state_dir::state_dir_for(&path))
-                .map_err(|error| Fault::Message(format!("{}: {error}", crate::state_dir::state_dir_for(&path).display())))?;
+            let home = StateDir::open_transient(&crate::state_dir::state_dir_for(&path))
+                .map_err(|error| DbError::Message(format!("{}: {error}", crate::state_dir::state_dir_for(&path).display())))?;
             let Some((id, keys)) = open::read_identity(&sql, &home)? else { return Ok(None) };
             open::check_not_older(&sql, &home, &id)?;
-            let shared = Shared::new(home, id, keys);
+            let shared = SharedStoreState::new(home, id, keys);
             Ok(Some(Self {
                 path: path.clone(),
-                writer: Writer::inline(sql, Arc::clone(&shared)),
+                writer: LedgerWriter::inline(sql, Arc::clone(&shared)),
                 shared,
                 readers: Mutex::default(),
                 session_locks: Mutex::default(),
@@ -159,8 +159,9 @@ impl SqliteStore {
     /// # Errors
     /// The key cannot be created or stored.
     pub async fn rotate_key(&self) -> Result<Arc<str>, StoreError> {
-        let new =
-            Arc::new(Keys::with_new_signing_key(&self.shared.state_dir.keys()).map_err(|e| self.with_path(&StoreError(e.to_string())))?);
+        let new = Arc::new(
+            LedgerKeys::with_new_signing_key(&self.shared.state_dir.keys_dir()).map_err(|e| self.with_path(&StoreError(e.to_string())))?,
+        );
         let next = Arc::clone(&new);
         self.write(true, move |tx| ledger::rotate_key(tx, Timestamp::now(), &next).map(|_| ())).await?;
         let public = Arc::clone(new.public_key());
@@ -175,8 +176,8 @@ impl SqliteStore {
     ///
     /// # Errors
     /// A transaction failed. Earlier ones stay: a transaction prunes a few thousand rows.
-    pub async fn prune(&self, rows_before: Timestamp, sealed_before: Timestamp) -> Result<Gone, StoreError> {
-        let (mut gone, mut after) = (Gone { rows: 0, sealed: 0 }, Some(0));
+    pub async fn prune(&self, rows_before: Timestamp, sealed_before: Timestamp) -> Result<PruneStats, StoreError> {
+        let (mut gone, mut after) = (PruneStats { rows: 0, sealed: 0 }, Some(0));
         while let Some(from) = after {
             let (sealed, next) = self.write_and_pause(move |tx| claims::prune_outcomes(tx.sql, sealed_before, from)).await?;
             gone.sealed += sealed;
@@ -197,17 +198,20 @@ impl SqliteStore {
     }
 
     /// Writes, and then pauses for about as long as the write took, so that others can write.
-    async fn write_and_pause<T: Send + 'static>(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
+    async fn write_and_pause<T: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut WriteTransaction<'_>) -> DbResult<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
         let begun = Instant::now();
         let written = self.write(true, f).await?;
-        tokio::time::sleep(begun.elapsed().min(MOST_REST)).await;
+        tokio::time::sleep(begun.elapsed().min(MAX_PRUNE_PAUSE)).await;
         Ok(written)
     }
 
     async fn write<T: Send + 'static>(
         &self,
         durable: bool,
-        f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static,
+        f: impl FnOnce(&mut WriteTransaction<'_>) -> DbResult<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.writer.write(durable, f).await.map_err(|error| self.with_path(&error))
     }
@@ -215,13 +219,13 @@ impl SqliteStore {
     /// Reads a little on this thread: by a key, from pages that are mostly cached.
     ///
     /// The read ends before another thread would have started.
-    fn read_inline<T>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T>) -> Result<T, StoreError> {
+    fn read_inline<T>(&self, f: impl FnOnce(&Connection, &SharedStoreState) -> DbResult<T>) -> Result<T, StoreError> {
         let f = match self.writer.try_read(f) {
             Ok(found) => return found.map_err(|fault| self.with_path(&fault.into())),
             Err(f) => f,
         };
         let sql = lock_unpoisoned(&self.readers).pop();
-        let read = || -> Done<(Connection, T)> {
+        let read = || -> DbResult<(Connection, T)> {
             let sql = match sql {
                 Some(sql) => sql,
                 None => open::open_readonly(&self.path)?,
@@ -242,14 +246,17 @@ impl SqliteStore {
     }
 
     /// Reads on another thread, because the read may be long.
-    async fn read<T: Send + 'static>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
+    async fn read<T: Send + 'static>(
+        &self,
+        f: impl FnOnce(&Connection, &SharedStoreState) -> DbResult<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
         let f = match self.writer.read_if_inline(f) {
             Ok(found) => return found.map_err(|fault| self.with_path(&fault.into())),
             Err(f) => f,
         };
         let sql = lock_unpoisoned(&self.readers).pop();
         let (path, shared) = (self.path.clone(), Arc::clone(&self.shared));
-        let work = move || -> Done<(Connection, T)> {
+        let work = move || -> DbResult<(Connection, T)> {
             let sql = match sql {
                 Some(sql) => sql,
                 None => open::open_readonly(&path)?,
@@ -267,12 +274,12 @@ impl SqliteStore {
         StoreError(format!("the ledger {}: {error}", self.path.display()))
     }
 
-    fn keys(&self) -> Arc<Keys> {
+    fn keys(&self) -> Arc<LedgerKeys> {
         self.shared.keys()
     }
 
     /// Locks a session against other calls of this process, then against other processes.
-    async fn acquire_session_lock(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
+    async fn acquire_session_lock(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<SessionLock>, StoreError> {
         let until = Instant::now().checked_add(wait);
         let own = {
             let mut locks = lock_unpoisoned(&self.session_locks);
@@ -282,12 +289,18 @@ impl SqliteStore {
             Arc::clone(locks.entry(key.clone()).or_default())
         };
         let calls = Arc::clone(&own.call_lock);
-        let guard = async { if alone { Guard::Exclusive(calls.write_owned().await) } else { Guard::Shared(calls.read_owned().await) } };
+        let guard = async {
+            if alone {
+                LocalSessionGuard::Exclusive(calls.write_owned().await)
+            } else {
+                LocalSessionGuard::Shared(calls.read_owned().await)
+            }
+        };
         let Ok(guard) = tokio::time::timeout(wait, guard).await else { return Ok(None) };
         loop {
-            let held = Held::acquire(Arc::clone(&own), Arc::clone(&self.shared), key, alone);
+            let held = ProcessSessionGuard::acquire(Arc::clone(&own), Arc::clone(&self.shared), key, alone);
             match held.map_err(|error| self.with_path(&StoreError(format!("cannot lock the session: {error}"))))? {
-                Some(held) => return Ok(Some(Hold::new((held, guard)))),
+                Some(held) => return Ok(Some(SessionLock::new((held, guard)))),
                 None if until.is_none_or(|until| Instant::now() < until) => tokio::time::sleep(Duration::from_millis(5)).await,
                 None => return Ok(None),
             }

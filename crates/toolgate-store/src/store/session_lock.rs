@@ -6,18 +6,18 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use toolgate::SessionKey;
 
-use crate::state_dir::Holding;
-use crate::transaction::{Shared, lock_unpoisoned};
+use crate::state_dir::FileLockMode;
+use crate::transaction::{SharedStoreState, lock_unpoisoned};
 
 #[expect(dead_code, reason = "held for its drop")]
-pub(crate) enum Guard {
+pub(crate) enum LocalSessionGuard {
     Exclusive(OwnedRwLockWriteGuard<()>),
     Shared(OwnedRwLockReadGuard<()>),
 }
 
 /// Lock of a session in this process.
 #[derive(Default)]
-pub(crate) struct Own {
+pub(crate) struct LocalSessionLock {
     pub(crate) call_lock: Arc<RwLock<()>>,
     /// Number of calls that hold the lock against other processes.
     lock_count: Mutex<usize>,
@@ -26,16 +26,21 @@ pub(crate) struct Own {
 /// Guard of the lock against other processes.
 ///
 /// The first call of a session takes the lock, and the last one releases it.
-pub(crate) struct Held {
-    local: Arc<Own>,
-    shared: Arc<Shared>,
+pub(crate) struct ProcessSessionGuard {
+    local: Arc<LocalSessionLock>,
+    shared: Arc<SharedStoreState>,
     key: SessionKey,
 }
 
-impl Held {
-    pub(crate) fn acquire(own: Arc<Own>, shared: Arc<Shared>, key: &SessionKey, alone: bool) -> std::io::Result<Option<Self>> {
+impl ProcessSessionGuard {
+    pub(crate) fn acquire(
+        own: Arc<LocalSessionLock>,
+        shared: Arc<SharedStoreState>,
+        key: &SessionKey,
+        alone: bool,
+    ) -> std::io::Result<Option<Self>> {
         let mut held = lock_unpoisoned(&own.lock_count);
-        if *held == 0 && !shared.state_dir.hold(key, if alone { Holding::Exclusive } else { Holding::Shared })? {
+        if *held == 0 && !shared.state_dir.set_session_lock(key, if alone { FileLockMode::Exclusive } else { FileLockMode::Shared })? {
             return Ok(None);
         }
         *held += 1;
@@ -45,13 +50,13 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for ProcessSessionGuard {
     fn drop(&mut self) {
         self.shared.running_calls.fetch_sub(1, Ordering::Relaxed);
         let mut held = lock_unpoisoned(&self.local.lock_count);
         *held -= 1;
         if *held == 0
-            && let Err(error) = self.shared.state_dir.hold(&self.key, Holding::Unlocked)
+            && let Err(error) = self.shared.state_dir.set_session_lock(&self.key, FileLockMode::Unlocked)
         {
             tracing::error!(%error, "cannot unlock a session");
         }

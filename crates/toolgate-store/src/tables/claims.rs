@@ -5,43 +5,43 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
-use toolgate::limits::{Charge, Spend};
-use toolgate::policy::{RecalledBy, Used};
-use toolgate::store::{Intent, RecallKey, Recalled, Settle, Taken};
+use toolgate::limits::{Charge, Cost};
+use toolgate::policy::{CounterReading, DedupKeyKind};
+use toolgate::store::{ClaimRecord, ClaimResolution, DedupKey, DeferredClaim, PriorCall};
 use toolgate::{CallId, Outcome, Row, SessionKey, provenance};
 use toolgate_json::Digest;
 
-use crate::error::{Done, Fault};
-use crate::keys::Keys;
+use crate::error::{DbError, DbResult};
+use crate::keys::LedgerKeys;
 use crate::state_dir::StateDir;
-use crate::tables::counters::{Reserved, counted_from, reserve_charge, settle_charge};
+use crate::tables::counters::{ReservedCharge, compute_charge_start, reserve_charge, settle_charge};
 use crate::tables::inline_claims;
 use crate::tables::ledger;
 use crate::tables::ledger::{parse_digest, to_nanos};
-use crate::tables::provenance::Carriers;
-use crate::tables::sessions::{Session, from_nanos};
-use crate::transaction::Tx;
+use crate::tables::provenance::CarrierTable;
+use crate::tables::sessions::{SessionHeader, from_nanos};
+use crate::transaction::WriteTransaction;
 
 /// A stored claim.
-pub(crate) struct Claim {
+pub(crate) struct StoredClaim {
     pub(crate) call: CallId,
     state: String,
     owner: String,
     lease: Timestamp,
     effect: bool,
-    pub(crate) intent: Intent,
+    pub(crate) intent: ClaimRecord,
     /// Reserved charges.
-    charges: Vec<Reserved>,
+    charges: Vec<ReservedCharge>,
     /// How much of each counter was used before.
-    used: Vec<Used>,
+    used: Vec<CounterReading>,
     pub(crate) draft: Option<String>,
     outcome: Option<Vec<u8>>,
 }
 
 const CLAIM_COLUMNS: &str = "call, state, owner, lease, effect, intent, charges, draft, outcome, used";
 
-impl Claim {
-    fn from_row(row: &rusqlite::Row<'_>) -> Done<Self> {
+impl StoredClaim {
+    fn from_row(row: &rusqlite::Row<'_>) -> DbResult<Self> {
         let (intent, charges): (String, String) = (row.get(5)?, row.get(6)?);
         Ok(Self {
             call: CallId::from_bytes(row.get(0)?),
@@ -57,26 +57,26 @@ impl Claim {
         })
     }
 
-    pub(crate) fn find(sql: &Connection, call: CallId) -> Done<Option<Self>> {
+    pub(crate) fn find(sql: &Connection, call: CallId) -> DbResult<Option<Self>> {
         let mut statement = sql.prepare_cached(&format!("SELECT {CLAIM_COLUMNS} FROM claims WHERE call = ?1"))?;
         let mut rows = statement.query(params![call.as_bytes().as_slice()])?;
         rows.next()?.map(Self::from_row).transpose()
     }
 
     /// Creates an open claim.
-    pub(crate) fn new_open(intent: Intent, charges: Vec<Reserved>, used: Vec<Used>, draft: Option<String>) -> Self {
+    pub(crate) fn new_open(intent: ClaimRecord, charges: Vec<ReservedCharge>, used: Vec<CounterReading>, draft: Option<String>) -> Self {
         let (state, owner) = ("open".to_owned(), intent.owner.to_string());
         Self { call: intent.call, state, owner, lease: intent.lease, effect: intent.effect, intent, charges, used, draft, outcome: None }
     }
 
     /// Inserts an open claim.
-    pub(crate) fn insert(&self, sql: &Connection, session: i64) -> Done<()> {
+    pub(crate) fn insert(&self, sql: &Connection, session: i64) -> DbResult<()> {
         let charges: Vec<_> = self.charges.iter().map(|(n, at, charge)| (*n, *at, charge)).collect();
         insert_claim(sql, &self.intent, session, &charges, &self.used, self.draft.as_deref(), None)
     }
 
     /// Reads all claims that are open or pending.
-    pub(crate) fn read_unsettled(sql: &Connection) -> Done<Vec<Self>> {
+    pub(crate) fn read_unsettled(sql: &Connection) -> DbResult<Vec<Self>> {
         let mut unsettled = Self::read_matching(sql, "state <> 'settled'")?;
         unsettled.extend(inline_claims::read_inflight(sql)?);
         unsettled.sort_by_key(|claim| *claim.call.as_bytes());
@@ -84,11 +84,11 @@ impl Claim {
     }
 
     /// Reads open claims. The query does not read pending claims, of which there may be many.
-    fn read_open(sql: &Connection) -> Done<Vec<Self>> {
+    fn read_open(sql: &Connection) -> DbResult<Vec<Self>> {
         Self::read_matching(sql, "state <> 'settled' AND state = 'open'")
     }
 
-    fn read_matching(sql: &Connection, wanted: &str) -> Done<Vec<Self>> {
+    fn read_matching(sql: &Connection, wanted: &str) -> DbResult<Vec<Self>> {
         let mut statement =
             sql.prepare_cached(&format!("SELECT {CLAIM_COLUMNS} FROM claims INDEXED BY claims_unsettled WHERE {wanted} ORDER BY call"))?;
         let mut rows = statement.query([])?;
@@ -107,23 +107,23 @@ impl Claim {
     ///
     /// The state of a process is known. Any other owner is gone when the lease has expired.
     pub(crate) fn is_abandoned(&self, home: &StateDir, now: Timestamp) -> bool {
-        self.state == "open" && home.is_gone(&self.owner).unwrap_or(now > self.lease)
+        self.state == "open" && home.has_process_ended(&self.owner).unwrap_or(now > self.lease)
     }
 
     pub(crate) fn is_pending(&self, home: &StateDir, now: Timestamp) -> bool {
         self.effect && (self.state == "pending" || self.is_abandoned(home, now))
     }
 
-    fn prior_call(&self, home: &StateDir, keys: &Keys, now: Timestamp) -> Done<Option<Recalled>> {
+    fn prior_call(&self, home: &StateDir, keys: &LedgerKeys, now: Timestamp) -> DbResult<Option<PriorCall>> {
         if self.is_settled() {
             let outcome = self.outcome.as_ref().and_then(|sealed| keys.unseal(&outcome_seal_context(self.call), sealed));
-            return Ok(Some(Recalled::Settled(outcome.map(|text| serde_json::from_slice(&text)).transpose()?)));
+            return Ok(Some(PriorCall::Settled(outcome.map(|text| serde_json::from_slice(&text)).transpose()?)));
         }
         Ok(match self.is_pending(home, now) {
-            true => Some(Recalled::Pending(self.call)),
+            true => Some(PriorCall::Pending(self.call)),
             // An abandoned read had no effects.
             false if self.is_abandoned(home, now) => None,
-            false => Some(Recalled::InProgress),
+            false => Some(PriorCall::InProgress),
         })
     }
 }
@@ -137,11 +137,11 @@ fn outcome_seal_context(call: CallId) -> String {
 pub(crate) fn find_prior_call(
     sql: &Connection,
     home: &StateDir,
-    keys: &Keys,
-    recall: &[RecallKey],
+    keys: &LedgerKeys,
+    recall: &[DedupKey],
     asked: Digest,
     now: Timestamp,
-) -> Done<Option<(Recalled, RecalledBy)>> {
+) -> DbResult<Option<(PriorCall, DedupKeyKind)>> {
     for key in recall {
         let found: Option<(Vec<u8>, [u8; 16])> = sql
             .prepare_cached("SELECT asked, call FROM recalls WHERE principal = ?1 AND agent = ?2 AND tool = ?3 AND key = ?4")?
@@ -150,10 +150,10 @@ pub(crate) fn find_prior_call(
         let Some((first, call)) = found else { continue };
         // A tool declared `once` is recalled by its arguments, as requested or as changed by
         // hooks. Only a key of the caller can be reused for another request.
-        if parse_digest(&first)? != asked && key.kind() == RecalledBy::Key {
-            return Ok(Some((Recalled::KeyReused, RecalledBy::Key)));
+        if parse_digest(&first)? != asked && key.kind() == DedupKeyKind::Key {
+            return Ok(Some((PriorCall::KeyReused, DedupKeyKind::Key)));
         }
-        if let Some(claim) = Claim::find(sql, CallId::from_bytes(call))?
+        if let Some(claim) = StoredClaim::find(sql, CallId::from_bytes(call))?
             && let Some(recalled) = claim.prior_call(home, keys, now)?
         {
             return Ok(Some((recalled, key.kind())));
@@ -164,13 +164,13 @@ pub(crate) fn find_prior_call(
 
 /// Stores a claim and reserves its charges.
 pub(crate) fn store_claim(
-    tx: &Tx<'_>,
-    intent: &Intent,
+    tx: &WriteTransaction<'_>,
+    intent: &ClaimRecord,
     draft: Option<&str>,
     charges: &[Charge],
     used: &[Decimal],
     now: Timestamp,
-) -> Done<()> {
+) -> DbResult<()> {
     for (n, (charge, used)) in charges.iter().zip(used).enumerate() {
         reserve_charge(tx.sql, intent.call, n, charge, *used, now)?;
     }
@@ -180,7 +180,7 @@ pub(crate) fn store_claim(
         tx.replace_read_charges(intent.call, Some(reserved));
         return Ok(());
     }
-    let mut session = Session::get_or_create(tx.sql, &intent.key)?;
+    let mut session = SessionHeader::get_or_create(tx.sql, &intent.key)?;
     // The call may kill this process, so count it before it runs.
     if session.count_uncounted_calls(tx, &intent.key) {
         session.save(tx.sql)?;
@@ -203,20 +203,20 @@ pub(crate) fn store_claim(
                 intent.call.as_bytes().as_slice()
             ])?;
     }
-    let before: Vec<Used> = reserved.iter().map(|(.., charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
+    let before: Vec<CounterReading> = reserved.iter().map(|(.., charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
     insert_claim(tx.sql, intent, session.id, &charges, &before, draft, pass.as_deref())
 }
 
 /// Inserts an open claim, with the encrypted state of a deferred call if there is one.
 fn insert_claim(
     sql: &Connection,
-    intent: &Intent,
+    intent: &ClaimRecord,
     session: i64,
     charges: &[(usize, i64, &Charge)],
-    used: &[Used],
+    used: &[CounterReading],
     draft: Option<&str>,
     pass: Option<&[u8]>,
-) -> Done<()> {
+) -> DbResult<()> {
     sql.prepare_cached(
         "INSERT INTO claims (call, session, state, owner, lease, effect, intent, charges, draft, used, client, pass) VALUES (?1, ?2, 'open', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
     )?
@@ -240,11 +240,11 @@ fn insert_claim(
 ///
 /// These are the provenance of its arguments and, for a deferred call, its revocations and
 /// carriers: the client may run the call at any time from here on.
-pub(crate) fn apply_claim_effects(tx: &Tx<'_>, intent: &mut Intent) -> Done<()> {
+pub(crate) fn apply_claim_effects(tx: &WriteTransaction<'_>, intent: &mut ClaimRecord) -> DbResult<()> {
     let seen = intent.seen.take();
     let revokes = intent.is_run_by_client() && !intent.revokes.is_empty();
     if seen.is_some() || revokes {
-        let mut session = Session::get_or_create(tx.sql, &intent.key)?;
+        let mut session = SessionHeader::get_or_create(tx.sql, &intent.key)?;
         session.count_uncounted_calls(tx, &intent.key);
         if let Some(seen) = seen {
             session.store_provenance(tx.sql, &tx.shared.keys().redaction_key, *seen)?;
@@ -258,24 +258,24 @@ pub(crate) fn apply_claim_effects(tx: &Tx<'_>, intent: &mut Intent) -> Done<()> 
 }
 
 /// Records the carriers that a call has written to, or may have.
-fn record_carriers(tx: &Tx<'_>, intent: &Intent) -> Done<()> {
+fn record_carriers(tx: &WriteTransaction<'_>, intent: &ClaimRecord) -> DbResult<()> {
     if intent.carriers.is_empty() {
         return Ok(());
     }
-    let tainted = Session::find(tx.sql, &intent.key)?.is_some_and(|session| session.provenance_flags.tainted);
-    let mut carriers = Carriers::new(tx.sql);
-    provenance::carry(&intent.carriers, tainted, &mut carriers);
+    let tainted = SessionHeader::find(tx.sql, &intent.key)?.is_some_and(|session| session.provenance_flags.tainted);
+    let mut carriers = CarrierTable::new(tx.sql);
+    provenance::record_carrier_writes(&intent.carriers, tainted, &mut carriers);
     carriers.finish()
 }
 
-fn revoke_claimed(tx: &Tx<'_>, session: &mut Session, intent: &Intent) -> Done<()> {
-    intent.revokes.iter().try_for_each(|revoked| session.revoke_evidence(tx.sql, &revoked.clone().key()))
+fn revoke_claimed(tx: &WriteTransaction<'_>, session: &mut SessionHeader, intent: &ClaimRecord) -> DbResult<()> {
+    intent.revokes.iter().try_for_each(|revoked| session.revoke_evidence(tx.sql, &revoked.clone().into_key()))
 }
 
 /// Revokes the evidence that a call revokes if it happened. Unknown counts as happened.
-pub(crate) fn revoke_evidence_of(tx: &Tx<'_>, claim: &Claim) -> Done<()> {
+pub(crate) fn revoke_evidence_of(tx: &WriteTransaction<'_>, claim: &StoredClaim) -> DbResult<()> {
     if claim.effect && !claim.intent.revokes.is_empty() {
-        let mut session = Session::get_or_create(tx.sql, &claim.intent.key)?;
+        let mut session = SessionHeader::get_or_create(tx.sql, &claim.intent.key)?;
         revoke_claimed(tx, &mut session, &claim.intent)?;
         session.save(tx.sql)?;
     }
@@ -283,8 +283,8 @@ pub(crate) fn revoke_evidence_of(tx: &Tx<'_>, claim: &Claim) -> Done<()> {
 }
 
 /// Takes the newest deferred call for a tool by the client's name for the call.
-pub(crate) fn take_deferred(tx: &Tx<'_>, key: &SessionKey, client: &str, tool: &str) -> Done<Option<Taken>> {
-    let Some(session) = Session::find(tx.sql, key)? else { return Ok(None) };
+pub(crate) fn take_deferred(tx: &WriteTransaction<'_>, key: &SessionKey, client: &str, tool: &str) -> DbResult<Option<DeferredClaim>> {
+    let Some(session) = SessionHeader::find(tx.sql, key)? else { return Ok(None) };
     let found: Option<([u8; 16], Vec<u8>)> = tx
         .sql
         .prepare_cached(
@@ -295,11 +295,11 @@ pub(crate) fn take_deferred(tx: &Tx<'_>, key: &SessionKey, client: &str, tool: &
         .optional()?;
     let Some((call, sealed)) = found else { return Ok(None) };
     let call = CallId::from_bytes(call);
-    let unopened = || Fault::Message("cannot decrypt a deferred call: another key encrypted it".to_owned());
+    let unopened = || DbError::Message("cannot decrypt a deferred call: another key encrypted it".to_owned());
     let pass = tx.shared.keys().unseal(&deferred_seal_context(call), &sealed).ok_or_else(unopened)?;
     tx.sql.prepare_cached("UPDATE claims SET pass = NULL WHERE call = ?1")?.execute(params![call.as_bytes().as_slice()])?;
-    let Some(claim) = Claim::find(tx.sql, call)?.filter(|claim| !claim.is_settled()) else { return Ok(None) };
-    Ok(Some(Taken { counters_before: claim.used.clone(), claim: into_intent(claim)?, state: pass }))
+    let Some(claim) = StoredClaim::find(tx.sql, call)?.filter(|claim| !claim.is_settled()) else { return Ok(None) };
+    Ok(Some(DeferredClaim { counters_before: claim.used.clone(), claim: into_intent(claim)?, state: pass }))
 }
 
 /// Returns the place to which the encrypted state of a deferred call is bound.
@@ -308,47 +308,49 @@ pub(crate) fn deferred_seal_context(call: CallId) -> String {
 }
 
 /// Statements that close the session of a client. They read only open claims and deferred calls.
-const LEAVE: &str = "UPDATE claims INDEXED BY claims_unsettled SET lease = ?2
+const EXPIRE_CLIENT_LEASES_SQL: &str = "UPDATE claims INDEXED BY claims_unsettled SET lease = ?2
     WHERE session = ?1 AND state <> 'settled' AND state = 'open' AND owner >= 'client:' AND owner < 'client;'";
-const KEEP_NONE: &str = "UPDATE claims INDEXED BY claims_kept SET pass = NULL WHERE session = ?1 AND pass IS NOT NULL";
+const DISCARD_DEFERRED_CALLS_SQL: &str = "UPDATE claims INDEXED BY claims_kept SET pass = NULL WHERE session = ?1 AND pass IS NOT NULL";
 
 /// Abandons the open calls of a client session that has ended.
-pub(crate) fn close_client_session(tx: &mut Tx<'_>, key: &SessionKey, now: Timestamp) -> Done<()> {
-    let Some(session) = Session::find(tx.sql, key)? else { return Ok(()) };
-    tx.sql.prepare_cached(LEAVE)?.execute(params![session.id, to_nanos(now).saturating_sub(1)])?;
-    tx.sql.prepare_cached(KEEP_NONE)?.execute(params![session.id])?;
+pub(crate) fn close_client_session(tx: &mut WriteTransaction<'_>, key: &SessionKey, now: Timestamp) -> DbResult<()> {
+    let Some(session) = SessionHeader::find(tx.sql, key)? else { return Ok(()) };
+    tx.sql.prepare_cached(EXPIRE_CLIENT_LEASES_SQL)?.execute(params![session.id, to_nanos(now).saturating_sub(1)])?;
+    tx.sql.prepare_cached(DISCARD_DEFERRED_CALLS_SQL)?.execute(params![session.id])?;
     sweep_abandoned(tx, now).map(|_| ())
 }
 
 /// Ends a claim by the effects of its call.
 pub(crate) fn end_claim(
-    tx: &Tx<'_>,
-    claim: Claim,
-    settle: Settle,
-    spent: Option<Spend>,
+    tx: &WriteTransaction<'_>,
+    claim: StoredClaim,
+    settle: ClaimResolution,
+    spent: Option<Cost>,
     outcome: Option<&Outcome>,
     now: Timestamp,
-) -> Done<()> {
+) -> DbResult<()> {
     let call = claim.call;
-    let settle = if claim.effect { settle } else { settle.of_read() };
-    if claim.state == "open" && settle != Settle::Released {
+    let settle = if claim.effect { settle } else { settle.for_read() };
+    if claim.state == "open" && settle != ClaimResolution::Released {
         record_carriers(tx, &claim.intent)?;
     }
     // A reported cost counts even if the outcome is unknown.
-    let (known, reserved): (Vec<_>, Vec<_>) =
-        claim.charges.into_iter().partition(|(.., c)| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));
+    let (known, reserved): (Vec<_>, Vec<_>) = claim
+        .charges
+        .into_iter()
+        .partition(|(.., c)| settle != ClaimResolution::Pending || (c.unit.is_known_after_call() && spent.is_some()));
     for (n, at, charge) in known {
-        let from = if claim.effect { counted_from(at, &charge, now) } else { at };
-        settle_charge(tx.sql, call, (n, at, &charge), settle.amount(&charge, spent), from)?;
+        let from = if claim.effect { compute_charge_start(at, &charge, now) } else { at };
+        settle_charge(tx.sql, call, (n, at, &charge), settle.final_amount(&charge, spent), from)?;
     }
-    if settle == Settle::Pending {
+    if settle == ClaimResolution::Pending {
         tx.sql
             .prepare_cached("UPDATE claims SET state = 'pending', charges = ?2 WHERE call = ?1")?
             .execute(params![call.as_bytes().as_slice(), serde_json::to_string(&reserved)?])?;
         return Ok(());
     }
     // Without an effect, the call may run again. Without a recall key, the outcome is not needed.
-    match outcome.filter(|_| settle == Settle::Done && !claim.intent.recall.is_empty()) {
+    match outcome.filter(|_| settle == ClaimResolution::Done && !claim.intent.recall.is_empty()) {
         Some(outcome) => {
             let sealed = tx.shared.keys().seal(&outcome_seal_context(call), &serde_json::to_vec(outcome)?)?;
             tx.sql
@@ -371,7 +373,7 @@ pub(crate) fn end_claim(
 }
 
 /// Sweeps a few expired claims of clients, for processes that make one call each.
-pub(crate) fn sweep_client_claims(tx: &mut Tx<'_>, now: Timestamp) -> Done<()> {
+pub(crate) fn sweep_client_claims(tx: &mut WriteTransaction<'_>, now: Timestamp) -> DbResult<()> {
     let over: Vec<[u8; 16]> = tx
         .sql
         .prepare_cached(
@@ -379,18 +381,19 @@ pub(crate) fn sweep_client_claims(tx: &mut Tx<'_>, now: Timestamp) -> Done<()> {
         )?
         .query_map([to_nanos(now)], |row| row.get(0))?
         .collect::<Result<_, _>>()?;
-    let claims: Done<Vec<Option<Claim>>> = over.into_iter().map(|call| Claim::find(tx.sql, CallId::from_bytes(call))).collect();
+    let claims: DbResult<Vec<Option<StoredClaim>>> =
+        over.into_iter().map(|call| StoredClaim::find(tx.sql, CallId::from_bytes(call))).collect();
     sweep_claims(tx, claims?.into_iter().flatten().collect(), now).map(|_| ())
 }
 
 /// Marks abandoned claims as pending and appends their rows. Abandoned reads are released.
-pub(crate) fn sweep_abandoned(tx: &mut Tx<'_>, now: Timestamp) -> Done<u64> {
+pub(crate) fn sweep_abandoned(tx: &mut WriteTransaction<'_>, now: Timestamp) -> DbResult<u64> {
     inline_claims::move_abandoned_to_claims(tx, now)?;
-    let open = Claim::read_open(tx.sql)?;
+    let open = StoredClaim::read_open(tx.sql)?;
     sweep_claims(tx, open, now)
 }
 
-fn sweep_claims(tx: &mut Tx<'_>, claims: Vec<Claim>, now: Timestamp) -> Done<u64> {
+fn sweep_claims(tx: &mut WriteTransaction<'_>, claims: Vec<StoredClaim>, now: Timestamp) -> DbResult<u64> {
     let mut swept = 0;
     for claim in claims {
         if !claim.is_abandoned(&tx.shared.state_dir, now) {
@@ -413,22 +416,23 @@ fn sweep_claims(tx: &mut Tx<'_>, claims: Vec<Claim>, now: Timestamp) -> Done<u64
             }
         }
         revoke_evidence_of(tx, &claim)?;
-        end_claim(tx, claim, Settle::Pending, None, None, now)?;
+        end_claim(tx, claim, ClaimResolution::Pending, None, None, now)?;
     }
     Ok(swept)
 }
 
 /// Settles a pending claim, with a row that names the settler.
 pub(crate) fn settle_claim(
-    tx: &mut Tx<'_>,
+    tx: &mut WriteTransaction<'_>,
     call: CallId,
-    settle: Settle,
+    settle: ClaimResolution,
     (outcome, shown): (&Outcome, Outcome),
     by: &str,
     now: Timestamp,
-) -> Done<bool> {
+) -> DbResult<bool> {
     sweep_abandoned(tx, now)?;
-    let Some(claim) = Claim::find(tx.sql, call)?.filter(|claim| claim.is_pending(&tx.shared.state_dir, now) && settle != Settle::Pending)
+    let Some(claim) =
+        StoredClaim::find(tx.sql, call)?.filter(|claim| claim.is_pending(&tx.shared.state_dir, now) && settle != ClaimResolution::Pending)
     else {
         return Ok(false);
     };
@@ -439,14 +443,14 @@ pub(crate) fn settle_claim(
         .optional()?;
     if let Some(body) = body.or_else(|| claim.draft.clone()) {
         let row: Row = serde_json::from_str(&body)?;
-        append_row(tx, &row.settlement(shown, settle.effects(), by, now))?;
+        append_row(tx, &row.settlement_row(shown, settle.effects(), by, now))?;
     }
     end_claim(tx, claim, settle, None, Some(outcome), now)?;
     Ok(true)
 }
 
-pub(crate) fn append_row(tx: &mut Tx<'_>, row: &Row) -> Done<(u64, Digest)> {
-    let mut session = Session::get_or_create(tx.sql, &row.key)?;
+pub(crate) fn append_row(tx: &mut WriteTransaction<'_>, row: &Row) -> DbResult<(u64, Digest)> {
+    let mut session = SessionHeader::get_or_create(tx.sql, &row.key)?;
     session.count_uncounted_calls(tx, &row.key);
     let body = ledger::canonical_text(row)?;
     let appended = ledger::append_to_chains(tx, &mut session, row, &body)?;
@@ -455,14 +459,14 @@ pub(crate) fn append_row(tx: &mut Tx<'_>, row: &Row) -> Done<(u64, Digest)> {
 }
 
 /// How many claims, approvals and outputs one transaction prunes, so that other writers get a turn.
-const AT_ONCE: i64 = 5_000;
+const MAX_PRUNED_RECORDS_PER_TRANSACTION: i64 = 5_000;
 
 /// Deletes the outcomes of settled claims that ended before `before`. The claims themselves stay.
 ///
 /// Handles one batch of claims after the id `after`. Returns the number of deleted outcomes and the
 /// start of the next batch.
-pub(crate) fn prune_outcomes(sql: &Connection, before: Timestamp, after: i64) -> Done<(u64, Option<i64>)> {
-    let last = after.saturating_add(AT_ONCE);
+pub(crate) fn prune_outcomes(sql: &Connection, before: Timestamp, after: i64) -> DbResult<(u64, Option<i64>)> {
+    let last = after.saturating_add(MAX_PRUNED_RECORDS_PER_TRANSACTION);
     let forgotten = sql.execute(
         "UPDATE claims SET outcome = NULL WHERE id > ?2 AND id <= ?3 AND state = 'settled' AND outcome IS NOT NULL AND ended < ?1",
         [to_nanos(before), after, last],
@@ -474,27 +478,29 @@ pub(crate) fn prune_outcomes(sql: &Connection, before: Timestamp, after: i64) ->
 /// Deletes a batch of approvals that expired before `before`, and of older outputs.
 ///
 /// Returns the number of deleted rows, 0 if none are left.
-pub(crate) fn prune_approvals_and_outputs(sql: &Connection, before: Timestamp) -> Done<u64> {
-    let approvals =
-        sql.execute("DELETE FROM approvals WHERE n IN (SELECT n FROM approvals WHERE expires < ?1 LIMIT ?2)", [to_nanos(before), AT_ONCE])?;
+pub(crate) fn prune_approvals_and_outputs(sql: &Connection, before: Timestamp) -> DbResult<u64> {
+    let approvals = sql.execute(
+        "DELETE FROM approvals WHERE n IN (SELECT n FROM approvals WHERE expires < ?1 LIMIT ?2)",
+        [to_nanos(before), MAX_PRUNED_RECORDS_PER_TRANSACTION],
+    )?;
     let outputs = sql.execute(
         "DELETE FROM outputs WHERE (session, handle) IN (SELECT session, handle FROM outputs WHERE at < ?1 LIMIT ?2)",
-        [to_nanos(before), AT_ONCE],
+        [to_nanos(before), MAX_PRUNED_RECORDS_PER_TRANSACTION],
     )?;
     Ok((approvals + outputs) as u64)
 }
 
 /// Converts a claim to an intent.
-pub(crate) fn into_intent(claim: Claim) -> Done<Intent> {
+pub(crate) fn into_intent(claim: StoredClaim) -> DbResult<ClaimRecord> {
     let row = claim.draft.and_then(|draft| serde_json::from_str::<Row>(&draft).ok()).map(Arc::new);
-    Ok(Intent { row, ..claim.intent })
+    Ok(ClaimRecord { row, ..claim.intent })
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
     fn closing_a_client_session_scans_no_table() {
-        for statement in [super::LEAVE, super::KEEP_NONE] {
+        for statement in [super::EXPIRE_CLIENT_LEASES_SQL, super::DISCARD_DEFERRED_CALLS_SQL] {
             assert_eq!(crate::open::full_scans(statement), Vec::<String>::new());
         }
     }

@@ -4,16 +4,16 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
-use toolgate::limits::{Charge, Spend};
-use toolgate::store::{Intent, Settle};
+use toolgate::limits::{Charge, Cost};
+use toolgate::store::{ClaimRecord, ClaimResolution};
 use toolgate::{CallId, SessionKey};
 
-use crate::error::Done;
-use crate::tables::claims::Claim;
-use crate::tables::counters::{Reserved, counted_from, settle_charge};
+use crate::error::DbResult;
+use crate::tables::claims::StoredClaim;
+use crate::tables::counters::{ReservedCharge, compute_charge_start, settle_charge};
 use crate::tables::ledger::{parse_digest, to_nanos};
-use crate::tables::sessions::{Session, from_nanos};
-use crate::transaction::Tx;
+use crate::tables::sessions::{SessionHeader, from_nanos};
+use crate::transaction::WriteTransaction;
 
 /// Computes the row id of a call from the time and the random bits of its call id.
 ///
@@ -25,11 +25,11 @@ const fn row_id(call: CallId) -> i64 {
 
 /// Inserts a claim that this process ends itself. Returns false if it must go to `claims` instead.
 pub(crate) fn insert_inflight(
-    tx: &Tx<'_>,
-    intent: &Intent,
+    tx: &WriteTransaction<'_>,
+    intent: &ClaimRecord,
     draft: Option<&str>,
     reserved: &[(usize, i64, &Charge, Decimal)],
-) -> Done<bool> {
+) -> DbResult<bool> {
     let is_own = intent.effect && intent.pass.is_none() && tx.shared.state_dir.owner() == Some(&intent.owner);
     if !is_own || intent.seen.is_some() || !intent.recall.is_empty() || !intent.carriers.is_empty() {
         return Ok(false);
@@ -58,15 +58,21 @@ pub(crate) fn insert_inflight(
         ])?;
     // Another call may have the same id already.
     if written > 0 {
-        tx.replace_own_charges(intent.call, Some(reserved.iter().map(|(n, at, charge, _)| (*n, *at, (*charge).clone())).collect()));
+        tx.replace_inflight_charges(intent.call, Some(reserved.iter().map(|(n, at, charge, _)| (*n, *at, (*charge).clone())).collect()));
     }
     Ok(written > 0)
 }
 
 /// Ends a claim of this process. Returns false if there is none, or if it is in `claims` now.
-pub(crate) fn end_inflight(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>, now: jiff::Timestamp) -> Done<bool> {
-    let Some(reserved) = tx.replace_own_charges(call, None) else { return Ok(false) };
-    if settle == Settle::Pending {
+pub(crate) fn end_inflight(
+    tx: &WriteTransaction<'_>,
+    call: CallId,
+    settle: ClaimResolution,
+    spent: Option<Cost>,
+    now: jiff::Timestamp,
+) -> DbResult<bool> {
+    let Some(reserved) = tx.replace_inflight_charges(call, None) else { return Ok(false) };
+    if settle == ClaimResolution::Pending {
         move_to_claims(tx, call)?;
         return Ok(false);
     }
@@ -74,41 +80,41 @@ pub(crate) fn end_inflight(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Opt
         return Ok(false);
     }
     for (n, at, charge) in reserved {
-        let from = counted_from(at, &charge, now);
-        settle_charge(tx.sql, call, (n, at, &charge), settle.amount(&charge, spent), from)?;
+        let from = compute_charge_start(at, &charge, now);
+        settle_charge(tx.sql, call, (n, at, &charge), settle.final_amount(&charge, spent), from)?;
     }
     Ok(true)
 }
 
-fn delete_inflight(sql: &Connection, call: CallId) -> Done<bool> {
+fn delete_inflight(sql: &Connection, call: CallId) -> DbResult<bool> {
     let mut statement = sql.prepare_cached("DELETE FROM under_way WHERE id = ?1 AND call = ?2")?;
     Ok(statement.execute(params![row_id(call), call.as_bytes().as_slice()])? > 0)
 }
 
 /// Returns true if a running call holds this charge.
-pub(crate) fn holds_charge(sql: &Connection, call: CallId, n: usize) -> Done<bool> {
+pub(crate) fn has_reserved_charge(sql: &Connection, call: CallId, n: usize) -> DbResult<bool> {
     let charges: Option<String> = sql
         .prepare_cached("SELECT charges FROM under_way WHERE id = ?1 AND call = ?2")?
         .query_row(params![row_id(call), call.as_bytes().as_slice()], |row| row.get(0))
         .optional()?;
     let Some(charges) = charges else { return Ok(false) };
     let charges: Vec<(usize, i64, Charge, Decimal)> = serde_json::from_str(&charges)?;
-    Ok(charges.iter().any(|(number, _, charge, _)| *number == n && charge.is_held()))
+    Ok(charges.iter().any(|(number, _, charge, _)| *number == n && charge.is_reserved_while_pending()))
 }
 
 /// Returns true if the table has any row.
-pub(crate) fn has_inflight(sql: &Connection) -> Done<bool> {
+pub(crate) fn has_inflight(sql: &Connection) -> DbResult<bool> {
     Ok(sql.prepare_cached("SELECT 1 FROM under_way LIMIT 1")?.exists([])?)
 }
 
-const COLUMNS: &str = "call, agent, principal, session, tool, digest, asked, owner, lease, revokes, charges, draft FROM under_way";
+const INFLIGHT_COLUMNS: &str = "call, agent, principal, session, tool, digest, asked, owner, lease, revokes, charges, draft FROM under_way";
 
-fn read_claim(row: &rusqlite::Row<'_>) -> Done<Claim> {
+fn read_claim(row: &rusqlite::Row<'_>) -> DbResult<StoredClaim> {
     let text = |column: usize| row.get::<_, String>(column);
     let (owner, lease) = (text(7)?, from_nanos(row.get(8)?));
     let revokes: Option<String> = row.get(9)?;
     let charges: Vec<(usize, i64, Charge, Decimal)> = serde_json::from_str(&text(10)?)?;
-    let intent = Intent {
+    let intent = ClaimRecord {
         call: CallId::from_bytes(row.get(0)?),
         key: SessionKey::new(text(1)?, text(2)?, text(3)?),
         tool: text(4)?.into(),
@@ -125,16 +131,16 @@ fn read_claim(row: &rusqlite::Row<'_>) -> Done<Claim> {
         revokes: revokes.map_or_else(|| Ok(Vec::new()), |text| serde_json::from_str(&text))?,
     };
     let used = charges.iter().map(|(_, _, charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
-    let reserved: Vec<Reserved> = charges.into_iter().map(|(n, at, charge, _)| (n, at, charge)).collect();
-    Ok(Claim::new_open(intent, reserved, used, row.get(11)?))
+    let reserved: Vec<ReservedCharge> = charges.into_iter().map(|(n, at, charge, _)| (n, at, charge)).collect();
+    Ok(StoredClaim::new_open(intent, reserved, used, row.get(11)?))
 }
 
 /// Reads the claims of all processes. A read-only ledger with an older schema has no such table.
-pub(crate) fn read_inflight(sql: &Connection) -> Done<Vec<Claim>> {
+pub(crate) fn read_inflight(sql: &Connection) -> DbResult<Vec<StoredClaim>> {
     if !sql.prepare_cached("SELECT 1 FROM sqlite_schema WHERE name = 'under_way'")?.exists([])? {
         return Ok(Vec::new());
     }
-    let mut statement = sql.prepare_cached(&format!("SELECT {COLUMNS} ORDER BY id"))?;
+    let mut statement = sql.prepare_cached(&format!("SELECT {INFLIGHT_COLUMNS} ORDER BY id"))?;
     let mut rows = statement.query([])?;
     let mut all = Vec::new();
     while let Some(row) = rows.next()? {
@@ -144,8 +150,8 @@ pub(crate) fn read_inflight(sql: &Connection) -> Done<Vec<Claim>> {
 }
 
 /// Moves a call to `claims`, if it is in this table.
-pub(crate) fn move_to_claims(tx: &Tx<'_>, call: CallId) -> Done<()> {
-    let mut statement = tx.sql.prepare_cached(&format!("SELECT {COLUMNS} WHERE id = ?1 AND call = ?2"))?;
+pub(crate) fn move_to_claims(tx: &WriteTransaction<'_>, call: CallId) -> DbResult<()> {
+    let mut statement = tx.sql.prepare_cached(&format!("SELECT {INFLIGHT_COLUMNS} WHERE id = ?1 AND call = ?2"))?;
     let mut rows = statement.query(params![row_id(call), call.as_bytes().as_slice()])?;
     let found = rows.next()?.map(read_claim).transpose()?;
     drop(rows);
@@ -153,7 +159,7 @@ pub(crate) fn move_to_claims(tx: &Tx<'_>, call: CallId) -> Done<()> {
 }
 
 /// Moves calls of processes that have ended to `claims`.
-pub(crate) fn move_abandoned_to_claims(tx: &Tx<'_>, now: jiff::Timestamp) -> Done<()> {
+pub(crate) fn move_abandoned_to_claims(tx: &WriteTransaction<'_>, now: jiff::Timestamp) -> DbResult<()> {
     if !has_inflight(tx.sql)? {
         return Ok(());
     }
@@ -161,9 +167,9 @@ pub(crate) fn move_abandoned_to_claims(tx: &Tx<'_>, now: jiff::Timestamp) -> Don
     abandoned.into_iter().try_for_each(|claim| move_claim(tx, &claim))
 }
 
-fn move_claim(tx: &Tx<'_>, claim: &Claim) -> Done<()> {
+fn move_claim(tx: &WriteTransaction<'_>, claim: &StoredClaim) -> DbResult<()> {
     delete_inflight(tx.sql, claim.call)?;
-    let session = Session::get_or_create(tx.sql, &claim.intent.key)?;
+    let session = SessionHeader::get_or_create(tx.sql, &claim.intent.key)?;
     claim.insert(tx.sql, session.id)
 }
 
@@ -176,24 +182,24 @@ mod tests {
 
     use super::*;
     use crate::state_dir::StateDir;
-    use crate::transaction::Shared;
+    use crate::transaction::SharedStoreState;
 
     #[test]
     fn a_call_whose_row_id_is_taken_goes_to_claims() {
         let directory = tempfile::tempdir().unwrap();
         let sql = crate::open::open_writable(&directory.path().join("ledger.db")).unwrap();
         let state = directory.path().join("state");
-        drop(StateDir::door(&state).unwrap());
-        let home = StateDir::enter(&state).unwrap();
+        drop(StateDir::acquire_open_lock(&state).unwrap());
+        let home = StateDir::open_owner(&state).unwrap();
         let (id, keys) = crate::open::link_state_dir(&sql, &home).unwrap();
-        let shared = Shared::new(home, id, keys);
+        let shared = SharedStoreState::new(home, id, keys);
         let mut configs = HashSet::new();
-        let tx = Tx::new(&sql, &shared, crate::tables::ledger::read_head(&sql).unwrap(), &mut configs);
+        let tx = WriteTransaction::new(&sql, &shared, crate::tables::ledger::read_head(&sql).unwrap(), &mut configs);
         // The ids differ only in bits that the row id does not contain.
         let calls = [1, 2].map(|n| CallId::from_bytes([1, 2, 3, 4, 5, 6, 7, n, 9, 10, 11, 12, 13, 14, 15, 16]));
         let now = Timestamp::now();
         for call in calls {
-            let intent = Intent {
+            let intent = ClaimRecord {
                 call,
                 key: SessionKey::new("a", "al", "s"),
                 tool: "act".into(),
@@ -212,10 +218,10 @@ mod tests {
             crate::tables::claims::store_claim(&tx, &intent, None, &[], &[], now).unwrap();
         }
         let [first, second] = calls;
-        assert!(Claim::find(&sql, first).unwrap().is_none() && Claim::find(&sql, second).unwrap().is_some());
-        assert_eq!(Claim::read_unsettled(&sql).unwrap().len(), 2);
-        assert!(end_inflight(&tx, first, Settle::Done, None, now).unwrap());
-        assert!(!end_inflight(&tx, second, Settle::Done, None, now).unwrap());
-        assert_eq!(Claim::read_unsettled(&sql).unwrap().len(), 1);
+        assert!(StoredClaim::find(&sql, first).unwrap().is_none() && StoredClaim::find(&sql, second).unwrap().is_some());
+        assert_eq!(StoredClaim::read_unsettled(&sql).unwrap().len(), 2);
+        assert!(end_inflight(&tx, first, ClaimResolution::Done, None, now).unwrap());
+        assert!(!end_inflight(&tx, second, ClaimResolution::Done, None, now).unwrap());
+        assert_eq!(StoredClaim::read_unsettled(&sql).unwrap().len(), 1);
     }
 }

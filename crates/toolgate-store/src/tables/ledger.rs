@@ -8,16 +8,16 @@ use sha2::{Digest as _, Sha256};
 use toolgate::Row;
 use toolgate_json::{Digest, serialize_canonical, to_canonical_bytes};
 
-use crate::error::{Done, Fault};
+use crate::error::{DbError, DbResult};
 use crate::hash_chain;
-use crate::keys::Keys;
-use crate::state_dir::Mark;
-use crate::tables::sessions::Session;
-use crate::transaction::Tx;
+use crate::keys::LedgerKeys;
+use crate::state_dir::HighWaterMark;
+use crate::tables::sessions::SessionHeader;
+use crate::transaction::WriteTransaction;
 
 /// Last row of the ledger and the chain value there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Tip {
+pub(crate) struct LedgerHead {
     pub(crate) seq: u64,
     pub(crate) chain: Digest,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Checkpoint {
 
 /// Record of pruned rows, which is then signed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Pruned {
+pub(crate) struct PruneRecord {
     pub(crate) store: String,
     /// The last pruned row, and the chain value there.
     pub(crate) seq: u64,
@@ -57,8 +57,8 @@ pub(crate) fn signed_statement(kind: &str, body: &str) -> Vec<u8> {
     format!("toolgate-{kind}-v1\0{body}").into_bytes()
 }
 
-pub(crate) fn parse_digest(bytes: &[u8]) -> Done<Digest> {
-    let bytes: [u8; 32] = bytes.try_into().map_err(|_| Fault::Message("a stored digest does not have 32 bytes".to_owned()))?;
+pub(crate) fn parse_digest(bytes: &[u8]) -> DbResult<Digest> {
+    let bytes: [u8; 32] = bytes.try_into().map_err(|_| DbError::Message("a stored digest does not have 32 bytes".to_owned()))?;
     Ok(Digest::from_bytes(bytes))
 }
 
@@ -77,20 +77,20 @@ pub(crate) fn to_i64(n: u64) -> i64 {
 }
 
 /// Reads the head of the ledger. If all rows were pruned, the record of the pruning has it.
-pub(crate) fn read_head(sql: &Connection) -> Done<Tip> {
+pub(crate) fn read_head(sql: &Connection) -> DbResult<LedgerHead> {
     let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?));
     let last = sql.prepare_cached("SELECT seq, chain FROM ledger ORDER BY seq DESC LIMIT 1")?.query_row([], read).optional()?;
     if let Some((seq, chain)) = last {
-        return Ok(Tip { seq: to_u64(seq), chain: parse_digest(&chain)? });
+        return Ok(LedgerHead { seq: to_u64(seq), chain: parse_digest(&chain)? });
     }
     let pruned: Option<String> =
         sql.prepare_cached("SELECT body FROM prunes ORDER BY seq DESC LIMIT 1")?.query_row([], |row| row.get(0)).optional()?;
     match pruned {
         Some(body) => {
-            let pruned: Pruned = serde_json::from_str(&body)?;
-            Ok(Tip { seq: pruned.seq, chain: pruned.chain })
+            let pruned: PruneRecord = serde_json::from_str(&body)?;
+            Ok(LedgerHead { seq: pruned.seq, chain: pruned.chain })
         }
-        None => Ok(Tip { seq: 0, chain: hash_chain::genesis() }),
+        None => Ok(LedgerHead { seq: 0, chain: hash_chain::genesis() }),
     }
 }
 
@@ -109,7 +109,12 @@ pub(crate) fn distinct_entities(row: &Row) -> Vec<(&str, String)> {
 }
 
 /// Appends a row to the ledger and to the chain of its session. The caller saves the session.
-pub(crate) fn append_to_chains(tx: &mut Tx<'_>, session: &mut Session, row: &Row, body: &str) -> Done<(u64, Digest)> {
+pub(crate) fn append_to_chains(
+    tx: &mut WriteTransaction<'_>,
+    session: &mut SessionHeader,
+    row: &Row,
+    body: &str,
+) -> DbResult<(u64, Digest)> {
     store_definition(tx, row.config)?;
     let (seq, n) = (tx.head.seq + 1, session.rows + 1);
     let link = hash_chain::session_link(&session.head, n, body.as_bytes());
@@ -138,14 +143,14 @@ pub(crate) fn append_to_chains(tx: &mut Tx<'_>, session: &mut Session, row: &Row
         tx.sql.prepare_cached("INSERT INTO entities (name, value, seq) VALUES (?1, ?2, ?3)")?.execute(params![name, value, to_i64(seq)])?;
     }
     (session.rows, session.head) = (n, link);
-    tx.head = Tip { seq, chain };
+    tx.head = LedgerHead { seq, chain };
     Ok((seq, link))
 }
 
 /// Stores the definition of an agent once, with the first row that it decided.
 ///
 /// A stored definition that differs is repaired: the one in memory matches its digest.
-pub(crate) fn store_definition(tx: &mut Tx<'_>, config: Digest) -> Done<()> {
+pub(crate) fn store_definition(tx: &mut WriteTransaction<'_>, config: Digest) -> DbResult<()> {
     if tx.stored_configs.contains(&config) {
         return Ok(());
     }
@@ -167,26 +172,32 @@ pub(crate) fn store_definition(tx: &mut Tx<'_>, config: Digest) -> Done<()> {
 }
 
 /// Returns true if the ledger has a row for this call.
-pub(crate) fn has_row(sql: &Connection, call: &toolgate::CallId) -> Done<bool> {
+pub(crate) fn has_row(sql: &Connection, call: &toolgate::CallId) -> DbResult<bool> {
     Ok(sql.prepare_cached("SELECT 1 FROM ledger WHERE call = ?1")?.exists(params![call.as_bytes().as_slice()])?)
 }
 
 /// Signs a checkpoint at the head of the ledger.
-pub(crate) fn sign_checkpoint(tx: &mut Tx<'_>, at: Timestamp) -> Done<Mark> {
+pub(crate) fn sign_checkpoint(tx: &mut WriteTransaction<'_>, at: Timestamp) -> DbResult<HighWaterMark> {
     let keys = tx.current_keys()?;
     sign_head(tx, at, &keys, None, None)
 }
 
 /// Changes the signing key. The old key signs the new one, and the new key signs the old one.
-pub(crate) fn rotate_key(tx: &mut Tx<'_>, at: Timestamp, new: &Keys) -> Done<Mark> {
+pub(crate) fn rotate_key(tx: &mut WriteTransaction<'_>, at: Timestamp, new: &LedgerKeys) -> DbResult<HighWaterMark> {
     let old = tx.current_keys()?;
     sign_head(tx, at, &old, Some(new.public_key().to_string()), None)?;
     tx.sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [&**new.public_key()])?;
     sign_head(tx, at, new, None, Some(old.public_key().to_string()))
 }
 
-fn sign_head(tx: &Tx<'_>, at: Timestamp, keys: &Keys, next_key: Option<String>, previous_key: Option<String>) -> Done<Mark> {
-    let Tip { seq, chain } = tx.head;
+fn sign_head(
+    tx: &WriteTransaction<'_>,
+    at: Timestamp,
+    keys: &LedgerKeys,
+    next_key: Option<String>,
+    previous_key: Option<String>,
+) -> DbResult<HighWaterMark> {
+    let LedgerHead { seq, chain } = tx.head;
     let body = Checkpoint { store: tx.shared.ledger_id.clone(), seq, chain, at, next_key, previous_key };
     let body = canonical_text(&body)?;
     let signature = keys.sign(&signed_statement("checkpoint", &body));
@@ -196,16 +207,16 @@ fn sign_head(tx: &Tx<'_>, at: Timestamp, keys: &Keys, next_key: Option<String>, 
         &**keys.public_key(),
         signature
     ])?;
-    Ok(Mark { store: tx.shared.ledger_id.clone(), seq, chain })
+    Ok(HighWaterMark { store: tx.shared.ledger_id.clone(), seq, chain })
 }
 
 /// Serializes a value as canonical JSON.
-pub(crate) fn canonical_text(thing: &impl Serialize) -> Done<String> {
-    String::from_utf8(serialize_canonical(thing)?).map_err(|e| Fault::Message(e.to_string()))
+pub(crate) fn canonical_text(thing: &impl Serialize) -> DbResult<String> {
+    String::from_utf8(serialize_canonical(thing)?).map_err(|e| DbError::Message(e.to_string()))
 }
 
 /// Computes the digest over the heads of all sessions that lost rows.
-pub(crate) fn anchors_digest(sql: &Connection) -> Done<Digest> {
+pub(crate) fn anchors_digest(sql: &Connection) -> DbResult<Digest> {
     let mut all = Sha256::new();
     let mut statement = sql.prepare("SELECT id, pruned, anchor, agent, principal, session FROM sessions WHERE pruned > 0 ORDER BY id")?;
     let mut rows = statement.query([])?;
@@ -221,14 +232,14 @@ pub(crate) fn anchors_digest(sql: &Connection) -> Done<Digest> {
 }
 
 /// How many rows one transaction prunes, so that other writers get a turn in between.
-const AT_ONCE: i64 = 5_000;
+const MAX_PRUNED_ROWS_PER_TRANSACTION: i64 = 5_000;
 
 /// Deletes the entity index entries of pruned rows.
 ///
 /// The entries are computed from the rows, because an index by row would slow down every call.
-fn delete_entities(sql: &Connection, first: i64, last: i64) -> Done<()> {
+fn delete_entities(sql: &Connection, first: i64, last: i64) -> DbResult<()> {
     #[derive(Deserialize)]
-    struct About {
+    struct RowEntities {
         #[serde(default)]
         entities: Vec<(String, Value)>,
     }
@@ -237,7 +248,7 @@ fn delete_entities(sql: &Connection, first: i64, last: i64) -> Done<()> {
     let (mut rows, mut unread) = (bodies.query([first, last])?, false);
     while let Some(row) = rows.next()? {
         let seq: i64 = row.get(0)?;
-        match serde_json::from_str::<About>(row.get_ref(1)?.as_str().unwrap_or_default()) {
+        match serde_json::from_str::<RowEntities>(row.get_ref(1)?.as_str().unwrap_or_default()) {
             Ok(about) => {
                 for (name, value) in &about.entities {
                     delete.execute(params![name, entity_index_key(value), seq])?;
@@ -256,25 +267,26 @@ fn delete_entities(sql: &Connection, first: i64, last: i64) -> Done<()> {
 /// Records for each session how many rows it loses, and the hash of the last.
 ///
 /// Reads only these rows.
-const ANCHOR: &str = "UPDATE sessions SET pruned = g.n, anchor = (SELECT hash FROM ledger WHERE session = sessions.id AND n = g.n)
+const SET_SESSION_ANCHORS_SQL: &str =
+    "UPDATE sessions SET pruned = g.n, anchor = (SELECT hash FROM ledger WHERE session = sessions.id AND n = g.n)
     FROM (SELECT session, max(n) AS n FROM ledger NOT INDEXED WHERE seq <= ?1 GROUP BY session) AS g WHERE g.session = sessions.id";
 
 /// Finds the first checkpoint that stays. Checkpoints are in the order of their rows.
-const FIRST_KEPT: &str = "SELECT rowid FROM checkpoints WHERE seq > ?1 ORDER BY rowid LIMIT 1";
+const FIRST_RETAINED_CHECKPOINT_SQL: &str = "SELECT rowid FROM checkpoints WHERE seq > ?1 ORDER BY rowid LIMIT 1";
 
 /// Deletes checkpoints, except those where the key changed, which vouch for later keys.
-const LOSE_CHECKPOINTS: &str = "DELETE FROM checkpoints
+const DELETE_CHECKPOINTS_SQL: &str = "DELETE FROM checkpoints
     WHERE rowid < ?1 AND json_extract(body, '$.next_key') IS NULL AND json_extract(body, '$.previous_key') IS NULL";
 
 /// Prunes rows older than `before` from the start of the ledger, up to the first newer row.
 ///
 /// A signed record of the pruning keeps the chain verifiable. Returns the number of pruned rows,
 /// 0 if none are left.
-pub(crate) fn prune_rows(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> Done<u64> {
+pub(crate) fn prune_rows(tx: &mut WriteTransaction<'_>, before: Timestamp, now: Timestamp) -> DbResult<u64> {
     let first: Option<i64> = tx.sql.query_row("SELECT min(seq) FROM ledger", [], |row| row.get(0))?;
     let Some(first) = first else { return Ok(0) };
     // Search only this batch, by sequence: by time there may be many more rows.
-    let last = first.saturating_add(AT_ONCE - 1).min(to_i64(tx.head.seq));
+    let last = first.saturating_add(MAX_PRUNED_ROWS_PER_TRANSACTION - 1).min(to_i64(tx.head.seq));
     let first_kept: Option<i64> = tx.sql.query_row(
         "SELECT min(seq) FROM ledger WHERE seq BETWEEN ?2 AND ?3 AND +at >= ?1",
         [to_nanos(before), first, last],
@@ -283,12 +295,12 @@ pub(crate) fn prune_rows(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> 
     let last_gone = first_kept.map_or(last, |seq| seq - 1);
     let chain: Option<Vec<u8>> = tx.sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [last_gone], |row| row.get(0)).optional()?;
     let Some(chain) = chain else { return Ok(0) };
-    tx.sql.execute(ANCHOR, [last_gone])?;
+    tx.sql.execute(SET_SESSION_ANCHORS_SQL, [last_gone])?;
     delete_entities(tx.sql, first, last_gone)?;
     let gone = tx.sql.execute("DELETE FROM ledger WHERE seq <= ?1", [last_gone])?;
-    let kept: Option<i64> = tx.sql.query_row(FIRST_KEPT, [last_gone], |row| row.get(0)).optional()?;
-    tx.sql.execute(LOSE_CHECKPOINTS, [kept.unwrap_or(i64::MAX)])?;
-    let body = Pruned {
+    let kept: Option<i64> = tx.sql.query_row(FIRST_RETAINED_CHECKPOINT_SQL, [last_gone], |row| row.get(0)).optional()?;
+    tx.sql.execute(DELETE_CHECKPOINTS_SQL, [kept.unwrap_or(i64::MAX)])?;
+    let body = PruneRecord {
         store: tx.shared.ledger_id.clone(),
         seq: to_u64(last_gone),
         chain: parse_digest(&chain)?,
@@ -310,7 +322,7 @@ pub(crate) fn prune_rows(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> 
 mod tests {
     #[test]
     fn pruning_does_not_scan_the_ledger() {
-        let scans = crate::open::full_scans(super::ANCHOR);
+        let scans = crate::open::full_scans(super::SET_SESSION_ANCHORS_SQL);
         assert!(scans.iter().all(|step| !step.contains("ledger")), "{scans:?}");
     }
 
@@ -320,11 +332,11 @@ mod tests {
         for seq in 1..=1_000 {
             sql.execute("INSERT INTO checkpoints (seq, body, key, signature) VALUES (?1, '{}', '', '')", [2 * seq]).unwrap();
         }
-        let mut first_kept = sql.prepare(super::FIRST_KEPT).unwrap();
+        let mut first_kept = sql.prepare(super::FIRST_RETAINED_CHECKPOINT_SQL).unwrap();
         assert_eq!(first_kept.query_row([7], |row| row.get::<_, i64>(0)), Ok(4));
         let read = first_kept.get_status(rusqlite::StatementStatus::FullscanStep);
         assert!(read < 10, "{read} were read");
-        assert_eq!(crate::open::full_scans(super::LOSE_CHECKPOINTS), Vec::<String>::new());
-        assert_eq!(sql.execute(super::LOSE_CHECKPOINTS, [4]), Ok(3));
+        assert_eq!(crate::open::full_scans(super::DELETE_CHECKPOINTS_SQL), Vec::<String>::new());
+        assert_eq!(sql.execute(super::DELETE_CHECKPOINTS_SQL, [4]), Ok(3));
     }
 }

@@ -7,27 +7,27 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, params};
 use sha2::{Digest as _, Sha256};
-use toolgate::provenance::{Carrying, Flags, MAX_CARRIERS, Memory};
+use toolgate::provenance::{CarrierStore, MAX_CARRIERS, ProvenanceFlags, ProvenanceStore};
 
-use crate::error::Done;
-use crate::tables::sessions::Session;
+use crate::error::DbResult;
+use crate::tables::sessions::SessionHeader;
 
 /// Provenance of the values of one session. `finish` returns the first error.
-pub(crate) struct Prints<'c> {
+pub(crate) struct ProvenanceTables<'c> {
     sql: &'c Connection,
     /// Fingerprints are keyed, so that values cannot be found by guessing.
     key: &'c [u8; 32],
     session: i64,
-    flags: Flags,
+    flags: ProvenanceFlags,
     error: RefCell<Option<rusqlite::Error>>,
 }
 
-impl<'c> Prints<'c> {
-    pub(crate) fn new(sql: &'c Connection, key: &'c [u8; 32], session: &Session) -> Self {
+impl<'c> ProvenanceTables<'c> {
+    pub(crate) fn new(sql: &'c Connection, key: &'c [u8; 32], session: &SessionHeader) -> Self {
         Self { sql, key, session: session.id, flags: session.provenance_flags, error: RefCell::default() }
     }
 
-    pub(crate) fn finish(self) -> Done<Flags> {
+    pub(crate) fn finish(self) -> DbResult<ProvenanceFlags> {
         self.error.into_inner().map_or(Ok(self.flags), |error| Err(error.into()))
     }
 
@@ -52,11 +52,11 @@ fn record_first_error<T>(fault: &RefCell<Option<rusqlite::Error>>, result: rusql
     result.map_err(|error| fault.borrow_mut().get_or_insert(error).to_string()).ok()
 }
 
-impl Memory for Prints<'_> {
-    fn flags(&self) -> Flags {
+impl ProvenanceStore for ProvenanceTables<'_> {
+    fn flags(&self) -> ProvenanceFlags {
         self.flags
     }
-    fn set_flags(&mut self, flags: Flags) {
+    fn set_flags(&mut self, flags: ProvenanceFlags) {
         self.flags = flags;
     }
     fn untrusted(&self, print: u64) -> Option<bool> {
@@ -118,20 +118,20 @@ impl Memory for Prints<'_> {
 }
 
 /// Files and entities that carry untrusted or trusted content, in a table.
-pub(crate) struct Carriers<'c> {
+pub(crate) struct CarrierTable<'c> {
     sql: &'c Connection,
     error: RefCell<Option<rusqlite::Error>>,
 }
 
 /// Entry that marks the table as full. No carrier has this name: each begins with its agent's name.
-const OVERFLOWED: &str = "";
+const OVERFLOW_MARKER: &str = "";
 
-impl<'c> Carriers<'c> {
+impl<'c> CarrierTable<'c> {
     pub(crate) fn new(sql: &'c Connection) -> Self {
         Self { sql, error: RefCell::default() }
     }
 
-    pub(crate) fn finish(self) -> Done<()> {
+    pub(crate) fn finish(self) -> DbResult<()> {
         self.error.into_inner().map_or(Ok(()), |error| Err(error.into()))
     }
 
@@ -143,9 +143,9 @@ impl<'c> Carriers<'c> {
     }
 }
 
-impl Carrying for Carriers<'_> {
-    fn holds(&self, carrier: &str) -> Option<bool> {
-        if self.find(OVERFLOWED).is_some() { Some(true) } else { self.find(carrier) }
+impl CarrierStore for CarrierTable<'_> {
+    fn taint_of(&self, carrier: &str) -> Option<bool> {
+        if self.find(OVERFLOW_MARKER).is_some() { Some(true) } else { self.find(carrier) }
     }
 
     fn add(&mut self, carrier: String, untrusted: bool) {
@@ -160,12 +160,12 @@ impl Carrying for Carriers<'_> {
                 let count: String =
                     self.sql.prepare_cached("SELECT value FROM meta WHERE name = 'carriers'")?.query_row([], |row| row.get(0))?;
                 if count.parse::<usize>().is_ok_and(|count| count > MAX_CARRIERS) {
-                    carrier = OVERFLOWED;
+                    carrier = OVERFLOW_MARKER;
                 }
             }
             self.sql
                 .prepare_cached("INSERT OR REPLACE INTO carriers (carrier, untrusted) VALUES (?1, ?2)")?
-                .execute(params![carrier, untrusted || carrier == OVERFLOWED])
+                .execute(params![carrier, untrusted || carrier == OVERFLOW_MARKER])
         };
         record_first_error(&self.error, put());
     }

@@ -9,35 +9,35 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::Value;
 use toolgate::SessionKey;
-use toolgate::policy::{Facts, Needs};
+use toolgate::policy::{DecisionFacts, FactRequest};
 use toolgate::provenance;
-use toolgate::provenance::{Flags, Memory as _};
-use toolgate::session::repetition::Progress;
-use toolgate::session::state::{Alter, Change, Changes, Evidence, EvidenceKey, State};
+use toolgate::provenance::{ProvenanceFlags, ProvenanceStore as _};
+use toolgate::session::repetition::RepetitionState;
+use toolgate::session::state::{Evidence, EvidenceKey, NamedChange, SessionChanges, SessionEdit, SessionState};
 use toolgate_json::Digest;
 
-use crate::error::Done;
+use crate::error::DbResult;
 use crate::hash_chain;
 use crate::tables::ledger::{canonical_text, parse_digest, to_i64, to_nanos, to_u64};
-use crate::tables::provenance::{Carriers, Prints};
-use crate::transaction::{Counted, Shared, Tx, lock_unpoisoned};
+use crate::tables::provenance::{CarrierTable, ProvenanceTables};
+use crate::transaction::{SharedStoreState, UncountedCall, WriteTransaction, lock_unpoisoned};
 
 /// Header of a session, without its evidence, marks, logs and slices.
-pub(crate) struct Session {
+pub(crate) struct SessionHeader {
     pub(crate) id: i64,
     pub(crate) version: u64,
     pub(crate) stamp: u64,
     pub(crate) opened_at: Option<Timestamp>,
-    pub(crate) progress: Progress,
-    pub(crate) provenance_flags: Flags,
+    pub(crate) progress: RepetitionState,
+    pub(crate) provenance_flags: ProvenanceFlags,
     /// Whether evidence was ever revoked in this session.
     pub(crate) has_revocations: bool,
     pub(crate) rows: u64,
     pub(crate) head: Digest,
 }
 
-impl Session {
-    pub(crate) fn find(sql: &Connection, key: &SessionKey) -> Done<Option<Self>> {
+impl SessionHeader {
+    pub(crate) fn find(sql: &Connection, key: &SessionKey) -> DbResult<Option<Self>> {
         let mut statement = sql.prepare_cached(
             "SELECT id, version, stamp, opened, progress, memory, revokes, rows, head FROM sessions
              WHERE session = ?1 AND principal = ?2 AND agent = ?3",
@@ -50,15 +50,15 @@ impl Session {
             version: to_u64(row.get(1)?),
             stamp: to_u64(row.get(2)?),
             opened_at: row.get::<_, Option<i64>>(3)?.map(from_nanos),
-            progress: progress.map_or(Ok(Progress::default()), |text| serde_json::from_str(&text))?,
-            provenance_flags: memory.map_or(Ok(Flags::default()), |text| serde_json::from_str(&text))?,
+            progress: progress.map_or(Ok(RepetitionState::default()), |text| serde_json::from_str(&text))?,
+            provenance_flags: memory.map_or(Ok(ProvenanceFlags::default()), |text| serde_json::from_str(&text))?,
             has_revocations: row.get(6)?,
             rows: to_u64(row.get(7)?),
             head: parse_digest(row.get_ref(8)?.as_blob().unwrap_or_default())?,
         }))
     }
 
-    pub(crate) fn get_or_create(sql: &Connection, key: &SessionKey) -> Done<Self> {
+    pub(crate) fn get_or_create(sql: &Connection, key: &SessionKey) -> DbResult<Self> {
         if let Some(session) = Self::find(sql, key)? {
             return Ok(session);
         }
@@ -74,8 +74,8 @@ impl Session {
             version: 0,
             stamp: 0,
             opened_at: None,
-            progress: Progress::default(),
-            provenance_flags: Flags::default(),
+            progress: RepetitionState::default(),
+            provenance_flags: ProvenanceFlags::default(),
             has_revocations: false,
             rows: 0,
             head,
@@ -85,15 +85,15 @@ impl Session {
     /// Counts the calls that are counted in memory only. Returns true if there were any.
     ///
     /// The caller saves the session afterwards.
-    pub(crate) fn count_uncounted_calls(&mut self, tx: &Tx<'_>, key: &SessionKey) -> bool {
+    pub(crate) fn count_uncounted_calls(&mut self, tx: &WriteTransaction<'_>, key: &SessionKey) -> bool {
         let ahead = tx.replace_uncounted_calls(key, None);
         self.count_calls(ahead.as_deref().unwrap_or_default());
         ahead.is_some()
     }
 
-    fn count_calls(&mut self, calls: &[Counted]) {
+    fn count_calls(&mut self, calls: &[UncountedCall]) {
         for call in calls {
-            self.progress.count(call.digest, call.at, call.polling.as_ref());
+            self.progress.count_call(call.digest, call.at, call.polling.as_ref());
         }
     }
 
@@ -101,7 +101,12 @@ impl Session {
     ///
     /// For a known session, nothing is written now: the call is counted with the next write to the
     /// session. Other processes see it then.
-    pub(crate) fn open_for_call(tx: &Tx<'_>, key: &SessionKey, call: Option<Counted>, now: Timestamp) -> Done<(Self, Timestamp)> {
+    pub(crate) fn open_for_call(
+        tx: &WriteTransaction<'_>,
+        key: &SessionKey,
+        call: Option<UncountedCall>,
+        now: Timestamp,
+    ) -> DbResult<(Self, Timestamp)> {
         if let Some((session, opened, ahead)) = Self::find_opened(tx.sql, tx.shared, key, call)? {
             if call.is_some() {
                 tx.replace_uncounted_calls(key, Some(ahead));
@@ -119,10 +124,10 @@ impl Session {
     /// Reads a session that exists, and its calls that are counted in memory only.
     pub(crate) fn find_opened(
         sql: &Connection,
-        shared: &Shared,
+        shared: &SharedStoreState,
         key: &SessionKey,
-        call: Option<Counted>,
-    ) -> Done<Option<(Self, Timestamp, Vec<Counted>)>> {
+        call: Option<UncountedCall>,
+    ) -> DbResult<Option<(Self, Timestamp, Vec<UncountedCall>)>> {
         let Some((opened, mut session)) = Self::find(sql, key)?.and_then(|session| Some((session.opened_at?, session))) else {
             return Ok(None);
         };
@@ -132,8 +137,9 @@ impl Session {
         Ok(Some((session, opened, ahead)))
     }
 
-    pub(crate) fn save(&self, sql: &Connection) -> Done<()> {
-        let memory = if self.provenance_flags == Flags::default() { None } else { Some(serde_json::to_string(&self.provenance_flags)?) };
+    pub(crate) fn save(&self, sql: &Connection) -> DbResult<()> {
+        let memory =
+            if self.provenance_flags == ProvenanceFlags::default() { None } else { Some(serde_json::to_string(&self.provenance_flags)?) };
         sql.prepare_cached(
             "UPDATE sessions SET version = ?2, stamp = ?3, opened = ?4, progress = ?5, memory = ?6, revokes = ?7, rows = ?8, head = ?9
              WHERE id = ?1",
@@ -153,12 +159,12 @@ impl Session {
     }
 
     /// Reads a snapshot with all slices and nothing else.
-    pub(crate) fn read_slices(&self, sql: &Connection) -> Done<State> {
+    pub(crate) fn read_slices(&self, sql: &Connection) -> DbResult<SessionState> {
         self.build_state(self.read_raw_slices(sql)?)
     }
 
     /// Reads the slices as stored.
-    pub(crate) fn read_raw_slices(&self, sql: &Connection) -> Done<Vec<(String, String)>> {
+    pub(crate) fn read_raw_slices(&self, sql: &Connection) -> DbResult<Vec<(String, String)>> {
         // Every change of a slice increments the version.
         if self.version == 0 {
             return Ok(Vec::new());
@@ -168,8 +174,8 @@ impl Session {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    pub(crate) fn build_state(&self, slices: Vec<(String, String)>) -> Done<State> {
-        let mut state = State { stamp: self.stamp, ..State::default() };
+    pub(crate) fn build_state(&self, slices: Vec<(String, String)>) -> DbResult<SessionState> {
+        let mut state = SessionState { stamp: self.stamp, ..SessionState::default() };
         for (name, value) in slices {
             state.slices.insert_mut(name.into(), Arc::new(serde_json::from_str(&value)?));
         }
@@ -177,7 +183,7 @@ impl Session {
     }
 
     /// Reads the whole session.
-    pub(crate) fn read_all(&self, sql: &Connection) -> Done<State> {
+    pub(crate) fn read_all(&self, sql: &Connection) -> DbResult<SessionState> {
         let mut state = self.read_slices(sql)?;
         for (name, value) in read_named_values(sql, "SELECT name, value FROM marks WHERE session = ?1", self.id)? {
             state.marks.insert_mut(name, Arc::new(value));
@@ -195,12 +201,12 @@ impl Session {
             state.revocations.insert_mut(serde_json::from_str(&row.get::<_, String>(0)?)?, to_u64(row.get(1)?));
         }
         // Values are stored as keyed fingerprints and cannot be read back.
-        state.values.set_flags(self.provenance_flags);
+        state.provenance.set_flags(self.provenance_flags);
         Ok(state)
     }
 
     /// Reads the latest evidence for a key, even if it was revoked.
-    fn latest_evidence(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Evidence>> {
+    fn latest_evidence(&self, sql: &Connection, key: &EvidenceKey) -> DbResult<Option<Evidence>> {
         let found: Option<String> = sql
             .prepare_cached("SELECT proof FROM evidence WHERE session = ?1 AND key = ?2")?
             .query_row(params![self.id, canonical_text(key)?], |row| row.get(0))
@@ -209,10 +215,10 @@ impl Session {
     }
 
     /// Reads the latest evidence for a key, unless it was revoked.
-    pub(crate) fn current_evidence(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Arc<Evidence>>> {
+    pub(crate) fn current_evidence(&self, sql: &Connection, key: &EvidenceKey) -> DbResult<Option<Arc<Evidence>>> {
         let Some(proof) = self.latest_evidence(sql, key)? else { return Ok(None) };
         if self.has_revocations {
-            for key in proof.keys_if(false) {
+            for key in proof.keys_for_reported(false) {
                 let revoked: Option<i64> = sql
                     .prepare_cached("SELECT stamp FROM revocations WHERE session = ?1 AND key = ?2")?
                     .query_row(params![self.id, canonical_text(&key)?], |row| row.get(0))
@@ -225,7 +231,7 @@ impl Session {
         Ok(Some(Arc::new(proof)))
     }
 
-    pub(crate) fn append_logs(&mut self, sql: &Connection, logs: Vec<(Arc<str>, Value)>) -> Done<()> {
+    pub(crate) fn append_logs(&mut self, sql: &Connection, logs: Vec<(Arc<str>, Value)>) -> DbResult<()> {
         self.stamp += 1;
         for (name, entry) in logs {
             sql.prepare_cached(
@@ -237,7 +243,7 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) fn revoke_evidence(&mut self, sql: &Connection, key: &EvidenceKey) -> Done<()> {
+    pub(crate) fn revoke_evidence(&mut self, sql: &Connection, key: &EvidenceKey) -> DbResult<()> {
         self.stamp += 1;
         self.has_revocations = true;
         sql.prepare_cached("INSERT OR REPLACE INTO revocations (session, key, stamp) VALUES (?1, ?2, ?3)")?.execute(params![
@@ -248,8 +254,8 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) fn apply_changes(&mut self, sql: &Connection, changes: Changes) -> Done<()> {
-        self.version += u64::from(changes.needs_version());
+    pub(crate) fn apply_changes(&mut self, sql: &Connection, changes: SessionChanges) -> DbResult<()> {
+        self.version += u64::from(changes.can_conflict());
         self.stamp += 1;
         self.store_values(sql, "slices", changes.slices)?;
         self.store_values(sql, "marks", changes.marks)?;
@@ -266,7 +272,7 @@ impl Session {
         Ok(())
     }
 
-    fn store_evidence(&self, sql: &Connection, key: &EvidenceKey, evidence: &Evidence) -> Done<()> {
+    fn store_evidence(&self, sql: &Connection, key: &EvidenceKey, evidence: &Evidence) -> DbResult<()> {
         sql.prepare_cached("INSERT OR REPLACE INTO evidence (session, key, proof) VALUES (?1, ?2, ?3)")?.execute(params![
             self.id,
             canonical_text(key)?,
@@ -275,7 +281,7 @@ impl Session {
         Ok(())
     }
 
-    fn store_values(&self, sql: &Connection, table: &str, changes: Vec<Change>) -> Done<()> {
+    fn store_values(&self, sql: &Connection, table: &str, changes: Vec<NamedChange>) -> DbResult<()> {
         for (name, value) in changes {
             match value {
                 Some(value) => sql
@@ -289,22 +295,22 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) fn edit(&mut self, sql: &Connection, key: &[u8; 32], alter: Alter) -> Done<()> {
+    pub(crate) fn edit(&mut self, sql: &Connection, key: &[u8; 32], alter: SessionEdit) -> DbResult<()> {
         self.version += 1;
         self.stamp += 1;
         match alter {
-            Alter::UserText(words) => {
-                let mut memory = Prints::new(sql, key, self);
-                provenance::hear(&mut memory, &words);
+            SessionEdit::UserText(words) => {
+                let mut memory = ProvenanceTables::new(sql, key, self);
+                provenance::trust_user_text(&mut memory, &words);
                 self.provenance_flags = memory.finish()?;
             }
-            Alter::Reset => {
+            SessionEdit::Reset => {
                 self.clear_tables(sql, &["slices", "marks", "evidence", "revocations", "logs"])?;
                 self.has_revocations = false;
             }
-            Alter::Restore(earlier) => {
+            SessionEdit::Restore(earlier) => {
                 self.clear_tables(sql, &["slices", "marks", "evidence", "revocations"])?;
-                let all = |map: &toolgate::session::state::Slices| {
+                let all = |map: &toolgate::session::state::SessionSlices| {
                     map.iter().map(|(name, value)| (Arc::clone(name), Some((**value).clone()))).collect()
                 };
                 self.store_values(sql, "slices", all(&earlier.slices))?;
@@ -325,7 +331,7 @@ impl Session {
         Ok(())
     }
 
-    fn clear_tables(&self, sql: &Connection, tables: &[&str]) -> Done<()> {
+    fn clear_tables(&self, sql: &Connection, tables: &[&str]) -> DbResult<()> {
         for table in tables {
             sql.prepare_cached(&format!("DELETE FROM {table} WHERE session = ?1"))?.execute([self.id])?;
         }
@@ -333,27 +339,33 @@ impl Session {
     }
 
     /// Stores the provenance of values.
-    pub(crate) fn store_provenance(&mut self, sql: &Connection, key: &[u8; 32], seen: provenance::Seen) -> Done<()> {
+    pub(crate) fn store_provenance(&mut self, sql: &Connection, key: &[u8; 32], seen: provenance::ProvenanceUpdate) -> DbResult<()> {
         self.stamp += 1;
-        let (mut memory, mut carriers) = (Prints::new(sql, key, self), Carriers::new(sql));
-        provenance::take_in(&mut memory, seen, &mut carriers);
+        let (mut memory, mut carriers) = (ProvenanceTables::new(sql, key, self), CarrierTable::new(sql));
+        provenance::apply_update(&mut memory, seen, &mut carriers);
         self.provenance_flags = memory.finish()?;
         carriers.finish()
     }
 }
 
 /// Loads evidence, marks and origins into the facts.
-pub(crate) fn load_facts(sql: &Connection, secret: &[u8; 32], key: &SessionKey, needs: &Needs, facts: &mut Facts) -> Done<()> {
+pub(crate) fn load_facts(
+    sql: &Connection,
+    secret: &[u8; 32],
+    key: &SessionKey,
+    needs: &FactRequest,
+    facts: &mut DecisionFacts,
+) -> DbResult<()> {
     if needs.evidence.is_empty() && needs.marks.is_empty() && needs.origins.is_empty() {
         return Ok(());
     }
-    let session = Session::find(sql, key)?;
+    let session = SessionHeader::find(sql, key)?;
     for key in &needs.evidence {
         let found = session.as_ref().map(|session| session.current_evidence(sql, key)).transpose()?.flatten();
         facts.evidence.push((key.clone(), found));
     }
     for mark in &needs.marks {
-        let find = |session: &Session| -> Done<Option<Value>> {
+        let find = |session: &SessionHeader| -> DbResult<Option<Value>> {
             let found: Option<String> = sql
                 .prepare_cached("SELECT value FROM marks WHERE session = ?1 AND name = ?2")?
                 .query_row(params![session.id, mark], |row| row.get(0))
@@ -365,19 +377,19 @@ pub(crate) fn load_facts(sql: &Connection, secret: &[u8; 32], key: &SessionKey, 
     for (place, value) in &needs.origins {
         let known = match &session {
             Some(session) => {
-                let memory = Prints::new(sql, secret, session);
-                let known = provenance::known(&memory, value);
+                let memory = ProvenanceTables::new(sql, secret, session);
+                let known = provenance::find_provenance(&memory, value);
                 memory.finish()?;
                 known
             }
-            None => provenance::Known::default(),
+            None => provenance::Provenance::default(),
         };
         facts.origins.insert(place.clone(), known);
     }
     Ok(())
 }
 
-fn read_named_values(sql: &Connection, query: &str, session: i64) -> Done<Vec<(Arc<str>, Value)>> {
+fn read_named_values(sql: &Connection, query: &str, session: i64) -> DbResult<Vec<(Arc<str>, Value)>> {
     let mut statement = sql.prepare_cached(query)?;
     let mut rows = statement.query([session])?;
     let mut found = Vec::new();
@@ -392,7 +404,7 @@ pub(crate) fn from_nanos(nanos: i64) -> Timestamp {
 }
 
 /// Reads the `meta` table.
-pub(crate) fn read_meta(sql: &Connection) -> Done<BTreeMap<String, String>> {
+pub(crate) fn read_meta(sql: &Connection) -> DbResult<BTreeMap<String, String>> {
     let mut statement = sql.prepare("SELECT name, value FROM meta")?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)

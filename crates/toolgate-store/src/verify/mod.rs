@@ -8,17 +8,17 @@ use toolgate::store::StoreError;
 use toolgate::{CallId, Receipt, Row, SessionKey};
 use toolgate_json::Digest;
 
-use crate::error::Done;
+use crate::error::DbResult;
 use crate::hash_chain;
-use crate::keys::{Keys, is_valid_signature};
+use crate::keys::{LedgerKeys, is_valid_signature};
 use crate::reader::Ledger;
-use crate::state_dir::Mark;
+use crate::state_dir::HighWaterMark;
 use crate::tables::ledger;
-use crate::tables::ledger::{Checkpoint, Pruned, parse_digest, to_i64, to_nanos, to_u64};
-use crate::verify::report::{Anchor, Flaw, Trust, Verified};
+use crate::tables::ledger::{Checkpoint, PruneRecord, parse_digest, to_i64, to_nanos, to_u64};
+use crate::verify::report::{LedgerAnchor, TrustRoots, VerificationReport, VerifyError};
 
 /// Progress of the verification in the chain of one session.
-struct Seen {
+struct SessionChainCheck {
     key: SessionKey,
     rows: u64,
     head: Digest,
@@ -33,25 +33,27 @@ impl Ledger {
     ///
     /// # Errors
     /// The first problem.
-    pub fn verify(&self, trust: &Trust, mut progress: impl FnMut(u64)) -> Result<Verified, Flaw> {
+    pub fn verify(&self, trust: &TrustRoots, mut progress: impl FnMut(u64)) -> Result<VerificationReport, VerifyError> {
         let keys = match &trust.key {
             Some(key) => vec![key.clone()],
-            None => match Keys::read_own_public_keys(&self.state_dir.keys()) {
+            None => match LedgerKeys::read_own_public_keys(&self.state_dir.keys_dir()) {
                 Ok(keys) if !keys.is_empty() => keys,
-                Ok(_) => return Err(Flaw::unchecked(format!("no key in {}; pass one with `--key`", self.state_dir.keys().display()))),
+                Ok(_) => {
+                    return Err(VerifyError::unchecked(format!("no key in {}; pass one with `--key`", self.state_dir.keys_dir().display())));
+                }
                 Err(error) => {
-                    return Err(Flaw::unchecked(format!(
+                    return Err(VerifyError::unchecked(format!(
                         "cannot read a key in {} ({error}); pass one with `--key`",
-                        self.state_dir.keys().display()
+                        self.state_dir.keys_dir().display()
                     )));
                 }
             },
         };
         // Read the mark first, because it only moves forward. Then read the ledger in one
         // transaction, because other processes may write.
-        let mark = self.state_dir.mark().map_err(|error| match error.kind() {
-            std::io::ErrorKind::Other => Flaw::new(error.to_string()),
-            _ => Flaw::unchecked(format!("{}: {error}", self.state_dir.path().join("mark.json").display())),
+        let mark = self.state_dir.read_mark().map_err(|error| match error.kind() {
+            std::io::ErrorKind::Other => VerifyError::new(error.to_string()),
+            _ => VerifyError::unchecked(format!("{}: {error}", self.state_dir.path().join("mark.json").display())),
         })?;
         self.sql.execute_batch("BEGIN")?;
         let verified = self.check_ledger(trust, &keys, mark.as_ref(), &mut progress);
@@ -59,11 +61,17 @@ impl Ledger {
         verified
     }
 
-    fn check_ledger(&self, trust: &Trust, keys: &[String], mark: Option<&Mark>, progress: &mut dyn FnMut(u64)) -> Result<Verified, Flaw> {
+    fn check_ledger(
+        &self,
+        trust: &TrustRoots,
+        keys: &[String],
+        mark: Option<&HighWaterMark>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<VerificationReport, VerifyError> {
         let (anchor, given) = (trust.anchor, trust.key.is_some());
         let damage: String = self.sql.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
         if damage != "ok" {
-            return Err(Flaw::new(format!("the file is damaged: {damage}")));
+            return Err(VerifyError::new(format!("the file is damaged: {damage}")));
         }
         let mut meta = crate::tables::sessions::read_meta(&self.sql)?;
         let (id, key) = (meta.remove("id").unwrap_or_default(), meta.remove("key").unwrap_or_default());
@@ -74,7 +82,7 @@ impl Ledger {
         if let (Some(anchor), Some(pruned)) = (anchor, &pruned)
             && anchor.seq < pruned.seq
         {
-            return Err(Flaw::unchecked(format!(
+            return Err(VerifyError::unchecked(format!(
                 "the anchor is at row {}, but rows up to {} were pruned; use a newer anchor",
                 anchor.seq, pruned.seq
             )));
@@ -92,38 +100,40 @@ impl Ledger {
                     "session `{}` of `{}` with `{}` should end at its row {}, but ends at {}",
                     seen.key.session, seen.key.principal, seen.key.agent, seen.stored.0, seen.rows
                 );
-                return Err(Flaw::new(what));
+                return Err(VerifyError::new(what));
             }
         }
         let signed_to = checkpoints.iter().map(|(seq, _)| *seq).max().or(pruned.as_ref().map(|p| p.seq)).unwrap_or(0);
         if let Some(mark) = mark {
             if mark.store != id {
-                return Err(Flaw::new(format!("another ledger was here, with {} rows", mark.seq)));
+                return Err(VerifyError::new(format!("another ledger was here, with {} rows", mark.seq)));
             }
             if walked.end.seq < mark.seq {
-                return Err(Flaw::at_row(walked.end.seq + 1, format!("missing: the ledger had {} rows, but ends here", mark.seq)));
+                return Err(VerifyError::at_row(walked.end.seq + 1, format!("missing: the ledger had {} rows, but ends here", mark.seq)));
             }
             if signed_to < mark.seq {
-                return Err(Flaw::new(format!(
+                return Err(VerifyError::new(format!(
                     "signatures are missing: row {} was signed, but no signature is after row {signed_to}",
                     mark.seq
                 )));
             }
         }
         if let Some(anchor) = anchor.filter(|anchor| walked.end.seq < anchor.seq) {
-            return Err(Flaw::at_row(
+            return Err(VerifyError::at_row(
                 walked.end.seq + 1,
                 format!("missing: the ledger had {} rows when the anchor was printed, but ends here", anchor.seq),
             ));
         }
         // If the state directory has the keys, it should have the mark, too.
         if mark.is_none() && signed_to > 0 && !given && anchor.is_none() {
-            return Err(Flaw::new("the high-water mark is missing, so missing rows cannot be detected; pass a saved anchor"));
+            return Err(VerifyError::new("the high-water mark is missing, so missing rows cannot be detected; pass a saved anchor"));
         }
         if signed_to == 0 && walked.rows > 0 && mark.is_none() && anchor.is_none() {
-            return Err(Flaw::new("no row is signed, so nothing can be verified; open the ledger once to sign it, or pass an anchor"));
+            return Err(VerifyError::new(
+                "no row is signed, so nothing can be verified; open the ledger once to sign it, or pass an anchor",
+            ));
         }
-        Ok(Verified {
+        Ok(VerificationReport {
             rows: walked.rows,
             sessions: sessions.len() as u64,
             pruned: pruned.map_or(0, |pruned| pruned.seq),
@@ -137,7 +147,7 @@ impl Ledger {
     /// Returns the given keys and those that they vouch for.
     ///
     /// At a rotation, the old key names the new one, and the new key the old one.
-    fn trusted_keys(&self, keys: &[String]) -> Result<BTreeSet<String>, Flaw> {
+    fn trusted_keys(&self, keys: &[String]) -> Result<BTreeSet<String>, VerifyError> {
         let mut vouches: Vec<(String, String)> = Vec::new();
         let mut statement = self.sql.prepare(
             "SELECT body, key, signature FROM checkpoints
@@ -167,15 +177,15 @@ impl Ledger {
     }
 
     /// Reads the record of pruned rows and checks its signature.
-    fn read_prune_record(&self, id: &str, believed: &BTreeSet<String>) -> Result<Option<Pruned>, Flaw> {
+    fn read_prune_record(&self, id: &str, believed: &BTreeSet<String>) -> Result<Option<PruneRecord>, VerifyError> {
         let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?));
         let found = self.sql.query_row("SELECT body, key, signature FROM prunes ORDER BY seq DESC LIMIT 1", [], read).optional()?;
         let Some((body, key, signature)) = found else { return Ok(None) };
         if !believed.contains(&key) {
-            return Err(Flaw::new(format!("the record of pruned rows is signed with {key}, which is not a trusted key")));
+            return Err(VerifyError::new(format!("the record of pruned rows is signed with {key}, which is not a trusted key")));
         }
-        let wrong = || Flaw::new("the record of pruned rows does not match its signature");
-        let pruned: Pruned = serde_json::from_str(&body).map_err(|_| wrong())?;
+        let wrong = || VerifyError::new("the record of pruned rows does not match its signature");
+        let pruned: PruneRecord = serde_json::from_str(&body).map_err(|_| wrong())?;
         let holds = is_valid_signature(&key, &ledger::signed_statement("prune", &body), &signature);
         if !holds || pruned.store != id || ledger::anchors_digest(&self.sql)? != pruned.anchors {
             return Err(wrong());
@@ -190,10 +200,10 @@ impl Ledger {
     /// # Errors
     /// The ledger cannot be read.
     pub fn pruned_since(&self, call: CallId) -> Result<Option<u64>, StoreError> {
-        let find = || -> Done<Option<u64>> {
+        let find = || -> DbResult<Option<u64>> {
             let last =
                 self.sql.query_row("SELECT body FROM prunes ORDER BY seq DESC LIMIT 1", [], |row| row.get::<_, String>(0)).optional()?;
-            let Some(pruned) = last.map(|body| serde_json::from_str::<Pruned>(&body)).transpose()? else { return Ok(None) };
+            let Some(pruned) = last.map(|body| serde_json::from_str::<PruneRecord>(&body)).transpose()? else { return Ok(None) };
             // A call id begins with its creation time in milliseconds.
             let named = call.as_bytes().iter().take(6).fold(0_i64, |millis, byte| (millis << 8) | i64::from(*byte));
             Ok((named <= pruned.at.as_millisecond()).then_some(pruned.seq))
@@ -201,7 +211,7 @@ impl Ledger {
         self.with_path(find())
     }
 
-    fn read_session_heads(&self) -> Result<HashMap<i64, Seen>, Flaw> {
+    fn read_session_heads(&self) -> Result<HashMap<i64, SessionChainCheck>, VerifyError> {
         let mut statement = self.sql.prepare("SELECT id, agent, principal, session, rows, head, pruned, anchor FROM sessions")?;
         let mut rows = statement.query([])?;
         let mut sessions = HashMap::new();
@@ -214,7 +224,7 @@ impl Ledger {
                 _ => hash_chain::session_genesis(&key),
             };
             let said = (to_u64(row.get(4)?), parse_digest(row.get_ref(5)?.as_blob().unwrap_or_default())?);
-            sessions.insert(row.get(0)?, Seen { key, rows: pruned, head, stored: said });
+            sessions.insert(row.get(0)?, SessionChainCheck { key, rows: pruned, head, stored: said });
         }
         Ok(sessions)
     }
@@ -225,8 +235,8 @@ impl Ledger {
         id: &str,
         signs: &str,
         believed: &BTreeSet<String>,
-        pruned: Option<&Pruned>,
-    ) -> Result<Vec<(u64, Digest)>, Flaw> {
+        pruned: Option<&PruneRecord>,
+    ) -> Result<Vec<(u64, Digest)>, VerifyError> {
         let mut statement = self.sql.prepare("SELECT body, key, signature, seq FROM checkpoints ORDER BY rowid")?;
         let mut rows = statement.query([])?;
         let mut found: Vec<(u64, Digest)> = Vec::new();
@@ -235,7 +245,7 @@ impl Ledger {
         while let Some(row) = rows.next()? {
             let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
             let seq = to_u64(row.get(3)?);
-            let wrong = |what: &str| Flaw::new(format!("the checkpoint at row {seq} {what}"));
+            let wrong = |what: &str| VerifyError::new(format!("the checkpoint at row {seq} {what}"));
             if !believed.contains(&key) {
                 return Err(wrong(&format!("is signed with {key}, which is not a trusted key")));
             }
@@ -255,19 +265,21 @@ impl Ledger {
             }
         }
         if let Some(in_force) = in_force.filter(|in_force| in_force != signs) {
-            return Err(Flaw::new(format!("the next signature would use {signs}, but {in_force} is current: a key rotation was undone")));
+            return Err(VerifyError::new(format!(
+                "the next signature would use {signs}, but {in_force} is current: a key rotation was undone"
+            )));
         }
         Ok(found)
     }
 
     fn check_rows(
         &self,
-        sessions: &mut HashMap<i64, Seen>,
-        pruned: Option<&Pruned>,
+        sessions: &mut HashMap<i64, SessionChainCheck>,
+        pruned: Option<&PruneRecord>,
         checkpoints: &[(u64, Digest)],
         noted: [Option<(u64, Digest, &str)>; 2],
         progress: &mut dyn FnMut(u64),
-    ) -> Result<Walked, Flaw> {
+    ) -> Result<CheckedRows, VerifyError> {
         let mut due: HashMap<u64, Vec<(Digest, &str)>> = HashMap::new();
         for (seq, chain) in checkpoints {
             due.entry(*seq).or_default().push((*chain, "a checkpoint"));
@@ -275,9 +287,9 @@ impl Ledger {
         for (seq, chain, who) in noted.into_iter().flatten() {
             due.entry(seq).or_default().push((chain, who));
         }
-        let mut tip = Anchor { seq: 0, chain: hash_chain::genesis() };
+        let mut tip = LedgerAnchor { seq: 0, chain: hash_chain::genesis() };
         if let Some(pruned) = pruned {
-            tip = Anchor { seq: pruned.seq, chain: pruned.chain };
+            tip = LedgerAnchor { seq: pruned.seq, chain: pruned.chain };
         }
         let mut configs = BTreeSet::new();
         let (mut count, mut about) = (0_u64, 0_u64);
@@ -289,17 +301,17 @@ impl Ledger {
             if let Some(claims) = due.remove(&tip.seq) {
                 for (chain, who) in claims {
                     if chain != tip.chain {
-                        return Err(Flaw::at_row(tip.seq, format!("the rows up to here do not match {who}")));
+                        return Err(VerifyError::at_row(tip.seq, format!("the rows up to here do not match {who}")));
                     }
                 }
             }
             let Some(row) = rows.next()? else { break };
             let seq = to_u64(row.get(0)?);
             if seq != tip.seq + 1 {
-                return Err(Flaw::at_row(tip.seq + 1, "missing"));
+                return Err(VerifyError::at_row(tip.seq + 1, "missing"));
             }
-            let stored = Stored::from_row(row).map_err(|fault| Flaw::at_row(seq, fault.to_string()))?;
-            let flaw = |what: &str| Flaw {
+            let stored = StoredRow::from_row(row).map_err(|fault| VerifyError::at_row(seq, fault.to_string()))?;
+            let flaw = |what: &str| VerifyError {
                 seq: Some(seq),
                 call: stored.row.as_ref().map(|row| row.call),
                 session: sessions.get(&stored.session).map(|seen| seen.key.clone()),
@@ -337,49 +349,49 @@ impl Ledger {
             if let Some(seen) = sessions.get_mut(&session) {
                 (seen.rows, seen.head) = (n, link);
             }
-            tip = Anchor { seq, chain };
+            tip = LedgerAnchor { seq, chain };
             count += 1;
             if count % 1_000 == 0 {
                 progress(count);
             }
         }
         if let Some((seq, _)) = due.iter().filter(|(seq, _)| **seq > tip.seq).min_by_key(|(seq, _)| **seq) {
-            return Err(Flaw::at_row(tip.seq + 1, format!("missing: row {seq} was signed, but the ledger ends here")));
+            return Err(VerifyError::at_row(tip.seq + 1, format!("missing: row {seq} was signed, but the ledger ends here")));
         }
         let indexed: i64 = self.sql.query_row("SELECT count(*) FROM entities", [], |row| row.get(0))?;
         if to_u64(indexed) != about {
-            return Err(Flaw::new("the entity index has entries for entities that no row has"));
+            return Err(VerifyError::new("the entity index has entries for entities that no row has"));
         }
         self.check_definitions(&configs)?;
-        Ok(Walked { end: tip, rows: count })
+        Ok(CheckedRows { end: tip, rows: count })
     }
 
     /// Checks that each agent definition that rows refer to is stored and matches its digest.
-    fn check_definitions(&self, configs: &BTreeSet<Digest>) -> Result<(), Flaw> {
+    fn check_definitions(&self, configs: &BTreeSet<Digest>) -> Result<(), VerifyError> {
         let mut statement = self.sql.prepare("SELECT digest, body FROM configs")?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
             let name = parse_digest(row.get_ref(0)?.as_blob().unwrap_or_default())?;
             if Digest::of(row.get_ref(1)?.as_bytes().unwrap_or_default()) != name {
-                return Err(Flaw::new(format!("the configuration {name} was changed")));
+                return Err(VerifyError::new(format!("the configuration {name} was changed")));
             }
         }
         for config in configs.iter().filter(|config| **config != Digest::default()) {
             if !self.sql.prepare_cached("SELECT 1 FROM configs WHERE digest = ?1")?.exists([config.as_bytes().as_slice()])? {
-                return Err(Flaw::new(format!("the configuration {config} is missing, but rows refer to it")));
+                return Err(VerifyError::new(format!("the configuration {config} is missing, but rows refer to it")));
             }
         }
         Ok(())
     }
 }
 
-struct Walked {
-    end: Anchor,
+struct CheckedRows {
+    end: LedgerAnchor,
     rows: u64,
 }
 
 /// A stored row with its columns.
-struct Stored {
+struct StoredRow {
     session: i64,
     n: u64,
     hash: Digest,
@@ -390,8 +402,8 @@ struct Stored {
     has_matching_columns: bool,
 }
 
-impl Stored {
-    fn from_row(stored: &rusqlite::Row<'_>) -> Done<Self> {
+impl StoredRow {
+    fn from_row(stored: &rusqlite::Row<'_>) -> DbResult<Self> {
         let body: String = stored.get(12)?;
         let row: Option<Row> = serde_json::from_str(&body).ok();
         let text = |column: usize| stored.get::<_, Option<String>>(column);
@@ -422,5 +434,5 @@ impl Stored {
 /// Verifies a receipt with the public key of the ledger only.
 #[must_use]
 pub fn check_receipt(receipt: &Receipt, key: &str) -> bool {
-    *receipt.key == *key && receipt.statement().is_ok_and(|statement| is_valid_signature(key, &statement, &receipt.signature))
+    *receipt.key == *key && receipt.to_signed_bytes().is_ok_and(|statement| is_valid_signature(key, &statement, &receipt.signature))
 }

@@ -7,30 +7,30 @@ use serde::Serialize;
 use toolgate::{CallId, SessionKey};
 use toolgate_json::Digest;
 
-use crate::error::Fault;
+use crate::error::DbError;
 
 /// A position in the ledger with its chain value, saved outside of the ledger: `1040:9f3a…`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Anchor {
+pub struct LedgerAnchor {
     /// The row.
     pub seq: u64,
     /// The chain value at that row.
     pub chain: Digest,
 }
 
-impl fmt::Display for Anchor {
+impl fmt::Display for LedgerAnchor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.seq, self.chain)
     }
 }
 
-impl Serialize for Anchor {
+impl Serialize for LedgerAnchor {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl FromStr for Anchor {
+impl FromStr for LedgerAnchor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -44,16 +44,16 @@ impl FromStr for Anchor {
 
 /// Initial trust of a verification.
 #[derive(Debug, Clone, Default)]
-pub struct Trust {
+pub struct TrustRoots {
     /// An anchor that was saved outside of the ledger.
-    pub anchor: Option<Anchor>,
+    pub anchor: Option<LedgerAnchor>,
     /// A current or earlier public key of the ledger. Default: the keys in the state directory.
     pub key: Option<String>,
 }
 
 /// Result of a successful verification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Verified {
+pub struct VerificationReport {
     /// Number of rows that were checked.
     pub rows: u64,
     /// Number of sessions of these rows.
@@ -65,14 +65,14 @@ pub struct Verified {
     /// The last signed row. Later rows can still be removed without a trace.
     pub signed_to: u64,
     /// The end of the ledger. Saved elsewhere and passed as `--anchor`, it detects an older copy.
-    pub anchor: Anchor,
+    pub anchor: LedgerAnchor,
     /// The trusted keys: the initial ones, and those that they vouch for.
     pub keys: Vec<String>,
 }
 
 /// The first problem that a verification found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
-pub struct Flaw {
+pub struct VerifyError {
     /// The row.
     pub seq: Option<u64>,
     /// Its call.
@@ -85,7 +85,7 @@ pub struct Flaw {
     pub unchecked: bool,
 }
 
-impl fmt::Display for Flaw {
+impl fmt::Display for VerifyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(seq) = self.seq {
             write!(f, "row {seq}")?;
@@ -101,7 +101,7 @@ impl fmt::Display for Flaw {
     }
 }
 
-impl Flaw {
+impl VerifyError {
     pub(crate) fn new(what: impl Into<String>) -> Self {
         Self { seq: None, call: None, session: None, what: what.into(), unchecked: false }
     }
@@ -115,14 +115,14 @@ impl Flaw {
     }
 }
 
-impl From<Fault> for Flaw {
-    fn from(fault: Fault) -> Self {
+impl From<DbError> for VerifyError {
+    fn from(fault: DbError) -> Self {
         Self { unchecked: fault.is_unreadable(), ..Self::new(fault.to_string()) }
     }
 }
 
-impl From<rusqlite::Error> for Flaw {
+impl From<rusqlite::Error> for VerifyError {
     fn from(error: rusqlite::Error) -> Self {
-        Fault::from(error).into()
+        DbError::from(error).into()
     }
 }

@@ -6,13 +6,13 @@ use std::sync::{Arc, Weak};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use toolgate::policy::Require;
-use toolgate::{Agent, Answer, Backtest, Compared, Effect, ManualClock, SessionKey, Tool, Toolgate};
+use toolgate::{Agent, Answer, Backtest, Effect, ManualClock, ReplayComparison, SessionKey, Tool, Toolgate};
 use toolgate_json::Digest;
-use toolgate_store::{Filter, SqliteStore, hash_chain};
+use toolgate_store::{RowFilter, SqliteStore, hash_chain};
 
-use crate::world::{Desk, agent_under, append, lines, noon, runtime};
+use crate::world::{LedgerFixture, agent_with_rules, append_line, noon, read_lines, runtime};
 
-const ASKS: &str = r#"
+const APPROVAL_RULES: &str = r#"
 [[policy]]
 name = "large"
 rule = "ask"
@@ -21,26 +21,27 @@ where = [{ argument = "/amount", above = 100 }]
 "#;
 
 /// A desk that asks a person about large payments, and the store that it stands on.
-fn asking(desk: &Desk, clock: &Arc<ManualClock>) -> (Toolgate, Weak<SqliteStore>) {
-    let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+fn open_asking_gate(desk: &LedgerFixture, clock: &Arc<ManualClock>) -> (Toolgate, Weak<SqliteStore>) {
+    let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
     let open = Arc::downgrade(&store);
-    let gate = Toolgate::builder().agent(agent_under(&desk.world(), ASKS)).store(store).clock(clock.clone()).build().unwrap();
+    let gate =
+        Toolgate::builder().agent(agent_with_rules(&desk.world_path(), APPROVAL_RULES)).store(store).clock(clock.clone()).build().unwrap();
     (gate, open)
 }
 
-fn large(name: &str) -> Value {
+fn large_payment(name: &str) -> Value {
     json!({"customer": "C-1", "amount": 200, "name": name})
 }
 
 /// Asks for a large payment: the name of the question.
-async fn ask(gate: &Toolgate, name: &str) -> String {
-    let answer = gate.session("desk", "alice", "s").call("pay", large(name)).await;
+async fn request_approval(gate: &Toolgate, name: &str) -> String {
+    let answer = gate.session("desk", "alice", "s").call("pay", large_payment(name)).await;
     let error = answer.outcome.error().unwrap();
     assert_eq!(error.code, "approval_required");
     error.approval.clone().unwrap().id
 }
 
-fn said(answer: &Answer) -> String {
+fn outcome_label(answer: &Answer) -> String {
     match (answer.outcome.success(), answer.outcome.error()) {
         (Some(output), _) if output.replayed => "replayed".to_owned(),
         (_, Some(error)) => error.code.to_string(),
@@ -49,45 +50,49 @@ fn said(answer: &Answer) -> String {
 }
 
 #[test]
-fn an_approval_outlives_two_restarts_and_lets_one_call_through() {
-    let (desk, clock) = (Desk::new(), Arc::new(ManualClock::at(noon())));
+fn approval_survives_restarts_and_allows_one_call() {
+    let (desk, clock) = (LedgerFixture::new(), Arc::new(ManualClock::at(noon())));
     runtime().block_on(async {
-        let (gate, open) = asking(&desk, &clock);
-        let id = ask(&gate, "large").await;
+        let (gate, open) = open_asking_gate(&desk, &clock);
+        let id = request_approval(&gate, "large").await;
         drop(gate);
         assert!(open.upgrade().is_none(), "the store is closed");
-        let (gate, open) = asking(&desk, &clock);
+        let (gate, open) = open_asking_gate(&desk, &clock);
         assert!(gate.answer_approval(&id, true, "bob").await.unwrap());
         drop(gate);
         assert!(open.upgrade().is_none(), "the store is closed");
-        assert!(lines(&desk.world()).is_empty(), "an answer runs nothing");
+        assert!(read_lines(&desk.world_path()).is_empty(), "an answer runs nothing");
 
-        let (gate, open) = asking(&desk, &clock);
-        assert_eq!(said(&gate.session("desk", "alice", "s").call("pay", large("large")).await), "ran");
+        let (gate, open) = open_asking_gate(&desk, &clock);
+        assert_eq!(outcome_label(&gate.session("desk", "alice", "s").call("pay", large_payment("large")).await), "ran");
         drop(gate);
         assert!(open.upgrade().is_none(), "the store is closed");
-        let (gate, _) = asking(&desk, &clock);
+        let (gate, _) = open_asking_gate(&desk, &clock);
         let session = gate.session("desk", "alice", "s");
         // So that nobody takes it for a loop.
         session.call("look", json!({"customer": "C-1"})).await;
-        assert_eq!(said(&gate.call(session.prepare("pay", large("large")).approval(&id)).await), "approval_denied", "it is used up");
-        assert_ne!(ask(&gate, "large").await, id, "the same call again is another question");
+        assert_eq!(
+            outcome_label(&gate.call(session.prepare("pay", large_payment("large")).approval(&id)).await),
+            "approval_denied",
+            "it is used up"
+        );
+        assert_ne!(request_approval(&gate, "large").await, id, "the same call again is another question");
     });
-    assert_eq!(lines(&desk.world()), ["large"]);
+    assert_eq!(read_lines(&desk.world_path()), ["large"]);
     desk.verify();
 }
 
 #[test]
-fn an_approval_goes_by_when_it_expired_and_not_with_the_row_that_asked_for_it() {
-    let (desk, clock) = (Desk::new(), Arc::new(ManualClock::at(noon() - SignedDuration::from_hours(24 * 200))));
+fn approval_is_pruned_by_its_expiry_not_with_its_row() {
+    let (desk, clock) = (LedgerFixture::new(), Arc::new(ManualClock::at(noon() - SignedDuration::from_hours(24 * 200))));
     let (beginning, month) = (Timestamp::MIN, noon() - SignedDuration::from_hours(24 * 30));
     runtime().block_on(async {
-        let (gate, _) = asking(&desk, &clock);
-        let store = SqliteStore::open(desk.path()).unwrap();
+        let (gate, _) = open_asking_gate(&desk, &clock);
+        let store = SqliteStore::open(desk.ledger_path()).unwrap();
         let is_there = async |id: &str| gate.approval(id).await.unwrap().is_some();
-        let old = ask(&gate, "old").await;
+        let old = request_approval(&gate, "old").await;
         clock.set(noon());
-        let new = ask(&gate, "new").await;
+        let new = request_approval(&gate, "new").await;
 
         let gone = store.prune(noon() + SignedDuration::from_hours(1), beginning).await.unwrap();
         assert_eq!((gone.rows, gone.sealed), (2, 0));
@@ -100,21 +105,21 @@ fn an_approval_goes_by_when_it_expired_and_not_with_the_row_that_asked_for_it() 
         let expires = gate.approval(&new).await.unwrap().unwrap().expires;
         assert_eq!(store.prune(beginning, expires).await.unwrap().sealed, 0, "until then it can be used");
         assert!(gate.answer_approval(&new, true, "bob").await.unwrap());
-        assert_eq!(said(&gate.session("desk", "alice", "s").call("pay", large("new")).await), "ran");
+        assert_eq!(outcome_label(&gate.session("desk", "alice", "s").call("pay", large_payment("new")).await), "ran");
         let later = expires + SignedDuration::from_nanos(1);
         assert_eq!(store.prune(beginning, later).await.unwrap().sealed, 1, "an answer that was used goes, too");
         assert!(!is_there(&new).await);
     });
-    assert_eq!(lines(&desk.world()), ["new"]);
+    assert_eq!(read_lines(&desk.world_path()), ["new"]);
     desk.verify();
 }
 
 /// An agent with two tools that write down that they ran.
-fn clerk(desk: &Desk, name: &'static str) -> Agent {
+fn clerk_agent(desk: &LedgerFixture, name: &'static str) -> Agent {
     let tool = |tool: &'static str| {
-        let (world, schema) = (desk.world(), json!({"type": "object", "properties": {"n": {"type": "integer"}}}));
+        let (world, schema) = (desk.world_path(), json!({"type": "object", "properties": {"n": {"type": "integer"}}}));
         Tool::dynamic(tool, "Writes down that it ran.", schema, move |_, args: Value| {
-            append(&world, &format!("{name} {tool} {}", args["n"]));
+            append_line(&world, &format!("{name} {tool} {}", args["n"]));
             async move { Ok(args) }
         })
         .effect(Effect::Write)
@@ -124,15 +129,16 @@ fn clerk(desk: &Desk, name: &'static str) -> Agent {
 }
 
 #[test]
-fn a_key_is_one_claim_of_one_tool_one_agent_and_one_principal() {
-    let desk = Desk::new();
+fn idempotency_key_is_scoped_to_tool_agent_and_principal() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
         // Each in a runtime of its own: what is remembered is in the store.
         let call = async |(agent, principal, tool): (&str, &str, &str), session: &str, n: u32| {
-            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
-            let gate = Toolgate::builder().agent(clerk(&desk, "desk")).agent(clerk(&desk, "archive")).store(store).build().unwrap();
+            let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+            let gate =
+                Toolgate::builder().agent(clerk_agent(&desk, "desk")).agent(clerk_agent(&desk, "archive")).store(store).build().unwrap();
             let call = gate.session(agent, principal, session).prepare(tool, json!({"n": n})).idempotency_key("k");
-            said(&gate.call(call).await)
+            outcome_label(&gate.call(call).await)
         };
         let claims = [("desk", "alice", "stamp"), ("desk", "alice", "file"), ("archive", "alice", "stamp"), ("desk", "bob", "stamp")];
         for (n, claim) in (1..).zip(claims) {
@@ -143,12 +149,12 @@ fn a_key_is_one_claim_of_one_tool_one_agent_and_one_principal() {
             assert_eq!(call(claim, "s", n + 1).await, "key_reused", "{claim:?} with other arguments");
         }
     });
-    assert_eq!(lines(&desk.world()), ["desk stamp 1", "desk file 2", "archive stamp 3", "desk stamp 4"]);
+    assert_eq!(read_lines(&desk.world_path()), ["desk stamp 1", "desk file 2", "archive stamp 3", "desk stamp 4"]);
     desk.verify();
 }
 
 /// One row a minute, the last of them at noon.
-fn by_the_minute(desk: &Desk, rows: i64) {
+fn record_row_per_minute(desk: &LedgerFixture, rows: i64) {
     let clock = Arc::new(ManualClock::at(noon()));
     runtime().block_on(async {
         let gate = desk.open_at(clock.clone());
@@ -159,16 +165,16 @@ fn by_the_minute(desk: &Desk, rows: i64) {
     });
 }
 
-fn places(desk: &Desk, filter: &Filter) -> Vec<u64> {
+fn matching_seqs(desk: &LedgerFixture, filter: &RowFilter) -> Vec<u64> {
     desk.ledger().find(filter).unwrap().iter().map(|entry| entry.seq).collect()
 }
 
 #[test]
-fn who_has_begun_to_read_reads_to_the_end_whatever_is_pruned_meanwhile() {
-    let desk = Desk::new();
-    by_the_minute(&desk, 30);
-    let (runtime, store) = (runtime(), SqliteStore::open(desk.path()).unwrap());
-    let about = Filter { entity: Some(("customer_id".to_owned(), json!("C-1"))), ..Filter::default() };
+fn running_query_is_not_affected_by_prune() {
+    let desk = LedgerFixture::new();
+    record_row_per_minute(&desk, 30);
+    let (runtime, store) = (runtime(), SqliteStore::open(desk.ledger_path()).unwrap());
+    let about = RowFilter { entity: Some(("customer_id".to_owned(), json!("C-1"))), ..RowFilter::default() };
     let (ledger, mut read) = (desk.ledger(), Vec::new());
     let reading = ledger.query(&about, |entry| {
         if read.is_empty() {
@@ -180,18 +186,18 @@ fn who_has_begun_to_read_reads_to_the_end_whatever_is_pruned_meanwhile() {
     });
     reading.unwrap();
     assert_eq!(read, (1..=29).step_by(2).collect::<Vec<u64>>());
-    assert_eq!(places(&desk, &about), [21, 23, 25, 27, 29], "who begins now reads what is left");
+    assert_eq!(matching_seqs(&desk, &about), [21, 23, 25, 27, 29], "who begins now reads what is left");
     drop(ledger);
     assert_eq!((desk.verify().pruned, desk.verify().rows), (20, 10));
 }
 
 #[test]
-fn rows_that_are_read_while_others_go_are_those_of_one_moment() {
-    let desk = Desk::new();
-    by_the_minute(&desk, 60);
+fn query_during_prune_reads_one_snapshot() {
+    let desk = LedgerFixture::new();
+    record_row_per_minute(&desk, 60);
     std::thread::scope(|scope| {
         let pruning = scope.spawn(|| {
-            let (runtime, store) = (runtime(), SqliteStore::open(desk.path()).unwrap());
+            let (runtime, store) = (runtime(), SqliteStore::open(desk.ledger_path()).unwrap());
             for left in (0..60).rev() {
                 let gone = runtime.block_on(store.prune(noon() - SignedDuration::from_mins(left), Timestamp::MIN)).unwrap();
                 // The first moment is that of the first row, which is not before itself.
@@ -201,7 +207,7 @@ fn rows_that_are_read_while_others_go_are_those_of_one_moment() {
         let mut first = 1;
         loop {
             let is_last = pruning.is_finished();
-            let found = places(&desk, &Filter::default());
+            let found = matching_seqs(&desk, &RowFilter::default());
             assert!(found[0] >= first, "what is gone does not come back");
             first = found[0];
             assert_eq!(found, (first..=60).collect::<Vec<_>>(), "no row is missing between others");
@@ -212,12 +218,12 @@ fn rows_that_are_read_while_others_go_are_those_of_one_moment() {
         }
         pruning.join().unwrap();
     });
-    assert_eq!(places(&desk, &Filter::default()), [60]);
+    assert_eq!(matching_seqs(&desk, &RowFilter::default()), [60]);
 }
 
 #[test]
-fn a_clock_that_is_set_back_changes_neither_the_order_of_rows_nor_their_chain() {
-    let (desk, clock) = (Desk::new(), Arc::new(ManualClock::at(noon())));
+fn clock_set_back_keeps_row_order_and_chain() {
+    let (desk, clock) = (LedgerFixture::new(), Arc::new(ManualClock::at(noon())));
     let times = [0, 1, -48, -24, 2, -72].map(|hours| noon() + SignedDuration::from_hours(hours));
     runtime().block_on(async {
         let mut gate = desk.open_at(clock.clone());
@@ -233,23 +239,23 @@ fn a_clock_that_is_set_back_changes_neither_the_order_of_rows_nor_their_chain() 
             }
         }
     });
-    let entries = desk.ledger().find(&Filter::default()).unwrap();
+    let entries = desk.ledger().find(&RowFilter::default()).unwrap();
     assert_eq!(entries.iter().map(|entry| entry.row.at).collect::<Vec<_>>(), times.map(|time| [time, time]).concat());
     let (mut tip, mut heads) = (hash_chain::genesis(), BTreeMap::<SessionKey, (u64, Digest)>::new());
     for (seq, entry) in (1..).zip(&entries) {
         let key = &entry.row.key;
         let (n, head) = heads.get(key).copied().unwrap_or_else(|| (0, hash_chain::session_genesis(key)));
-        let link = hash_chain::session_link(&head, n + 1, &entry.row.canonical().unwrap());
+        let link = hash_chain::session_link(&head, n + 1, &entry.row.to_canonical_bytes().unwrap());
         tip = hash_chain::ledger_link(&tip, seq, &link);
         assert_eq!((entry.seq, entry.n, entry.hash, entry.chain), (seq, n + 1, link, tip));
         heads.insert(key.clone(), (n + 1, link));
     }
     assert_eq!(desk.verify().rows, 12);
     // Rows are found by what they say.
-    assert_eq!(places(&desk, &Filter { since: Some(noon()), ..Filter::default() }), [1, 2, 3, 4, 9, 10]);
+    assert_eq!(matching_seqs(&desk, &RowFilter { since: Some(noon()), ..RowFilter::default() }), [1, 2, 3, 4, 9, 10]);
     // They go from the front: one that says it is older than those before it waits for them.
     runtime().block_on(async {
-        let store = SqliteStore::open(desk.path()).unwrap();
+        let store = SqliteStore::open(desk.ledger_path()).unwrap();
         assert_eq!(store.prune(noon(), Timestamp::MIN).await.unwrap().rows, 0);
         assert_eq!(store.prune(noon() + SignedDuration::from_mins(30), Timestamp::MIN).await.unwrap().rows, 2);
     });
@@ -258,20 +264,20 @@ fn a_clock_that_is_set_back_changes_neither_the_order_of_rows_nor_their_chain() 
 
 #[test]
 #[should_panic(expected = "row 2: `pay` was admitted, now refused at policy by `cap`")]
-fn a_call_that_would_be_decided_otherwise_is_noticed_when_its_test_ends() {
-    let desk = Desk::new();
+fn changed_decision_fails_replay_check() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
         let session = desk.open().session("desk", "alice", "s");
         session.call("look", json!({"customer": "C-1"})).await;
         session.call("pay", json!({"customer": "C-1", "amount": 200, "name": "x"})).await;
     });
-    let sql = rusqlite::Connection::open(desk.path()).unwrap();
+    let sql = rusqlite::Connection::open(desk.ledger_path()).unwrap();
     sql.execute("UPDATE configs SET body = replace(body, 'above = 300', 'above = 100')", []).unwrap();
 }
 
 #[test]
-fn what_takes_evidence_away_takes_it_away_again() {
-    let desk = Desk::new();
+fn replay_repeats_revocation_of_evidence() {
+    let desk = LedgerFixture::new();
     let agent = || {
         let schema = || json!({"type": "object", "properties": {"n": {"type": "integer"}}});
         let here = |name: &str| Tool::dynamic(name, "Does.", schema(), |_, _| async { Ok(json!({})) });
@@ -289,7 +295,7 @@ fn what_takes_evidence_away_takes_it_away_again() {
             .unwrap()
     };
     runtime().block_on(async {
-        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
         let gate = Toolgate::builder().agent(agent()).store(store).build().unwrap();
         let session = gate.session("desk", "alice", "s");
         let mut codes = Vec::new();
@@ -324,5 +330,5 @@ fn what_takes_evidence_away_takes_it_away_again() {
         });
         played.await.unwrap();
     });
-    assert!(said.len() == 13 && said.iter().all(|(_, now, _)| *now == Compared::Same), "{said:#?}");
+    assert!(said.len() == 13 && said.iter().all(|(_, now, _)| *now == ReplayComparison::Same), "{said:#?}");
 }

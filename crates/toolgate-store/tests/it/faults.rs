@@ -8,11 +8,11 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 use serde_json::json;
 use toolgate::{ManualClock, Outcome, Toolgate};
-use toolgate_store::{Ledger, SqliteStore, Trust};
+use toolgate_store::{Ledger, SqliteStore, TrustRoots};
 
-use crate::world::{Desk, agent, append, copy_all, directory, lines, noon, runtime};
+use crate::world::{LedgerFixture, append_line, copy_all, default_agent, noon, read_lines, runtime, worker_directory};
 
-async fn work(gate: &Toolgate, session: &str, customers: std::ops::Range<u32>) {
+async fn record_calls(gate: &Toolgate, session: &str, customers: std::ops::Range<u32>) {
     let session = gate.session("desk", "alice", session);
     for n in customers {
         session.call("look", json!({"customer": format!("C-{n}0")})).await;
@@ -21,17 +21,17 @@ async fn work(gate: &Toolgate, session: &str, customers: std::ops::Range<u32>) {
 }
 
 /// Calls until the disk is full, and a little beyond.
-pub(crate) fn worker() {
-    let directory = directory();
+pub(crate) fn run_worker() {
+    let directory = worker_directory();
     runtime().block_on(async {
         let store = Arc::new(SqliteStore::open(directory.join("ledger.db")).unwrap());
-        let gate = Toolgate::builder().agent(agent(&directory.join("world.log"))).store(store).build().unwrap();
+        let gate = Toolgate::builder().agent(default_agent(&directory.join("world.log"))).store(store).build().unwrap();
         let session = gate.session("desk", "alice", "s");
         let mut refused = 0;
         for n in 0..3_000 {
             let answer = session.call("look", json!({"customer": format!("C-{n} {}", "x".repeat(500))})).await;
             let code = answer.outcome.error().map_or("ok", |error| &error.code).to_owned();
-            append(&directory.join("acks.log"), &format!("{} {code}", answer.call));
+            append_line(&directory.join("acks.log"), &format!("{} {code}", answer.call));
             refused += u32::from(code == "store_unavailable");
             if refused == 5 {
                 println!("full");
@@ -42,8 +42,8 @@ pub(crate) fn worker() {
 }
 
 #[test]
-fn a_full_disk_is_told_and_its_rows_come_in_later() {
-    let desk = Desk::new();
+fn full_disk_is_reported_and_rows_are_added_later() {
+    let desk = LedgerFixture::new();
     let exe = std::env::current_exe().unwrap();
     // Files may have 512 KiB: the ledger comes to that before anything else does.
     let script = format!("trap '' XFSZ; ulimit -f 1024; exec '{}' worker --exact --nocapture --test-threads=1", exe.display());
@@ -55,7 +55,7 @@ fn a_full_disk_is_told_and_its_rows_come_in_later() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("full"), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
-    let acks = lines(&desk.directory.path().join("acks.log"));
+    let acks = read_lines(&desk.directory.path().join("acks.log"));
     runtime().block_on(async {
         let gate = desk.open();
         gate.recover_spool().await.unwrap();
@@ -70,12 +70,12 @@ fn a_full_disk_is_told_and_its_rows_come_in_later() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_written_to_is_told() {
+fn unwritable_directory_is_reported() {
     let missing = SqliteStore::open("/nowhere/at/all/ledger.db").unwrap_err().to_string();
     assert!(missing.contains("/nowhere/at/all"), "{missing}");
     let readable = tempfile::tempdir().unwrap();
-    let desk = Desk::new();
-    runtime().block_on(async { work(&desk.open(), "s", 0..2).await });
+    let desk = LedgerFixture::new();
+    runtime().block_on(async { record_calls(&desk.open(), "s", 0..2).await });
     copy_all(desk.directory.path(), readable.path());
     let open = |path: &std::path::Path| {
         for entry in [path.to_owned(), path.join("ledger.db"), path.join("ledger.db.state"), path.join("ledger.db.state/keys")] {
@@ -123,7 +123,7 @@ fn leave_journal(database: &std::path::Path, pages: u32) {
 }
 
 #[test]
-fn who_is_killed_while_a_ledger_is_begun_leaves_one_that_can_be_begun_again() {
+fn ledger_creation_can_be_repeated_after_kill() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
     // It is set to WAL first, which is a change of the other kind.
@@ -143,7 +143,7 @@ fn who_is_killed_while_a_ledger_is_begun_leaves_one_that_can_be_begun_again() {
 }
 
 #[test]
-fn what_is_no_ledger_is_not_taken_for_one() {
+fn file_that_is_no_ledger_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let text = directory.path().join("notes.txt");
     std::fs::write(&text, "not a database at all, and long enough to have a header".repeat(40)).unwrap();
@@ -162,35 +162,35 @@ fn what_is_no_ledger_is_not_taken_for_one() {
 }
 
 #[test]
-fn keys_that_are_lost_or_anothers_are_missed() {
-    let desk = Desk::new();
-    runtime().block_on(async { work(&desk.open(), "s", 0..2).await });
+fn missing_or_foreign_keys_are_reported() {
+    let desk = LedgerFixture::new();
+    runtime().block_on(async { record_calls(&desk.open(), "s", 0..2).await });
     let keys = desk.directory.path().join("ledger.db.state/keys");
     let aside = desk.directory.path().join("keys");
     std::fs::rename(&keys, &aside).unwrap();
-    let error = SqliteStore::open(desk.path()).unwrap_err().to_string();
+    let error = SqliteStore::open(desk.ledger_path()).unwrap_err().to_string();
     assert!(error.contains("keys of this ledger are missing"), "{error}");
     std::fs::rename(&aside, &keys).unwrap();
     std::fs::write(keys.join("seal.key"), "11".repeat(32)).unwrap();
-    let error = SqliteStore::open(desk.path()).unwrap_err().to_string();
+    let error = SqliteStore::open(desk.ledger_path()).unwrap_err().to_string();
     assert!(error.contains("belong to another ledger"), "{error}");
 }
 
 #[test]
-fn damaged_pages_are_an_error_and_never_a_wrong_row() {
-    let desk = Desk::new();
-    runtime().block_on(async { work(&desk.open(), "s", 0..40).await });
+fn damaged_pages_cause_error_and_never_wrong_row() {
+    let desk = LedgerFixture::new();
+    runtime().block_on(async { record_calls(&desk.open(), "s", 0..40).await });
     let whole = desk.export();
-    let pages = std::fs::metadata(desk.path()).unwrap().len() / 4096;
+    let pages = std::fs::metadata(desk.ledger_path()).unwrap().len() / 4096;
     let (mut noticed, mut harmless) = (0, 0);
     for page in 1..pages {
         let copy = desk.copy();
-        let mut file = std::fs::OpenOptions::new().write(true).open(copy.path()).unwrap();
+        let mut file = std::fs::OpenOptions::new().write(true).open(copy.ledger_path()).unwrap();
         file.seek(SeekFrom::Start(page * 4096)).unwrap();
         file.write_all(&[0xa5; 4096]).unwrap();
         drop(file);
-        let verified = Ledger::open(copy.path()).map_err(|e| e.to_string()).and_then(|ledger| {
-            let verified = ledger.verify(&Trust::default(), |_| ()).map_err(|flaw| flaw.to_string());
+        let verified = Ledger::open(copy.ledger_path()).map_err(|e| e.to_string()).and_then(|ledger| {
+            let verified = ledger.verify(&TrustRoots::default(), |_| ()).map_err(|flaw| flaw.to_string());
             verified.map(|_| crate::world::export(&ledger))
         });
         match verified {
@@ -201,9 +201,9 @@ fn damaged_pages_are_an_error_and_never_a_wrong_row() {
             }
         }
         // Whoever goes on with it hears an error, or goes on correctly.
-        if let Ok(store) = SqliteStore::open(copy.path()) {
+        if let Ok(store) = SqliteStore::open(copy.ledger_path()) {
             runtime().block_on(async {
-                let gate = Toolgate::builder().agent(agent(&copy.world())).store(Arc::new(store)).build().unwrap();
+                let gate = Toolgate::builder().agent(default_agent(&copy.world_path())).store(Arc::new(store)).build().unwrap();
                 let session = gate.session("desk", "alice", "s");
                 session.call("look", json!({"customer": "C-10"})).await;
                 let answer = session.call("pay", json!({"customer": "C-10", "amount": 200, "name": "again"})).await;
@@ -218,10 +218,10 @@ fn damaged_pages_are_an_error_and_never_a_wrong_row() {
 }
 
 #[test]
-fn a_log_that_was_cut_off_is_an_older_state_or_told() {
-    let desk = Desk::new();
+fn truncated_wal_gives_older_state_or_error() {
+    let desk = LedgerFixture::new();
     let gate = desk.open();
-    runtime().block_on(async { work(&gate, "s", 0..10).await });
+    runtime().block_on(async { record_calls(&gate, "s", 0..10).await });
     // As a power cut would leave it: the log is there, and nobody has closed the database.
     let crashed = desk.copy();
     drop(gate);
@@ -234,7 +234,7 @@ fn a_log_that_was_cut_off_is_an_older_state_or_told() {
         let file = std::fs::OpenOptions::new().write(true).open(copy.directory.path().join("ledger.db-wal")).unwrap();
         file.set_len(length * part / 12).unwrap();
         drop(file);
-        match SqliteStore::open(copy.path()) {
+        match SqliteStore::open(copy.ledger_path()) {
             Ok(store) => {
                 drop(store);
                 let rows = copy.export();
@@ -248,8 +248,8 @@ fn a_log_that_was_cut_off_is_an_older_state_or_told() {
 }
 
 #[test]
-fn a_clock_that_goes_backwards_frees_no_limit() {
-    let desk = Desk::new();
+fn clock_set_back_frees_no_limit() {
+    let desk = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon()));
     runtime().block_on(async {
         let gate = desk.open_at(clock.clone());

@@ -18,9 +18,9 @@ mod world;
 #[test]
 fn worker() {
     match std::env::var("TOOLGATE_WORKER").as_deref() {
-        Ok("crash") => crash::worker(),
-        Ok("fill") => faults::worker(),
-        Ok("share") => shared::worker(),
+        Ok("crash") => crash::run_worker(),
+        Ok("fill") => faults::run_worker(),
+        Ok("share") => shared::run_worker(),
         _ => {}
     }
 }

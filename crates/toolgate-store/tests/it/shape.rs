@@ -2,11 +2,11 @@
 
 use serde_json::json;
 
-use crate::keeping::dark;
-use crate::world::{Desk, runtime};
+use crate::keeping::gate_with_unknown_outcomes;
+use crate::world::{LedgerFixture, runtime};
 
 /// Puts a ledger into the shape that it had before the newest migration.
-fn as_it_was(path: &std::path::Path) {
+fn downgrade_ledger(path: &std::path::Path) {
     let old = path.with_extension("old");
     let sql = rusqlite::Connection::open(&old).unwrap();
     sql.execute_batch(include_str!("../../migrations/0001_ledger.sql")).unwrap();
@@ -28,10 +28,10 @@ fn as_it_was(path: &std::path::Path) {
 }
 
 #[test]
-fn a_ledger_of_an_older_shape_is_brought_up_and_nothing_is_forgotten() {
-    let desk = Desk::new();
+fn migration_of_older_ledger_keeps_every_record() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
-        let gate = dark(&desk);
+        let gate = gate_with_unknown_outcomes(&desk);
         let session = gate.session("desk", "alice", "s");
         for name in ["a", "b"] {
             gate.call(session.prepare("pay", json!({"name": name, "arrives": true})).idempotency_key(name)).await;
@@ -39,14 +39,14 @@ fn a_ledger_of_an_older_shape_is_brought_up_and_nothing_is_forgotten() {
         let pending = gate.pending_calls().await.unwrap();
         assert_eq!(pending.len(), 2);
         assert!(
-            gate.settle_pending(pending[0].call, Some(toolgate::Outcome::Success(toolgate::Output::of(json!("done")))), "eve")
+            gate.settle_pending(pending[0].call, Some(toolgate::Outcome::Success(toolgate::CallOutput::from_value(json!("done")))), "eve")
                 .await
                 .unwrap()
         );
     });
-    as_it_was(&desk.path());
+    downgrade_ledger(&desk.ledger_path());
     runtime().block_on(async {
-        let gate = dark(&desk);
+        let gate = gate_with_unknown_outcomes(&desk);
         let session = gate.session("desk", "alice", "s");
         assert_eq!(gate.pending_calls().await.unwrap().len(), 1);
         let again =
@@ -54,6 +54,6 @@ fn a_ledger_of_an_older_shape_is_brought_up_and_nothing_is_forgotten() {
         assert!(again("a").await.outcome.success().is_some_and(|output| output.replayed));
         assert_eq!(again("b").await.outcome.error().unwrap().code, "pending_reconciliation");
     });
-    assert_eq!(crate::world::lines(&desk.world()), ["a", "b"], "nothing was made twice");
+    assert_eq!(crate::world::read_lines(&desk.world_path()), ["a", "b"], "nothing was made twice");
     desk.verify();
 }

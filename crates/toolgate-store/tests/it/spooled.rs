@@ -6,15 +6,15 @@ use serde_json::json;
 use toolgate::Toolgate;
 use toolgate_store::SqliteStore;
 
-use crate::world::{Desk, RULES, agent, agent_under, append, runtime};
+use crate::world::{LedgerFixture, RULES, agent_with_rules, append_line, default_agent, runtime};
 
 #[test]
-fn what_waits_for_the_store_is_not_lost_when_a_configuration_is_read_anew() {
-    let desk = Desk::new();
+fn spooled_rows_survive_config_reload() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
-        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
-        let build = || Toolgate::builder().agent(agent(&desk.world())).store(store.clone()).build().unwrap();
-        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+        let build = || Toolgate::builder().agent(default_agent(&desk.world_path())).store(store.clone()).build().unwrap();
+        let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
         let look = async |gate: &Toolgate, n: u32| {
             gate.session("desk", "alice", "s").call("look", json!({"customer": format!("C-{n}0")})).await.call
         };
@@ -43,12 +43,12 @@ fn what_waits_for_the_store_is_not_lost_when_a_configuration_is_read_anew() {
 }
 
 #[test]
-fn what_waits_for_the_store_comes_in_together() {
-    let desk = Desk::new();
+fn spooled_rows_are_added_in_few_transactions() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
-        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
-        let gate = Toolgate::builder().agent(agent(&desk.world())).store(store.clone()).build().unwrap();
-        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+        let gate = Toolgate::builder().agent(default_agent(&desk.world_path())).store(store.clone()).build().unwrap();
+        let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
         let session = gate.session("desk", "alice", "s");
         session.call("look", json!({"customer": "C-0"})).await;
         sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
@@ -68,12 +68,12 @@ fn what_waits_for_the_store_comes_in_together() {
 }
 
 #[test]
-fn a_store_that_has_room_for_one_row_more_is_not_taken_for_one_that_is_back() {
-    let desk = Desk::new();
+fn store_with_room_for_one_row_is_not_recovered() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
-        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
-        let gate = Toolgate::builder().agent(agent(&desk.world())).store(store).build().unwrap();
-        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+        let gate = Toolgate::builder().agent(default_agent(&desk.world_path())).store(store).build().unwrap();
+        let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
         let full_at = |rows: u32| {
             let full = format!("WHEN (SELECT count(*) FROM ledger) >= {rows} BEGIN SELECT RAISE(ABORT, 'full'); END");
             sql(&format!("DROP TRIGGER IF EXISTS no_room; CREATE TRIGGER no_room BEFORE INSERT ON ledger {full}"));
@@ -92,7 +92,7 @@ fn a_store_that_has_room_for_one_row_more_is_not_taken_for_one_that_is_back() {
             std::fs::read_dir(spool).unwrap().map(|entry| entry.unwrap().path()).collect()
         };
         let ends_in = |ending: &str| files().into_iter().find(|path| path.to_string_lossy().ends_with(ending));
-        append(&ends_in(".jsonl").unwrap(), "no row");
+        append_line(&ends_in(".jsonl").unwrap(), "no row");
         assert!(gate.recover_spool().await.is_err());
         assert_eq!(ends_in(".spoilt"), None, "nobody has read all that waits");
         sql("DROP TRIGGER no_room");
@@ -103,15 +103,15 @@ fn a_store_that_has_room_for_one_row_more_is_not_taken_for_one_that_is_back() {
 }
 
 #[test]
-fn what_others_left_behind_is_not_taken_over_before_the_store_is_back() {
-    let desk = Desk::new();
+fn foreign_spool_is_not_adopted_before_store_recovers() {
+    let desk = LedgerFixture::new();
     let spool = desk.directory.path().join("ledger.db.state/spool");
     let files = || -> Vec<_> {
         let names = std::fs::read_dir(&spool).unwrap().map(|entry| entry.unwrap().path());
         names.filter(|path| path.extension().is_none_or(|ending| ending != "definition")).collect()
     };
-    let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
-    drop(SqliteStore::open(desk.path()).unwrap());
+    let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
+    drop(SqliteStore::open(desk.ledger_path()).unwrap());
     sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
     runtime().block_on(async {
         desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-10"})).await;
@@ -130,9 +130,9 @@ fn what_others_left_behind_is_not_taken_over_before_the_store_is_back() {
 }
 
 #[test]
-fn a_row_that_can_never_come_in_keeps_no_other_out() {
-    let desk = Desk::new();
-    let sql = || rusqlite::Connection::open(desk.path()).unwrap();
+fn unaddable_spooled_row_does_not_block_others() {
+    let desk = LedgerFixture::new();
+    let sql = || rusqlite::Connection::open(desk.ledger_path()).unwrap();
     let look = async |gate: &Toolgate, session: &str, n: u32| {
         gate.session("desk", "alice", session).call("look", json!({"customer": format!("C-{n}0")})).await.call
     };
@@ -172,18 +172,18 @@ fn a_row_that_can_never_come_in_keeps_no_other_out() {
 }
 
 #[test]
-fn a_definition_stands_beside_rows_for_as_long_as_one_of_them_waits() {
-    let desk = Desk::new();
-    let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+fn spooled_definition_is_kept_until_its_last_row_is_added() {
+    let desk = LedgerFixture::new();
+    let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
     let spool = desk.directory.path().join("ledger.db.state/spool");
     let definitions = || {
         let files = std::fs::read_dir(&spool).unwrap().map(|file| file.unwrap().path());
         files.filter(|path| path.extension().is_some_and(|extension| extension == "definition")).count()
     };
     runtime().block_on(async {
-        let other = agent_under(&desk.world(), &RULES.replace("max = 500", "max = 400"));
-        let [one, two] = [agent(&desk.world()), other].map(|agent| {
-            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let other = agent_with_rules(&desk.world_path(), &RULES.replace("max = 500", "max = 400"));
+        let [one, two] = [default_agent(&desk.world_path()), other].map(|agent| {
+            let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
             Toolgate::builder().agent(agent).store(store).build().unwrap()
         });
         sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
@@ -202,9 +202,9 @@ fn a_definition_stands_beside_rows_for_as_long_as_one_of_them_waits() {
 }
 
 #[test]
-fn what_is_only_in_memory_does_not_speak_for_what_cannot_be_read() {
-    let desk = Desk::new();
-    let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+fn unreadable_spool_keeps_store_unavailable() {
+    let desk = LedgerFixture::new();
+    let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
     let away = "CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END";
     let spool = desk.directory.path().join("ledger.db.state/spool");
     runtime().block_on(async {
@@ -236,11 +236,11 @@ fn what_is_only_in_memory_does_not_speak_for_what_cannot_be_read() {
 }
 
 #[test]
-fn what_was_decided_by_a_definition_that_the_store_had_not_heard_of_can_be_verified() {
+fn rows_of_spooled_definition_can_be_verified() {
     for part in [true, false] {
-        let desk = Desk::new();
-        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
-        drop(SqliteStore::open(desk.path()).unwrap());
+        let desk = LedgerFixture::new();
+        let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
+        drop(SqliteStore::open(desk.ledger_path()).unwrap());
         sql("CREATE TRIGGER no_row BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END;
              CREATE TRIGGER no_definition BEFORE INSERT ON configs BEGIN SELECT RAISE(ABORT, 'away'); END");
         runtime().block_on(async {
@@ -250,11 +250,13 @@ fn what_was_decided_by_a_definition_that_the_store_had_not_heard_of_can_be_verif
         sql("DROP TRIGGER no_row; DROP TRIGGER no_definition");
         // The next process has as much of it as one call needs, or something else.
         let next = match part {
-            true => agent(&desk.world()).excerpts().into_iter().find(|(tool, _)| **tool == *"look").unwrap().1.build().unwrap(),
-            false => agent_under(&desk.world(), &RULES.replace("max = 500", "max = 400")),
+            true => {
+                default_agent(&desk.world_path()).tool_subsets().into_iter().find(|(tool, _)| **tool == *"look").unwrap().1.build().unwrap()
+            }
+            false => agent_with_rules(&desk.world_path(), &RULES.replace("max = 500", "max = 400")),
         };
         runtime().block_on(async {
-            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+            let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
             let gate = Toolgate::builder().agent(next).store(store).build().unwrap();
             assert_eq!(gate.recover_spool().await, Ok(1));
         });

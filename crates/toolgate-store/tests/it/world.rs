@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use toolgate::policy::source::Rules;
-use toolgate::{Agent, Clock, Effect, Reconcile, SystemClock, Tool, Toolgate};
-use toolgate_store::{Filter, Ledger, SqliteStore, Trust, Verified};
+use toolgate::policy::source::RuleSet;
+use toolgate::{Agent, Clock, Effect, ReconcileSpec, SystemClock, Tool, Toolgate};
+use toolgate_store::{Ledger, RowFilter, SqliteStore, TrustRoots, VerificationReport};
 
-use crate::lookback::decided_alike;
+use crate::lookback::assert_replay_unchanged;
 
 /// The rules of the desk.
 pub(crate) const RULES: &str = r#"
@@ -42,14 +42,14 @@ within = "24h"
 "#;
 
 /// Random numbers that come out the same for the same seed.
-pub(crate) struct Dice(u64);
+pub(crate) struct SeededRng(u64);
 
-impl Dice {
+impl SeededRng {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub(crate) fn roll(&mut self, sides: usize) -> usize {
+    pub(crate) fn next_below(&mut self, sides: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -58,20 +58,20 @@ impl Dice {
 }
 
 /// Whether long versions are wanted.
-pub(crate) fn rounds(short: u32, long: u32) -> u32 {
+pub(crate) fn round_count(short: u32, long: u32) -> u32 {
     if std::env::var_os("TOOLGATE_SOAK").is_some() { long } else { short }
 }
 
-pub(crate) fn append(path: &Path, line: &str) {
+pub(crate) fn append_line(path: &Path, line: &str) {
     let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
     file.write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
-pub(crate) fn lines(path: &Path) -> Vec<String> {
+pub(crate) fn read_lines(path: &Path) -> Vec<String> {
     std::fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
-fn look() -> Tool {
+fn look_tool() -> Tool {
     let schema = json!({"type": "object", "properties": {"customer": {"type": "string"}}, "required": ["customer"]});
     Tool::dynamic("look", "Looks at a customer.", schema, |_, args: Value| async move {
         Ok(json!({"customer": args["customer"], "active": args["customer"] != "C-9"}))
@@ -82,7 +82,7 @@ fn look() -> Tool {
 }
 
 /// Pays: the world remembers under which name.
-fn pay(world: &Path) -> Tool {
+fn pay_tool(world: &Path) -> Tool {
     let world = world.to_owned();
     let schema = json!({"type": "object", "properties": {
         "customer": {"type": "string"}, "amount": {"type": "number"}, "name": {"type": "string"}, "slowly": {"type": "boolean"}, "note": {"type": "string"},
@@ -93,62 +93,62 @@ fn pay(world: &Path) -> Tool {
         async move {
             let pause = || tokio::time::sleep(Duration::from_millis(if args["slowly"] == true { 1 } else { 0 }));
             pause().await;
-            append(&world, args["name"].as_str().unwrap_or("?"));
+            append_line(&world, args["name"].as_str().unwrap_or("?"));
             pause().await;
             Ok(json!({"paid": args["amount"], "name": args["name"]}))
         }
     })
     .entity("customer_id", "/customer")
     .entity("payment", "/name")
-    .reconcile(Reconcile::with("find").argument("name", "/name").happened_if("/found", true).never_if("/found", false))
+    .reconcile(ReconcileSpec::new("find").argument("name", "/name").happened_if("/found", true).never_if("/found", false))
 }
 
-fn find(world: &Path) -> Tool {
+fn find_tool(world: &Path) -> Tool {
     let world = world.to_owned();
     let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
     Tool::dynamic("find", "Finds a payment.", schema, move |_, args: Value| {
         let world = world.clone();
-        async move { Ok(json!({"found": lines(&world).iter().any(|line| *line == args["name"])})) }
+        async move { Ok(json!({"found": read_lines(&world).iter().any(|line| *line == args["name"])})) }
     })
     .effect(Effect::Read)
 }
 
 /// The desk, under other rules.
-pub(crate) fn agent_under(world: &Path, rules: &str) -> Agent {
-    let rules = Rules::parse("rules.toml", rules);
-    let agent = Agent::builder("desk").tool(look()).tool(pay(world)).tool(find(world)).rules(rules).build();
+pub(crate) fn agent_with_rules(world: &Path, rules: &str) -> Agent {
+    let rules = RuleSet::parse("rules.toml", rules);
+    let agent = Agent::builder("desk").tool(look_tool()).tool(pay_tool(world)).tool(find_tool(world)).rules(rules).build();
     agent.unwrap_or_else(|error| panic!("{}", error.render(false)))
 }
 
-pub(crate) fn agent(world: &Path) -> Agent {
-    agent_under(world, RULES)
+pub(crate) fn default_agent(world: &Path) -> Agent {
+    agent_with_rules(world, RULES)
 }
 
 /// A place for one test.
-pub(crate) struct Desk {
+pub(crate) struct LedgerFixture {
     pub(crate) directory: tempfile::TempDir,
     is_copy: bool,
 }
 
 /// What was decided here is decided again when the test has ended. What was copied, somebody wanted to damage.
-impl Drop for Desk {
+impl Drop for LedgerFixture {
     fn drop(&mut self) {
-        if !self.is_copy && self.path().exists() {
-            decided_alike(&self.path());
+        if !self.is_copy && self.ledger_path().exists() {
+            assert_replay_unchanged(&self.ledger_path());
         }
     }
 }
 
-impl Desk {
+impl LedgerFixture {
     pub(crate) fn new() -> Self {
         Self { directory: tempfile::tempdir().unwrap(), is_copy: false }
     }
 
-    pub(crate) fn path(&self) -> PathBuf {
+    pub(crate) fn ledger_path(&self) -> PathBuf {
         self.directory.path().join("ledger.db")
     }
 
-    pub(crate) fn world(&self) -> PathBuf {
+    pub(crate) fn world_path(&self) -> PathBuf {
         self.directory.path().join("world.log")
     }
 
@@ -157,16 +157,16 @@ impl Desk {
     }
 
     pub(crate) fn open_at(&self, clock: Arc<dyn Clock>) -> Toolgate {
-        let store = Arc::new(SqliteStore::open(self.path()).unwrap());
-        Toolgate::builder().agent(agent(&self.world())).store(store).clock(clock).build().unwrap()
+        let store = Arc::new(SqliteStore::open(self.ledger_path()).unwrap());
+        Toolgate::builder().agent(default_agent(&self.world_path())).store(store).clock(clock).build().unwrap()
     }
 
     pub(crate) fn ledger(&self) -> Ledger {
-        Ledger::open(self.path()).unwrap()
+        Ledger::open(self.ledger_path()).unwrap()
     }
 
-    pub(crate) fn verify(&self) -> Verified {
-        self.ledger().verify(&Trust::default(), |_| ()).unwrap_or_else(|flaw| panic!("{flaw}"))
+    pub(crate) fn verify(&self) -> VerificationReport {
+        self.ledger().verify(&TrustRoots::default(), |_| ()).unwrap_or_else(|flaw| panic!("{flaw}"))
     }
 
     /// All rows as they are written.
@@ -183,7 +183,7 @@ impl Desk {
 }
 
 pub(crate) fn export(ledger: &Ledger) -> Vec<String> {
-    let entries = ledger.find(&Filter::default()).unwrap();
+    let entries = ledger.find(&RowFilter::default()).unwrap();
     entries.iter().map(|entry| serde_json::to_string(entry).unwrap()).collect()
 }
 
@@ -201,13 +201,13 @@ pub(crate) fn copy_all(from: &Path, to: &Path) {
 }
 
 /// This binary as a process of its own.
-pub(crate) fn worker(kind: &str, directory: &Path) -> Command {
+pub(crate) fn worker_command(kind: &str, directory: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["worker", "--exact", "--nocapture", "--test-threads=1"]).env("TOOLGATE_WORKER", kind).env("TOOLGATE_DIR", directory);
     command
 }
 
-pub(crate) fn directory() -> PathBuf {
+pub(crate) fn worker_directory() -> PathBuf {
     std::env::var_os("TOOLGATE_DIR").unwrap().into()
 }
 

@@ -8,7 +8,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Line {
+pub(crate) struct BenchLine {
     pub(crate) name: String,
     pub(crate) value: f64,
     pub(crate) unit: String,
@@ -19,19 +19,26 @@ pub(crate) struct Line {
 
 #[expect(clippy::allow_attributes, reason = "not every benchmark measures in µs")]
 #[allow(dead_code, reason = "not every benchmark measures in µs")]
-pub(crate) fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -> Line {
+pub(crate) fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -> BenchLine {
     let (value, floor) = (median(values) / 1_000.0, median(floors) / 1_000.0);
     let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
-    Line { name: name.into(), value: round(value), unit: "µs".into(), floor: round(floor), ratio: round(value / floor), note: note.into() }
+    BenchLine {
+        name: name.into(),
+        value: round(value),
+        unit: "µs".into(),
+        floor: round(floor),
+        ratio: round(value / floor),
+        note: note.into(),
+    }
 }
 
 /// Prints and writes them.
-pub(crate) fn write(lines: Vec<Line>) {
+pub(crate) fn write_lines(lines: Vec<BenchLine>) {
     println!("{:<28} {:>10} {:>10} {:<6} {:>7}  note", "name", "value", "floor", "unit", "ratio");
     for line in &lines {
         println!("{:<28} {:>10.2} {:>10.2} {:<6} {:>7.2}  {}", line.name, line.value, line.floor, line.unit, line.ratio, line.note);
     }
-    change(|all| {
+    update_lines(|all| {
         all.retain(|old| !lines.iter().any(|new| new.name == old.name));
         all.extend(lines);
     });
@@ -40,13 +47,13 @@ pub(crate) fn write(lines: Vec<Line>) {
 /// Takes a line of an earlier run out, where it could not be measured in this one.
 #[expect(clippy::allow_attributes, reason = "most benchmarks can always be run")]
 #[allow(dead_code, reason = "most benchmarks can always be run")]
-pub(crate) fn forget(name: &str) {
-    change(|all| all.retain(|old| old.name != name));
+pub(crate) fn remove_line(name: &str) {
+    update_lines(|all| all.retain(|old| old.name != name));
 }
 
-fn change(how: impl FnOnce(&mut Vec<Line>)) {
+fn update_lines(how: impl FnOnce(&mut Vec<BenchLine>)) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/bench.json");
-    let mut all: Vec<Line> = std::fs::read(&path).ok().and_then(|old| serde_json::from_slice(&old).ok()).unwrap_or_default();
+    let mut all: Vec<BenchLine> = std::fs::read(&path).ok().and_then(|old| serde_json::from_slice(&old).ok()).unwrap_or_default();
     how(&mut all);
     std::fs::write(&path, serde_json::to_vec_pretty(&all).unwrap()).expect("target/bench.json can be written");
 }

@@ -7,33 +7,33 @@ use std::sync::Arc;
 use ahash::HashMap;
 use serde_json::json;
 
-use super::{Agent, BuildError, Registered, Section};
-use crate::agent::validate::{check_examples, check_shell, check_words, watched};
-use crate::call::error::Dialect;
+use super::{Agent, AgentBuildError, PromptSection, ToolEntry};
+use crate::agent::validate::{check_examples, check_shell, check_spec, tracked_sources};
+use crate::call::error::ErrorDialect;
 use crate::files::{FileSystem, Resources};
 use crate::hook::Hook;
 use crate::limits::Limits;
-use crate::policy::source::{Rules, Scope, Written};
-use crate::policy::{Attached, DiagnosticKind, Level, Mode, Policy, Problem, Severity, analyse};
-use crate::schema::Schema;
-use crate::tool::{Effect, Extra, Handler, Spec, Tool};
-use toolgate_json::{Bounds, Digest, Pointer, digest_of, to_canonical_bytes};
-use toolgate_text::shown;
+use crate::policy::source::{PolicyScope, RuleSet, SourcedRule};
+use crate::policy::{AttachedPolicy, Diagnostic, DiagnosticKind, EnforcementMode, Policy, PolicyLevel, Severity, analyze_rules};
+use crate::schema::CompiledSchema;
+use crate::tool::{Effect, ExtraArguments, Handler, Tool, ToolSpec};
+use toolgate_json::{Digest, JsonBounds, Pointer, digest_of, to_canonical_bytes};
+use toolgate_text::escape_for_display;
 
 /// Builds an [`Agent`].
 pub struct AgentBuilder {
     pub(crate) name: Arc<str>,
     pub(crate) tools: Vec<(Option<String>, Tool)>,
-    pub(crate) policies: Vec<Written>,
+    pub(crate) policies: Vec<SourcedRule>,
     /// Problems of policy files and resources.
-    pub(crate) input_problems: Vec<Problem>,
+    pub(crate) input_problems: Vec<Diagnostic>,
     pub(crate) hooks: Vec<Arc<dyn Hook>>,
     pub(crate) description_overrides: BTreeMap<String, String>,
     pub(crate) principals: Option<BTreeSet<String>>,
     pub(crate) limits: Limits,
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: JsonBounds,
     pub(crate) max_output: usize,
-    pub(crate) dialect: Dialect,
+    pub(crate) dialect: ErrorDialect,
     pub(crate) resources: Resources,
     /// Whether the agent was built and checked before.
     pub(crate) is_prechecked: bool,
@@ -56,23 +56,23 @@ impl AgentBuilder {
 
     /// Adds a section with its tools and policies.
     #[must_use]
-    pub fn section(mut self, section: Section) -> Self {
+    pub fn section(mut self, section: PromptSection) -> Self {
         let name = section.name;
         self.tools.extend(section.tools.into_iter().map(|tool| (Some(name.clone()), tool)));
-        self.policies.extend(section.policies.into_iter().map(|policy| Written::from_code(Scope::Section(name.clone()), policy)));
+        self.policies.extend(section.policies.into_iter().map(|policy| SourcedRule::from_code(PolicyScope::Section(name.clone()), policy)));
         self
     }
 
     /// Adds a policy for the whole agent.
     #[must_use]
     pub fn policy(mut self, policy: impl Policy + 'static) -> Self {
-        self.policies.push(Written::from_code(Scope::Agent, Arc::new(policy)));
+        self.policies.push(SourcedRule::from_code(PolicyScope::Agent, Arc::new(policy)));
         self
     }
 
     /// Adds the rules of policy files. Their problems are reported when the agent is built.
     #[must_use]
-    pub fn rules(mut self, rules: Rules) -> Self {
+    pub fn rules(mut self, rules: RuleSet) -> Self {
         let (policies, problems) = rules.into_parts();
         self.policies.extend(policies);
         self.input_problems.extend(problems);
@@ -82,14 +82,14 @@ impl AgentBuilder {
     /// Adds a policy for the whole prompt.
     #[must_use]
     pub fn prompt_policy(mut self, policy: impl Policy + 'static) -> Self {
-        self.policies.push(Written::from_code(Scope::Prompt, Arc::new(policy)));
+        self.policies.push(SourcedRule::from_code(PolicyScope::Prompt, Arc::new(policy)));
         self
     }
 
     /// Adds a policy for one tool.
     #[must_use]
     pub fn tool_policy(mut self, tool: &str, policy: impl Policy + 'static) -> Self {
-        self.policies.push(Written::from_code(Scope::Tools(vec![tool.to_owned()]), Arc::new(policy)));
+        self.policies.push(SourcedRule::from_code(PolicyScope::Tools(vec![tool.to_owned()]), Arc::new(policy)));
         self
     }
 
@@ -124,7 +124,7 @@ impl AgentBuilder {
 
     /// Sets the bounds of arguments.
     #[must_use]
-    pub const fn bounds(mut self, bounds: Bounds) -> Self {
+    pub const fn bounds(mut self, bounds: JsonBounds) -> Self {
         self.bounds = bounds;
         self
     }
@@ -133,7 +133,7 @@ impl AgentBuilder {
     ///
     /// Programs and the ledger always use the standard dialect.
     #[must_use]
-    pub const fn dialect(mut self, dialect: Dialect) -> Self {
+    pub const fn dialect(mut self, dialect: ErrorDialect) -> Self {
         self.dialect = dialect;
         self
     }
@@ -154,8 +154,8 @@ impl AgentBuilder {
     pub fn resource<T: Any + Send + Sync>(mut self, thing: T) -> Self {
         if self.resources.insert(Arc::new(thing)).is_some() {
             let kind = std::any::type_name::<T>();
-            let problem = Problem::new(format!("two resources have the type `{kind}`, but handlers find a resource by its type"));
-            self.input_problems.push(problem.help("wrap one of them in its own type"));
+            let problem = Diagnostic::new(format!("two resources have the type `{kind}`, but handlers find a resource by its type"));
+            self.input_problems.push(problem.with_help("wrap one of them in its own type"));
         }
         self
     }
@@ -175,7 +175,7 @@ impl AgentBuilder {
     ///
     /// # Errors
     /// All problems of the agent.
-    pub fn build(mut self) -> Result<Agent, BuildError> {
+    pub fn build(mut self) -> Result<Agent, AgentBuildError> {
         let mut problems = std::mem::take(&mut self.input_problems);
         let mut tools = HashMap::default();
         let mut order = Vec::new();
@@ -189,14 +189,17 @@ impl AgentBuilder {
         for (section, tool) in std::mem::take(&mut self.tools) {
             let (mut spec, handler) = tool.into_parts();
             if tools.contains_key(&spec.name) {
-                problems.push(Problem::new(format!("two tools have the name `{}`", shown(&spec.name))).about(spec.name()));
+                problems.push(
+                    Diagnostic::new(format!("two tools have the name `{}`", escape_for_display(&spec.name))).with_subject(spec.name()),
+                );
                 continue;
             }
             if let Some(description) = self.description_overrides.remove(spec.name()) {
                 if spec.accepts_overrides {
                     spec.description = description;
                 } else {
-                    problems.push(Problem::new(format!("`{}` does not accept another description", spec.name)).about(spec.name()));
+                    problems
+                        .push(Diagnostic::new(format!("`{}` does not accept another description", spec.name)).with_subject(spec.name()));
                 }
             }
             let name = Arc::clone(&spec.name);
@@ -206,26 +209,24 @@ impl AgentBuilder {
                 Ok(registered) => {
                     tools.insert(name, Arc::new(registered));
                 }
-                Err(wrong) => problems.extend(wrong.into_iter().map(|problem| self.placed(problem))),
+                Err(wrong) => problems.extend(wrong.into_iter().map(|problem| self.with_source_span(problem))),
             }
         }
-        problems.extend(
-            self.description_overrides
-                .keys()
-                .map(|tool| Problem::new(format!("a description is set for `{}`, which is not a tool of this agent", shown(tool)))),
-        );
+        problems.extend(self.description_overrides.keys().map(|tool| {
+            Diagnostic::new(format!("a description is set for `{}`, which is not a tool of this agent", escape_for_display(tool)))
+        }));
         let governed: Vec<_> =
-            order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| (&t.spec, t.governed_by.as_slice())).collect();
+            order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<ToolEntry>| (&t.spec, t.governed_by.as_slice())).collect();
         // Analysing invalid rules would report misleading problems.
         if !self.is_prechecked && problems.iter().all(|problem| problem.severity != Severity::Error) {
-            problems.extend(analyse(&governed).into_iter().map(|problem| self.placed(problem)));
+            problems.extend(analyze_rules(&governed).into_iter().map(|problem| self.with_source_span(problem)));
         }
         let (problems, warnings): (Vec<_>, Vec<_>) = problems.into_iter().partition(|problem| problem.severity == Severity::Error);
         if !problems.is_empty() {
-            return Err(BuildError { agent: self.name.to_string(), problems: problems.into_iter().chain(warnings).collect() });
+            return Err(AgentBuildError { agent: self.name.to_string(), problems: problems.into_iter().chain(warnings).collect() });
         }
         let placed = |name: &Arc<str>| Some((sections.get(name).cloned().flatten(), Arc::clone(tools.get(name)?)));
-        let written: Vec<(Option<String>, Arc<Registered>)> = order.iter().filter_map(placed).collect();
+        let written: Vec<(Option<String>, Arc<ToolEntry>)> = order.iter().filter_map(placed).collect();
         let definition = match self.is_prechecked {
             true => String::new(),
             false => {
@@ -246,67 +247,75 @@ impl AgentBuilder {
             resources: Arc::new(self.resources),
             definition_digest: config,
             definition: definition.into(),
-            tracked_sources: watched(&self.policies),
+            tracked_sources: tracked_sources(&self.policies),
             rules: self.policies.into_iter().map(|written| written.policy).collect(),
             warnings,
         })
     }
 
     /// Sets the position of a problem if its rule comes from a file.
-    fn placed(&self, mut problem: Problem) -> Problem {
+    fn with_source_span(&self, mut problem: Diagnostic) -> Diagnostic {
         let written = self.policies.iter().find(|written| Some(written.policy.name()) == problem.rule.as_deref());
-        problem.place = written.and_then(|written| written.source_span(&problem.field, problem.within.clone())).or(problem.place);
+        problem.span = written.and_then(|written| written.source_span(&problem.field, problem.field_range.clone())).or(problem.span);
         problem
     }
 
-    fn register(&self, mut spec: Spec, handler: Option<Arc<dyn Handler>>, section: Option<&str>) -> Result<Registered, Vec<Problem>> {
-        let mut problems = check_words(&spec);
-        let compile = |schema: Option<&serde_json::Value>, what: &str, extra, secrets: &[Pointer], problems: &mut Vec<Problem>| {
-            let compiled = Schema::compile(schema?, extra, secrets);
-            let invalid = |e| Problem::new(format!("{what} schema of `{}`: {e}", shown(&spec.name))).of_kind(DiagnosticKind::InvalidSchema);
+    fn register(&self, mut spec: ToolSpec, handler: Option<Arc<dyn Handler>>, section: Option<&str>) -> Result<ToolEntry, Vec<Diagnostic>> {
+        let mut problems = check_spec(&spec);
+        let compile = |schema: Option<&serde_json::Value>, what: &str, extra, secrets: &[Pointer], problems: &mut Vec<Diagnostic>| {
+            let compiled = CompiledSchema::compile(schema?, extra, secrets);
+            let invalid = |e| {
+                Diagnostic::new(format!("{what} schema of `{}`: {e}", escape_for_display(&spec.name)))
+                    .with_kind(DiagnosticKind::InvalidSchema)
+            };
             compiled.map_err(|e| problems.push(invalid(e))).ok()
         };
         let input = compile(spec.input.as_ref(), "input", spec.extra, &spec.secrets, &mut problems);
         // A secret argument stays secret if the result repeats it.
-        let known = input.as_ref().map_or(spec.secrets.as_slice(), Schema::secrets);
-        let output = compile(spec.output.as_ref(), "output", Extra::Pass, known, &mut problems);
+        let known = input.as_ref().map_or(spec.secrets.as_slice(), CompiledSchema::secrets);
+        let output = compile(spec.output.as_ref(), "output", ExtraArguments::Pass, known, &mut problems);
         if spec.input.is_none() && handler.is_some() {
-            problems.push(Problem::new(format!("`{}` has a handler but no input schema", shown(&spec.name))));
+            problems.push(Diagnostic::new(format!("`{}` has a handler but no input schema", escape_for_display(&spec.name))));
         }
         let examples = check_examples(&spec, input.as_ref(), output.as_ref());
-        let applies = |scope: &Scope| match scope {
-            Scope::Tools(tools) => tools.iter().any(|tool| *tool == *spec.name).then_some(Level::Tool),
-            Scope::Section(name) => (section == Some(name)).then_some(Level::Section),
-            Scope::Prompt => Some(Level::Prompt),
-            Scope::Agent => Some(Level::Agent),
+        let applies = |scope: &PolicyScope| match scope {
+            PolicyScope::Tools(tools) => tools.iter().any(|tool| *tool == *spec.name).then_some(PolicyLevel::Tool),
+            PolicyScope::Section(name) => (section == Some(name)).then_some(PolicyLevel::Section),
+            PolicyScope::Prompt => Some(PolicyLevel::Prompt),
+            PolicyScope::Agent => Some(PolicyLevel::Agent),
         };
-        let mut governed_by: Vec<Attached> = self
+        let mut governed_by: Vec<AttachedPolicy> = self
             .policies
             .iter()
             .filter(|written| written.policy.governs(&spec))
-            .filter_map(|written| applies(&written.scope).map(|level| Attached { level, policy: Arc::clone(&written.policy) }))
+            .filter_map(|written| applies(&written.scope).map(|level| AttachedPolicy { level, policy: Arc::clone(&written.policy) }))
             .collect();
         // Narrowest scope first, then in order of declaration.
         governed_by.sort_by_key(|attached| attached.level);
         let heard_by = self
             .policies
             .iter()
-            .filter(|w| w.policy.hears_all() || (applies(&w.scope).is_some() && w.policy.governs(&spec)))
+            .filter(|w| w.policy.observes_all_tools() || (applies(&w.scope).is_some() && w.policy.governs(&spec)))
             .map(|written| Arc::clone(&written.policy))
             .collect();
         let checked = problems.into_iter().chain(check_shell(&spec)).chain(examples);
-        let mut problems: Vec<Problem> = checked.map(|problem| problem.about(spec.name())).collect();
+        let mut problems: Vec<Diagnostic> = checked.map(|problem| problem.with_subject(spec.name())).collect();
         // Observing rules govern nothing, and the built-in rules protect toolgate, not this tool.
-        let counts = |policy: &dyn Policy| policy.mode() == Mode::Enforce && !policy.name().starts_with(crate::policy::source::BUILT_IN);
+        let counts = |policy: &dyn Policy| {
+            policy.mode() == EnforcementMode::Enforce && !policy.name().starts_with(crate::policy::source::BUILT_IN_RULE_PREFIX)
+        };
         let is_governed = governed_by.iter().any(|attached| counts(&*attached.policy));
         if spec.effect != Effect::Read && !spec.open && !is_governed {
-            let problem = Problem::at("mode", format!("`{}` has effects, but no enforced policy governs it", shown(&spec.name)))
-                .about(spec.name())
-                .of_kind(DiagnosticKind::Ungoverned);
-            let problem = problem.help("attach a policy, declare `.effect(Effect::Read)`, or call `.open()`");
-            let own = |attached: &&Attached| !attached.policy.name().starts_with(crate::policy::source::BUILT_IN);
+            let problem = Diagnostic::at_field(
+                "mode",
+                format!("`{}` has effects, but no enforced policy governs it", escape_for_display(&spec.name)),
+            )
+            .with_subject(spec.name())
+            .with_kind(DiagnosticKind::Ungoverned);
+            let problem = problem.with_help("attach a policy, declare `.effect(Effect::Read)`, or call `.open()`");
+            let own = |attached: &&AttachedPolicy| !attached.policy.name().starts_with(crate::policy::source::BUILT_IN_RULE_PREFIX);
             problems.push(match governed_by.iter().find(own) {
-                Some(observing) => problem.of(observing.policy.name()),
+                Some(observing) => problem.with_rule(observing.policy.name()),
                 None => problem,
             });
         }
@@ -322,7 +331,7 @@ impl AgentBuilder {
             secrets = vec![Pointer::default()];
         }
         let declares = |path: &Pointer| match path.split_last() {
-            Some((place, name)) => spec.input.is_none() || crate::schema::declares(&spec, &place, name),
+            Some((place, name)) => spec.input.is_none() || crate::schema::has_declared_member(&spec, &place, name),
             None => true,
         };
         let declares_entity = spec.entities.iter().map(|(_, path)| declares(path)).collect();
@@ -332,7 +341,7 @@ impl AgentBuilder {
             "name": spec.name, "description": spec.description, "input": spec.input, "output": spec.output, "effect": spec.effect,
             "once": spec.once, "idempotent": spec.idempotent, "policies": policies,
         }));
-        Ok(Registered {
+        Ok(ToolEntry {
             spec,
             handler,
             input: input.map(Arc::new),

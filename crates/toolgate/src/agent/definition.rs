@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Agent, AgentBuilder, BuildError, Registered};
+use super::{Agent, AgentBuildError, AgentBuilder, ToolEntry};
 use crate::files::MemoryFs;
 use crate::hook::Hook;
 use crate::limits::{Budget, Limits};
-use crate::policy::source::{Scope, Written};
-use crate::policy::{Ask, Fault, Mode, Policy, Verdict};
-use crate::tool::{Spec, Tool};
-use toolgate_json::Bounds;
+use crate::policy::source::{PolicyScope, SourcedRule};
+use crate::policy::{EnforcementMode, Policy, PolicyError, PolicyInput, Verdict};
+use crate::tool::{Tool, ToolSpec};
+use toolgate_json::JsonBounds;
 
 /// The serialized form of an agent.
 ///
@@ -20,63 +20,63 @@ use toolgate_json::Bounds;
 /// written in Rust are contained by name only. An agent that is built from its definition cannot
 /// run them and reports that.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Definition {
+pub struct AgentDefinition {
     agent: Arc<str>,
-    tools: Vec<Placed>,
-    policies: Vec<File>,
+    tools: Vec<DefinitionTool>,
+    policies: Vec<DefinitionFile>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    in_code: Vec<InCode>,
+    in_code: Vec<DefinitionCodeRule>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    hooks: Vec<Hooked>,
+    hooks: Vec<DefinitionHook>,
     limits: Limits,
-    bounds: Bounds,
+    bounds: JsonBounds,
     principals: Option<BTreeSet<String>>,
     max_output: usize,
     files: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Placed {
+struct DefinitionTool {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     section: Option<String>,
-    spec: Spec,
+    spec: ToolSpec,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct File {
+struct DefinitionFile {
     name: String,
     text: String,
 }
 
-impl File {
+impl DefinitionFile {
     /// Checks for rules that toolgate adds together with the tools.
     fn is_built_in(&self) -> bool {
         self.name == "(built in)"
     }
 
     /// Checks for built-in rules that protect toolgate itself.
-    fn protects(&self) -> bool {
-        self.is_built_in() && self.text.contains(&format!("name = \"{}", crate::policy::source::BUILT_IN))
+    fn has_protective_rules(&self) -> bool {
+        self.is_built_in() && self.text.contains(&format!("name = \"{}", crate::policy::source::BUILT_IN_RULE_PREFIX))
     }
 }
 
 /// A rule that was written in Rust.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct InCode {
+struct DefinitionCodeRule {
     name: String,
     says: String,
     governs: Vec<Arc<str>>,
     #[serde(default)]
-    mode: Mode,
+    mode: EnforcementMode,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Hooked {
+struct DefinitionHook {
     name: String,
     tools: Vec<Arc<str>>,
 }
 
-impl Definition {
+impl AgentDefinition {
     /// Parses a definition.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl Definition {
     }
 
     /// Iterates over its tools.
-    pub fn tools(&self) -> impl Iterator<Item = &Spec> {
+    pub fn tools(&self) -> impl Iterator<Item = &ToolSpec> {
         self.tools.iter().map(|placed| &placed.spec)
     }
 
@@ -101,8 +101,8 @@ impl Definition {
     /// Built-in rules stay: those that protect toolgate, and the approval of undeclared tools.
     #[must_use]
     pub fn with_policies(mut self, files: impl IntoIterator<Item = (String, String)>) -> Self {
-        self.policies.retain(File::is_built_in);
-        self.policies.splice(0..0, files.into_iter().map(|(name, text)| File { name, text }));
+        self.policies.retain(DefinitionFile::is_built_in);
+        self.policies.splice(0..0, files.into_iter().map(|(name, text)| DefinitionFile { name, text }));
         self
     }
 
@@ -111,9 +111,9 @@ impl Definition {
     /// This definition still decides whether the client runs a tool. It also keeps the schemas of
     /// tools whose upstream the new definition has never seen.
     #[must_use]
-    pub fn changed_to(self, new: Self) -> Self {
+    pub fn with_update(self, new: Self) -> Self {
         let mut before = self.tools;
-        let mut tools: Vec<Placed> = new.tools;
+        let mut tools: Vec<DefinitionTool> = new.tools;
         for placed in &mut tools {
             let Some(at) = before.iter().position(|known| known.spec.name == placed.spec.name) else { continue };
             let (known, spec) = (before.swap_remove(at).spec, &mut placed.spec);
@@ -129,12 +129,12 @@ impl Definition {
             (placed.spec.visible_to, placed.spec.open) = (Some(BTreeSet::new()), true);
             placed
         }));
-        let policies = new.policies.into_iter().chain(self.policies.into_iter().filter(File::protects)).collect();
+        let policies = new.policies.into_iter().chain(self.policies.into_iter().filter(DefinitionFile::has_protective_rules)).collect();
         Self { tools, policies, limits: new.limits, principals: new.principals, bounds: new.bounds, ..self }
     }
 
     /// Checks that no rule was written in Rust and that the agent has no files.
-    pub(crate) fn is_all_written(&self) -> bool {
+    pub(crate) fn has_only_file_rules(&self) -> bool {
         self.in_code.is_empty() && !self.files
     }
 
@@ -144,10 +144,10 @@ impl Definition {
     }
 
     /// Keeps only these tools, and replaces the policy files by one.
-    pub(crate) fn with_only(mut self, tools: &HashSet<&str>, policies: String) -> Self {
+    pub(crate) fn retain_tools(mut self, tools: &HashSet<&str>, policies: String) -> Self {
         self.tools.retain(|placed| tools.contains(placed.spec.name()));
         self.hooks.clear();
-        self.policies = vec![File { name: "(excerpt)".to_owned(), text: policies }];
+        self.policies = vec![DefinitionFile { name: "(excerpt)".to_owned(), text: policies }];
         self
     }
 
@@ -155,12 +155,12 @@ impl Definition {
     ///
     /// # Errors
     /// The rules have problems.
-    pub fn build(self) -> Result<Agent, BuildError> {
+    pub fn build(self) -> Result<Agent, AgentBuildError> {
         self.builder().build()
     }
 
     /// Builds an agent that was built before, without checks and without its own digest.
-    pub(crate) fn build_known(self) -> Result<Agent, BuildError> {
+    pub(crate) fn build_prechecked(self) -> Result<Agent, AgentBuildError> {
         AgentBuilder { is_prechecked: true, ..self.builder() }.build()
     }
 
@@ -177,12 +177,12 @@ impl Definition {
             builder = builder.files(MemoryFs::default());
         }
         for rule in self.in_code {
-            builder.policies.push(Written::from_code(Scope::Agent, Arc::new(Unknown(rule))));
+            builder.policies.push(SourcedRule::from_code(PolicyScope::Agent, Arc::new(UnavailableCodeRule(rule))));
         }
         for hook in self.hooks {
             builder = builder.hook(hook);
         }
-        for Placed { section, spec } in self.tools {
+        for DefinitionTool { section, spec } in self.tools {
             builder.tools.push((section, Tool::without_handler(spec)));
         }
         builder
@@ -190,33 +190,33 @@ impl Definition {
 }
 
 impl AgentBuilder {
-    pub(crate) fn definition(&self, tools: &[(Option<String>, Arc<Registered>)]) -> Definition {
+    pub(crate) fn definition(&self, tools: &[(Option<String>, Arc<ToolEntry>)]) -> AgentDefinition {
         let mut files: Vec<(&str, &str)> = Vec::new();
-        for (name, text) in self.policies.iter().filter_map(Written::file) {
+        for (name, text) in self.policies.iter().filter_map(SourcedRule::file) {
             // Rules of one file share its text, so comparing pointers is usually enough.
             if !files.iter().any(|(known, same)| *known == name && (std::ptr::eq(*same, text) || *same == text)) {
                 files.push((name, text));
             }
         }
-        let policies = files.into_iter().map(|(name, text)| File { name: name.to_owned(), text: text.to_owned() }).collect();
+        let policies = files.into_iter().map(|(name, text)| DefinitionFile { name: name.to_owned(), text: text.to_owned() }).collect();
         let governs = |policy: &Arc<dyn Policy>| {
             let by =
-                |tool: &&(Option<String>, Arc<Registered>)| tool.1.governed_by.iter().any(|attached| Arc::ptr_eq(&attached.policy, policy));
+                |tool: &&(Option<String>, Arc<ToolEntry>)| tool.1.governed_by.iter().any(|attached| Arc::ptr_eq(&attached.policy, policy));
             tools.iter().filter(by).map(|(_, tool)| Arc::clone(&tool.spec.name)).collect()
         };
-        let in_code = self.policies.iter().filter(|written| !written.is_from_file()).map(|written| InCode {
+        let in_code = self.policies.iter().filter(|written| !written.is_from_file()).map(|written| DefinitionCodeRule {
             name: written.policy.name().to_owned(),
             says: written.policy.definition(),
             governs: governs(&written.policy),
             mode: written.policy.mode(),
         });
-        let hooked = |hook: &Arc<dyn Hook>| Hooked {
+        let hooked = |hook: &Arc<dyn Hook>| DefinitionHook {
             name: hook.name().to_owned(),
             tools: tools.iter().map(|(_, tool)| &tool.spec.name).filter(|name| hook.matches(name)).cloned().collect(),
         };
-        Definition {
+        AgentDefinition {
             agent: Arc::clone(&self.name),
-            tools: tools.iter().map(|(section, tool)| Placed { section: section.clone(), spec: tool.spec.clone() }).collect(),
+            tools: tools.iter().map(|(section, tool)| DefinitionTool { section: section.clone(), spec: tool.spec.clone() }).collect(),
             policies,
             in_code: in_code.collect(),
             hooks: self.hooks.iter().map(hooked).collect(),
@@ -230,33 +230,33 @@ impl AgentBuilder {
 }
 
 /// Replaces a rule that was written in Rust; its decision is unknown.
-struct Unknown(InCode);
+struct UnavailableCodeRule(DefinitionCodeRule);
 
-impl Policy for Unknown {
+impl Policy for UnavailableCodeRule {
     fn name(&self) -> &str {
         &self.0.name
     }
-    fn governs(&self, tool: &Spec) -> bool {
+    fn governs(&self, tool: &ToolSpec) -> bool {
         self.0.governs.iter().any(|name| **name == *tool.name())
     }
     fn definition(&self) -> String {
         self.0.says.clone()
     }
-    fn mode(&self) -> Mode {
+    fn mode(&self) -> EnforcementMode {
         self.0.mode
     }
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         // An observing rule decides nothing.
-        if self.0.mode == Mode::Observe {
+        if self.0.mode == EnforcementMode::Observe {
             return Ok(Verdict::allow());
         }
-        ask.facts.watch.unknown(|| format!("the rule `{}` was written in Rust and is not available here", self.0.name));
-        Err(Fault("the rule was written in Rust and is not available here".to_owned()))
+        ask.facts.watch.record_missing(|| format!("the rule `{}` was written in Rust and is not available here", self.0.name));
+        Err(PolicyError("the rule was written in Rust and is not available here".to_owned()))
     }
 }
 
 #[async_trait::async_trait]
-impl Hook for Hooked {
+impl Hook for DefinitionHook {
     fn name(&self) -> &str {
         &self.name
     }

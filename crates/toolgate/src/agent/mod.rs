@@ -13,29 +13,29 @@ use std::sync::Arc;
 
 use ahash::HashMap;
 
-pub use crate::agent::prompt_section::Section;
-pub use crate::agent::subset::Excerpt;
-pub(crate) use crate::agent::tool_entry::Registered;
+pub use crate::agent::prompt_section::PromptSection;
+pub use crate::agent::subset::AgentSubset;
+pub(crate) use crate::agent::tool_entry::ToolEntry;
 pub use builder::AgentBuilder;
-pub use definition::Definition;
+pub use definition::AgentDefinition;
 
-use crate::call::error::Dialect;
+use crate::call::error::ErrorDialect;
 use crate::files::Resources;
 use crate::limits::Limits;
-use crate::policy::{Mode, Policy, Problem};
-use crate::tool::Spec;
-use toolgate_json::{Bounds, Digest};
+use crate::policy::{Diagnostic, EnforcementMode, Policy};
+use crate::tool::ToolSpec;
+use toolgate_json::{Digest, JsonBounds};
 
 /// A set of tools with its policies, hooks, limits and resources. A client connects as one agent.
 pub struct Agent {
     pub(crate) name: Arc<str>,
-    pub(crate) tools: HashMap<Arc<str>, Arc<Registered>>,
+    pub(crate) tools: HashMap<Arc<str>, Arc<ToolEntry>>,
     pub(crate) tool_order: Vec<Arc<str>>,
     pub(crate) principals: Option<BTreeSet<String>>,
     pub(crate) limits: Limits,
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: JsonBounds,
     pub(crate) max_output: usize,
-    pub(crate) dialect: Dialect,
+    pub(crate) dialect: ErrorDialect,
     pub(crate) resources: Arc<Resources>,
     pub(crate) definition_digest: Digest,
     /// The text that `config` is the digest of.
@@ -43,7 +43,7 @@ pub struct Agent {
     /// Sources whose values are tracked, if rules check provenance.
     pub(crate) tracked_sources: Option<BTreeSet<String>>,
     pub(crate) rules: Vec<Arc<dyn Policy>>,
-    warnings: Vec<Problem>,
+    warnings: Vec<Diagnostic>,
 }
 
 impl Agent {
@@ -58,9 +58,9 @@ impl Agent {
             description_overrides: BTreeMap::new(),
             principals: None,
             limits: Limits::default(),
-            bounds: Bounds::default(),
+            bounds: JsonBounds::default(),
             max_output: 64 * 1024,
-            dialect: Dialect::default(),
+            dialect: ErrorDialect::default(),
             resources: Resources::default(),
             is_prechecked: false,
         }
@@ -73,37 +73,37 @@ impl Agent {
     }
 
     /// Iterates over the tools in the order of declaration.
-    pub fn tools(&self) -> impl Iterator<Item = &Spec> {
+    pub fn tools(&self) -> impl Iterator<Item = &ToolSpec> {
         self.tool_order.iter().filter_map(|name| self.tools.get(name)).map(|tool| &tool.spec)
     }
 
     /// Checks whether a principal may use this agent.
     #[must_use]
-    pub fn admits(&self, principal: &str) -> bool {
+    pub fn can_be_used_by(&self, principal: &str) -> bool {
         self.principals.as_ref().is_none_or(|who| who.contains(principal))
     }
 
     /// Iterates over the tools that a principal sees, in the order of declaration.
-    pub fn tools_for<'a>(&'a self, principal: &'a str) -> impl Iterator<Item = &'a Spec> {
-        let seen = |tool: &&Arc<Registered>| tool.is_visible_to(principal);
+    pub fn tools_for<'a>(&'a self, principal: &'a str) -> impl Iterator<Item = &'a ToolSpec> {
+        let seen = |tool: &&Arc<ToolEntry>| tool.is_visible_to(principal);
         self.tool_order.iter().filter_map(|name| self.tools.get(name)).filter(seen).map(|tool| &tool.spec)
     }
 
     /// Returns a tool.
     #[must_use]
-    pub fn tool(&self, name: &str) -> Option<&Spec> {
+    pub fn tool(&self, name: &str) -> Option<&ToolSpec> {
         self.tools.get(name).map(|tool| &tool.spec)
     }
 
     /// Returns a tool if the principal sees it.
     #[must_use]
-    pub fn tool_for(&self, principal: &str, name: &str) -> Option<&Spec> {
+    pub fn tool_for(&self, principal: &str, name: &str) -> Option<&ToolSpec> {
         self.tools.get(name).filter(|tool| tool.is_visible_to(principal)).map(|tool| &tool.spec)
     }
 
     /// Returns problems that do not prevent the agent from working.
     #[must_use]
-    pub fn warnings(&self) -> &[Problem] {
+    pub fn warnings(&self) -> &[Diagnostic] {
         &self.warnings
     }
 
@@ -123,22 +123,22 @@ impl Agent {
 
     /// Iterates over the names of the enforced rules.
     pub fn enforced_rules(&self) -> impl Iterator<Item = &str> {
-        self.rules.iter().filter(|rule| rule.mode() == Mode::Enforce).map(|rule| rule.name())
+        self.rules.iter().filter(|rule| rule.mode() == EnforcementMode::Enforce).map(|rule| rule.name())
     }
 
     /// Returns the time that decisions look back, or `None` if it is unlimited.
     #[must_use]
-    pub fn looks_back(&self) -> Option<jiff::SignedDuration> {
+    pub fn lookback_window(&self) -> Option<jiff::SignedDuration> {
         let budgets = [&self.limits.session, &self.limits.principal];
         if budgets.iter().any(|budget| **budget != crate::limits::Budget::default()) {
             return None;
         }
         let rate = self.limits.rate.and_then(|rate| jiff::SignedDuration::try_from(rate.per).ok()).unwrap_or_default();
-        self.rules.iter().try_fold(rate, |longest, rule| rule.looks_back().map(|window| window.max(longest)))
+        self.rules.iter().try_fold(rate, |longest, rule| rule.lookback_window().map(|window| window.max(longest)))
     }
 
     /// Copies the agent with other handlers and resources.
-    pub(crate) fn with(&self, tools: HashMap<Arc<str>, Arc<Registered>>, resources: Resources) -> Self {
+    pub(crate) fn with_tools(&self, tools: HashMap<Arc<str>, Arc<ToolEntry>>, resources: Resources) -> Self {
         Self {
             name: Arc::clone(&self.name),
             tools,
@@ -159,7 +159,7 @@ impl Agent {
 
     /// Returns the dialect of errors for the model.
     #[must_use]
-    pub const fn dialect(&self) -> Dialect {
+    pub const fn dialect(&self) -> ErrorDialect {
         self.dialect
     }
 
@@ -186,14 +186,14 @@ impl fmt::Debug for Agent {
 /// All problems of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot build the agent `{agent}`:{}", .problems.iter().map(|p| format!("\n  - {p}")).collect::<String>())]
-pub struct BuildError {
+pub struct AgentBuildError {
     /// The agent.
     pub agent: String,
     /// The problems.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<Diagnostic>,
 }
 
-impl BuildError {
+impl AgentBuildError {
     /// Renders the problems with the lines of the policy files.
     #[must_use]
     pub fn render(&self, colours: bool) -> String {

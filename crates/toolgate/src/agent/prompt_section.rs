@@ -14,13 +14,13 @@ use crate::tool::Tool;
 ///     .policy(ReadBeforeWrite::default());
 /// ```
 #[derive(Default)]
-pub struct Section {
+pub struct PromptSection {
     pub(crate) name: String,
     pub(crate) tools: Vec<Tool>,
     pub(crate) policies: Vec<Arc<dyn Policy>>,
 }
 
-impl Section {
+impl PromptSection {
     /// Creates an empty section.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::definition::Definition;
-use super::{Agent, BuildError, Registered};
+use super::definition::AgentDefinition;
+use super::{Agent, AgentBuildError, ToolEntry};
 use crate::policy::Policy;
 use toolgate_json::Digest;
 
@@ -17,19 +17,19 @@ use toolgate_json::Digest;
 ///
 /// Calls are decided and recorded as by the whole agent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Excerpt {
-    definition: Definition,
+pub struct AgentSubset {
+    definition: AgentDefinition,
     config: Digest,
     watched: Option<BTreeSet<String>>,
 }
 
-impl Excerpt {
+impl AgentSubset {
     /// Builds the agent.
     ///
     /// # Errors
     /// The excerpt does not fit this version.
-    pub fn build(self) -> Result<Agent, BuildError> {
-        let agent = self.definition.build_known()?;
+    pub fn build(self) -> Result<Agent, AgentBuildError> {
+        let agent = self.definition.build_prechecked()?;
         // Rows must refer to the digest of the whole agent.
         Ok(Agent { definition_digest: self.config, tracked_sources: self.watched, ..agent })
     }
@@ -38,9 +38,9 @@ impl Excerpt {
 impl Agent {
     /// Returns an excerpt for each tool without hooks, if no rule was written in Rust.
     #[must_use]
-    pub fn excerpts(&self) -> Vec<(Arc<str>, Excerpt)> {
-        let Ok(whole) = Definition::parse(&self.definition) else { return Vec::new() };
-        if !whole.is_all_written() {
+    pub fn tool_subsets(&self) -> Vec<(Arc<str>, AgentSubset)> {
+        let Ok(whole) = AgentDefinition::parse(&self.definition) else { return Vec::new() };
+        if !whole.has_only_file_rules() {
             return Vec::new();
         }
         let files = whole.files();
@@ -51,19 +51,19 @@ impl Agent {
         let by_name: HashMap<&str, &Map<String, Value>> = tables.iter().map(|(name, table)| (name.as_str(), table)).collect();
         let one = |name: &Arc<str>| {
             let tool = self.tools.get(name).filter(|tool| tool.hooks.is_empty())?;
-            let (tools, rules) = self.reach(tool, &by_name)?;
+            let (tools, rules) = self.collect_dependencies(tool, &by_name)?;
             let text: String =
-                tables.iter().filter(|(name, _)| rules.contains(name.as_str())).map(|(_, table)| written(table, &tools)).collect();
-            let definition = whole.clone().with_only(&tools, text);
-            Some((Arc::clone(name), Excerpt { definition, config: self.definition_digest, watched: self.tracked_sources.clone() }))
+                tables.iter().filter(|(name, _)| rules.contains(name.as_str())).map(|(_, table)| rule_to_toml(table, &tools)).collect();
+            let definition = whole.clone().retain_tools(&tools, text);
+            Some((Arc::clone(name), AgentSubset { definition, config: self.definition_digest, watched: self.tracked_sources.clone() }))
         };
         self.tool_order.iter().filter_map(one).collect()
     }
 
     /// Collects the tools and rules that can affect a call of a tool.
-    fn reach<'a>(
+    fn collect_dependencies<'a>(
         &'a self,
-        tool: &'a Registered,
+        tool: &'a ToolEntry,
         tables: &HashMap<&str, &'a Map<String, Value>>,
     ) -> Option<(HashSet<&'a str>, HashSet<&'a str>)> {
         let (mut tools, mut rules) = (HashSet::from([tool.spec.name()]), HashSet::new());
@@ -81,7 +81,7 @@ impl Agent {
                 // Other tools that the rule governs do not affect this call.
                 table.iter().filter(|(key, _)| *key != "tools").for_each(|(key, value)| {
                     texts.push(key.as_str());
-                    each_text(value, &mut texts);
+                    collect_texts(value, &mut texts);
                 });
                 // Provenance depends on which tools are untrusted.
                 if table.get("rule").and_then(Value::as_str).is_some_and(|rule| rule == "flow" || rule == "only_from") {
@@ -106,20 +106,20 @@ impl Agent {
     }
 }
 
-fn each_text<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
+fn collect_texts<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
     match value {
         Value::String(text) => texts.push(text),
-        Value::Array(items) => items.iter().for_each(|item| each_text(item, texts)),
+        Value::Array(items) => items.iter().for_each(|item| collect_texts(item, texts)),
         Value::Object(fields) => fields.iter().for_each(|(name, field)| {
             texts.push(name);
-            each_text(field, texts);
+            collect_texts(field, texts);
         }),
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
 /// Writes a rule as TOML, for these tools only.
-fn written(table: &Map<String, Value>, tools: &HashSet<&str>) -> String {
+fn rule_to_toml(table: &Map<String, Value>, tools: &HashSet<&str>) -> String {
     let mut text = "[[policy]]\n".to_owned();
     for (key, value) in table {
         let value = match value {
@@ -128,17 +128,18 @@ fn written(table: &Map<String, Value>, tools: &HashSet<&str>) -> String {
             }
             value => value.clone(),
         };
-        text.push_str(&format!("{} = {}\n", spelled(&Value::from(key.as_str())), spelled(&value)));
+        text.push_str(&format!("{} = {}\n", value_to_toml(&Value::from(key.as_str())), value_to_toml(&value)));
     }
     text
 }
 
 /// Writes a value as TOML on one line.
-fn spelled(value: &Value) -> String {
+fn value_to_toml(value: &Value) -> String {
     match value {
-        Value::Array(items) => format!("[{}]", items.iter().map(spelled).collect::<Vec<_>>().join(", ")),
+        Value::Array(items) => format!("[{}]", items.iter().map(value_to_toml).collect::<Vec<_>>().join(", ")),
         Value::Object(fields) => {
-            let fields = fields.iter().map(|(name, field)| format!("{} = {}", spelled(&Value::from(name.as_str())), spelled(field)));
+            let fields =
+                fields.iter().map(|(name, field)| format!("{} = {}", value_to_toml(&Value::from(name.as_str())), value_to_toml(field)));
             format!("{{ {} }}", fields.collect::<Vec<_>>().join(", "))
         }
         // TOML accepts the escapes of JSON, but also requires one for U+007F.

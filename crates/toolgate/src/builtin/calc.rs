@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::call::error_code;
-use crate::tool::context::Ctx;
+use crate::tool::context::ToolContext;
 use crate::tool::{Effect, Failure, Tool};
 use toolgate_json::number_from_decimal;
 
 /// Maximum nesting depth of an expression.
-const DEPTH: usize = 64;
+const MAX_EXPRESSION_DEPTH: usize = 64;
 
 #[derive(Deserialize, JsonSchema)]
 struct Args {
@@ -36,8 +36,8 @@ pub fn calc() -> Tool {
          Use it for every sum, difference, product, share or power, instead of calculating yourself.\n\
          Edge cases: division by zero and results over 28 digits are errors; a division that does not end is rounded at 28 digits.\n\
          Needs no other tool first.",
-        |_: Ctx, args: Args| async move {
-            let result = evaluate(&args.expression).map_err(|why| Failure::of(error_code::INVALID_EXPRESSION, why))?;
+        |_: ToolContext, args: Args| async move {
+            let result = evaluate(&args.expression).map_err(|why| Failure::from_code(error_code::INVALID_EXPRESSION, why))?;
             Ok(Result_ { result: number_from_decimal(result) })
         },
     )
@@ -135,7 +135,11 @@ fn evaluate(expression: &str) -> Result<Decimal, String> {
     parser.skip_spaces();
     match parser.rest.chars().next() {
         None => Ok(value),
-        Some(c) => Err(format!("`{}` was not expected at character {}", toolgate_text::shown(&c.to_string()), parser.position(expression))),
+        Some(c) => Err(format!(
+            "`{}` was not expected at character {}",
+            toolgate_text::escape_for_display(&c.to_string()),
+            parser.position(expression)
+        )),
     }
 }
 
@@ -175,7 +179,7 @@ impl Parser<'_> {
             } else {
                 return Ok(value);
             };
-            value = value.plus(right).ok_or_else(too_large)?;
+            value = value.plus(right).ok_or_else(too_large_message)?;
         }
     }
 
@@ -203,7 +207,7 @@ impl Parser<'_> {
                     value.value.checked_rem(right.value).map(|value| Number { value, is_rounded: rounded })
                 }
             }
-            .ok_or_else(too_large)?;
+            .ok_or_else(too_large_message)?;
         }
     }
 
@@ -226,7 +230,7 @@ impl Parser<'_> {
             return Ok(base);
         }
         self.depth += 1;
-        if self.depth > DEPTH {
+        if self.depth > MAX_EXPRESSION_DEPTH {
             return Err("the expression is nested too deeply".to_owned());
         }
         let exponent = self.parse_signed()?.value;
@@ -236,13 +240,13 @@ impl Parser<'_> {
         if base.value.is_zero() && whole < 0 {
             return Err("division by zero".to_owned());
         }
-        base.power(whole).ok_or_else(too_large)
+        base.power(whole).ok_or_else(too_large_message)
     }
 
     fn parse_atom(&mut self) -> Result<Number, String> {
         if self.accept('(') {
             self.depth += 1;
-            if self.depth > DEPTH {
+            if self.depth > MAX_EXPRESSION_DEPTH {
                 return Err("the expression is nested too deeply".to_owned());
             }
             let value = self.parse_sum()?;
@@ -253,14 +257,17 @@ impl Parser<'_> {
         let end = self.rest.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(self.rest.len());
         let (digits, rest) = self.rest.split_at_checked(end).unwrap_or((self.rest, ""));
         if digits.is_empty() {
-            let found =
-                self.rest.chars().next().map_or_else(|| "the end".to_owned(), |c| format!("`{}`", toolgate_text::shown(&c.to_string())));
+            let found = self
+                .rest
+                .chars()
+                .next()
+                .map_or_else(|| "the end".to_owned(), |c| format!("`{}`", toolgate_text::escape_for_display(&c.to_string())));
             return Err(format!("a number or `(` was expected, found {found}"));
         }
         self.rest = rest;
         Decimal::from_str_exact(&digits.replace('_', ""))
             .map(Number::exact)
-            .map_err(|_| format!("`{}` is not a number of at most 28 digits", toolgate_text::shown(digits)))
+            .map_err(|_| format!("`{}` is not a number of at most 28 digits", toolgate_text::escape_for_display(digits)))
     }
 }
 
@@ -292,7 +299,7 @@ fn count_factor(mut number: i128, factor: i128) -> u32 {
     times
 }
 
-fn too_large() -> String {
+fn too_large_message() -> String {
     "the result has more than 28 digits".to_owned()
 }
 

@@ -3,9 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::call::error::Effects;
+use crate::call::error::CallEffects;
 use crate::call::error_code;
-use crate::tool::context::Ctx;
+use crate::tool::context::ToolContext;
 use crate::tool::{Effect, Failure, Tool};
 
 #[derive(Deserialize, JsonSchema)]
@@ -49,7 +49,7 @@ struct Listed {
 }
 
 /// Maximum number of names that `list_files` returns.
-const MOST: usize = 1_000;
+const MAX_LISTED_FILES: usize = 1_000;
 
 /// Creates the three file tools.
 #[must_use]
@@ -66,10 +66,14 @@ pub fn read_file() -> Tool {
          Use it before you change a file, and whenever you need its content.\n\
          Edge cases: a file that is not there or is no UTF-8 text is an error; a long one is cut, with a handle to read on.\n\
          Must come before write_file on a file that exists.",
-        |ctx: Ctx, args: Path| async move {
+        |ctx: ToolContext, args: Path| async move {
             let bytes = ctx.files()?.read(&args.path)?;
-            let content = String::from_utf8(bytes)
-                .map_err(|_| Failure::of(error_code::INVALID_PATH, format!("`{}` is not UTF-8 text", toolgate_text::shown(&args.path))))?;
+            let content = String::from_utf8(bytes).map_err(|_| {
+                Failure::from_code(
+                    error_code::INVALID_PATH,
+                    format!("`{}` is not UTF-8 text", toolgate_text::escape_for_display(&args.path)),
+                )
+            })?;
             Ok(Content { content })
         },
     )
@@ -87,9 +91,9 @@ pub fn write_file() -> Tool {
          Use it to save a change that the user asked for.\n\
          Edge cases: missing directories are made; paths outside the workspace are refused.\n\
          On a file that exists, run read_file first.",
-        |ctx: Ctx, args: Write| async move {
+        |ctx: ToolContext, args: Write| async move {
             // The file system refuses a write before it changes the file.
-            ctx.files()?.write(&args.path, args.content.as_bytes()).map_err(|e| Failure::from(e).effects(Effects::RolledBack))?;
+            ctx.files()?.write(&args.path, args.content.as_bytes()).map_err(|e| Failure::from(e).effects(CallEffects::RolledBack))?;
             Ok(Written { bytes: args.content.len() })
         },
     )
@@ -107,10 +111,10 @@ pub fn list_files() -> Tool {
          Use it to find out what is there before you read or write.\n\
          Edge cases: at most 1,000 names are given, and `more` says that there are others; links are not followed.\n\
          Needs no other tool first.",
-        |ctx: Ctx, args: List| async move {
-            let mut files = ctx.files()?.list(&args.directory, MOST + 1)?;
-            let more = files.len() > MOST;
-            files.truncate(MOST);
+        |ctx: ToolContext, args: List| async move {
+            let mut files = ctx.files()?.list(&args.directory, MAX_LISTED_FILES + 1)?;
+            let more = files.len() > MAX_LISTED_FILES;
+            files.truncate(MAX_LISTED_FILES);
             Ok(Listed { files, more })
         },
     )

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::call::error_code;
-use crate::tool::context::Ctx;
+use crate::tool::context::ToolContext;
 use crate::tool::{Effect, Failure, Tool};
-use toolgate_json::{Bounds, parse};
+use toolgate_json::{JsonBounds, parse};
 
 #[derive(Deserialize, JsonSchema)]
 struct Args {
@@ -35,9 +35,9 @@ pub fn json_query() -> Tool {
          Use it to pick a field from a large JSON result instead of reading all of it.\n\
          Edge cases: a path that leads nowhere gives found = false and says which names are there; text that is no JSON is an error.\n\
          Needs no other tool first.",
-        |ctx: Ctx, args: Args| async move {
-            let data = parse(args.data.as_bytes(), &Bounds::default())
-                .map_err(|e| Failure::of(error_code::INVALID_JSON, format!("`data` is not JSON: {e}")))?;
+        |ctx: ToolContext, args: Args| async move {
+            let data = parse(args.data.as_bytes(), &JsonBounds::default())
+                .map_err(|e| Failure::from_code(error_code::INVALID_JSON, format!("`data` is not JSON: {e}")))?;
             let mut at = &data;
             for part in args.path.split('.').filter(|part| !part.is_empty()) {
                 let next = match at {
@@ -63,10 +63,10 @@ pub fn json_query() -> Tool {
 }
 
 fn describe_missing(at: &Value, part: &str) -> String {
-    let part = toolgate_text::shown(part);
+    let part = toolgate_text::escape_for_display(part);
     match at {
         Value::Object(map) => {
-            let guess = toolgate_text::suggest::closest(&part, map.keys().map(String::as_str));
+            let guess = toolgate_text::suggest::find_closest(&part, map.keys().map(String::as_str));
             let names: Vec<&str> = map.keys().take(20).map(String::as_str).collect();
             format!(
                 "there is no `{part}` here{}; known names: {}",

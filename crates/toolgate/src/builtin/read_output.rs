@@ -4,11 +4,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::call::error_code;
-use crate::tool::context::Ctx;
+use crate::tool::context::ToolContext;
 use crate::tool::{Effect, Failure, Tool};
 
 /// Maximum size of a page, in bytes.
-const PAGE: usize = 16 << 10;
+const MAX_PAGE_BYTES: usize = 16 << 10;
 
 #[derive(Deserialize, JsonSchema)]
 struct Args {
@@ -42,16 +42,16 @@ pub fn read_output() -> Tool {
          Use it with the handle and offset that came with the beginning of the result.\n\
          Edge cases: an unknown or forgotten handle is an error; the last page has no `next`.\n\
          Comes after the tool whose result was cut.",
-        |ctx: Ctx, args: Args| async move {
+        |ctx: ToolContext, args: Args| async move {
             let text = ctx.stored_output(&args.handle).await?;
             let text = text.ok_or_else(|| {
-                Failure::of(
+                Failure::from_code(
                     error_code::UNKNOWN_HANDLE,
-                    format!("no result of this session has the handle `{}`", toolgate_text::shown(&args.handle)),
+                    format!("no result of this session has the handle `{}`", toolgate_text::escape_for_display(&args.handle)),
                 )
             })?;
-            let start = char_boundary(&text, args.offset);
-            let end = char_boundary(&text, start.saturating_add(args.limit.unwrap_or(PAGE).min(PAGE)));
+            let start = floor_char_boundary(&text, args.offset);
+            let end = floor_char_boundary(&text, start.saturating_add(args.limit.unwrap_or(MAX_PAGE_BYTES).min(MAX_PAGE_BYTES)));
             Ok(Page {
                 text: text.get(start..end).unwrap_or_default().to_owned(),
                 next: (end < text.len()).then_some(end),
@@ -64,7 +64,7 @@ pub fn read_output() -> Tool {
 }
 
 /// Returns the nearest character boundary at or before an offset.
-fn char_boundary(text: &str, offset: usize) -> usize {
+fn floor_char_boundary(text: &str, offset: usize) -> usize {
     let mut at = offset.min(text.len());
     while !text.is_char_boundary(at) {
         at -= 1;

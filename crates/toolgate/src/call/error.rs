@@ -12,7 +12,7 @@ use crate::call::error_code;
 /// Category of an error, which tells a model what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub enum Category {
+pub enum ErrorCategory {
     /// Retry later.
     Transient,
     /// Correct the call, or ask the user.
@@ -23,7 +23,7 @@ pub enum Category {
     Business,
 }
 
-impl Category {
+impl ErrorCategory {
     /// Returns the name in the bucket dialect.
     #[must_use]
     pub const fn bucket(self) -> &'static str {
@@ -43,7 +43,7 @@ impl Category {
 /// Format of errors for a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Dialect {
+pub enum ErrorDialect {
     /// `{"isError": true, "errorCategory", "code", "message", …}`.
     #[default]
     Standard,
@@ -51,7 +51,7 @@ pub enum Dialect {
     Bucket,
 }
 
-impl fmt::Display for Category {
+impl fmt::Display for ErrorCategory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Transient => "TRANSIENT",
@@ -65,7 +65,7 @@ impl fmt::Display for Category {
 /// Effects of a failed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Effects {
+pub enum CallEffects {
     /// Nothing happened, provably.
     None,
     /// The action happened and was undone.
@@ -76,7 +76,7 @@ pub enum Effects {
     Unknown,
 }
 
-impl Effects {
+impl CallEffects {
     /// Returns true if nothing changed, or if every change was undone.
     #[must_use]
     pub const fn is_clean(self) -> bool {
@@ -135,10 +135,10 @@ pub struct ApprovalRef {
 #[serde(rename_all = "camelCase")]
 pub struct ToolError {
     #[serde(rename = "isError")]
-    is_error: IsError,
+    is_error: IsErrorMarker,
     /// The category of the error.
     #[serde(rename = "errorCategory")]
-    pub category: Category,
+    pub category: ErrorCategory,
     /// Whether the identical call may succeed later.
     #[serde(rename = "isRetryable")]
     pub retryable: bool,
@@ -150,7 +150,7 @@ pub struct ToolError {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
     /// The effects of the call.
-    pub effects: Effects,
+    pub effects: CallEffects,
     /// The tool that handles such requests.
     #[serde(default)]
     pub redirect_tool: Option<String>,
@@ -177,17 +177,17 @@ pub struct ToolError {
 /// Serializes as `true` and rejects any other value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "bool", into = "bool")]
-struct IsError;
+struct IsErrorMarker;
 
-impl TryFrom<bool> for IsError {
+impl TryFrom<bool> for IsErrorMarker {
     type Error = &'static str;
     fn try_from(is_error: bool) -> Result<Self, Self::Error> {
         if is_error { Ok(Self) } else { Err("`isError` is false: this is not an error") }
     }
 }
 
-impl From<IsError> for bool {
-    fn from(_: IsError) -> Self {
+impl From<IsErrorMarker> for bool {
+    fn from(_: IsErrorMarker) -> Self {
         true
     }
 }
@@ -195,21 +195,21 @@ impl From<IsError> for bool {
 impl ToolError {
     /// Creates an error with one of toolgate's own codes. The code table defines category and
     /// retryability.
-    pub fn of(name: &'static str, message: impl Into<String>) -> Self {
-        let (category, retryable) = error_code::find(name).map_or((Category::Business, false), |c| (c.category, c.retryable));
+    pub fn from_code(name: &'static str, message: impl Into<String>) -> Self {
+        let (category, retryable) = error_code::find(name).map_or((ErrorCategory::Business, false), |c| (c.category, c.retryable));
         Self { retryable, ..Self::new(category, name, message) }
     }
 
     /// Creates an error with a custom code. TRANSIENT errors are retryable, others are not.
-    pub fn new(category: Category, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+    pub fn new(category: ErrorCategory, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self {
-            is_error: IsError,
+            is_error: IsErrorMarker,
             category,
-            retryable: category == Category::Transient,
+            retryable: category == ErrorCategory::Transient,
             code: code.into(),
             message: message.into(),
             errors: Vec::new(),
-            effects: Effects::None,
+            effects: CallEffects::None,
             redirect_tool: None,
             next: None,
             retry_after_ms: None,
@@ -222,7 +222,7 @@ impl ToolError {
 
     /// Sets the effects. A call that may have had effects is never retryable.
     #[must_use]
-    pub fn with_effects(mut self, effects: Effects) -> Self {
+    pub fn with_effects(mut self, effects: CallEffects) -> Self {
         self.effects = effects;
         self.retryable &= effects.is_clean();
         self
@@ -238,22 +238,22 @@ impl ToolError {
     /// Returns the text for the model: the message, then the error contract as JSON.
     #[must_use]
     pub fn for_model(&self) -> String {
-        self.for_model_in(Dialect::Standard)
+        self.for_model_in(ErrorDialect::Standard)
     }
 
     /// Returns the text for the model in a dialect; see
     /// [`AgentBuilder::dialect`](crate::AgentBuilder::dialect).
     #[must_use]
-    pub fn for_model_in(&self, dialect: Dialect) -> String {
+    pub fn for_model_in(&self, dialect: ErrorDialect) -> String {
         format!("{}\n{}", self.message, self.to_json_in(dialect))
     }
 
     /// Serializes the error in a dialect.
     #[must_use]
-    pub fn to_json_in(&self, dialect: Dialect) -> Value {
+    pub fn to_json_in(&self, dialect: ErrorDialect) -> Value {
         match dialect {
-            Dialect::Standard => serde_json::to_value(self).unwrap_or_default(),
-            Dialect::Bucket => self.to_bucket(),
+            ErrorDialect::Standard => serde_json::to_value(self).unwrap_or_default(),
+            ErrorDialect::Bucket => self.to_bucket(),
         }
     }
 
@@ -282,7 +282,7 @@ impl ToolError {
             return None;
         }
         let mut inner = value.get("error")?.as_object()?.clone();
-        let category = Category::from_bucket(inner.get("bucket")?.as_str()?)?;
+        let category = ErrorCategory::from_bucket(inner.get("bucket")?.as_str()?)?;
         for (standard, bucket) in BUCKET_NAMES {
             if let Some(value) = inner.remove(*bucket) {
                 inner.insert((*standard).to_owned(), value);

@@ -1,15 +1,15 @@
 //! Defines toolgate's own error codes with category and retryability.
 
-use crate::call::error::Category;
-use crate::call::error::Category::{Business, Permission, Transient, Validation};
+use crate::call::error::ErrorCategory;
+use crate::call::error::ErrorCategory::{Business, Permission, Transient, Validation};
 
 /// One entry of the code table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Code {
+pub struct ErrorCode {
     /// The code.
     pub name: &'static str,
     /// The category.
-    pub category: Category,
+    pub category: ErrorCategory,
     /// Whether the identical call may succeed later. Never true after possible effects.
     pub retryable: bool,
     /// The meaning.
@@ -20,7 +20,7 @@ macro_rules! codes {
     ($($constant:ident $name:literal $category:ident $retryable:literal $meaning:literal;)*) => {
         $(#[doc = $meaning] pub const $constant: &str = $name;)*
         /// The table.
-        pub const ALL: &[Code] = &[$(Code { name: $name, category: $category, retryable: $retryable, meaning: $meaning },)*];
+        pub const ALL: &[ErrorCode] = &[$(ErrorCode { name: $name, category: $category, retryable: $retryable, meaning: $meaning },)*];
     };
 }
 
@@ -79,6 +79,6 @@ codes! {
 
 /// Finds the table entry of one of toolgate's own codes.
 #[must_use]
-pub fn find(name: &str) -> Option<&'static Code> {
+pub fn find(name: &str) -> Option<&'static ErrorCode> {
     ALL.iter().find(|code| code.name == name)
 }

@@ -26,4 +26,4 @@ pub enum Event {
 }
 
 /// Callback for events.
-pub type Listener = Arc<dyn Fn(&Event) + Send + Sync>;
+pub type EventListener = Arc<dyn Fn(&Event) + Send + Sync>;

@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use toolgate_json::Digest;
-use toolgate_shell::Shell;
+use toolgate_shell::ShellAnalysis;
 
 /// Maximum recorded length of the reason why a request cannot be parsed.
-const REASON: usize = 300;
+const MAX_REASON_CHARS: usize = 300;
 
 /// Id of a call in the ledger. Ids sort by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -46,7 +46,7 @@ impl std::str::FromStr for CallId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Uuid::parse_str(text).map(Self).map_err(|_| format!("`{}` is not a call id", toolgate_text::shown(text)))
+        Uuid::parse_str(text).map(Self).map_err(|_| format!("`{}` is not a call id", toolgate_text::escape_for_display(text)))
     }
 }
 
@@ -152,12 +152,12 @@ pub struct Call {
     /// Cancels the call from outside.
     pub cancel: Option<CancellationToken>,
     /// The client can ask its own user if a rule asks for approval and names no approver.
-    pub client_asks: bool,
+    pub can_ask_user: bool,
     /// A value that the entry point shares with the handlers.
     ///
     /// Gates do not read the value. Its presence tells them that tools run here and not at a
     /// client.
-    pub extension: Option<Carried>,
+    pub extension: Option<CallExtension>,
     /// Why the entry point rejects the call.
     pub transport_rejection: Option<String>,
     /// The entry point rejects the call because it cannot parse the request.
@@ -166,9 +166,9 @@ pub struct Call {
 
 /// A value that the entry point passes to the handler; see [`Call::carrying`].
 #[derive(Clone)]
-pub struct Carried(pub(crate) Arc<dyn std::any::Any + Send + Sync>);
+pub struct CallExtension(pub(crate) Arc<dyn std::any::Any + Send + Sync>);
 
-impl fmt::Debug for Carried {
+impl fmt::Debug for CallExtension {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Carried")
     }
@@ -188,7 +188,7 @@ impl Call {
             timeout: None,
             stop_reason: None,
             cancel: None,
-            client_asks: false,
+            can_ask_user: false,
             extension: None,
             transport_rejection: None,
             is_unparsable: false,
@@ -233,7 +233,7 @@ impl Call {
     pub fn with_parse_error(mut self, why: impl Into<String>) -> Self {
         self.is_unparsable = true;
         // The reason may quote client data of any length.
-        self.with_transport_rejection(why.into().chars().take(REASON).collect::<String>())
+        self.with_transport_rejection(why.into().chars().take(MAX_REASON_CHARS).collect::<String>())
     }
 
     /// Sets the approval to use.
@@ -260,8 +260,8 @@ impl Call {
     /// Declares that the client can ask its own user if a rule asks for approval and names no
     /// approver; see [`crate::Toolgate::admit`].
     #[must_use]
-    pub const fn client_asks(mut self) -> Self {
-        self.client_asks = true;
+    pub const fn allow_user_prompt(mut self) -> Self {
+        self.can_ask_user = true;
         self
     }
 
@@ -271,7 +271,7 @@ impl Call {
     /// The value has no influence on decisions and is not recorded.
     #[must_use]
     pub fn with_extension<T: std::any::Any + Send + Sync>(mut self, thing: Arc<T>) -> Self {
-        self.extension = Some(Carried(thing));
+        self.extension = Some(CallExtension(thing));
         self
     }
 
@@ -285,15 +285,15 @@ impl Call {
 
 /// Validated arguments with canonical bytes and digest. The tool runs with exactly these.
 #[derive(Debug, Clone)]
-pub struct Judged {
+pub struct CheckedArguments {
     value: Arc<Value>,
     bytes: Vec<u8>,
     digest: Digest,
     /// The parsed shell command among the arguments, if any.
-    shell: OnceLock<Arc<(String, Arc<Shell>)>>,
+    shell: OnceLock<Arc<(String, Arc<ShellAnalysis>)>>,
 }
 
-impl Judged {
+impl CheckedArguments {
     /// Canonicalizes arguments for a tool and computes their digest.
     pub(crate) fn new(tool: &str, value: Value) -> Self {
         let bytes = toolgate_json::to_canonical_bytes(&value);
@@ -314,9 +314,9 @@ impl Judged {
     }
 
     /// Returns the parsed shell command.
-    pub(crate) fn shell(&self, command: &str) -> Arc<Shell> {
-        let (text, shell) = &**self.shell.get_or_init(|| Arc::new((command.to_owned(), Arc::new(Shell::read(command)))));
-        if text == command { Arc::clone(shell) } else { Arc::new(Shell::read(command)) }
+    pub(crate) fn shell(&self, command: &str) -> Arc<ShellAnalysis> {
+        let (text, shell) = &**self.shell.get_or_init(|| Arc::new((command.to_owned(), Arc::new(ShellAnalysis::analyze(command)))));
+        if text == command { Arc::clone(shell) } else { Arc::new(ShellAnalysis::analyze(command)) }
     }
 
     /// Returns the shared arguments.

@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 
 use crate::call::CallId;
 use crate::call::error::ToolError;
-use crate::ledger::row::{Gate, Receipt, Recorded};
+use crate::ledger::row::{Gate, LazyReceipt, Receipt};
 
 /// Result of a successful call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
-pub struct Output {
+pub struct CallOutput {
     /// Message for the model, in addition to the value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -28,22 +28,22 @@ pub struct Output {
     pub empty: bool,
     /// Where to read the whole result if it was too large. The value is then its beginning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stored: Option<Stored>,
+    pub stored: Option<StoredOutputRef>,
 }
 
 /// Reference to a result that was too large for the context.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stored {
+pub struct StoredOutputRef {
     /// Handle for `read_output`.
     pub handle: String,
     /// Size of the whole result as text.
     pub bytes: usize,
 }
 
-impl Output {
+impl CallOutput {
     /// Creates a success with a value.
     #[must_use]
-    pub fn of(value: Value) -> Self {
+    pub fn from_value(value: Value) -> Self {
         Self { value, ..Self::default() }
     }
 
@@ -68,7 +68,7 @@ impl Output {
 /// Signal to the prompt layer. Gates pass a signal through unchanged, and it changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "signal", rename_all = "snake_case")]
-pub enum Signal {
+pub enum PromptSignal {
     /// Requests a hidden section of the prompt.
     ExpandSection {
         /// The key of the section.
@@ -88,17 +88,17 @@ pub enum Signal {
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// The tool ran, now or earlier.
-    Success(Output),
+    Success(CallOutput),
     /// The call was rejected or failed.
     Error(Box<ToolError>),
     /// The tool requested something from the prompt layer.
-    Signal(Signal),
+    Signal(PromptSignal),
 }
 
 impl Outcome {
     /// Returns the output of a success.
     #[must_use]
-    pub const fn success(&self) -> Option<&Output> {
+    pub const fn success(&self) -> Option<&CallOutput> {
         match self {
             Self::Success(output) => Some(output),
             _ => None,
@@ -124,7 +124,7 @@ impl Outcome {
             Self::Signal(signal) => serde_json::to_value(signal),
         };
         let mut json = body.unwrap_or_else(|_| json!({}));
-        if let (Self::Success(Output { hidden: true, .. }), Some(map)) = (self, json.as_object_mut()) {
+        if let (Self::Success(CallOutput { hidden: true, .. }), Some(map)) = (self, json.as_object_mut()) {
             map.remove("value");
         }
         if let Some(map) = json.as_object_mut() {
@@ -153,13 +153,13 @@ pub struct Answer {
     pub outcome: Outcome,
     /// The recorded row, if the ledger is persistent; see [`Answer::receipt`].
     #[serde(rename = "receipt", skip_serializing_if = "Option::is_none")]
-    pub recorded: Option<Recorded>,
+    pub recorded: Option<LazyReceipt>,
 }
 
 impl Answer {
     /// Returns a signed receipt for the row of this call, if the ledger is persistent.
     #[must_use]
     pub fn receipt(&self) -> Option<Receipt> {
-        self.recorded.as_ref().map(Recorded::receipt)
+        self.recorded.as_ref().map(LazyReceipt::receipt)
     }
 }

@@ -16,13 +16,13 @@ use cap_std::ambient_authority;
 use cap_std::fs::{Dir, File, MetadataExt, OpenOptions, OpenOptionsExt, Permissions, PermissionsExt};
 use serde::{Deserialize, Serialize};
 
-use super::{Expect, FileError, FileSystem, FileTxn, normal_path};
+use super::{FileError, FileExpectation, FileSystem, FileTransaction, normalize_path};
 use crate::call::CallId;
 use crate::policy::FileFact;
 use toolgate_json::Digest;
 
 /// Maximum size of a file that is read or written, in bytes.
-const MOST: u64 = 16 << 20;
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// A directory of the host.
 #[derive(Clone)]
@@ -33,12 +33,12 @@ struct Inner {
     journal: PathBuf,
     /// Lock of the journal, held for the lifetime of the file system.
     _lock: fs::File,
-    writing: Mutex<HashMap<String, CallId>>,
+    locked_paths: Mutex<HashMap<String, CallId>>,
 }
 
 /// The header of an undo entry: a line of JSON, followed by the old and the new content.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Undo {
+struct UndoHeader {
     call: CallId,
     path: String,
     /// Size of the old content; `None` if there was no file.
@@ -53,18 +53,18 @@ struct Undo {
 }
 
 /// An undo entry with both contents.
-struct Entry {
-    undo: Undo,
+struct UndoEntry {
+    undo: UndoHeader,
     old: Vec<u8>,
     new: Vec<u8>,
     /// The path of the entry in the journal.
     file: PathBuf,
 }
 
-impl Entry {
+impl UndoEntry {
     fn parse(bytes: &[u8], file: PathBuf) -> Option<Self> {
         let end = bytes.iter().position(|b| *b == b'\n')?;
-        let undo: Undo = serde_json::from_slice(bytes.get(..end)?).ok()?;
+        let undo: UndoHeader = serde_json::from_slice(bytes.get(..end)?).ok()?;
         let rest = bytes.get(end + 1..)?;
         let (old, new) = rest.split_at_checked(undo.old.unwrap_or(0))?;
         (new.len() == undo.new.unwrap_or(0)).then(|| Self { old: old.to_vec(), new: new.to_vec(), undo, file })
@@ -105,7 +105,7 @@ impl HostFs {
         let lock = fs::File::create(journal.join("lock"))?;
         lock.try_lock().map_err(|e| io::Error::other(format!("another process has locked the journal {}: {e}", journal.display())))?;
         let root = Dir::open_ambient_dir(&root, ambient_authority())?;
-        let this = Self(Arc::new(Inner { root, journal, _lock: lock, writing: Mutex::default() }));
+        let this = Self(Arc::new(Inner { root, journal, _lock: lock, locked_paths: Mutex::default() }));
         this.recover(committed)?;
         Ok(this)
     }
@@ -125,7 +125,7 @@ impl HostFs {
                 }
                 _ => continue,
             }
-            let Some(entry) = Entry::parse(&fs::read(&file)?, file.clone()) else {
+            let Some(entry) = UndoEntry::parse(&fs::read(&file)?, file.clone()) else {
                 fs::rename(&file, file.with_extension("conflict"))?;
                 first_error.get_or_insert_with(|| io::Error::other(format!("cannot read the undo entry {}", file.display())));
                 continue;
@@ -153,7 +153,7 @@ fn io_error(path: &str, error: &io::Error) -> FileError {
 }
 
 /// Opens a regular file without blocking, as opening a pipe would.
-fn open_in(root: &Dir, path: &str, write: bool) -> Result<File, FileError> {
+fn open_regular_file(root: &Dir, path: &str, write: bool) -> Result<File, FileError> {
     let mut options = OpenOptions::new();
     options.read(true).write(write).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
     let file = root.open_with(path, &options).map_err(|e| io_error(path, &e))?;
@@ -165,8 +165,8 @@ fn open_in(root: &Dir, path: &str, write: bool) -> Result<File, FileError> {
 }
 
 /// Returns the state of a file below a directory.
-pub(crate) fn fact_in(root: &Dir, path: &str) -> FileFact {
-    match open_in(root, path, false).and_then(|mut file| read_all(&mut file, path)) {
+pub(crate) fn file_fact(root: &Dir, path: &str) -> FileFact {
+    match open_regular_file(root, path, false).and_then(|mut file| read_all(&mut file, path)) {
         Ok(content) => FileFact::Present(Digest::of(&content)),
         Err(FileError::NotFound(_)) => FileFact::Absent,
         Err(error) => FileFact::Unreadable(error.to_string()),
@@ -175,11 +175,11 @@ pub(crate) fn fact_in(root: &Dir, path: &str) -> FileFact {
 
 impl Inner {
     fn open(&self, path: &str, write: bool) -> Result<File, FileError> {
-        open_in(&self.root, path, write)
+        open_regular_file(&self.root, path, write)
     }
 
     /// Leaves the file unchanged and marks the entry as a conflict.
-    fn conflict(&self, entry: &Entry) -> Result<(), FileError> {
+    fn mark_conflict(&self, entry: &UndoEntry) -> Result<(), FileError> {
         let path = entry.undo.path.clone();
         match fs::rename(&entry.file, entry.file.with_extension("conflict")) {
             Ok(()) => Err(FileError::Io(path, "cannot undo the change: another process has changed the file".to_owned())),
@@ -191,17 +191,17 @@ impl Inner {
     ///
     /// If the content is neither the old nor the new one, nor a prefix of one of them, another
     /// process has changed the file. Then the file stays, and the entry is kept as `.conflict`.
-    fn undo(&self, entry: &Entry) -> Result<(), FileError> {
+    fn undo(&self, entry: &UndoEntry) -> Result<(), FileError> {
         let undo = &entry.undo;
         let fail = |e: io::Error| FileError::Io(undo.path.clone(), format!("cannot undo the change: {e}"));
         let there = match self.open(&undo.path, true) {
             Ok(mut file) => match read_all(&mut file, &undo.path) {
                 Ok(content) => Some((content, file)),
-                Err(_) => return self.conflict(entry),
+                Err(_) => return self.mark_conflict(entry),
             },
             Err(FileError::NotFound(_)) => None,
             // The path is no longer a regular file.
-            Err(_) => return self.conflict(entry),
+            Err(_) => return self.mark_conflict(entry),
         };
         let ours = match &there {
             Some((content, _)) => {
@@ -210,7 +210,7 @@ impl Inner {
             None => undo.old.is_none() || undo.new.is_none(),
         };
         if !ours {
-            return self.conflict(entry);
+            return self.mark_conflict(entry);
         }
         match (undo.old.is_some(), there) {
             (true, there) => {
@@ -241,9 +241,9 @@ impl Inner {
 fn read_all(file: &mut File, path: &str) -> Result<Vec<u8>, FileError> {
     let mut content = Vec::new();
     file.seek(io::SeekFrom::Start(0)).map_err(|e| io_error(path, &e))?;
-    file.take(MOST + 1).read_to_end(&mut content).map_err(|e| io_error(path, &e))?;
-    if content.len() as u64 > MOST {
-        return Err(FileError::TooLarge(path.to_owned(), MOST));
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut content).map_err(|e| io_error(path, &e))?;
+    if content.len() as u64 > MAX_FILE_BYTES {
+        return Err(FileError::TooLarge(path.to_owned(), MAX_FILE_BYTES));
     }
     Ok(content)
 }
@@ -257,25 +257,25 @@ fn overwrite(file: &mut File, content: &[u8]) -> io::Result<()> {
 
 impl FileSystem for HostFs {
     fn fact(&self, path: &str) -> FileFact {
-        fact_in(&self.0.root, path)
+        file_fact(&self.0.root, path)
     }
 
-    fn begin(&self, call: CallId, expects: Vec<Expect>) -> Box<dyn FileTxn> {
-        Box::new(Txn { fs: Arc::clone(&self.0), call, expects, undo_entries: Vec::new() })
+    fn begin(&self, call: CallId, expects: Vec<FileExpectation>) -> Box<dyn FileTransaction> {
+        Box::new(HostFileTransaction { fs: Arc::clone(&self.0), call, expectations: expects, undo_entries: Vec::new() })
     }
 }
 
-struct Txn {
+struct HostFileTransaction {
     fs: Arc<Inner>,
     call: CallId,
-    expects: Vec<Expect>,
+    expectations: Vec<FileExpectation>,
     /// The undo entries, oldest first.
-    undo_entries: Vec<Entry>,
+    undo_entries: Vec<UndoEntry>,
 }
 
-impl Txn {
-    fn hold(&self, name: String, path: &str) -> Result<(), FileError> {
-        let mut writing = crate::lock(&self.fs.writing);
+impl HostFileTransaction {
+    fn lock_name(&self, name: String, path: &str) -> Result<(), FileError> {
+        let mut writing = crate::lock(&self.fs.locked_paths);
         match writing.get(&name) {
             Some(by) if *by != self.call => Err(FileError::Busy(path.to_owned())),
             _ => {
@@ -286,21 +286,21 @@ impl Txn {
     }
 
     /// Locks the path, and the inode of an existing file, because a hard link is a second path.
-    fn claim(&self, path: &str, file: Option<&File>) -> Result<(), FileError> {
-        self.hold(path.to_owned(), path)?;
+    fn lock_path(&self, path: &str, file: Option<&File>) -> Result<(), FileError> {
+        self.lock_name(path.to_owned(), path)?;
         if let Some(file) = file {
             let meta = file.metadata().map_err(|e| io_error(path, &e))?;
-            self.hold(format!("\0{}:{}", meta.dev(), meta.ino()), path)?;
+            self.lock_name(format!("\0{}:{}", meta.dev(), meta.ino()), path)?;
         }
         Ok(())
     }
 
-    fn is_first(&self, path: &str) -> bool {
+    fn is_first_change(&self, path: &str) -> bool {
         !self.undo_entries.iter().any(|entry| entry.undo.path == path)
     }
 
     /// Writes an undo entry before the change.
-    fn journal(
+    fn write_undo_entry(
         &mut self,
         path: &str,
         old: Option<Vec<u8>>,
@@ -308,16 +308,17 @@ impl Txn {
         made: Vec<String>,
         mode: Option<u32>,
     ) -> Result<(), FileError> {
-        let undo = Undo { call: self.call, path: path.to_owned(), old: old.as_ref().map(Vec::len), new: new.map(<[u8]>::len), made, mode };
+        let undo =
+            UndoHeader { call: self.call, path: path.to_owned(), old: old.as_ref().map(Vec::len), new: new.map(<[u8]>::len), made, mode };
         let file = self.fs.journal.join(format!("{}.{:06}.undo", self.call, self.undo_entries.len()));
-        let entry = Entry { undo, old: old.unwrap_or_default(), new: new.unwrap_or_default().to_vec(), file };
+        let entry = UndoEntry { undo, old: old.unwrap_or_default(), new: new.unwrap_or_default().to_vec(), file };
         entry.write(&self.fs.journal).map_err(|e| FileError::Io(path.to_owned(), format!("cannot write the undo journal: {e}")))?;
         self.undo_entries.push(entry);
         Ok(())
     }
 
     /// Undoes the failed change of the last entry at once.
-    fn take_back<T>(&mut self, error: FileError) -> Result<T, FileError> {
+    fn undo_last_change<T>(&mut self, error: FileError) -> Result<T, FileError> {
         if let Some(entry) = self.undo_entries.pop()
             && let Err(again) = self.fs.undo(&entry)
         {
@@ -327,7 +328,7 @@ impl Txn {
         Err(error)
     }
 
-    fn make_parents(&self, path: &str) -> Result<Vec<String>, FileError> {
+    fn create_parents(&self, path: &str) -> Result<Vec<String>, FileError> {
         let mut made = Vec::new();
         let parts: Vec<&str> = path.split('/').collect();
         for end in 1..parts.len() {
@@ -341,42 +342,42 @@ impl Txn {
         Ok(made)
     }
 
-    fn release(&self) {
-        crate::lock(&self.fs.writing).retain(|_, by| *by != self.call);
+    fn unlock_paths(&self) {
+        crate::lock(&self.fs.locked_paths).retain(|_, by| *by != self.call);
     }
 }
 
-impl FileTxn for Txn {
+impl FileTransaction for HostFileTransaction {
     fn read(&mut self, path: &str) -> Result<Vec<u8>, FileError> {
-        let path = normal_path(path)?;
+        let path = normalize_path(path)?;
         read_all(&mut self.fs.open(&path, false)?, &path)
     }
 
     fn write(&mut self, path: &str, content: &[u8]) -> Result<(), FileError> {
-        let path = normal_path(path)?;
-        if content.len() as u64 > MOST {
-            return Err(FileError::TooLarge(path, MOST));
+        let path = normalize_path(path)?;
+        if content.len() as u64 > MAX_FILE_BYTES {
+            return Err(FileError::TooLarge(path, MAX_FILE_BYTES));
         }
         match self.fs.open(&path, true) {
             Ok(mut file) => {
-                self.claim(&path, Some(&file))?;
+                self.lock_path(&path, Some(&file))?;
                 let old = read_all(&mut file, &path)?;
-                if self.is_first(&path) {
-                    Expect::check(&self.expects, &path, Some(Digest::of(&old)))?;
+                if self.is_first_change(&path) {
+                    FileExpectation::check_content(&self.expectations, &path, Some(Digest::of(&old)))?;
                 }
                 // Write through the checked handle, so that replacing the path has no effect.
-                self.journal(&path, Some(old), Some(content), Vec::new(), None)?;
-                overwrite(&mut file, content).or_else(|e| self.take_back(io_error(&path, &e)))
+                self.write_undo_entry(&path, Some(old), Some(content), Vec::new(), None)?;
+                overwrite(&mut file, content).or_else(|e| self.undo_last_change(io_error(&path, &e)))
             }
             Err(FileError::NotFound(_)) => {
-                self.claim(&path, None)?;
-                if self.is_first(&path) {
-                    Expect::check(&self.expects, &path, None)?;
+                self.lock_path(&path, None)?;
+                if self.is_first_change(&path) {
+                    FileExpectation::check_content(&self.expectations, &path, None)?;
                 }
-                let made = self.make_parents(&path)?;
-                self.journal(&path, None, Some(content), made, None)?;
+                let made = self.create_parents(&path)?;
+                self.write_undo_entry(&path, None, Some(content), made, None)?;
                 match self.fs.root.open_with(&path, OpenOptions::new().write(true).create_new(true)) {
-                    Ok(mut file) => overwrite(&mut file, content).or_else(|e| self.take_back(io_error(&path, &e))),
+                    Ok(mut file) => overwrite(&mut file, content).or_else(|e| self.undo_last_change(io_error(&path, &e))),
                     // Another process created the file first, so there is nothing to undo.
                     Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                         if let Some(entry) = self.undo_entries.pop() {
@@ -384,7 +385,7 @@ impl FileTxn for Txn {
                         }
                         Err(FileError::CreatedMeanwhile(path))
                     }
-                    Err(e) => self.take_back(io_error(&path, &e)),
+                    Err(e) => self.undo_last_change(io_error(&path, &e)),
                 }
             }
             Err(error) => Err(error),
@@ -392,24 +393,24 @@ impl FileTxn for Txn {
     }
 
     fn remove(&mut self, path: &str) -> Result<(), FileError> {
-        let path = normal_path(path)?;
+        let path = normalize_path(path)?;
         let link = self.fs.root.symlink_metadata(&path).map_err(|e| io_error(&path, &e))?.is_symlink();
         let mut file = self.fs.open(&path, false)?;
         if link {
             return Err(FileError::NotAFile(path));
         }
-        self.claim(&path, Some(&file))?;
+        self.lock_path(&path, Some(&file))?;
         let old = read_all(&mut file, &path)?;
-        if self.is_first(&path) {
-            Expect::check(&self.expects, &path, Some(Digest::of(&old)))?;
+        if self.is_first_change(&path) {
+            FileExpectation::check_content(&self.expectations, &path, Some(Digest::of(&old)))?;
         }
         let mode = file.metadata().map_err(|e| io_error(&path, &e))?.mode() & 0o777;
-        self.journal(&path, Some(old), None, Vec::new(), Some(mode))?;
-        self.fs.root.remove_file(&path).or_else(|e| self.take_back(io_error(&path, &e)))
+        self.write_undo_entry(&path, Some(old), None, Vec::new(), Some(mode))?;
+        self.fs.root.remove_file(&path).or_else(|e| self.undo_last_change(io_error(&path, &e)))
     }
 
     fn list(&mut self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
-        let start = if below.is_empty() || below == "." { String::new() } else { normal_path(below)? };
+        let start = if below.is_empty() || below == "." { String::new() } else { normalize_path(below)? };
         let (mut found, mut todo) = (Vec::new(), vec![start.clone()]);
         while let Some(dir) = todo.pop() {
             let shown = if dir.is_empty() { "." } else { dir.as_str() };
@@ -443,7 +444,7 @@ impl FileTxn for Txn {
 
     fn commit(&mut self) -> Result<(), FileError> {
         let kept = std::mem::take(&mut self.undo_entries);
-        self.release();
+        self.unlock_paths();
         // Delete the oldest entry last: a remaining entry never depends on a deleted newer one.
         kept.iter().rev().try_for_each(|entry| {
             fs::remove_file(&entry.file).map_err(|e| FileError::Io(entry.undo.path.clone(), format!("cannot delete the undo entry: {e}")))
@@ -457,12 +458,12 @@ impl FileTxn for Txn {
                 first_error = first_error.or(Some(error));
             }
         }
-        self.release();
+        self.unlock_paths();
         first_error.map_or(Ok(()), Err)
     }
 }
 
-impl Drop for Txn {
+impl Drop for HostFileTransaction {
     fn drop(&mut self) {
         if let Err(error) = self.rollback() {
             tracing::error!(call = %self.call, %error, "cannot roll back a file");

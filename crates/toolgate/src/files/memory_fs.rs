@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use rpds::RedBlackTreeMapSync;
 
-use super::{Expect, FileError, FileSystem, FileTxn, normal_path};
+use super::{FileError, FileExpectation, FileSystem, FileTransaction, normalize_path};
 use crate::call::CallId;
 use crate::policy::FileFact;
 use toolgate_json::Digest;
 
-type Files = RedBlackTreeMapSync<String, Arc<[u8]>>;
+type FileMap = RedBlackTreeMapSync<String, Arc<[u8]>>;
 
 /// Files in memory.
 ///
@@ -24,8 +24,8 @@ pub struct MemoryFs(Arc<Mutex<Inner>>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    files: Files,
-    writing: HashMap<String, CallId>,
+    files: FileMap,
+    locked_paths: HashMap<String, CallId>,
 }
 
 impl MemoryFs {
@@ -34,19 +34,19 @@ impl MemoryFs {
     /// Paths are normalized here and in all methods: `./notes.txt` is `notes.txt`. A path that
     /// [`normal_path`] rejects is stored unchanged, and no handler can reach it.
     pub fn new<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        let files = files.into_iter().map(|(path, text)| (spelled(path), Arc::from(text.as_bytes()))).collect();
-        Self(Arc::new(Mutex::new(Inner { files, writing: HashMap::new() })))
+        let files = files.into_iter().map(|(path, text)| (normalize_or_keep(path), Arc::from(text.as_bytes()))).collect();
+        Self(Arc::new(Mutex::new(Inner { files, locked_paths: HashMap::new() })))
     }
 
     /// Returns the content of a file.
     #[must_use]
     pub fn get(&self, path: &str) -> Option<Arc<[u8]>> {
-        crate::lock(&self.0).files.get(&spelled(path)).cloned()
+        crate::lock(&self.0).files.get(&normalize_or_keep(path)).cloned()
     }
 
     /// Writes a file outside of any call.
     pub fn put(&self, path: &str, content: &[u8]) {
-        crate::lock(&self.0).files.insert_mut(spelled(path), Arc::from(content));
+        crate::lock(&self.0).files.insert_mut(normalize_or_keep(path), Arc::from(content));
     }
 
     /// Returns one digest of all files.
@@ -58,8 +58,8 @@ impl MemoryFs {
 }
 
 /// Normalizes a path as handlers do.
-fn spelled(path: &str) -> String {
-    normal_path(path).unwrap_or_else(|_| path.to_owned())
+fn normalize_or_keep(path: &str) -> String {
+    normalize_path(path).unwrap_or_else(|_| path.to_owned())
 }
 
 impl FileSystem for MemoryFs {
@@ -67,39 +67,39 @@ impl FileSystem for MemoryFs {
         self.get(path).map_or(FileFact::Absent, |content| FileFact::Present(Digest::of(&content)))
     }
 
-    fn begin(&self, call: CallId, expects: Vec<Expect>) -> Box<dyn FileTxn> {
-        Box::new(Txn { fs: self.clone(), call, expects, overlay: BTreeMap::new() })
+    fn begin(&self, call: CallId, expects: Vec<FileExpectation>) -> Box<dyn FileTransaction> {
+        Box::new(MemoryFileTransaction { fs: self.clone(), call, expectations: expects, overlay: BTreeMap::new() })
     }
 }
 
-struct Txn {
+struct MemoryFileTransaction {
     fs: MemoryFs,
     call: CallId,
-    expects: Vec<Expect>,
+    expectations: Vec<FileExpectation>,
     overlay: BTreeMap<String, Option<Arc<[u8]>>>,
 }
 
-impl Txn {
-    fn at(&self, path: &str) -> Option<Arc<[u8]>> {
+impl MemoryFileTransaction {
+    fn content_at(&self, path: &str) -> Option<Arc<[u8]>> {
         self.overlay.get(path).cloned().unwrap_or_else(|| self.fs.get(path))
     }
 
     /// Locks the path for this call, and checks its required state the first time.
-    fn open(&self, path: &str) -> Result<(), FileError> {
+    fn lock_path(&self, path: &str) -> Result<(), FileError> {
         if self.overlay.contains_key(path) {
             return Ok(());
         }
         let mut inner = crate::lock(&self.fs.0);
-        if inner.writing.get(path).is_some_and(|by| *by != self.call) {
+        if inner.locked_paths.get(path).is_some_and(|by| *by != self.call) {
             return Err(FileError::Busy(path.to_owned()));
         }
-        Expect::check(&self.expects, path, inner.files.get(path).map(|content| Digest::of(content)))?;
-        inner.writing.insert(path.to_owned(), self.call);
+        FileExpectation::check_content(&self.expectations, path, inner.files.get(path).map(|content| Digest::of(content)))?;
+        inner.locked_paths.insert(path.to_owned(), self.call);
         Ok(())
     }
 
     /// Commits or drops the changes and releases the paths, in one step.
-    fn close(&mut self, keep: bool) {
+    fn finish(&mut self, keep: bool) {
         let overlay = std::mem::take(&mut self.overlay);
         let mut inner = crate::lock(&self.fs.0);
         for (path, content) in overlay.into_iter().filter(|_| keep) {
@@ -110,35 +110,35 @@ impl Txn {
                 }
             }
         }
-        inner.writing.retain(|_, by| *by != self.call);
+        inner.locked_paths.retain(|_, by| *by != self.call);
     }
 }
 
-impl FileTxn for Txn {
+impl FileTransaction for MemoryFileTransaction {
     fn read(&mut self, path: &str) -> Result<Vec<u8>, FileError> {
-        let path = normal_path(path)?;
-        self.at(&path).map(|content| content.to_vec()).ok_or(FileError::NotFound(path))
+        let path = normalize_path(path)?;
+        self.content_at(&path).map(|content| content.to_vec()).ok_or(FileError::NotFound(path))
     }
 
     fn write(&mut self, path: &str, content: &[u8]) -> Result<(), FileError> {
-        let path = normal_path(path)?;
-        self.open(&path)?;
+        let path = normalize_path(path)?;
+        self.lock_path(&path)?;
         self.overlay.insert(path, Some(Arc::from(content)));
         Ok(())
     }
 
     fn remove(&mut self, path: &str) -> Result<(), FileError> {
-        let path = normal_path(path)?;
-        if self.at(&path).is_none() {
+        let path = normalize_path(path)?;
+        if self.content_at(&path).is_none() {
             return Err(FileError::NotFound(path));
         }
-        self.open(&path)?;
+        self.lock_path(&path)?;
         self.overlay.insert(path, None);
         Ok(())
     }
 
     fn list(&mut self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
-        let prefix = if below.is_empty() || below == "." { String::new() } else { normal_path(below)? + "/" };
+        let prefix = if below.is_empty() || below == "." { String::new() } else { normalize_path(below)? + "/" };
         let files = crate::lock(&self.fs.0).files.clone();
         let mut names: BTreeMap<&str, bool> = files.keys().map(|path| (path.as_str(), true)).collect();
         names.extend(self.overlay.iter().map(|(path, content)| (path.as_str(), content.is_some())));
@@ -147,18 +147,18 @@ impl FileTxn for Txn {
     }
 
     fn commit(&mut self) -> Result<(), FileError> {
-        self.close(true);
+        self.finish(true);
         Ok(())
     }
 
     fn rollback(&mut self) -> Result<(), FileError> {
-        self.close(false);
+        self.finish(false);
         Ok(())
     }
 }
 
-impl Drop for Txn {
+impl Drop for MemoryFileTransaction {
     fn drop(&mut self) {
-        self.close(false);
+        self.finish(false);
     }
 }

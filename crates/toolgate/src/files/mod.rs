@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub use crate::files::host_fs::HostFs;
 pub use crate::files::memory_fs::MemoryFs;
-pub use workspace::Sight;
+pub use workspace::ReadOnlyDir;
 
 use crate::call::CallId;
 use crate::call::error_code;
@@ -19,24 +19,24 @@ use toolgate_json::Digest;
 
 /// The required state of a file when it is opened for writing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Expect {
+pub enum FileExpectation {
     /// The file must not exist; it is created exclusively.
     Absent(String),
     /// The file must have the content with this digest.
     Unchanged(String, Digest),
 }
 
-impl Expect {
+impl FileExpectation {
     /// Finds the requirement for a path.
-    fn of<'a>(expects: &'a [Self], path: &str) -> Option<&'a Self> {
+    fn find<'a>(expects: &'a [Self], path: &str) -> Option<&'a Self> {
         expects.iter().find(|expect| match expect {
             Self::Absent(p) | Self::Unchanged(p, _) => p == path,
         })
     }
 
     /// Compares the current content of a file with the requirement.
-    fn check(expects: &[Self], path: &str, there: Option<Digest>) -> Result<(), FileError> {
-        match (Self::of(expects, path), there) {
+    fn check_content(expects: &[Self], path: &str, there: Option<Digest>) -> Result<(), FileError> {
+        match (Self::find(expects, path), there) {
             (Some(Self::Absent(_)), Some(_)) => Err(FileError::CreatedMeanwhile(path.to_owned())),
             (Some(Self::Unchanged(_, seen)), there) if there != Some(*seen) => Err(FileError::ChangedMeanwhile(path.to_owned())),
             _ => Ok(()),
@@ -103,11 +103,11 @@ pub trait FileSystem: Send + Sync {
     /// Returns the current state of a file.
     fn fact(&self, path: &str) -> FileFact;
     /// Opens a transaction for a call.
-    fn begin(&self, call: CallId, expects: Vec<Expect>) -> Box<dyn FileTxn>;
+    fn begin(&self, call: CallId, expects: Vec<FileExpectation>) -> Box<dyn FileTransaction>;
 }
 
 /// The changes of one call; dropping the transaction without `commit` rolls them back.
-pub trait FileTxn: Send {
+pub trait FileTransaction: Send {
     /// Reads a whole file, including the changes of this call.
     ///
     /// # Errors
@@ -144,8 +144,8 @@ pub trait FileTxn: Send {
 ///
 /// # Errors
 /// Returns an error if the path is not a relative path of a file.
-pub fn normal_path(path: &str) -> Result<String, FileError> {
-    let wrong = |why| Err(FileError::InvalidPath(toolgate_text::shown(path), why));
+pub fn normalize_path(path: &str) -> Result<String, FileError> {
+    let wrong = |why| Err(FileError::InvalidPath(toolgate_text::escape_for_display(path), why));
     if path.starts_with('/') {
         return wrong("the path is absolute");
     }

@@ -9,9 +9,9 @@ use std::path::Path;
 use cap_std::ambient_authority;
 use cap_std::fs::Dir;
 
-use super::{Expect, FileError, FileSystem, FileTxn, HostFs};
+use super::{FileError, FileExpectation, FileSystem, FileTransaction, HostFs};
 use crate::call::CallId;
-use crate::files::host_fs::fact_in;
+use crate::files::host_fs::file_fact;
 use crate::policy::FileFact;
 
 impl HostFs {
@@ -51,46 +51,46 @@ impl HostFs {
 }
 
 /// A directory in which only the state of files can be checked.
-pub struct Sight(Dir);
+pub struct ReadOnlyDir(Dir);
 
-impl Sight {
-    pub fn of(root: &Path) -> io::Result<Self> {
+impl ReadOnlyDir {
+    pub fn open(root: &Path) -> io::Result<Self> {
         Dir::open_ambient_dir(root, ambient_authority()).map(Self)
     }
 }
 
-impl FileSystem for Sight {
+impl FileSystem for ReadOnlyDir {
     fn fact(&self, path: &str) -> FileFact {
-        fact_in(&self.0, path)
+        file_fact(&self.0, path)
     }
 
-    fn begin(&self, _: CallId, _: Vec<Expect>) -> Box<dyn FileTxn> {
-        Box::new(Nothing)
+    fn begin(&self, _: CallId, _: Vec<FileExpectation>) -> Box<dyn FileTransaction> {
+        Box::new(RejectingFileTransaction)
     }
 }
 
 /// A transaction that rejects every operation, because this process only checks calls.
-struct Nothing;
+struct RejectingFileTransaction;
 
-fn only_looked_at<T>(path: &str) -> Result<T, FileError> {
-    Err(FileError::Io(toolgate_text::shown(path), "this process only checks calls and does not access files".to_owned()))
+fn reject_access<T>(path: &str) -> Result<T, FileError> {
+    Err(FileError::Io(toolgate_text::escape_for_display(path), "this process only checks calls and does not access files".to_owned()))
 }
 
-impl FileTxn for Nothing {
+impl FileTransaction for RejectingFileTransaction {
     fn read(&mut self, path: &str) -> Result<Vec<u8>, FileError> {
-        only_looked_at(path)
+        reject_access(path)
     }
 
     fn write(&mut self, path: &str, _: &[u8]) -> Result<(), FileError> {
-        only_looked_at(path)
+        reject_access(path)
     }
 
     fn remove(&mut self, path: &str) -> Result<(), FileError> {
-        only_looked_at(path)
+        reject_access(path)
     }
 
     fn list(&mut self, path: &str, _: usize) -> Result<Vec<String>, FileError> {
-        only_looked_at(path)
+        reject_access(path)
     }
 
     fn commit(&mut self) -> Result<(), FileError> {

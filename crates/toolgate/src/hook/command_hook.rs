@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
-use super::{Before, Denial, Hook, HookCall, HookDecision, HookFault};
-use crate::call::error::Category;
+use super::{BeforeHookResult, Hook, HookCall, HookDecision, HookDenial, HookError};
+use crate::call::error::ErrorCategory;
 use toolgate_json;
-use toolgate_json::Bounds;
+use toolgate_json::JsonBounds;
 use toolgate_process::process_group;
-use toolgate_text::{glob, shown};
+use toolgate_text::{escape_for_display, matches_glob};
 
 /// Maximum size of each output stream in bytes.
-const MOST_OUTPUT: u64 = 1 << 20;
+const MAX_HOOK_OUTPUT_BYTES: u64 = 1 << 20;
 /// Environment variables that a hook inherits by default.
-const ENVIRONMENT: &[&str] = &["PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER"];
+const INHERITED_ENV_VARS: &[&str] = &["PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER"];
 
 /// A program that runs before tools, after them, or both.
 ///
@@ -71,7 +71,7 @@ impl CommandHook {
             args: Vec::new(),
             matchers: vec!["*".to_owned()],
             timeout: Duration::from_secs(5),
-            inherited_env: ENVIRONMENT.iter().map(|name| (*name).to_owned()).collect(),
+            inherited_env: INHERITED_ENV_VARS.iter().map(|name| (*name).to_owned()).collect(),
             set_env: BTreeMap::new(),
             secret_values: Vec::new(),
             launcher: None,
@@ -153,18 +153,18 @@ impl CommandHook {
         self
     }
 
-    async fn run_program(&self, input: &Value) -> Result<Finished, HookFault> {
-        let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
+    async fn run_program(&self, input: &Value) -> Result<HookProgramOutput, HookError> {
+        let fault = |why: String| HookError(format!("{} {why}", self.program.display()));
         let led = self.launcher.is_some();
         let mut command = Command::new(self.launcher.as_ref().unwrap_or(&self.program));
         if led {
-            command.arg(toolgate_process::supervisor::HEARD_OUT).arg(std::process::id().to_string()).arg(&self.program);
+            command.arg(toolgate_process::supervisor::SUPERVISE_UNTIL_EOF_ARG).arg(std::process::id().to_string()).arg(&self.program);
         }
         command.args(&self.args);
         process_group::configure_isolation(&mut command, led, &self.inherited_env, &self.set_env);
         let mut program = command.spawn().map_err(|e| fault(format!("cannot be started: {e}")))?;
         // Kills the process group of the hook in every case, also if this future is dropped.
-        let group = process_group::Group::of(&program, led);
+        let group = process_group::ProcessGroup::new(&program, led);
         let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let text = toolgate_json::to_canonical_bytes(input);
         let work = async {
@@ -175,7 +175,7 @@ impl CommandHook {
             };
             let ((), (stdout, stderr), status) = tokio::join!(process_group::write_stdin(stdin, &text), said, group.wait(&mut program));
             let status = status.map_err(|e| fault(format!("cannot be waited for: {e}")))?;
-            Ok::<_, HookFault>(Finished { status, stdout: stdout.map_err(&fault)?, stderr: stderr.map_err(&fault)? })
+            Ok::<_, HookError>(HookProgramOutput { status, stdout: stdout.map_err(&fault)?, stderr: stderr.map_err(&fault)? })
         };
         tokio::time::timeout(self.timeout, work)
             .await
@@ -183,16 +183,16 @@ impl CommandHook {
     }
 
     /// Combines the exit code and the output into one answer.
-    fn read_answer(&self, done: &Finished) -> Result<Option<Answer>, HookFault> {
-        let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
-        let said = crate::redact::without(&self.secret_values, String::from_utf8_lossy(&done.stderr).trim());
+    fn read_answer(&self, done: &HookProgramOutput) -> Result<Option<HookProgramAnswer>, HookError> {
+        let fault = |why: String| HookError(format!("{} {why}", self.program.display()));
+        let said = crate::redact::remove_values(&self.secret_values, String::from_utf8_lossy(&done.stderr).trim());
         match done.status.code() {
             Some(0) => {}
             Some(2) => {
                 let reason = if said.is_empty() { format!("denied by the hook `{}`", self.name) } else { limit_message(&said) };
                 // A structured answer may add to the exit code but never weaken it.
                 let answer = self.parse_answer(&done.stdout).ok().flatten().unwrap_or_default();
-                return Ok(Some(Answer { decision: Some("deny".to_owned()), reason: answer.reason.or(Some(reason)), ..answer }));
+                return Ok(Some(HookProgramAnswer { decision: Some("deny".to_owned()), reason: answer.reason.or(Some(reason)), ..answer }));
             }
             Some(code) => return Err(fault(format!("ended with exit code {code}{}", message_suffix(&said)))),
             None => return Err(fault(format!("was killed{}", message_suffix(&said)))),
@@ -200,14 +200,14 @@ impl CommandHook {
         self.parse_answer(&done.stdout)
     }
 
-    fn parse_answer(&self, stdout: &[u8]) -> Result<Option<Answer>, HookFault> {
+    fn parse_answer(&self, stdout: &[u8]) -> Result<Option<HookProgramAnswer>, HookError> {
         if stdout.iter().all(u8::is_ascii_whitespace) {
             return Ok(None);
         }
-        let bounds = Bounds { bytes: MOST_OUTPUT as usize, ..Bounds::default() };
+        let bounds = JsonBounds { bytes: MAX_HOOK_OUTPUT_BYTES as usize, ..JsonBounds::default() };
         let fault = |why: String| {
-            let why = crate::redact::without(&self.secret_values, &why);
-            HookFault(format!("{} printed an invalid answer: {why}", self.program.display()))
+            let why = crate::redact::remove_values(&self.secret_values, &why);
+            HookError(format!("{} printed an invalid answer: {why}", self.program.display()))
         };
         let value = toolgate_json::parse(stdout, &bounds).map_err(|e| fault(e.to_string()))?;
         if !value.is_object() {
@@ -216,14 +216,14 @@ impl CommandHook {
         if value == json!({}) {
             return Ok(None);
         }
-        let answer = Answer::deserialize(&value).map_err(|_| fault(describe_invalid_answer(&value)))?;
+        let answer = HookProgramAnswer::deserialize(&value).map_err(|_| fault(describe_invalid_answer(&value)))?;
         if let Some(slip) = find_misspelled_field(&value) {
             return Err(fault(slip));
         }
         if answer.has_known_field() {
             let answer = answer.merge_formats();
-            let reason = answer.reason.as_deref().map(|reason| crate::redact::without(&self.secret_values, reason));
-            Ok(Some(Answer { reason, ..answer }))
+            let reason = answer.reason.as_deref().map(|reason| crate::redact::remove_values(&self.secret_values, reason));
+            Ok(Some(HookProgramAnswer { reason, ..answer }))
         } else {
             Err(fault("missing `decision`, `tool_input` or `tool_result`".to_owned()))
         }
@@ -232,7 +232,7 @@ impl CommandHook {
 
 /// Fields of an answer, at its top level and in `hookSpecificOutput`, and of an event, which a hook
 /// may echo.
-const PLAIN: [&str; 10] = [
+const ANSWER_FIELDS: [&str; 10] = [
     "decision",
     "reason",
     "redirectTool",
@@ -244,11 +244,11 @@ const PLAIN: [&str; 10] = [
     "updatedResult",
     "hookSpecificOutput",
 ];
-const SPECIFIC: [&str; 4] = ["permissionDecision", "permissionDecisionReason", "updatedInput", "updatedToolOutput"];
-const EVENT: [&str; 7] = ["hook_event_name", "session_id", "principal", "agent", "tool_use_id", "tool_name", "latency_ms"];
+const SPECIFIC_OUTPUT_FIELDS: [&str; 4] = ["permissionDecision", "permissionDecisionReason", "updatedInput", "updatedToolOutput"];
+const EVENT_FIELDS: [&str; 7] = ["hook_event_name", "session_id", "principal", "agent", "tool_use_id", "tool_name", "latency_ms"];
 
 /// Further fields that coding agents define.
-const OTHERS: [&str; 3] = ["hookEventName", "additionalContext", "updatedMCPToolOutput"];
+const IGNORED_SPECIFIC_FIELDS: [&str; 3] = ["hookEventName", "additionalContext", "updatedMCPToolOutput"];
 
 /// Finds a misspelled field, because ignoring it could turn a denial into an allowed call.
 fn find_misspelled_field(answer: &Value) -> Option<String> {
@@ -256,14 +256,14 @@ fn find_misspelled_field(answer: &Value) -> Option<String> {
     let among = |of: Option<&Value>, known: &[&str], own: &[&str]| {
         let names = of.and_then(Value::as_object).into_iter().flat_map(|of| of.keys());
         names.filter(|name| !known.contains(&name.as_str()) && !own.contains(&name.as_str())).find_map(|name| {
-            let meant = known.iter().find(|known| bare(known) == bare(name) || toolgate_text::suggest::is_nearly(known, name))?;
+            let meant = known.iter().find(|known| bare(known) == bare(name) || toolgate_text::suggest::is_misspelling(known, name))?;
             // If the correct field is present too, this one means something else.
             of?.get(meant).is_none().then_some(())?;
-            Some(format!("unknown field `{}` in the answer; did you mean `{meant}`?", shown(name)))
+            Some(format!("unknown field `{}` in the answer; did you mean `{meant}`?", escape_for_display(name)))
         })
     };
     let specific = answer.get("hookSpecificOutput");
-    among(Some(answer), &PLAIN, &EVENT).or_else(|| among(specific, &SPECIFIC, &OTHERS))
+    among(Some(answer), &ANSWER_FIELDS, &EVENT_FIELDS).or_else(|| among(specific, &SPECIFIC_OUTPUT_FIELDS, &IGNORED_SPECIFIC_FIELDS))
 }
 
 /// Describes an invalid answer without its values, which may be secret.
@@ -278,13 +278,13 @@ fn describe_invalid_answer(answer: &Value) -> String {
     if !specific.is_object() && !specific.is_null() {
         return "`hookSpecificOutput` must be an object".to_owned();
     }
-    if answer.get("category").is_some_and(|category| Option::<Category>::deserialize(category).is_err()) {
+    if answer.get("category").is_some_and(|category| Option::<ErrorCategory>::deserialize(category).is_err()) {
         return "`category` must be TRANSIENT, VALIDATION, PERMISSION or BUSINESS".to_owned();
     }
     "arguments or result are present twice".to_owned()
 }
 
-struct Finished {
+struct HookProgramOutput {
     status: ExitStatus,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
@@ -295,30 +295,30 @@ struct Finished {
 /// Unknown fields are ignored unless they look misspelled, because a hook may echo the whole event.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Answer {
+struct HookProgramAnswer {
     decision: Option<String>,
     reason: Option<String>,
     redirect_tool: Option<String>,
-    category: Option<Category>,
+    category: Option<ErrorCategory>,
     code: Option<String>,
     #[serde(rename = "tool_input", alias = "updatedInput")]
     input: Option<Value>,
     #[serde(rename = "tool_result", alias = "updatedResult")]
     result: Option<Value>,
     /// The answer format of hooks of coding agents.
-    hook_specific_output: Option<Specific>,
+    hook_specific_output: Option<CodingAgentHookAnswer>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Specific {
+struct CodingAgentHookAnswer {
     permission_decision: Option<String>,
     permission_decision_reason: Option<String>,
     updated_input: Option<Value>,
     updated_tool_output: Option<Value>,
 }
 
-impl Answer {
+impl HookProgramAnswer {
     /// Merges both formats. The stricter decision counts; an unknown decision is kept so that it is
     /// rejected.
     fn merge_formats(mut self) -> Self {
@@ -342,7 +342,8 @@ impl Answer {
     /// Checks for a known field. An object without one is not an answer.
     fn has_known_field(&self) -> bool {
         let plain = self.decision.is_some() || self.input.is_some() || self.result.is_some();
-        let specific = |s: &Specific| s.permission_decision.is_some() || s.updated_input.is_some() || s.updated_tool_output.is_some();
+        let specific =
+            |s: &CodingAgentHookAnswer| s.permission_decision.is_some() || s.updated_input.is_some() || s.updated_tool_output.is_some();
         plain || self.hook_specific_output.as_ref().is_some_and(specific)
     }
 }
@@ -350,21 +351,21 @@ impl Answer {
 async fn read_limited(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();
     if let Some(stream) = stream {
-        stream.take(MOST_OUTPUT + 1).read_to_end(&mut out).await.map_err(|e| format!("cannot be read: {e}"))?;
+        stream.take(MAX_HOOK_OUTPUT_BYTES + 1).read_to_end(&mut out).await.map_err(|e| format!("cannot be read: {e}"))?;
     }
-    if out.len() as u64 > MOST_OUTPUT {
-        return Err(format!("printed more than {MOST_OUTPUT} bytes"));
+    if out.len() as u64 > MAX_HOOK_OUTPUT_BYTES {
+        return Err(format!("printed more than {MAX_HOOK_OUTPUT_BYTES} bytes"));
     }
     Ok(out)
 }
 
 /// Limits the length of a message and marks the cut.
 fn limit_message(text: &str) -> String {
-    crate::redact::head(text, 2_000)
+    crate::redact::truncate_chars(text, 2_000)
 }
 
 fn message_suffix(said: &str) -> String {
-    if said.is_empty() { String::new() } else { format!(": {}", shown(said)) }
+    if said.is_empty() { String::new() } else { format!(": {}", escape_for_display(said)) }
 }
 
 #[async_trait]
@@ -374,7 +375,7 @@ impl Hook for CommandHook {
     }
 
     fn matches(&self, tool: &str) -> bool {
-        self.matchers.iter().any(|pattern| pattern.is_empty() || glob(pattern, tool))
+        self.matchers.iter().any(|pattern| pattern.is_empty() || matches_glob(pattern, tool))
     }
 
     fn timeout(&self) -> Duration {
@@ -382,22 +383,22 @@ impl Hook for CommandHook {
         self.timeout.saturating_add(Duration::from_secs(1))
     }
 
-    async fn before(&self, call: HookCall<'_>) -> Result<Before, HookFault> {
+    async fn before(&self, call: HookCall<'_>) -> Result<BeforeHookResult, HookError> {
         // A hook with neither setting runs before the tool, so that an incomplete setting does not
         // disable a guard.
         if !self.runs_before && self.runs_after {
-            return Ok(Before::default());
+            return Ok(BeforeHookResult::default());
         }
         let event = json!({
             "hook_event_name": "PreToolUse", "session_id": call.key.session, "principal": call.key.principal, "agent": call.key.agent,
             "tool_use_id": call.call, "tool_name": call.tool, "tool_input": call.input,
         });
         let done = self.run_program(&event).await?;
-        let Some(answer) = self.read_answer(&done)? else { return Ok(Before::default()) };
+        let Some(answer) = self.read_answer(&done)? else { return Ok(BeforeHookResult::default()) };
         let reason = answer.reason.map(|reason| limit_message(&reason));
         let decision = match answer.decision.as_deref() {
             None | Some("allow" | "approve") => HookDecision::Allow,
-            Some("deny" | "block") => HookDecision::Deny(Denial {
+            Some("deny" | "block") => HookDecision::Deny(HookDenial {
                 reason: reason.unwrap_or_else(|| format!("denied by the hook `{}`", self.name)),
                 category: answer.category,
                 code: answer.code,
@@ -405,14 +406,14 @@ impl Hook for CommandHook {
             }),
             Some("ask") => HookDecision::Ask(reason.unwrap_or_else(|| format!("the hook `{}` requests approval", self.name))),
             Some(other) => {
-                let other = crate::redact::without(&self.secret_values, other);
-                return Err(HookFault(format!("{} gave the unknown decision `{}`", self.program.display(), shown(&other))));
+                let other = crate::redact::remove_values(&self.secret_values, other);
+                return Err(HookError(format!("{} gave the unknown decision `{}`", self.program.display(), escape_for_display(&other))));
             }
         };
-        Ok(Before { decision, input: answer.input })
+        Ok(BeforeHookResult { decision, input: answer.input })
     }
 
-    async fn after(&self, call: HookCall<'_>, result: &Value, latency_ms: u64) -> Result<Option<Value>, HookFault> {
+    async fn after(&self, call: HookCall<'_>, result: &Value, latency_ms: u64) -> Result<Option<Value>, HookError> {
         if !self.runs_after {
             return Ok(None);
         }
@@ -422,7 +423,7 @@ impl Hook for CommandHook {
         });
         let done = self.run_program(&event).await?;
         if done.status.code() != Some(0) {
-            return Err(HookFault(format!("{} failed after the tool: {}", self.program.display(), done.status)));
+            return Err(HookError(format!("{} failed after the tool: {}", self.program.display(), done.status)));
         }
         Ok(self.read_answer(&done)?.and_then(|answer| answer.result))
     }

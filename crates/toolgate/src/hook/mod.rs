@@ -9,7 +9,7 @@ use serde_json::Value;
 
 pub use crate::hook::command_hook::CommandHook;
 
-use crate::call::error::Category;
+use crate::call::error::ErrorCategory;
 use crate::call::{CallId, SessionKey};
 
 /// A call as a hook sees it.
@@ -27,7 +27,7 @@ pub struct HookCall<'a> {
 
 /// The result of a hook before a tool.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Before {
+pub struct BeforeHookResult {
     /// The decision.
     pub decision: HookDecision,
     /// Changed arguments. They are validated and checked again.
@@ -41,25 +41,25 @@ pub enum HookDecision {
     #[default]
     Allow,
     /// Deny the call.
-    Deny(Denial),
+    Deny(HookDenial),
     /// Ask a person, for this reason.
     Ask(String),
 }
 
 /// A denial by a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Denial {
+pub struct HookDenial {
     /// Reason for the model.
     pub reason: String,
     /// PERMISSION or BUSINESS. The default is PERMISSION.
-    pub category: Option<Category>,
+    pub category: Option<ErrorCategory>,
     /// The code. The default is `hook_denied`.
     pub code: Option<String>,
     /// The tool that handles such requests instead.
     pub redirect: Option<String>,
 }
 
-impl Denial {
+impl HookDenial {
     /// Creates a denial with a reason and defaults.
     pub fn new(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), category: None, code: None, redirect: None }
@@ -71,7 +71,7 @@ impl Denial {
 /// Before a tool, the call is denied. After a tool, the result is withheld.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct HookFault(pub String);
+pub struct HookError(pub String);
 
 /// Code that runs before and after tools.
 #[async_trait]
@@ -94,9 +94,9 @@ pub trait Hook: Send + Sync {
     ///
     /// # Errors
     /// The hook failed. The call is denied.
-    async fn before(&self, call: HookCall<'_>) -> Result<Before, HookFault> {
+    async fn before(&self, call: HookCall<'_>) -> Result<BeforeHookResult, HookError> {
         let _ = call;
-        Ok(Before::default())
+        Ok(BeforeHookResult::default())
     }
 
     /// Runs after the tool succeeded. Returns a changed result, or `None` to keep it. It cannot
@@ -104,7 +104,7 @@ pub trait Hook: Send + Sync {
     ///
     /// # Errors
     /// The hook failed. The result is withheld.
-    async fn after(&self, call: HookCall<'_>, result: &Value, latency_ms: u64) -> Result<Option<Value>, HookFault> {
+    async fn after(&self, call: HookCall<'_>, result: &Value, latency_ms: u64) -> Result<Option<Value>, HookError> {
         let _ = (call, result, latency_ms);
         Ok(None)
     }

@@ -7,11 +7,11 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::call::error::Effects;
+use crate::call::error::CallEffects;
 use crate::call::outcome::Outcome;
 use crate::call::{CallId, SessionKey};
-use crate::limits::Spend;
-use crate::policy::Facts;
+use crate::limits::Cost;
+use crate::policy::DecisionFacts;
 use toolgate_json::Digest;
 
 /// The gates, in their order.
@@ -151,7 +151,7 @@ impl Latency {
 
     /// Returns the nanoseconds spent at a gate.
     #[must_use]
-    pub fn at(&self, gate: Gate) -> u64 {
+    pub fn nanos_at(&self, gate: Gate) -> u64 {
         self.0.get(gate as usize).copied().unwrap_or(0)
     }
 
@@ -194,18 +194,18 @@ pub struct Row {
     /// The policy or hook that decided.
     pub rule: Option<String>,
     /// The facts that the decision is based on.
-    pub facts: Box<Facts>,
+    pub facts: Box<DecisionFacts>,
     /// The redacted outcome.
     pub outcome: Outcome,
     /// The effects of a failed call, or `done` for a success with effects.
-    pub effects: Effects,
+    pub effects: CallEffects,
     /// The time at each gate.
     pub latency: Latency,
     /// The number of retries.
     pub retries: u32,
     /// The cost, if the tool reported one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spent: Option<Spend>,
+    pub spent: Option<Cost>,
     /// Digest of the agent's definition.
     pub config: Digest,
     /// The settled call, if this row settles an earlier call.
@@ -225,7 +225,7 @@ pub struct Settlement {
 impl Row {
     /// Builds the row that settles a call with unknown outcome.
     #[must_use]
-    pub fn settlement(&self, outcome: Outcome, effects: Effects, by: &str, at: Timestamp) -> Self {
+    pub fn settlement_row(&self, outcome: Outcome, effects: CallEffects, by: &str, at: Timestamp) -> Self {
         Self {
             call: CallId::generate(),
             client_id: None,
@@ -233,7 +233,7 @@ impl Row {
             decision: Decision::Settled,
             gate: Gate::Settle,
             rule: None,
-            facts: Box::new(Facts::at(at)),
+            facts: Box::new(DecisionFacts::at(at)),
             outcome,
             effects,
             latency: Latency::default(),
@@ -269,7 +269,7 @@ impl Row {
     ///
     /// # Errors
     /// The value cannot be serialized as JSON.
-    pub fn canonical(&self) -> Result<Vec<u8>, serde_json::Error> {
+    pub fn to_canonical_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
         toolgate_json::serialize_canonical(self)
     }
 }
@@ -299,7 +299,7 @@ pub struct Receipt {
 }
 
 /// Signs statements for a ledger.
-pub trait Signer: Send + Sync {
+pub trait ReceiptSigner: Send + Sync {
     /// Returns the signature of a statement, as hexadecimal digits.
     fn sign(&self, statement: &[u8]) -> String;
 }
@@ -307,39 +307,39 @@ pub trait Signer: Send + Sync {
 /// A recorded row whose receipt is signed on demand, because a signature costs more than most
 /// calls.
 #[derive(Clone)]
-pub struct Recorded {
+pub struct LazyReceipt {
     unsigned: Receipt,
-    signer: Arc<dyn Signer>,
+    signer: Arc<dyn ReceiptSigner>,
 }
 
-impl Recorded {
+impl LazyReceipt {
     /// Creates a value from an unsigned receipt and its signer.
     #[must_use]
-    pub fn new(unsigned: Receipt, signer: Arc<dyn Signer>) -> Self {
+    pub fn new(unsigned: Receipt, signer: Arc<dyn ReceiptSigner>) -> Self {
         Self { unsigned, signer }
     }
 
     /// Returns the signed receipt.
     #[must_use]
     pub fn receipt(&self) -> Receipt {
-        let statement = self.unsigned.statement().unwrap_or_default();
+        let statement = self.unsigned.to_signed_bytes().unwrap_or_default();
         Receipt { signature: self.signer.sign(&statement), ..self.unsigned.clone() }
     }
 }
 
-impl fmt::Debug for Recorded {
+impl fmt::Debug for LazyReceipt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Recorded").field(&self.unsigned).finish()
     }
 }
 
-impl PartialEq for Recorded {
+impl PartialEq for LazyReceipt {
     fn eq(&self, other: &Self) -> bool {
         self.unsigned == other.unsigned
     }
 }
 
-impl Serialize for Recorded {
+impl Serialize for LazyReceipt {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.receipt().serialize(serializer)
     }
@@ -350,7 +350,7 @@ impl Receipt {
     ///
     /// # Errors
     /// The value cannot be serialized as JSON.
-    pub fn statement(&self) -> Result<Vec<u8>, serde_json::Error> {
+    pub fn to_signed_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
         let said = match self.signature.is_empty() {
             true => toolgate_json::serialize_canonical(self)?,
             false => toolgate_json::serialize_canonical(&Self { signature: String::new(), ..self.clone() })?,

@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::call::CallId;
 use crate::ledger::row::Row;
-use crate::store::{StoreError, Unfit};
+use crate::store::{RejectedRow, StoreError};
 use toolgate_json::Digest;
 
 pub(crate) struct Spool {
@@ -35,13 +35,13 @@ pub(crate) struct Spool {
 
 /// Spools in use. All runtimes of one store share a spool, for example after a configuration
 /// reload.
-static IN_USE: Mutex<BTreeMap<PathBuf, Weak<Spool>>> = Mutex::new(BTreeMap::new());
+static OPEN_SPOOLS: Mutex<BTreeMap<PathBuf, Weak<Spool>>> = Mutex::new(BTreeMap::new());
 
 /// Maximum number of rows that are kept only in memory.
-const MOST_HELD: usize = 10_000;
+const MAX_MEMORY_ROWS: usize = 10_000;
 
 /// Rows that were read, and the file length at that time.
-pub(crate) struct Taken {
+pub(crate) struct SpooledRows {
     pub(crate) rows: Vec<Arc<Row>>,
     end: u64,
     /// Number of these rows that were only in memory.
@@ -69,11 +69,11 @@ impl Spool {
     /// Opens the spool of this owner in a shared directory.
     ///
     /// Rows of processes that have ended are taken over.
-    pub(crate) fn among(directory: &Path, owner: &str) -> io::Result<Arc<Self>> {
+    pub(crate) fn open_shared(directory: &Path, owner: &str) -> io::Result<Arc<Self>> {
         use std::os::unix::fs::DirBuilderExt;
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let path = directory.join(format!("{}.jsonl", owner.replace(':', "-")));
-        let mut in_use = crate::lock(&IN_USE);
+        let mut in_use = crate::lock(&OPEN_SPOOLS);
         in_use.retain(|_, spool| spool.strong_count() > 0);
         let spool = match in_use.get(&path).and_then(Weak::upgrade) {
             Some(spool) => spool,
@@ -84,7 +84,7 @@ impl Spool {
             }
         };
         drop(in_use);
-        if !spool.orphans()?.is_empty() {
+        if !spool.lock_orphaned_files()?.is_empty() {
             spool.is_waiting.store(true, Ordering::Release);
         }
         Ok(spool)
@@ -94,19 +94,19 @@ impl Spool {
         &self.path
     }
 
-    pub(crate) fn is_waiting(&self) -> bool {
+    pub(crate) fn has_waiting_rows(&self) -> bool {
         self.is_waiting.load(Ordering::Acquire)
     }
 
     /// Appends a row and syncs it. On error, keeps the row in memory and returns the error.
-    pub(crate) fn put(&self, row: &Arc<Row>) -> io::Result<()> {
+    pub(crate) fn append_row(&self, row: &Arc<Row>) -> io::Result<()> {
         // The leading line break separates the row from a truncated record before it.
         let mut line = vec![b'\n'];
         line.extend(serde_json::to_vec(&**row)?);
         line.push(b'\n');
-        self.append(&mut crate::lock(&self.file), &line).inspect_err(|_| {
+        self.append_lines(&mut crate::lock(&self.file), &line).inspect_err(|_| {
             let mut held = crate::lock(&self.memory_rows);
-            if held.len() < MOST_HELD {
+            if held.len() < MAX_MEMORY_ROWS {
                 held.push(Arc::clone(row));
                 self.is_waiting.store(true, Ordering::Release);
             }
@@ -116,18 +116,18 @@ impl Spool {
     /// Stores the agent definition that a row refers to.
     ///
     /// Another process may append the row to the ledger, and its own configuration may differ.
-    pub(crate) fn keep(&self, config: Digest, definition: &str) -> io::Result<()> {
+    pub(crate) fn save_definition(&self, config: Digest, definition: &str) -> io::Result<()> {
         // The row is in its file already, so a concurrent `sweep` finds that the definition is
         // needed.
-        let _together = self.together()?;
-        let Some(path) = self.definition_at(config).filter(|path| !path.exists()) else { return Ok(()) };
+        let _together = self.lock_shared()?;
+        let Some(path) = self.definition_path(config).filter(|path| !path.exists()) else { return Ok(()) };
         // A partial agent does not have the full definition.
         if Digest::of(definition.as_bytes()) != config {
             return Ok(());
         }
         let draft = path.with_extension(CallId::generate().to_string());
         let write = || -> io::Result<()> {
-            let mut file = private().create_new(true).write(true).open(&draft)?;
+            let mut file = private_open_options().create_new(true).write(true).open(&draft)?;
             file.write_all(definition.as_bytes())?;
             file.sync_data()?;
             std::fs::rename(&draft, &path)
@@ -136,35 +136,35 @@ impl Spool {
     }
 
     /// Reads a stored definition.
-    pub(crate) fn definition(&self, config: Digest) -> Option<Arc<str>> {
-        let text = std::fs::read_to_string(self.definition_at(config)?).ok()?;
+    pub(crate) fn load_definition(&self, config: Digest) -> Option<Arc<str>> {
+        let text = std::fs::read_to_string(self.definition_path(config)?).ok()?;
         (Digest::of(text.as_bytes()) == config).then(|| text.into())
     }
 
-    fn definition_at(&self, config: Digest) -> Option<PathBuf> {
+    fn definition_path(&self, config: Digest) -> Option<PathBuf> {
         Some(self.shared_directory.as_ref()?.join(format!("{config}.definition")))
     }
 
     /// Locks the directory so that no process deletes definitions.
-    fn together(&self) -> io::Result<Option<Locked>> {
-        self.shared_directory.as_ref().map(|directory| Locked::new(directory, FlockOperation::LockShared)).transpose()
+    fn lock_shared(&self) -> io::Result<Option<DirectoryLock>> {
+        self.shared_directory.as_ref().map(|directory| DirectoryLock::new(directory, FlockOperation::LockShared)).transpose()
     }
 
     /// Deletes the definitions that no row of any process needs.
     ///
     /// Does nothing if another process stores a definition or takes over rows, or if a file cannot
     /// be read.
-    pub(crate) fn sweep(&self) -> io::Result<()> {
+    pub(crate) fn delete_unused_definitions(&self) -> io::Result<()> {
         let Some(directory) = &self.shared_directory else { return Ok(()) };
-        let _alone = Locked::new(directory, FlockOperation::NonBlockingLockExclusive)?;
+        let _alone = DirectoryLock::new(directory, FlockOperation::NonBlockingLockExclusive)?;
         let (mut kept, mut needed) = (Vec::new(), BTreeSet::new());
-        needed.extend(crate::lock(&self.memory_rows).iter().filter_map(|row| self.definition_at(row.config)));
+        needed.extend(crate::lock(&self.memory_rows).iter().filter_map(|row| self.definition_path(row.config)));
         for entry in std::fs::read_dir(directory)? {
             let path = entry?.path();
             let is = |ending: &str| path.extension().is_some_and(|extension| extension == ending);
             if is("jsonl") {
                 for line in std::fs::read(&path)?.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-                    needed.extend(self.definition_at(serde_json::from_slice::<Row>(line)?.config));
+                    needed.extend(self.definition_path(serde_json::from_slice::<Row>(line)?.config));
                 }
             } else if is("definition") {
                 kept.push(path);
@@ -173,8 +173,8 @@ impl Spool {
         kept.iter().filter(|path| !needed.contains(*path)).try_for_each(std::fs::remove_file)
     }
 
-    fn append(&self, guard: &mut Option<File>, lines: &[u8]) -> io::Result<()> {
-        let mut file = self.opened(guard)?;
+    fn append_lines(&self, guard: &mut Option<File>, lines: &[u8]) -> io::Result<()> {
+        let mut file = self.open_file(guard)?;
         let before = file.metadata()?.len();
         if let Err(error) = file.write_all(lines).and_then(|()| file.sync_data()) {
             // Remove the partial row, and an empty file too.
@@ -192,23 +192,23 @@ impl Spool {
     ///
     /// In a shared directory, the lock is held until the process exits, which shows that the
     /// process is alive. A separate file may be shared, so its lock ends with the returned file.
-    fn opened(&self, guard: &mut Option<File>) -> io::Result<File> {
+    fn open_file(&self, guard: &mut Option<File>) -> io::Result<File> {
         if let Some(own) = guard.as_ref() {
             return own.try_clone();
         }
         if self.shared_directory.is_none() {
             loop {
-                let file = private().read(true).append(true).create(true).open(&self.path)?;
+                let file = private_open_options().read(true).append(true).create(true).open(&self.path)?;
                 flock(&file, FlockOperation::LockExclusive)?;
                 // Another process may have removed the file in the meantime.
-                if is_at(&file, &self.path) {
+                if is_file_at(&file, &self.path) {
                     return Ok(file);
                 }
             }
         }
-        let file = match self.left_before()? {
+        let file = match self.open_existing_file()? {
             Some(file) => file,
-            None => self.made()?,
+            None => self.create_file()?,
         };
         *guard = Some(file.try_clone()?);
         Ok(file)
@@ -216,19 +216,19 @@ impl Spool {
 
     /// Opens and locks the file of an earlier runtime of the same store. Returns `None` if another
     /// process has just taken it over.
-    fn left_before(&self) -> io::Result<Option<File>> {
-        let file = match private().read(true).append(true).open(&self.path) {
+    fn open_existing_file(&self) -> io::Result<Option<File>> {
+        let file = match private_open_options().read(true).append(true).open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
         };
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(is_at(&file, &self.path).then_some(file))
+        Ok(is_file_at(&file, &self.path).then_some(file))
     }
 
-    fn made(&self) -> io::Result<File> {
+    fn create_file(&self) -> io::Result<File> {
         // The file is locked before it gets its visible name.
         let draft = self.path.with_extension("new");
-        let file = private().read(true).append(true).create(true).open(&draft)?;
+        let file = private_open_options().read(true).append(true).create(true).open(&draft)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         std::fs::rename(&draft, &self.path)?;
         if let Some(directory) = self.path.parent() {
@@ -238,7 +238,7 @@ impl Spool {
     }
 
     /// Returns the locked spools of processes that have ended.
-    fn orphans(&self) -> io::Result<Vec<(PathBuf, File)>> {
+    fn lock_orphaned_files(&self) -> io::Result<Vec<(PathBuf, File)>> {
         let Some(directory) = &self.shared_directory else { return Ok(Vec::new()) };
         let mut found = Vec::new();
         for entry in std::fs::read_dir(directory)? {
@@ -249,7 +249,7 @@ impl Spool {
             let Ok(file) = File::open(&path) else { continue };
             let locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
             // Another process may have removed the file first.
-            if locked && is_at(&file, &path) {
+            if locked && is_file_at(&file, &path) {
                 found.push((path, file));
             }
         }
@@ -259,43 +259,43 @@ impl Spool {
     /// Returns the first row that the store may not have, and the number of rows before it.
     ///
     /// Reads no further than that row. Rows of ended processes come after the rows of the own file.
-    pub(crate) fn first(&self) -> Option<(Arc<Row>, usize)> {
+    pub(crate) fn first_unstored_row(&self) -> Option<(Arc<Row>, usize)> {
         let known = self.stored_rows.load(Ordering::Relaxed);
-        let own = File::open(&self.path).ok().and_then(|file| nth_row(file, known));
-        let row = own.or_else(|| self.orphans().ok()?.into_iter().find_map(|(_, file)| nth_row(file, 0)))?;
+        let own = File::open(&self.path).ok().and_then(|file| read_nth_row(file, known));
+        let row = own.or_else(|| self.lock_orphaned_files().ok()?.into_iter().find_map(|(_, file)| read_nth_row(file, 0)))?;
         Some((row, known))
     }
 
     /// Records how many rows of the file the store has.
-    pub(crate) fn has_stored(&self, rows: usize) {
+    pub(crate) fn record_stored_rows(&self, rows: usize) {
         self.stored_rows.fetch_max(rows, Ordering::Relaxed);
     }
 
     /// Reads the waiting rows and takes over those of ended processes. The rows stay on disk until
     /// [`Spool::taken`].
-    pub(crate) fn take(&self) -> io::Result<Taken> {
+    pub(crate) fn read_rows(&self) -> io::Result<SpooledRows> {
         let held = crate::lock(&self.memory_rows).clone();
-        match self.take_with(held.clone()) {
+        match self.read_rows_with(held.clone()) {
             // Rows in memory must not wait for a file that cannot be read.
-            Err(error) if !held.is_empty() => Ok(Taken { from_memory: held.len(), rows: held, end: 0, read_error: Some(error) }),
+            Err(error) if !held.is_empty() => Ok(SpooledRows { from_memory: held.len(), rows: held, end: 0, read_error: Some(error) }),
             taken => taken,
         }
     }
 
-    fn take_with(&self, held: Vec<Arc<Row>>) -> io::Result<Taken> {
+    fn read_rows_with(&self, held: Vec<Arc<Row>>) -> io::Result<SpooledRows> {
         let mut guard = crate::lock(&self.file);
         // Under this lock, `sweep` cannot miss a row that moves between files.
-        let _together = self.together()?;
-        for (path, mut file) in self.orphans()? {
+        let _together = self.lock_shared()?;
+        for (path, mut file) in self.lock_orphaned_files()? {
             let mut left = Vec::new();
             file.read_to_end(&mut left)?;
-            self.append(&mut guard, &left)?;
+            self.append_lines(&mut guard, &left)?;
             std::fs::remove_file(&path)?;
         }
         if guard.is_none() && !self.path.exists() {
-            return Ok(Taken { from_memory: held.len(), rows: held, end: 0, read_error: None });
+            return Ok(SpooledRows { from_memory: held.len(), rows: held, end: 0, read_error: None });
         }
-        let mut file = self.opened(&mut guard)?;
+        let mut file = self.open_file(&mut guard)?;
         let mut text = Vec::new();
         file.seek(SeekFrom::Start(0))?;
         file.read_to_end(&mut text)?;
@@ -309,7 +309,7 @@ impl Spool {
         if spoilt {
             // Keep a copy for a person. The record may have been truncated by a crash.
             let copy = self.path.with_extension(format!("{}.spoilt", CallId::generate()));
-            private().create_new(true).write(true).open(&copy)?.write_all(&text)?;
+            private_open_options().create_new(true).write(true).open(&copy)?.write_all(&text)?;
             // Rewrite the file with the readable rows, so that the error is reported only once.
             let mut good = Vec::new();
             for row in &rows {
@@ -324,16 +324,16 @@ impl Spool {
         }
         let kept = held.len();
         rows.extend(held);
-        Ok(Taken { rows, end: text.len() as u64, from_memory: kept, read_error: None })
+        Ok(SpooledRows { rows, end: text.len() as u64, from_memory: kept, read_error: None })
     }
 
     /// Saves the rows that the store can never accept to separate files.
-    pub(crate) fn put_aside(&self, taken: &Taken, unfit: &[Unfit]) -> io::Result<()> {
-        for Unfit { call, reason: why } in unfit {
+    pub(crate) fn save_rejected_rows(&self, taken: &SpooledRows, unfit: &[RejectedRow]) -> io::Result<()> {
+        for RejectedRow { call, reason: why } in unfit {
             let Some(row) = taken.rows.iter().find(|row| row.call == *call) else { continue };
             // Named after the call, so that a row that is read again is saved only once.
             let copy = self.path.with_extension(format!("{call}.spoilt"));
-            let mut file = private().create(true).truncate(true).write(true).open(&copy)?;
+            let mut file = private_open_options().create(true).truncate(true).write(true).open(&copy)?;
             file.write_all(&serde_json::to_vec(&**row)?)?;
             file.sync_data()?;
             tracing::error!(%call, %why, path = %copy.display(), "the store rejected a spooled row permanently; it was moved to a separate file");
@@ -345,7 +345,7 @@ impl Spool {
     ///
     /// If the file has grown, it stays, and the next read starts with the same rows, which the
     /// store knows.
-    pub(crate) fn taken(&self, taken: &Taken) -> io::Result<()> {
+    pub(crate) fn remove_stored_rows(&self, taken: &SpooledRows) -> io::Result<()> {
         let mut guard = crate::lock(&self.file);
         let is_held = {
             let mut held = crate::lock(&self.memory_rows);
@@ -354,7 +354,7 @@ impl Spool {
             !held.is_empty()
         };
         if self.path.exists() {
-            let file = self.opened(&mut guard)?;
+            let file = self.open_file(&mut guard)?;
             if file.metadata()?.len() > taken.end {
                 self.stored_rows.store(taken.rows.len().saturating_sub(taken.from_memory), Ordering::Relaxed);
                 return Ok(());
@@ -369,21 +369,21 @@ impl Spool {
 }
 
 /// Reads the n-th row of a file, and nothing after it.
-fn nth_row(file: File, n: usize) -> Option<Arc<Row>> {
+fn read_nth_row(file: File, n: usize) -> Option<Arc<Row>> {
     let lines = io::BufReader::new(file).split(b'\n').map_while(Result::ok);
     let line = lines.filter(|line| !line.is_empty()).nth(n)?;
     serde_json::from_slice(&line).ok().map(Arc::new)
 }
 
 /// Reports whether this file still has this path.
-fn is_at(file: &File, path: &Path) -> bool {
+fn is_file_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let inode = |metadata: io::Result<std::fs::Metadata>| metadata.ok().map(|metadata| (metadata.dev(), metadata.ino()));
     let own = inode(file.metadata());
     own.is_some() && own == inode(std::fs::metadata(path))
 }
 
-fn private() -> OpenOptions {
+fn private_open_options() -> OpenOptions {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = OpenOptions::new();
     options.mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
@@ -394,9 +394,9 @@ fn private() -> OpenOptions {
 ///
 /// Unlocks explicitly on drop: a child process that is just starting may still have a copy of the
 /// descriptor, which would keep the lock.
-struct Locked(File);
+struct DirectoryLock(File);
 
-impl Locked {
+impl DirectoryLock {
     fn new(directory: &Path, how: FlockOperation) -> io::Result<Self> {
         let directory = File::open(directory)?;
         flock(&directory, how)?;
@@ -404,7 +404,7 @@ impl Locked {
     }
 }
 
-impl Drop for Locked {
+impl Drop for DirectoryLock {
     fn drop(&mut self) {
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
@@ -415,21 +415,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_definition_goes_while_somebody_keeps_one_or_takes_rows_over() {
+    fn needed_definitions_are_not_deleted() {
         let directory = tempfile::tempdir().unwrap();
-        let (one, two) = (Spool::among(directory.path(), "one").unwrap(), Spool::among(directory.path(), "two").unwrap());
+        let (one, two) = (Spool::open_shared(directory.path(), "one").unwrap(), Spool::open_shared(directory.path(), "two").unwrap());
         let config = Digest::of(b"{}");
-        one.keep(config, "{}").unwrap();
-        let together = two.together().unwrap();
-        assert!(one.sweep().is_err() && two.definition(config).is_some());
+        one.save_definition(config, "{}").unwrap();
+        let together = two.lock_shared().unwrap();
+        assert!(one.delete_unused_definitions().is_err() && two.load_definition(config).is_some());
         drop(together);
         // An incomplete line may refer to any definition.
         std::fs::write(directory.path().join("three.jsonl"), "{").unwrap();
-        assert!(one.sweep().is_err() && two.definition(config).is_some());
+        assert!(one.delete_unused_definitions().is_err() && two.load_definition(config).is_some());
         std::fs::remove_file(directory.path().join("three.jsonl")).unwrap();
-        one.sweep().unwrap();
-        assert!(two.definition(config).is_none());
-        two.keep(config, "{}").unwrap();
-        assert!(one.definition(config).is_some());
+        one.delete_unused_definitions().unwrap();
+        assert!(two.load_definition(config).is_none());
+        two.save_definition(config, "{}").unwrap();
+        assert!(one.load_definition(config).is_some());
     }
 }

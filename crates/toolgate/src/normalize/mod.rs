@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use toolgate_json::{Pointer, decimal_of, multiply_exact, number_from_decimal};
-use toolgate_text::shown;
+use toolgate_text::escape_for_display;
 
 /// A letter case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Case {
+pub enum LetterCase {
     /// `PAID`
     Upper,
     /// `paid`
@@ -46,7 +46,7 @@ pub enum Case {
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
-pub enum Rule {
+pub enum NormalizationRule {
     /// Converts a Unix time or a common date string to RFC 3339 in UTC.
     Timestamp {
         /// The path of the value.
@@ -95,7 +95,7 @@ pub enum Rule {
         /// The path of the value.
         path: Pointer,
         /// The letter case.
-        to: Case,
+        to: LetterCase,
     },
     /// Multiplies a number (or a number in a string) exactly, for example to convert cents.
     Scale {
@@ -121,7 +121,7 @@ pub enum Rule {
     },
 }
 
-impl Rule {
+impl NormalizationRule {
     /// See [`Rule::Timestamp`].
     pub fn timestamp(path: &str) -> Self {
         Self::Timestamp { path: path.into(), unit: None }
@@ -153,7 +153,7 @@ impl Rule {
     }
 
     /// See [`Rule::Case`].
-    pub fn case(path: &str, to: Case) -> Self {
+    pub fn case(path: &str, to: LetterCase) -> Self {
         Self::Case { path: path.into(), to }
     }
 
@@ -172,15 +172,15 @@ impl Rule {
         Self::Keep { within: within.into(), names: names.into_iter().map(str::to_owned).collect() }
     }
 
-    fn apply(&self, value: &mut Value) -> Result<(), NotNormal> {
+    fn apply(&self, value: &mut Value) -> Result<(), NormalizationError> {
         match self {
-            Self::Timestamp { path, unit } => each(path, value, |old| timestamp::to_rfc3339(old, *unit).map(Value::String)),
-            Self::Codes { path, names, other } => each(path, value, |old| {
+            Self::Timestamp { path, unit } => rewrite_each(path, value, |old| timestamp::to_rfc3339(old, *unit).map(Value::String)),
+            Self::Codes { path, names, other } => rewrite_each(path, value, |old| {
                 let name = code_text(old).and_then(|code| names.get(&code).or(other.as_ref()));
                 name.cloned().map(Value::String).ok_or("is not a known code")
             }),
-            Self::Rename { path, to } => rename(path, to, value),
-            Self::FirstOf { within, names, to } => in_objects(within, value, |map| {
+            Self::Rename { path, to } => rename_member(path, to, value),
+            Self::FirstOf { within, names, to } => rewrite_objects(within, value, |map| {
                 let first = names.iter().position(|name| map.get(name).is_some_and(|v| !v.is_null()));
                 let found = first.and_then(|index| names.get(index)).and_then(|name| map.get(name).cloned());
                 names.iter().for_each(|name| {
@@ -190,22 +190,22 @@ impl Rule {
                     map.insert(to.clone(), found);
                 }
             }),
-            Self::Bool { path } => each(path, value, |old| to_bool(old).map(Value::Bool)),
-            Self::Case { path, to } => each(path, value, |old| {
+            Self::Bool { path } => rewrite_each(path, value, |old| to_bool(old).map(Value::Bool)),
+            Self::Case { path, to } => rewrite_each(path, value, |old| {
                 let text = old.as_str().ok_or("is not text")?;
                 Ok(Value::String(match to {
-                    Case::Upper => text.to_uppercase(),
-                    Case::Lower => text.to_lowercase(),
-                    Case::Snake => snake(text),
+                    LetterCase::Upper => text.to_uppercase(),
+                    LetterCase::Lower => text.to_lowercase(),
+                    LetterCase::Snake => to_snake_case(text),
                 }))
             }),
-            Self::Scale { path, by } => each(path, value, |old| {
+            Self::Scale { path, by } => rewrite_each(path, value, |old| {
                 let number = to_decimal(old).ok_or("is not a number")?;
                 // Drop trailing zeros, which would count as digits of the product.
                 multiply_exact(number.normalize(), *by).map(number_from_decimal).ok_or("is too large or too precise for exact arithmetic")
             }),
             Self::Default { path, value: default } => match path.split_last() {
-                Some((within, name)) => in_objects(&within, value, |map| {
+                Some((within, name)) => rewrite_objects(&within, value, |map| {
                     if map.get(name).is_none_or(Value::is_null) {
                         map.insert(name.to_owned(), default.clone());
                     }
@@ -217,12 +217,12 @@ impl Rule {
                     Ok(())
                 }
             },
-            Self::Keep { within, names } => in_objects(within, value, |map| map.retain(|name, _| names.contains(name))),
+            Self::Keep { within, names } => rewrite_objects(within, value, |map| map.retain(|name, _| names.contains(name))),
         }
     }
 
     /// Describes what the rule lacks to have an effect.
-    pub(crate) fn lacks(&self) -> Option<String> {
+    pub(crate) fn missing_setting(&self) -> Option<String> {
         let is_open = |path: &Pointer| path.parts().last().is_some_and(|part| part == "*");
         match self {
             Self::Default { path, .. } | Self::Rename { path, .. } if is_open(path) => {
@@ -238,7 +238,7 @@ impl Rule {
 /// A value that a rule cannot convert.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{value}` at `{path}` {reason}")]
-pub struct NotNormal {
+pub struct NormalizationError {
     /// The path of the value.
     pub path: String,
     /// The value.
@@ -251,20 +251,24 @@ pub struct NotNormal {
 ///
 /// # Errors
 /// Returns the first value that a rule cannot convert.
-pub fn apply(rules: &[Rule], value: &mut Value) -> Result<(), NotNormal> {
+pub fn apply_rules(rules: &[NormalizationRule], value: &mut Value) -> Result<(), NormalizationError> {
     rules.iter().try_for_each(|rule| rule.apply(value))
 }
 
-fn each(path: &Pointer, value: &mut Value, f: impl Fn(&Value) -> Result<Value, &'static str>) -> Result<(), NotNormal> {
+fn rewrite_each(path: &Pointer, value: &mut Value, f: impl Fn(&Value) -> Result<Value, &'static str>) -> Result<(), NormalizationError> {
     path.rewrite(value, &mut |old| {
         if old.is_null() {
             return Ok(Some(old));
         }
-        f(&old).map(Some).map_err(|why| NotNormal { path: path.to_string(), value: shown(&old.to_string()), reason: why })
+        f(&old).map(Some).map_err(|why| NormalizationError {
+            path: path.to_string(),
+            value: escape_for_display(&old.to_string()),
+            reason: why,
+        })
     })
 }
 
-fn in_objects(within: &Pointer, value: &mut Value, mut f: impl FnMut(&mut Map<String, Value>)) -> Result<(), NotNormal> {
+fn rewrite_objects(within: &Pointer, value: &mut Value, mut f: impl FnMut(&mut Map<String, Value>)) -> Result<(), NormalizationError> {
     within.rewrite(value, &mut |mut old| {
         match &mut old {
             Value::Object(map) => f(map),
@@ -275,9 +279,9 @@ fn in_objects(within: &Pointer, value: &mut Value, mut f: impl FnMut(&mut Map<St
     })
 }
 
-fn rename(path: &Pointer, to: &str, value: &mut Value) -> Result<(), NotNormal> {
+fn rename_member(path: &Pointer, to: &str, value: &mut Value) -> Result<(), NormalizationError> {
     let Some((within, from)) = path.split_last() else { return Ok(()) };
-    in_objects(&within, value, |map| {
+    rewrite_objects(&within, value, |map| {
         if let Some(old) = map.remove(from) {
             map.insert(to.to_owned(), old);
         }
@@ -308,7 +312,7 @@ fn to_bool(value: &Value) -> Result<bool, &'static str> {
     }
 }
 
-fn snake(text: &str) -> String {
+fn to_snake_case(text: &str) -> String {
     let mut out = String::new();
     let mut before_lower = false;
     for c in text.trim().chars() {
@@ -337,44 +341,56 @@ mod tests {
     #[test]
     fn rules() {
         let cases = [
-            (Rule::bool("/a"), json!({"a": "YES"}), Ok(json!({"a": true}))),
-            (Rule::bool("/a"), json!({"a": 0}), Ok(json!({"a": false}))),
-            (Rule::bool("/a"), json!({"a": "maybe"}), Err("is not a boolean")),
-            (Rule::bool("/a"), json!({"a": null}), Ok(json!({"a": null}))),
-            (Rule::bool("/a"), json!({}), Ok(json!({}))),
-            (Rule::case("/a", Case::Upper), json!({"a": "paid"}), Ok(json!({"a": "PAID"}))),
-            (Rule::case("/a", Case::Snake), json!({"a": "OrderPaid twice-Now"}), Ok(json!({"a": "order_paid_twice_now"}))),
-            (Rule::case("/a", Case::Lower), json!({"a": 1}), Err("is not text")),
+            (NormalizationRule::bool("/a"), json!({"a": "YES"}), Ok(json!({"a": true}))),
+            (NormalizationRule::bool("/a"), json!({"a": 0}), Ok(json!({"a": false}))),
+            (NormalizationRule::bool("/a"), json!({"a": "maybe"}), Err("is not a boolean")),
+            (NormalizationRule::bool("/a"), json!({"a": null}), Ok(json!({"a": null}))),
+            (NormalizationRule::bool("/a"), json!({}), Ok(json!({}))),
+            (NormalizationRule::case("/a", LetterCase::Upper), json!({"a": "paid"}), Ok(json!({"a": "PAID"}))),
             (
-                Rule::scale("/items/*/cents", Decimal::new(1, 2)),
+                NormalizationRule::case("/a", LetterCase::Snake),
+                json!({"a": "OrderPaid twice-Now"}),
+                Ok(json!({"a": "order_paid_twice_now"})),
+            ),
+            (NormalizationRule::case("/a", LetterCase::Lower), json!({"a": 1}), Err("is not text")),
+            (
+                NormalizationRule::scale("/items/*/cents", Decimal::new(1, 2)),
                 json!({"items": [{"cents": 1999}, {"cents": "50"}]}),
                 Ok(json!({"items": [{"cents": 19.99}, {"cents": 0.5}]})),
             ),
-            (Rule::scale("/a", Decimal::new(1, 3)), json!({"a": "1.500"}), Ok(json!({"a": 0.0015}))),
-            (Rule::scale("/a", Decimal::ONE), json!({"a": "x"}), Err("is not a number")),
+            (NormalizationRule::scale("/a", Decimal::new(1, 3)), json!({"a": "1.500"}), Ok(json!({"a": 0.0015}))),
+            (NormalizationRule::scale("/a", Decimal::ONE), json!({"a": "x"}), Err("is not a number")),
             (
-                Rule::scale("/a", Decimal::new(1, 2)),
+                NormalizationRule::scale("/a", Decimal::new(1, 2)),
                 json!({"a": "0.1234567890123456789012345678"}),
                 Err("is too large or too precise for exact arithmetic"),
             ),
             (
-                Rule::scale("/a", 100.into()),
+                NormalizationRule::scale("/a", 100.into()),
                 json!({"a": "79228162514264337593543950335"}),
                 Err("is too large or too precise for exact arithmetic"),
             ),
-            (Rule::scale("/a", Decimal::new(1, 2)), json!({"a": "1.5000000000000000000000000000"}), Ok(json!({"a": 0.015}))),
-            (Rule::first_of("", ["id", "order_id"], "order_id"), json!({"order_id": "B", "id": null}), Ok(json!({"order_id": "B"}))),
+            (NormalizationRule::scale("/a", Decimal::new(1, 2)), json!({"a": "1.5000000000000000000000000000"}), Ok(json!({"a": 0.015}))),
             (
-                Rule::first_of("/items", ["a", "b"], "c"),
+                NormalizationRule::first_of("", ["id", "order_id"], "order_id"),
+                json!({"order_id": "B", "id": null}),
+                Ok(json!({"order_id": "B"})),
+            ),
+            (
+                NormalizationRule::first_of("/items", ["a", "b"], "c"),
                 json!({"items": [{"b": 1}, {"a": 2, "b": 3}]}),
                 Ok(json!({"items": [{"c": 1}, {"c": 2}]})),
             ),
-            (Rule::default_value("/tier", json!("standard")), json!({"tier": null}), Ok(json!({"tier": "standard"}))),
-            (Rule::default_value("/items/*/n", json!(1)), json!({"items": [{}, {"n": 5}]}), Ok(json!({"items": [{"n": 1}, {"n": 5}]}))),
-            (Rule::keep("", ["a"]), json!({"a": 1, "b": 2}), Ok(json!({"a": 1}))),
-            (Rule::codes("/s", [("2", "PAID")]), json!({"s": 2}), Ok(json!({"s": "PAID"}))),
-            (Rule::codes("/s", [("2", "PAID")]), json!({"s": 3}), Err("is not a known code")),
-            (Rule::rename("/items/*/a", "b"), json!({"items": [{"a": 1}, {}]}), Ok(json!({"items": [{"b": 1}, {}]}))),
+            (NormalizationRule::default_value("/tier", json!("standard")), json!({"tier": null}), Ok(json!({"tier": "standard"}))),
+            (
+                NormalizationRule::default_value("/items/*/n", json!(1)),
+                json!({"items": [{}, {"n": 5}]}),
+                Ok(json!({"items": [{"n": 1}, {"n": 5}]})),
+            ),
+            (NormalizationRule::keep("", ["a"]), json!({"a": 1, "b": 2}), Ok(json!({"a": 1}))),
+            (NormalizationRule::codes("/s", [("2", "PAID")]), json!({"s": 2}), Ok(json!({"s": "PAID"}))),
+            (NormalizationRule::codes("/s", [("2", "PAID")]), json!({"s": 3}), Err("is not a known code")),
+            (NormalizationRule::rename("/items/*/a", "b"), json!({"items": [{"a": 1}, {}]}), Ok(json!({"items": [{"b": 1}, {}]}))),
         ];
         for (rule, mut value, expected) in cases {
             let result = rule.apply(&mut value).map(|()| value).map_err(|e| e.reason);

@@ -9,10 +9,10 @@ use serde_json::Value;
 use toolgate_json::decimal_of;
 
 /// Numbers below this are seconds (until year 5138), then milliseconds, microseconds, nanoseconds.
-const SECONDS: i128 = 100_000_000_000;
+const MAX_SECONDS: i128 = 100_000_000_000;
 
 /// Earliest accepted year: an earlier one was written with two digits, so its century is unknown.
-const FIRST_YEAR: i16 = 1_000;
+const MIN_YEAR: i16 = 1_000;
 
 /// The unit of a Unix time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,9 +45,9 @@ fn from_number(value: &Value, unit: Option<TimeUnit>) -> Option<Timestamp> {
     let number = decimal_of(value)?;
     let whole = number.trunc().to_i128()?;
     let unit = unit.unwrap_or(match whole.abs() {
-        n if n < SECONDS => TimeUnit::Seconds,
-        n if n < SECONDS * 1_000 => TimeUnit::Millis,
-        n if n < SECONDS * 1_000_000 => TimeUnit::Micros,
+        n if n < MAX_SECONDS => TimeUnit::Seconds,
+        n if n < MAX_SECONDS * 1_000 => TimeUnit::Millis,
+        n if n < MAX_SECONDS * 1_000_000 => TimeUnit::Micros,
         _ => TimeUnit::Nanos,
     });
     let scale: i128 = match unit {
@@ -62,8 +62,8 @@ fn from_number(value: &Value, unit: Option<TimeUnit>) -> Option<Timestamp> {
 
 fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
     let utc = |moment: DateTime| moment.to_zoned(TimeZone::UTC).ok().map(|z| z.timestamp());
-    let day = |format: &str, text: &str| Date::strptime(format, text).ok().filter(|day| day.year() >= FIRST_YEAR);
-    let moment = |format: &str, text: &str| DateTime::strptime(format, text).ok().filter(|moment| moment.year() >= FIRST_YEAR);
+    let day = |format: &str, text: &str| Date::strptime(format, text).ok().filter(|day| day.year() >= MIN_YEAR);
+    let moment = |format: &str, text: &str| DateTime::strptime(format, text).ok().filter(|moment| moment.year() >= MIN_YEAR);
     let digits = text.bytes().all(|b| b.is_ascii_digit());
     // Without a unit, a few digits are a year or a date, not a Unix time.
     if digits && unit.is_none() && text.len() < 9 {
@@ -94,12 +94,12 @@ fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
         .ok()
         .and_then(utc)
         .or_else(|| text.parse::<Date>().ok().and_then(|d| utc(d.at(0, 0, 0, 0))))
-        .or_else(|| FORMATS.iter().find_map(|format| moment(format, text)).and_then(utc))
+        .or_else(|| DATE_TIME_FORMATS.iter().find_map(|format| moment(format, text)).and_then(utc))
         .or_else(|| DATE_FORMATS.iter().find_map(|format| day(format, text)).and_then(|d| utc(d.at(0, 0, 0, 0))))
 }
 
 /// Accepted formats; an ambiguous order of day and month, as in `03/04/2026`, is an error.
-const FORMATS: &[&str] = &[
+const DATE_TIME_FORMATS: &[&str] = &[
     "%Y/%m/%d %H:%M:%S",
     "%Y/%m/%d %H:%M",
     "%d %b %Y %H:%M:%S",

@@ -8,20 +8,20 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::{Stop, Toolgate};
+use super::{Rejection, Toolgate};
 use crate::call::outcome::Answer;
 use crate::call::{Call, CallId, SessionKey};
-use crate::pipeline::admission::{Admitted, Passed};
-use crate::pipeline::call_state::Trail;
+use crate::pipeline::admission::{Admission, AdmittedCall};
+use crate::pipeline::call_state::CallState;
 use crate::pipeline::gates::admit::{busy_rejection, forbidden_rejection, paused_target_error};
-use crate::pipeline::gates::run::Ran;
-use crate::session::state::State;
-use crate::store::Hold;
+use crate::pipeline::gates::run::RunResult;
+use crate::session::state::SessionState;
+use crate::store::SessionLock;
 use crate::tool::Effect;
 
 /// State of one call of the plan.
-enum Slot {
-    Ready(Box<Passed>, Box<Trail>),
+enum BatchSlot {
+    Ready(Box<AdmittedCall>, Box<CallState>),
     Running(CallId, JoinHandle<Answer>),
     Done(Answer),
 }
@@ -61,12 +61,12 @@ impl Toolgate {
             return self.reject_all(calls, || forbidden_rejection(key)).await;
         }
         let has_effect = |call: &Call| agent.and_then(|a| a.tools.get(call.tool.as_str())).is_some_and(|t| t.spec.effect != Effect::Read);
-        let hold = self.0.store.hold(key, calls.iter().any(has_effect), self.0.busy_timeout).await;
+        let hold = self.0.store.lock_session(key, calls.iter().any(has_effect), self.0.busy_timeout).await;
         let base = self.0.store.snapshot(key).await;
-        let (_hold, base): (Hold, _) = match (hold, base) {
+        let (_hold, base): (SessionLock, _) = match (hold, base) {
             (Ok(Some(hold)), Ok((_, base))) => (hold, base),
             (Ok(None), _) => return self.reject_all(calls, busy_rejection).await,
-            (Err(error), _) | (_, Err(error)) => return self.reject_all(calls, || Stop::from(error.clone())).await,
+            (Err(error), _) | (_, Err(error)) => return self.reject_all(calls, || Rejection::from(error.clone())).await,
         };
         // The last call may have to wait for all the others, so its claim must last longer.
         let slack = calls
@@ -78,37 +78,37 @@ impl Toolgate {
         // call has not produced yet, or that an earlier call revokes.
         let (mut slots, mut base) = (Vec::new(), (*base).clone());
         for call in calls {
-            let mut trail = Trail::start(self, call, None);
+            let mut trail = CallState::start(self, call, None);
             trail.lease_slack = slack;
             let id = trail.id;
             // A panic in one call must not affect the others, and the call keeps its id.
             slots.push(match AssertUnwindSafe(self.admit_in_batch(call, trail, &base)).catch_unwind().await {
                 Ok(slot) => slot,
-                Err(_) => Slot::Done(self.record_internal_error(call, id).await),
+                Err(_) => BatchSlot::Done(self.record_internal_error(call, id).await),
             });
             // A tool that the client runs does not run here, so it revokes nothing.
-            if let Some(Slot::Ready(passed, trail)) = slots.last()
+            if let Some(BatchSlot::Ready(passed, trail)) = slots.last()
                 && !passed.authorization.tool().spec.external
             {
-                passed.authorization.tool().takes_away(&trail.arguments, None).into_iter().for_each(|revoked| base.revoke(revoked));
+                passed.authorization.tool().revoked_evidence(&trail.arguments, None).into_iter().for_each(|revoked| base.revoke(revoked));
             }
         }
         self.run_slots(slots, calls).await
     }
 
-    async fn admit_in_batch(&self, call: &Call, mut trail: Box<Trail>, base: &State) -> Slot {
+    async fn admit_in_batch(&self, call: &Call, mut trail: Box<CallState>, base: &SessionState) -> BatchSlot {
         match self.run_admission_gates(call, &mut trail, Some(base)).await {
-            Ok(Admitted::Admitted(passed)) => Slot::Ready(passed, trail),
-            Ok(Admitted::Replay(outcome)) => Slot::Done(self.end_replayed(outcome, trail).await),
-            Err(stop) => Slot::Done(self.end_rejected(stop, trail).await),
+            Ok(Admission::Admitted(passed)) => BatchSlot::Ready(passed, trail),
+            Ok(Admission::Replay(outcome)) => BatchSlot::Done(self.end_replayed(outcome, trail).await),
+            Err(stop) => BatchSlot::Done(self.end_rejected(stop, trail).await),
         }
     }
 
     /// Runs adjacent reads in parallel. A call with effects waits for all earlier calls.
-    async fn run_slots(&self, slots: Vec<Slot>, calls: &[Call]) -> Vec<Answer> {
-        let mut running: Vec<Slot> = Vec::new();
+    async fn run_slots(&self, slots: Vec<BatchSlot>, calls: &[Call]) -> Vec<Answer> {
+        let mut running: Vec<BatchSlot> = Vec::new();
         for slot in slots {
-            let Slot::Ready(passed, trail) = slot else {
+            let BatchSlot::Ready(passed, trail) = slot else {
                 running.push(slot);
                 continue;
             };
@@ -116,7 +116,7 @@ impl Toolgate {
             if effect {
                 self.await_running(&mut running, calls).await;
             }
-            running.push(Slot::Running(trail.id, self.spawn_call(passed, trail)));
+            running.push(BatchSlot::Running(trail.id, self.spawn_call(passed, trail)));
             if effect {
                 self.await_running(&mut running, calls).await;
             }
@@ -125,13 +125,13 @@ impl Toolgate {
         running
             .into_iter()
             .filter_map(|slot| match slot {
-                Slot::Done(answer) => Some(answer),
-                Slot::Ready(..) | Slot::Running(..) => None,
+                BatchSlot::Done(answer) => Some(answer),
+                BatchSlot::Ready(..) | BatchSlot::Running(..) => None,
             })
             .collect()
     }
 
-    fn spawn_call(&self, mut passed: Box<Passed>, mut trail: Box<Trail>) -> JoinHandle<Answer> {
+    fn spawn_call(&self, mut passed: Box<AdmittedCall>, mut trail: Box<CallState>) -> JoinHandle<Answer> {
         let gate = self.clone();
         let span = trail.span.clone();
         let work = async move {
@@ -142,37 +142,37 @@ impl Toolgate {
                     passed.state = Some(state);
                 }
                 Err(error) => {
-                    let ran = Ran::not_started((*Stop::from(error).error).into());
+                    let ran = RunResult::not_started((*Rejection::from(error).error).into());
                     return gate.settle_call(passed, ran, trail).await;
                 }
             }
             // An operator may have paused the tool while the call waited.
-            let ran = match gate.0.store.paused(&passed.key, &trail.tool).await {
+            let ran = match gate.0.store.find_pause(&passed.key, &trail.tool).await {
                 Ok(None) => gate.run_tool(&passed, &mut trail).await,
-                Ok(Some((target, why))) => Ran::not_started(paused_target_error(&target, &why).into()),
-                Err(error) => Ran::not_started((*Stop::from(error).error).into()),
+                Ok(Some((target, why))) => RunResult::not_started(paused_target_error(&target, &why).into()),
+                Err(error) => RunResult::not_started((*Rejection::from(error).error).into()),
             };
             gate.settle_call(passed, ran, trail).await
         };
         tokio::spawn(work.instrument(span))
     }
 
-    async fn await_running(&self, slots: &mut [Slot], calls: &[Call]) {
+    async fn await_running(&self, slots: &mut [BatchSlot], calls: &[Call]) {
         for (slot, call) in slots.iter_mut().zip(calls) {
-            if let Slot::Running(id, handle) = slot {
+            if let BatchSlot::Running(id, handle) = slot {
                 let answer = match handle.await {
                     Ok(answer) => answer,
                     Err(_) => self.record_internal_error(call, *id).await,
                 };
-                *slot = Slot::Done(answer);
+                *slot = BatchSlot::Done(answer);
             }
         }
     }
 
-    async fn reject_all(&self, calls: &[Call], stop: impl Fn() -> Stop) -> Vec<Answer> {
+    async fn reject_all(&self, calls: &[Call], stop: impl Fn() -> Rejection) -> Vec<Answer> {
         let mut answers = Vec::new();
         for call in calls {
-            let trail = Trail::start(self, call, None);
+            let trail = CallState::start(self, call, None);
             let id = trail.id;
             answers.push(match AssertUnwindSafe(self.end_rejected(stop(), trail)).catch_unwind().await {
                 Ok(answer) => answer,

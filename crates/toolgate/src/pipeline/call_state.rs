@@ -12,11 +12,11 @@ use tracing::field::Empty;
 use super::Toolgate;
 use crate::call::{Call, CallId, SessionKey};
 use crate::ledger::row::{Gate, Latency};
-use crate::limits::Spend;
-use crate::policy::Facts;
+use crate::limits::Cost;
+use crate::policy::DecisionFacts;
 use toolgate_json::Digest;
 
-pub(crate) struct Trail {
+pub(crate) struct CallState {
     pub(crate) id: CallId,
     pub(crate) started: Timestamp,
     pub(crate) key: SessionKey,
@@ -32,14 +32,14 @@ pub(crate) struct Trail {
     /// Extra time that the claim must stay valid, because calls of the same batch run first.
     pub(crate) lease_slack: std::time::Duration,
     pub(crate) rule: Option<String>,
-    pub(crate) facts: Box<Facts>,
+    pub(crate) facts: Box<DecisionFacts>,
     pub(crate) config: Digest,
     pub(crate) retries: u32,
-    pub(crate) spent: Option<Spend>,
+    pub(crate) spent: Option<Cost>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: CancellationToken,
     /// A value that the entry point shares with the handler.
-    pub(crate) extension: Option<crate::call::Carried>,
+    pub(crate) extension: Option<crate::call::CallExtension>,
     pub(crate) span: Span,
     /// The client's id for a deferred call.
     pub(crate) deferred_id: Option<String>,
@@ -56,7 +56,7 @@ pub(crate) struct Trail {
     latency: Latency,
 }
 
-impl Trail {
+impl CallState {
     /// Starts the state of a call, with a tracing span.
     pub(crate) fn start(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
         let mut trail = Self::for_explain(gate, call, id);
@@ -86,7 +86,7 @@ impl Trail {
         // The name of an unknown tool is untrusted text.
         let tool: Arc<str> = match gate.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str())) {
             Some(tool) => Arc::clone(&tool.spec.name),
-            None => gate.0.redactor.text(&toolgate_text::shown(&call.tool)).into(),
+            None => gate.0.redactor.scrub_to_string(&toolgate_text::escape_for_display(&call.tool)).into(),
         };
         Box::new(Self {
             id,
@@ -101,7 +101,7 @@ impl Trail {
             requested_digest: None,
             lease_slack: std::time::Duration::ZERO,
             rule: None,
-            facts: Box::new(Facts::at(started)),
+            facts: Box::new(DecisionFacts::at(started)),
             config: Digest::default(),
             retries: 0,
             spent: None,

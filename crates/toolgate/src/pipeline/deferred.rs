@@ -8,26 +8,26 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::Instrument;
 
-use super::{Stop, Toolgate};
-use crate::call::error::{Effects, ToolError};
+use super::{Rejection, Toolgate};
+use crate::call::error::{CallEffects, ToolError};
 use crate::call::error_code;
 use crate::call::outcome::Answer;
-use crate::call::{Arguments, Call, CallId, Judged};
+use crate::call::{Arguments, Call, CallId, CheckedArguments};
 use crate::ledger::row::{Gate, Latency};
-use crate::pipeline::admission::{Admitted, Passed};
-use crate::pipeline::call_state::Trail;
-use crate::pipeline::gates::policy::{Granted, Permit};
-use crate::pipeline::gates::run::Ran;
+use crate::pipeline::admission::{Admission, AdmittedCall};
+use crate::pipeline::call_state::CallState;
+use crate::pipeline::gates::policy::{Authorization, Permit};
+use crate::pipeline::gates::run::RunResult;
 use crate::pipeline::gates::settle::UnknownToolCompletion;
 use crate::pipeline::provenance;
-use crate::pipeline::provenance::Otherwise;
-use crate::policy::Facts;
-use crate::store::{Intent, StoreError, Taken};
+use crate::pipeline::provenance::MismatchedRun;
+use crate::policy::DecisionFacts;
+use crate::store::{ClaimRecord, DeferredClaim, StoreError};
 use crate::tool::Failure;
-use crate::tool::context::{Remaining, Txn};
+use crate::tool::context::{CallTransaction, RemainingBudget};
 use toolgate_json;
 use toolgate_json::{Digest, Pointer};
-use toolgate_text::shown;
+use toolgate_text::escape_for_display;
 
 /// An admitted call that its client runs.
 ///
@@ -35,11 +35,11 @@ use toolgate_text::shown;
 /// then the claim stays open. A call that is never reported becomes pending.
 #[derive(Debug)]
 #[must_use = "an admitted call must be reported"]
-pub struct Kept {
+pub struct DeferredCall {
     /// The id of the call in the ledger.
     pub call: CallId,
     /// The arguments to run with. Hooks may have rewritten them.
-    pub arguments: Judged,
+    pub arguments: CheckedArguments,
     /// Why the client must ask its user first, if it must.
     pub approval_reason: Option<String>,
     /// The tool, and the id that the client gave the call.
@@ -49,7 +49,7 @@ pub struct Kept {
 
 /// Stores a deferred call in its claim, until the report arrives.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Parked {
+pub(crate) struct DeferredState {
     arguments: Value,
     asked: Option<Digest>,
     started: Timestamp,
@@ -57,7 +57,7 @@ pub(crate) struct Parked {
     turn: Option<u64>,
     stop_reason: Option<String>,
     config: Digest,
-    facts: Box<Facts>,
+    facts: Box<DecisionFacts>,
     latency: Latency,
     /// The evidence stamp of the session at admission.
     stamp: u64,
@@ -66,9 +66,9 @@ pub(crate) struct Parked {
     about: Vec<(Arc<str>, Value)>,
 }
 
-impl Parked {
+impl DeferredState {
     /// Serializes what another process needs to settle the call.
-    pub(crate) fn capture(permit: &Permit, now: Timestamp, trail: &mut Trail) -> Result<Vec<u8>, ToolError> {
+    pub(crate) fn capture(permit: &Permit, now: Timestamp, trail: &mut CallState) -> Result<Vec<u8>, ToolError> {
         let parked = Self {
             arguments: permit.arguments().value().clone(),
             asked: trail.requested_digest,
@@ -82,11 +82,11 @@ impl Parked {
             stamp: trail.evidence_stamp,
             about: crate::pipeline::gates::settle::extract_entities(permit.tool(), &trail.arguments, None),
         };
-        serde_json::to_vec(&parked).map_err(|_| ToolError::of(error_code::INTERNAL_FAULT, "cannot store the deferred call"))
+        serde_json::to_vec(&parked).map_err(|_| ToolError::from_code(error_code::INTERNAL_FAULT, "cannot store the deferred call"))
     }
 
     /// Restores the state of the call as it was at admission. Returns the admitted arguments.
-    fn restore_into(self, taken: &Taken, now: Timestamp, trail: &mut Trail) -> Value {
+    fn restore_into(self, taken: &DeferredClaim, now: Timestamp, trail: &mut CallState) -> Value {
         trail.id = taken.claim.call;
         trail.tool = Arc::clone(&taken.claim.tool);
         trail.started = self.started;
@@ -112,8 +112,8 @@ impl Toolgate {
     ///
     /// # Errors
     /// The final answer, if the call was rejected or replayed. It is recorded already.
-    pub async fn admit(&self, call: Call) -> Result<Kept, Answer> {
-        let mut trail = Trail::start(self, &call, None);
+    pub async fn admit(&self, call: Call) -> Result<DeferredCall, Answer> {
+        let mut trail = CallState::start(self, &call, None);
         trail.deferred_id = Some(call.client_id.clone().unwrap_or_default());
         trail.is_run_by_client = true;
         trail.facts.reported = true;
@@ -123,14 +123,14 @@ impl Toolgate {
         let task = tokio::spawn(
             async move {
                 match gate.run_admission_gates(&asked, &mut trail, None).await {
-                    Ok(Admitted::Admitted(passed)) => Ok(Kept {
+                    Ok(Admission::Admitted(passed)) => Ok(DeferredCall {
                         call: trail.id,
                         arguments: passed.authorization.arguments().clone(),
                         approval_reason: trail.approval_reason.take(),
                         tool: asked.tool.clone(),
                         client_id: asked.client_id.clone().unwrap_or_default(),
                     }),
-                    Ok(Admitted::Replay(outcome)) => Err(gate.end_replayed(outcome, trail).await),
+                    Ok(Admission::Replay(outcome)) => Err(gate.end_replayed(outcome, trail).await),
                     Err(stop) => Err(gate.end_rejected(stop, trail).await),
                 }
             }
@@ -148,7 +148,7 @@ impl Toolgate {
     /// arguments. Every other report is recorded as a violation and yields no evidence.
     pub async fn report(&self, call: Call, result: Result<Value, Failure>) -> Answer {
         let call = Arc::new(call);
-        let trail = Trail::start(self, &call, None);
+        let trail = CallState::start(self, &call, None);
         let (id, span) = (trail.id, trail.span.clone());
         let (gate, told) = (self.clone(), Arc::clone(&call));
         match tokio::spawn(async move { gate.settle_deferred(&told, result, trail).await }.instrument(span)).await {
@@ -162,10 +162,10 @@ impl Toolgate {
     /// # Errors
     /// The store cannot record the change.
     pub async fn close_client_session(&self, key: &crate::SessionKey) -> Result<(), StoreError> {
-        self.0.store.leave(key, self.now()).await
+        self.0.store.close_client_session(key, self.now()).await
     }
 
-    async fn settle_deferred(&self, call: &Call, result: Result<Value, Failure>, mut trail: Box<Trail>) -> Answer {
+    async fn settle_deferred(&self, call: &Call, result: Result<Value, Failure>, mut trail: Box<CallState>) -> Answer {
         trail.enter_gate(Gate::Settle);
         trail.facts.reported = true;
         let told = self.parse_reported_arguments(call, &mut trail);
@@ -175,24 +175,24 @@ impl Toolgate {
             trail.config = agent.definition_digest;
         }
         let name = call.client_id.as_deref().unwrap_or_default();
-        let taken = match self.0.store.take_pass(&call.key, name, &call.tool).await {
+        let taken = match self.0.store.take_deferred_claim(&call.key, name, &call.tool).await {
             Ok(taken) => taken,
             Err(error) => {
-                let otherwise = Otherwise::new(told.as_ref(), &result);
+                let otherwise = MismatchedRun::new(told.as_ref(), &result);
                 return self.reject_unadmitted(unrecorded_report_rejection(&error), call, &otherwise, trail).await;
             }
         };
-        let otherwise = || Otherwise::new(told.as_ref(), &result);
+        let otherwise = || MismatchedRun::new(told.as_ref(), &result);
         let Some(taken) = taken else {
             return self.reject_unadmitted(never_admitted_rejection(&call.tool), call, &otherwise(), trail).await;
         };
-        let Ok(parked) = serde_json::from_slice::<Parked>(&taken.state) else {
-            let error = ToolError::of(error_code::INTERNAL_FAULT, "cannot read the stored state of the deferred call")
-                .with_effects(Effects::Unknown);
-            return self.reject_unadmitted(Stop::new(error), call, &otherwise(), trail).await;
+        let Ok(parked) = serde_json::from_slice::<DeferredState>(&taken.state) else {
+            let error = ToolError::from_code(error_code::INTERNAL_FAULT, "cannot read the stored state of the deferred call")
+                .with_effects(CallEffects::Unknown);
+            return self.reject_unadmitted(Rejection::new(error), call, &otherwise(), trail).await;
         };
         let arguments = parked.restore_into(&taken, self.now(), &mut trail);
-        let arguments = Judged::new(&taken.claim.tool, arguments).with_digest(|digest| self.0.redactor.keyed(digest));
+        let arguments = CheckedArguments::new(&taken.claim.tool, arguments).with_digest(|digest| self.0.redactor.key_digest(digest));
         trail.digest = Some(arguments.digest());
         let as_admitted = told.as_ref().is_some_and(|told| told.digest() == arguments.digest());
         if !as_admitted {
@@ -208,40 +208,40 @@ impl Toolgate {
             let seen = agent.as_ref().and_then(|agent| provenance::unknown_tool_provenance(agent, &otherwise()));
             let end = UnknownToolCompletion {
                 error: missing_tool_error(&taken.claim, is_other, &result),
-                ran: result.is_ok(),
-                is_other: !as_admitted,
-                seen,
+                has_run: result.is_ok(),
+                has_other_arguments: !as_admitted,
+                provenance: seen,
             };
             return self.end_without_tool(end, &taken.claim, trail).await;
         };
         trail.arguments = self.0.redactor.redact_shared(arguments.shared_value(), &tool.secrets);
-        let passed = Passed {
+        let passed = AdmittedCall {
             agent: Arc::clone(agent),
-            authorization: Granted::ToSettle { arguments, tool: Arc::clone(tool) },
+            authorization: Authorization::Settle { arguments, tool: Arc::clone(tool) },
             version: 0,
             state: None,
             session_lock: None,
-            remaining: Remaining::default(),
+            remaining: RemainingBudget::default(),
             is_recallable: !taken.claim.recall.is_empty(),
             key: call.key.clone(),
             is_reported: true,
             mismatched_run: (!as_admitted).then(otherwise),
         };
         let result = if as_admitted { result } else { Err(other_arguments_failure()) };
-        self.settle_call(Box::new(passed), Ran::ended(result, Txn::default()), trail).await
+        self.settle_call(Box::new(passed), RunResult::ended(result, CallTransaction::default()), trail).await
     }
 
     /// Records a reported call that was never admitted.
     ///
     /// The report yields no evidence, but the call may have written values and changed the entities
     /// it names.
-    async fn reject_unadmitted(&self, stop: Stop, call: &Call, otherwise: &Otherwise, trail: Box<Trail>) -> Answer {
+    async fn reject_unadmitted(&self, stop: Rejection, call: &Call, otherwise: &MismatchedRun, trail: Box<CallState>) -> Answer {
         let agent = self.0.agents.get(&call.key.agent);
         let (seen, revoked) = match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
             Some((agent, tool)) => {
                 let may_act = agent.principals.as_ref().is_none_or(|who| who.contains(&*call.key.principal));
                 let could = may_act && self.is_reachable(&call.tool, agent, &call.key).await;
-                (provenance::unadmitted_provenance(agent, tool, otherwise, could), tool.takes_away(&trail.arguments, None))
+                (provenance::unadmitted_provenance(agent, tool, otherwise, could), tool.revoked_evidence(&trail.arguments, None))
             }
             None => (None, Vec::new()),
         };
@@ -249,7 +249,7 @@ impl Toolgate {
     }
 
     /// Parses the arguments that the client reports.
-    fn parse_reported_arguments(&self, call: &Call, trail: &mut Trail) -> Option<Judged> {
+    fn parse_reported_arguments(&self, call: &Call, trail: &mut CallState) -> Option<CheckedArguments> {
         let agent = self.0.agents.get(&call.key.agent)?;
         let mut value = match &call.arguments {
             Arguments::Text(text) => toolgate_json::parse(text, &agent.bounds).ok()?,
@@ -257,10 +257,10 @@ impl Toolgate {
             Arguments::Value(_) => return None,
         };
         toolgate_json::canonicalize_numbers(&mut value, &mut Pointer::default()).ok()?;
-        let told = Judged::new(&call.tool, value).with_digest(|digest| self.0.redactor.keyed(digest));
+        let told = CheckedArguments::new(&call.tool, value).with_digest(|digest| self.0.redactor.key_digest(digest));
         trail.digest = Some(told.digest());
         // Undeclared arguments may contain anything, and a misspelled name may carry a secret.
-        let known = agent.tools.get(call.tool.as_str()).filter(|tool| tool.secrets.is_empty() || tool.takes(told.value()));
+        let known = agent.tools.get(call.tool.as_str()).filter(|tool| tool.secrets.is_empty() || tool.accepts_arguments(told.value()));
         trail.arguments = match known {
             Some(tool) => self.0.redactor.redact_shared(told.shared_value(), &tool.secrets),
             None => Arc::new(self.0.redactor.mark(told.value())),
@@ -270,41 +270,42 @@ impl Toolgate {
 }
 
 /// Rejects a report of a call that was never admitted, or was reported before.
-fn never_admitted_rejection(tool: &str) -> Stop {
-    let message = format!("the reported run of `{}` was never admitted, or was reported before; it yields no evidence", shown(tool));
-    Stop::at_gate(Gate::Settle, ToolError::of(error_code::NOT_ADMITTED, message).with_effects(Effects::Unknown))
+fn never_admitted_rejection(tool: &str) -> Rejection {
+    let message =
+        format!("the reported run of `{}` was never admitted, or was reported before; it yields no evidence", escape_for_display(tool));
+    Rejection::at_gate(Gate::Settle, ToolError::from_code(error_code::NOT_ADMITTED, message).with_effects(CallEffects::Unknown))
 }
 
 /// Rejects a report because the store is unavailable.
 ///
 /// The tool has run, so the caller must not repeat it. The claim stays open.
-fn unrecorded_report_rejection(error: &StoreError) -> Stop {
+fn unrecorded_report_rejection(error: &StoreError) -> Rejection {
     tracing::error!(%error, "store unavailable; cannot record the report of a deferred call");
     let message = "the store is unavailable, so the result of the call is not recorded; do not repeat the call";
-    Stop::at_gate(Gate::Settle, ToolError::of(error_code::STORE_UNAVAILABLE, message).with_effects(Effects::Unknown))
+    Rejection::at_gate(Gate::Settle, ToolError::from_code(error_code::STORE_UNAVAILABLE, message).with_effects(CallEffects::Unknown))
 }
 
-const OTHER: &str = "the client ran other arguments than those that were admitted; the run yields no evidence";
+const OTHER_ARGUMENTS_MESSAGE: &str = "the client ran other arguments than those that were admitted; the run yields no evidence";
 
 fn other_arguments_failure() -> Failure {
-    Failure::of(error_code::NOT_AS_ADMITTED, OTHER).effects(Effects::Done)
+    Failure::from_code(error_code::NOT_AS_ADMITTED, OTHER_ARGUMENTS_MESSAGE).effects(CallEffects::Done)
 }
 
 /// Builds the error for a reported call whose tool no longer exists.
 ///
 /// The run is recorded, with the effects that the client reports.
-fn missing_tool_error(intent: &Intent, is_other: bool, result: &Result<Value, Failure>) -> ToolError {
+fn missing_tool_error(intent: &ClaimRecord, is_other: bool, result: &Result<Value, Failure>) -> ToolError {
     if is_other {
-        return ToolError::of(error_code::NOT_AS_ADMITTED, OTHER).with_effects(Effects::Done);
+        return ToolError::from_code(error_code::NOT_AS_ADMITTED, OTHER_ARGUMENTS_MESSAGE).with_effects(CallEffects::Done);
     }
     let effects = match result {
-        _ if !intent.effect => Effects::None,
-        Ok(_) => Effects::Done,
-        Err(failure) => failure.declared_effects().unwrap_or(Effects::Unknown),
+        _ if !intent.effect => CallEffects::None,
+        Ok(_) => CallEffects::Done,
+        Err(failure) => failure.declared_effects().unwrap_or(CallEffects::Unknown),
     };
     let message = format!(
         "the tool `{}` was removed after this call was admitted; the run is recorded, but its result is not checked and yields no evidence",
         intent.tool
     );
-    ToolError::of(error_code::UNKNOWN_TOOL, message).with_effects(effects)
+    ToolError::from_code(error_code::UNKNOWN_TOOL, message).with_effects(effects)
 }

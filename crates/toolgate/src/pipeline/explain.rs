@@ -7,24 +7,24 @@ use rust_decimal::Decimal;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Stop, Toolgate};
-use crate::agent::{Agent, Registered};
+use super::{Rejection, Toolgate};
+use crate::agent::{Agent, ToolEntry};
 use crate::call::error::ToolError;
-use crate::call::{Call, Judged};
+use crate::call::{Call, CheckedArguments};
 use crate::ledger::row::Gate;
-use crate::limits::{Charge, Over};
-use crate::pipeline::call_state::Trail;
-use crate::pipeline::gates::admit::recall_keys;
+use crate::limits::{Charge, ChargeError};
+use crate::pipeline::call_state::CallState;
+use crate::pipeline::gates::admit::dedup_keys;
 use crate::pipeline::gates::hooks::negative_charge_message;
 use crate::pipeline::gates::policy;
 use crate::pipeline::gates::policy::evaluate_rule;
-use crate::policy::{Ask, Level, Mode, Note, Terms, Trace};
-use crate::store::{ApprovalState, Enter, Entered, Recalled, over_error, recalled_error};
+use crate::policy::{EnforcementMode, Obligations, PolicyInput, PolicyLevel, RuleCheck, RuleTrace};
+use crate::store::{ApprovalState, PriorCall, SessionRequest, SessionSnapshot, prior_call_error, with_limit_details};
 
 /// Predicts the outcome of a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Would {
+pub enum PredictedOutcome {
     /// The call would run.
     Run,
     /// The call would wait for approval.
@@ -38,7 +38,7 @@ pub enum Would {
 /// Result of a gate or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum GateResult {
     /// The gate or rule allows the call.
     Pass,
     /// The gate or rule denies the call.
@@ -57,11 +57,11 @@ pub enum Said {
 
 /// Result of one gate.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct GateNote {
+pub struct GateExplanation {
     /// The gate.
     pub gate: Gate,
     /// The result.
-    pub said: Said,
+    pub said: GateResult,
     /// The reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -69,21 +69,21 @@ pub struct GateNote {
 
 /// Result of one rule.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RuleNote {
+pub struct RuleExplanation {
     /// The name of the rule.
     pub rule: String,
     /// Where the rule is attached. `None` if the rule does not govern the tool.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub level: Option<Level>,
+    pub level: Option<PolicyLevel>,
     /// Whether the rule enforces or observes.
-    pub mode: Mode,
+    pub mode: EnforcementMode,
     /// The result.
-    pub said: Said,
+    pub said: GateResult,
     /// The reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// The values that the rule checked.
-    pub looked_at: Vec<Note>,
+    pub looked_at: Vec<RuleCheck>,
 }
 
 /// Explains why a call would be allowed or rejected. Secrets are masked.
@@ -94,21 +94,21 @@ pub struct Explanation {
     /// The arguments, with secrets masked.
     pub arguments: Value,
     /// Every gate, in order.
-    pub gates: Vec<GateNote>,
+    pub gates: Vec<GateExplanation>,
     /// Every rule of the agent. Rules that govern the tool come first, closest attachment first.
-    pub rules: Vec<RuleNote>,
+    pub rules: Vec<RuleExplanation>,
     /// The predicted outcome.
-    pub would: Would,
+    pub would: PredictedOutcome,
 }
 
 /// Collects the notes of an explanation.
-struct Walk {
-    gates: Vec<GateNote>,
-    rules: Vec<RuleNote>,
+struct ExplainState {
+    gates: Vec<GateExplanation>,
+    rules: Vec<RuleExplanation>,
 }
 
 /// The prediction for a call that is not rejected.
-type Passing = Would;
+type AcceptedPrediction = PredictedOutcome;
 
 impl Toolgate {
     /// Explains what would happen to a call, with every gate, every rule and the values that
@@ -135,24 +135,24 @@ impl Toolgate {
     /// # Ok(()) }
     /// ```
     pub async fn explain(&self, call: &Call) -> Explanation {
-        self.explain_with_state(call, Trail::for_explain(self, call, None)).await
+        self.explain_with_state(call, CallState::for_explain(self, call, None)).await
     }
 
     /// Explains a call whose state is partly known already.
-    pub(crate) async fn explain_with_state(&self, call: &Call, mut trail: Box<Trail>) -> Explanation {
-        let mut walk = Walk { gates: Vec::new(), rules: Vec::new() };
+    pub(crate) async fn explain_with_state(&self, call: &Call, mut trail: Box<CallState>) -> Explanation {
+        let mut walk = ExplainState { gates: Vec::new(), rules: Vec::new() };
         let would = match Box::pin(self.explain_gates(call, &mut trail, &mut walk)).await {
             Ok(would) => would,
             Err(stop) => {
                 let gate = stop.gate.unwrap_or_else(|| trail.gate());
-                walk.gates.push(GateNote { gate, said: Said::Deny, why: Some(stop.error.message.clone()) });
-                Would::Refuse(stop.error)
+                walk.gates.push(GateExplanation { gate, said: GateResult::Deny, why: Some(stop.error.message.clone()) });
+                PredictedOutcome::Refuse(stop.error)
             }
         };
         for gate in Gate::ALL {
             if !walk.gates.iter().any(|note| note.gate == gate) {
-                let said = if matches!(would, Would::Run) { Said::NotAsked } else { Said::NotReached };
-                walk.gates.push(GateNote { gate, said, why: None });
+                let said = if matches!(would, PredictedOutcome::Run) { GateResult::NotAsked } else { GateResult::NotReached };
+                walk.gates.push(GateExplanation { gate, said, why: None });
             }
         }
         walk.gates.sort_by_key(|note| note.gate);
@@ -160,7 +160,7 @@ impl Toolgate {
     }
 
     /// Runs the same gates in the same order as [`Toolgate::call`], but only reads.
-    async fn explain_gates(&self, call: &Call, trail: &mut Trail, walk: &mut Walk) -> Result<Passing, Stop> {
+    async fn explain_gates(&self, call: &Call, trail: &mut CallState, walk: &mut ExplainState) -> Result<AcceptedPrediction, Rejection> {
         let agent = self.check_principal(call, trail).await?;
         walk.add_pass(Gate::Admit, trail);
         trail.enter_gate(Gate::Resolve);
@@ -177,16 +177,16 @@ impl Toolgate {
         walk.rules = self.explain_rules(&agent, call, &tool, &arguments, trail);
         trail.enter_gate(Gate::Recall);
         match &entered.prior_call {
-            Some(Recalled::Settled(Some(outcome))) => {
+            Some(PriorCall::Settled(Some(outcome))) => {
                 self.recheck_policies(&agent, call, &tool, (&arguments, outcome), &entered.state, trail).await?;
-                walk.gates.push(GateNote {
+                walk.gates.push(GateExplanation {
                     gate: Gate::Recall,
-                    said: Said::Pass,
+                    said: GateResult::Pass,
                     why: Some("the call was made before; its outcome is replayed".to_owned()),
                 });
-                return Ok(Would::Replay);
+                return Ok(PredictedOutcome::Replay);
             }
-            Some(other) => return Err(recalled_error(other).into()),
+            Some(other) => return Err(prior_call_error(other).into()),
             None => walk.add_pass(Gate::Recall, trail),
         }
         trail.enter_gate(Gate::Progress);
@@ -196,9 +196,12 @@ impl Toolgate {
         let (budget, _) = self.check_limits(&agent, call, &tool, &entered, trail).await?;
         walk.add_pass(Gate::Limits, trail);
         let hooks = tool.hooks.iter().map(|hook| hook.name()).collect::<Vec<_>>().join(", ");
-        let (said, why) =
-            if hooks.is_empty() { (Said::Pass, None) } else { (Said::NotAsked, Some(format!("only an actual call runs hooks: {hooks}"))) };
-        walk.gates.push(GateNote { gate: Gate::Hooks, said, why });
+        let (said, why) = if hooks.is_empty() {
+            (GateResult::Pass, None)
+        } else {
+            (GateResult::NotAsked, Some(format!("only an actual call runs hooks: {hooks}")))
+        };
+        walk.gates.push(GateExplanation { gate: Gate::Hooks, said, why });
         trail.enter_gate(Gate::Policy);
         let judged = policy::evaluate_policies(&*self.0.engine, trail.id, &call.key, &tool, arguments, &trail.facts, Vec::new());
         let judgement = match judged {
@@ -225,8 +228,8 @@ impl Toolgate {
                     return Err(refused);
                 }
                 let why = asked.approval_requests().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; ");
-                walk.gates.push(GateNote { gate: Gate::Approval, said: Said::Ask, why: Some(why) });
-                return Ok(Would::Ask);
+                walk.gates.push(GateExplanation { gate: Gate::Approval, said: GateResult::Ask, why: Some(why) });
+                return Ok(PredictedOutcome::Ask);
             }
         };
         walk.add_pass(Gate::Approval, trail);
@@ -236,18 +239,18 @@ impl Toolgate {
             budget.into_iter().map(|(charge, error)| (charge, None, error)).chain(ruled).collect();
         let charges: Vec<Charge> = all.iter().map(|(charge, ..)| charge.clone()).collect();
         let mut used = Vec::new();
-        for (room, (charge, rule, error)) in self.0.store.room(&charges, trail.started).await?.into_iter().zip(&all) {
+        for (room, (charge, rule, error)) in self.0.store.check_charges(&charges, trail.started).await?.into_iter().zip(&all) {
             let note = walk.rules.iter_mut().find(|note| Some(&note.rule) == rule.as_ref());
             match room {
                 Ok(so_far) => {
                     let said = format!("{} of {} used", so_far.normalize(), charge.cap.normalize());
                     used.push(said.clone());
                     if let Some(note) = note {
-                        (note.said, note.why) = (Said::Pass, Some(said));
+                        (note.said, note.why) = (GateResult::Pass, Some(said));
                     }
                 }
                 Err(over) => {
-                    let error = over_error(error.clone(), &over);
+                    let error = with_limit_details(error.clone(), &over);
                     if let Some(note) = note {
                         note.mark_exceeded(charge, &over, error.message.clone());
                     }
@@ -256,24 +259,32 @@ impl Toolgate {
             }
         }
         let watched: Vec<Charge> = permit.observed_charges().iter().map(|(_, charge, _)| charge.clone()).collect();
-        for (room, (rule, charge, error)) in self.0.store.room(&watched, trail.started).await?.into_iter().zip(permit.observed_charges()) {
+        for (room, (rule, charge, error)) in
+            self.0.store.check_charges(&watched, trail.started).await?.into_iter().zip(permit.observed_charges())
+        {
             if let Some(note) = walk.rules.iter_mut().find(|note| note.rule == *rule) {
                 match room {
-                    _ if charge.amount < Decimal::ZERO => (note.said, note.why) = (Said::Fault, Some(negative_charge_message(rule))),
-                    Ok(_) if note.said == Said::NotReached => (note.said, note.why) = (Said::Pass, None),
+                    _ if charge.amount < Decimal::ZERO => (note.said, note.why) = (GateResult::Fault, Some(negative_charge_message(rule))),
+                    Ok(_) if note.said == GateResult::NotReached => (note.said, note.why) = (GateResult::Pass, None),
                     Ok(_) => {}
-                    Err(over) => note.mark_exceeded(charge, &over, over_error(error.clone(), &over).message),
+                    Err(over) => note.mark_exceeded(charge, &over, with_limit_details(error.clone(), &over).message),
                 }
             }
         }
-        walk.gates.push(GateNote { gate: Gate::Claim, said: Said::Pass, why: (!used.is_empty()).then(|| used.join("; ")) });
-        Ok(Would::Run)
+        walk.gates.push(GateExplanation { gate: Gate::Claim, said: GateResult::Pass, why: (!used.is_empty()).then(|| used.join("; ")) });
+        Ok(PredictedOutcome::Run)
     }
 
-    async fn inspect_session(&self, call: &Call, tool: &Registered, arguments: &Judged, trail: &mut Trail) -> Result<Box<Entered>, Stop> {
+    async fn inspect_session(
+        &self,
+        call: &Call,
+        tool: &ToolEntry,
+        arguments: &CheckedArguments,
+        trail: &mut CallState,
+    ) -> Result<Box<SessionSnapshot>, Rejection> {
         trail.requested_digest = Some(arguments.digest());
-        let recall = recall_keys(call, tool, arguments.digest());
-        let enter = Enter {
+        let recall = dedup_keys(call, tool, arguments.digest());
+        let enter = SessionRequest {
             key: &call.key,
             digest: arguments.digest(),
             dedup_keys: &recall,
@@ -282,27 +293,34 @@ impl Toolgate {
             lock: None,
             now: trail.started,
         };
-        Ok(self.0.store.look(enter).await?)
+        Ok(self.0.store.inspect_session(enter).await?)
     }
 
-    fn explain_rules(&self, agent: &Agent, call: &Call, tool: &Arc<Registered>, arguments: &Judged, trail: &Trail) -> Vec<RuleNote> {
+    fn explain_rules(
+        &self,
+        agent: &Agent,
+        call: &Call,
+        tool: &Arc<ToolEntry>,
+        arguments: &CheckedArguments,
+        trail: &CallState,
+    ) -> Vec<RuleExplanation> {
         let governing = tool.governed_by.iter().map(|attached| {
-            let trace = Trace::default();
-            let ask = Ask::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts).traced(&trace);
+            let trace = RuleTrace::default();
+            let ask = PolicyInput::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts).with_trace(&trace);
             let (said, why) = match evaluate_rule(&*self.0.engine, &*attached.policy, &ask) {
-                policy::Said::Allow(terms) => charged_result(&terms),
-                policy::Said::Ask(reason, _) => (Said::Ask, Some(reason)),
-                policy::Said::Deny(error) => (Said::Deny, Some(error.message)),
-                policy::Said::Fault(error) => (Said::Fault, Some(error.message)),
+                policy::RuleVerdict::Allow(terms) => charged_result(&terms),
+                policy::RuleVerdict::Ask(reason, _) => (GateResult::Ask, Some(reason)),
+                policy::RuleVerdict::Deny(error) => (GateResult::Deny, Some(error.message)),
+                policy::RuleVerdict::Fault(error) => (GateResult::Fault, Some(error.message)),
             };
             let (rule, mode) = (attached.policy.name().to_owned(), attached.policy.mode());
-            RuleNote { rule, level: Some(attached.level), mode, said, why, looked_at: trace.into_notes() }
+            RuleExplanation { rule, level: Some(attached.level), mode, said, why, looked_at: trace.into_checks() }
         });
-        let mut notes: Vec<RuleNote> = governing.collect();
+        let mut notes: Vec<RuleExplanation> = governing.collect();
         for policy in &agent.rules {
             if !notes.iter().any(|note| note.rule == policy.name()) {
                 let (rule, mode) = (policy.name().to_owned(), policy.mode());
-                notes.push(RuleNote { rule, level: None, mode, said: Said::NotAsked, why: None, looked_at: Vec::new() });
+                notes.push(RuleExplanation { rule, level: None, mode, said: GateResult::NotAsked, why: None, looked_at: Vec::new() });
             }
         }
         notes
@@ -311,18 +329,18 @@ impl Toolgate {
 
 /// Returns the result of a rule that allows the call. If the rule charges a limit, the claim
 /// decides.
-fn charged_result(terms: &Terms) -> (Said, Option<String>) {
+fn charged_result(terms: &Obligations) -> (GateResult, Option<String>) {
     match terms.charges.iter().find(|(charge, _)| charge.amount > charge.cap) {
-        Some((_, error)) => (Said::Deny, Some(error.message.clone())),
-        None if terms.charges.is_empty() => (Said::Pass, None),
-        None => (Said::NotReached, Some("not reached (claim)".to_owned())),
+        Some((_, error)) => (GateResult::Deny, Some(error.message.clone())),
+        None if terms.charges.is_empty() => (GateResult::Pass, None),
+        None => (GateResult::NotReached, Some("not reached (claim)".to_owned())),
     }
 }
 
-impl RuleNote {
+impl RuleExplanation {
     /// Marks the rule as denying because the call exceeds one of its limits.
-    fn mark_exceeded(&mut self, charge: &Charge, over: &Over, why: String) {
-        (self.said, self.why) = (Said::Deny, Some(why));
+    fn mark_exceeded(&mut self, charge: &Charge, over: &ChargeError, why: String) {
+        (self.said, self.why) = (GateResult::Deny, Some(why));
         let limit = format!("at most {}", charge.cap);
         for look in self.looked_at.iter_mut().filter(|look| look.what == limit && over.used > Decimal::ZERO) {
             (look.holds, look.found) = (false, format!("{} used, {}", over.used.normalize(), look.found));
@@ -330,14 +348,14 @@ impl RuleNote {
     }
 }
 
-impl Walk {
-    fn add_pass(&mut self, gate: Gate, trail: &mut Trail) {
+impl ExplainState {
+    fn add_pass(&mut self, gate: Gate, trail: &mut CallState) {
         trail.enter_gate(gate);
-        self.gates.push(GateNote { gate, said: Said::Pass, why: None });
+        self.gates.push(GateExplanation { gate, said: GateResult::Pass, why: None });
     }
 }
 
-impl fmt::Display for Said {
+impl fmt::Display for GateResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Pass => "pass",
@@ -355,9 +373,11 @@ impl Explanation {
     /// Returns the reason why the call would not run, or an empty string.
     fn reason(&self) -> &str {
         match &self.would {
-            Would::Run | Would::Replay => "",
-            Would::Ask => self.gates.iter().find(|note| note.said == Said::Ask).and_then(|note| note.why.as_deref()).unwrap_or_default(),
-            Would::Refuse(error) => &error.message,
+            PredictedOutcome::Run | PredictedOutcome::Replay => "",
+            PredictedOutcome::Ask => {
+                self.gates.iter().find(|note| note.said == GateResult::Ask).and_then(|note| note.why.as_deref()).unwrap_or_default()
+            }
+            PredictedOutcome::Refuse(error) => &error.message,
         }
     }
 
@@ -367,8 +387,8 @@ impl Explanation {
     #[must_use]
     pub fn format_steps(&self) -> String {
         let reason = self.reason();
-        let line = |head: String, said: Said, why: Option<&str>| {
-            let is_no = matches!(said, Said::Deny | Said::Ask | Said::Fault);
+        let line = |head: String, said: GateResult, why: Option<&str>| {
+            let is_no = matches!(said, GateResult::Deny | GateResult::Ask | GateResult::Fault);
             let why = why.filter(|why| !(is_no && reason.contains(*why))).unwrap_or_default();
             let line = format!("{head} {why}");
             format!("{}\n", line.trim_end())
@@ -379,7 +399,7 @@ impl Explanation {
         }
         text.push_str("\nrules\n");
         for note in &self.rules {
-            let mode = if note.mode == Mode::Observe { " (observes)" } else { "" };
+            let mode = if note.mode == EnforcementMode::Observe { " (observes)" } else { "" };
             text.push_str(&line(format!("  {:<9} {}{mode}", note.said, note.rule), note.said, note.why.as_deref()));
             for look in &note.looked_at {
                 text.push_str(&format!("            {} {}: {}\n", if look.holds { "+" } else { "-" }, look.what, look.found));
@@ -393,10 +413,10 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} {}", self.tool, self.arguments)?;
         match &self.would {
-            Would::Run => writeln!(f, "would run")?,
-            Would::Ask => writeln!(f, "would wait for approval: {}", self.reason())?,
-            Would::Replay => writeln!(f, "would get the outcome of an earlier run")?,
-            Would::Refuse(error) => {
+            PredictedOutcome::Run => writeln!(f, "would run")?,
+            PredictedOutcome::Ask => writeln!(f, "would wait for approval: {}", self.reason())?,
+            PredictedOutcome::Replay => writeln!(f, "would get the outcome of an earlier run")?,
+            PredictedOutcome::Refuse(error) => {
                 writeln!(f, "would be refused: {error}")?;
                 if let Some(next) = &error.next {
                     writeln!(f, "next: {} {}", next.tool, next.arguments)?;

@@ -5,21 +5,21 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Stop, Toolgate};
+use super::{Rejection, Toolgate};
 use crate::ledger::row::Row;
 use crate::store::StoreError;
 use toolgate_json::Digest;
 
 /// Maximum number of spooled rows in one store transaction.
-const TAKEN_AT_ONCE: usize = 256;
+const MAX_ROWS_PER_TRANSACTION: usize = 256;
 
 impl Toolgate {
     /// Appends spooled rows before a call is checked.
     ///
     /// A spooled row may revoke evidence that the call relies on. While the rows cannot be
     /// appended, no call is admitted.
-    pub(crate) async fn flush_spool(&self) -> Result<(), Stop> {
-        if self.0.spool.is_waiting() {
+    pub(crate) async fn flush_spool(&self) -> Result<(), Rejection> {
+        if self.0.spool.has_waiting_rows() {
             Box::pin(self.recover_spool()).await?;
         }
         Ok(())
@@ -27,9 +27,9 @@ impl Toolgate {
 
     /// Appends spooled rows after a successful commit, unless another task is doing so.
     pub(crate) async fn try_flush_spool(&self) {
-        if self.0.spool.is_waiting()
+        if self.0.spool.has_waiting_rows()
             && let Ok(mut last) = self.0.spool.drain_lock.try_lock()
-            && let Err(error) = Box::pin(self.flush_in_turn(&mut last)).await
+            && let Err(error) = Box::pin(self.flush_with_lock(&mut last)).await
         {
             tracing::warn!(%error, "cannot append spooled rows yet");
         }
@@ -54,10 +54,10 @@ impl Toolgate {
         {
             return Err(error.clone());
         }
-        self.flush_in_turn(&mut last).await
+        self.flush_with_lock(&mut last).await
     }
 
-    async fn flush_in_turn(&self, last: &mut Option<(u64, StoreError)>) -> Result<usize, StoreError> {
+    async fn flush_with_lock(&self, last: &mut Option<(u64, StoreError)>) -> Result<usize, StoreError> {
         let began = self.0.spool.drain_attempts.fetch_add(1, Ordering::SeqCst) + 1;
         let recovered = self.flush_all_rows().await;
         *last = recovered.as_ref().err().map(|error| (began, error.clone()));
@@ -66,28 +66,28 @@ impl Toolgate {
 
     async fn flush_all_rows(&self) -> Result<usize, StoreError> {
         // Try a single row first. While the store is unavailable, the spool is not read in full.
-        if let Some((first, before)) = self.0.spool.first() {
+        if let Some((first, before)) = self.0.spool.first_unstored_row() {
             self.register_definitions_of(std::slice::from_ref(&first));
-            self.0.store.take_in_all(std::slice::from_ref(&first)).await?;
-            self.0.spool.has_stored(before + 1);
+            self.0.store.append_all_spooled(std::slice::from_ref(&first)).await?;
+            self.0.spool.record_stored_rows(before + 1);
         }
         let failed = |error: io::Error| StoreError(format!("{}: {error}", self.0.spool.path().display()));
-        let taken = self.0.spool.take().map_err(failed)?;
+        let taken = self.0.spool.read_rows().map_err(failed)?;
         self.register_definitions_of(&taken.rows);
         // One transaction for many rows, so that waiting calls do not wait for one disk sync per
         // row.
         let mut unfit = Vec::new();
-        for (n, rows) in taken.rows.chunks(TAKEN_AT_ONCE).enumerate() {
-            unfit.extend(self.0.store.take_in_all(rows).await?);
-            self.0.spool.has_stored(n * TAKEN_AT_ONCE + rows.len());
+        for (n, rows) in taken.rows.chunks(MAX_ROWS_PER_TRANSACTION).enumerate() {
+            unfit.extend(self.0.store.append_all_spooled(rows).await?);
+            self.0.spool.record_stored_rows(n * MAX_ROWS_PER_TRANSACTION + rows.len());
         }
         // A row that the store can never accept must not block the others.
-        self.0.spool.put_aside(&taken, &unfit).and_then(|()| self.0.spool.taken(&taken)).map_err(failed)?;
+        self.0.spool.save_rejected_rows(&taken, &unfit).and_then(|()| self.0.spool.remove_stored_rows(&taken)).map_err(failed)?;
         // The rows in memory are appended, but unread files may contain further revocations.
         if let Some(error) = taken.read_error {
             return Err(failed(error));
         }
-        if let Err(error) = self.0.spool.sweep() {
+        if let Err(error) = self.0.spool.delete_unused_definitions() {
             tracing::debug!(%error, "cannot delete unused agent definitions in the spool");
         }
         Ok(taken.rows.len().saturating_sub(unfit.len()))
@@ -98,8 +98,8 @@ impl Toolgate {
         let own = |config: &Digest| self.0.agents.values().any(|agent| agent.definition_digest == *config && !agent.definition.is_empty());
         let others: BTreeSet<Digest> = rows.iter().map(|row| row.config).filter(|config| !own(config)).collect();
         for config in others {
-            if let Some(definition) = self.0.spool.definition(config) {
-                self.0.store.introduce(config, &definition);
+            if let Some(definition) = self.0.spool.load_definition(config) {
+                self.0.store.register_definition(config, &definition);
             }
         }
     }

@@ -4,30 +4,30 @@
 
 use serde_json::Value;
 
-use crate::agent::Registered;
+use crate::agent::ToolEntry;
 use crate::call::error::ToolError;
 use crate::call::error_code;
-use crate::call::outcome::Signal;
-use crate::redact::{cleaned, without_short};
+use crate::call::outcome::PromptSignal;
+use crate::redact::{clean_document, remove_values_and_short_words};
 
 /// The secret arguments of a call, in all their spellings.
-pub(crate) struct Secrets(Vec<String>);
+pub(crate) struct SecretValues(Vec<String>);
 
-impl Secrets {
-    pub(crate) fn from_arguments(arguments: &Value, tool: &Registered) -> Self {
+impl SecretValues {
+    pub(crate) fn from_arguments(arguments: &Value, tool: &ToolEntry) -> Self {
         let mut found = Self(Vec::new());
         found.add_document(arguments, tool);
         found
     }
 
     /// Adds the secrets of another document: a rewrite or a result.
-    pub(crate) fn add_document(&mut self, document: &Value, tool: &Registered) {
+    pub(crate) fn add_document(&mut self, document: &Value, tool: &ToolEntry) {
         tool.secrets.iter().flat_map(|path| path.get_all(document)).for_each(|value| collect_spellings(value, &mut self.0));
     }
 
     /// Removes the secrets from a text.
     pub(crate) fn mask_text(&self, text: &str) -> String {
-        without_short(&self.0, text)
+        remove_values_and_short_words(&self.0, text)
     }
 
     /// Removes the secrets from an error. Toolgate's own error codes never contain secrets.
@@ -46,12 +46,12 @@ impl Secrets {
             field.expected = clean(&field.expected);
             field.did_you_mean = field.did_you_mean.as_deref().map(clean);
         }
-        error.upstream = error.upstream.take().map(|said| cleaned(said, &self.0, without_short));
+        error.upstream = error.upstream.take().map(|said| clean_document(said, &self.0, remove_values_and_short_words));
     }
 
     /// Removes the secrets from the reason of a signal.
-    pub(crate) fn mask_signal(&self, signal: &mut Signal) {
-        let (Signal::ExpandSection { reason, .. } | Signal::Abort { reason }) = signal;
+    pub(crate) fn mask_signal(&self, signal: &mut PromptSignal) {
+        let (PromptSignal::ExpandSection { reason, .. } | PromptSignal::Abort { reason }) = signal;
         *reason = self.mask_text(reason);
     }
 }
@@ -62,7 +62,7 @@ fn collect_spellings(value: &Value, found: &mut Vec<String>) {
             found.push(text.clone());
             let spelled = value.to_string();
             found.push(spelled.trim_matches('"').to_owned());
-            let shown = toolgate_text::escaped(text);
+            let shown = toolgate_text::escape_text(text);
             if shown != *text {
                 found.push(shown);
             }

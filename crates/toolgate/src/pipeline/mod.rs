@@ -23,30 +23,30 @@ use ahash::HashMap;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-pub use crate::pipeline::deferred::Kept;
+pub use crate::pipeline::deferred::DeferredCall;
 pub use crate::pipeline::gates::policy::{Permit, PolicyEngine};
 pub(crate) use crate::pipeline::gates::shape::OUTPUT_BOUNDS;
-pub use crate::replay::{Backtest, BacktestPlace, Change, Compared, Replay, Ruling};
-pub use crate::session::handle::{Session, Snapshot};
-pub use explain::{Explanation, GateNote, RuleNote, Said, Would};
-pub use reconcile::Reconciled;
+pub use crate::replay::{AdmissionDecision, Backtest, BacktestPlace, DecisionChange, Replay, ReplayComparison};
+pub use crate::session::handle::{Session, StateSnapshot};
+pub use explain::{Explanation, GateExplanation, GateResult, PredictedOutcome, RuleExplanation};
+pub use reconcile::ReconcileOutcome;
 
 use crate::agent::Agent;
-use crate::call::error::{Effects, ToolError};
+use crate::call::error::{CallEffects, ToolError};
 use crate::call::error_code;
-use crate::call::event::{Event, Listener};
+use crate::call::event::{Event, EventListener};
 use crate::call::outcome::{Answer, Outcome};
 use crate::call::{Call, CallId, SessionKey};
 use crate::clock::{Clock, SystemClock};
 use crate::ledger::row::Gate;
 use crate::ledger::spool::Spool;
-use crate::pipeline::admission::{Admitted, Passed};
-use crate::pipeline::call_state::Trail;
+use crate::pipeline::admission::{Admission, AdmittedCall};
+use crate::pipeline::call_state::CallState;
 use crate::pipeline::gates::policy::EnforcingEngine;
-use crate::pipeline::spawn_on_drop::Through;
+use crate::pipeline::spawn_on_drop::SpawnOnDrop;
 use crate::redact::Redactor;
-use crate::session::state::State;
-use crate::store::{Approval, Intent, MemoryStore, Settle, Store, StoreError, Target};
+use crate::session::state::SessionState;
+use crate::store::{Approval, ClaimRecord, ClaimResolution, MemoryStore, PauseTarget, Store, StoreError};
 
 /// Runs calls: holds the agents, the store and the pipeline that every call goes through.
 ///
@@ -79,7 +79,7 @@ pub(crate) struct Inner {
     pub(crate) agents: HashMap<Arc<str>, Arc<Agent>>,
     pub(crate) store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
-    listeners: Vec<Listener>,
+    listeners: Vec<EventListener>,
     redactor: Redactor,
     engine: Arc<dyn PolicyEngine>,
     spool: Arc<Spool>,
@@ -97,14 +97,14 @@ impl Toolgate {
     /// away.
     pub async fn call(&self, call: Call) -> Answer {
         let call = Arc::new(call);
-        let trail = Trail::start(self, &call, None);
+        let trail = CallState::start(self, &call, None);
         let (id, span) = (trail.id, trail.span.clone());
         let hang_up = trail.cancel.clone().drop_guard();
         let gate = self.clone();
         let asked = Arc::clone(&call);
         let path = async move { gate.run_pipeline(&asked, trail).await }.instrument(span);
         let ended =
-            if self.is_read(&call) { Through::new(path).await } else { crate::pipeline::spawn_on_drop::poll_then_spawn(path).await };
+            if self.is_read(&call) { SpawnOnDrop::new(path).await } else { crate::pipeline::spawn_on_drop::poll_then_spawn(path).await };
         match ended {
             Some(answer) => {
                 // The caller is still there, so background work that the tool started may continue.
@@ -121,20 +121,25 @@ impl Toolgate {
     }
 
     /// Runs all gates. The first rejection ends the call, which still gets a ledger row.
-    async fn run_pipeline(&self, call: &Call, mut trail: Box<Trail>) -> Answer {
+    async fn run_pipeline(&self, call: &Call, mut trail: Box<CallState>) -> Answer {
         // Each stage is boxed to keep the task that drives them small.
         match Box::pin(self.run_admission_gates(call, &mut trail, None)).await {
-            Ok(Admitted::Admitted(passed)) => {
+            Ok(Admission::Admitted(passed)) => {
                 let ran = Box::pin(self.run_tool(&passed, &mut trail)).await;
                 Box::pin(self.settle_call(passed, ran, trail)).await
             }
-            Ok(Admitted::Replay(outcome)) => Box::pin(self.end_replayed(outcome, trail)).await,
+            Ok(Admission::Replay(outcome)) => Box::pin(self.end_replayed(outcome, trail)).await,
             Err(stop) => Box::pin(self.end_rejected(stop, trail)).await,
         }
     }
 
     /// Runs the gates before the tool. On success, returns a permit and an open claim.
-    pub(crate) async fn run_admission_gates(&self, call: &Call, trail: &mut Trail, batch: Option<&State>) -> Result<Admitted, Stop> {
+    pub(crate) async fn run_admission_gates(
+        &self,
+        call: &Call,
+        trail: &mut CallState,
+        batch: Option<&SessionState>,
+    ) -> Result<Admission, Rejection> {
         trail.enter_gate(Gate::Admit);
         let agent = self.check_principal(call, trail).await?;
         trail.enter_gate(Gate::Resolve);
@@ -149,7 +154,7 @@ impl Toolgate {
         let entered = self.open_session(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
         trail.evidence_stamp = entered.state.stamp;
         if let Some(replay) = self.recall_outcome(&agent, call, &tool, &arguments, &entered, trail).await? {
-            return Ok(Admitted::Replay(replay));
+            return Ok(Admission::Replay(replay));
         }
         trail.enter_gate(Gate::Progress);
         self.check_repetition(call, &tool, &entered, resumed.as_deref(), trail).await?;
@@ -186,16 +191,16 @@ impl Toolgate {
             Err(asked) => Box::pin(self.require_approval(asked, call, trail)).await?,
         };
         trail.enter_gate(Gate::Claim);
-        let recall = crate::pipeline::gates::hooks::all_recall_keys(call, &tool, trail.requested_digest, &permit);
+        let recall = crate::pipeline::gates::hooks::all_dedup_keys(call, &tool, trail.requested_digest, &permit);
         let recallable = !recall.is_empty();
         match self.claim_call(call, &permit, budget, recall, approval, trail).await {
-            Ok(crate::pipeline::admission::Claim::Claimed) => {}
-            Ok(crate::pipeline::admission::Claim::Replay(outcome)) => return Ok(Admitted::Replay(outcome)),
+            Ok(crate::pipeline::admission::ClaimOutcome::Claimed) => {}
+            Ok(crate::pipeline::admission::ClaimOutcome::Replay(outcome)) => return Ok(Admission::Replay(outcome)),
             Err(stop) => return Err(Box::pin(self.reject_unclaimed(stop, &permit, &agent, state, trail)).await),
         }
-        Ok(Admitted::Admitted(Box::new(Passed {
+        Ok(Admission::Admitted(Box::new(AdmittedCall {
             agent,
-            authorization: crate::pipeline::gates::policy::Granted::ToRun(permit),
+            authorization: crate::pipeline::gates::policy::Authorization::Run(permit),
             version: entered.version,
             state: Some(entered.state),
             session_lock: entered.lock,
@@ -209,24 +214,24 @@ impl Toolgate {
 
     /// Records a call whose task panicked, which no input should be able to cause.
     async fn record_internal_error(&self, call: &Call, id: CallId) -> Answer {
-        let trail = Trail::start(self, call, Some(id));
-        let error = ToolError::of(error_code::INTERNAL_FAULT, "toolgate failed while it handled this call; do not repeat the call")
-            .with_effects(Effects::Unknown);
+        let trail = CallState::start(self, call, Some(id));
+        let error = ToolError::from_code(error_code::INTERNAL_FAULT, "toolgate failed while it handled this call; do not repeat the call")
+            .with_effects(CallEffects::Unknown);
         let tool = self.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str()));
-        let revoked = tool.map(|tool| tool.takes_away(&trail.arguments, None)).unwrap_or_default();
-        self.end_rejected_with(Stop::new(error), None, revoked, trail).await
+        let revoked = tool.map(|tool| tool.revoked_evidence(&trail.arguments, None)).unwrap_or_default();
+        self.end_rejected_with(Rejection::new(error), None, revoked, trail).await
     }
 }
 
 /// Explains why a gate ended a call early.
 #[derive(Debug)]
-pub(crate) struct Stop {
+pub(crate) struct Rejection {
     pub(crate) error: Box<ToolError>,
     /// The rejecting gate, if it differs from the gate that the call is at.
     pub(crate) gate: Option<Gate>,
 }
 
-impl Stop {
+impl Rejection {
     fn new(error: ToolError) -> Self {
         Self { error: Box::new(error), gate: None }
     }
@@ -236,18 +241,18 @@ impl Stop {
     }
 }
 
-impl From<ToolError> for Stop {
+impl From<ToolError> for Rejection {
     fn from(error: ToolError) -> Self {
         Self::new(error)
     }
 }
 
 /// Maps a store failure before the tool ran to a retryable error.
-impl From<StoreError> for Stop {
+impl From<StoreError> for Rejection {
     fn from(error: StoreError) -> Self {
         // The caller does not see the store's message, because it may name hosts and users.
         tracing::error!(%error, "store unavailable");
-        Self::new(ToolError::of(error_code::STORE_UNAVAILABLE, "the store is unavailable; nothing was done").retry_after_ms(1_000))
+        Self::new(ToolError::from_code(error_code::STORE_UNAVAILABLE, "the store is unavailable; nothing was done").retry_after_ms(1_000))
     }
 }
 
@@ -256,7 +261,7 @@ pub struct ToolgateBuilder {
     pub(crate) agents: HashMap<Arc<str>, Arc<Agent>>,
     store: Option<Arc<dyn Store>>,
     clock: Arc<dyn Clock>,
-    listeners: Vec<Listener>,
+    listeners: Vec<EventListener>,
     redact_patterns: Vec<regex::Regex>,
     engine: Arc<dyn PolicyEngine>,
     spool: Option<PathBuf>,
@@ -298,7 +303,7 @@ impl Toolgate {
     ///
     /// # Errors
     /// The store cannot record the change.
-    pub async fn pause(&self, target: Target, reason: &str) -> Result<(), StoreError> {
+    pub async fn pause(&self, target: PauseTarget, reason: &str) -> Result<(), StoreError> {
         self.0.store.set_pause(target, Some(reason.to_owned())).await
     }
 
@@ -306,7 +311,7 @@ impl Toolgate {
     ///
     /// # Errors
     /// The store cannot record the change.
-    pub async fn unpause(&self, target: Target) -> Result<(), StoreError> {
+    pub async fn unpause(&self, target: PauseTarget) -> Result<(), StoreError> {
         self.0.store.set_pause(target, None).await
     }
 
@@ -316,9 +321,9 @@ impl Toolgate {
         if !self.0.store.may_be_paused() {
             return None;
         }
-        match self.0.store.paused(key, &Arc::from("")).await {
+        match self.0.store.find_pause(key, &Arc::from("")).await {
             Ok(stopped) => stopped.map(|(target, why)| crate::pipeline::gates::admit::paused_target_error(&target, &why)),
-            Err(error) => Some(*Stop::from(error).error),
+            Err(error) => Some(*Rejection::from(error).error),
         }
     }
 
@@ -335,19 +340,19 @@ impl Toolgate {
     /// # Errors
     /// The store cannot record the change.
     pub async fn answer_approval(&self, id: &str, approved: bool, by: &str) -> Result<bool, StoreError> {
-        self.0.store.answer(id, approved, by, self.now()).await
+        self.0.store.answer_approval(id, approved, by, self.now()).await
     }
 
     /// Lists the calls whose outcome is unknown.
     ///
     /// # Errors
     /// The store is unavailable.
-    pub async fn pending_calls(&self) -> Result<Vec<Intent>, StoreError> {
+    pub async fn pending_calls(&self) -> Result<Vec<ClaimRecord>, StoreError> {
         // The spool may contain the end of a call that would otherwise be listed.
-        if self.0.spool.is_waiting() {
+        if self.0.spool.has_waiting_rows() {
             self.recover_spool().await?;
         }
-        self.0.store.pending(self.now()).await
+        self.0.store.pending_claims(self.now()).await
     }
 
     /// Settles a call with unknown outcome by hand, as done (`happened`) or as never executed.
@@ -360,12 +365,12 @@ impl Toolgate {
     pub async fn settle_pending(&self, call: CallId, happened: Option<Outcome>, by: &str) -> Result<bool, StoreError> {
         let Some(intent) = self.pending_calls().await?.into_iter().find(|intent| intent.call == call) else { return Ok(false) };
         let (settle, outcome) = match happened {
-            Some(outcome) => (Settle::Done, outcome),
-            None => (Settle::Released, Settle::never_happened()),
+            Some(outcome) => (ClaimResolution::Done, outcome),
+            None => (ClaimResolution::Released, ClaimResolution::no_effect_outcome()),
         };
         let tool = self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
-        let shown = self.0.redactor.outcome(outcome.clone(), tool.map(|tool| tool.secrets.as_slice()));
-        self.0.store.settle(call, settle, outcome, shown, by, self.now()).await
+        let shown = self.0.redactor.redact_outcome(outcome.clone(), tool.map(|tool| tool.secrets.as_slice()));
+        self.0.store.settle_claim(call, settle, outcome, shown, by, self.now()).await
     }
 
     pub(crate) fn now(&self) -> jiff::Timestamp {
@@ -462,13 +467,13 @@ impl ToolgateBuilder {
     pub fn build(self) -> Result<Toolgate, std::io::Error> {
         let store = self.store.unwrap_or_else(|| Arc::new(MemoryStore::new()));
         let owner = store.owner().unwrap_or_else(|| CallId::generate().to_string().into());
-        let spool = match (self.spool, store.home()) {
+        let spool = match (self.spool, store.state_dir()) {
             (Some(path), _) => Arc::new(Spool::new(path)),
-            (None, Some(home)) => Spool::among(&home.join("spool"), &owner)?,
+            (None, Some(home)) => Spool::open_shared(&home.join("spool"), &owner)?,
             (None, None) => Arc::new(Spool::new(std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl")))),
         };
         for agent in self.agents.values() {
-            store.introduce(agent.definition_digest, &agent.definition);
+            store.register_definition(agent.definition_digest, &agent.definition);
         }
         Ok(Toolgate(Arc::new(Inner {
             agents: self.agents,

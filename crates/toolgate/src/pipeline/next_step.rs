@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::{Stop, Toolgate};
-use crate::agent::{Agent, Registered};
+use super::{Rejection, Toolgate};
+use crate::agent::{Agent, ToolEntry};
 use crate::call::error::{NextStep, ToolError};
-use crate::call::{CallId, Judged, SessionKey};
-use crate::pipeline::call_state::Trail;
+use crate::call::{CallId, CheckedArguments, SessionKey};
+use crate::pipeline::call_state::CallState;
 use crate::pipeline::gates::admit::once_key;
-use crate::pipeline::gates::policy::{Denied, Permit, Said, evaluate_rule};
-use crate::policy::{Ask, Facts, Mode, Needs, Policy, Remedy};
-use crate::session::state::{Change, Evidence, Origin, Revoked, State};
-use crate::store::Enter;
+use crate::pipeline::gates::policy::{Permit, PolicyDenial, RuleVerdict, evaluate_rule};
+use crate::policy::{DecisionFacts, EnforcementMode, FactRequest, Policy, PolicyInput, Prerequisite};
+use crate::session::state::{Evidence, EvidenceOrigin, NamedChange, Revocation, SessionState};
+use crate::store::SessionRequest;
 
 /// Limits of the search: calls considered in total, and calls in one path.
 const MAX_SEARCH_CALLS: u32 = 200;
@@ -24,37 +24,37 @@ const MAX_STEPS: usize = 12;
 
 /// Assumed effect of a step.
 #[derive(Clone)]
-enum Assumed {
+enum AssumedEffect {
     /// Evidence, and whether the client runs the tool.
     AddEvidence(Arc<Evidence>, bool),
-    RevokeEvidence(Revoked),
-    SetMark(Change),
+    RevokeEvidence(Revocation),
+    SetMark(NamedChange),
 }
 
 /// A call that the caller could make.
 #[derive(Clone)]
-struct Step {
-    tool: Arc<Registered>,
+struct CandidateStep {
+    tool: Arc<ToolEntry>,
     arguments: Map<String, Value>,
     /// Some required arguments are unknown.
     is_incomplete: bool,
-    assumed_effects: Vec<Assumed>,
+    assumed_effects: Vec<AssumedEffect>,
 }
 
 /// Verdict of the rules on a step.
-enum Ruling {
+enum StepVerdict {
     Admitted,
     /// Any of these calls would resolve the first denial. Empty if some denial cannot be resolved.
-    Denied(Vec<Remedy>),
+    Denied(Vec<Prerequisite>),
 }
 
-struct Search<'a> {
+struct NextStepSearch<'a> {
     toolgate: &'a Toolgate,
     agent: &'a Agent,
     key: &'a SessionKey,
-    state: &'a State,
+    state: &'a SessionState,
     /// The facts of the denied call.
-    facts: &'a Facts,
+    facts: &'a DecisionFacts,
     denied_arguments: &'a Map<String, Value>,
     call_id: CallId,
     now: Timestamp,
@@ -65,16 +65,16 @@ impl Toolgate {
     /// Builds the rejection for a policy denial, with the next allowed call.
     pub(crate) async fn reject_denied(
         &self,
-        denied: Denied,
+        denied: PolicyDenial,
         agent: &Agent,
-        tool: &Arc<Registered>,
-        state: &State,
-        trail: &mut Trail,
-    ) -> Stop {
-        let Denied { rule, error, denied_by: by, arguments, observed, .. } = denied;
+        tool: &Arc<ToolEntry>,
+        state: &SessionState,
+        trail: &mut CallState,
+    ) -> Rejection {
+        let PolicyDenial { rule, error, denied_by: by, arguments, observed, .. } = denied;
         trail.rule = Some(rule);
         trail.facts.observed = observed;
-        let ask = Ask::new(trail.id, &trail.key, &tool.spec, &arguments, &trail.facts);
+        let ask = PolicyInput::new(trail.id, &trail.key, &tool.spec, &arguments, &trail.facts);
         let remedies = collect_prerequisites(&ask, by.iter().map(AsRef::as_ref));
         // The denial of the first rule is shown.
         let error = match by.first() {
@@ -86,7 +86,14 @@ impl Toolgate {
 
     /// Extends the rejection by a limit at the claim. No call of the model frees a limit, but the
     /// rule may redirect to another tool.
-    pub(crate) async fn reject_unclaimed(&self, mut stop: Stop, permit: &Permit, agent: &Agent, state: &State, trail: &Trail) -> Stop {
+    pub(crate) async fn reject_unclaimed(
+        &self,
+        mut stop: Rejection,
+        permit: &Permit,
+        agent: &Agent,
+        state: &SessionState,
+        trail: &CallState,
+    ) -> Rejection {
         if stop.error.redirect_tool.is_some() {
             *stop.error = self.add_next_step(*stop.error, permit.arguments(), None, agent, permit.tool(), state, trail).await;
         }
@@ -98,7 +105,7 @@ impl Toolgate {
     pub(crate) async fn is_reachable(&self, tool: &str, agent: &Agent, key: &SessionKey) -> bool {
         let Some(tool) = agent.tools.get(tool).filter(|tool| tool.is_visible_to(&key.principal)) else { return false };
         let store = &self.0.store;
-        !store.may_be_paused() || matches!(store.paused(key, &tool.spec.name).await, Ok(None))
+        !store.may_be_paused() || matches!(store.find_pause(key, &tool.spec.name).await, Ok(None))
     }
 
     /// Removes redirects and next steps that the caller cannot use.
@@ -120,12 +127,12 @@ impl Toolgate {
     async fn add_next_step(
         &self,
         error: ToolError,
-        arguments: &Judged,
-        remedies: Option<Vec<Remedy>>,
+        arguments: &CheckedArguments,
+        remedies: Option<Vec<Prerequisite>>,
         agent: &Agent,
-        tool: &Arc<Registered>,
-        state: &State,
-        trail: &Trail,
+        tool: &Arc<ToolEntry>,
+        state: &SessionState,
+        trail: &CallState,
     ) -> ToolError {
         // Replay needs only the decision, not the advice.
         if trail.facts.watch.0.is_some() {
@@ -134,7 +141,7 @@ impl Toolgate {
         let mut error = self.strip_unreachable_redirects(error, agent, &trail.key).await;
         let none = Map::new();
         let asked = arguments.value().as_object().unwrap_or(&none);
-        let search = Search {
+        let search = NextStepSearch {
             toolgate: self,
             agent,
             key: &trail.key,
@@ -145,7 +152,7 @@ impl Toolgate {
             now: trail.started,
             calls_considered: AtomicU32::new(0),
         };
-        let target = Step { tool: Arc::clone(tool), arguments: asked.clone(), is_incomplete: false, assumed_effects: Vec::new() };
+        let target = CandidateStep { tool: Arc::clone(tool), arguments: asked.clone(), is_incomplete: false, assumed_effects: Vec::new() };
         let nothing_helps = remedies.as_ref().is_some_and(Vec::is_empty);
         let way = search.find_path_by_remedies(&target, remedies.unwrap_or_default(), &[], &mut Vec::new()).await;
         let step = match way.and_then(|steps| steps.into_iter().next()) {
@@ -170,19 +177,19 @@ impl Toolgate {
     }
 }
 
-impl Search<'_> {
+impl NextStepSearch<'_> {
     /// Finds the shortest path to a call: the calls to make before it. Empty if it is allowed
     /// already.
     fn find_path<'s>(
         &'s self,
-        target: &'s Step,
-        assumed: &'s [Assumed],
+        target: &'s CandidateStep,
+        assumed: &'s [AssumedEffect],
         stack: &'s mut Vec<(Arc<str>, Map<String, Value>)>,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Option<Vec<Step>>> + Send + 's>> {
+    ) -> std::pin::Pin<Box<dyn Future<Output = Option<Vec<CandidateStep>>> + Send + 's>> {
         Box::pin(async move {
             let remedies = match self.check_step(target, assumed).await? {
-                Ruling::Admitted => return Some(Vec::new()),
-                Ruling::Denied(remedies) => remedies,
+                StepVerdict::Admitted => return Some(Vec::new()),
+                StepVerdict::Denied(remedies) => remedies,
             };
             self.find_path_by_remedies(target, remedies, assumed, stack).await
         })
@@ -191,12 +198,12 @@ impl Search<'_> {
     /// Finds the shortest path to a denied call that starts with one of these remedies.
     async fn find_path_by_remedies(
         &self,
-        target: &Step,
-        remedies: Vec<Remedy>,
-        assumed: &[Assumed],
+        target: &CandidateStep,
+        remedies: Vec<Prerequisite>,
+        assumed: &[AssumedEffect],
         stack: &mut Vec<(Arc<str>, Map<String, Value>)>,
-    ) -> Option<Vec<Step>> {
-        let mut best: Option<Vec<Step>> = None;
+    ) -> Option<Vec<CandidateStep>> {
+        let mut best: Option<Vec<CandidateStep>> = None;
         for remedy in remedies {
             let Some(step) = self.build_step(&remedy) else { continue };
             let this = (Arc::clone(&step.tool.spec.name), step.arguments.clone());
@@ -217,11 +224,11 @@ impl Search<'_> {
     /// Finds the path to a call through this step.
     async fn find_path_through(
         &self,
-        target: &Step,
-        step: Step,
-        assumed: &[Assumed],
+        target: &CandidateStep,
+        step: CandidateStep,
+        assumed: &[AssumedEffect],
         stack: &mut Vec<(Arc<str>, Map<String, Value>)>,
-    ) -> Option<Vec<Step>> {
+    ) -> Option<Vec<CandidateStep>> {
         let mut steps = self.find_path(&step, assumed, stack).await?;
         steps.push(step);
         let mut assumed = assumed.to_vec();
@@ -231,38 +238,40 @@ impl Search<'_> {
     }
 
     /// Returns the redirect target, or the first step towards it.
-    async fn find_redirect_step(&self, redirect: Option<&str>) -> Option<Step> {
-        let step = self.build_step(&Remedy { tool: redirect?.into(), ..Remedy::default() })?;
+    async fn find_redirect_step(&self, redirect: Option<&str>) -> Option<CandidateStep> {
+        let step = self.build_step(&Prerequisite { tool: redirect?.into(), ..Prerequisite::default() })?;
         let steps = self.find_path(&step, &[], &mut Vec::new()).await?;
         Some(steps.into_iter().next().unwrap_or(step))
     }
 
     /// Checks a step under the given assumptions. Returns `None` if the step is impossible.
-    async fn check_step(&self, step: &Step, assumed: &[Assumed]) -> Option<Ruling> {
+    async fn check_step(&self, step: &CandidateStep, assumed: &[AssumedEffect]) -> Option<StepVerdict> {
         let tool = &step.tool;
         if self.calls_considered.fetch_add(1, Ordering::Relaxed) >= MAX_SEARCH_CALLS || !tool.is_visible_to(&self.key.principal) {
             return None;
         }
         let store = &self.toolgate.0.store;
-        if store.may_be_paused() && !matches!(store.paused(self.key, &tool.spec.name).await, Ok(None)) {
+        if store.may_be_paused() && !matches!(store.find_pause(self.key, &tool.spec.name).await, Ok(None)) {
             return None;
         }
-        let arguments = Judged::new(&tool.spec.name, Value::Object(step.arguments.clone()));
+        let arguments = CheckedArguments::new(&tool.spec.name, Value::Object(step.arguments.clone()));
         // A `once` call that was made before is only replayed, and yields no new evidence.
         if tool.spec.once && !step.is_incomplete && self.has_earlier_call(tool, &arguments).await {
             return None;
         }
-        let mut facts = Facts { now: self.now, ..Facts::default() };
-        let enforced =
-            || tool.governed_by.iter().filter(|attached| attached.policy.mode() == Mode::Enforce).map(|attached| &*attached.policy);
+        let mut facts = DecisionFacts { now: self.now, ..DecisionFacts::default() };
+        let enforced = || {
+            tool.governed_by.iter().filter(|attached| attached.policy.mode() == EnforcementMode::Enforce).map(|attached| &*attached.policy)
+        };
         for round in 0..2 {
-            let mut needs = Needs::default();
-            let ask = Ask::new(self.call_id, self.key, &tool.spec, &arguments, &facts).sketched(step.is_incomplete);
-            let asked =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| enforced().for_each(|policy| policy.needs(&ask, &mut needs))));
+            let mut needs = FactRequest::default();
+            let ask = PolicyInput::new(self.call_id, self.key, &tool.spec, &arguments, &facts).with_sketch(step.is_incomplete);
+            let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                enforced().for_each(|policy| policy.request_facts(&ask, &mut needs))
+            }));
             asked.ok()?;
             if round > 0 {
-                needs.less(&facts);
+                needs.remove_answered(&facts);
             }
             self.toolgate.load_requested_facts(self.agent, self.key, &mut needs, self.state, &mut facts).await.ok()?;
             apply_assumptions(&mut facts, assumed);
@@ -270,35 +279,49 @@ impl Search<'_> {
                 break;
             }
         }
-        let ask = Ask::new(self.call_id, self.key, &tool.spec, &arguments, &facts).sketched(step.is_incomplete);
+        let ask = PolicyInput::new(self.call_id, self.key, &tool.spec, &arguments, &facts).with_sketch(step.is_incomplete);
         let mut charges: Vec<_> = self.agent.limits.charges(self.key, tool.spec.cost).into_iter().map(|(charge, _)| charge).collect();
         let mut by = Vec::new();
         for policy in enforced() {
             match evaluate_rule(&*self.toolgate.0.engine, policy, &ask) {
-                Said::Allow(terms) | Said::Ask(_, terms) => charges.extend(terms.charges.into_iter().map(|(charge, _)| charge)),
+                RuleVerdict::Allow(terms) | RuleVerdict::Ask(_, terms) => {
+                    charges.extend(terms.charges.into_iter().map(|(charge, _)| charge))
+                }
                 // A rule fails on unknown arguments, which is no reason to exclude the step.
-                Said::Fault(_) if step.is_incomplete => {}
-                Said::Deny(_) | Said::Fault(_) => by.push(policy),
+                RuleVerdict::Fault(_) if step.is_incomplete => {}
+                RuleVerdict::Deny(_) | RuleVerdict::Fault(_) => by.push(policy),
             }
         }
-        let room = store.room(&charges, self.now).await.ok()?;
+        let room = store.check_charges(&charges, self.now).await.ok()?;
         if room.iter().any(Result::is_err) {
-            return Some(Ruling::Denied(Vec::new()));
+            return Some(StepVerdict::Denied(Vec::new()));
         }
-        Some(if by.is_empty() { Ruling::Admitted } else { Ruling::Denied(collect_prerequisites(&ask, by.into_iter()).unwrap_or_default()) })
+        Some(if by.is_empty() {
+            StepVerdict::Admitted
+        } else {
+            StepVerdict::Denied(collect_prerequisites(&ask, by.into_iter()).unwrap_or_default())
+        })
     }
 
     /// Reports whether a `once` call was made before, with any outcome. Returns true if the lookup
     /// fails.
-    async fn has_earlier_call(&self, tool: &Registered, arguments: &Judged) -> bool {
-        let digest = self.toolgate.0.redactor.keyed(arguments.digest());
+    async fn has_earlier_call(&self, tool: &ToolEntry, arguments: &CheckedArguments) -> bool {
+        let digest = self.toolgate.0.redactor.key_digest(arguments.digest());
         let recall: Vec<_> = once_key(self.key, tool, digest).into_iter().collect();
-        let look = Enter { key: self.key, digest, dedup_keys: &recall, counts_repetition: false, polling: None, lock: None, now: self.now };
-        self.toolgate.0.store.look(look).await.map_or(true, |entered| entered.prior_call.is_some())
+        let look = SessionRequest {
+            key: self.key,
+            digest,
+            dedup_keys: &recall,
+            counts_repetition: false,
+            polling: None,
+            lock: None,
+            now: self.now,
+        };
+        self.toolgate.0.store.inspect_session(look).await.map_or(true, |entered| entered.prior_call.is_some())
     }
 
     /// Turns a remedy into a call and fills in the known arguments.
-    fn build_step(&self, remedy: &Remedy) -> Option<Step> {
+    fn build_step(&self, remedy: &Prerequisite) -> Option<CandidateStep> {
         let tool = Arc::clone(self.agent.tools.get(&remedy.tool)?);
         let schema = tool.spec.input_schema();
         let properties = schema.and_then(|schema| schema.get("properties")).and_then(Value::as_object);
@@ -333,7 +356,7 @@ impl Search<'_> {
         }
         let sketch = required.iter().any(|name| !arguments.contains_key(*name));
         let comes_to = assumed_effects_of(remedy, &tool, &arguments, self.now);
-        Some(Step { tool, arguments, is_incomplete: sketch, assumed_effects: comes_to })
+        Some(CandidateStep { tool, arguments, is_incomplete: sketch, assumed_effects: comes_to })
     }
 
     /// Returns the value of this name from the known evidence.
@@ -357,10 +380,10 @@ impl Search<'_> {
     }
 
     /// Formats a step for the model, without secrets.
-    fn to_next_step(&self, step: &Step, secrets: &[toolgate_json::Pointer]) -> NextStep {
+    fn to_next_step(&self, step: &CandidateStep, secrets: &[toolgate_json::Pointer]) -> NextStep {
         let is_secret = |name: &str| {
             let path = toolgate_json::Pointer::from_parts(vec![name.to_owned()]);
-            crate::redact::is_secret(&path, secrets) || crate::redact::is_secret(&path, &step.tool.secrets)
+            crate::redact::is_secret_path(&path, secrets) || crate::redact::is_secret_path(&path, &step.tool.secrets)
         };
         let hidden: Vec<&Value> = self.denied_arguments.iter().filter(|(name, _)| is_secret(name)).map(|(_, value)| value).collect();
         let arguments = step.arguments.iter().filter(|(name, value)| !is_secret(name) && !hidden.contains(value));
@@ -371,7 +394,7 @@ impl Search<'_> {
 
 /// Reports whether the tool accepts the value of this argument. Missing values in it may still be
 /// added.
-fn accepts_argument(tool: &Registered, arguments: &Map<String, Value>, name: &str) -> bool {
+fn accepts_argument(tool: &ToolEntry, arguments: &Map<String, Value>, name: &str) -> bool {
     let Some(schema) = &tool.input else { return true };
     let Err(invalid) = schema.check(&tool.spec.name, &Value::Object(arguments.clone())) else { return true };
     let place = toolgate_json::Pointer::from_parts(vec![name.to_owned()]).to_string();
@@ -380,13 +403,17 @@ fn accepts_argument(tool: &Registered, arguments: &Map<String, Value>, name: &st
 }
 
 /// Returns the tools that a rule requires to succeed first: one of each group.
-fn required_tools(rule: &dyn Policy, ask: &Ask<'_>) -> Vec<Vec<String>> {
+fn required_tools(rule: &dyn Policy, ask: &PolicyInput<'_>) -> Vec<Vec<String>> {
     let groups = || {
-        let after: Vec<Vec<String>> =
-            rule.outline(ask.tool).prerequisites.into_iter().map(|(_, group)| group.into_iter().map(str::to_owned).collect()).collect();
+        let after: Vec<Vec<String>> = rule
+            .static_summary(ask.tool)
+            .prerequisites
+            .into_iter()
+            .map(|(_, group)| group.into_iter().map(str::to_owned).collect())
+            .collect();
         // Requirements of specific calls are not part of the static summary.
         if after.is_empty() {
-            let remedies = rule.remedies(ask).unwrap_or_default();
+            let remedies = rule.suggest_prerequisites(ask).unwrap_or_default();
             return vec![remedies.into_iter().map(|remedy| remedy.tool.to_string()).collect()];
         }
         after
@@ -397,7 +424,7 @@ fn required_tools(rule: &dyn Policy, ask: &Ask<'_>) -> Vec<Vec<String>> {
 /// Removes tools that the caller cannot see from a denial that says which tools must come first.
 ///
 /// Calling such a tool would fail with `unknown_tool`.
-fn hide_invisible_tools(mut error: ToolError, rule: &dyn Policy, ask: &Ask<'_>, agent: &Agent) -> ToolError {
+fn hide_invisible_tools(mut error: ToolError, rule: &dyn Policy, ask: &PolicyInput<'_>, agent: &Agent) -> ToolError {
     let is_seen = |tool: &String| agent.tools.get(tool.as_str()).is_none_or(|tool| tool.is_visible_to(&ask.key.principal));
     // The names are masked like secrets are: wherever they occur as words, however the message is
     // worded.
@@ -420,15 +447,16 @@ fn hide_invisible_tools(mut error: ToolError, rule: &dyn Policy, ask: &Ask<'_>, 
 
 /// Returns the remedies for the first denial. Empty if some denial has no remedy, `None` if some
 /// rule does not know.
-fn collect_prerequisites<'p>(ask: &Ask<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> Option<Vec<Remedy>> {
-    let remedies =
-        |policy: &dyn Policy| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.remedies(ask))).unwrap_or_default();
-    let all: Vec<Vec<Remedy>> = deniers.map(remedies).collect::<Option<_>>()?;
+fn collect_prerequisites<'p>(ask: &PolicyInput<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> Option<Vec<Prerequisite>> {
+    let remedies = |policy: &dyn Policy| {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.suggest_prerequisites(ask))).unwrap_or_default()
+    };
+    let all: Vec<Vec<Prerequisite>> = deniers.map(remedies).collect::<Option<_>>()?;
     if all.iter().any(Vec::is_empty) { Some(Vec::new()) } else { all.into_iter().next() }
 }
 
 /// Returns the assumed effects of a step that succeeds.
-fn assumed_effects_of(remedy: &Remedy, tool: &Registered, arguments: &Map<String, Value>, now: Timestamp) -> Vec<Assumed> {
+fn assumed_effects_of(remedy: &Prerequisite, tool: &ToolEntry, arguments: &Map<String, Value>, now: Timestamp) -> Vec<AssumedEffect> {
     let arguments = Value::Object(arguments.clone());
     let mut entities: Vec<(Arc<str>, Value)> = remedy.about.iter().cloned().collect();
     for (name, path) in &tool.spec.entities {
@@ -440,26 +468,27 @@ fn assumed_effects_of(remedy: &Remedy, tool: &Registered, arguments: &Map<String
     }
     let revoked = tool.spec.revokes.iter().map(|(of, entity)| {
         let about = entity.as_ref().and_then(|entity| entities.iter().find(|(name, _)| name == entity).cloned());
-        Assumed::RevokeEvidence(Revoked { tool: Arc::clone(of), about })
+        AssumedEffect::RevokeEvidence(Revocation { tool: Arc::clone(of), about })
     });
-    let mut all: Vec<Assumed> = revoked.collect();
-    let proof = Evidence { tool: Arc::clone(&tool.spec.name), entities, fields: Value::Null, at: now, origin: Origin::Assumed, stamp: 0 };
-    all.push(Assumed::AddEvidence(Arc::new(proof), tool.spec.handler_is_external()));
-    all.extend(remedy.marks.iter().cloned().map(Assumed::SetMark));
+    let mut all: Vec<AssumedEffect> = revoked.collect();
+    let proof =
+        Evidence { tool: Arc::clone(&tool.spec.name), entities, fields: Value::Null, at: now, origin: EvidenceOrigin::Assumed, stamp: 0 };
+    all.push(AssumedEffect::AddEvidence(Arc::new(proof), tool.spec.is_external()));
+    all.extend(remedy.marks.iter().cloned().map(AssumedEffect::SetMark));
     all
 }
 
 /// Applies assumed effects to the facts.
-fn apply_assumptions(facts: &mut Facts, assumed: &[Assumed]) {
+fn apply_assumptions(facts: &mut DecisionFacts, assumed: &[AssumedEffect]) {
     for assumed in assumed {
         match assumed {
-            Assumed::AddEvidence(proof, reported) => {
-                let keys: Vec<_> = proof.keys_if(*reported).collect();
+            AssumedEffect::AddEvidence(proof, reported) => {
+                let keys: Vec<_> = proof.keys_for_reported(*reported).collect();
                 for (_, found) in facts.evidence.iter_mut().filter(|(key, _)| keys.contains(key)) {
                     *found = Some(Arc::clone(proof));
                 }
             }
-            Assumed::RevokeEvidence(revoked) => {
+            AssumedEffect::RevokeEvidence(revoked) => {
                 for (_, found) in facts.evidence.iter_mut().filter(|(key, _)| key.tool == revoked.tool) {
                     let about = |proof: &Arc<Evidence>| revoked.about.as_ref().is_none_or(|about| proof.entities.contains(about));
                     if found.as_ref().is_some_and(about) {
@@ -467,7 +496,7 @@ fn apply_assumptions(facts: &mut Facts, assumed: &[Assumed]) {
                     }
                 }
             }
-            Assumed::SetMark((name, value)) => {
+            AssumedEffect::SetMark((name, value)) => {
                 if let Some(mark) = facts.marks.get_mut(&**name) {
                     mark.clone_from(value);
                 }

@@ -6,14 +6,14 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Toolgate;
-use crate::call::outcome::{Outcome, Output};
+use crate::call::outcome::{CallOutput, Outcome};
 use crate::call::{Call, CallId, SessionKey};
-use crate::store::{Intent, StoreError};
+use crate::store::{ClaimRecord, StoreError};
 
 /// Result of reconciling one call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reconciled {
+pub enum ReconcileOutcome {
     /// The call took effect. Repeating it under its key returns what was found out.
     Happened,
     /// The call never took effect. Its reservations are released, and it may be repeated.
@@ -31,7 +31,7 @@ impl Toolgate {
     ///
     /// # Errors
     /// The store is unavailable.
-    pub async fn reconcile(&self) -> Result<Vec<(CallId, Reconciled)>, StoreError> {
+    pub async fn reconcile(&self) -> Result<Vec<(CallId, ReconcileOutcome)>, StoreError> {
         self.reconcile_matching(|_| true).await
     }
 
@@ -39,7 +39,10 @@ impl Toolgate {
     ///
     /// # Errors
     /// As for [`Toolgate::reconcile`].
-    pub async fn reconcile_matching(&self, mut wanted: impl FnMut(&Intent) -> bool) -> Result<Vec<(CallId, Reconciled)>, StoreError> {
+    pub async fn reconcile_matching(
+        &self,
+        mut wanted: impl FnMut(&ClaimRecord) -> bool,
+    ) -> Result<Vec<(CallId, ReconcileOutcome)>, StoreError> {
         let mut found = Vec::new();
         for intent in self.pending_calls().await?.into_iter().filter(|intent| wanted(intent)) {
             let call = intent.call;
@@ -48,17 +51,17 @@ impl Toolgate {
         Ok(found)
     }
 
-    async fn reconcile_one(&self, intent: Intent) -> Result<Reconciled, StoreError> {
+    async fn reconcile_one(&self, intent: ClaimRecord) -> Result<ReconcileOutcome, StoreError> {
         let tool = self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
         let Some(reconcile) = tool.and_then(|tool| tool.spec.reconcile.as_ref()) else {
-            return Ok(Reconciled::Unknown(format!("`{}` declares no `reconcile` tool", intent.tool)));
+            return Ok(ReconcileOutcome::Unknown(format!("`{}` declares no `reconcile` tool", intent.tool)));
         };
         let Some(arguments) = self.recorded_arguments(&intent).await? else {
-            return Ok(Reconciled::Unknown("the arguments of the call are not recorded".to_owned()));
+            return Ok(ReconcileOutcome::Unknown("the arguments of the call are not recorded".to_owned()));
         };
-        let question = match reconcile.ask(&arguments) {
+        let question = match reconcile.build_arguments(&arguments) {
             Ok(question) => question,
-            Err(why) => return Ok(Reconciled::Unknown(why)),
+            Err(why) => return Ok(ReconcileOutcome::Unknown(why)),
         };
         // A separate session, because the model does not make this call and it must not count as a
         // loop.
@@ -66,26 +69,31 @@ impl Toolgate {
         let answer = self.call(Call::new(key, reconcile.tool.to_string(), question)).await;
         let result = match answer.outcome {
             Outcome::Success(output) => output.value,
-            Outcome::Error(error) => return Ok(Reconciled::Unknown(format!("`{}` did not answer: {}", reconcile.tool, error.message))),
-            Outcome::Signal(_) => return Ok(Reconciled::Unknown(format!("`{}` did not answer", reconcile.tool))),
+            Outcome::Error(error) => {
+                return Ok(ReconcileOutcome::Unknown(format!("`{}` did not answer: {}", reconcile.tool, error.message)));
+            }
+            Outcome::Signal(_) => return Ok(ReconcileOutcome::Unknown(format!("`{}` did not answer", reconcile.tool))),
         };
         let by = format!("`{}` ({})", reconcile.tool, answer.call);
-        let (happened, said) = match reconcile.says(&result) {
+        let (happened, said) = match reconcile.interpret_result(&result) {
             Some(true) => {
                 let message = format!("The call had already taken effect, according to `{}`.", reconcile.tool);
-                (Some(Outcome::Success(Output { message: Some(message), ..Output::of(result) })), Reconciled::Happened)
+                (
+                    Some(Outcome::Success(CallOutput { message: Some(message), ..CallOutput::from_value(result) })),
+                    ReconcileOutcome::Happened,
+                )
             }
-            Some(false) => (None, Reconciled::Never),
-            None => return Ok(Reconciled::Unknown(format!("`{}` answered {result}, which is inconclusive", reconcile.tool))),
+            Some(false) => (None, ReconcileOutcome::Never),
+            None => return Ok(ReconcileOutcome::Unknown(format!("`{}` answered {result}, which is inconclusive", reconcile.tool))),
         };
         match self.settle_pending(intent.call, happened, &by).await? {
             true => Ok(said),
-            false => Ok(Reconciled::Unknown("the call was settled by another process in the meantime".to_owned())),
+            false => Ok(ReconcileOutcome::Unknown("the call was settled by another process in the meantime".to_owned())),
         }
     }
 
     /// Returns the arguments of the call, without its secrets.
-    async fn recorded_arguments(&self, intent: &Intent) -> Result<Option<Arc<Value>>, StoreError> {
+    async fn recorded_arguments(&self, intent: &ClaimRecord) -> Result<Option<Arc<Value>>, StoreError> {
         if let Some(row) = &intent.row {
             return Ok(Some(Arc::clone(&row.arguments)));
         }

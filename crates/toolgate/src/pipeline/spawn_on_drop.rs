@@ -10,13 +10,13 @@ use tokio::runtime::Handle;
 /// Runs a future in the caller's task, which avoids a task switch.
 ///
 /// If the future is dropped before its end, it continues on a separate task.
-pub(crate) struct Through<F: Future<Output: Send> + Send + 'static> {
+pub(crate) struct SpawnOnDrop<F: Future<Output: Send> + Send + 'static> {
     work: Option<Pin<Box<F>>>,
     /// The runtime to continue on. The value may be dropped outside of any runtime.
     runtime: Option<Handle>,
 }
 
-impl<F: Future<Output: Send> + Send + 'static> Through<F> {
+impl<F: Future<Output: Send> + Send + 'static> SpawnOnDrop<F> {
     pub(crate) fn new(work: F) -> Self {
         Self { work: Some(Box::pin(work)), runtime: Handle::try_current().ok() }
     }
@@ -36,7 +36,7 @@ pub(crate) async fn poll_then_spawn<F: Future<Output: Send> + Send + 'static>(wo
     }
 }
 
-impl<F: Future<Output: Send> + Send + 'static> Future for Through<F> {
+impl<F: Future<Output: Send> + Send + 'static> Future for SpawnOnDrop<F> {
     /// `None` if the future panicked.
     type Output = Option<F::Output>;
 
@@ -54,7 +54,7 @@ impl<F: Future<Output: Send> + Send + 'static> Future for Through<F> {
     }
 }
 
-impl<F: Future<Output: Send> + Send + 'static> Drop for Through<F> {
+impl<F: Future<Output: Send> + Send + 'static> Drop for SpawnOnDrop<F> {
     fn drop(&mut self) {
         if let (Some(work), Some(runtime)) = (self.work.take(), &self.runtime) {
             runtime.spawn(work);

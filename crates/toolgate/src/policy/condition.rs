@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use rust_decimal::Decimal;
 use serde_json::Value;
 
-use super::{Ask, Fault};
+use super::{PolicyError, PolicyInput};
 use toolgate_json::{Pointer, decimal_of, with_canonical_numbers};
-use toolgate_shell::{Place, Shell, Sure, normal};
-use toolgate_text::glob;
+use toolgate_shell::{Certainty, PathPattern, ShellAnalysis, normalize_path};
+use toolgate_text::matches_glob;
 
 /// A condition on one argument.
 ///
@@ -58,21 +58,21 @@ pub enum Condition {
     },
 }
 
-const UNKNOWN: &str = "some words of the command are known only when it runs";
-const SOMEWHERE: &str = "its working directory, or the target of a path in it, is known only when it runs";
-const UNPACKED: &str = "the files that it writes or removes are known only when it runs";
-const IN_PIECES: &str = "the command is not text";
+const UNKNOWN_WORDS_REASON: &str = "some words of the command are known only when it runs";
+const UNKNOWN_DIRECTORY_REASON: &str = "its working directory, or the target of a path in it, is known only when it runs";
+const UNKNOWN_FILES_REASON: &str = "the files that it writes or removes are known only when it runs";
+const COMMAND_NOT_TEXT_REASON: &str = "the command is not text";
 
 /// The result of checking a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Holds {
+pub(crate) enum ConditionResult {
     No,
     Yes,
     /// The result is uncertain, for this reason.
     Uncertain(String),
 }
 
-impl Holds {
+impl ConditionResult {
     fn or(self, other: Self) -> Self {
         match (self, other) {
             (Self::Yes, _) | (_, Self::Yes) => Self::Yes,
@@ -83,12 +83,12 @@ impl Holds {
 }
 
 /// Combines a shell verdict with the doubts about the command.
-fn told(sure: Sure, shell: &Shell, why: &str) -> Holds {
-    match (sure, shell.doubt()) {
-        (Sure::Yes, _) => Holds::Yes,
-        (_, Some(why)) => Holds::Uncertain(why.to_owned()),
-        (Sure::Maybe, None) => Holds::Uncertain(why.to_owned()),
-        (Sure::No, None) => Holds::No,
+fn to_condition_result(sure: Certainty, shell: &ShellAnalysis, why: &str) -> ConditionResult {
+    match (sure, shell.first_opaque_reason()) {
+        (Certainty::Yes, _) => ConditionResult::Yes,
+        (_, Some(why)) => ConditionResult::Uncertain(why.to_owned()),
+        (Certainty::Maybe, None) => ConditionResult::Uncertain(why.to_owned()),
+        (Certainty::No, None) => ConditionResult::No,
     }
 }
 
@@ -121,19 +121,19 @@ impl Condition {
     }
 
     /// Returns whether the result may depend on the location of the home directory.
-    pub(crate) fn wants_home(&self, ask: &Ask<'_>, path: &Pointer, value: Option<&Value>) -> bool {
+    pub(crate) fn depends_on_home(&self, ask: &PolicyInput<'_>, path: &Pointer, value: Option<&Value>) -> bool {
         let Self::Touches { places, from, .. } = self else { return false };
         let is_there = |place: &String| place.starts_with('~');
         let (mut wanted, mut has_text) = (false, false);
-        each_text(value.unwrap_or(&Value::Null), &mut path.clone(), false, &mut |at, text, is_told| {
+        visit_texts(value.unwrap_or(&Value::Null), &mut path.clone(), false, &mut |at, text, is_told| {
             has_text = true;
-            let contents = Contents::of(at, path, is_told);
-            let is_near = |place: &String| is_there(place) && (from.is_some() || may_name(text, place));
+            let contents = ContentLikelihood::classify(at, path, is_told);
+            let is_near = |place: &String| is_there(place) && (from.is_some() || can_name_place(text, place));
             wanted = match ask.tool.shell.as_ref() == Some(at) {
                 _ if wanted => true,
-                true => places.iter().any(is_there) || ask.arguments.shell(text).names_home(),
-                false if text.contains('~') && paths_in(text, contents).any(|path| path.contains('~')) => true,
-                false => places.iter().any(is_near) && paths_in(text, contents).next().is_some(),
+                true => places.iter().any(is_there) || ask.arguments.shell(text).can_name_home(),
+                false if text.contains('~') && candidate_paths(text, contents).any(|path| path.contains('~')) => true,
+                false => places.iter().any(is_near) && candidate_paths(text, contents).next().is_some(),
             };
         });
         // An argument without text means the directory where the search starts.
@@ -141,79 +141,85 @@ impl Condition {
     }
 
     /// Checks the condition for an argument of a call.
-    pub(crate) fn weigh(&self, ask: &Ask<'_>, path: &Pointer, value: &Value) -> Result<Holds, Fault> {
+    pub(crate) fn evaluate(&self, ask: &PolicyInput<'_>, path: &Pointer, value: &Value) -> Result<ConditionResult, PolicyError> {
         match self {
             Self::Runs(patterns) => {
-                let text = value.as_str().ok_or_else(|| Fault::new("the argument is not text"))?;
+                let text = value.as_str().ok_or_else(|| PolicyError::new("the argument is not text"))?;
                 let shell = ask.arguments.shell(text);
-                Ok(told(patterns.iter().map(|pattern| shell.runs(pattern)).max().unwrap_or(Sure::No), &shell, UNKNOWN))
+                Ok(to_condition_result(
+                    patterns.iter().map(|pattern| shell.match_program(pattern)).max().unwrap_or(Certainty::No),
+                    &shell,
+                    UNKNOWN_WORDS_REASON,
+                ))
             }
             Self::Touches { places, lenient, trees, whole, from } => {
-                let (home, mut found, mut has_text) = (ask.home(), Holds::No, false);
-                each_text(value, &mut path.clone(), false, &mut |at, text, is_told| {
+                let (home, mut found, mut has_text) = (ask.home_dir(), ConditionResult::No, false);
+                visit_texts(value, &mut path.clone(), false, &mut |at, text, is_told| {
                     has_text = true;
                     let is_command = ask.tool.shell.as_ref() == Some(at);
-                    let contents = Contents::of(at, path, is_told);
+                    let contents = ContentLikelihood::classify(at, path, is_told);
                     // Most texts name no place, so skip the rest early.
-                    let near = places.iter().filter(|place| is_command || from.is_some() || may_name(text, place));
-                    let places: Vec<Place<'_>> = near.map(|place| Place::new(place, &home)).collect();
+                    let near = places.iter().filter(|place| is_command || from.is_some() || can_name_place(text, place));
+                    let places: Vec<PathPattern<'_>> = near.map(|place| PathPattern::new(place, &home)).collect();
                     let named = if is_command {
                         let shell = ask.arguments.shell(text);
-                        let sure = shell.touches(&places, *lenient, *trees, from.as_deref());
-                        let why = match shell.unpacks() {
-                            true => UNPACKED,
-                            false if shell.is_spelled_out() => SOMEWHERE,
-                            false => UNKNOWN,
+                        let sure = shell.match_paths(&places, *lenient, *trees, from.as_deref());
+                        let why = match shell.has_filled_directory() {
+                            true => UNKNOWN_FILES_REASON,
+                            false if shell.is_fully_known() => UNKNOWN_DIRECTORY_REASON,
+                            false => UNKNOWN_WORDS_REASON,
                         };
-                        told(sure, &shell, why)
+                        to_condition_result(sure, &shell, why)
                     } else {
                         // In other texts, only `/proc/` and `..` make a path uncertain.
                         let led = |path: &str| (path.starts_with("/proc/") || path.contains("/../")) && !path.contains(char::is_whitespace);
-                        let named = |place: &Place<'_>, path: &str| match place.is(path) {
-                            Sure::Maybe if !led(path) => Sure::No,
-                            _ if *whole && place.is_only_called(path) => Sure::No,
+                        let named = |place: &PathPattern<'_>, path: &str| match place.match_text(path) {
+                            Certainty::Maybe if !led(path) => Certainty::No,
+                            _ if *whole && place.has_only_same_name(path) => Certainty::No,
                             sure => sure,
                         };
-                        let above = |place: &Place<'_>, path: &str| from.as_deref().map_or(Sure::No, |from| place.is_searched(from, path));
-                        let sure = |place: &Place<'_>, path: &str| named(place, path).max(above(place, path));
-                        let paths: Vec<Cow<'_, str>> = paths_in(text, contents).collect();
+                        let above = |place: &PathPattern<'_>, path: &str| {
+                            from.as_deref().map_or(Certainty::No, |from| place.match_relative_parent(from, path))
+                        };
+                        let sure = |place: &PathPattern<'_>, path: &str| named(place, path).max(above(place, path));
+                        let paths: Vec<Cow<'_, str>> = candidate_paths(text, contents).collect();
                         match places.iter().flat_map(|place| paths.iter().map(move |path| sure(place, path.as_ref()))).max() {
-                            Some(Sure::Yes) => Holds::Yes,
-                            Some(Sure::Maybe) => Holds::Uncertain("a path in it goes through `/proc` or `..`".to_owned()),
-                            _ => Holds::No,
+                            Some(Certainty::Yes) => ConditionResult::Yes,
+                            Some(Certainty::Maybe) => ConditionResult::Uncertain("a path in it goes through `/proc` or `..`".to_owned()),
+                            _ => ConditionResult::No,
                         }
                     };
-                    found = std::mem::replace(&mut found, Holds::No).or(named);
+                    found = std::mem::replace(&mut found, ConditionResult::No).or(named);
                 });
-                if is_in_pieces(ask, path, value) {
-                    found = found.or(Holds::Uncertain(IN_PIECES.to_owned()));
+                if is_non_text_command(ask, path, value) {
+                    found = found.or(ConditionResult::Uncertain(COMMAND_NOT_TEXT_REASON.to_owned()));
                 }
                 // Null and an empty list count as an absent argument.
-                let searches_here = !has_text && from.is_some() && self.holds_of_nothing(|| ask.home());
-                Ok(if searches_here { Holds::Yes } else { found })
+                let searches_here = !has_text && from.is_some() && self.is_met_by_absent(|| ask.home_dir());
+                Ok(if searches_here { ConditionResult::Yes } else { found })
             }
-            other => Ok(if other.holds(value)? { Holds::Yes } else { Holds::No }),
+            other => Ok(if other.is_met_by(value)? { ConditionResult::Yes } else { ConditionResult::No }),
         }
     }
 
     /// Returns whether the condition holds for an absent argument.
     ///
     /// An absent argument does not pass a rule. A search without a directory starts in `from`.
-    pub(crate) fn holds_of_nothing<'h>(&self, home: impl FnOnce() -> Cow<'h, str>) -> bool {
+    pub(crate) fn is_met_by_absent<'h>(&self, home: impl FnOnce() -> Cow<'h, str>) -> bool {
         match self {
             Self::Touches { places, from: Some(from), .. } => {
                 let home = home();
-                places.iter().any(|place| Place::new(place, &home).is_searched(from, ".") != Sure::No)
+                places.iter().any(|place| PathPattern::new(place, &home).match_relative_parent(from, ".") != Certainty::No)
             }
             _ => true,
         }
     }
 
     /// Checks the condition for a value; a value that cannot be compared is a fault, never a "no".
-    pub(crate) fn holds(&self, value: &Value) -> Result<bool, Fault> {
+    pub(crate) fn is_met_by(&self, value: &Value) -> Result<bool, PolicyError> {
         // The message of a fault is visible, so it must not contain the value, which may be secret.
-        let number = || decimal_of(value).ok_or_else(|| Fault::new("the argument is not a number that can be compared exactly"));
-        let text = || value.as_str().ok_or_else(|| Fault::new("the argument is not text"));
+        let number = || decimal_of(value).ok_or_else(|| PolicyError::new("the argument is not a number that can be compared exactly"));
+        let text = || value.as_str().ok_or_else(|| PolicyError::new("the argument is not text"));
         Ok(match self {
             Self::Above(limit) => number()? > *limit,
             Self::Below(limit) => number()? < *limit,
@@ -221,14 +227,14 @@ impl Condition {
                 // A tool may convert another type: `"3"` to 3, or null to its default.
                 let is_alike = |one: &Value| std::mem::discriminant(one) == std::mem::discriminant(value);
                 if !values.iter().any(is_alike) {
-                    return Err(Fault::new("the argument has another type than every value that it is compared with"));
+                    return Err(PolicyError::new("the argument has another type than every value that it is compared with"));
                 }
                 values.contains(value)
             }
             Self::NotIn(values) => !values.contains(value),
-            Self::Glob(pattern) => glob(pattern, text()?),
+            Self::Glob(pattern) => matches_glob(pattern, text()?),
             Self::Matches(pattern) => pattern.is_match(text()?),
-            Self::Runs(_) | Self::Touches { .. } => return Err(Fault::new("cannot check a command without its tool")),
+            Self::Runs(_) | Self::Touches { .. } => return Err(PolicyError::new("cannot check a command without its tool")),
         })
     }
 
@@ -242,9 +248,9 @@ impl Condition {
             Self::NotIn(values) => format!("not in {}", list(values)),
             Self::Glob(pattern) => format!("like `{pattern}`"),
             Self::Matches(pattern) => format!("matching `{pattern}`"),
-            Self::Runs(patterns) => format!("running {}", ticked(patterns)),
-            Self::Touches { places, from: Some(_), .. } => format!("naming {} or a parent directory", ticked(places)),
-            Self::Touches { places, .. } => format!("naming {}", ticked(places)),
+            Self::Runs(patterns) => format!("running {}", list_in_backticks(patterns)),
+            Self::Touches { places, from: Some(_), .. } => format!("naming {} or a parent directory", list_in_backticks(places)),
+            Self::Touches { places, .. } => format!("naming {}", list_in_backticks(places)),
         }
     }
 
@@ -253,7 +259,7 @@ impl Condition {
         match (self, other) {
             (Self::Above(a), Self::Above(b)) => a >= b,
             (Self::Below(a), Self::Below(b)) => a <= b,
-            (Self::In(values), other) => values.iter().all(|value| other.holds(value).unwrap_or(false)),
+            (Self::In(values), other) => values.iter().all(|value| other.is_met_by(value).unwrap_or(false)),
             (Self::NotIn(a), Self::NotIn(b)) => b.iter().all(|value| a.contains(value)),
             (Self::Glob(a), Self::Glob(b)) => a == b,
             (Self::Matches(a), Self::Matches(b)) => a.as_str() == b.as_str(),
@@ -267,7 +273,7 @@ impl Condition {
     }
 
     /// Returns the JSON Schema type that the condition needs, if it needs one.
-    pub(crate) const fn wants(&self) -> Option<&'static str> {
+    pub(crate) const fn required_type(&self) -> Option<&'static str> {
         match self {
             Self::Above(_) | Self::Below(_) => Some("number"),
             Self::Glob(_) | Self::Matches(_) | Self::Runs(_) => Some("string"),
@@ -276,7 +282,7 @@ impl Condition {
     }
 
     /// Describes for the model which values pass.
-    pub(crate) fn opposite(&self) -> String {
+    pub(crate) fn describe_opposite(&self) -> String {
         let list = |values: &[Value]| values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         match self {
             Self::Above(limit) => format!("at most {limit}"),
@@ -285,15 +291,17 @@ impl Condition {
             Self::NotIn(values) => format!("one of {}", list(values)),
             Self::Glob(pattern) => format!("text that is not like `{pattern}`"),
             Self::Matches(pattern) => format!("text that does not match `{pattern}`"),
-            Self::Runs(patterns) => format!("a command that runs none of {}", ticked(patterns)),
-            Self::Touches { places, from: Some(_), .. } => format!("a value that does not name {} or a parent directory", ticked(places)),
-            Self::Touches { places, .. } => format!("a value that does not name {}", ticked(places)),
+            Self::Runs(patterns) => format!("a command that runs none of {}", list_in_backticks(patterns)),
+            Self::Touches { places, from: Some(_), .. } => {
+                format!("a value that does not name {} or a parent directory", list_in_backticks(places))
+            }
+            Self::Touches { places, .. } => format!("a value that does not name {}", list_in_backticks(places)),
         }
     }
 }
 
 /// Lists the first three in backticks, and the number of the others.
-fn ticked(texts: &[String]) -> String {
+fn list_in_backticks(texts: &[String]) -> String {
     let mut listed = texts.iter().take(3).map(|text| format!("`{text}`")).collect::<Vec<_>>();
     if texts.len() > 3 {
         listed.push(format!("{} more", texts.len() - 3));
@@ -304,7 +312,7 @@ fn ticked(texts: &[String]) -> String {
 /// Returns whether a value is, contains or is part of a shell command that is not text.
 ///
 /// Such a command cannot be parsed as a shell would parse it.
-fn is_in_pieces(ask: &Ask<'_>, path: &Pointer, value: &Value) -> bool {
+fn is_non_text_command(ask: &PolicyInput<'_>, path: &Pointer, value: &Value) -> bool {
     let Some(shell) = &ask.tool.shell else { return false };
     match shell.parts().strip_prefix(path.parts()) {
         Some(inside) => Pointer::from_parts(inside.to_vec()).get(value).is_some_and(|command| !command.is_string() && !command.is_null()),
@@ -315,32 +323,32 @@ fn is_in_pieces(ask: &Ask<'_>, path: &Pointer, value: &Value) -> bool {
 /// Returns whether a text can be a path to a place or into it.
 ///
 /// The text contains the name of the place, or goes through `/proc/` or home.
-fn may_name(text: &str, place: &str) -> bool {
+fn can_name_place(text: &str, place: &str) -> bool {
     let name = place.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     place.contains('*') || name.starts_with('~') || text.contains("/proc/") || text.contains('~') || text.contains(name)
 }
 
 /// The longest text that is read as a path, in bytes.
-const LONGEST: usize = 4_096;
+const MAX_PATH_BYTES: usize = 4_096;
 
 /// Names of arguments that hold the content of a file or a search text, in lower case without `_`.
 #[rustfmt::skip]
-const CONTENTS: &[&str] = &[
+const CONTENT_ARGUMENT_NAMES: &[&str] = &[
     "body", "code", "codeedit", "content", "contents", "filetext", "inserttext", "message", "newsource", "newstr", "newstring", "newtext", "oldstr",
     "oldstring", "oldtext", "replacement", "text",
 ];
 
 /// Names of arguments that select a file, in the same spelling.
-const MEANT: &[&str] = &["filepath", "notebookpath", "path", "targetfile"];
+const FILE_ARGUMENT_NAMES: &[&str] = &["filepath", "notebookpath", "path", "targetfile"];
 
 /// Returns whether the name of an argument is in the list, ignoring case, `_` and `-`.
-fn is_called(name: &str, names: &[&str]) -> bool {
+fn is_listed_name(name: &str, names: &[&str]) -> bool {
     names.contains(&name.replace(['_', '-'], "").to_ascii_lowercase().as_str())
 }
 
 /// Whether a text is the content of a file rather than the name of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Contents {
+enum ContentLikelihood {
     No,
     /// The name of the argument suggests content.
     Likely,
@@ -348,12 +356,12 @@ enum Contents {
     Certain,
 }
 
-impl Contents {
+impl ContentLikelihood {
     /// Classifies the text at a path below the argument that the rule names.
-    fn of(at: &Pointer, named: &Pointer, is_told: bool) -> Self {
+    fn classify(at: &Pointer, named: &Pointer, is_told: bool) -> Self {
         let inside = at.parts().get(named.parts().len()..).unwrap_or_default();
         let name = inside.iter().rev().find(|part| part.parse::<usize>().is_err());
-        match name.is_some_and(|name| is_called(name, CONTENTS)) {
+        match name.is_some_and(|name| is_listed_name(name, CONTENT_ARGUMENT_NAMES)) {
             false => Self::No,
             true if is_told => Self::Certain,
             true => Self::Likely,
@@ -366,12 +374,12 @@ impl Contents {
 /// These are the text itself if it is one line, the text without outer spaces and detours (as a
 /// tool may normalize it), and the files that a patch changes. The content of a file whose name is
 /// in another argument names no other file, except in patch headers.
-fn paths_in(text: &str, contents: Contents) -> impl Iterator<Item = Cow<'_, str>> {
-    let whole = Some(text).filter(|text| contents != Contents::Certain && text.len() <= LONGEST && !text.contains('\n'));
-    let winds = text.len() > LONGEST || text.trim() != text || ["//", "/./", "/../"].iter().any(|detour| text.contains(detour));
+fn candidate_paths(text: &str, contents: ContentLikelihood) -> impl Iterator<Item = Cow<'_, str>> {
+    let whole = Some(text).filter(|text| contents != ContentLikelihood::Certain && text.len() <= MAX_PATH_BYTES && !text.contains('\n'));
+    let winds = text.len() > MAX_PATH_BYTES || text.trim() != text || ["//", "/./", "/../"].iter().any(|detour| text.contains(detour));
     // A text of several lines can be a path only if it starts with `/` or `~`.
-    let is_path = |path: &String| path.len() <= LONGEST && (!path.contains('\n') || path.starts_with(['/', '~']));
-    let plain = (winds && contents == Contents::No).then(|| normal(text.trim())).filter(is_path);
+    let is_path = |path: &String| path.len() <= MAX_PATH_BYTES && (!path.contains('\n') || path.starts_with(['/', '~']));
+    let plain = (winds && contents == ContentLikelihood::No).then(|| normalize_path(text.trim())).filter(is_path);
     let header = |line: &'_ str| -> Option<std::ops::Range<usize>> {
         let marks = [
             "*** Update File:",
@@ -396,22 +404,24 @@ fn paths_in(text: &str, contents: Contents) -> impl Iterator<Item = Cow<'_, str>
 
 /// Visits every text in a value, with its path and whether an argument beside or above it selects
 /// a file.
-fn each_text(value: &Value, at: &mut Pointer, is_told: bool, visit: &mut impl FnMut(&Pointer, &str, bool)) {
+fn visit_texts(value: &Value, at: &mut Pointer, is_told: bool, visit: &mut impl FnMut(&Pointer, &str, bool)) {
     match value {
         Value::String(text) => visit(at, text, is_told),
         Value::Array(items) => {
             for (n, item) in items.iter().enumerate() {
                 at.push(n.to_string());
-                each_text(item, at, is_told, visit);
+                visit_texts(item, at, is_told, visit);
                 at.pop();
             }
         }
         Value::Object(fields) => {
-            let is_told =
-                is_told || fields.iter().any(|(name, field)| field.as_str().is_some_and(|path| !path.is_empty()) && is_called(name, MEANT));
+            let is_told = is_told
+                || fields
+                    .iter()
+                    .any(|(name, field)| field.as_str().is_some_and(|path| !path.is_empty()) && is_listed_name(name, FILE_ARGUMENT_NAMES));
             for (name, field) in fields {
                 at.push(name.clone());
-                each_text(field, at, is_told, visit);
+                visit_texts(field, at, is_told, visit);
                 at.pop();
             }
         }

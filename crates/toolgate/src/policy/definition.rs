@@ -6,7 +6,7 @@
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
-use super::{Condition, Refusal, ToolNames};
+use super::{Condition, RuleDenial, ToolNames};
 use toolgate_json::Pointer;
 
 /// Returns the definition of a rule: its type and its parts as canonical JSON.
@@ -27,7 +27,7 @@ pub(super) fn duration(duration: SignedDuration) -> Value {
     duration.to_string().into()
 }
 
-pub(super) fn refusal(refusal: &Refusal) -> Value {
+pub(super) fn refusal(refusal: &RuleDenial) -> Value {
     json!({
         "reason": refusal.reason,
         "category": refusal.category,

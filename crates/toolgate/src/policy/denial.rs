@@ -1,42 +1,42 @@
 //! Defines the denial that a rule returns: reason, category, code and redirect.
 
-use super::Problem;
-use crate::call::error::{Category, ToolError};
-use crate::diagnostic::unknown_tool;
-use crate::tool::Spec;
+use super::Diagnostic;
+use crate::call::error::{ErrorCategory, ToolError};
+use crate::diagnostic::check_tool_name;
+use crate::tool::ToolSpec;
 
 /// The denial of a rule.
 ///
 /// By default the category is BUSINESS and the code is the name of the rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RuleDenial {
     /// The message that the model reads.
     pub reason: String,
     /// The category of the error.
-    pub category: Category,
+    pub category: ErrorCategory,
     /// The code of the error.
     pub code: String,
     /// The tool that handles such requests instead.
     pub redirect: Option<String>,
 }
 
-impl Refusal {
+impl RuleDenial {
     /// Creates a refusal with a reason and the default category and code.
-    pub(crate) fn of(rule: &str, reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), category: Category::Business, code: rule.to_owned(), redirect: None }
+    pub(crate) fn new(rule: &str, reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), category: ErrorCategory::Business, code: rule.to_owned(), redirect: None }
     }
 
     /// Reports a redirect to a tool that does not exist.
-    pub(crate) fn problems(&self, tools: &[&Spec]) -> Option<Problem> {
+    pub(crate) fn check_redirect(&self, tools: &[&ToolSpec]) -> Option<Diagnostic> {
         let to = self.redirect.as_deref()?;
-        let problem = unknown_tool("redirect", to, tools)?;
-        Some(Problem {
-            message: format!("the rule redirects to `{}`, which is not a tool of this agent", toolgate_text::shown(to)),
+        let problem = check_tool_name("redirect", to, tools)?;
+        Some(Diagnostic {
+            message: format!("the rule redirects to `{}`, which is not a tool of this agent", toolgate_text::escape_for_display(to)),
             ..problem
         })
     }
 
-    pub(crate) fn error(&self) -> ToolError {
+    pub(crate) fn to_error(&self) -> ToolError {
         let mut error = ToolError::new(self.category, self.code.clone(), self.reason.clone());
         // A rule denial is not retryable: the same call gets the same result.
         error.retryable = false;
@@ -57,7 +57,7 @@ macro_rules! refusal_setters {
 
         /// Sets the category of the refusal [default: BUSINESS].
         #[must_use]
-        pub const fn category(mut self, category: crate::call::error::Category) -> Self {
+        pub const fn category(mut self, category: crate::call::error::ErrorCategory) -> Self {
             self.refusal.category = category;
             self
         }
@@ -84,7 +84,7 @@ macro_rules! expression_setters {
         #[doc = $doc]
         #[must_use]
         pub fn when_cel(mut self, expression: &str) -> Self {
-            self.when = Some(crate::policy::cel::Expression::new(expression));
+            self.when = Some(crate::policy::cel::CelExpression::new(expression));
             self
         }
 
@@ -92,7 +92,7 @@ macro_rules! expression_setters {
         #[must_use]
         pub fn reading(mut self, limit: &crate::policy::Limit) -> Self {
             if let Some(when) = &mut self.when {
-                when.reads(limit);
+                when.bind_limit(limit);
             }
             self
         }

@@ -2,15 +2,18 @@
 
 use serde_json::{Value, json};
 
-use super::cel::Expression;
-use super::condition::Holds;
+use super::cel::CelExpression;
+use super::condition::ConditionResult;
 use super::definition;
-use super::{Ask, Condition, Fault, Forbids, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
+use super::{
+    Condition, DenySummary, Diagnostic, FactRequest, Obligations, Policy, PolicyError, PolicyInput, Prerequisite, RuleCheck, RuleDenial,
+    StaticSummary, ToolNames, Verdict,
+};
 use crate::call::error::FieldError;
-use crate::diagnostic::unfit;
+use crate::diagnostic::check_condition_type;
 use crate::policy::denial::{expression_setters, refusal_setters};
-use crate::policy::unsatisfiable::{never, of_nothing};
-use crate::tool::Spec;
+use crate::policy::unsatisfiable::{check_alternatives, check_satisfiable};
+use crate::tool::ToolSpec;
 use toolgate_json::Pointer;
 
 /// Denies a call, or asks a person about it, if all conditions hold.
@@ -30,8 +33,8 @@ pub struct Deny {
     name: String,
     tools: ToolNames,
     conditions: Vec<(Pointer, Condition)>,
-    when: Option<Expression>,
-    refusal: Refusal,
+    when: Option<CelExpression>,
+    refusal: RuleDenial,
     asks_person: bool,
     approvers: Vec<String>,
 }
@@ -43,7 +46,7 @@ impl Deny {
             "name": self.name,
             "tools": definition::names(&self.tools),
             "conditions": definition::conditions(&self.conditions),
-            "when": self.when.as_ref().map(Expression::definition_parts),
+            "when": self.when.as_ref().map(CelExpression::definition_parts),
             "refusal": definition::refusal(&self.refusal),
             "approvers": self.approvers,
         })
@@ -51,10 +54,10 @@ impl Deny {
 
     /// Creates a rule that denies every call of these tools until a condition is added.
     pub fn new<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>) -> Self {
-        let refusal = Refusal::of(name, format!("the rule `{name}` forbids this call"));
+        let refusal = RuleDenial::new(name, format!("the rule `{name}` forbids this call"));
         Self {
             name: name.to_owned(),
-            tools: ToolNames::of(tools),
+            tools: ToolNames::new(tools),
             conditions: Vec::new(),
             when: None,
             refusal,
@@ -65,7 +68,7 @@ impl Deny {
 
     /// Creates a rule that asks a person instead of denying.
     pub fn ask<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>) -> Self {
-        let refusal = Refusal::of(name, format!("the rule `{name}` requires approval by a person"));
+        let refusal = RuleDenial::new(name, format!("the rule `{name}` requires approval by a person"));
         Self { asks_person: true, refusal, ..Self::new(name, tools) }
     }
 
@@ -90,25 +93,25 @@ impl Deny {
     refusal_setters!();
 
     /// Returns the offending argument of each condition, or `None` if a condition does not hold.
-    pub(super) fn against(&self, ask: &Ask<'_>) -> Result<Option<Against>, Fault> {
+    pub(super) fn match_conditions(&self, ask: &PolicyInput<'_>) -> Result<Option<DenyMatch>, PolicyError> {
         let (mut errors, mut doubt, mut fault) = (Vec::new(), None, None);
         let mut all = true;
         for (path, condition) in &self.conditions {
             // One match is enough, and an absent value counts as a match.
             let places = ask.arguments_at(path);
-            let speaks = !ask.is_sketch && condition.holds_of_nothing(|| ask.home());
+            let speaks = !ask.is_sketch && condition.is_met_by_absent(|| ask.home_dir());
             let mut guilty = (places.is_empty() && speaks).then_some(None);
             let (mut unsure, mut faulty) = (None, None);
             for place in places {
                 // In a sketch, an absent argument is not known yet and may still be allowed.
-                let absent = || Ok(if speaks { Holds::Yes } else { Holds::No });
-                match place.map_or_else(absent, |value| condition.weigh(ask, path, value)) {
-                    Ok(Holds::No) => {}
-                    Ok(Holds::Yes) => {
+                let absent = || Ok(if speaks { ConditionResult::Yes } else { ConditionResult::No });
+                match place.map_or_else(absent, |value| condition.evaluate(ask, path, value)) {
+                    Ok(ConditionResult::No) => {}
+                    Ok(ConditionResult::Yes) => {
                         (guilty, unsure) = (Some(place), None);
                         break;
                     }
-                    Ok(Holds::Uncertain(why)) => {
+                    Ok(ConditionResult::Uncertain(why)) => {
                         guilty = Some(place);
                         unsure.get_or_insert(why);
                     }
@@ -123,16 +126,17 @@ impl Deny {
                 continue;
             }
             doubt = doubt.or(unsure);
-            let shown = |place: Option<&serde_json::Value>| place.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
-            ask.note(|| {
+            let shown =
+                |place: Option<&serde_json::Value>| place.map_or_else(|| "nothing".to_owned(), |value| ask.display_argument(path, value));
+            ask.record_check(|| {
                 let found = shown(guilty.unwrap_or_else(|| ask.argument(path)));
                 let whole = if path.parts().is_empty() { "arguments" } else { "" };
-                Note { what: format!("{whole}{path} {}", condition.describe()), found, holds: guilty.is_some() }
+                RuleCheck { what: format!("{whole}{path} {}", condition.describe()), found, holds: guilty.is_some() }
             });
             match guilty {
                 Some(place) => errors.push(FieldError {
                     path: path.to_string(),
-                    expected: condition.opposite(),
+                    expected: condition.describe_opposite(),
                     got: shown(place),
                     did_you_mean: None,
                 }),
@@ -144,17 +148,17 @@ impl Deny {
         }
         match fault {
             Some(fault) if all => Err(fault),
-            _ => Ok(all.then_some(Against { errors, uncertainty: doubt })),
+            _ => Ok(all.then_some(DenyMatch { errors, uncertainty: doubt })),
         }
     }
 
     /// Returns whether a condition may depend on the location of the home directory.
-    fn wants_home(&self, ask: &Ask<'_>) -> bool {
+    fn depends_on_home(&self, ask: &PolicyInput<'_>) -> bool {
         let one = |(path, condition): &(Pointer, Condition)| {
             if !matches!(condition, Condition::Touches { .. }) {
                 return false;
             }
-            let wants = |value: Option<&serde_json::Value>| condition.wants_home(ask, path, value);
+            let wants = |value: Option<&serde_json::Value>| condition.depends_on_home(ask, path, value);
             let places = path.get_each(ask.arguments.value());
             (places.is_empty() && wants(None)) || places.into_iter().any(wants)
         };
@@ -164,31 +168,31 @@ impl Deny {
 
 impl Deny {
     /// Returns the problems of the conditions.
-    pub(super) fn unfit_conditions(&self, tools: &[&Spec]) -> Vec<Problem> {
+    pub(super) fn check_conditions(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         let arguments = self.conditions.iter().enumerate().map(|(index, (path, _))| (format!("where.{index}.argument"), path));
-        let mut problems = self.tools.unknown_arguments(tools, arguments);
-        let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        let mut problems = self.tools.check_arguments(tools, arguments);
+        let governed: Vec<&ToolSpec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
         for (index, (path, condition)) in self.conditions.iter().enumerate() {
-            problems.extend(governed.iter().filter_map(|tool| unfit(&format!("where.{index}"), tool, path, condition)));
-            problems.extend(never(&format!("where.{index}"), path, condition, &governed));
-            problems.extend(of_nothing(&format!("where.{index}"), condition));
-            let no_command = |tool: &&&Spec| matches!(condition, Condition::Runs(_)) && tool.shell.as_ref() != Some(path);
+            problems.extend(governed.iter().filter_map(|tool| check_condition_type(&format!("where.{index}"), tool, path, condition)));
+            problems.extend(check_satisfiable(&format!("where.{index}"), path, condition, &governed));
+            problems.extend(check_alternatives(&format!("where.{index}"), condition));
+            let no_command = |tool: &&&ToolSpec| matches!(condition, Condition::Runs(_)) && tool.shell.as_ref() != Some(path);
             problems.extend(governed.iter().filter(no_command).map(|tool| {
                 let message = format!("`{path}` of `{}` is not declared as a shell command", tool.name());
                 let help = match &tool.shell {
                     Some(shell) => format!("its shell command is `{shell}`"),
                     None => format!("add `shell = \"{path}\"` to the tool"),
                 };
-                Problem::at(format!("where.{index}.argument"), message).help(help)
+                Diagnostic::at_field(format!("where.{index}.argument"), message).with_help(help)
             }));
             // A path with `*` does not show which value is the command.
-            let hidden = |tool: &&&Spec| {
-                matches!(condition, Condition::Touches { .. }) && tool.shell.as_ref().is_some_and(|shell| stars_over(path, shell))
+            let hidden = |tool: &&&ToolSpec| {
+                matches!(condition, Condition::Touches { .. }) && tool.shell.as_ref().is_some_and(|shell| covers_path(path, shell))
             };
             problems.extend(governed.iter().filter(hidden).map(|tool| {
                 let message = format!("`{path}` would treat the shell command of `{}` as a path", tool.name());
-                let problem = Problem::at(format!("where.{index}.argument"), message);
-                problem.help("omit `argument` to check all arguments, or name one")
+                let problem = Diagnostic::at_field(format!("where.{index}.argument"), message);
+                problem.with_help("omit `argument` to check all arguments, or name one")
             }));
         }
         problems
@@ -196,14 +200,14 @@ impl Deny {
 }
 
 /// Returns whether a path with `*` matches another path or one of its parents.
-fn stars_over(path: &Pointer, other: &Pointer) -> bool {
+fn covers_path(path: &Pointer, other: &Pointer) -> bool {
     let (path, other) = (path.parts(), other.parts());
     let reaches = |(part, own): (&String, &String)| part == "*" || part == own;
     path.iter().any(|part| part == "*") && path.len() <= other.len() && path.iter().zip(other).all(reaches)
 }
 
 /// A match of all conditions.
-pub(super) struct Against {
+pub(super) struct DenyMatch {
     errors: Vec<FieldError>,
     /// The reason why the match is uncertain, if it is.
     uncertainty: Option<String>,
@@ -214,66 +218,70 @@ impl Policy for Deny {
         &self.name
     }
 
-    fn governs(&self, tool: &Spec) -> bool {
+    fn governs(&self, tool: &ToolSpec) -> bool {
         self.tools.contains(tool.name())
     }
 
-    fn looks_back(&self) -> Option<jiff::SignedDuration> {
+    fn lookback_window(&self) -> Option<jiff::SignedDuration> {
         self.when.is_none().then_some(jiff::SignedDuration::ZERO)
     }
 
-    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
-        let mut problems = self.tools.unknown("tools", tools);
-        problems.extend(self.unfit_conditions(tools));
-        let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+    fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
+        let mut problems = self.tools.check_names("tools", tools);
+        problems.extend(self.check_conditions(tools));
+        let governed: Vec<&ToolSpec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
         problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, None)));
         if !self.approvers.is_empty() && !self.asks_person {
-            problems.push(Problem::at("approvers", "`approvers` has no effect in a rule that denies").help("use `ask`"));
+            problems.push(Diagnostic::at_field("approvers", "`approvers` has no effect in a rule that denies").with_help("use `ask`"));
         }
-        problems.extend(self.refusal.problems(tools));
+        problems.extend(self.refusal.check_redirect(tools));
         problems
     }
 
-    fn outline(&self, _: &Spec) -> Outline<'_> {
-        let forbids = Forbids { conditions: &self.conditions, has_other_conditions: self.when.is_some(), asks_person: self.asks_person };
-        Outline { denies: Some(forbids), ..Outline::default() }
+    fn static_summary(&self, _: &ToolSpec) -> StaticSummary<'_> {
+        let forbids =
+            DenySummary { conditions: &self.conditions, has_other_conditions: self.when.is_some(), asks_person: self.asks_person };
+        StaticSummary { denies: Some(forbids), ..StaticSummary::default() }
     }
 
-    fn sources(&self) -> Option<Vec<&str>> {
-        self.when.as_ref().and_then(Expression::sources)
+    fn provenance_sources(&self) -> Option<Vec<&str>> {
+        self.when.as_ref().and_then(CelExpression::provenance_sources)
     }
 
     fn definition(&self) -> String {
         definition::definition(if self.asks_person { "ask" } else { "deny" }, &self.definition_parts())
     }
 
-    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        needs.home = needs.home || self.wants_home(ask);
+    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
+        needs.home = needs.home || self.depends_on_home(ask);
         if let Some(when) = &self.when {
-            when.needs(ask, needs);
+            when.request_facts(ask, needs);
         }
     }
 
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        let Some(Against { errors, uncertainty: doubt }) = self.against(ask)? else { return Ok(Verdict::allow()) };
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+        let Some(DenyMatch { errors, uncertainty: doubt }) = self.match_conditions(ask)? else { return Ok(Verdict::allow()) };
         if let Some(when) = &self.when
-            && !when.holds(ask, None)?
+            && !when.is_true(ask, None)?
         {
             return Ok(Verdict::allow());
         }
         if let Some(doubt) = doubt {
             let reason = format!("Toolgate cannot determine what this call does: {doubt}.");
-            return Ok(Verdict::Ask(reason, Terms { approvers: self.approvers.clone(), ..Terms::default() }));
+            return Ok(Verdict::Ask(reason, Obligations { approvers: self.approvers.clone(), ..Obligations::default() }));
         }
         if self.asks_person {
-            return Ok(Verdict::Ask(self.refusal.reason.clone(), Terms { approvers: self.approvers.clone(), ..Terms::default() }));
+            return Ok(Verdict::Ask(
+                self.refusal.reason.clone(),
+                Obligations { approvers: self.approvers.clone(), ..Obligations::default() },
+            ));
         }
-        let mut error = self.refusal.error();
+        let mut error = self.refusal.to_error();
         error.errors = errors;
         Ok(Verdict::deny(error))
     }
 
-    fn remedies(&self, _: &Ask<'_>) -> Option<Vec<Remedy>> {
+    fn suggest_prerequisites(&self, _: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
         // No other call changes a decision on the arguments alone. An expression may depend on the
         // time, on limits and on provenance.
         self.when.is_none().then(Vec::new)

@@ -8,17 +8,17 @@ use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::provenance::Known;
-use crate::session::repetition::Progress;
-use crate::session::state::{Evidence, EvidenceKey, State};
-use crate::store::{ApprovalState, Target};
+use crate::provenance::Provenance;
+use crate::session::repetition::RepetitionState;
+use crate::session::state::{Evidence, EvidenceKey, SessionState};
+use crate::store::{ApprovalState, PauseTarget};
 use toolgate_json::Digest;
 
 /// The facts that a policy requests before it decides.
 ///
 /// A fact that is not requested here is not available to the policy.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Needs {
+pub struct FactRequest {
     /// Evidence to look up.
     pub evidence: Vec<EvidenceKey>,
     /// Counters to read, each with its window.
@@ -37,9 +37,9 @@ pub struct Needs {
     pub repeat_with_evidence: bool,
 }
 
-impl Needs {
+impl FactRequest {
     /// Removes the requests that are already answered.
-    pub(crate) fn less(&mut self, facts: &Facts) {
+    pub(crate) fn remove_answered(&mut self, facts: &DecisionFacts) {
         self.evidence.retain(|key| !facts.evidence.iter().any(|(known, _)| known == key));
         self.counters.retain(|(name, window)| !facts.counters.iter().any(|(known, w, _)| known == name && w == window));
         self.marks.retain(|mark| !facts.marks.contains_key(mark));
@@ -85,7 +85,7 @@ pub enum FileFact {
 ///
 /// They are recorded with the decision, so that replay can repeat it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Facts {
+pub struct DecisionFacts {
     /// The time of the decision.
     pub now: Timestamp,
     /// Evidence by key; `None` if there is none.
@@ -102,7 +102,7 @@ pub struct Facts {
     pub files: BTreeMap<String, FileFact>,
     /// The provenance of argument values, by their path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub origins: BTreeMap<String, Known>,
+    pub origins: BTreeMap<String, Provenance>,
     /// The home directory (`~` in paths), if a rule used it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<String>,
@@ -111,7 +111,7 @@ pub struct Facts {
     pub hooks: Vec<HookFact>,
     /// Verdicts other than "allow" of rules in observe mode.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub observed: Vec<Observed>,
+    pub observed: Vec<ObservedVerdict>,
     /// The reason why the transport rejected the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turned_away: Option<String>,
@@ -120,7 +120,7 @@ pub struct Facts {
     pub misread: bool,
     /// The kill switch that was on, and its reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub paused: Option<(Target, String)>,
+    pub paused: Option<(PauseTarget, String)>,
     /// Whether the deadline of the caller had passed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub late: bool,
@@ -138,63 +138,63 @@ pub struct Facts {
     pub ran: Option<Value>,
     /// The state of an earlier call with the same key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recalled: Option<RecallFact>,
+    pub recalled: Option<PriorCallFact>,
     /// The kind of key that found the earlier call; absent in older rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recalled_by: Option<RecalledBy>,
+    pub recalled_by: Option<DedupKeyKind>,
     /// How often the same call was repeated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub progress: Option<Progress>,
+    pub progress: Option<RepetitionState>,
     /// The amount used of each budget.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub budget: Vec<Used>,
+    pub budget: Vec<CounterReading>,
     /// The approval that applied to the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub approval: Option<ApprovalFact>,
     /// The amount used of each limit at the time of the claim.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub claimed: Vec<Used>,
+    pub claimed: Vec<CounterReading>,
     /// Records during replay which fact of the decision is missing.
     #[serde(skip)]
-    pub(crate) watch: Watch,
+    pub(crate) watch: MissingFactTracker,
 }
 
 /// Records the first fact that a replayed decision needs and that is missing.
 ///
 /// The tracker is off for live calls.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Watch(pub(crate) Option<Arc<Mutex<Option<String>>>>);
+pub(crate) struct MissingFactTracker(pub(crate) Option<Arc<Mutex<Option<String>>>>);
 
-impl PartialEq for Watch {
+impl PartialEq for MissingFactTracker {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Watch {
-    pub(crate) fn on() -> Self {
+impl MissingFactTracker {
+    pub(crate) fn enabled() -> Self {
         Self(Some(Arc::default()))
     }
 
     /// Records a missing fact; only the first one is kept.
-    pub(crate) fn unknown(&self, what: impl FnOnce() -> String) {
+    pub(crate) fn record_missing(&self, what: impl FnOnce() -> String) {
         if let Some(told) = &self.0 {
             crate::lock(told).get_or_insert_with(what);
         }
     }
 
-    pub(crate) fn told(&self) -> Option<String> {
+    pub(crate) fn missing_fact(&self) -> Option<String> {
         self.0.as_ref().and_then(|told| crate::lock(told).clone())
     }
 }
 
 /// A counter, its time window if it has one, and the amount used.
-pub type Used = (String, Option<SignedDuration>, Decimal);
+pub type CounterReading = (String, Option<SignedDuration>, Decimal);
 
 /// The state of an earlier call with the same key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RecallFact {
+pub enum PriorCallFact {
     /// The call had ended.
     Settled,
     /// The call had ended so long ago that its outcome was no longer stored.
@@ -210,7 +210,7 @@ pub enum RecallFact {
 /// The kind of key that found an earlier call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RecalledBy {
+pub enum DedupKeyKind {
     /// The idempotency key of the client.
     Key,
     /// The arguments, because the tool is declared `once`.
@@ -235,7 +235,7 @@ pub struct ApprovalFact {
     pub named: bool,
 }
 
-impl Facts {
+impl DecisionFacts {
     /// Creates facts that contain only the time.
     #[must_use]
     pub fn at(now: Timestamp) -> Self {
@@ -243,14 +243,14 @@ impl Facts {
     }
 
     /// Drops evidence that the session has revoked.
-    pub(crate) fn keep_what_stands(&mut self, state: &State) {
+    pub(crate) fn drop_revoked_evidence(&mut self, state: &SessionState) {
         for (_, proof) in &mut self.evidence {
-            *proof = proof.take().filter(|proof| state.stands(proof));
+            *proof = proof.take().filter(|proof| state.is_current(proof));
         }
     }
 
     /// Answers the requests for evidence, marks and origins from a snapshot of the session.
-    pub(crate) fn take_from(&mut self, needs: &mut Needs, state: &State) {
+    pub(crate) fn load_from_session(&mut self, needs: &mut FactRequest, state: &SessionState) {
         self.evidence.reserve_exact(needs.evidence.len());
         for key in needs.evidence.drain(..) {
             let proof = state.evidence(&key).cloned();
@@ -261,7 +261,7 @@ impl Facts {
             self.marks.insert(mark, found);
         }
         for (place, value) in needs.origins.drain(..) {
-            self.origins.entry(place).or_insert_with(|| crate::provenance::known(&state.values, &value));
+            self.origins.entry(place).or_insert_with(|| crate::provenance::find_provenance(&state.provenance, &value));
         }
     }
 }
@@ -282,7 +282,7 @@ pub struct HookFact {
 
 /// The verdict of a rule in observe mode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Observed {
+pub struct ObservedVerdict {
     /// The name of the rule.
     pub rule: String,
     /// `deny`, `ask` or `fault`.

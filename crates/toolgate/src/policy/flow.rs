@@ -3,17 +3,17 @@
 use serde_json::{Value, json};
 
 use super::definition;
-use super::{Ask, Condition, Fault, Needs, Note, Policy, Problem, Refusal, ToolNames, Verdict};
+use super::{Condition, Diagnostic, FactRequest, Policy, PolicyError, PolicyInput, RuleCheck, RuleDenial, ToolNames, Verdict};
 use crate::call::error::FieldError;
-use crate::diagnostic::unknown_tool;
+use crate::diagnostic::check_tool_name;
 use crate::policy::denial::refusal_setters;
-use crate::provenance::{USER, leaves, names, reported};
-use crate::schema::declares;
-use crate::tool::Spec;
+use crate::provenance::{USER_SOURCE, reported_source, visit_leaves, visit_names};
+use crate::schema::has_declared_member;
+use crate::tool::ToolSpec;
 use toolgate_json::Pointer;
 
 /// The maximum number of values in one argument.
-const MAX_VALUES: usize = 1_000;
+const MAX_ARGUMENT_VALUES: usize = 1_000;
 
 /// Denies argument values that come from untrusted results, or allows only values from given
 /// sources.
@@ -34,7 +34,7 @@ pub struct Flow {
     /// Whether results of trusted tools that a client reports count.
     accepts_reported: bool,
     literals: Vec<Value>,
-    refusal: Refusal,
+    refusal: RuleDenial,
 }
 
 impl Flow {
@@ -42,16 +42,16 @@ impl Flow {
     pub fn new<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, arguments: impl IntoIterator<Item = &'a str>) -> Self {
         Self {
             name: name.to_owned(),
-            tools: ToolNames::of(tools),
+            tools: ToolNames::new(tools),
             arguments: arguments.into_iter().map(Pointer::from).collect(),
             is_strict: false,
             trusted: Vec::new(),
             accepts_reported: false,
             literals: Vec::new(),
-            refusal: Refusal {
-                category: crate::call::error::Category::Permission,
+            refusal: RuleDenial {
+                category: crate::call::error::ErrorCategory::Permission,
                 code: crate::call::error_code::UNTRUSTED_VALUE.to_owned(),
-                ..Refusal::of(name, "a value from an untrusted result may not be used here")
+                ..RuleDenial::new(name, "a value from an untrusted result may not be used here")
             },
         }
     }
@@ -59,7 +59,7 @@ impl Flow {
     /// Creates a rule that allows only values from the sources that are added next.
     pub fn only_from<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, arguments: impl IntoIterator<Item = &'a str>) -> Self {
         let flow = Self::new(name, tools, arguments);
-        let refusal = Refusal { reason: "this value must come from a known source".to_owned(), ..flow.refusal };
+        let refusal = RuleDenial { reason: "this value must come from a known source".to_owned(), ..flow.refusal };
         Self { is_strict: true, refusal, ..flow }
     }
 
@@ -80,7 +80,7 @@ impl Flow {
     /// Trusts the user's own words; see [`crate::Session::user_said`].
     #[must_use]
     pub fn trust_user(mut self) -> Self {
-        self.trusted.push(USER.to_owned());
+        self.trusted.push(USER_SOURCE.to_owned());
         self
     }
 
@@ -95,9 +95,9 @@ impl Flow {
 
     refusal_setters!();
 
-    fn sources(&self) -> String {
+    fn describe_sources(&self) -> String {
         let tools =
-            self.trusted.iter().map(|source| if source == USER { "the user's own words".to_owned() } else { format!("`{source}`") });
+            self.trusted.iter().map(|source| if source == USER_SOURCE { "the user's own words".to_owned() } else { format!("`{source}`") });
         let literals = (!self.literals.is_empty()).then(|| "a fixed list".to_owned());
         let all: Vec<String> = tools.chain(literals).collect();
         if all.is_empty() { "no source".to_owned() } else { all.join(" or ") }
@@ -107,12 +107,12 @@ impl Flow {
 /// Visits every text and number at a path of the arguments, with its path and whether it is secret.
 ///
 /// Undeclared member names count as values too. Too many values are a fault.
-pub(super) fn each_value(ask: &Ask<'_>, path: &Pointer, f: &mut dyn FnMut(&str, &Value, bool)) -> Result<(), Fault> {
+pub(super) fn visit_values(ask: &PolicyInput<'_>, path: &Pointer, f: &mut dyn FnMut(&str, &Value, bool)) -> Result<(), PolicyError> {
     let (mut count, mut visited) = (0, 0);
     let mut counted = |place: &str, prefix: &str, value: &Value| {
         count += 1;
         let secret = ask.is_secret(&Pointer::from(place));
-        match (count <= MAX_VALUES, secret) {
+        match (count <= MAX_ARGUMENT_VALUES, secret) {
             (false, _) => {}
             // The path of a value below a secret may reveal the secret.
             (true, true) => f(&format!("{path} #{count}"), value, true),
@@ -120,22 +120,22 @@ pub(super) fn each_value(ask: &Ask<'_>, path: &Pointer, f: &mut dyn FnMut(&str, 
         }
     };
     for (place, value) in path.entries_or_scalars(ask.arguments.value()) {
-        ask.look_at(path, Some(value));
-        leaves(value, &place, &mut |place, leaf| counted(place, "", leaf));
-        names(value, &place, &mut |place, name| {
+        ask.report_redacted_use(path, Some(value));
+        visit_leaves(value, &place, &mut |place, leaf| counted(place, "", leaf));
+        visit_names(value, &place, &mut |place, name| {
             visited += 1;
-            if visited > 20 * MAX_VALUES {
+            if visited > 20 * MAX_ARGUMENT_VALUES {
                 return;
             }
             let parent = Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
-            if !declares(ask.tool, &parent, name) {
+            if !has_declared_member(ask.tool, &parent, name) {
                 // The prefix cannot collide with a path.
                 counted(place, "name of ", &Value::String(name.to_owned()));
             }
         });
     }
-    if count > MAX_VALUES || visited > 20 * MAX_VALUES {
-        return Err(Fault(format!("there are more than {MAX_VALUES} values at `{path}`")));
+    if count > MAX_ARGUMENT_VALUES || visited > 20 * MAX_ARGUMENT_VALUES {
+        return Err(PolicyError(format!("there are more than {MAX_ARGUMENT_VALUES} values at `{path}`")));
     }
     Ok(())
 }
@@ -145,46 +145,50 @@ impl Policy for Flow {
         &self.name
     }
 
-    fn governs(&self, tool: &Spec) -> bool {
+    fn governs(&self, tool: &ToolSpec) -> bool {
         self.tools.contains(tool.name())
     }
 
-    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
-        let mut problems = self.tools.unknown("tools", tools);
+    fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
+        let mut problems = self.tools.check_names("tools", tools);
         let places = self.arguments.iter().enumerate().map(|(index, path)| (format!("arguments.{index}"), path));
-        problems.extend(self.tools.unknown_arguments(tools, places));
+        problems.extend(self.tools.check_arguments(tools, places));
         if self.arguments.is_empty() {
-            problems.push(Problem::at("arguments", "the rule guards no argument, so it never applies").help("name at least one"));
+            problems
+                .push(Diagnostic::at_field("arguments", "the rule guards no argument, so it never applies").with_help("name at least one"));
         }
-        let sources = self.trusted.iter().filter(|source| *source != USER).enumerate();
+        let sources = self.trusted.iter().filter(|source| *source != USER_SOURCE).enumerate();
         for (index, source) in sources.clone() {
-            problems.extend(unknown_tool(&format!("trusted.{index}"), source, tools));
+            problems.extend(check_tool_name(&format!("trusted.{index}"), source, tools));
         }
         for (index, source) in sources.clone() {
             let external = tools.iter().filter(|tool| tool.name() == source && !self.accepts_reported);
-            problems.extend(external.filter_map(|tool| tool.run_by_client(&format!("trusted.{index}"))));
+            problems.extend(external.filter_map(|tool| tool.warn_if_run_by_client(&format!("trusted.{index}"))));
         }
         for (index, source) in sources {
             if tools.iter().any(|tool| tool.name() == source && tool.untrusted) {
-                let problem = Problem::at(format!("trusted.{index}"), format!("`{source}` is declared untrusted, but this rule trusts it"));
-                problems.push(problem.help("remove it from the rule, or do not declare it untrusted"));
+                let problem =
+                    Diagnostic::at_field(format!("trusted.{index}"), format!("`{source}` is declared untrusted, but this rule trusts it"));
+                problems.push(problem.with_help("remove it from the rule, or do not declare it untrusted"));
             }
         }
         if self.is_strict && self.trusted.is_empty() && self.literals.is_empty() {
-            problems
-                .push(Problem::at("trusted", "the rule names no source, so it denies every value").help("name a tool, the user or values"));
+            problems.push(
+                Diagnostic::at_field("trusted", "the rule names no source, so it denies every value")
+                    .with_help("name a tool, the user or values"),
+            );
         }
         if !self.is_strict && !tools.iter().any(|tool| tool.untrusted) {
             problems.push(
-                Problem::new("no tool of this agent is declared untrusted, so the rule never applies")
-                    .help("declare a tool untrusted, or use `only_from`"),
+                Diagnostic::new("no tool of this agent is declared untrusted, so the rule never applies")
+                    .with_help("declare a tool untrusted, or use `only_from`"),
             );
         }
-        problems.extend(self.refusal.problems(tools));
+        problems.extend(self.refusal.check_redirect(tools));
         problems
     }
 
-    fn sources(&self) -> Option<Vec<&str>> {
+    fn provenance_sources(&self) -> Option<Vec<&str>> {
         Some(self.trusted.iter().map(String::as_str).collect())
     }
 
@@ -202,18 +206,18 @@ impl Policy for Flow {
         definition::definition("flow", &parts)
     }
 
-    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
         for path in &self.arguments {
             // If there are too many values, `check` reports the fault.
-            let _ = each_value(ask, path, &mut |place, leaf, _| needs.origins.push((place.to_owned(), leaf.clone())));
+            let _ = visit_values(ask, path, &mut |place, leaf, _| needs.origins.push((place.to_owned(), leaf.clone())));
         }
     }
 
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         let mut fault = None;
         let mut errors = Vec::new();
         let mut judge = |place: &str, leaf: &Value, secret: bool| {
-            let known = match ask.origin(place) {
+            let known = match ask.provenance(place) {
                 Ok(known) => known,
                 Err(missing) => {
                     fault = Some(missing);
@@ -224,36 +228,36 @@ impl Policy for Flow {
                 || self
                     .trusted
                     .iter()
-                    .any(|source| known.comes_from(source) || (self.accepts_reported && known.comes_from(&reported(source))));
+                    .any(|source| known.comes_from(source) || (self.accepts_reported && known.comes_from(&reported_source(source))));
             let refused = !trusted && (self.is_strict || known.may_be_untrusted());
-            let shown = if secret { "(hidden)".to_owned() } else { toolgate_text::shown(&leaf.to_string()) };
-            ask.note(|| {
+            let shown = if secret { "(hidden)".to_owned() } else { toolgate_text::escape_for_display(&leaf.to_string()) };
+            ask.record_check(|| {
                 let from = match (trusted, known.untrusted, known.overflowed) {
                     (true, ..) => "known from a trusted source",
                     (_, true, _) => "seen in an untrusted result",
                     (_, _, true) => "unknown, and the record of values is incomplete",
                     _ => "unknown",
                 };
-                Note { what: format!("origin of {place}"), found: format!("{shown}: {from}"), holds: refused }
+                RuleCheck { what: format!("origin of {place}"), found: format!("{shown}: {from}"), holds: refused }
             });
             // List at most 20 values to keep the error short.
             if refused && errors.len() < 20 {
                 let expected = if self.is_strict {
-                    format!("a value from {}", self.sources())
+                    format!("a value from {}", self.describe_sources())
                 } else {
-                    format!("a value that does not come from an untrusted result, or one that also comes from {}", self.sources())
+                    format!("a value that does not come from an untrusted result, or one that also comes from {}", self.describe_sources())
                 };
                 errors.push(FieldError { path: place.to_owned(), expected, got: shown, did_you_mean: None });
             }
         };
         for path in &self.arguments {
-            each_value(ask, path, &mut judge)?;
+            visit_values(ask, path, &mut judge)?;
         }
         match fault {
             Some(fault) => Err(fault),
             None if errors.is_empty() => Ok(Verdict::allow()),
             None => {
-                let mut error = self.refusal.error();
+                let mut error = self.refusal.to_error();
                 error.errors = errors;
                 Ok(Verdict::deny(error))
             }

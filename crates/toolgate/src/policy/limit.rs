@@ -8,21 +8,24 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 use super::definition;
-use super::{Ask, Caps, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
+use super::{
+    Diagnostic, FactRequest, LimitSummary, Obligations, Policy, PolicyError, PolicyInput, Prerequisite, RuleCheck, RuleDenial,
+    StaticSummary, ToolNames, Verdict,
+};
 use crate::call::error::{FieldError, ToolError};
-use crate::diagnostic::{not_one, secret_key, unknown_tool};
-use crate::limits::{Charge, Unit};
+use crate::diagnostic::{check_lookup_key, check_single_value, check_tool_name};
+use crate::limits::{Charge, ChargeUnit};
 use crate::policy::denial::refusal_setters;
-use crate::schema::{At, at, may_be, resolve};
-use crate::session::state::Origin;
-use crate::tool::Spec;
+use crate::schema::{SchemaLookup, can_have_type, lookup_input, resolve_object};
+use crate::session::state::EvidenceOrigin;
+use crate::tool::ToolSpec;
 use toolgate_json::{Pointer, decimal_of, with_canonical_text};
 
 /// Describes the values that can be summed.
-const AMOUNT: &str = "a number of at least 0, with at most 28 digits";
+const AMOUNT_DESCRIPTION: &str = "a number of at least 0, with at most 28 digits";
 
 /// An argument that a limit cannot use.
-struct Unusable<'a> {
+struct UnusableArgument<'a> {
     path: &'a Pointer,
     /// The value at the path, if any.
     found: Option<&'a Value>,
@@ -32,7 +35,7 @@ struct Unusable<'a> {
     reason: String,
 }
 
-impl<'a> Unusable<'a> {
+impl<'a> UnusableArgument<'a> {
     fn missing(path: &'a Pointer, expected: &'static str) -> Self {
         Self { path, found: None, expected, reason: format!("`{path}` is missing, and the limit depends on it") }
     }
@@ -40,15 +43,15 @@ impl<'a> Unusable<'a> {
     /// Returns whether the model can correct the argument.
     ///
     /// The schema of the tool must allow the argument, and a number if one is expected.
-    fn can_be_mended(&self, tool: &Spec) -> bool {
-        let schema = match at(tool, self.path) {
-            At::Missing(..) => return false,
-            At::Open => return true,
-            At::Known(schema) => schema,
+    fn can_be_corrected(&self, tool: &ToolSpec) -> bool {
+        let schema = match lookup_input(tool, self.path) {
+            SchemaLookup::Missing(..) => return false,
+            SchemaLookup::Open => return true,
+            SchemaLookup::Known(schema) => schema,
         };
         let is_number = |kind: &Value| matches!(kind.as_str(), Some("number" | "integer"));
-        match tool.input_schema().and_then(|root| resolve(schema, root)).and_then(|map| map.get("type")) {
-            _ if self.expected != AMOUNT => true,
+        match tool.input_schema().and_then(|root| resolve_object(schema, root)).and_then(|map| map.get("type")) {
+            _ if self.expected != AMOUNT_DESCRIPTION => true,
             None => true,
             Some(Value::Array(kinds)) => kinds.iter().any(is_number),
             Some(kind) => is_number(kind),
@@ -60,7 +63,7 @@ impl<'a> Unusable<'a> {
 ///
 /// Null and blank text identify no owner. A list or an object may have another order or more
 /// members in the next call, and would then get a counter of its own.
-fn is_a_name(value: &Value) -> bool {
+fn can_identify_owner(value: &Value) -> bool {
     match value {
         Value::String(text) => !text.trim().is_empty(),
         Value::Number(_) | Value::Bool(_) => true,
@@ -70,7 +73,7 @@ fn is_a_name(value: &Value) -> bool {
 
 /// The owner of a limit: each owner has its own counter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Per {
+pub enum LimitOwner {
     /// A session.
     Session,
     /// A principal, over all its sessions.
@@ -80,12 +83,12 @@ pub enum Per {
     /// The entity that evidence names, over all sessions and principals.
     ///
     /// The order names the customer, not the model.
-    ProvedEntity(Box<Proved>),
+    EvidenceEntity(Box<EvidenceEntity>),
 }
 
 /// An entity that evidence names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Proved {
+pub struct EvidenceEntity {
     /// The tool whose success is the evidence.
     pub tool: Arc<str>,
     /// The entity that the evidence is about, and the argument that names it.
@@ -116,19 +119,19 @@ pub struct Limit {
     /// An argument whose values have separate sums.
     currency: Option<Pointer>,
     max: Decimal,
-    per: Per,
+    per: LimitOwner,
     window: Option<SignedDuration>,
-    refusal: Refusal,
+    refusal: RuleDenial,
 }
 
 impl Limit {
     /// Returns what [`Policy::definition`] is made of.
     pub(super) fn definition_parts(&self) -> Value {
         let per = match &self.per {
-            Per::Session => json!("session"),
-            Per::Principal => json!("principal"),
-            Per::Entity(path) => json!({ "entity": path.to_string() }),
-            Per::ProvedEntity(proved) => json!({
+            LimitOwner::Session => json!("session"),
+            LimitOwner::Principal => json!("principal"),
+            LimitOwner::Entity(path) => json!({ "entity": path.to_string() }),
+            LimitOwner::EvidenceEntity(proved) => json!({
                 "tool": proved.tool,
                 "same": [proved.entity.0, proved.entity.1.to_string()],
                 "field": proved.field.to_string(),
@@ -149,14 +152,14 @@ impl Limit {
 
     /// Limits the number of calls.
     pub fn calls<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, most: u64) -> Self {
-        let refusal = Refusal::of(name, format!("the limit `{name}` of {most} calls is reached"));
+        let refusal = RuleDenial::new(name, format!("the limit `{name}` of {most} calls is reached"));
         Self {
             name: name.to_owned(),
-            tools: ToolNames::of(tools),
+            tools: ToolNames::new(tools),
             amount: None,
             currency: None,
             max: most.into(),
-            per: Per::Session,
+            per: LimitOwner::Session,
             window: None,
             refusal,
         }
@@ -166,13 +169,13 @@ impl Limit {
     ///
     /// An amount that cannot be summed, such as a negative one, is denied as an invalid argument.
     pub fn sum<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, argument: impl Into<Pointer>, most: Decimal) -> Self {
-        let refusal = Refusal::of(name, format!("the limit `{name}` of {most} in total would be exceeded"));
+        let refusal = RuleDenial::new(name, format!("the limit `{name}` of {most} in total would be exceeded"));
         Self { amount: Some(argument.into()), max: most, refusal, ..Self::calls(name, tools, 0) }
     }
 
     /// Sets the owner of the limit [default: the session].
     #[must_use]
-    pub fn per(mut self, per: Per) -> Self {
+    pub fn per(mut self, per: LimitOwner) -> Self {
         self.per = per;
         self
     }
@@ -199,47 +202,50 @@ impl Limit {
     }
 
     /// Returns the argument that names the owner.
-    fn whose(&self) -> Option<&Pointer> {
+    fn owner_argument(&self) -> Option<&Pointer> {
         match &self.per {
-            Per::Session | Per::Principal => None,
-            Per::Entity(path) => Some(path),
-            Per::ProvedEntity(proved) => Some(&proved.entity.1),
+            LimitOwner::Session | LimitOwner::Principal => None,
+            LimitOwner::Entity(path) => Some(path),
+            LimitOwner::EvidenceEntity(proved) => Some(&proved.entity.1),
         }
     }
 
     /// Returns an argument that the counter depends on and that the tool does not accept.
-    pub(super) fn lacks(&self, tool: &Spec) -> Option<&Pointer> {
-        self.currency.iter().chain(self.whose()).find(|path| matches!(crate::schema::at(tool, path), crate::schema::At::Missing(..)))
+    pub(super) fn undeclared_argument(&self, tool: &ToolSpec) -> Option<&Pointer> {
+        self.currency
+            .iter()
+            .chain(self.owner_argument())
+            .find(|path| matches!(crate::schema::lookup_input(tool, path), crate::schema::SchemaLookup::Missing(..)))
     }
 
     /// Reports a summed argument that is never a number.
-    fn never_adds_up(&self, tool: &Spec) -> Option<Problem> {
+    fn check_summable(&self, tool: &ToolSpec) -> Option<Diagnostic> {
         let path = self.amount.as_ref()?;
-        let At::Known(schema) = at(tool, path) else { return None };
-        let map = resolve(schema, tool.input_schema()?)?;
-        if may_be(map, "number") || may_be(map, "integer") {
+        let SchemaLookup::Known(schema) = lookup_input(tool, path) else { return None };
+        let map = resolve_object(schema, tool.input_schema()?)?;
+        if can_have_type(map, "number") || can_have_type(map, "integer") {
             return None;
         }
-        let problem = Problem::at("sum", format!("`{path}` of `{}` is never a number, so it cannot be summed", tool.name()));
-        Some(problem.help("name an argument that is declared as a number"))
+        let problem = Diagnostic::at_field("sum", format!("`{path}` of `{}` is never a number, so it cannot be summed", tool.name()));
+        Some(problem.with_help("name an argument that is declared as a number"))
     }
 
-    pub(super) fn is_called(&self, name: &str) -> bool {
+    pub(super) fn has_name(&self, name: &str) -> bool {
         self.name == name
     }
 
-    fn argument<'a>(ask: &Ask<'a>, path: &Pointer) -> Result<&'a Value, Fault> {
-        ask.said(path).ok_or_else(|| Fault::new(format!("`{path}` is missing, and the limit depends on it")))
+    fn require_argument<'a>(ask: &PolicyInput<'a>, path: &Pointer) -> Result<&'a Value, PolicyError> {
+        ask.non_blank_argument(path).ok_or_else(|| PolicyError::new(format!("`{path}` is missing, and the limit depends on it")))
     }
 
     /// Returns the sum of all values at a path.
-    fn total<'a>(ask: &Ask<'a>, path: &'a Pointer) -> Result<Decimal, Unusable<'a>> {
+    fn sum_argument<'a>(ask: &PolicyInput<'a>, path: &'a Pointer) -> Result<Decimal, UnusableArgument<'a>> {
         let values = ask.arguments_at(path);
         if values.is_empty() {
-            return Err(Unusable::missing(path, AMOUNT));
+            return Err(UnusableArgument::missing(path, AMOUNT_DESCRIPTION));
         }
         values.into_iter().try_fold(Decimal::ZERO, |sum, found| {
-            let wrong = |why: String| Unusable { path, found, expected: AMOUNT, reason: why };
+            let wrong = |why: String| UnusableArgument { path, found, expected: AMOUNT_DESCRIPTION, reason: why };
             let amount = found.and_then(decimal_of).ok_or_else(|| wrong(format!("`{path}` is not an exact number")))?;
             if amount < Decimal::ZERO {
                 return Err(wrong("a sum accepts no negative amounts".to_owned()));
@@ -249,9 +255,9 @@ impl Limit {
     }
 
     /// Returns an argument that names the owner or the currency and is missing.
-    fn unsaid<'a>(&'a self, ask: &Ask<'a>) -> Option<Unusable<'a>> {
-        let missing = self.whose().into_iter().chain(&self.currency).find(|path| ask.said(path).is_none())?;
-        Some(Unusable { found: ask.argument(missing), ..Unusable::missing(missing, "given") })
+    fn find_missing_argument<'a>(&'a self, ask: &PolicyInput<'a>) -> Option<UnusableArgument<'a>> {
+        let missing = self.owner_argument().into_iter().chain(&self.currency).find(|path| ask.non_blank_argument(path).is_none())?;
+        Some(UnusableArgument { found: ask.argument(missing), ..UnusableArgument::missing(missing, "given") })
     }
 
     /// Denies a call with an unusable argument.
@@ -259,55 +265,59 @@ impl Limit {
     /// The model can correct such an argument, as it corrects one that does not fit the schema. If
     /// the declaration of the tool rules out a usable value, or if the arguments are not complete
     /// yet, the result is a fault.
-    fn cannot_use(&self, ask: &Ask<'_>, wrong: &Unusable<'_>) -> Result<Verdict, Fault> {
-        if ask.is_sketch || !wrong.can_be_mended(ask.tool) {
-            return Err(Fault::new(wrong.reason.clone()));
+    fn deny_unusable(&self, ask: &PolicyInput<'_>, wrong: &UnusableArgument<'_>) -> Result<Verdict, PolicyError> {
+        if ask.is_sketch || !wrong.can_be_corrected(ask.tool) {
+            return Err(PolicyError::new(wrong.reason.clone()));
         }
         let path = wrong.path;
-        let got = wrong.found.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
+        let got = wrong.found.map_or_else(|| "nothing".to_owned(), |value| ask.display_argument(path, value));
         let expected = wrong.expected.to_owned();
         let message =
             format!("{}: `{path}` must be {expected}, because the limit `{}` depends on it; got {got}", ask.tool.name(), self.name);
-        let mut error = ToolError::of(crate::call::error_code::INVALID_ARGUMENTS, message);
+        let mut error = ToolError::from_code(crate::call::error_code::INVALID_ARGUMENTS, message);
         error.errors.push(FieldError { path: path.to_string(), expected, got, did_you_mean: None });
         Ok(Verdict::deny(error))
     }
 
     /// Returns the entity that evidence names, or the fallback argument.
-    fn proved_entity<'a>(ask: &Ask<'a>, proved: &Proved) -> Result<&'a Value, Fault> {
+    fn evidence_entity<'a>(ask: &PolicyInput<'a>, proved: &EvidenceEntity) -> Result<&'a Value, PolicyError> {
         let (entity, argument) = &proved.entity;
-        let about = Self::argument(ask, argument)?;
+        let about = Self::require_argument(ask, argument)?;
         let evidence = ask.evidence_of(&proved.tool, Some((entity, about)), false)?;
         match (evidence, &proved.fallback) {
             // If there is evidence, it must name the owner. The model must not choose the owner.
             (Some(proof), _) => proof
                 .fields
                 .get(proved.field.to_string())
-                .filter(|whose| is_a_name(whose))
-                .ok_or_else(|| Fault::new(format!("the evidence of `{}` does not name the owner of the limit", proved.tool))),
-            (None, Some(path)) => Self::argument(ask, path),
-            (None, None) => Err(Fault::new(format!("there is no evidence of `{}` yet that names the owner of the limit", proved.tool))),
+                .filter(|whose| can_identify_owner(whose))
+                .ok_or_else(|| PolicyError::new(format!("the evidence of `{}` does not name the owner of the limit", proved.tool))),
+            (None, Some(path)) => Self::require_argument(ask, path),
+            (None, None) => {
+                Err(PolicyError::new(format!("there is no evidence of `{}` yet that names the owner of the limit", proved.tool)))
+            }
         }
     }
 
-    fn is_assumed(&self, ask: &Ask<'_>) -> bool {
-        let Per::ProvedEntity(proved) = &self.per else { return false };
+    fn is_owner_assumed(&self, ask: &PolicyInput<'_>) -> bool {
+        let LimitOwner::EvidenceEntity(proved) = &self.per else { return false };
         let Some(about) = ask.argument(&proved.entity.1) else { return false };
         let evidence = ask.evidence_of(&proved.tool, Some((&proved.entity.0, about)), false);
-        matches!(evidence, Ok(Some(proof)) if proof.origin == Origin::Assumed)
+        matches!(evidence, Ok(Some(proof)) if proof.origin == EvidenceOrigin::Assumed)
     }
 
     /// Returns the name of the counter that a call is charged to.
-    pub(super) fn counter(&self, ask: &Ask<'_>) -> Result<String, Fault> {
+    pub(super) fn counter(&self, ask: &PolicyInput<'_>) -> Result<String, PolicyError> {
         let whose = match &self.per {
-            Per::Session => format!("session\u{1f}{}\u{1f}{}", ask.key.principal, ask.key.session),
-            Per::Principal => format!("principal\u{1f}{}", ask.key.principal),
-            Per::Entity(path) => with_canonical_text(Self::argument(ask, path)?, |value| format!("entity\u{1f}{value}")),
-            Per::ProvedEntity(proved) => with_canonical_text(Self::proved_entity(ask, proved)?, |value| format!("entity\u{1f}{value}")),
+            LimitOwner::Session => format!("session\u{1f}{}\u{1f}{}", ask.key.principal, ask.key.session),
+            LimitOwner::Principal => format!("principal\u{1f}{}", ask.key.principal),
+            LimitOwner::Entity(path) => with_canonical_text(Self::require_argument(ask, path)?, |value| format!("entity\u{1f}{value}")),
+            LimitOwner::EvidenceEntity(proved) => {
+                with_canonical_text(Self::evidence_entity(ask, proved)?, |value| format!("entity\u{1f}{value}"))
+            }
         };
         let currency = match &self.currency {
             // All spellings of a currency code share one counter.
-            Some(path) => match Self::argument(ask, path)? {
+            Some(path) => match Self::require_argument(ask, path)? {
                 Value::String(code) => with_canonical_text(&Value::String(code.trim().to_ascii_uppercase()), str::to_owned),
                 other => with_canonical_text(other, str::to_owned),
             },
@@ -322,105 +332,105 @@ impl Policy for Limit {
         &self.name
     }
 
-    fn governs(&self, tool: &Spec) -> bool {
+    fn governs(&self, tool: &ToolSpec) -> bool {
         self.tools.contains(tool.name())
     }
 
-    fn looks_back(&self) -> Option<SignedDuration> {
+    fn lookback_window(&self) -> Option<SignedDuration> {
         // The evidence that names the owner may be of any age.
-        self.window.filter(|_| !matches!(self.per, Per::ProvedEntity(_)))
+        self.window.filter(|_| !matches!(self.per, LimitOwner::EvidenceEntity(_)))
     }
 
-    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
+    fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         let mut arguments: Vec<(String, &Pointer)> = Vec::new();
         arguments.extend(self.amount.iter().map(|path| ("sum".to_owned(), path)));
         let mut single: Vec<(String, &Pointer)> = self.currency.iter().map(|path| ("currency".to_owned(), path)).collect();
         match &self.per {
-            Per::Session | Per::Principal => {}
-            Per::Entity(path) => single.push(("per".to_owned(), path)),
-            Per::ProvedEntity(proved) => {
+            LimitOwner::Session | LimitOwner::Principal => {}
+            LimitOwner::Entity(path) => single.push(("per".to_owned(), path)),
+            LimitOwner::EvidenceEntity(proved) => {
                 single.push((format!("per.same.{}", proved.entity.0), &proved.entity.1));
                 single.extend(proved.fallback.iter().map(|path| ("per.argument".to_owned(), path)));
             }
         }
-        let mut problems = self.tools.unknown("tools", tools);
-        problems.extend(single.iter().filter_map(|(field, path)| not_one(field, path)));
-        let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
-        problems.extend(single.iter().filter_map(|(field, path)| secret_key(field, path, &governed)));
-        problems.extend(governed.iter().filter_map(|tool| self.never_adds_up(tool)));
+        let mut problems = self.tools.check_names("tools", tools);
+        problems.extend(single.iter().filter_map(|(field, path)| check_single_value(field, path)));
+        let governed: Vec<&ToolSpec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        problems.extend(single.iter().filter_map(|(field, path)| check_lookup_key(field, path, &governed)));
+        problems.extend(governed.iter().filter_map(|tool| self.check_summable(tool)));
         arguments.append(&mut single);
-        problems.extend(self.tools.unknown_arguments(tools, arguments.into_iter()));
-        if let Per::ProvedEntity(proved) = &self.per {
-            problems.extend(unknown_tool("per.proved_by", &proved.tool, tools));
+        problems.extend(self.tools.check_arguments(tools, arguments.into_iter()));
+        if let LimitOwner::EvidenceEntity(proved) = &self.per {
+            problems.extend(check_tool_name("per.proved_by", &proved.tool, tools));
             for source in tools.iter().filter(|tool| *proved.tool == *tool.name()) {
-                problems.extend(source.lacks_entity(&format!("per.same.{}", proved.entity.0), &proved.entity.0));
-                problems.extend(source.lacks_proof("per.field", &proved.field));
-                problems.extend(source.run_by_client("per.proved_by"));
+                problems.extend(source.check_entity(&format!("per.same.{}", proved.entity.0), &proved.entity.0));
+                problems.extend(source.check_evidence_field("per.field", &proved.field));
+                problems.extend(source.warn_if_run_by_client("per.proved_by"));
             }
         }
         if self.max < Decimal::ZERO {
-            problems.push(Problem::at("max", format!("the limit is negative: {}", self.max)));
+            problems.push(Diagnostic::at_field("max", format!("the limit is negative: {}", self.max)));
         }
         if self.window.is_some_and(|window| window <= SignedDuration::ZERO) {
-            problems.push(Problem::at("within", "the window must be longer than 0").help("like `24h`"));
+            problems.push(Diagnostic::at_field("within", "the window must be longer than 0").with_help("like `24h`"));
         }
-        problems.extend(self.refusal.problems(tools));
+        problems.extend(self.refusal.check_redirect(tools));
         problems
     }
 
-    fn outline(&self, _: &Spec) -> Outline<'_> {
-        let caps = Caps {
+    fn static_summary(&self, _: &ToolSpec) -> StaticSummary<'_> {
+        let caps = LimitSummary {
             summed_argument: self.amount.as_ref(),
             currency: self.currency.as_ref(),
             max: self.max,
-            per: &self.per,
+            owner: &self.per,
             window: self.window,
         };
-        Outline { limit: Some(caps), ..Outline::default() }
+        StaticSummary { limit: Some(caps), ..StaticSummary::default() }
     }
 
     fn definition(&self) -> String {
         definition::definition("limit", &self.definition_parts())
     }
 
-    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        if let Per::ProvedEntity(proved) = &self.per
+    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
+        if let LimitOwner::EvidenceEntity(proved) = &self.per
             && let Some(about) = ask.argument(&proved.entity.1)
         {
             needs.evidence_of(&proved.tool, Some((&proved.entity.0, about)), false);
         }
     }
 
-    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
-        let Per::ProvedEntity(proved) = &self.per else { return None };
+    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
+        let LimitOwner::EvidenceEntity(proved) = &self.per else { return None };
         let (entity, argument) = &proved.entity;
         let about = (Arc::clone(entity), ask.argument(argument)?.clone());
         let known = ask.evidence_of(&proved.tool, Some((&about.0, &about.1)), false).ok()?;
         Some(if known.is_some() {
             Vec::new()
         } else {
-            vec![Remedy { tool: Arc::clone(&proved.tool), about: Some(about), ..Remedy::default() }]
+            vec![Prerequisite { tool: Arc::clone(&proved.tool), about: Some(about), ..Prerequisite::default() }]
         })
     }
 
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         // The owner is known only after the tool has run.
-        if self.is_assumed(ask) {
+        if self.is_owner_assumed(ask) {
             return Ok(Verdict::allow());
         }
-        let amount = match self.amount.as_ref().map_or(Ok(Decimal::ONE), |path| Self::total(ask, path)) {
+        let amount = match self.amount.as_ref().map_or(Ok(Decimal::ONE), |path| Self::sum_argument(ask, path)) {
             Ok(amount) => amount,
-            Err(wrong) => return self.cannot_use(ask, &wrong),
+            Err(wrong) => return self.deny_unusable(ask, &wrong),
         };
-        if let Some(wrong) = self.unsaid(ask) {
-            return self.cannot_use(ask, &wrong);
+        if let Some(wrong) = self.find_missing_argument(ask) {
+            return self.deny_unusable(ask, &wrong);
         }
-        ask.note(|| {
+        ask.record_check(|| {
             let secret = self.amount.as_ref().is_some_and(|path| ask.is_secret(path));
             let found = if secret { "(hidden)".to_owned() } else { format!("{amount} more") };
-            Note { what: format!("at most {}", self.max), found, holds: amount <= self.max }
+            RuleCheck { what: format!("at most {}", self.max), found, holds: amount <= self.max }
         });
-        let charge = Charge { counter: self.counter(ask)?, amount, cap: self.max, window: self.window, unit: Unit::Fixed };
-        Ok(Verdict::Allow(Terms { charges: vec![(charge, self.refusal.error())], ..Terms::default() }))
+        let charge = Charge { counter: self.counter(ask)?, amount, cap: self.max, window: self.window, unit: ChargeUnit::Fixed };
+        Ok(Verdict::Allow(Obligations { charges: vec![(charge, self.refusal.to_error())], ..Obligations::default() }))
     }
 }

@@ -25,36 +25,38 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub(crate) use crate::diagnostic::ToolNames;
-pub use crate::diagnostic::{DiagnosticKind, Place, Problem, Severity};
-pub use crate::policy::denial::Refusal;
+pub use crate::diagnostic::{Diagnostic, DiagnosticKind, Severity, SourceSpan};
+pub use crate::policy::denial::RuleDenial;
 pub(crate) use crate::policy::input::home_dir_text;
-pub use crate::policy::input::{Ask, Note, Trace};
-pub(crate) use analysis::analyse;
+pub use crate::policy::input::{PolicyInput, RuleCheck, RuleTrace};
+pub(crate) use analysis::analyze_rules;
 pub use condition::Condition;
 pub use deny::Deny;
-pub(crate) use facts::Watch;
-pub use facts::{ApprovalFact, Facts, FileFact, HookFact, Needs, Observed, RecallFact, RecalledBy, Used};
+pub(crate) use facts::MissingFactTracker;
+pub use facts::{
+    ApprovalFact, CounterReading, DecisionFacts, DedupKeyKind, FactRequest, FileFact, HookFact, ObservedVerdict, PriorCallFact,
+};
 pub use flow::Flow;
-pub use limit::{Limit, Per, Proved};
+pub use limit::{EvidenceEntity, Limit, LimitOwner};
 pub use observe::{Observe, observe};
 pub use read_before_write::ReadBeforeWrite;
 pub use require::Require;
 pub use sequence::Sequence;
-pub use source::Rules;
+pub use source::RuleSet;
 
 use crate::call::error::ToolError;
-use crate::files::Expect;
+use crate::files::FileExpectation;
 use crate::limits::Charge;
-use crate::session::state::{Change, Revoked};
-use crate::tool::Spec;
+use crate::session::state::{NamedChange, Revocation};
+use crate::tool::ToolSpec;
 use toolgate_json::{Digest, Pointer};
 
 /// The reason why a policy could not decide; the call is denied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Fault(pub String);
+pub struct PolicyError(pub String);
 
-impl Fault {
+impl PolicyError {
     /// Creates a fault with a message for the operator.
     pub fn new(why: impl Into<String>) -> Self {
         Self(why.into())
@@ -65,23 +67,23 @@ impl Fault {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
     /// Allow the call, with these obligations.
-    Allow(Terms),
+    Allow(Obligations),
     /// Deny the call.
     Deny(Box<ToolError>),
     /// Ask a person, for this reason; if approved, these obligations apply.
-    Ask(String, Terms),
+    Ask(String, Obligations),
 }
 
 impl Verdict {
     /// Allows the call without obligations.
     #[must_use]
     pub fn allow() -> Self {
-        Self::Allow(Terms::default())
+        Self::Allow(Obligations::default())
     }
 
     /// Asks a person.
     pub fn ask(reason: impl Into<String>) -> Self {
-        Self::Ask(reason.into(), Terms::default())
+        Self::Ask(reason.into(), Obligations::default())
     }
 
     /// Denies the call with an error.
@@ -93,11 +95,11 @@ impl Verdict {
 
 /// Obligations that an allowed call must meet.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Terms {
+pub struct Obligations {
     /// Charges to reserve at the claim, each with the error for an exhausted limit.
     pub charges: Vec<(Charge, ToolError)>,
     /// The state that files must have when the tool opens them.
-    pub file_expectations: Vec<Expect>,
+    pub file_expectations: Vec<FileExpectation>,
     /// The people who may answer an approval; an empty list means anyone.
     pub approvers: Vec<String>,
 }
@@ -105,7 +107,7 @@ pub struct Terms {
 /// Whether the verdicts of a rule are enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mode {
+pub enum EnforcementMode {
     /// Verdicts are enforced.
     #[default]
     Enforce,
@@ -115,22 +117,22 @@ pub enum Mode {
 
 /// The effects of a rule on one tool that are known before any call.
 #[derive(Debug, Clone, Default)]
-pub struct Outline<'a> {
+pub struct StaticSummary<'a> {
     /// Groups of tools, each with the rule field that requires it.
     ///
     /// One tool of each group must have succeeded.
     pub prerequisites: Vec<(String, Vec<&'a str>)>,
     /// The calls that the rule denies or asks about.
-    pub denies: Option<Forbids<'a>>,
+    pub denies: Option<DenySummary<'a>>,
     /// The limit that the rule sets.
-    pub limit: Option<Caps<'a>>,
+    pub limit: Option<LimitSummary<'a>>,
     /// Whether the rule needs the file system.
     pub needs_files: bool,
 }
 
 /// The calls that a rule denies: those for which all conditions hold.
 #[derive(Debug, Clone, Copy)]
-pub struct Forbids<'a> {
+pub struct DenySummary<'a> {
     /// The conditions, all of which must hold.
     pub conditions: &'a [(Pointer, Condition)],
     /// Whether the rule depends on more than the conditions.
@@ -141,7 +143,7 @@ pub struct Forbids<'a> {
 
 /// The limit that a rule sets.
 #[derive(Debug, Clone, Copy)]
-pub struct Caps<'a> {
+pub struct LimitSummary<'a> {
     /// The argument that is summed; `None` counts calls.
     pub summed_argument: Option<&'a Pointer>,
     /// The argument whose values have separate sums.
@@ -149,21 +151,21 @@ pub struct Caps<'a> {
     /// The maximum.
     pub max: Decimal,
     /// The owner of the limit.
-    pub per: &'a Per,
+    pub owner: &'a LimitOwner,
     /// The length of the time window.
     pub window: Option<SignedDuration>,
 }
 
 impl dyn Policy {
     /// Returns whether the rule denies calls of one of these tools on its own.
-    pub fn outline_of<'a>(&self, mut tools: impl Iterator<Item = &'a Spec>) -> bool {
-        tools.any(|tool| self.governs(tool) && self.outline(tool).denies.is_some_and(|forbids| !forbids.asks_person))
+    pub fn can_deny_any<'a>(&self, mut tools: impl Iterator<Item = &'a ToolSpec>) -> bool {
+        tools.any(|tool| self.governs(tool) && self.static_summary(tool).denies.is_some_and(|forbids| !forbids.asks_person))
     }
 }
 
 /// A call that would bring a denied call closer to being allowed.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Remedy {
+pub struct Prerequisite {
     /// The tool to call.
     pub tool: Arc<str>,
     /// The entity that the call must be about.
@@ -171,13 +173,13 @@ pub struct Remedy {
     /// The arguments that are known.
     pub arguments: serde_json::Map<String, Value>,
     /// The marks that a policy will store after the call.
-    pub marks: Vec<Change>,
+    pub marks: Vec<NamedChange>,
 }
 
 /// A file access by a tool, recorded in addition to the result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Observation {
+pub enum FileAccess {
     /// The tool read a whole file.
     Read(String, Digest),
     /// The tool wrote a file.
@@ -190,15 +192,15 @@ pub enum Observation {
 
 /// A successful call and its effects.
 #[derive(Debug, Clone, Copy)]
-pub struct Done<'a> {
+pub struct SuccessfulCall<'a> {
     /// The call as the policies checked it.
-    pub input: Ask<'a>,
+    pub input: PolicyInput<'a>,
     /// The result as the model sees it.
     pub value: &'a Value,
     /// The file accesses of the tool.
-    pub file_accesses: &'a [Observation],
+    pub file_accesses: &'a [FileAccess],
     /// The evidence that the call revokes.
-    pub revoked: &'a [Revoked],
+    pub revoked: &'a [Revocation],
 }
 
 /// A rule that decides calls.
@@ -223,43 +225,43 @@ pub trait Policy: Send + Sync {
     fn name(&self) -> &str;
 
     /// Returns whether the rule governs this tool; called once, when the agent is built.
-    fn governs(&self, tool: &Spec) -> bool {
+    fn governs(&self, tool: &ToolSpec) -> bool {
         let _ = tool;
         true
     }
 
     /// Returns whether the rule observes the results of all tools, not only of those it governs.
-    fn hears_all(&self) -> bool {
+    fn observes_all_tools(&self) -> bool {
         false
     }
 
     /// Returns whether verdicts are enforced or only recorded.
-    fn mode(&self) -> Mode {
-        Mode::Enforce
+    fn mode(&self) -> EnforcementMode {
+        EnforcementMode::Enforce
     }
 
     /// Returns the problems of the rule in an agent with these tools; called once, when the agent
     /// is built.
-    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
+    fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         let _ = tools;
         Vec::new()
     }
 
     /// Returns the effects known before any call, so that the rules of an agent can be analyzed
     /// together.
-    fn outline(&self, tool: &Spec) -> Outline<'_> {
+    fn static_summary(&self, tool: &ToolSpec) -> StaticSummary<'_> {
         let _ = tool;
-        Outline::default()
+        StaticSummary::default()
     }
 
     /// Returns the tools (or `user` for the user's own words) whose values must be recorded; `None`
     /// if the rule does not use provenance.
-    fn sources(&self) -> Option<Vec<&str>> {
+    fn provenance_sources(&self) -> Option<Vec<&str>> {
         None
     }
 
     /// Returns the maximum age of the history that the rule depends on; `None` is unlimited.
-    fn looks_back(&self) -> Option<SignedDuration> {
+    fn lookback_window(&self) -> Option<SignedDuration> {
         None
     }
 
@@ -272,7 +274,7 @@ pub trait Policy: Send + Sync {
     /// Requests the facts that the rule needs.
     ///
     /// At this point the facts of `ask` contain only the time and the answers of hooks.
-    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
         let _ = (ask, needs);
     }
 
@@ -280,13 +282,13 @@ pub trait Policy: Send + Sync {
     ///
     /// # Errors
     /// Returns a fault if the rule cannot decide; the call is then denied.
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault>;
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError>;
 
     /// Returns, for a call that this rule has denied, calls that would help.
     ///
     /// Each of them is a step towards an allowed call. An empty list means that no call helps,
     /// `None` that this is unknown.
-    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
+    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
         let _ = ask;
         None
     }
@@ -295,13 +297,13 @@ pub trait Policy: Send + Sync {
     ///
     /// # Errors
     /// Returns a fault to fail the call.
-    fn on_result(&self, done: &Done<'_>) -> Result<Vec<Change>, Fault> {
+    fn on_result(&self, done: &SuccessfulCall<'_>) -> Result<Vec<NamedChange>, PolicyError> {
         let _ = done;
         Ok(Vec::new())
     }
 
     /// Observes that a call which this rule allowed has failed and left the session unchanged.
-    fn on_rollback(&self, ask: &Ask<'_>, error: &ToolError) {
+    fn on_rollback(&self, ask: &PolicyInput<'_>, error: &ToolError) {
         let _ = (ask, error);
     }
 }
@@ -311,7 +313,7 @@ pub trait Policy: Send + Sync {
 /// Of several denials, the most specific one is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum PolicyLevel {
     /// One tool.
     Tool,
     /// A section of the prompt.
@@ -324,7 +326,7 @@ pub enum Level {
 
 /// A policy and the level at which it is attached.
 #[derive(Clone)]
-pub(crate) struct Attached {
-    pub(crate) level: Level,
+pub(crate) struct AttachedPolicy {
+    pub(crate) level: PolicyLevel,
     pub(crate) policy: Arc<dyn Policy>,
 }

@@ -1,9 +1,11 @@
 //! Implements `observe`: records the verdicts of a rule without enforcing them.
 
-use super::{Ask, Done, Fault, Mode, Needs, Outline, Policy, Problem, Remedy, Verdict};
+use super::{
+    Diagnostic, EnforcementMode, FactRequest, Policy, PolicyError, PolicyInput, Prerequisite, StaticSummary, SuccessfulCall, Verdict,
+};
 use crate::call::error::ToolError;
-use crate::session::state::Change;
-use crate::tool::Spec;
+use crate::session::state::NamedChange;
+use crate::tool::ToolSpec;
 
 /// A rule whose verdicts and faults are only recorded.
 ///
@@ -27,55 +29,55 @@ impl<P: Policy> Policy for Observe<P> {
         self.0.name()
     }
 
-    fn governs(&self, tool: &Spec) -> bool {
+    fn governs(&self, tool: &ToolSpec) -> bool {
         self.0.governs(tool)
     }
 
-    fn hears_all(&self) -> bool {
-        self.0.hears_all()
+    fn observes_all_tools(&self) -> bool {
+        self.0.observes_all_tools()
     }
 
-    fn mode(&self) -> Mode {
-        Mode::Observe
+    fn mode(&self) -> EnforcementMode {
+        EnforcementMode::Observe
     }
 
-    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
+    fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         self.0.problems(tools)
     }
 
-    fn outline(&self, tool: &Spec) -> Outline<'_> {
-        self.0.outline(tool)
+    fn static_summary(&self, tool: &ToolSpec) -> StaticSummary<'_> {
+        self.0.static_summary(tool)
     }
 
-    fn sources(&self) -> Option<Vec<&str>> {
-        self.0.sources()
+    fn provenance_sources(&self) -> Option<Vec<&str>> {
+        self.0.provenance_sources()
     }
 
     fn definition(&self) -> String {
         format!("observe {}", self.0.definition())
     }
 
-    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        self.0.needs(ask, needs);
+    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
+        self.0.request_facts(ask, needs);
     }
 
-    fn looks_back(&self) -> Option<jiff::SignedDuration> {
-        self.0.looks_back()
+    fn lookback_window(&self) -> Option<jiff::SignedDuration> {
+        self.0.lookback_window()
     }
 
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         self.0.check(ask)
     }
 
-    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
-        self.0.remedies(ask)
+    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
+        self.0.suggest_prerequisites(ask)
     }
 
-    fn on_result(&self, done: &Done<'_>) -> Result<Vec<Change>, Fault> {
+    fn on_result(&self, done: &SuccessfulCall<'_>) -> Result<Vec<NamedChange>, PolicyError> {
         self.0.on_result(done)
     }
 
-    fn on_rollback(&self, ask: &Ask<'_>, error: &ToolError) {
+    fn on_rollback(&self, ask: &PolicyInput<'_>, error: &ToolError) {
         self.0.on_rollback(ask, error);
     }
 }

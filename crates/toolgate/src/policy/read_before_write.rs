@@ -6,13 +6,16 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::definition;
-use super::{Ask, Done, Fault, FileFact, Needs, Note, Observation, Outline, Policy, Problem, Remedy, Severity, Terms, Verdict};
+use super::{
+    Diagnostic, FactRequest, FileAccess, FileFact, Obligations, Policy, PolicyError, PolicyInput, Prerequisite, RuleCheck, Severity,
+    StaticSummary, SuccessfulCall, Verdict,
+};
 use crate::call::error::ToolError;
 use crate::call::error_code;
-use crate::diagnostic::{ToolNames, not_one, secret_key, unknown_tool};
-use crate::files::{Expect, normal_path};
-use crate::session::state::Change;
-use crate::tool::Spec;
+use crate::diagnostic::{ToolNames, check_lookup_key, check_single_value, check_tool_name};
+use crate::files::{FileExpectation, normalize_path};
+use crate::session::state::NamedChange;
+use crate::tool::ToolSpec;
 use toolgate_json::{Digest, Pointer};
 
 /// Denies a write to an existing file that this session has not read, or that changed since.
@@ -54,17 +57,17 @@ impl ReadBeforeWrite {
     }
 
     /// Returns whether this mark holds the digest of a file that was read.
-    pub(crate) fn remembers(name: &str, mark: &Value) -> bool {
-        name.starts_with(&self::mark("")) && serde_json::from_value::<Digest>(mark.clone()).is_ok()
+    pub(crate) fn is_read_mark(name: &str, mark: &Value) -> bool {
+        name.starts_with(&self::mark_name("")) && serde_json::from_value::<Digest>(mark.clone()).is_ok()
     }
 
-    fn path(&self, ask: &Ask<'_>) -> Option<String> {
+    fn guarded_path(&self, ask: &PolicyInput<'_>) -> Option<String> {
         let pointer = self.guarded_tools.get(ask.tool.name())?;
-        ask.argument(pointer)?.as_str().map(|path| normal_path(path).unwrap_or_else(|_| path.to_owned()))
+        ask.argument(pointer)?.as_str().map(|path| normalize_path(path).unwrap_or_else(|_| path.to_owned()))
     }
 }
 
-fn mark(path: &str) -> String {
+fn mark_name(path: &str) -> String {
     format!("read_before_write/{path}")
 }
 
@@ -73,38 +76,38 @@ impl Policy for ReadBeforeWrite {
         &self.name
     }
 
-    fn governs(&self, tool: &Spec) -> bool {
+    fn governs(&self, tool: &ToolSpec) -> bool {
         self.guarded_tools.contains_key(tool.name())
     }
 
-    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
+    fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         let mut problems = Vec::new();
         if self.guarded_tools.is_empty() {
-            problems.push(Problem::at("guard", "the rule guards no tool, so it never applies").help("name at least one"));
+            problems.push(Diagnostic::at_field("guard", "the rule guards no tool, so it never applies").with_help("name at least one"));
         }
         for (tool, path) in &self.guarded_tools {
             let field = format!("guard.{tool}");
-            problems.extend(unknown_tool(&field, tool, tools));
-            problems.extend(not_one(&field, path));
-            let own: Vec<&Spec> = tools.iter().copied().filter(|spec| **tool == *spec.name()).collect();
-            problems.extend(secret_key(&field, path, &own));
-            problems.extend(ToolNames::of([&**tool]).unknown_arguments(tools, [(field.clone(), path)].into_iter()));
+            problems.extend(check_tool_name(&field, tool, tools));
+            problems.extend(check_single_value(&field, path));
+            let own: Vec<&ToolSpec> = tools.iter().copied().filter(|spec| **tool == *spec.name()).collect();
+            problems.extend(check_lookup_key(&field, path, &own));
+            problems.extend(ToolNames::new([&**tool]).check_arguments(tools, [(field.clone(), path)].into_iter()));
         }
         // A denial suggests this tool to the model, so it must exist and take a path.
         let reader = tools.iter().find(|tool| *self.read_tool == *tool.name());
         match reader {
             None => problems.extend(
-                unknown_tool("read_tool", &self.read_tool, tools).map(|problem| Problem { severity: Severity::Warning, ..problem }),
+                check_tool_name("read_tool", &self.read_tool, tools).map(|problem| Diagnostic { severity: Severity::Warning, ..problem }),
             ),
             Some(tool) => problems.extend(
-                ToolNames::of([tool.name()]).unknown_arguments(tools, [("read_tool".to_owned(), &Pointer::from("/path"))].into_iter()),
+                ToolNames::new([tool.name()]).check_arguments(tools, [("read_tool".to_owned(), &Pointer::from("/path"))].into_iter()),
             ),
         }
         problems
     }
 
-    fn outline(&self, _: &Spec) -> Outline<'_> {
-        Outline { needs_files: true, ..Outline::default() }
+    fn static_summary(&self, _: &ToolSpec) -> StaticSummary<'_> {
+        StaticSummary { needs_files: true, ..StaticSummary::default() }
     }
 
     fn definition(&self) -> String {
@@ -113,23 +116,24 @@ impl Policy for ReadBeforeWrite {
         definition::definition("read_before_write", &parts)
     }
 
-    fn hears_all(&self) -> bool {
+    fn observes_all_tools(&self) -> bool {
         // Any tool of the agent may read the file.
         true
     }
 
-    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        if let Some(path) = self.path(ask) {
-            needs.marks.push(mark(&path));
+    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
+        if let Some(path) = self.guarded_path(ask) {
+            needs.marks.push(mark_name(&path));
             needs.files.push(path);
         }
     }
 
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        let path = self.path(ask).ok_or_else(|| Fault::new(format!("the call of `{}` has no path to write", ask.tool.name())))?;
-        let seen: Option<Digest> = ask.mark(&mark(&path))?.and_then(|seen| serde_json::from_value(seen.clone()).ok());
-        let deny = |code, message| Ok(Verdict::deny(ToolError::of(code, message)));
-        ask.note(|| Note {
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+        let path =
+            self.guarded_path(ask).ok_or_else(|| PolicyError::new(format!("the call of `{}` has no path to write", ask.tool.name())))?;
+        let seen: Option<Digest> = ask.mark(&mark_name(&path))?.and_then(|seen| serde_json::from_value(seen.clone()).ok());
+        let deny = |code, message| Ok(Verdict::deny(ToolError::from_code(code, message)));
+        ask.record_check(|| RuleCheck {
             what: format!("`{path}` was read in this session and is unchanged, or is new"),
             found: match (ask.file(&path), seen.is_some()) {
                 (Ok(FileFact::Absent), _) => "new file".to_owned(),
@@ -144,8 +148,8 @@ impl Policy for ReadBeforeWrite {
                 || matches!(ask.file(&path), Ok(FileFact::Present(now)) if seen == Some(*now)),
         });
         let expects = match (ask.file(&path)?, seen) {
-            (FileFact::Absent, _) => Expect::Absent(path),
-            (FileFact::Unreadable(why), _) => return Err(Fault::new(format!("cannot read `{path}`: {why}"))),
+            (FileFact::Absent, _) => FileExpectation::Absent(path),
+            (FileFact::Unreadable(why), _) => return Err(PolicyError::new(format!("cannot read `{path}`: {why}"))),
             (FileFact::Present(_), None) => {
                 return deny(
                     error_code::READ_BEFORE_WRITE,
@@ -158,28 +162,28 @@ impl Policy for ReadBeforeWrite {
                     format!("`{path}` has changed since it was read; read it again before you overwrite it"),
                 );
             }
-            (FileFact::Present(now), Some(_)) => Expect::Unchanged(path, *now),
+            (FileFact::Present(now), Some(_)) => FileExpectation::Unchanged(path, *now),
         };
-        Ok(Verdict::Allow(Terms { file_expectations: vec![expects], ..Terms::default() }))
+        Ok(Verdict::Allow(Obligations { file_expectations: vec![expects], ..Obligations::default() }))
     }
 
-    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
-        let path = self.path(ask)?;
+    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
+        let path = self.guarded_path(ask)?;
         let Ok(FileFact::Present(now)) = ask.file(&path) else { return None };
         let arguments = [("path".to_owned(), Value::String(path.clone()))].into_iter().collect();
-        let marks = vec![(Arc::from(mark(&path)), Some(now.to_string().into()))];
-        Some(vec![Remedy { tool: Arc::clone(&self.read_tool), arguments, marks, ..Remedy::default() }])
+        let marks = vec![(Arc::from(mark_name(&path)), Some(now.to_string().into()))];
+        Some(vec![Prerequisite { tool: Arc::clone(&self.read_tool), arguments, marks, ..Prerequisite::default() }])
     }
 
-    fn on_result(&self, done: &Done<'_>) -> Result<Vec<Change>, Fault> {
-        let remember = |path: &str, digest: Option<&Digest>| (Arc::from(mark(path)), digest.map(|d| d.to_string().into()));
+    fn on_result(&self, done: &SuccessfulCall<'_>) -> Result<Vec<NamedChange>, PolicyError> {
+        let remember = |path: &str, digest: Option<&Digest>| (Arc::from(mark_name(path)), digest.map(|d| d.to_string().into()));
         Ok(done
             .file_accesses
             .iter()
             .filter_map(|seen| match seen {
-                Observation::Read(path, digest) | Observation::Wrote(path, digest) => Some(remember(path, Some(digest))),
-                Observation::Removed(path) => Some(remember(path, None)),
-                Observation::Listed(_) => None,
+                FileAccess::Read(path, digest) | FileAccess::Wrote(path, digest) => Some(remember(path, Some(digest))),
+                FileAccess::Removed(path) => Some(remember(path, None)),
+                FileAccess::Listed(_) => None,
             })
             .collect())
     }

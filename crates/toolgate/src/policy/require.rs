@@ -6,14 +6,17 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
-use super::cel::Expression;
+use super::cel::CelExpression;
 use super::definition;
-use super::{Ask, Condition, Deny, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
-use crate::diagnostic::{not_one, secret_key};
+use super::{
+    Condition, Deny, Diagnostic, FactRequest, Policy, PolicyError, PolicyInput, Prerequisite, RuleCheck, RuleDenial, StaticSummary,
+    ToolNames, Verdict,
+};
+use crate::diagnostic::{check_lookup_key, check_single_value};
 use crate::policy::denial::{expression_setters, refusal_setters};
-use crate::policy::unsatisfiable::never_proved;
-use crate::session::state::{Evidence, Origin};
-use crate::tool::Spec;
+use crate::policy::unsatisfiable::check_evidence_satisfiable;
+use crate::session::state::{Evidence, EvidenceOrigin};
+use crate::tool::ToolSpec;
 use toolgate_json::Pointer;
 
 /// Requires that one of some tools has succeeded in this session.
@@ -33,18 +36,18 @@ pub struct Require {
     /// The tools of which one must have succeeded.
     any_of: ToolNames,
     same: Option<(Arc<str>, Pointer)>,
-    fields: Vec<(String, Wanted)>,
-    when: Option<Expression>,
+    fields: Vec<(String, RequiredValue)>,
+    when: Option<CelExpression>,
     max_age: Option<SignedDuration>,
     accepts_reported: bool,
     /// If set, the rule applies only to calls that meet these conditions.
     applies_if: Option<Box<Deny>>,
-    refusal: Refusal,
+    refusal: RuleDenial,
 }
 
 /// The required value of a proved field.
 #[derive(Debug, Clone)]
-enum Wanted {
+enum RequiredValue {
     Value(Value),
     Argument(Pointer),
 }
@@ -52,15 +55,15 @@ enum Wanted {
 impl Require {
     /// Creates a rule: `tools` need an earlier success of one tool in `any_of`.
     pub fn new<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, any_of: impl IntoIterator<Item = &'a str>) -> Self {
-        let any_of = ToolNames::of(any_of);
+        let any_of = ToolNames::new(any_of);
         let wanted = any_of.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ");
-        let refusal = Refusal {
+        let refusal = RuleDenial {
             code: crate::call::error_code::PREREQUISITE_MISSING.to_owned(),
-            ..Refusal::of(name, format!("{wanted} must have succeeded first in this session"))
+            ..RuleDenial::new(name, format!("{wanted} must have succeeded first in this session"))
         };
         Self {
             name: name.to_owned(),
-            tools: ToolNames::of(tools),
+            tools: ToolNames::new(tools),
             any_of,
             same: None,
             fields: Vec::new(),
@@ -92,14 +95,14 @@ impl Require {
     /// Requires a proved field to have this value.
     #[must_use]
     pub fn field(mut self, path: impl Into<Pointer>, value: Value) -> Self {
-        self.fields.push((path.into().to_string(), Wanted::Value(toolgate_json::with_canonical_numbers(value))));
+        self.fields.push((path.into().to_string(), RequiredValue::Value(toolgate_json::with_canonical_numbers(value))));
         self
     }
 
     /// Requires a proved field to equal this argument.
     #[must_use]
     pub fn field_is_argument(mut self, path: impl Into<Pointer>, argument: impl Into<Pointer>) -> Self {
-        self.fields.push((path.into().to_string(), Wanted::Argument(argument.into())));
+        self.fields.push((path.into().to_string(), RequiredValue::Argument(argument.into())));
         self
     }
 
@@ -121,17 +124,18 @@ impl Require {
 
     refusal_setters!();
 
-    fn entity<'a>(&'a self, ask: &Ask<'a>) -> Result<Option<(&'a Arc<str>, &'a Value)>, Fault> {
+    fn required_entity<'a>(&'a self, ask: &PolicyInput<'a>) -> Result<Option<(&'a Arc<str>, &'a Value)>, PolicyError> {
         let Some((name, path)) = &self.same else { return Ok(None) };
-        let value = ask.said(path).ok_or_else(|| Fault::new(format!("cannot compare `{path}`: the argument is missing")))?;
+        let value =
+            ask.non_blank_argument(path).ok_or_else(|| PolicyError::new(format!("cannot compare `{path}`: the argument is missing")))?;
         Ok(Some((name, value)))
     }
 
-    fn is_fresh(&self, proof: &Evidence, ask: &Ask<'_>) -> bool {
+    fn is_fresh(&self, proof: &Evidence, ask: &PolicyInput<'_>) -> bool {
         let age = ask.facts.now.duration_since(proof.at);
         // Evidence from the future (the clock went back) is not fresh.
         let fresh = self.max_age.is_none_or(|within| !age.is_negative() && age <= within);
-        ask.note(|| Note {
+        ask.record_check(|| RuleCheck {
             what: self
                 .max_age
                 .map_or_else(|| format!("`{}` succeeded", proof.tool), |w| format!("`{}` succeeded within {w:#}", proof.tool)),
@@ -145,23 +149,23 @@ impl Require {
         fresh
     }
 
-    fn is_proved(&self, proof: &Evidence, ask: &Ask<'_>) -> Result<bool, Fault> {
-        if proof.origin == Origin::Assumed {
+    fn has_required_fields(&self, proof: &Evidence, ask: &PolicyInput<'_>) -> Result<bool, PolicyError> {
+        if proof.origin == EvidenceOrigin::Assumed {
             return Ok(true);
         }
         for (path, wanted) in &self.fields {
             let shown = |value: &Value| match wanted {
-                Wanted::Value(_) => toolgate_text::shown(&value.to_string()),
-                Wanted::Argument(path) => ask.shown(path, value),
+                RequiredValue::Value(_) => toolgate_text::escape_for_display(&value.to_string()),
+                RequiredValue::Argument(path) => ask.display_argument(path, value),
             };
             let wanted = match wanted {
-                Wanted::Value(value) => Some(value),
-                Wanted::Argument(path) => ask.argument(path).filter(|value| !value.is_null()),
+                RequiredValue::Value(value) => Some(value),
+                RequiredValue::Argument(path) => ask.argument(path).filter(|value| !value.is_null()),
             };
             // A value that is missing or null on both sides does not count as equal.
             let found = proof.fields.get(path);
             let holds = wanted.is_some() && found == wanted;
-            ask.note(|| Note {
+            ask.record_check(|| RuleCheck {
                 what: format!("{path} of `{}` is {}", proof.tool, wanted.map_or_else(|| "nothing".to_owned(), shown)),
                 found: found.map_or_else(|| "nothing".to_owned(), shown),
                 holds,
@@ -170,11 +174,11 @@ impl Require {
                 return Ok(false);
             }
         }
-        self.when.as_ref().map_or(Ok(true), |when| when.holds(ask, Some(proof)))
+        self.when.as_ref().map_or(Ok(true), |when| when.is_true(ask, Some(proof)))
     }
 
-    fn proof<'a>(&'a self, ask: &Ask<'a>, tool: &str) -> Result<Option<&'a Evidence>, Fault> {
-        let about = self.entity(ask)?;
+    fn find_evidence<'a>(&'a self, ask: &PolicyInput<'a>, tool: &str) -> Result<Option<&'a Evidence>, PolicyError> {
+        let about = self.required_entity(ask)?;
         ask.evidence_of(tool, about.map(|(name, value)| (&**name, value)), self.accepts_reported)
     }
 }
@@ -184,67 +188,70 @@ impl Policy for Require {
         &self.name
     }
 
-    fn governs(&self, tool: &Spec) -> bool {
+    fn governs(&self, tool: &ToolSpec) -> bool {
         self.tools.contains(tool.name())
     }
 
-    fn looks_back(&self) -> Option<SignedDuration> {
+    fn lookback_window(&self) -> Option<SignedDuration> {
         self.max_age.filter(|_| self.when.is_none())
     }
 
-    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
-        let mut problems = self.tools.unknown("tools", tools);
-        problems.extend(self.any_of.unknown("any_of", tools));
-        problems.extend(self.applies_if.iter().flat_map(|only| only.unfit_conditions(tools)));
+    fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
+        let mut problems = self.tools.check_names("tools", tools);
+        problems.extend(self.any_of.check_names("any_of", tools));
+        problems.extend(self.applies_if.iter().flat_map(|only| only.check_conditions(tools)));
         let same = self.same.iter().map(|(entity, path)| (format!("same.{entity}"), path));
         let compared = self.fields.iter().filter_map(|(field, wanted)| match wanted {
-            Wanted::Argument(path) => Some((format!("fields.{field}"), path)),
-            Wanted::Value(_) => None,
+            RequiredValue::Argument(path) => Some((format!("fields.{field}"), path)),
+            RequiredValue::Value(_) => None,
         });
         let arguments: Vec<(String, &Pointer)> = same.chain(compared).collect();
-        problems.extend(arguments.iter().filter_map(|(field, path)| not_one(field, path)));
-        let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
-        problems.extend(self.same.iter().filter_map(|(entity, path)| secret_key(&format!("same.{entity}"), path, &governed)));
-        problems.extend(self.tools.unknown_arguments(tools, arguments.iter().map(|(field, path)| (field.clone(), *path))));
-        let sources: Vec<&Spec> = tools.iter().copied().filter(|tool| self.any_of.contains(tool.name())).collect();
+        problems.extend(arguments.iter().filter_map(|(field, path)| check_single_value(field, path)));
+        let governed: Vec<&ToolSpec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        problems.extend(self.same.iter().filter_map(|(entity, path)| check_lookup_key(&format!("same.{entity}"), path, &governed)));
+        problems.extend(self.tools.check_arguments(tools, arguments.iter().map(|(field, path)| (field.clone(), *path))));
+        let sources: Vec<&ToolSpec> = tools.iter().copied().filter(|tool| self.any_of.contains(tool.name())).collect();
         for source in &sources {
             if let Some((entity, _)) = &self.same {
-                problems.extend(source.lacks_entity(&format!("same.{entity}"), entity));
+                problems.extend(source.check_entity(&format!("same.{entity}"), entity));
             }
             for (path, wanted) in &self.fields {
                 let (field, path) = (format!("fields.{path}"), Pointer::from(path.as_str()));
                 let never = || match wanted {
-                    Wanted::Value(value) => never_proved(&field, &path, value, source),
-                    Wanted::Argument(_) => None,
+                    RequiredValue::Value(value) => check_evidence_satisfiable(&field, &path, value, source),
+                    RequiredValue::Argument(_) => None,
                 };
-                problems.extend(source.lacks_proof(&field, &path).or_else(never));
+                problems.extend(source.check_evidence_field(&field, &path).or_else(never));
             }
-            problems.extend(source.run_by_client("any_of").filter(|_| !self.accepts_reported));
+            problems.extend(source.warn_if_run_by_client("any_of").filter(|_| !self.accepts_reported));
         }
         problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, Some(&sources))));
         if self.max_age.is_some_and(|age| age <= SignedDuration::ZERO) {
-            problems.push(Problem::at("within", "the age must be longer than 0").help("like `15m`"));
+            problems.push(Diagnostic::at_field("within", "the age must be longer than 0").with_help("like `15m`"));
         }
-        problems.extend(self.refusal.problems(tools));
+        problems.extend(self.refusal.check_redirect(tools));
         problems
     }
 
-    fn outline(&self, _: &Spec) -> Outline<'_> {
+    fn static_summary(&self, _: &ToolSpec) -> StaticSummary<'_> {
         // With conditions, only some calls need the evidence.
         if self.applies_if.is_some() {
-            return Outline::default();
+            return StaticSummary::default();
         }
-        Outline { prerequisites: vec![("any_of".to_owned(), self.any_of.iter().map(|tool| &**tool).collect())], ..Outline::default() }
+        StaticSummary {
+            prerequisites: vec![("any_of".to_owned(), self.any_of.iter().map(|tool| &**tool).collect())],
+            ..StaticSummary::default()
+        }
     }
 
-    fn sources(&self) -> Option<Vec<&str>> {
-        self.when.as_ref().and_then(Expression::sources)
+    fn provenance_sources(&self) -> Option<Vec<&str>> {
+        self.when.as_ref().and_then(CelExpression::provenance_sources)
     }
 
     fn definition(&self) -> String {
-        let field = |(name, wanted): &(String, Wanted)| match wanted {
-            Wanted::Value(value) => json!({ "field": name, "value": value }),
-            Wanted::Argument(path) => json!({ "field": name, "argument": path.to_string() }),
+        let field = |(name, wanted): &(String, RequiredValue)| match wanted {
+            RequiredValue::Value(value) => json!({ "field": name, "value": value }),
+            RequiredValue::Argument(path) => json!({ "field": name, "argument": path.to_string() }),
         };
         let parts = json!({
             "name": self.name,
@@ -252,7 +259,7 @@ impl Policy for Require {
             "any_of": definition::names(&self.any_of),
             "same": self.same.as_ref().map(|(entity, path)| json!([entity, path.to_string()])),
             "fields": self.fields.iter().map(field).collect::<Value>(),
-            "when": self.when.as_ref().map(Expression::definition_parts),
+            "when": self.when.as_ref().map(CelExpression::definition_parts),
             "within": self.max_age.map(definition::duration),
             "reported": self.accepts_reported,
             "only": self.applies_if.as_ref().map(|only| only.definition_parts()),
@@ -261,30 +268,30 @@ impl Policy for Require {
         definition::definition("require", &parts)
     }
 
-    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
         if let Some(only) = &self.applies_if {
-            only.needs(ask, needs);
+            only.request_facts(ask, needs);
         }
-        let Ok(about) = self.entity(ask) else { return };
+        let Ok(about) = self.required_entity(ask) else { return };
         for tool in self.any_of.iter() {
             needs.evidence_of(tool, about, self.accepts_reported);
         }
         if let Some(when) = &self.when {
-            when.needs(ask, needs);
+            when.request_facts(ask, needs);
         }
     }
 
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         if let Some(only) = &self.applies_if
-            && only.against(ask)?.is_none()
+            && only.match_conditions(ask)?.is_none()
         {
             return Ok(Verdict::allow());
         }
         for tool in self.any_of.iter() {
-            match self.proof(ask, tool)? {
-                Some(proof) if self.is_fresh(proof, ask) && self.is_proved(proof, ask)? => return Ok(Verdict::allow()),
+            match self.find_evidence(ask, tool)? {
+                Some(proof) if self.is_fresh(proof, ask) && self.has_required_fields(proof, ask)? => return Ok(Verdict::allow()),
                 Some(_) => {}
-                None => ask.note(|| Note {
+                None => ask.record_check(|| RuleCheck {
                     what: format!(
                         "`{tool}` succeeded{}",
                         self.same.as_ref().map_or_else(String::new, |(entity, _)| format!(" about the same `{entity}`"))
@@ -294,20 +301,20 @@ impl Policy for Require {
                 }),
             }
         }
-        Ok(Verdict::deny(self.refusal.error()))
+        Ok(Verdict::deny(self.refusal.to_error()))
     }
 
-    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
-        let about = self.entity(ask).ok()?;
-        let helps = |tool: &&Arc<str>| match self.proof(ask, tool) {
+    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
+        let about = self.required_entity(ask).ok()?;
+        let helps = |tool: &&Arc<str>| match self.find_evidence(ask, tool) {
             // Fresh evidence with other fields exists, so repeating the call would not help.
             Ok(Some(proof)) => !self.is_fresh(proof, ask),
             Ok(None) => true,
             Err(_) => false,
         };
         let about = about.map(|(name, value)| (Arc::clone(name), value.clone()));
-        let remedy = |tool: &Arc<str>| Remedy { tool: Arc::clone(tool), about: about.clone(), ..Remedy::default() };
-        let remedies: Vec<Remedy> = self.any_of.iter().filter(helps).map(remedy).collect();
+        let remedy = |tool: &Arc<str>| Prerequisite { tool: Arc::clone(tool), about: about.clone(), ..Prerequisite::default() };
+        let remedies: Vec<Prerequisite> = self.any_of.iter().filter(helps).map(remedy).collect();
         // If all evidence is fresh, the answer may still change later, so the help is unknown.
         (!remedies.is_empty()).then_some(remedies)
     }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::definition;
-use super::{Ask, Fault, Needs, Note, Outline, Policy, Problem, Remedy, Verdict};
+use super::{Diagnostic, FactRequest, Policy, PolicyError, PolicyInput, Prerequisite, RuleCheck, StaticSummary, Verdict};
 use crate::call::error::ToolError;
 use crate::call::error_code;
-use crate::diagnostic::unknown_tool;
-use crate::tool::Spec;
+use crate::diagnostic::check_tool_name;
+use crate::tool::ToolSpec;
 
 /// A graph of prerequisites: `deploy` after `test` and `build`, `build` after `lint`.
 ///
@@ -30,7 +30,7 @@ pub struct Sequence {
 }
 
 /// A cycle of tools that need each other; the first one is repeated at the end.
-struct Cycle(Vec<String>);
+struct PrerequisiteCycle(Vec<String>);
 
 impl Sequence {
     /// Creates a sequence without requirements.
@@ -52,36 +52,41 @@ impl Sequence {
         self
     }
 
-    fn check_acyclic(&self) -> Result<(), Cycle> {
+    fn check_acyclic(&self) -> Result<(), PrerequisiteCycle> {
         let mut done = BTreeSet::new();
-        self.prerequisites.keys().try_for_each(|tool| self.walk(tool, &mut Vec::new(), &mut done))
+        self.prerequisites.keys().try_for_each(|tool| self.visit_prerequisites(tool, &mut Vec::new(), &mut done))
     }
 
-    fn walk<'a>(&'a self, tool: &'a Arc<str>, path: &mut Vec<&'a Arc<str>>, done: &mut BTreeSet<&'a Arc<str>>) -> Result<(), Cycle> {
+    fn visit_prerequisites<'a>(
+        &'a self,
+        tool: &'a Arc<str>,
+        path: &mut Vec<&'a Arc<str>>,
+        done: &mut BTreeSet<&'a Arc<str>>,
+    ) -> Result<(), PrerequisiteCycle> {
         if let Some(start) = path.iter().position(|seen| *seen == tool) {
             let tools = path.iter().skip(start).chain([&tool]).map(|t| t.to_string()).collect();
-            return Err(Cycle(tools));
+            return Err(PrerequisiteCycle(tools));
         }
         if done.contains(tool) {
             return Ok(());
         }
         path.push(tool);
         for first in self.prerequisites.get(tool).into_iter().flatten() {
-            self.walk(first, path, done)?;
+            self.visit_prerequisites(first, path, done)?;
         }
         path.pop();
         done.insert(tool);
         Ok(())
     }
 
-    fn first(&self, tool: &str) -> impl Iterator<Item = &Arc<str>> {
+    fn direct_prerequisites(&self, tool: &str) -> impl Iterator<Item = &Arc<str>> {
         self.prerequisites.get(tool).into_iter().flatten()
     }
 
     /// Returns the tools that must still succeed first.
-    fn missing(&self, ask: &Ask<'_>) -> Result<Vec<&Arc<str>>, Fault> {
+    fn missing_tools(&self, ask: &PolicyInput<'_>) -> Result<Vec<&Arc<str>>, PolicyError> {
         let mut missing = Vec::new();
-        for first in self.first(ask.tool.name()) {
+        for first in self.direct_prerequisites(ask.tool.name()) {
             if ask.evidence_of(first, None, self.accepts_reported)?.is_none() {
                 missing.push(first);
             }
@@ -95,45 +100,47 @@ impl Policy for Sequence {
         &self.name
     }
 
-    fn governs(&self, tool: &Spec) -> bool {
+    fn governs(&self, tool: &ToolSpec) -> bool {
         self.prerequisites.contains_key(tool.name())
     }
 
-    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
-        let circle = self.check_acyclic().err().map(|Cycle(tools)| {
-            Problem::at("after", format!("the requirements form a cycle: {}", tools.join(" needs ")))
-                .help("remove one of these requirements")
+    fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
+        let circle = self.check_acyclic().err().map(|PrerequisiteCycle(tools)| {
+            Diagnostic::at_field("after", format!("the requirements form a cycle: {}", tools.join(" needs ")))
+                .with_help("remove one of these requirements")
         });
-        let mut problems: Vec<Problem> = circle.into_iter().collect();
+        let mut problems: Vec<Diagnostic> = circle.into_iter().collect();
         if self.prerequisites.is_empty() {
-            problems.push(Problem::at("after", "the rule names no tool, so it never applies").help("name at least one"));
+            problems.push(Diagnostic::at_field("after", "the rule names no tool, so it never applies").with_help("name at least one"));
         }
         let mut names = BTreeSet::new();
         for (tool, first) in &self.prerequisites {
             if first.is_empty() {
                 let message = format!("`{tool}` needs no tool first, so the rule never applies to it");
-                problems
-                    .push(Problem::at(format!("after.{tool}"), message).help("name the tools that must come first, or remove the entry"));
+                problems.push(
+                    Diagnostic::at_field(format!("after.{tool}"), message)
+                        .with_help("name the tools that must come first, or remove the entry"),
+                );
             }
             let inner = first.iter().enumerate().map(|(index, first)| (format!("after.{tool}.{index}"), first));
             for (field, name) in std::iter::once((format!("after.{tool}"), tool)).chain(inner) {
                 if names.insert(name) {
-                    problems.extend(unknown_tool(&field, name, tools));
+                    problems.extend(check_tool_name(&field, name, tools));
                 }
             }
         }
         // A report from a client is not evidence here, so the tool would always be denied.
         for (tool, first) in self.prerequisites.iter().filter(|_| !self.accepts_reported) {
             let sources = tools.iter().filter(|source| first.contains(source.name()));
-            problems.extend(sources.filter_map(|source| source.run_by_client(&format!("after.{tool}"))));
+            problems.extend(sources.filter_map(|source| source.warn_if_run_by_client(&format!("after.{tool}"))));
         }
         problems
     }
 
-    fn outline(&self, tool: &Spec) -> Outline<'_> {
-        Outline {
-            prerequisites: self.first(tool.name()).map(|first| (format!("after.{}", tool.name()), vec![&**first])).collect(),
-            ..Outline::default()
+    fn static_summary(&self, tool: &ToolSpec) -> StaticSummary<'_> {
+        StaticSummary {
+            prerequisites: self.direct_prerequisites(tool.name()).map(|first| (format!("after.{}", tool.name()), vec![&**first])).collect(),
+            ..StaticSummary::default()
         }
     }
 
@@ -142,17 +149,17 @@ impl Policy for Sequence {
         definition::definition("sequence", &parts)
     }
 
-    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        for first in self.first(ask.tool.name()) {
+    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
+        for first in self.direct_prerequisites(ask.tool.name()) {
             needs.evidence_of(first, None, self.accepts_reported);
         }
     }
 
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         let tool = ask.tool.name();
-        let missing = self.missing(ask)?;
-        for first in self.first(tool) {
-            ask.note(|| Note {
+        let missing = self.missing_tools(ask)?;
+        for first in self.direct_prerequisites(tool) {
+            ask.record_check(|| RuleCheck {
                 what: format!("`{first}` succeeded"),
                 found: if missing.contains(&first) { "never in this session" } else { "yes" }.to_owned(),
                 holds: !missing.contains(&first),
@@ -163,11 +170,11 @@ impl Policy for Sequence {
         }
         let names = missing.iter().map(|first| format!("`{first}`")).collect::<Vec<_>>().join(" and ");
         let message = format!("`{tool}` needs {names} to have succeeded first in this session");
-        Ok(Verdict::deny(ToolError::of(error_code::PREREQUISITE_MISSING, message)))
+        Ok(Verdict::deny(ToolError::from_code(error_code::PREREQUISITE_MISSING, message)))
     }
 
-    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
-        let missing = self.missing(ask).ok()?;
-        Some(missing.into_iter().take(1).map(|tool| Remedy { tool: Arc::clone(tool), ..Remedy::default() }).collect())
+    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
+        let missing = self.missing_tools(ask).ok()?;
+        Some(missing.into_iter().take(1).map(|tool| Prerequisite { tool: Arc::clone(tool), ..Prerequisite::default() }).collect())
     }
 }

@@ -2,126 +2,126 @@
 
 use serde_json::Value;
 
-use super::cel::{Ty, of_schema};
-use super::{Condition, Problem};
-use crate::schema::{At, at, at_in};
-use crate::tool::{Extra, Spec};
+use super::cel::{CelType, type_of_schema};
+use super::{Condition, Diagnostic};
+use crate::schema::{SchemaLookup, lookup_input, lookup_schema};
+use crate::tool::{ExtraArguments, ToolSpec};
 use toolgate_json::{Pointer, decimal_of};
 
 /// The lint code of these problems.
-pub(crate) const NEVER_TRUE: &str = "never_true";
+pub(crate) const NEVER_TRUE_LINT: &str = "never_true";
 
 /// Reports a condition that no argument of the governed tools can meet.
 ///
 /// If one tool may meet the condition, or if a schema is not conclusive, there is no report.
-pub(crate) fn never(field: &str, path: &Pointer, condition: &Condition, governed: &[&Spec]) -> Vec<Problem> {
+pub(crate) fn check_satisfiable(field: &str, path: &Pointer, condition: &Condition, governed: &[&ToolSpec]) -> Vec<Diagnostic> {
     // A schema says nothing about the effect of a shell command.
     if matches!(condition, Condition::Runs(_) | Condition::Touches { .. }) {
         return Vec::new();
     }
-    let kinds: Option<Vec<Ty>> = governed.iter().map(|tool| kind_at(tool, path)).collect();
+    let kinds: Option<Vec<CelType>> = governed.iter().map(|tool| argument_type(tool, path)).collect();
     let (Some(kinds), Some(tool)) = (kinds, governed.first()) else { return Vec::new() };
     let told = |part: &str, what: &str| {
-        let problem = Problem::at(format!("{field}.{part}"), format!("`{path}` of `{}` is never {what}", tool.name()));
-        let allowed = kinds.first().map(allowed).unwrap_or_default();
-        problem.help(format!("allowed by the schema: {allowed}")).warning().found_as(NEVER_TRUE)
+        let problem = Diagnostic::at_field(format!("{field}.{part}"), format!("`{path}` of `{}` is never {what}", tool.name()));
+        let allowed = kinds.first().map(describe_allowed_values).unwrap_or_default();
+        problem.with_help(format!("allowed by the schema: {allowed}")).into_warning().with_lint_code(NEVER_TRUE_LINT)
     };
     match condition {
         // Check each value on its own, because a single one may be misspelled.
         Condition::In(values) => {
-            let vain = values.iter().enumerate().filter(|(_, value)| !kinds.iter().any(|kind| may_be(kind, value)));
+            let vain = values.iter().enumerate().filter(|(_, value)| !kinds.iter().any(|kind| can_have_value(kind, value)));
             let one = |(index, value): (usize, &Value)| {
                 let problem = told(&format!("in.{index}"), &value.to_string());
                 match (value, kinds.first()) {
-                    (Value::String(text), Some(Ty::Text(Some(known)))) => problem.did_you_mean(text, known.iter()),
+                    (Value::String(text), Some(CelType::Text(Some(known)))) => problem.with_suggestion(text, known.iter()),
                     _ => problem,
                 }
             };
             vain.map(one).collect()
         }
-        other if kinds.iter().all(|kind| rules_out(kind, other)) => vec![told(word(other), &other.describe())],
+        other if kinds.iter().all(|kind| is_excluded(kind, other)) => vec![told(condition_key(other), &other.describe())],
         _ => Vec::new(),
     }
 }
 
 /// Reports a proved field that never has the required value, according to the output schema.
-pub(crate) fn never_proved(field: &str, path: &Pointer, wanted: &Value, source: &Spec) -> Option<Problem> {
+pub(crate) fn check_evidence_satisfiable(field: &str, path: &Pointer, wanted: &Value, source: &ToolSpec) -> Option<Diagnostic> {
     let root = source.output_schema()?;
     let told = |what: &str| {
-        let problem = Problem::at(field, format!("`{path}` in a result of `{}` is never {what}", source.name()));
-        problem.warning().found_as(NEVER_TRUE)
+        let problem = Diagnostic::at_field(field, format!("`{path}` in a result of `{}` is never {what}", source.name()));
+        problem.into_warning().with_lint_code(NEVER_TRUE_LINT)
     };
-    match at_in(root, Extra::Pass, path) {
-        At::Open => None,
-        At::Missing(..) => Some(told("there").help("the output schema does not allow this field")),
-        At::Known(schema) => {
-            let kind = of_schema(schema, root, Extra::Pass);
-            let never = || told(&wanted.to_string()).help(format!("allowed by the schema: {}", allowed(&kind)));
-            (!may_be(&kind, wanted)).then(never)
+    match lookup_schema(root, ExtraArguments::Pass, path) {
+        SchemaLookup::Open => None,
+        SchemaLookup::Missing(..) => Some(told("there").with_help("the output schema does not allow this field")),
+        SchemaLookup::Known(schema) => {
+            let kind = type_of_schema(schema, root, ExtraArguments::Pass);
+            let never = || told(&wanted.to_string()).with_help(format!("allowed by the schema: {}", describe_allowed_values(&kind)));
+            (!can_have_value(&kind, wanted)).then(never)
         }
     }
 }
 
 /// Returns the type of an argument if its schema is simple enough.
-fn kind_at(tool: &Spec, path: &Pointer) -> Option<Ty> {
-    let At::Known(schema) = at(tool, path) else { return None };
-    Some(of_schema(schema, tool.input_schema()?, tool.extra)).filter(|kind| *kind != Ty::Any)
+fn argument_type(tool: &ToolSpec, path: &Pointer) -> Option<CelType> {
+    let SchemaLookup::Known(schema) = lookup_input(tool, path) else { return None };
+    Some(type_of_schema(schema, tool.input_schema()?, tool.extra)).filter(|kind| *kind != CelType::Any)
 }
 
 /// Returns whether an argument of this type can have a value.
-fn may_be(kind: &Ty, value: &Value) -> bool {
+fn can_have_value(kind: &CelType, value: &Value) -> bool {
     match (kind, value) {
         // A nullable type is stored as its non-null type, so null is always possible.
-        (Ty::Any, _) | (_, Value::Null) => true,
-        (Ty::Bool(known), Value::Bool(value)) => known.is_none_or(|known| known == *value),
-        (Ty::Number(low, high), Value::Number(_)) => {
+        (CelType::Any, _) | (_, Value::Null) => true,
+        (CelType::Bool(known), Value::Bool(value)) => known.is_none_or(|known| known == *value),
+        (CelType::Number(low, high), Value::Number(_)) => {
             decimal_of(value).is_none_or(|number| low.is_none_or(|low| low <= number) && high.is_none_or(|high| number <= high))
         }
-        (Ty::Text(known), Value::String(text)) => known.as_ref().is_none_or(|known| known.contains(text)),
-        (Ty::List(_), Value::Array(_)) | (Ty::Object(..), Value::Object(_)) => true,
+        (CelType::Text(known), Value::String(text)) => known.as_ref().is_none_or(|known| known.contains(text)),
+        (CelType::List(_), Value::Array(_)) | (CelType::Object(..), Value::Object(_)) => true,
         _ => false,
     }
 }
 
 /// Returns whether a condition holds for no value of a type.
-fn rules_out(kind: &Ty, condition: &Condition) -> bool {
+fn is_excluded(kind: &CelType, condition: &Condition) -> bool {
     match (condition, kind) {
-        (Condition::Above(limit), Ty::Number(_, Some(high))) => high <= limit,
-        (Condition::Below(limit), Ty::Number(Some(low), _)) => low >= limit,
-        (Condition::NotIn(_) | Condition::Glob(_) | Condition::Matches(_), Ty::Text(Some(known))) => {
-            known.iter().all(|text| condition.holds(&Value::String(text.clone())) == Ok(false))
+        (Condition::Above(limit), CelType::Number(_, Some(high))) => high <= limit,
+        (Condition::Below(limit), CelType::Number(Some(low), _)) => low >= limit,
+        (Condition::NotIn(_) | Condition::Glob(_) | Condition::Matches(_), CelType::Text(Some(known))) => {
+            known.iter().all(|text| condition.is_met_by(&Value::String(text.clone())) == Ok(false))
         }
         _ => false,
     }
 }
 
 /// Describes the values that a type allows.
-fn allowed(kind: &Ty) -> String {
+fn describe_allowed_values(kind: &CelType) -> String {
     match kind {
-        Ty::Number(Some(low), Some(high)) => format!("between {low} and {high}"),
-        Ty::Number(Some(low), None) => format!("at least {low}"),
-        Ty::Number(None, Some(high)) => format!("at most {high}"),
-        Ty::Text(Some(known)) => {
+        CelType::Number(Some(low), Some(high)) => format!("between {low} and {high}"),
+        CelType::Number(Some(low), None) => format!("at least {low}"),
+        CelType::Number(None, Some(high)) => format!("at most {high}"),
+        CelType::Text(Some(known)) => {
             format!("one of {}", known.iter().take(20).map(|text| format!("\"{text}\"")).collect::<Vec<_>>().join(", "))
         }
-        Ty::Bool(Some(known)) => known.to_string(),
-        other => other.kind().to_owned(),
+        CelType::Bool(Some(known)) => known.to_string(),
+        other => other.type_name().to_owned(),
     }
 }
 
 /// Reports a condition whose list of alternatives is empty.
-pub(crate) fn of_nothing(field: &str, condition: &Condition) -> Option<Problem> {
+pub(crate) fn check_alternatives(field: &str, condition: &Condition) -> Option<Diagnostic> {
     let is_empty = match condition {
         Condition::In(values) => values.is_empty(),
         Condition::Runs(names) | Condition::Touches { places: names, .. } => names.is_empty(),
         _ => false,
     };
-    let problem = || Problem::at(format!("{field}.{}", word(condition)), "the list is empty, so the rule never applies");
-    is_empty.then(|| problem().help("name at least one"))
+    let problem = || Diagnostic::at_field(format!("{field}.{}", condition_key(condition)), "the list is empty, so the rule never applies");
+    is_empty.then(|| problem().with_help("name at least one"))
 }
 
 /// Returns the key of a condition in a configuration file.
-const fn word(condition: &Condition) -> &'static str {
+const fn condition_key(condition: &Condition) -> &'static str {
     match condition {
         Condition::Above(_) => "above",
         Condition::Below(_) => "below",

@@ -4,24 +4,28 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 
 /// Maximum number of nested encodings, of decoded forms of a text, and of bytes in a text.
-const MAX_LAYERS: usize = 3;
-const MAX_READINGS: usize = 8;
-const LONGEST_DECODED: usize = 64 << 10;
+const MAX_ENCODING_LAYERS: usize = 3;
+const MAX_DECODED_FORMS: usize = 8;
+const MAX_DECODED_BYTES: usize = 64 << 10;
 
 /// Returns a text and its decoded forms.
-pub(crate) fn layers(text: &str) -> Vec<String> {
+pub(crate) fn decode_layers(text: &str) -> Vec<String> {
     let mut all = vec![text.to_owned()];
-    if text.len() > LONGEST_DECODED {
+    if text.len() > MAX_DECODED_BYTES {
         return all;
     }
     let mut next = 0;
-    for _ in 0..MAX_LAYERS {
+    for _ in 0..MAX_ENCODING_LAYERS {
         let end = all.len();
-        let fresh: Vec<String> =
-            all.iter().skip(next).flat_map(|text| [percent(text), base64(text), hex(text), entities(text)]).flatten().collect();
+        let fresh: Vec<String> = all
+            .iter()
+            .skip(next)
+            .flat_map(|text| [decode_percent(text), decode_base64(text), decode_hex(text), decode_entities(text)])
+            .flatten()
+            .collect();
         next = end;
         for text in fresh {
-            if all.len() < MAX_READINGS && !all.contains(&text) {
+            if all.len() < MAX_DECODED_FORMS && !all.contains(&text) {
                 all.push(text);
             }
         }
@@ -34,7 +38,7 @@ fn is_readable(text: &str) -> bool {
 }
 
 /// Percent-decodes a text; returns `None` if that changes nothing.
-pub fn percent(text: &str) -> Option<String> {
+pub fn decode_percent(text: &str) -> Option<String> {
     if !text.contains('%') {
         return None;
     }
@@ -56,7 +60,7 @@ pub fn percent(text: &str) -> Option<String> {
     String::from_utf8(decoded).ok().filter(|decoded| decoded != text)
 }
 
-fn base64(text: &str) -> Option<String> {
+fn decode_base64(text: &str) -> Option<String> {
     let packed: String = text.trim_end_matches('=').chars().filter(|c| !c.is_whitespace()).collect();
     if packed.len() < 6 {
         return None;
@@ -65,7 +69,7 @@ fn base64(text: &str) -> Option<String> {
     String::from_utf8(decoded).ok().filter(|text| is_readable(text))
 }
 
-fn hex(text: &str) -> Option<String> {
+fn decode_hex(text: &str) -> Option<String> {
     let digits: String = text.trim_start_matches("0x").trim_start_matches("0X").chars().filter(|c| !matches!(c, ' ' | ':' | '-')).collect();
     if digits.len() < 8 || !digits.len().is_multiple_of(2) || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
@@ -76,7 +80,7 @@ fn hex(text: &str) -> Option<String> {
 }
 
 /// Decodes HTML character references such as `&#64;` and `&#x40;`.
-fn entities(text: &str) -> Option<String> {
+fn decode_entities(text: &str) -> Option<String> {
     let mut decoded = String::new();
     let (mut rest, mut any) = (text, false);
     while let Some((before, after)) = rest.split_once("&#") {

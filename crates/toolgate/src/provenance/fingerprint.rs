@@ -4,36 +4,36 @@ use ahash::HashMap;
 use serde_json::Value;
 use unicode_normalization::UnicodeNormalization;
 
-use super::amount::{amounts, each_amount};
-use super::decode::layers;
-use super::{MAX_TEXT, leaves, names, text_of};
-use crate::provenance::host_key::{each_host, uncommented, untagged};
+use super::amount::{parse_amounts, visit_amounts};
+use super::decode::decode_layers;
+use super::{MAX_RESULT_TEXT_BYTES, text_of, visit_leaves, visit_names};
+use crate::provenance::host_key::{strip_mail_comments, strip_mail_tag, visit_hosts};
 
 /// Minimum length of a significant text, in characters.
-pub(crate) const SHORTEST: usize = 3;
+pub(crate) const MIN_TEXT_CHARS: usize = 3;
 /// Minimum number of digits of a significant number, because short numbers occur everywhere.
-pub(crate) const SHORTEST_NUMBER: usize = 5;
+pub(crate) const MIN_NUMBER_DIGITS: usize = 5;
 /// Maximum length of a value that is split into known pieces, in characters.
-const LONGEST_SPLIT: usize = 96;
+const MAX_SPLIT_CHARS: usize = 96;
 /// The same limit for values that the model may have assembled, and the length of a significant
 /// piece.
-const LONGEST_ECHO: usize = 256;
-const TELLING: usize = 5;
+const MAX_ECHO_CHARS: usize = 256;
+const MIN_SIGNIFICANT_PIECE_CHARS: usize = 5;
 /// Maximum number of consecutive words that form one value: `DE89 3704 0044 0532 0130 00`.
-const MAX_WORDS: usize = 8;
+const MAX_VALUE_WORDS: usize = 8;
 
 /// Reduces a text to lower-case letters and digits, with look-alikes as Latin letters.
-pub(crate) fn fold(text: &str) -> String {
+pub(crate) fn fold_text(text: &str) -> String {
     if text.is_ascii() {
         return text.bytes().filter(u8::is_ascii_alphanumeric).map(|b| char::from(b.to_ascii_lowercase())).collect();
     }
-    let plain = text.nfkd().flat_map(char::to_lowercase).map(plain_letter).map(plain_digit);
+    let plain = text.nfkd().flat_map(char::to_lowercase).map(to_latin_letter).map(to_ascii_digit);
     // After decomposition, an accent is a separate mark and usually not alphanumeric.
-    plain.filter(|c| c.is_alphanumeric() && !is_hidden(*c)).collect()
+    plain.filter(|c| c.is_alphanumeric() && !is_invisible(*c)).collect()
 }
 
 /// Returns whether a character is a combining mark or an invisible letter.
-const fn is_hidden(c: char) -> bool {
+const fn is_invisible(c: char) -> bool {
     matches!(
         c,
         '\u{300}'..='\u{36f}' | '\u{115f}'..='\u{1160}' | '\u{1ab0}'..='\u{1aff}' | '\u{1dc0}'..='\u{1dff}' | '\u{20d0}'..='\u{20ff}'
@@ -41,7 +41,7 @@ const fn is_hidden(c: char) -> bool {
 }
 
 /// Maps Greek capitals (Nu, Upsilon, Zeta) whose small letters look like other Latin letters.
-const fn plain_capital(c: char) -> char {
+const fn to_latin_capital(c: char) -> char {
     match c {
         '\u{39d}' => 'N',
         '\u{3a5}' => 'Y',
@@ -51,7 +51,7 @@ const fn plain_capital(c: char) -> char {
 }
 
 /// Maps a letter of another alphabet to the Latin letter that it looks like.
-const fn plain_letter(c: char) -> char {
+const fn to_latin_letter(c: char) -> char {
     match c {
         'а' | 'α' | 'ɑ' | 'ᴀ' => 'a',
         'в' | 'β' | 'ь' | 'ʙ' => 'b',
@@ -87,7 +87,7 @@ const fn plain_letter(c: char) -> char {
 ///
 /// Programs read these digits as numbers, too.
 #[rustfmt::skip]
-const ZEROS: &[u32] = &[
+const SCRIPT_ZEROS: &[u32] = &[
     0x0660, 0x06f0, 0x07c0, 0x0966, 0x09e6, 0x0a66, 0x0ae6, 0x0b66, 0x0be6, 0x0c66, 0x0ce6, 0x0d66, 0x0de6, 0x0e50, 0x0ed0,
     0x0f20, 0x1040, 0x1090, 0x17e0, 0x1810, 0x1946, 0x19d0, 0x1a80, 0x1a90, 0x1b50, 0x1bb0, 0x1c40, 0x1c50, 0xa620, 0xa8d0,
     0xa900, 0xa9d0, 0xa9f0, 0xaa50, 0xabf0, 0x104a0, 0x10d30, 0x11066, 0x110f0, 0x11136, 0x111d0, 0x112f0, 0x11450, 0x114d0, 0x11650,
@@ -95,27 +95,27 @@ const ZEROS: &[u32] = &[
 ];
 
 /// Maps a digit of another script to an ASCII digit.
-pub(crate) fn plain_digit(c: char) -> char {
+pub(crate) fn to_ascii_digit(c: char) -> char {
     let code = u32::from(c);
-    let zero = ZEROS.partition_point(|zero| *zero <= code).checked_sub(1).and_then(|at| ZEROS.get(at));
+    let zero = SCRIPT_ZEROS.partition_point(|zero| *zero <= code).checked_sub(1).and_then(|at| SCRIPT_ZEROS.get(at));
     zero.and_then(|zero| char::from_digit(code - zero, 10)).unwrap_or(c)
 }
 
 /// Returns the canonical spelling of a number: `007`, `+7`, `7.00` and `0.7e1` are 7.
-fn numeral(word: &str) -> Option<String> {
-    let word = bare(word.trim());
+fn canonical_numeral(word: &str) -> Option<String> {
+    let word = trim_punctuation(word.trim());
     if !word.trim_start_matches(['+', '-']).starts_with(char::is_numeric) {
         return None;
     }
-    let plain: String = word.nfkd().map(plain_digit).collect();
-    canonical(plain.trim_start_matches(['+', '-']))
+    let plain: String = word.nfkd().map(to_ascii_digit).collect();
+    canonical_unsigned(plain.trim_start_matches(['+', '-']))
 }
 
 /// Returns the canonical spelling of a number without a sign, ignoring leading zeros.
-pub(crate) fn canonical(number: &str) -> Option<String> {
+pub(crate) fn canonical_unsigned(number: &str) -> Option<String> {
     let digits = number.trim_start_matches('0');
     let zero = if digits.starts_with(|c: char| c.is_ascii_digit()) { "" } else { "0" };
-    toolgate_json::canonical_number(&format!("{zero}{digits}")).ok().map(|number| fold(number.as_str()))
+    toolgate_json::canonical_number(&format!("{zero}{digits}")).ok().map(|number| fold_text(number.as_str()))
 }
 
 /// Returns the folded forms of a value.
@@ -123,11 +123,11 @@ pub(crate) fn canonical(number: &str) -> Option<String> {
 /// These are the folded text, the number that it spells, the number without leading zeros if its
 /// digits are grouped, and the reading of its capitals if they look like other letters than the
 /// small ones.
-pub(crate) fn readings(text: &str) -> impl Iterator<Item = String> {
-    let (folded, number) = (fold(text), numeral(text));
+pub(crate) fn folded_forms(text: &str) -> impl Iterator<Item = String> {
+    let (folded, number) = (fold_text(text), canonical_numeral(text));
     let is_padded = folded.starts_with('0') && folded.bytes().all(|b| b.is_ascii_digit()) && !text.contains('.');
     let grouped = is_padded.then(|| folded.trim_start_matches('0').to_owned());
-    let large = (!text.is_ascii()).then(|| fold(&text.nfkd().map(plain_capital).collect::<String>()));
+    let large = (!text.is_ascii()).then(|| fold_text(&text.nfkd().map(to_latin_capital).collect::<String>()));
     let large = large.filter(|large| *large != folded);
     [Some(folded), number, grouped, large].into_iter().flatten()
 }
@@ -136,34 +136,34 @@ pub(crate) fn readings(text: &str) -> impl Iterator<Item = String> {
 ///
 /// The fingerprints of all prefixes therefore cost no more than that of the whole text. A collision
 /// only makes one more value untrusted.
-const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
-fn letter(print: u64, c: char) -> u64 {
+fn hash_char(print: u64, c: char) -> u64 {
     let mut buffer = [0; 4];
     c.encode_utf8(&mut buffer).bytes().fold(print, |print, byte| (print ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-fn print(folded: &str) -> u64 {
-    folded.chars().fold(OFFSET, letter)
+fn fingerprint(folded: &str) -> u64 {
+    folded.chars().fold(FNV_OFFSET_BASIS, hash_char)
 }
 
 /// Visits the parts of a word such as `mailto:a@b` or `https://host/path?to=value`.
 ///
 /// With `finely`, visits single names and numbers too. The decoded forms of all parts are visited
 /// as well.
-fn each_part(word: &str, finely: bool, f: &mut dyn FnMut(&str)) {
-    const FINE: &[char] = &['/', '\\', '?', '&', '=', ':', '#', '@', '.', '-', '_'];
-    for (separators, coarse) in [(&['?', '&', '=', ':', '#'][..], true), (&['/', '\\'], true), (&['.'], false), (FINE, false)] {
+fn visit_parts(word: &str, finely: bool, f: &mut dyn FnMut(&str)) {
+    const FINE_SEPARATORS: &[char] = &['/', '\\', '?', '&', '=', ':', '#', '@', '.', '-', '_'];
+    for (separators, coarse) in [(&['?', '&', '=', ':', '#'][..], true), (&['/', '\\'], true), (&['.'], false), (FINE_SEPARATORS, false)] {
         for part in word.split(separators).filter(|part| !part.is_empty() && part.len() < word.len()) {
             if coarse || finely {
                 f(part);
             }
-            for decoded in layers(part).iter().skip(1) {
+            for decoded in decode_layers(part).iter().skip(1) {
                 f(decoded);
-                for word in words(decoded) {
+                for word in split_words(decoded) {
                     f(word);
                     if finely {
-                        word.split(FINE).for_each(&mut *f);
+                        word.split(FINE_SEPARATORS).for_each(&mut *f);
                     }
                 }
             }
@@ -172,17 +172,17 @@ fn each_part(word: &str, finely: bool, f: &mut dyn FnMut(&str)) {
 }
 
 /// Visits every word of a text, and its decoded forms.
-fn each_word(text: &str, f: &mut dyn FnMut(&str)) {
-    for word in words(text) {
+fn visit_words(text: &str, f: &mut dyn FnMut(&str)) {
+    for word in split_words(text) {
         f(word);
-        for decoded in layers(word).iter().skip(1) {
+        for decoded in decode_layers(word).iter().skip(1) {
             f(decoded);
-            words(decoded).for_each(&mut *f);
+            split_words(decoded).for_each(&mut *f);
         }
     }
 }
 
-fn words(text: &str) -> impl Iterator<Item = &str> {
+fn split_words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| {
         c.is_whitespace() || matches!(c, ',' | ';' | '<' | '>' | '(' | ')' | '[' | ']' | '{' | '}' | '"' | '\'' | '|' | '`')
     })
@@ -190,15 +190,15 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns whether a folded text is long enough to be a whole value, not only a part of one.
-pub(crate) fn is_whole(folded: &str) -> bool {
+pub(crate) fn is_whole_value(folded: &str) -> bool {
     let letters = folded.chars().count();
     let number = folded.bytes().all(|b| b.is_ascii_digit());
-    letters >= if number { SHORTEST_NUMBER } else { SHORTEST }
+    letters >= if number { MIN_NUMBER_DIGITS } else { MIN_TEXT_CHARS }
 }
 
 /// A bounded set of fingerprints; for each, whether it may be a whole value.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Prints {
+pub(crate) struct Fingerprints {
     entries: HashMap<u64, bool>,
     /// Bytes that may still be read.
     budget: usize,
@@ -210,14 +210,20 @@ pub(crate) struct Prints {
     overflowed: bool,
 }
 
-impl Prints {
+impl Fingerprints {
     /// Computes the fingerprints of a value, including its undeclared member names.
-    pub(crate) fn of(value: &Value, most: usize, shortest: usize, declared: &super::Declared<'_>) -> Self {
-        let mut all = Self { budget: MAX_TEXT, join_budget: 8 * MAX_TEXT, max_entries: most, min_chars: shortest, ..Self::default() };
-        leaves(value, "", &mut |_, leaf| all.text(&text_of(leaf), leaf.is_number()));
-        names(value, "", &mut |place, name| {
+    pub(crate) fn from_value(value: &Value, most: usize, shortest: usize, declared: &super::DeclaredNameTest<'_>) -> Self {
+        let mut all = Self {
+            budget: MAX_RESULT_TEXT_BYTES,
+            join_budget: 8 * MAX_RESULT_TEXT_BYTES,
+            max_entries: most,
+            min_chars: shortest,
+            ..Self::default()
+        };
+        visit_leaves(value, "", &mut |_, leaf| all.insert_text(&text_of(leaf), leaf.is_number()));
+        visit_names(value, "", &mut |place, name| {
             if !declared(place, name) {
-                all.text(name, false);
+                all.insert_text(name, false);
             }
         });
         all
@@ -231,11 +237,11 @@ impl Prints {
         self.entries.get(&print).copied()
     }
 
-    pub(crate) const fn overflowed(&self) -> bool {
+    pub(crate) const fn has_overflowed(&self) -> bool {
         self.overflowed
     }
 
-    fn say(&mut self, folded: &str) {
+    fn insert_folded(&mut self, folded: &str) {
         if folded.chars().count() < self.min_chars {
             return;
         }
@@ -243,30 +249,30 @@ impl Prints {
             self.overflowed = true;
             return;
         }
-        *self.entries.entry(print(folded)).or_default() |= is_whole(folded);
+        *self.entries.entry(fingerprint(folded)).or_default() |= is_whole_value(folded);
     }
 
-    fn text(&mut self, text: &str, number: bool) {
+    fn insert_text(&mut self, text: &str, number: bool) {
         if self.overflowed {
             return;
         }
         if number {
-            self.say(&fold(text));
+            self.insert_folded(&fold_text(text));
             return;
         }
-        for text in layers(text) {
+        for text in decode_layers(text) {
             if text.len() > self.budget || self.overflowed {
                 self.overflowed = true;
                 return;
             }
             self.budget -= text.len();
-            let whole = fold(&text);
-            if whole.chars().count() <= 4 * LONGEST_SPLIT {
-                self.say(&whole);
+            let whole = fold_text(&text);
+            if whole.chars().count() <= 4 * MAX_SPLIT_CHARS {
+                self.insert_folded(&whole);
             }
-            each_word(&text, &mut |word| self.insert_word(word));
-            each_amount(&text, &mut |number| self.say(number));
-            self.rows(&text);
+            visit_words(&text, &mut |word| self.insert_word(word));
+            visit_amounts(&text, &mut |number| self.insert_folded(number));
+            self.insert_word_groups(&text);
         }
     }
 
@@ -276,28 +282,28 @@ impl Prints {
             return;
         }
         self.budget -= word.len();
-        self.part(word);
-        each_part(word, true, &mut |part| self.part(part));
+        self.insert_part(word);
+        visit_parts(word, true, &mut |part| self.insert_part(part));
     }
 
     /// Adds the folded forms of a word or of a part of one.
-    fn part(&mut self, part: &str) {
-        readings(part).for_each(|reading| self.say(&reading));
-        if let Some(plain) = untagged(part) {
-            readings(&plain).for_each(|reading| self.say(&reading));
+    fn insert_part(&mut self, part: &str) {
+        folded_forms(part).for_each(|reading| self.insert_folded(&reading));
+        if let Some(plain) = strip_mail_tag(part) {
+            folded_forms(&plain).for_each(|reading| self.insert_folded(&reading));
         }
     }
 
     /// Adds consecutive words that form one value: grouped digits, and single letters.
-    fn rows(&mut self, text: &str) {
+    fn insert_word_groups(&mut self, text: &str) {
         let mut row: std::collections::VecDeque<String> = std::collections::VecDeque::new();
-        for word in words(text) {
-            let folded = fold(word);
+        for word in split_words(text) {
+            let folded = fold_text(word);
             if folded.len() > 8 {
                 row.clear();
                 continue;
             }
-            if row.len() >= 4 * MAX_WORDS {
+            if row.len() >= 4 * MAX_VALUE_WORDS {
                 row.pop_front();
             }
             row.push_back(folded);
@@ -306,15 +312,15 @@ impl Prints {
             for (count, word) in row.iter().rev().enumerate() {
                 digits += word.bytes().filter(u8::is_ascii_digit).count();
                 letters += word.chars().count();
-                let (spelled, grouped) = (letters == count + 1, count < MAX_WORDS && digits >= 4);
+                let (spelled, grouped) = (letters == count + 1, count < MAX_VALUE_WORDS && digits >= 4);
                 if count > 0 && (spelled || grouped) {
                     let joined: String = row.iter().skip(row.len() - 1 - count).map(String::as_str).collect();
                     self.join_budget = self.join_budget.saturating_sub(joined.len());
-                    self.say(&joined);
+                    self.insert_folded(&joined);
                     if joined.starts_with('0') {
-                        self.part(&joined);
+                        self.insert_part(&joined);
                     }
-                } else if !spelled && count >= MAX_WORDS {
+                } else if !spelled && count >= MAX_VALUE_WORDS {
                     break;
                 }
             }
@@ -327,35 +333,35 @@ impl Prints {
 }
 
 /// Returns whether a value, in any disguise, equals, contains or is composed of known values.
-pub(crate) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option<bool>) -> bool {
+pub(crate) fn is_composed_of_known(text: &str, number: bool, known: &dyn Fn(u64) -> Option<bool>) -> bool {
     if number {
-        return is_put_together(&fold(text), known);
+        return is_joined_from_known(&fold_text(text), known);
     }
-    layers(text).iter().any(|text| {
-        if readings(text).any(|reading| is_put_together(&reading, known)) {
+    decode_layers(text).iter().any(|text| {
+        if folded_forms(text).any(|reading| is_joined_from_known(&reading, known)) {
             return true;
         }
-        let mut found = amounts(text).any(|number| known(print(&number)) == Some(true));
-        each_amount(text, &mut |number| found = found || (number.len() >= 6 && known(print(number)) == Some(true)));
+        let mut found = parse_amounts(text).any(|number| known(fingerprint(&number)) == Some(true));
+        visit_amounts(text, &mut |number| found = found || (number.len() >= 6 && known(fingerprint(number)) == Some(true)));
         // An address inside a longer text counts, too.
         let mut look_through = |text: &str| {
-            each_word(text, &mut |word| {
+            visit_words(text, &mut |word| {
                 let telling =
-                    word.contains(['@', '/', '\\', '.', ':', '=']) || word.chars().filter(|c| c.is_numeric()).count() >= SHORTEST_NUMBER;
-                let is_known = |reading: String| reading.chars().count() >= 6 && known(print(&reading)) == Some(true);
+                    word.contains(['@', '/', '\\', '.', ':', '=']) || word.chars().filter(|c| c.is_numeric()).count() >= MIN_NUMBER_DIGITS;
+                let is_known = |reading: String| reading.chars().count() >= 6 && known(fingerprint(&reading)) == Some(true);
                 let mut look = |part: &str| {
-                    let plain = untagged(part);
-                    found = found || readings(part).any(is_known) || plain.is_some_and(|plain| readings(&plain).any(is_known));
+                    let plain = strip_mail_tag(part);
+                    found = found || folded_forms(part).any(is_known) || plain.is_some_and(|plain| folded_forms(&plain).any(is_known));
                 };
                 if telling {
                     look(word);
-                    each_part(word, false, &mut look);
-                    each_host(word, &mut look);
+                    visit_parts(word, false, &mut look);
+                    visit_hosts(word, &mut look);
                 }
             });
         };
         look_through(text);
-        if let Some(plain) = uncommented(text) {
+        if let Some(plain) = strip_mail_comments(text) {
             look_through(&plain);
         }
         found
@@ -363,41 +369,42 @@ pub(crate) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option
 }
 
 /// Returns whether a folded value is known, or consists only of known pieces.
-pub(crate) fn is_put_together(folded: &str, known: &dyn Fn(u64) -> Option<bool>) -> bool {
-    known(print(folded)) == Some(true)
-        || (folded.chars().count() >= 2 * SHORTEST && is_split(folded, SHORTEST, LONGEST_SPLIT, &|print| known(print).is_some()))
+pub(crate) fn is_joined_from_known(folded: &str, known: &dyn Fn(u64) -> Option<bool>) -> bool {
+    known(fingerprint(folded)) == Some(true)
+        || (folded.chars().count() >= 2 * MIN_TEXT_CHARS
+            && is_sequence_of_known(folded, MIN_TEXT_CHARS, MAX_SPLIT_CHARS, &|print| known(print).is_some()))
 }
 
 /// Returns whether a folded value is known, or consists of known pieces of any length, one of which
 /// is significant.
 pub(crate) fn is_echo(folded: &str, known: &dyn Fn(u64) -> bool) -> bool {
-    known(print(folded)) || is_split(folded, 1, LONGEST_ECHO, known)
+    known(fingerprint(folded)) || is_sequence_of_known(folded, 1, MAX_ECHO_CHARS, known)
 }
 
 /// Returns whether a folded value contains digits that may have been given in groups.
-pub(crate) fn may_be_grouped(folded: &str) -> bool {
-    folded.len() <= LONGEST_SPLIT && folded.bytes().filter(u8::is_ascii_digit).count() >= 4
+pub(crate) fn can_be_grouped_digits(folded: &str) -> bool {
+    folded.len() <= MAX_SPLIT_CHARS && folded.bytes().filter(u8::is_ascii_digit).count() >= 4
 }
 
 /// Returns whether a folded value is a sequence of known pieces.
 ///
 /// If pieces of one character count, one piece must be significantly longer.
-fn is_split(folded: &str, shortest: usize, longest: usize, known: &dyn Fn(u64) -> bool) -> bool {
+fn is_sequence_of_known(folded: &str, shortest: usize, longest: usize, known: &dyn Fn(u64) -> bool) -> bool {
     let letters: Vec<char> = folded.chars().take(longest + 1).collect();
     if letters.len() > longest || letters.is_empty() {
         return false;
     }
     // For each end: `None` if it is not reached, or whether the pieces include a significant one.
-    let telling = if shortest < SHORTEST { TELLING } else { shortest };
+    let telling = if shortest < MIN_TEXT_CHARS { MIN_SIGNIFICANT_PIECE_CHARS } else { shortest };
     let mut reached: Vec<Option<bool>> = vec![None; letters.len() + 1];
     if let Some(start) = reached.first_mut() {
         *start = Some(false);
     }
     for start in 0..letters.len() {
         let Some(so_far_told) = reached.get(start).copied().flatten() else { continue };
-        let mut so_far = OFFSET;
+        let mut so_far = FNV_OFFSET_BASIS;
         for (taken, c) in letters.iter().skip(start).enumerate() {
-            so_far = letter(so_far, *c);
+            so_far = hash_char(so_far, *c);
             if taken + 1 >= shortest
                 && known(so_far)
                 && let Some(end) = reached.get_mut(start + taken + 1)
@@ -410,28 +417,28 @@ fn is_split(folded: &str, shortest: usize, longest: usize, known: &dyn Fn(u64) -
 }
 
 /// Visits the exact forms of a value: the text, and grouped digits without spaces.
-pub(crate) fn exact_whole(text: &str, f: &mut dyn FnMut(&str)) {
+pub(crate) fn visit_exact_forms(text: &str, f: &mut dyn FnMut(&str)) {
     let text = text.trim();
     f(text);
-    if let Some(compact) = compact(text) {
+    if let Some(compact) = join_grouped_digits(text) {
         f(&compact);
     }
 }
 
 /// Maximum number of trusted words of a text, and of consecutive words that form one value.
-pub(crate) const MAX_BELIEVED: usize = 4_000;
-const MAX_ROW: usize = 3;
+pub(crate) const MAX_TRUSTED_WORDS: usize = 4_000;
+const MAX_CONSECUTIVE_WORDS: usize = 3;
 
 /// Visits the exact values in the first words of a text, until `f` returns false.
 ///
 /// These are the whole text, its words, a few consecutive words, and grouped digits.
-pub(crate) fn exact_parts(text: &str, most: usize, f: &mut dyn FnMut(&str) -> bool) {
+pub(crate) fn visit_exact_values(text: &str, most: usize, f: &mut dyn FnMut(&str) -> bool) {
     let mut go_on = true;
     let mut one = |part: &str| {
-        exact_whole(part, &mut |form| go_on = go_on && f(form));
+        visit_exact_forms(part, &mut |form| go_on = go_on && f(form));
         go_on
     };
-    if !one(text) || !one(bare(text)) {
+    if !one(text) || !one(trim_punctuation(text)) {
         return;
     }
     // The parts between separators are values too: `a@x,b@x`, `Mum<mum@x>`, `{"mail":"mum@x"}`.
@@ -442,12 +449,12 @@ pub(crate) fn exact_parts(text: &str, most: usize, f: &mut dyn FnMut(&str) -> bo
         let words: Vec<&str> = segment.split_whitespace().take(left.min(most)).collect();
         left = left.saturating_sub(words.len() / 2);
         for start in 0..words.len() {
-            for count in 1..=MAX_WORDS {
+            for count in 1..=MAX_VALUE_WORDS {
                 let Some(row) = words.get(start..start + count) else { break };
-                let more = if count <= MAX_ROW {
-                    one(bare(&row.join(" ")))
+                let more = if count <= MAX_CONSECUTIVE_WORDS {
+                    one(trim_punctuation(&row.join(" ")))
                 } else {
-                    compact(bare(&row.join(" "))).is_none_or(|grouped| one(&grouped))
+                    join_grouped_digits(trim_punctuation(&row.join(" "))).is_none_or(|grouped| one(&grouped))
                 };
                 if !more {
                     return;
@@ -458,20 +465,20 @@ pub(crate) fn exact_parts(text: &str, most: usize, f: &mut dyn FnMut(&str) -> bo
 }
 
 /// Returns the fingerprint under which written values are recorded, independent of spelling.
-pub(crate) fn spelling(text: &str, folded: &str) -> u64 {
+pub(crate) fn written_fingerprint(text: &str, folded: &str) -> u64 {
     // A text that folds to nothing is recorded by its characters.
-    if folded.is_empty() { text.chars().fold(letter(OFFSET, '='), letter) } else { print(folded) }
+    if folded.is_empty() { text.chars().fold(hash_char(FNV_OFFSET_BASIS, '='), hash_char) } else { fingerprint(folded) }
 }
 
 /// Removes punctuation around a word.
-pub(crate) fn bare(word: &str) -> &str {
+pub(crate) fn trim_punctuation(word: &str) -> &str {
     word.trim_matches(|c: char| matches!(c, ',' | ';' | '.' | ':' | '!' | '?' | '"' | '\'' | '(' | ')' | '<' | '>' | '[' | ']'))
 }
 
 /// Removes the spaces from grouped digits: `DE89 3704 0044` is `DE8937040044`.
 ///
 /// The text must consist of ASCII letters and digits, with at least four digits.
-fn compact(text: &str) -> Option<String> {
+fn join_grouped_digits(text: &str) -> Option<String> {
     let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b' ');
     let digits = text.bytes().filter(u8::is_ascii_digit).count() >= 4;
     (plain && digits).then(|| text.bytes().filter(|b| *b != b' ').map(|b| char::from(b.to_ascii_uppercase())).collect())

@@ -16,39 +16,39 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-pub(crate) use crate::provenance::taint_carrier::Carrier;
-pub use crate::provenance::taint_carrier::{Carriers, Carrying, carry};
-pub use decode::percent;
+pub(crate) use crate::provenance::taint_carrier::TaintCarrier;
+pub use crate::provenance::taint_carrier::{CarrierStore, MemoryCarrierStore, record_carrier_writes};
+pub use decode::decode_percent;
 
-use crate::provenance::fingerprint::Prints;
-use crate::session::state::Map;
+use crate::provenance::fingerprint::Fingerprints;
+use crate::session::state::PersistentMap;
 
 /// Maximum number of untrusted fingerprints in a session.
 ///
 /// Beyond it, every value that is not known as trusted counts as untrusted.
-pub const MAX_UNTRUSTED: usize = 50_000;
+pub const MAX_UNTRUSTED_FINGERPRINTS: usize = 50_000;
 /// Maximum number of trusted fingerprints in a session; twice as many for the user's own words.
-pub const MAX_TRUSTED: usize = 100_000;
+pub const MAX_TRUSTED_FINGERPRINTS: usize = 100_000;
 /// Maximum number of fingerprints of values that the model wrote.
 ///
 /// Beyond it, no tool is trusted.
-pub const MAX_WRITTEN: usize = 300_000;
+pub const MAX_WRITTEN_FINGERPRINTS: usize = 300_000;
 /// Maximum number of files and entities written by models in a store.
 ///
 /// Beyond it, every file and entity counts as untrusted.
 pub const MAX_CARRIERS: usize = 100_000;
 /// Maximum number of bytes that are read of one result, including decoded forms.
-pub const MAX_TEXT: usize = 2 << 20;
+pub const MAX_RESULT_TEXT_BYTES: usize = 2 << 20;
 
 /// Returns the fingerprint of an exact value.
-fn exact(text: &str) -> u128 {
+fn exact_fingerprint(text: &str) -> u128 {
     let digest = Sha256::digest(text.as_bytes());
     digest.iter().take(16).fold(0, |print, byte| print << 8 | u128::from(*byte))
 }
 
 /// The provenance of a value.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Known {
+pub struct Provenance {
     /// Whether an untrusted result contained the value, in any disguise.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub untrusted: bool,
@@ -60,7 +60,7 @@ pub struct Known {
     pub sources: Vec<Arc<str>>,
 }
 
-impl Known {
+impl Provenance {
     /// Returns whether the value was, or may have been, in an untrusted result.
     #[must_use]
     pub const fn may_be_untrusted(&self) -> bool {
@@ -76,7 +76,7 @@ impl Known {
 
 /// Totals and flags of the provenance record of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Flags {
+pub struct ProvenanceFlags {
     /// Whether the session received any untrusted value.
     pub tainted: bool,
     /// Whether the record of untrusted values is incomplete.
@@ -92,11 +92,11 @@ pub struct Flags {
 }
 
 /// Storage for the provenance record of a session: in the session, or in the tables of a store.
-pub trait Memory {
+pub trait ProvenanceStore {
     /// Returns totals and flags.
-    fn flags(&self) -> Flags;
+    fn flags(&self) -> ProvenanceFlags;
     /// Sets totals and flags.
-    fn set_flags(&mut self, flags: Flags);
+    fn set_flags(&mut self, flags: ProvenanceFlags);
     /// Returns whether a folded fingerprint may be a whole value; `None` if it is not untrusted.
     fn untrusted(&self, print: u64) -> Option<bool>;
     /// Records an untrusted fingerprint.
@@ -113,21 +113,21 @@ pub trait Memory {
 
 /// The provenance record of a session; cloning costs O(1).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Values {
+pub struct ProvenanceIndex {
     /// Folded fingerprints; whether each may be a whole value or only a part of one.
-    untrusted: Map<u64, bool>,
-    trusted: Map<u128, Arc<[Arc<str>]>>,
+    untrusted: PersistentMap<u64, bool>,
+    trusted: PersistentMap<u128, Arc<[Arc<str>]>>,
     /// Values that the model wrote into calls, exact and folded: a result that repeats one is no
     /// source.
-    written: Map<u64, ()>,
-    flags: Flags,
+    written: PersistentMap<u64, ()>,
+    flags: ProvenanceFlags,
 }
 
-impl Memory for Values {
-    fn flags(&self) -> Flags {
+impl ProvenanceStore for ProvenanceIndex {
+    fn flags(&self) -> ProvenanceFlags {
         self.flags
     }
-    fn set_flags(&mut self, flags: Flags) {
+    fn set_flags(&mut self, flags: ProvenanceFlags) {
         self.flags = flags;
     }
     fn untrusted(&self, print: u64) -> Option<bool> {
@@ -151,11 +151,11 @@ impl Memory for Values {
 }
 
 /// Returns whether the tool declares a member with this path and name; then the name is not data.
-pub(crate) type Declared<'a> = dyn Fn(&str, &str) -> bool + 'a;
+pub(crate) type DeclaredNameTest<'a> = dyn Fn(&str, &str) -> bool + 'a;
 
 /// A value in the result of a source.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Part {
+struct SourceValue {
     fingerprint: u128,
     /// The fingerprint for the lookup in the values that the model wrote.
     folded_fingerprint: u64,
@@ -165,58 +165,60 @@ struct Part {
 
 /// The provenance that a call adds to the record of its session.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Seen {
+pub struct ProvenanceUpdate {
     agent: Arc<str>,
     /// Fingerprints of the result, for the case that it is untrusted.
-    untrusted: Prints,
+    untrusted: Fingerprints,
     /// Whether the result is untrusted, independent of the files and entities it was read from.
     is_always_untrusted: bool,
     /// The source and its values.
-    trusted: Option<(Arc<str>, Vec<Part>)>,
-    written: Vec<u64>,
+    trusted: Option<(Arc<str>, Vec<SourceValue>)>,
+    written_fingerprints: Vec<u64>,
     /// Whether the model wrote more than can be recorded.
     is_incomplete: bool,
-    read: Vec<Carrier>,
-    wrote: Vec<Carrier>,
+    reads: Vec<TaintCarrier>,
+    writes: Vec<TaintCarrier>,
     /// Whether the writes are complete; false if the call failed and the state is unknown.
     has_complete_writes: bool,
 }
 
-impl Seen {
+impl ProvenanceUpdate {
     pub(crate) fn new(agent: &Arc<str>) -> Self {
         Self { agent: Arc::clone(agent), ..Self::default() }
     }
 
     /// Records a result as untrusted: always, or only if a file or entity it was read from is.
-    pub(crate) fn distrust(&mut self, value: &Value, always: bool) {
+    pub(crate) fn record_untrusted(&mut self, value: &Value, always: bool) {
         self.is_always_untrusted = always;
-        self.untrusted = Prints::of(value, MAX_UNTRUSTED, crate::provenance::fingerprint::SHORTEST, &|_, _| false);
+        self.untrusted =
+            Fingerprints::from_value(value, MAX_UNTRUSTED_FINGERPRINTS, crate::provenance::fingerprint::MIN_TEXT_CHARS, &|_, _| false);
     }
 
     /// Records the values of a trusted source, except those that only repeat the arguments.
-    pub(crate) fn trust(&mut self, source: Arc<str>, value: &Value, given: &Value, declared: &Declared<'_>) {
-        let own = Prints::of(given, MAX_WRITTEN, 1, declared);
-        if own.overflowed() {
+    pub(crate) fn record_trusted(&mut self, source: Arc<str>, value: &Value, given: &Value, declared: &DeclaredNameTest<'_>) {
+        let own = Fingerprints::from_value(given, MAX_WRITTEN_FINGERPRINTS, 1, declared);
+        if own.has_overflowed() {
             return;
         }
-        let (mut said, mut budget) = (Vec::new(), MAX_TEXT);
-        leaves(value, "", &mut |_, leaf| {
+        let (mut said, mut budget) = (Vec::new(), MAX_RESULT_TEXT_BYTES);
+        visit_leaves(value, "", &mut |_, leaf| {
             let text = text_of(leaf);
             // Text beyond the budget is not trusted.
             if text.len() > budget {
                 return;
             }
             budget -= text.len();
-            crate::provenance::fingerprint::exact_parts(&text, crate::provenance::fingerprint::MAX_BELIEVED, &mut |part| {
+            crate::provenance::fingerprint::visit_exact_values(&text, crate::provenance::fingerprint::MAX_TRUSTED_WORDS, &mut |part| {
                 let is_own = |print| own.get(print).is_some();
-                if !crate::provenance::fingerprint::readings(part).any(|reading| crate::provenance::fingerprint::is_echo(&reading, &is_own))
+                if !crate::provenance::fingerprint::folded_forms(part)
+                    .any(|reading| crate::provenance::fingerprint::is_echo(&reading, &is_own))
                 {
-                    let folded = crate::provenance::fingerprint::fold(part);
-                    let spelling = crate::provenance::fingerprint::spelling(part, &folded);
-                    let pieces = crate::provenance::fingerprint::may_be_grouped(&folded).then_some(folded);
-                    said.push(Part { fingerprint: exact(part), folded_fingerprint: spelling, grouped_digits: pieces });
+                    let folded = crate::provenance::fingerprint::fold_text(part);
+                    let spelling = crate::provenance::fingerprint::written_fingerprint(part, &folded);
+                    let pieces = crate::provenance::fingerprint::can_be_grouped_digits(&folded).then_some(folded);
+                    said.push(SourceValue { fingerprint: exact_fingerprint(part), folded_fingerprint: spelling, grouped_digits: pieces });
                 }
-                said.len() < MAX_TRUSTED
+                said.len() < MAX_TRUSTED_FINGERPRINTS
             });
         });
         said.sort_unstable();
@@ -226,20 +228,20 @@ impl Seen {
 
     /// Records the values that the model wrote into a call, without the member names that the tool
     /// declares.
-    pub(crate) fn write(&mut self, given: &Value, declared: &Declared<'_>) {
+    pub(crate) fn record_written(&mut self, given: &Value, declared: &DeclaredNameTest<'_>) {
         // Include parts of words and decoded forms: a part of an argument is not a new value.
-        let prints = Prints::of(given, MAX_WRITTEN, 1, declared);
-        let (mut written, mut lost): (Vec<u64>, bool) = (prints.iter().map(|(print, _)| print).collect(), prints.overflowed());
+        let prints = Fingerprints::from_value(given, MAX_WRITTEN_FINGERPRINTS, 1, declared);
+        let (mut written, mut lost): (Vec<u64>, bool) = (prints.iter().map(|(print, _)| print).collect(), prints.has_overflowed());
         let mut one = |text: &str| {
-            crate::provenance::fingerprint::exact_parts(text, usize::MAX, &mut |part| {
-                written.push(crate::provenance::fingerprint::spelling(part, &crate::provenance::fingerprint::fold(part)));
-                lost |= written.len() > 8 * MAX_WRITTEN;
+            crate::provenance::fingerprint::visit_exact_values(text, usize::MAX, &mut |part| {
+                written.push(crate::provenance::fingerprint::written_fingerprint(part, &crate::provenance::fingerprint::fold_text(part)));
+                lost |= written.len() > 8 * MAX_WRITTEN_FINGERPRINTS;
                 !lost
             });
         };
-        if !prints.overflowed() {
-            leaves(given, "", &mut |_, leaf| one(&text_of(leaf)));
-            names(given, "", &mut |place, name| {
+        if !prints.has_overflowed() {
+            visit_leaves(given, "", &mut |_, leaf| one(&text_of(leaf)));
+            visit_names(given, "", &mut |place, name| {
                 if !declared(place, name) {
                     one(name);
                 }
@@ -247,69 +249,70 @@ impl Seen {
         }
         written.sort_unstable();
         written.dedup();
-        self.written.extend(written);
+        self.written_fingerprints.extend(written);
         self.is_incomplete |= lost;
     }
 
     /// Records that the model wrote a value that cannot be read.
-    pub(crate) fn lose(&mut self) {
+    pub(crate) fn mark_incomplete(&mut self) {
         self.is_incomplete = true;
     }
 
     /// Records the files and entities that the call read.
-    pub(crate) fn read_from(&mut self, carriers: impl IntoIterator<Item = Carrier>) {
-        self.read.extend(carriers);
+    pub(crate) fn record_reads(&mut self, carriers: impl IntoIterator<Item = TaintCarrier>) {
+        self.reads.extend(carriers);
     }
 
     /// Returns whether the call read a file or an entity.
     pub(crate) fn has_read(&self) -> bool {
-        !self.read.is_empty()
+        !self.reads.is_empty()
     }
 
     /// Records the files and entities that the call wrote, and whether the writes are complete.
-    pub(crate) fn wrote_to(&mut self, carriers: impl IntoIterator<Item = Carrier>, kept: bool) {
-        self.wrote.extend(carriers);
+    pub(crate) fn record_carrier_writes(&mut self, carriers: impl IntoIterator<Item = TaintCarrier>, kept: bool) {
+        self.writes.extend(carriers);
         self.has_complete_writes = kept;
     }
 }
 
 /// Returns the provenance of an argument value.
 #[must_use]
-pub fn known(memory: &dyn Memory, leaf: &Value) -> Known {
+pub fn find_provenance(memory: &dyn ProvenanceStore, leaf: &Value) -> Provenance {
     if matches!(leaf, Value::Null | Value::Bool(_)) {
-        return Known::default();
+        return Provenance::default();
     }
     let text = text_of(leaf);
     let flags = memory.flags();
     let mut sources: Vec<Arc<str>> = Vec::new();
     if flags.trusted > 0 {
-        crate::provenance::fingerprint::exact_whole(&text, &mut |form| {
-            sources.extend(memory.sources(exact(form)).iter().flat_map(|known| known.iter().cloned()));
+        crate::provenance::fingerprint::visit_exact_forms(&text, &mut |form| {
+            sources.extend(memory.sources(exact_fingerprint(form)).iter().flat_map(|known| known.iter().cloned()));
         });
     }
     sources.sort_unstable();
     sources.dedup();
-    let untrusted =
-        flags.untrusted > 0 && crate::provenance::fingerprint::is_made_of(&text, leaf.is_number(), &|print| memory.untrusted(print));
-    Known { untrusted, overflowed: flags.overflowed, sources }
+    let untrusted = flags.untrusted > 0
+        && crate::provenance::fingerprint::is_composed_of_known(&text, leaf.is_number(), &|print| memory.untrusted(print));
+    Provenance { untrusted, overflowed: flags.overflowed, sources }
 }
 
 /// Records the user's own words as trusted.
-pub fn hear(memory: &mut dyn Memory, text: &str) {
-    let user: Arc<str> = USER.into();
+pub fn trust_user_text(memory: &mut dyn ProvenanceStore, text: &str) {
+    let user: Arc<str> = USER_SOURCE.into();
     let mut flags = memory.flags();
-    crate::provenance::fingerprint::exact_parts(text, crate::provenance::fingerprint::MAX_BELIEVED, &mut |part| {
-        believe(memory, &mut flags, exact(part), &user, 2 * MAX_TRUSTED);
+    crate::provenance::fingerprint::visit_exact_values(text, crate::provenance::fingerprint::MAX_TRUSTED_WORDS, &mut |part| {
+        add_trusted(memory, &mut flags, exact_fingerprint(part), &user, 2 * MAX_TRUSTED_FINGERPRINTS);
         true
     });
     memory.set_flags(flags);
 }
 
 /// Adds the provenance of a call to the record, and updates the files and entities that it wrote.
-pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying) {
+pub fn apply_update(memory: &mut dyn ProvenanceStore, seen: ProvenanceUpdate, carriers: &mut dyn CarrierStore) {
     let agent = &*seen.agent;
     let mut flags = memory.flags();
-    let held: Vec<bool> = seen.read.iter().flat_map(|carrier| carrier.read(agent)).filter_map(|key| carriers.holds(&key)).collect();
+    let held: Vec<bool> =
+        seen.reads.iter().flat_map(|carrier| carrier.read_keys(agent)).filter_map(|key| carriers.taint_of(&key)).collect();
     let distrusted = seen.is_always_untrusted || held.contains(&true);
     if distrusted {
         flags.tainted = true;
@@ -317,8 +320,8 @@ pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying)
     }
     // Record the arguments before the result, because a result may only repeat its arguments.
     flags.lost |= seen.is_incomplete;
-    for print in seen.written {
-        if flags.written >= MAX_WRITTEN {
+    for print in seen.written_fingerprints {
+        if flags.written >= MAX_WRITTEN_FINGERPRINTS {
             flags.lost = true;
             break;
         }
@@ -331,16 +334,16 @@ pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying)
         for part in parts {
             let in_pieces = |folded: &String| crate::provenance::fingerprint::is_echo(folded, &|print| memory.is_written(print));
             if !memory.is_written(part.folded_fingerprint) && !part.grouped_digits.as_ref().is_some_and(in_pieces) {
-                believe(memory, &mut flags, part.fingerprint, &source, MAX_TRUSTED);
+                add_trusted(memory, &mut flags, part.fingerprint, &source, MAX_TRUSTED_FINGERPRINTS);
             }
         }
     }
     // A write after an untrusted result may contain untrusted data in any form.
-    for carrier in &seen.wrote {
+    for carrier in &seen.writes {
         // A successful call replaces a whole file. Other writes add to the earlier content.
-        let replaced = seen.has_complete_writes && matches!(carrier, Carrier::File(_));
-        for (index, key) in carrier.written(agent).into_iter().enumerate() {
-            let before = carriers.holds(&key).unwrap_or(false);
+        let replaced = seen.has_complete_writes && matches!(carrier, TaintCarrier::File(_));
+        for (index, key) in carrier.write_keys(agent).into_iter().enumerate() {
+            let before = carriers.taint_of(&key).unwrap_or(false);
             // Index 0 is the file itself. The key for "some file" keeps its value.
             carriers.add(key, flags.tainted || (before && !(replaced && index == 0)));
         }
@@ -348,7 +351,7 @@ pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying)
     memory.set_flags(flags);
 }
 
-fn believe(memory: &mut dyn Memory, flags: &mut Flags, print: u128, source: &Arc<str>, most: usize) {
+fn add_trusted(memory: &mut dyn ProvenanceStore, flags: &mut ProvenanceFlags, print: u128, source: &Arc<str>, most: usize) {
     let known = memory.sources(print);
     if known.as_ref().is_some_and(|known| known.contains(source)) || (known.is_none() && flags.trusted >= most) {
         return;
@@ -359,10 +362,10 @@ fn believe(memory: &mut dyn Memory, flags: &mut Flags, print: u128, source: &Arc
 }
 
 /// Adds fingerprints to the record; returns true if they do not all fit.
-fn add_untrusted(memory: &mut dyn Memory, count: &mut usize, prints: &Prints) -> bool {
+fn add_untrusted(memory: &mut dyn ProvenanceStore, count: &mut usize, prints: &Fingerprints) -> bool {
     for (print, whole) in prints.iter() {
         let known = memory.untrusted(print);
-        if known.is_none() && *count >= MAX_UNTRUSTED {
+        if known.is_none() && *count >= MAX_UNTRUSTED_FINGERPRINTS {
             return true;
         }
         if known.is_none_or(|known| whole && !known) {
@@ -370,14 +373,14 @@ fn add_untrusted(memory: &mut dyn Memory, count: &mut usize, prints: &Prints) ->
             *count += usize::from(known.is_none());
         }
     }
-    prints.overflowed()
+    prints.has_overflowed()
 }
 
 /// The source name for the user's own words.
-pub const USER: &str = "user";
+pub const USER_SOURCE: &str = "user";
 
 /// Returns the source name for a tool that a client ran; its reports are a separate source.
-pub(crate) fn reported(tool: &str) -> String {
+pub(crate) fn reported_source(tool: &str) -> String {
     format!("{tool} (reported)")
 }
 
@@ -394,28 +397,28 @@ fn text_of(leaf: &Value) -> std::borrow::Cow<'_, str> {
 }
 
 /// Visits every text and number in a value, with its path.
-pub(crate) fn leaves(value: &Value, place: &str, f: &mut dyn FnMut(&str, &Value)) {
+pub(crate) fn visit_leaves(value: &Value, place: &str, f: &mut dyn FnMut(&str, &Value)) {
     match value {
         Value::Null | Value::Bool(_) => {}
         Value::Number(_) | Value::String(_) => f(place, value),
-        Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| leaves(item, &format!("{place}/{index}"), f)),
-        Value::Object(map) => map.iter().for_each(|(name, item)| leaves(item, &within(place, name), f)),
+        Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| visit_leaves(item, &format!("{place}/{index}"), f)),
+        Value::Object(map) => map.iter().for_each(|(name, item)| visit_leaves(item, &child_path(place, name), f)),
     }
 }
 
 /// Visits every member name in a value, with the path of the member.
-pub(crate) fn names(value: &Value, place: &str, f: &mut dyn FnMut(&str, &str)) {
+pub(crate) fn visit_names(value: &Value, place: &str, f: &mut dyn FnMut(&str, &str)) {
     match value {
-        Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| names(item, &format!("{place}/{index}"), f)),
+        Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| visit_names(item, &format!("{place}/{index}"), f)),
         Value::Object(map) => map.iter().for_each(|(name, item)| {
-            let place = within(place, name);
+            let place = child_path(place, name);
             f(&place, name);
-            names(item, &place, f);
+            visit_names(item, &place, f);
         }),
         _ => {}
     }
 }
 
-fn within(place: &str, name: &str) -> String {
+fn child_path(place: &str, name: &str) -> String {
     format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"))
 }

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{MAX_CARRIERS, leaves, text_of};
-use crate::provenance::fingerprint::fold;
+use super::{MAX_CARRIERS, text_of, visit_leaves};
+use crate::provenance::fingerprint::fold_text;
 
 /// Storage for the files and entities that models wrote.
 ///
 /// Data read back from them is not evidence, and is untrusted if the session of the writer was
 /// tainted. The store keeps these records, because files outlive sessions.
-pub trait Carrying {
+pub trait CarrierStore {
     /// Returns whether a file or entity contains untrusted data; `None` if no model wrote it.
-    fn holds(&self, carrier: &str) -> Option<bool>;
+    fn taint_of(&self, carrier: &str) -> Option<bool>;
     /// Records that a model wrote a file or entity.
     ///
     /// Beyond [`MAX_CARRIERS`], all of them count as untrusted.
@@ -23,13 +23,13 @@ pub trait Carrying {
 
 /// Records of written files and entities, in memory.
 #[derive(Debug, Clone, Default)]
-pub struct Carriers {
+pub struct MemoryCarrierStore {
     known: BTreeMap<String, bool>,
     overflowed: bool,
 }
 
-impl Carrying for Carriers {
-    fn holds(&self, carrier: &str) -> Option<bool> {
+impl CarrierStore for MemoryCarrierStore {
+    fn taint_of(&self, carrier: &str) -> Option<bool> {
         if self.overflowed { Some(true) } else { self.known.get(carrier).copied() }
     }
 
@@ -44,7 +44,7 @@ impl Carrying for Carriers {
 
 /// A file or an entity that stores data across sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Carrier {
+pub(crate) enum TaintCarrier {
     File(String),
     /// An unknown file.
     UnknownFile,
@@ -52,16 +52,16 @@ pub(crate) enum Carrier {
     Entity(Arc<str>, Option<String>),
 }
 
-impl Carrier {
+impl TaintCarrier {
     /// Returns the entities that values name; without a value, one unknown entity.
     ///
     /// Values are folded, because a tool may ignore differences in spelling too.
     pub(crate) fn entities<'v>(name: &Arc<str>, values: impl IntoIterator<Item = &'v Value>) -> Vec<Self> {
         let mut found = Vec::new();
         for value in values {
-            leaves(value, "", &mut |_, leaf| {
+            visit_leaves(value, "", &mut |_, leaf| {
                 let text = text_of(leaf);
-                let folded = fold(&text);
+                let folded = fold_text(&text);
                 found.push(Self::Entity(Arc::clone(name), Some(if folded.is_empty() { text.into_owned() } else { folded })));
             });
         }
@@ -70,52 +70,57 @@ impl Carrier {
 }
 
 /// Placeholders for the value of an entity: any entity of the name, and an unknown one.
-const SOME: &str = "*";
-const UNNAMED: &str = "?";
+const ANY_ENTITY_VALUE: &str = "*";
+const UNKNOWN_ENTITY_VALUE: &str = "?";
 
-impl Carrier {
-    fn key(agent: &str, kind: &str, name: &str) -> String {
+impl TaintCarrier {
+    fn format_key(agent: &str, kind: &str, name: &str) -> String {
         format!("{agent}\u{1f}{kind}\u{1f}{name}")
     }
 
-    fn entity(agent: &str, name: &str, value: &str) -> String {
-        Self::key(agent, "e", &format!("{name}\u{1f}{value}"))
+    fn entity_key(agent: &str, name: &str, value: &str) -> String {
+        Self::format_key(agent, "e", &format!("{name}\u{1f}{value}"))
     }
 
     /// Returns the keys under which writes are recorded, sorted and without duplicates.
-    pub(crate) fn keys(agent: &str, carriers: impl IntoIterator<Item = Self>) -> Vec<String> {
-        let mut keys: Vec<String> = carriers.into_iter().flat_map(|carrier| carrier.written(agent)).collect();
+    pub(crate) fn collect_write_keys(agent: &str, carriers: impl IntoIterator<Item = Self>) -> Vec<String> {
+        let mut keys: Vec<String> = carriers.into_iter().flat_map(|carrier| carrier.write_keys(agent)).collect();
         keys.sort_unstable();
         keys.dedup();
         keys
     }
 
     /// Returns the keys under which a write is recorded.
-    pub(crate) fn written(&self, agent: &str) -> Vec<String> {
+    pub(crate) fn write_keys(&self, agent: &str) -> Vec<String> {
         match self {
-            Self::File(path) => vec![Self::key(agent, "f", path), Self::key(agent, "some file", "")],
+            Self::File(path) => vec![Self::format_key(agent, "f", path), Self::format_key(agent, "some file", "")],
             Self::UnknownFile => Vec::new(),
             Self::Entity(name, value) => {
-                vec![Self::entity(agent, name, SOME), Self::entity(agent, name, value.as_deref().unwrap_or(UNNAMED))]
+                vec![
+                    Self::entity_key(agent, name, ANY_ENTITY_VALUE),
+                    Self::entity_key(agent, name, value.as_deref().unwrap_or(UNKNOWN_ENTITY_VALUE)),
+                ]
             }
         }
     }
 
     /// Returns the keys to check on a read; one untrusted key makes the result untrusted.
-    pub(crate) fn read(&self, agent: &str) -> Vec<String> {
+    pub(crate) fn read_keys(&self, agent: &str) -> Vec<String> {
         match self {
-            Self::File(path) => vec![Self::key(agent, "f", path)],
-            Self::UnknownFile => vec![Self::key(agent, "some file", "")],
-            Self::Entity(name, Some(value)) => vec![Self::entity(agent, name, value), Self::entity(agent, name, UNNAMED)],
-            Self::Entity(name, None) => vec![Self::entity(agent, name, SOME)],
+            Self::File(path) => vec![Self::format_key(agent, "f", path)],
+            Self::UnknownFile => vec![Self::format_key(agent, "some file", "")],
+            Self::Entity(name, Some(value)) => {
+                vec![Self::entity_key(agent, name, value), Self::entity_key(agent, name, UNKNOWN_ENTITY_VALUE)]
+            }
+            Self::Entity(name, None) => vec![Self::entity_key(agent, name, ANY_ENTITY_VALUE)],
         }
     }
 }
 
 /// Records that a model wrote under these keys; `tainted` if its session received untrusted data.
-pub fn carry(keys: &[String], tainted: bool, carriers: &mut dyn Carrying) {
+pub fn record_carrier_writes(keys: &[String], tainted: bool, carriers: &mut dyn CarrierStore) {
     for key in keys {
-        let before = carriers.holds(key).unwrap_or(false);
+        let before = carriers.taint_of(key).unwrap_or(false);
         carriers.add(key.clone(), tainted || before);
     }
 }

@@ -3,38 +3,38 @@
 use std::ops::Range;
 
 /// Prefix of a mark, and the number of digits that follow.
-const BEGINS: &str = "[redacted ";
-const DIGITS: usize = 32;
+const MARK_PREFIX: &str = "[redacted ";
+const MARK_DIGITS: usize = 32;
 
 /// Finds the marks in a text, in order.
-pub(crate) fn marks(text: &str) -> Vec<Range<usize>> {
+pub(crate) fn find_marks(text: &str) -> Vec<Range<usize>> {
     let one = |(start, begins): (usize, &str)| {
         let digits = start + begins.len();
-        let end = digits + DIGITS;
+        let end = digits + MARK_DIGITS;
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         let whole = text.get(digits..end).is_some_and(|all| all.bytes().all(is_digit)) && text.get(end..=end) == Some("]");
         whole.then_some(start..end + 1)
     };
-    text.match_indices(BEGINS).filter_map(one).collect()
+    text.match_indices(MARK_PREFIX).filter_map(one).collect()
 }
 
 /// An unescaped text, because a key or message may contain a secret in JSON spelling.
-pub(crate) struct Unescaped {
+pub(crate) struct UnescapedText {
     pub(crate) text: String,
     /// Positions after each escape: in the unescaped text and in the original.
     offsets: Vec<(usize, usize)>,
 }
 
-impl Unescaped {
+impl UnescapedText {
     /// Unescapes a text. Returns `None` if it has no escapes.
-    pub(crate) fn of(written: &str) -> Option<Self> {
+    pub(crate) fn unescape(written: &str) -> Option<Self> {
         if !written.contains('\\') {
             return None;
         }
         let (mut text, mut from, mut rest) = (String::with_capacity(written.len()), Vec::new(), written);
         while let Some((before, after)) = rest.split_once('\\') {
             text.push_str(before);
-            rest = match escaped(after) {
+            rest = match parse_escape(after) {
                 Some((meant, behind)) => {
                     text.push(meant);
                     from.push((text.len(), written.len() - behind.len()));
@@ -51,18 +51,18 @@ impl Unescaped {
     }
 
     /// Maps a range of the unescaped text to the original.
-    pub(crate) fn written(&self, place: &Range<usize>) -> Range<usize> {
-        self.at(place.start)..self.at(place.end)
+    pub(crate) fn original_range(&self, place: &Range<usize>) -> Range<usize> {
+        self.original_position(place.start)..self.original_position(place.end)
     }
 
-    fn at(&self, place: usize) -> usize {
+    fn original_position(&self, place: usize) -> usize {
         let before = self.offsets.partition_point(|(own, _)| *own <= place).checked_sub(1).and_then(|last| self.offsets.get(last));
         before.map_or(place, |(own, there)| there + (place - own))
     }
 }
 
 /// Parses the escape after a backslash. Returns the character and the rest.
-fn escaped(text: &str) -> Option<(char, &str)> {
+fn parse_escape(text: &str) -> Option<(char, &str)> {
     let mut rest = text.chars();
     let meant = match rest.next()? {
         same @ ('"' | '\\' | '/') => same,
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_whole_marks_are_marks() {
+    fn partial_marks_are_not_found() {
         let mark = format!("[redacted {}]", "0af9".repeat(8));
         for (text, expected) in [
             (mark.clone(), vec![(0, 43)]),
@@ -100,22 +100,22 @@ mod tests {
             (mark.replace('9', "ä"), vec![]),
             ("[redacted ]".to_owned(), vec![]),
         ] {
-            let found: Vec<(usize, usize)> = marks(&text).iter().map(|mark| (mark.start, mark.end)).collect();
+            let found: Vec<(usize, usize)> = find_marks(&text).iter().map(|mark| (mark.start, mark.end)).collect();
             assert_eq!(found, expected, "{text}");
         }
     }
 
     #[test]
-    fn a_place_is_found_again_as_it_is_written() {
+    fn a_range_maps_to_the_escaped_text() {
         let written = r#"a \"b\\c\" \u00e4\nd \x"#;
-        let plain = Unescaped::of(written).unwrap();
+        let plain = UnescapedText::unescape(written).unwrap();
         assert_eq!(plain.text, "a \"b\\c\" ä\nd \\x");
         for (meant, there) in [("a", "a"), ("b\\c", r"b\\c"), ("\"b", r#"\"b"#), ("ä", r"\u00e4"), ("ä\nd", r"\u00e4\nd"), ("\\x", r"\x")]
         {
             let start = plain.text.find(meant).unwrap();
-            assert_eq!(written.get(plain.written(&(start..start + meant.len()))), Some(there), "{meant}");
+            assert_eq!(written.get(plain.original_range(&(start..start + meant.len()))), Some(there), "{meant}");
         }
-        assert_eq!(Unescaped::of(r"M\u{fc}ller").unwrap().text, "Müller");
-        assert!(Unescaped::of(r"C:\users\x, \u12, \").is_none());
+        assert_eq!(UnescapedText::unescape(r"M\u{fc}ller").unwrap().text, "Müller");
+        assert!(UnescapedText::unescape(r"C:\users\x, \u12, \").is_none());
     }
 }

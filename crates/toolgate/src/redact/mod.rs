@@ -14,24 +14,24 @@ use toolgate_json::{Digest, Pointer, to_canonical_bytes};
 mod escapes;
 mod ledger_row;
 
-use crate::redact::escapes::{Unescaped, marks};
+use crate::redact::escapes::{UnescapedText, find_marks};
 
 /// Returns the mark that replaces a value under this key, to search for it in a ledger.
 #[must_use]
-pub fn mark(key: [u8; 32], value: &Value) -> Option<Value> {
+pub fn redaction_mark(key: [u8; 32], value: &Value) -> Option<Value> {
     Redactor::new(Some(key), Vec::new()).ok().map(|redactor| redactor.mark(value))
 }
 
 /// Last character of a truncated text.
-pub(crate) const CUT: char = '…';
+pub(crate) const TRUNCATION_MARK: char = '…';
 /// Maximum length in bytes of a partial secret before a cut.
-const LEFT: usize = 16 << 10;
+const MAX_PARTIAL_SECRET_BYTES: usize = 16 << 10;
 
 /// Truncates a text to a number of characters.
-pub(crate) fn head(text: &str, most: usize) -> String {
+pub(crate) fn truncate_chars(text: &str, most: usize) -> String {
     let mut head: String = text.chars().take(most).collect();
     if head.len() < text.len() {
-        head.push(CUT);
+        head.push(TRUNCATION_MARK);
     }
     head
 }
@@ -39,24 +39,24 @@ pub(crate) fn head(text: &str, most: usize) -> String {
 /// Removes these values from a text, including a value that is truncated at the end.
 ///
 /// Values shorter than four bytes are ignored, because they occur in too many words.
-pub fn without(values: impl IntoIterator<Item = impl AsRef<str>>, text: &str) -> String {
+pub fn remove_values(values: impl IntoIterator<Item = impl AsRef<str>>, text: &str) -> String {
     let mut values: Vec<_> = values.into_iter().filter(|value| value.as_ref().len() >= 4).collect();
     // Longest first, because one value may be a prefix of another.
     values.sort_by_key(|value| std::cmp::Reverse(value.as_ref().len()));
     let text = values.iter().fold(text.to_owned(), |text, value| text.replace(value.as_ref(), "[redacted]"));
-    if values.is_empty() || !text.contains(CUT) {
+    if values.is_empty() || !text.contains(TRUNCATION_MARK) {
         return text;
     }
     let mut clean = String::with_capacity(text.len());
-    for part in text.split_inclusive(CUT) {
-        let Some(before) = part.strip_suffix(CUT) else {
+    for part in text.split_inclusive(TRUNCATION_MARK) {
+        let Some(before) = part.strip_suffix(TRUNCATION_MARK) else {
             clean.push_str(part);
             continue;
         };
-        let left = values.iter().map(|value| beginning(value.as_ref(), before, LEFT)).max().unwrap_or(0);
+        let left = values.iter().map(|value| trailing_prefix_len(value.as_ref(), before, MAX_PARTIAL_SECRET_BYTES)).max().unwrap_or(0);
         clean.push_str(before.get(..before.len() - left).unwrap_or_default());
         clean.push_str(if left > 0 { "[redacted]" } else { "" });
-        clean.push(CUT);
+        clean.push(TRUNCATION_MARK);
     }
     clean
 }
@@ -64,7 +64,7 @@ pub fn without(values: impl IntoIterator<Item = impl AsRef<str>>, text: &str) ->
 /// Adds each line of multi-line values, because log readers report single lines.
 ///
 /// Lines shorter than eight bytes are ignored, because they occur in too many other lines.
-pub fn and_lines(values: Vec<String>) -> Vec<String> {
+pub fn with_single_lines(values: Vec<String>) -> Vec<String> {
     let lines = |value: &String| -> Vec<String> {
         let lines = value.lines().map(str::trim).filter(|line| line.len() >= 8 && line.len() < value.len());
         lines.map(str::to_owned).collect()
@@ -76,9 +76,9 @@ pub fn and_lines(values: Vec<String>) -> Vec<String> {
 /// Returns the length of a prefix that can be sent while the text still grows.
 ///
 /// The rest may be the start of a value. A whole value that crosses this position is not split.
-pub fn before_beginning(values: &[String], text: &str) -> usize {
+pub fn safe_prefix_len(values: &[String], text: &str) -> usize {
     let mut known: Vec<&String> = values.iter().filter(|value| value.len() >= 4).collect();
-    let cut = text.len() - known.iter().map(|value| beginning(value, text, text.len())).max().unwrap_or(0);
+    let cut = text.len() - known.iter().map(|value| trailing_prefix_len(value, text, text.len())).max().unwrap_or(0);
     // Same order as in `without`: the longest value first, and no overlaps.
     known.sort_by_key(|value| std::cmp::Reverse(value.len()));
     let (mut from, mut to) = (0, text.len());
@@ -100,10 +100,10 @@ pub fn before_beginning(values: &[String], text: &str) -> usize {
 }
 
 /// Removes shorter values too if they are separate words or numbers.
-pub(crate) fn without_short(values: &[String], text: &str) -> String {
+pub(crate) fn remove_values_and_short_words(values: &[String], text: &str) -> String {
     let is_short = |value: &&str| value.len() < 4 && value.contains(char::is_alphanumeric);
     let short: HashSet<&str> = values.iter().map(String::as_str).filter(is_short).collect();
-    let text = without(values, text);
+    let text = remove_values(values, text);
     if short.is_empty() {
         return text;
     }
@@ -114,8 +114,8 @@ pub(crate) fn without_short(values: &[String], text: &str) -> String {
         let before = text.get(..text.len() - rest.len()).unwrap_or_default();
         let behind = (1..4).rev().find_map(|end| {
             let (found, after) = rest.split_at_checked(end)?;
-            let ends = short.contains(found) || (heads.contains(found) && after.starts_with(CUT));
-            (ends && !goes_on(before, found) && !goes_on(found, after)).then_some(after)
+            let ends = short.contains(found) || (heads.contains(found) && after.starts_with(TRUNCATION_MARK));
+            (ends && !is_word_continued(before, found) && !is_word_continued(found, after)).then_some(after)
         });
         rest = match behind {
             Some(after) => {
@@ -133,18 +133,18 @@ pub(crate) fn without_short(values: &[String], text: &str) -> String {
 
 /// Cleans all texts of a document, including member names. A number that is a secret is replaced
 /// entirely.
-pub fn cleaned(value: Value, secrets: &[String], clean: fn(&[String], &str) -> String) -> Value {
+pub fn clean_document(value: Value, secrets: &[String], clean: fn(&[String], &str) -> String) -> Value {
     match value {
         Value::String(text) => clean(secrets, &text).into(),
         Value::Number(number) if clean(secrets, &number.to_string()) == "[redacted]" => "[redacted]".into(),
-        Value::Array(items) => items.into_iter().map(|item| cleaned(item, secrets, clean)).collect(),
-        Value::Object(map) => map.into_iter().map(|(name, item)| (clean(secrets, &name), cleaned(item, secrets, clean))).collect(),
+        Value::Array(items) => items.into_iter().map(|item| clean_document(item, secrets, clean)).collect(),
+        Value::Object(map) => map.into_iter().map(|(name, item)| (clean(secrets, &name), clean_document(item, secrets, clean))).collect(),
         other => other,
     }
 }
 
 /// Reports whether a word or a decimal number continues from one text to the next.
-fn goes_on(a: &str, b: &str) -> bool {
+fn is_word_continued(a: &str, b: &str) -> bool {
     let last = |text: &str, is: fn(char) -> bool| text.chars().next_back().is_some_and(is);
     let first = |text: &str, is: fn(char) -> bool| text.chars().next().is_some_and(is);
     let digit = |c: char| c.is_ascii_digit();
@@ -155,42 +155,42 @@ fn goes_on(a: &str, b: &str) -> bool {
 }
 
 /// Returns how many bytes at the end of a text are a prefix of a value, up to a maximum.
-fn beginning(value: &str, text: &str, most: usize) -> usize {
+fn trailing_prefix_len(value: &str, text: &str, most: usize) -> usize {
     let most = text.len().min(most);
     let ends = value.char_indices().map(|(at, _)| at).skip(1).take_while(|at| *at <= most);
     ends.filter(|at| value.get(..*at).is_some_and(|head| text.ends_with(head))).last().unwrap_or(0)
 }
 
 /// Reports whether a text contains a mark.
-pub(crate) fn is_marked(text: &str) -> bool {
+pub(crate) fn has_mark(text: &str) -> bool {
     text.contains("[redacted ")
 }
 
 /// Reports whether a document contains a mark.
-pub(crate) fn is_redacted(value: &Value) -> bool {
+pub(crate) fn has_mark_inside(value: &Value) -> bool {
     match value {
-        Value::String(text) => is_marked(text),
-        Value::Array(items) => items.iter().any(is_redacted),
-        Value::Object(map) => map.iter().any(|(name, item)| is_marked(name) || is_redacted(item)),
+        Value::String(text) => has_mark(text),
+        Value::Array(items) => items.iter().any(has_mark_inside),
+        Value::Object(map) => map.iter().any(|(name, item)| has_mark(name) || has_mark_inside(item)),
         _ => false,
     }
 }
 
 /// Reports whether a path is a secret, lies inside one, or contains one.
-pub(crate) fn is_secret(path: &Pointer, secrets: &[Pointer]) -> bool {
+pub(crate) fn is_secret_path(path: &Pointer, secrets: &[Pointer]) -> bool {
     secrets.iter().any(|secret| secret.parts().iter().zip(path.parts()).all(|(s, p)| s == "*" || s == p))
 }
 
 /// A match of a pattern.
-struct Found {
+struct SecretMatch {
     range: Range<usize>,
     /// The unescaped secret, if it differs from the text.
     unescaped: Option<String>,
 }
 
-impl Found {
+impl SecretMatch {
     /// Extends the match.
-    fn join(&mut self, more: &Range<usize>) {
+    fn extend_range(&mut self, more: &Range<usize>) {
         self.range = self.range.start.min(more.start)..self.range.end.max(more.end);
         self.unescaped = None;
     }
@@ -219,7 +219,7 @@ impl Redactor {
     }
 
     /// Replaces matches of the patterns in a text.
-    pub(crate) fn text(&self, text: &str) -> String {
+    pub(crate) fn scrub_to_string(&self, text: &str) -> String {
         self.scrub_text(text).into_owned()
     }
 
@@ -233,7 +233,7 @@ impl Redactor {
             }
             // A number is replaced entirely, because part of it would be another number.
             Value::Number(number) => {
-                if self.places(number.as_str()).next().is_some() {
+                if self.pattern_ranges(number.as_str()).next().is_some() {
                     *value = self.mark(value);
                 }
             }
@@ -258,12 +258,12 @@ impl Redactor {
     }
 
     fn scrub_text<'t>(&self, text: &'t str) -> std::borrow::Cow<'t, str> {
-        let found = self.found(text);
+        let found = self.find_matches(text);
         if found.is_empty() {
             return text.into();
         }
         let (mut clean, mut end) = (String::with_capacity(text.len()), 0);
-        for Found { range: place, unescaped: meant } in found {
+        for SecretMatch { range: place, unescaped: meant } in found {
             clean.push_str(text.get(end..place.start).unwrap_or_default());
             let meant = meant.unwrap_or_else(|| text.get(place.clone()).unwrap_or_default().to_owned());
             clean.push_str(&self.mark_text(&Value::String(meant)));
@@ -277,28 +277,30 @@ impl Redactor {
     ///
     /// Each pattern sees the whole text, because another match may be part of its context.
     /// Overlapping matches are merged, and matches inside a mark are dropped.
-    fn found(&self, text: &str) -> Vec<Found> {
+    fn find_matches(&self, text: &str) -> Vec<SecretMatch> {
         if self.patterns.is_empty() {
             return Vec::new();
         }
-        let mut found: Vec<Found> = self.places(text).map(|place| Found { range: place, unescaped: None }).collect();
-        if let Some(plain) = Unescaped::of(text) {
-            let own =
-                |place: Range<usize>| Found { unescaped: plain.text.get(place.clone()).map(str::to_owned), range: plain.written(&place) };
-            found.extend(self.places(&plain.text).map(own));
+        let mut found: Vec<SecretMatch> = self.pattern_ranges(text).map(|place| SecretMatch { range: place, unescaped: None }).collect();
+        if let Some(plain) = UnescapedText::unescape(text) {
+            let own = |place: Range<usize>| SecretMatch {
+                unescaped: plain.text.get(place.clone()).map(str::to_owned),
+                range: plain.original_range(&place),
+            };
+            found.extend(self.pattern_ranges(&plain.text).map(own));
         }
         if found.is_empty() {
             return found;
         }
-        let marks = marks(text);
-        let outside = |mut one: Found| {
+        let marks = find_marks(text);
+        let outside = |mut one: SecretMatch| {
             let first = marks.partition_point(|mark| mark.end <= one.range.start);
             let behind = marks.partition_point(|mark| mark.start < one.range.end);
             for mark in marks.get(first..behind).unwrap_or_default() {
                 if mark.start <= one.range.start && one.range.end <= mark.end {
                     return None;
                 }
-                one.join(mark);
+                one.extend_range(mark);
             }
             Some(one)
         };
@@ -307,7 +309,7 @@ impl Redactor {
         found.dedup_by(|next, one| {
             let overlaps = next.range.start < one.range.end;
             if overlaps && next.range != one.range {
-                one.join(&next.range);
+                one.extend_range(&next.range);
             }
             overlaps
         });
@@ -315,22 +317,22 @@ impl Redactor {
     }
 
     /// Returns the position at or before `at` where a text can be cut without splitting a match.
-    pub(crate) fn cut(&self, text: &str, at: usize) -> usize {
-        let mut end = at.saturating_add(LEFT).min(text.len());
+    pub(crate) fn find_cut_position(&self, text: &str, at: usize) -> usize {
+        let mut end = at.saturating_add(MAX_PARTIAL_SECRET_BYTES).min(text.len());
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        let found = self.found(text.get(..end).unwrap_or_default());
+        let found = self.find_matches(text.get(..end).unwrap_or_default());
         found.iter().find(|one| one.range.start < at && at < one.range.end).map_or(at, |one| one.range.start)
     }
 
     /// Returns the matches of each pattern. Empty matches are skipped.
-    fn places(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
+    fn pattern_ranges(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
         self.patterns.iter().flat_map(move |pattern| pattern.find_iter(text)).map(|found| found.range()).filter(|place| !place.is_empty())
     }
 
     /// Returns a keyed digest, from which secrets cannot be guessed.
-    pub(crate) fn keyed(&self, digest: Digest) -> Digest {
+    pub(crate) fn key_digest(&self, digest: Digest) -> Digest {
         let mut mac = self.mac.clone();
         mac.update(digest.as_bytes());
         Digest::from_bytes(mac.finalize().into_bytes().into())
@@ -369,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_cut_in_the_middle_goes_too() {
+    fn truncated_values_are_removed() {
         let cases = [
             ("key hunter2-lo…", "key [redacted]…"),
             ("key hunter2-long…", "key [redacted]…"),
@@ -380,15 +382,15 @@ mod tests {
             ("…", "…"),
         ];
         for (text, expected) in cases {
-            assert_eq!(without(["hunter2-long"], text), expected);
+            assert_eq!(remove_values(["hunter2-long"], text), expected);
         }
-        assert_eq!(without(["päss-wörd"], "it is pä…"), "it is [redacted]…");
-        assert_eq!(without(Vec::<String>::new(), "h…"), "h…");
+        assert_eq!(remove_values(["päss-wörd"], "it is pä…"), "it is [redacted]…");
+        assert_eq!(remove_values(Vec::<String>::new(), "h…"), "h…");
     }
 
     #[test]
-    fn of_a_value_with_several_lines_each_goes_by_itself() {
-        let values = and_lines(["{\n  \"key\": \"hunter2\"\r\n}", "one line", " with room around "].map(str::to_owned).to_vec());
+    fn each_line_of_a_value_is_removed() {
+        let values = with_single_lines(["{\n  \"key\": \"hunter2\"\r\n}", "one line", " with room around "].map(str::to_owned).to_vec());
         let cases = [
             ("\"key\": \"hunter2\"", "[redacted]"),
             ("    \"key\": \"hunter2\",", "    [redacted],"),
@@ -396,23 +398,23 @@ mod tests {
             ("one line with room around", "[redacted] [redacted]"),
         ];
         for (text, expected) in cases {
-            assert_eq!(without(&values, text), expected);
+            assert_eq!(remove_values(&values, text), expected);
         }
     }
 
     #[test]
-    fn a_text_that_goes_on_is_told_up_to_what_may_be_a_value() {
+    fn a_growing_text_is_sent_up_to_a_possible_value() {
         let values = ["hunter2-long", "hunt-pä", "no"].map(str::to_owned);
         let cases = [("key hunter2-lo", 4), ("key hunter2-long", 16), ("key hunt", 4), ("hunt-p", 0), ("n", 1), ("", 0), ("hhh", 2)];
         for (text, told) in cases {
-            assert_eq!(before_beginning(&values, text), told, "{text}");
+            assert_eq!(safe_prefix_len(&values, text), told, "{text}");
         }
-        assert_eq!(before_beginning(&["abca".to_owned()], "key abca"), 4);
+        assert_eq!(safe_prefix_len(&["abca".to_owned()], "key abca"), 4);
     }
 
     /// Cutting a text at any position does not change what is removed.
     #[test]
-    fn a_text_in_two_pieces_holds_no_more_than_in_one() {
+    fn splitting_a_text_does_not_change_the_removal() {
         let cases: [(&[&str], &str); 6] = [
             (&["abca"], "key abca, abcabca, abcabcabca and abc"),
             (&["aaaa"], "aaaaaaaaaaa and aaaa"),
@@ -424,14 +426,14 @@ mod tests {
         for (values, text) in cases {
             let values: Vec<String> = values.iter().map(|value| (*value).to_owned()).collect();
             for (at, _) in text.char_indices() {
-                let (told, rest) = text.split_at(before_beginning(&values, text.get(..at).unwrap()));
-                assert_eq!(without(&values, told) + &without(&values, rest), without(&values, text), "{text}: {told}");
+                let (told, rest) = text.split_at(safe_prefix_len(&values, text.get(..at).unwrap()));
+                assert_eq!(remove_values(&values, told) + &remove_values(&values, rest), remove_values(&values, text), "{text}: {told}");
             }
         }
     }
 
     #[test]
-    fn a_short_one_goes_where_it_stands_alone() {
+    fn short_values_are_removed_as_whole_words() {
         let cases = [
             ("wrong cvv 123", "wrong cvv [redacted]"),
             ("123: cvv_123, (123). \"123\"", "[redacted]: cvv_[redacted], ([redacted]). \"[redacted]\""),
@@ -445,27 +447,27 @@ mod tests {
             ("", ""),
         ];
         for (text, expected) in cases {
-            assert_eq!(without_short(&["123".to_owned()], text), expected);
+            assert_eq!(remove_values_and_short_words(&["123".to_owned()], text), expected);
         }
         let both = ["1".to_owned(), "a-1".to_owned(), "-".to_owned(), String::new(), "hunter2".to_owned()];
-        assert_eq!(without_short(&both, "a-1, 1, 11 - hunter2x"), "[redacted], [redacted], 11 - [redacted]x");
-        assert_eq!(without_short(&["ä1".to_owned()], "ä1 bä1 ä…"), "[redacted] bä1 [redacted]…");
+        assert_eq!(remove_values_and_short_words(&both, "a-1, 1, 11 - hunter2x"), "[redacted], [redacted], 11 - [redacted]x");
+        assert_eq!(remove_values_and_short_words(&["ä1".to_owned()], "ä1 bä1 ä…"), "[redacted] bä1 [redacted]…");
     }
 
     #[test]
-    fn a_number_goes_where_its_text_would() {
+    fn numbers_are_removed_like_their_text() {
         let secrets = ["1", "4111", "0.75"].map(str::to_owned);
         let said = || serde_json::json!({"n": [1, "1", 4111, "no 4111", 41_112, -1, 0.75, true], "4111": null});
-        let long = cleaned(said(), &secrets, |secrets, text| without(secrets, text));
+        let long = clean_document(said(), &secrets, |secrets, text| remove_values(secrets, text));
         let n = serde_json::json!([1, "1", "[redacted]", "no [redacted]", 41_112, -1, "[redacted]", true]);
         assert_eq!(long, serde_json::json!({"n": n, "[redacted]": null}));
-        let short = cleaned(said(), &secrets, without_short);
+        let short = clean_document(said(), &secrets, remove_values_and_short_words);
         let n = serde_json::json!(["[redacted]", "[redacted]", "[redacted]", "no [redacted]", 41_112, -1, "[redacted]", true]);
         assert_eq!(short, serde_json::json!({"n": n, "[redacted]": null}));
     }
 
     #[test]
-    fn the_longest_goes_first() {
-        assert_eq!(without(["abcd", "abcd-XYZ9", "no"], "key abcd-XYZ9, then abcd, no"), "key [redacted], then [redacted], no");
+    fn the_longest_value_is_removed_first() {
+        assert_eq!(remove_values(["abcd", "abcd-XYZ9", "no"], "key abcd-XYZ9, then abcd, no"), "key [redacted], then [redacted], no");
     }
 }

@@ -7,26 +7,26 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Compared, Judged, Open, Ruling, Stage, Theatre, circumstance_of};
+use super::{AdmissionDecision, OpenReplayCall, RecordedStore, ReplayComparison, ReplayResult, ReplayRuntime, circumstance_of};
 use crate::agent::Agent;
-use crate::call::error::Effects;
+use crate::call::error::CallEffects;
 use crate::call::error_code;
 use crate::call::outcome::Outcome;
 use crate::call::{Call, CallId, SessionKey};
 use crate::ledger::row::{Gate, Row};
-use crate::pipeline::gates::hooks::all_recall_keys;
-use crate::pipeline::gates::run::Ran;
-use crate::pipeline::provenance::Otherwise;
-use crate::policy::Watch;
-use crate::session::repetition::Ended;
-use crate::store::{ApprovalState, Settle};
-use crate::tool::context::Txn;
+use crate::pipeline::gates::hooks::all_dedup_keys;
+use crate::pipeline::gates::run::RunResult;
+use crate::pipeline::provenance::MismatchedRun;
+use crate::policy::MissingFactTracker;
+use crate::session::repetition::CallEnd;
+use crate::store::{ApprovalState, ClaimResolution};
+use crate::tool::context::CallTransaction;
 use crate::tool::{Effect, Failure};
 use toolgate_json::Digest;
 
 /// A decision that changes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Change {
+pub struct DecisionChange {
     /// The sequence number of the row in the ledger.
     pub seq: u64,
     /// The call.
@@ -39,9 +39,9 @@ pub struct Change {
     /// The tool.
     pub tool: Arc<str>,
     /// The recorded decision.
-    pub was: Ruling,
+    pub was: AdmissionDecision,
     /// The decision under the other configuration.
-    pub now: Compared,
+    pub now: ReplayComparison,
     /// Whether an earlier call of the session would change, so this call might not have been made
     /// at all.
     pub counterfactual: bool,
@@ -49,11 +49,11 @@ pub struct Change {
 
 /// Position of a row in the ledger, and of its call in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct RowPosition {
     /// The sequence number of the row.
     pub seq: u64,
     /// The last sequence number in the ledger when the call arrived.
-    pub after: Option<u64>,
+    pub seq_at_start: Option<u64>,
     /// The id of the call. Ids sort by time.
     pub call: CallId,
 }
@@ -67,9 +67,9 @@ pub struct Place {
 /// replay differs from the record, the decision depended on unrecorded data, and the call is
 /// undecidable.
 pub struct Backtest {
-    recorded: Play,
-    candidate: Play,
-    load_agents: Box<Agents>,
+    recorded: BacktestRun,
+    candidate: BacktestRun,
+    load_agents: Box<AgentPairLoader>,
     /// Configurations that cannot be replayed, and the reason.
     unknown_configs: HashMap<Digest, String>,
     counterfactual: HashSet<SessionKey>,
@@ -79,28 +79,28 @@ pub struct Backtest {
 }
 
 /// Returns the recorded agent and the agent under test for a configuration.
-type Agents = dyn FnMut(Digest) -> Result<(Agent, Agent), String>;
+type AgentPairLoader = dyn FnMut(Digest) -> Result<(Agent, Agent), String>;
 
 /// The replay under one of the two configurations.
-struct Play {
-    store: Arc<Stage>,
-    by_config: HashMap<Digest, Theatre>,
+struct BacktestRun {
+    store: Arc<RecordedStore>,
+    by_config: HashMap<Digest, ReplayRuntime>,
     /// Admitted calls that have not ended.
-    open_calls: HashMap<CallId, (Open, Digest)>,
+    open_calls: HashMap<CallId, (OpenReplayCall, Digest)>,
 }
 
 /// Start or end of a recorded call. The sorted moments are the order of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Moment {
-    Ends(u64),
-    Begins(CallId, u64),
+enum CallBoundary {
+    End(u64),
+    Start(CallId, u64),
 }
 
 impl Backtest {
     /// Starts a backtest. For the digest of a configuration, `agents` returns the recorded agent
     /// and the agent under test, or an error.
     pub fn new(agents: impl FnMut(Digest) -> Result<(Agent, Agent), String> + 'static) -> Self {
-        let play = || Play { store: Arc::new(Stage::with_memory()), by_config: HashMap::new(), open_calls: HashMap::new() };
+        let play = || BacktestRun { store: Arc::new(RecordedStore::with_memory()), by_config: HashMap::new(), open_calls: HashMap::new() };
         Self {
             recorded: play(),
             candidate: play(),
@@ -118,22 +118,22 @@ impl Backtest {
     /// The error of `fetch` or `judge`.
     pub async fn replay_rows<E>(
         &mut self,
-        rows: &[Place],
+        rows: &[RowPosition],
         from: u64,
         mut fetch: impl FnMut(u64) -> Result<Row, E>,
-        mut judge: impl FnMut(&Row, Change) -> Result<(), E>,
+        mut judge: impl FnMut(&Row, DecisionChange) -> Result<(), E>,
     ) -> Result<(), E> {
         // A call sees only what had ended when it started.
-        let mut moments: Vec<(u64, Moment)> = Vec::with_capacity(2 * rows.len());
-        for Place { seq, after, call } in rows {
+        let mut moments: Vec<(u64, CallBoundary)> = Vec::with_capacity(2 * rows.len());
+        for RowPosition { seq, seq_at_start: after, call } in rows {
             let before = seq.saturating_sub(1);
-            moments.push((after.map_or(before, |after| after.min(before)), Moment::Begins(*call, *seq)));
-            moments.push((*seq, Moment::Ends(*seq)));
+            moments.push((after.map_or(before, |after| after.min(before)), CallBoundary::Start(*call, *seq)));
+            moments.push((*seq, CallBoundary::End(*seq)));
         }
         moments.sort_unstable();
         for (_, moment) in moments {
             match moment {
-                Moment::Begins(_, seq) => {
+                CallBoundary::Start(_, seq) => {
                     let row = fetch(seq)?;
                     if !row.is_call() {
                         continue;
@@ -143,7 +143,7 @@ impl Backtest {
                         judge(&row, change)?;
                     }
                 }
-                Moment::Ends(seq) => {
+                CallBoundary::End(seq) => {
                     let row = fetch(seq)?;
                     for play in [&mut self.recorded, &mut self.candidate] {
                         play.end_call(&row).await;
@@ -154,35 +154,35 @@ impl Backtest {
         Ok(())
     }
 
-    async fn start_call(&mut self, seq: u64, row: &Row) -> Change {
-        let was = Ruling::of_row(row);
+    async fn start_call(&mut self, seq: u64, row: &Row) -> DecisionChange {
+        let was = AdmissionDecision::from_row(row);
         let counterfactual = self.counterfactual.contains(&row.key);
         // A rejection by the entry point does not depend on the configuration.
         let now = if row.facts.turned_away.is_some() {
-            Compared::Same
+            ReplayComparison::Same
         } else {
             match self.load_config(row.config) {
-                Err(why) => Compared::Undecidable(why),
+                Err(why) => ReplayComparison::Undecidable(why),
                 Ok(()) => self.compare_decisions(row, &was).await,
             }
         };
-        let runs = |ruling: &Ruling| *ruling == Ruling::Admitted;
+        let runs = |ruling: &AdmissionDecision| *ruling == AdmissionDecision::Admitted;
         match &now {
             // A rejection by another rule is still a rejection.
-            Compared::Differs(ruling) if runs(ruling) != runs(&was) => {
+            ReplayComparison::Differs(ruling) if runs(ruling) != runs(&was) => {
                 self.counterfactual.insert(row.key.clone());
                 let why = "the decision about an earlier call that it may repeat would change";
                 self.changed_calls.insert((without_session(&row.key), Arc::clone(&row.tool)), why);
             }
             // The call keeps its recorded decision, but its effects are missing from here on.
-            Compared::Undecidable(_) if runs(&was) => {
+            ReplayComparison::Undecidable(_) if runs(&was) => {
                 self.counterfactual.insert(row.key.clone());
                 let why = "the decision about an earlier call that it may repeat is unknown";
                 self.changed_calls.entry((without_session(&row.key), Arc::clone(&row.tool))).or_insert(why);
             }
             _ => {}
         }
-        Change { seq, call: row.call, at: row.at, key: row.key.clone(), tool: Arc::clone(&row.tool), was, now, counterfactual }
+        DecisionChange { seq, call: row.call, at: row.at, key: row.key.clone(), tool: Arc::clone(&row.tool), was, now, counterfactual }
     }
 
     fn load_config(&mut self, config: Digest) -> Result<(), String> {
@@ -202,24 +202,24 @@ impl Backtest {
         })
     }
 
-    async fn compare_decisions(&mut self, row: &Row, was: &Ruling) -> Compared {
+    async fn compare_decisions(&mut self, row: &Row, was: &AdmissionDecision) -> ReplayComparison {
         let then = self.recorded.start_call(row, was).await;
         let now = self.candidate.start_call(row, was).await;
         if let Some(why) = backtest_circumstance_of(was, row) {
-            return Compared::Circumstance(why);
+            return ReplayComparison::Circumstance(why);
         }
         if row.facts.recalled.is_some()
             && let Some(why) = self.changed_calls.get(&(without_session(&row.key), Arc::clone(&row.tool)))
         {
-            return Compared::Undecidable((*why).to_owned());
+            return ReplayComparison::Undecidable((*why).to_owned());
         }
         match (then, now) {
-            (Err(why), _) | (_, Err(why)) => Compared::Undecidable(why),
-            (Ok(then), _) if !was.is_equivalent(&then) => Compared::Undecidable(format!(
+            (Err(why), _) | (_, Err(why)) => ReplayComparison::Undecidable(why),
+            (Ok(then), _) if !was.is_equivalent(&then) => ReplayComparison::Undecidable(format!(
                 "the replay with the recorded configuration gives `{then}`, so the decision depended on data that is not recorded"
             )),
-            (_, Ok(now)) if was.is_equivalent(&now) => Compared::Same,
-            (_, Ok(now)) => Compared::Differs(now),
+            (_, Ok(now)) if was.is_equivalent(&now) => ReplayComparison::Same,
+            (_, Ok(now)) => ReplayComparison::Differs(now),
         }
     }
 }
@@ -227,8 +227,8 @@ impl Backtest {
 /// Explains that a rejection depended on circumstances, if it did.
 ///
 /// For a call that a person denied, the rules first decide whether a person is asked at all.
-fn backtest_circumstance_of(was: &Ruling, row: &Row) -> Option<String> {
-    let asked = matches!(was, Ruling::Refused { gate: Gate::Approval, .. }) && row.digest.is_some();
+fn backtest_circumstance_of(was: &AdmissionDecision, row: &Row) -> Option<String> {
+    let asked = matches!(was, AdmissionDecision::Refused { gate: Gate::Approval, .. }) && row.digest.is_some();
     let denied = row.facts.approval.as_ref().is_some_and(|approval| approval.state == ApprovalState::Denied);
     circumstance_of(was, row).filter(|_| !(asked && denied))
 }
@@ -238,29 +238,29 @@ fn without_session(key: &SessionKey) -> SessionKey {
     SessionKey { session: "".into(), ..key.clone() }
 }
 
-impl Play {
+impl BacktestRun {
     fn add_config(&mut self, config: Digest, agent: Agent) -> Result<(), String> {
-        let theatre = Theatre::new(std::iter::once(Arc::new(agent)), Arc::clone(&self.store)).map_err(|e| e.to_string())?;
+        let theatre = ReplayRuntime::new(std::iter::once(Arc::new(agent)), Arc::clone(&self.store)).map_err(|e| e.to_string())?;
         self.by_config.insert(config, theatre);
         Ok(())
     }
 
-    async fn start_call(&mut self, row: &Row, was: &Ruling) -> Result<Ruling, String> {
+    async fn start_call(&mut self, row: &Row, was: &AdmissionDecision) -> Result<AdmissionDecision, String> {
         let Some(theatre) = self.by_config.get(&row.config) else { return Err("the configuration is unknown".to_owned()) };
         // A call with effects locks its session, so an open one belongs to the same batch.
         let before = self.open_calls.values().map(|(open, _)| open).filter(|(passed, trail)| {
             let spec = &passed.authorization.tool().spec;
             trail.key == row.key && !trail.is_run_by_client && !spec.external && spec.effect != Effect::Read
         });
-        let taken = before.flat_map(|(passed, trail)| passed.authorization.tool().takes_away(&trail.arguments, None)).collect();
+        let taken = before.flat_map(|(passed, trail)| passed.authorization.tool().revoked_evidence(&trail.arguments, None)).collect();
         let (ruling, open) = match theatre.replay_gates(row, taken).await {
-            Judged::Decided(ruling, open) => (Ok(ruling), open),
-            Judged::Unknown(why, open) => (Err(why), open),
+            ReplayResult::Decided(ruling, open) => (Ok(ruling), open),
+            ReplayResult::Unknown(why, open) => (Err(why), open),
         };
         let Some((passed, trail)) = open else {
             // A rejected call still counts as progress or repetition for the next one.
-            if let (Ok(Ruling::Refused { .. }), Some(asked)) = (&ruling, self.store.counted_digest()) {
-                self.store.record_call_end(row, &Ended { digest: asked, ..call_end_of(row) });
+            if let (Ok(AdmissionDecision::Refused { .. }), Some(asked)) = (&ruling, self.store.counted_digest()) {
+                self.store.record_call_end(row, &CallEnd { digest: asked, ..call_end_of(row) });
             }
             return ruling;
         };
@@ -268,17 +268,17 @@ impl Play {
         if ruling.is_err() || moment {
             // A call that did not run leaves nothing behind. A call that ran and is undecidable is
             // settled with its recorded effects.
-            let effects = if *was == Ruling::Admitted && !moment { row.effects } else { Effects::None };
+            let effects = if *was == AdmissionDecision::Admitted && !moment { row.effects } else { CallEffects::None };
             let failure = Failure::business("not_played", "the call is not replayed").effects(effects);
-            let _ = theatre.toolgate.settle_call(passed, Ran::ended(Err(failure), Txn::default()), trail).await;
+            let _ = theatre.toolgate.settle_call(passed, RunResult::ended(Err(failure), CallTransaction::default()), trail).await;
             return ruling;
         }
         // A call that did not run is assumed to succeed, and a `once` tool would recall it.
-        if *was != Ruling::Admitted
+        if *was != AdmissionDecision::Admitted
             && let Some(permit) = passed.authorization.run_permit()
         {
             let call = Call::new(row.key.clone(), row.tool.to_string(), Value::Null);
-            self.store.remember_keys(all_recall_keys(&call, permit.tool(), trail.requested_digest, permit));
+            self.store.remember_keys(all_dedup_keys(&call, permit.tool(), trail.requested_digest, permit));
         }
         self.open_calls.insert(row.call, ((passed, trail), row.config));
         ruling
@@ -290,16 +290,16 @@ impl Play {
     /// applied at its recorded time.
     async fn end_call(&mut self, row: &Row) {
         if let Some(settled) = &row.settles {
-            self.store.settle_call(settled.call, Settle::by(row.effects), row).await;
+            self.store.settle_call(settled.call, ClaimResolution::from_effects(row.effects), row).await;
             return;
         }
         let Some(((mut passed, mut trail), config)) = self.open_calls.remove(&row.call) else { return };
         let Some(theatre) = self.by_config.get(&config) else { return };
-        let ran = Ruling::of_row(row) == Ruling::Admitted;
+        let ran = AdmissionDecision::from_row(row) == AdmissionDecision::Admitted;
         passed.is_reported = row.facts.reported;
         let otherwise = row.outcome.error().is_some_and(|error| error.code == error_code::NOT_AS_ADMITTED);
-        passed.mismatched_run = otherwise.then(|| Otherwise { arguments: row.facts.ran.clone(), result: Value::Null });
-        let mut txn = Txn { cost: row.spent, ..Txn::default() };
+        passed.mismatched_run = otherwise.then(|| MismatchedRun { arguments: row.facts.ran.clone(), result: Value::Null });
+        let mut txn = CallTransaction { cost: row.spent, ..CallTransaction::default() };
         let mut empty = false;
         let result = match &row.outcome {
             // Only the beginning of a large result is recorded, so it is not used as the result.
@@ -317,19 +317,19 @@ impl Play {
                 })
             }
             Outcome::Signal(signal) if ran => Err(Failure::signal(signal.clone())),
-            _ => Err(Failure::business("not_run_then", "the recorded call did not run").effects(Effects::Done)),
+            _ => Err(Failure::business("not_run_then", "the recorded call did not run").effects(CallEffects::Done)),
         };
-        trail.facts.watch = Watch::default();
+        trail.facts.watch = MissingFactTracker::default();
         theatre.clock.set(row.ended_at());
-        let _ = theatre.toolgate.settle_call(passed, Ran { is_empty: empty, ..Ran::ended(result, txn) }, trail).await;
+        let _ = theatre.toolgate.settle_call(passed, RunResult { is_empty: empty, ..RunResult::ended(result, txn) }, trail).await;
     }
 }
 
 /// Returns the end of a call for the repetition check of the next one.
-fn call_end_of(row: &Row) -> Ended {
+fn call_end_of(row: &Row) -> CallEnd {
     let retry_from = row.outcome.error().filter(|error| error.retryable).map(|error| {
         let wait = jiff::SignedDuration::from_millis(i64::try_from(error.retry_after_ms.unwrap_or(0)).unwrap_or(i64::MAX));
         row.ended_at().checked_add(wait).unwrap_or(Timestamp::MAX)
     });
-    Ended { digest: Digest::default(), retry_from, result: None }
+    CallEnd { digest: Digest::default(), retry_from, result: None }
 }

@@ -1,10 +1,10 @@
 //! Explains the decision about a recorded call.
 
-use super::{Replay, Ruling};
+use super::{AdmissionDecision, Replay};
 use crate::call::error::ToolError;
 use crate::ledger::row::{Gate, Row};
-use crate::pipeline::explain::{Explanation, GateNote, Said, Would};
-use crate::pipeline::gates::approval::LEFT_TO;
+use crate::pipeline::explain::{Explanation, GateExplanation, GateResult, PredictedOutcome};
+use crate::pipeline::gates::approval::CLIENT_APPROVER_PREFIX;
 use crate::store::ApprovalState;
 
 impl Replay {
@@ -50,15 +50,15 @@ impl Replay {
 
 /// Replaces the predicted results with the recorded ones.
 fn with_recorded_results(again: Explanation, row: &Row) -> Explanation {
-    let was = Ruling::of_row(row);
+    let was = AdmissionDecision::from_row(row);
     let error = row.outcome.error();
-    let refusal = error.filter(|_| matches!(was, Ruling::Refused { .. }));
+    let refusal = error.filter(|_| matches!(was, AdmissionDecision::Refused { .. }));
     let is_asked = refusal.is_some_and(|error| error.approval.is_some());
     // The gate that ended the call.
     let stop = match &was {
-        Ruling::Admitted => None,
-        Ruling::Replayed => Some(Gate::Recall),
-        Ruling::Refused { gate, .. } => Some(*gate),
+        AdmissionDecision::Admitted => None,
+        AdmissionDecision::Replayed => Some(Gate::Recall),
+        AdmissionDecision::Refused { gate, .. } => Some(*gate),
     };
     // A later gate may have rejected the call early: its session was locked, or its approval was
     // unknown.
@@ -71,43 +71,45 @@ fn with_recorded_results(again: Explanation, row: &Row) -> Explanation {
     let gates = again.gates.into_iter().map(|note| {
         let gate = note.gate;
         let (said, why) = match (stop, refusal) {
-            (Some(stop), Some(error)) if gate == stop => (if is_asked { Said::Ask } else { Said::Deny }, Some(error.message.clone())),
-            (Some(stop), _) if gate > stop || skipped.is_some_and(|from| gate >= from) => (Said::NotReached, None),
+            (Some(stop), Some(error)) if gate == stop => {
+                (if is_asked { GateResult::Ask } else { GateResult::Deny }, Some(error.message.clone()))
+            }
+            (Some(stop), _) if gate > stop || skipped.is_some_and(|from| gate >= from) => (GateResult::NotReached, None),
             (None, _) if gate >= Gate::Run => recorded_result(gate, row, error),
-            _ => (Said::Pass, pass_details(&note, row)),
+            _ => (GateResult::Pass, pass_details(&note, row)),
         };
-        GateNote { gate, said, why }
+        GateExplanation { gate, said, why }
     });
     let gates = gates.collect();
     let mut rules = again.rules;
     // A rule that was not evaluated has no result.
     if refusal.is_some() && (skipped.is_some() || stop.is_some_and(|stop| stop < Gate::Policy)) {
         for note in rules.iter_mut().filter(|note| note.level.is_some()) {
-            (note.said, note.why) = (Said::NotReached, None);
+            (note.said, note.why) = (GateResult::NotReached, None);
             note.looked_at.clear();
         }
     }
     let would = match refusal {
-        Some(_) if is_asked => Would::Ask,
-        Some(error) => Would::Refuse(Box::new(error.clone())),
-        None if stop.is_some() => Would::Replay,
-        None => Would::Run,
+        Some(_) if is_asked => PredictedOutcome::Ask,
+        Some(error) => PredictedOutcome::Refuse(Box::new(error.clone())),
+        None if stop.is_some() => PredictedOutcome::Replay,
+        None => PredictedOutcome::Run,
     };
     Explanation { tool: row.tool.to_string(), arguments: (*row.arguments).clone(), gates, rules, would }
 }
 
 /// Returns the result of a gate after the claim for an admitted call.
-fn recorded_result(gate: Gate, row: &Row, error: Option<&ToolError>) -> (Said, Option<String>) {
+fn recorded_result(gate: Gate, row: &Row, error: Option<&ToolError>) -> (GateResult, Option<String>) {
     match error {
-        Some(error) if gate == row.gate => (Said::Failed, Some(error.message.clone())),
+        Some(error) if gate == row.gate => (GateResult::Failed, Some(error.message.clone())),
         // A failed call is settled and recorded, but its result is not shaped.
-        Some(_) if gate > row.gate && gate < Gate::Settle => (Said::NotReached, None),
-        _ => (Said::Pass, None),
+        Some(_) if gate > row.gate && gate < Gate::Settle => (GateResult::NotReached, None),
+        _ => (GateResult::Pass, None),
     }
 }
 
 /// Returns details about a gate that the call has passed.
-fn pass_details(note: &GateNote, row: &Row) -> Option<String> {
+fn pass_details(note: &GateExplanation, row: &Row) -> Option<String> {
     match note.gate {
         Gate::Hooks => {
             let said = row.facts.hooks.iter().map(|fact| {
@@ -120,8 +122,10 @@ fn pass_details(note: &GateNote, row: &Row) -> Option<String> {
         Gate::Approval => {
             let fact = row.facts.approval.as_ref().filter(|fact| fact.state == ApprovalState::Approved)?;
             // The client's user may not have answered, so do not say "approved".
-            fact.answered_by.as_ref().map(|by| if by.starts_with(LEFT_TO) { by.clone() } else { format!("approved by {by}") })
+            fact.answered_by
+                .as_ref()
+                .map(|by| if by.starts_with(CLIENT_APPROVER_PREFIX) { by.clone() } else { format!("approved by {by}") })
         }
-        _ => note.why.clone().filter(|_| note.said == Said::Pass),
+        _ => note.why.clone().filter(|_| note.said == GateResult::Pass),
     }
 }

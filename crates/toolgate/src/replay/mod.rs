@@ -15,20 +15,20 @@ use crate::call::error_code;
 use crate::call::{Arguments, Call};
 use crate::clock::ManualClock;
 use crate::ledger::row::{Decision, Gate, Row};
-use crate::pipeline::admission::{Admitted, Passed};
-use crate::pipeline::call_state::Trail;
+use crate::pipeline::admission::{Admission, AdmittedCall};
+use crate::pipeline::call_state::CallState;
 use crate::pipeline::{Toolgate, ToolgateBuilder};
-use crate::policy::{RecalledBy, Watch};
-use crate::redact::{is_marked, is_redacted};
-use crate::replay::recorded_store::Stage;
-use crate::session::state::Revoked;
+use crate::policy::{DedupKeyKind, MissingFactTracker};
+use crate::redact::{has_mark, has_mark_inside};
+use crate::replay::recorded_store::RecordedStore;
+use crate::session::state::Revocation;
 
-pub use backtest::{Backtest, Change, Place as BacktestPlace};
+pub use backtest::{Backtest, DecisionChange, RowPosition as BacktestPlace};
 
 /// Decision about a call before the tool runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ruling {
+pub enum AdmissionDecision {
     /// The call was admitted.
     Admitted,
     /// The call got the outcome of an earlier call.
@@ -46,10 +46,10 @@ pub enum Ruling {
     },
 }
 
-impl Ruling {
+impl AdmissionDecision {
     /// Returns the decision about a recorded call.
     #[must_use]
-    pub fn of_row(row: &Row) -> Self {
+    pub fn from_row(row: &Row) -> Self {
         match (row.decision, row.outcome.error()) {
             (Decision::Replayed, _) => Self::Replayed,
             // A call that was rejected after the claim was admitted before. A report without
@@ -73,7 +73,7 @@ impl Ruling {
     }
 }
 
-impl fmt::Display for Ruling {
+impl fmt::Display for AdmissionDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Admitted => f.write_str("admitted"),
@@ -87,11 +87,11 @@ impl fmt::Display for Ruling {
 /// Result of comparing a replayed decision with the recorded one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Compared {
+pub enum ReplayComparison {
     /// The decision is the same.
     Same,
     /// The decision is different.
-    Differs(Ruling),
+    Differs(AdmissionDecision),
     /// The decision depends on data that is not recorded.
     Undecidable(String),
     /// The decision depended on circumstances that are not recorded, so it is accepted as it is.
@@ -126,7 +126,7 @@ pub enum Compared {
 /// assert!(matches!(Replay::new([agent(200)?])?.decide(&row).await, Compared::Differs(_)));
 /// # Ok(()) }
 /// ```
-pub struct Replay(Theatre);
+pub struct Replay(ReplayRuntime);
 
 impl Replay {
     /// Replays with these agents. Their tools and hooks never run.
@@ -134,58 +134,58 @@ impl Replay {
     /// # Errors
     /// The system provides no random numbers.
     pub fn new(agents: impl IntoIterator<Item = Agent>) -> std::io::Result<Self> {
-        Theatre::new(agents.into_iter().map(Arc::new), Arc::new(Stage::from_facts())).map(Self)
+        ReplayRuntime::new(agents.into_iter().map(Arc::new), Arc::new(RecordedStore::from_facts())).map(Self)
     }
 
     /// Replays with the agents of a runtime.
     ///
     /// # Errors
     /// The system provides no random numbers.
-    pub fn of(gate: &Toolgate) -> std::io::Result<Self> {
-        Theatre::new(gate.0.agents.values().cloned(), Arc::new(Stage::from_facts())).map(Self)
+    pub fn from_toolgate(gate: &Toolgate) -> std::io::Result<Self> {
+        ReplayRuntime::new(gate.0.agents.values().cloned(), Arc::new(RecordedStore::from_facts())).map(Self)
     }
 
     /// Repeats the decision about a recorded call.
-    pub async fn decide(&self, row: &Row) -> Compared {
+    pub async fn decide(&self, row: &Row) -> ReplayComparison {
         if !row.is_call() {
-            return Compared::Circumstance("the row is not a call: it settles an earlier call".to_owned());
+            return ReplayComparison::Circumstance("the row is not a call: it settles an earlier call".to_owned());
         }
-        let was = Ruling::of_row(row);
+        let was = AdmissionDecision::from_row(row);
         if let Some(why) = circumstance_of(&was, row) {
-            return Compared::Circumstance(why);
+            return ReplayComparison::Circumstance(why);
         }
         let _one = self.0.call_lock.lock().await;
         match self.0.replay_gates(row, Vec::new()).await {
-            Judged::Unknown(why, _) => Compared::Undecidable(why),
-            Judged::Decided(now, _) if was.is_equivalent(&now) => Compared::Same,
-            Judged::Decided(now, _) => Compared::Differs(now),
+            ReplayResult::Unknown(why, _) => ReplayComparison::Undecidable(why),
+            ReplayResult::Decided(now, _) if was.is_equivalent(&now) => ReplayComparison::Same,
+            ReplayResult::Decided(now, _) => ReplayComparison::Differs(now),
         }
     }
 }
 
 /// Result of replaying the gates for a recorded call.
-enum Judged {
-    Decided(Ruling, Option<Open>),
-    Unknown(String, Option<Open>),
+enum ReplayResult {
+    Decided(AdmissionDecision, Option<OpenReplayCall>),
+    Unknown(String, Option<OpenReplayCall>),
 }
 
 /// An admitted call that has not ended.
-type Open = (Box<Passed>, Box<Trail>);
+type OpenReplayCall = (Box<AdmittedCall>, Box<CallState>);
 
 /// A runtime that only replays.
-struct Theatre {
+struct ReplayRuntime {
     toolgate: Toolgate,
-    store: Arc<Stage>,
+    store: Arc<RecordedStore>,
     clock: Arc<ManualClock>,
     /// The store answers for one call at a time.
     call_lock: tokio::sync::Mutex<()>,
 }
 
 /// Reason for a call that was rejected before its arguments were read.
-const UNREAD: &str = "the call was rejected before its arguments were read, so they are not recorded";
+const UNREAD_ARGUMENTS_REASON: &str = "the call was rejected before its arguments were read, so they are not recorded";
 
 /// Codes that depend on circumstances: concurrency, timing, the system or the answer of a person.
-const CIRCUMSTANCES: [&str; 9] = [
+const CIRCUMSTANCE_CODES: [&str; 9] = [
     error_code::BUSY,
     error_code::CANCELLED,
     error_code::DEADLINE_EXCEEDED,
@@ -197,8 +197,8 @@ const CIRCUMSTANCES: [&str; 9] = [
     error_code::APPROVAL_DENIED,
 ];
 
-impl Theatre {
-    fn new(agents: impl Iterator<Item = Arc<Agent>>, stage: Arc<Stage>) -> std::io::Result<Self> {
+impl ReplayRuntime {
+    fn new(agents: impl Iterator<Item = Arc<Agent>>, stage: Arc<RecordedStore>) -> std::io::Result<Self> {
         let clock = Arc::new(ManualClock::at(jiff::Timestamp::UNIX_EPOCH));
         let mut builder: ToolgateBuilder = Toolgate::builder().store(stage.clone()).clock(clock.clone());
         builder.agents = agents.map(|agent| (Arc::clone(&agent.name), Arc::new(agent.for_replay(&stage)))).collect();
@@ -206,20 +206,20 @@ impl Theatre {
     }
 
     /// Prepares the replay of a recorded call and sets the clock to its time.
-    fn prepare_call(&self, row: &Row) -> (Call, Box<Trail>, Watch) {
+    fn prepare_call(&self, row: &Row) -> (Call, Box<CallState>, MissingFactTracker) {
         self.clock.set(row.at);
-        let watch = Watch::on();
+        let watch = MissingFactTracker::enabled();
         self.store.set_current_row(row, &watch);
         let mut call = Call::new(row.key.clone(), row.tool.to_string(), Arguments::Value((*row.arguments).clone()));
         (call.turn, call.transport_rejection, call.is_unparsable) = (row.turn, row.facts.turned_away.clone(), row.facts.misread);
         // A recall by key implies a key, and a pause at the claim implies a claim. Any key works,
         // because the row records what was found under it.
-        let keyed = row.facts.recalled_by == Some(RecalledBy::Key) || (row.gate == Gate::Claim && row.facts.paused.is_some());
+        let keyed = row.facts.recalled_by == Some(DedupKeyKind::Key) || (row.gate == Gate::Claim && row.facts.paused.is_some());
         call.idempotency_key = keyed.then(|| row.call.to_string());
-        let mut trail = Trail::for_explain(&self.toolgate, &call, Some(row.call));
+        let mut trail = CallState::for_explain(&self.toolgate, &call, Some(row.call));
         trail.facts.watch = watch.clone();
         // The client ran the recorded call too.
-        trail.is_run_by_client = row.facts.reported && Ruling::of_row(row) == Ruling::Admitted;
+        trail.is_run_by_client = row.facts.reported && AdmissionDecision::from_row(row) == AdmissionDecision::Admitted;
         // Use the recorded home directory. Rows without one use the current home directory.
         trail.facts.home.clone_from(&row.facts.home);
         (call, trail, watch)
@@ -227,57 +227,59 @@ impl Theatre {
 
     /// Reports whether a redacted tool name in a row may match a tool here.
     fn may_match_tool(&self, row: &Row) -> bool {
-        let agent = self.toolgate.agent(&row.key.agent).filter(|_| is_marked(&row.tool));
+        let agent = self.toolgate.agent(&row.key.agent).filter(|_| has_mark(&row.tool));
         agent.is_some_and(|agent| agent.tools.keys().any(|name| may_match_name(&row.tool, name)))
     }
 
     /// Runs the gates before the tool for a recorded call. `taken` is the evidence that earlier
     /// calls of the same batch revoke.
-    async fn replay_gates(&self, row: &Row, taken: Vec<Revoked>) -> Judged {
+    async fn replay_gates(&self, row: &Row, taken: Vec<Revocation>) -> ReplayResult {
         let (call, mut trail, watch) = self.prepare_call(row);
         // Unparsable or unread arguments and their size are not recorded.
         let unread = row.arguments.is_null() && row.digest.is_none();
         if unread && row.gate == Gate::Validate {
-            return Judged::Unknown("the arguments could not be parsed, so they are not recorded".to_owned(), None);
+            return ReplayResult::Unknown("the arguments could not be parsed, so they are not recorded".to_owned(), None);
         }
         // A rule in Rust code does not say which arguments it checks.
         let tool = self.toolgate.agent(&row.key.agent).and_then(|agent| agent.tools.get(&row.tool));
         let opaque = tool.and_then(|tool| tool.governed_by.iter().find(|attached| attached.policy.definition() == attached.policy.name()));
-        if let Some(rule) = opaque.filter(|_| is_redacted(&row.arguments)) {
-            return Judged::Unknown(format!("an argument is redacted, and the rule `{}` may check it", rule.policy.name()), None);
+        if let Some(rule) = opaque.filter(|_| has_mark_inside(&row.arguments)) {
+            return ReplayResult::Unknown(format!("an argument is redacted, and the rule `{}` may check it", rule.policy.name()), None);
         }
         let planned = self.store.state_without(&row.key, taken).await;
         let admitted = Box::pin(self.toolgate.run_admission_gates(&call, &mut trail, planned.as_ref())).await;
         if unread {
-            watch.unknown(|| UNREAD.to_owned());
+            watch.record_missing(|| UNREAD_ARGUMENTS_REASON.to_owned());
         }
         let ruling = match admitted {
-            Ok(Admitted::Admitted(mut passed)) => {
+            Ok(Admission::Admitted(mut passed)) => {
                 passed.session_lock = None;
-                return match watch.told() {
-                    Some(why) => Judged::Unknown(why, Some((passed, trail))),
-                    None => Judged::Decided(Ruling::Admitted, Some((passed, trail))),
+                return match watch.missing_fact() {
+                    Some(why) => ReplayResult::Unknown(why, Some((passed, trail))),
+                    None => ReplayResult::Decided(AdmissionDecision::Admitted, Some((passed, trail))),
                 };
             }
-            Ok(Admitted::Replay(_)) => Ruling::Replayed,
+            Ok(Admission::Replay(_)) => AdmissionDecision::Replayed,
             Err(stop) => {
                 let gate = stop.gate.unwrap_or_else(|| trail.gate());
                 if gate == Gate::Resolve && self.may_match_tool(row) {
-                    return Judged::Unknown("the tool name is redacted, and may match an existing tool".to_owned(), None);
+                    return ReplayResult::Unknown("the tool name is redacted, and may match an existing tool".to_owned(), None);
                 }
                 if gate == Gate::Validate && unread {
-                    return Judged::Unknown(UNREAD.to_owned(), None);
+                    return ReplayResult::Unknown(UNREAD_ARGUMENTS_REASON.to_owned(), None);
                 }
-                if gate == Gate::Validate && is_redacted(&row.arguments) {
-                    return Judged::Unknown("an argument is redacted, and may be the invalid one".to_owned(), None);
+                if gate == Gate::Validate && has_mark_inside(&row.arguments) {
+                    return ReplayResult::Unknown("an argument is redacted, and may be the invalid one".to_owned(), None);
                 }
-                Ruling::Refused { gate, rule: trail.rule.take(), code: stop.error.code.to_string(), message: stop.error.message }
+                AdmissionDecision::Refused { gate, rule: trail.rule.take(), code: stop.error.code.to_string(), message: stop.error.message }
             }
         };
-        match watch.told() {
+        match watch.missing_fact() {
             // A call that is rejected before the unknown data matters is rejected.
-            Some(why) if !matches!(&ruling, Ruling::Refused { gate, .. } if *gate < Gate::Recall) => Judged::Unknown(why, None),
-            _ => Judged::Decided(ruling, None),
+            Some(why) if !matches!(&ruling, AdmissionDecision::Refused { gate, .. } if *gate < Gate::Recall) => {
+                ReplayResult::Unknown(why, None)
+            }
+            _ => ReplayResult::Decided(ruling, None),
         }
     }
 }
@@ -289,15 +291,15 @@ fn may_match_name(marked: &str, name: &str) -> bool {
 }
 
 /// Explains that a rejection depended on circumstances, if it did.
-fn circumstance_of(was: &Ruling, row: &Row) -> Option<String> {
-    let Ruling::Refused { code, gate, rule, .. } = was else { return None };
+fn circumstance_of(was: &AdmissionDecision, row: &Row) -> Option<String> {
+    let AdmissionDecision::Refused { code, gate, rule, .. } = was else { return None };
     // The session's time limit can be checked from the record.
     let wall = code == error_code::DEADLINE_EXCEEDED && *gate == Gate::Limits && row.facts.opened.is_some() && !row.facts.late;
     // A named approval is checked before the arguments are parsed.
     let named = *gate == Gate::Approval && row.digest.is_none();
     // A rule may use any code for its denials.
     let ruled = rule.is_some() && matches!(gate, Gate::Recall | Gate::Policy | Gate::Claim);
-    let moment = (CIRCUMSTANCES.contains(&code.as_str()) && !ruled) || *gate == Gate::Hooks || named;
+    let moment = (CIRCUMSTANCE_CODES.contains(&code.as_str()) && !ruled) || *gate == Gate::Hooks || named;
     (moment && !wall).then(|| {
         if named {
             "the call named an approval, and its result depended on a person".to_owned()

@@ -9,25 +9,25 @@ use jiff::Timestamp;
 use rust_decimal::Decimal;
 use serde_json::Value;
 
-use crate::agent::{Agent, Registered};
-use crate::call::outcome::{Outcome, Output};
+use crate::agent::{Agent, ToolEntry};
+use crate::call::outcome::{CallOutput, Outcome};
 use crate::call::{CallId, SessionKey};
-use crate::files::{Expect, FileSystem, FileTxn, MemoryFs, Resources};
-use crate::hook::{Before, Denial, Hook, HookCall, HookDecision, HookFault};
-use crate::ledger::row::{Gate, Recorded, Row};
-use crate::limits::{Charge, Over};
-use crate::policy::{Facts, FileFact, Needs, RecallFact, RecalledBy, Used, Watch};
-use crate::session::repetition::Ended;
-use crate::session::state::{Alter, Revoked, State};
+use crate::files::{FileExpectation, FileSystem, FileTransaction, MemoryFs, Resources};
+use crate::hook::{BeforeHookResult, Hook, HookCall, HookDecision, HookDenial, HookError};
+use crate::ledger::row::{Gate, LazyReceipt, Row};
+use crate::limits::{Charge, ChargeError};
+use crate::policy::{CounterReading, DecisionFacts, DedupKeyKind, FactRequest, FileFact, MissingFactTracker, PriorCallFact};
+use crate::session::repetition::CallEnd;
+use crate::session::state::{Revocation, SessionEdit, SessionState};
 use crate::store::{
-    Approval, Conflict, Enter, Entered, Finish, Hold, Intent, MemoryStore, NotClaimed, RecallKey, Recalled, Settle, Store, StoreError,
-    Taken, Target,
+    Approval, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest, DedupKey, DeferredClaim, MemoryStore,
+    PauseTarget, PriorCall, SessionLock, SessionRequest, SessionSnapshot, Store, StoreError,
 };
 use toolgate_json::Digest;
 
 /// Store for replays. Each answer is the recorded one.
-pub(crate) struct Stage {
-    current_row: Mutex<Option<(Arc<Row>, Watch)>>,
+pub(crate) struct RecordedStore {
+    current_row: Mutex<Option<(Arc<Row>, MissingFactTracker)>>,
     /// Counters, evidence and progress under the replayed decisions. `None` uses the recorded
     /// values.
     memory: Option<MemoryStore>,
@@ -36,10 +36,10 @@ pub(crate) struct Stage {
     /// Sessions that the replay has opened.
     opened_sessions: Mutex<HashSet<SessionKey>>,
     /// Keys of `once` calls that succeeded or are assumed to have succeeded.
-    remembered_keys: Mutex<HashSet<RecallKey>>,
+    remembered_keys: Mutex<HashSet<DedupKey>>,
 }
 
-impl Stage {
+impl RecordedStore {
     /// Creates a store that answers only from the recorded row.
     pub(crate) fn from_facts() -> Self {
         Self {
@@ -54,11 +54,11 @@ impl Stage {
     /// Creates a store that computes counters, evidence and progress from the replayed calls. All
     /// other answers are recorded ones.
     pub(crate) fn with_memory() -> Self {
-        Self { memory: Some(MemoryStore::keeping(0)), ..Self::from_facts() }
+        Self { memory: Some(MemoryStore::with_max_rows(0)), ..Self::from_facts() }
     }
 
     /// Returns the session without the revoked evidence, or `None` if nothing is revoked.
-    pub(crate) async fn state_without(&self, key: &SessionKey, taken: Vec<Revoked>) -> Option<State> {
+    pub(crate) async fn state_without(&self, key: &SessionKey, taken: Vec<Revocation>) -> Option<SessionState> {
         let memory = self.memory.as_ref().filter(|_| !taken.is_empty())?;
         let (_, state) = memory.snapshot(key).await.ok()?;
         let mut state = (*state).clone();
@@ -72,31 +72,31 @@ impl Stage {
     }
 
     /// Records the end of a call without effects.
-    pub(crate) fn record_call_end(&self, row: &Row, ended: &Ended) {
+    pub(crate) fn record_call_end(&self, row: &Row, ended: &CallEnd) {
         if let Some(memory) = &self.memory {
-            memory.note_end(&row.key, ended);
+            memory.record_call_end(&row.key, ended);
         }
     }
 
     /// Remembers a call that did not run and is assumed to have succeeded.
-    pub(crate) fn remember_keys(&self, keys: Vec<RecallKey>) {
-        crate::lock(&self.remembered_keys).extend(keys.into_iter().filter(|key| key.kind() == RecalledBy::Once));
+    pub(crate) fn remember_keys(&self, keys: Vec<DedupKey>) {
+        crate::lock(&self.remembered_keys).extend(keys.into_iter().filter(|key| key.kind() == DedupKeyKind::Once));
     }
 
     /// Settles a call whose outcome was found out later.
-    pub(crate) async fn settle_call(&self, call: CallId, settle: Settle, row: &Row) {
+    pub(crate) async fn settle_call(&self, call: CallId, settle: ClaimResolution, row: &Row) {
         if let Some(memory) = &self.memory {
-            let _ = memory.settle(call, settle, row.outcome.clone(), row.outcome.clone(), "", row.at).await;
+            let _ = memory.settle_claim(call, settle, row.outcome.clone(), row.outcome.clone(), "", row.at).await;
         }
     }
 
     /// Sets the row of the current call.
-    pub(crate) fn set_current_row(&self, row: &Row, watch: &Watch) {
+    pub(crate) fn set_current_row(&self, row: &Row, watch: &MissingFactTracker) {
         *crate::lock(&self.current_row) = Some((Arc::new(row.clone()), watch.clone()));
         *crate::lock(&self.counted_digest) = None;
     }
 
-    fn current_row(&self) -> Result<(Arc<Row>, Watch), StoreError> {
+    fn current_row(&self) -> Result<(Arc<Row>, MissingFactTracker), StoreError> {
         crate::lock(&self.current_row).clone().ok_or_else(|| StoreError("no row is being replayed".to_owned()))
     }
 
@@ -120,67 +120,68 @@ impl Stage {
     }
 }
 
-fn find_usage(used: &[Used], charge: &Charge) -> Option<Decimal> {
+fn find_usage(used: &[CounterReading], charge: &Charge) -> Option<Decimal> {
     used.iter().find(|(counter, window, _)| *counter == charge.counter && *window == charge.window).map(|(.., used)| *used)
 }
 
 #[async_trait]
-impl Store for Stage {
-    async fn paused(&self, _: &SessionKey, _: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
+impl Store for RecordedStore {
+    async fn find_pause(&self, _: &SessionKey, _: &Arc<str>) -> Result<Option<(PauseTarget, String)>, StoreError> {
         let (row, _) = self.current_row()?;
         Ok(row.facts.paused.clone().filter(|_| row.gate == Gate::Admit))
     }
-    async fn set_pause(&self, _: Target, _: Option<String>) -> Result<(), StoreError> {
+    async fn set_pause(&self, _: PauseTarget, _: Option<String>) -> Result<(), StoreError> {
         Ok(())
     }
-    async fn hold(&self, _: &SessionKey, _: bool, _: Duration) -> Result<Option<Hold>, StoreError> {
-        Ok(Some(Hold::new(())))
+    async fn lock_session(&self, _: &SessionKey, _: bool, _: Duration) -> Result<Option<SessionLock>, StoreError> {
+        Ok(Some(SessionLock::new(())))
     }
 
-    async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
+    async fn open_session(&self, enter: SessionRequest<'_>) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
         let (row, watch) = self.current_row()?;
         let recalled = row.facts.recalled.filter(|_| row.gate != Gate::Claim).map(|fact| match fact {
-            RecallFact::Settled => Recalled::Settled(Some(Outcome::Success(Output::default()))),
-            RecallFact::Forgotten => Recalled::Settled(None),
-            RecallFact::InProgress => Recalled::InProgress,
-            RecallFact::Pending => Recalled::Pending(row.call),
-            RecallFact::KeyReused => Recalled::KeyReused,
+            PriorCallFact::Settled => PriorCall::Settled(Some(Outcome::Success(CallOutput::default()))),
+            PriorCallFact::Forgotten => PriorCall::Settled(None),
+            PriorCallFact::InProgress => PriorCall::InProgress,
+            PriorCallFact::Pending => PriorCall::Pending(row.call),
+            PriorCallFact::KeyReused => PriorCall::KeyReused,
         });
         if let Some(memory) = &self.memory {
             // If the `once` setting of the tool has changed, the row cannot tell the result of the
             // recall. A client's key is recalled under any configuration.
             if recalled.is_some() && enter.dedup_keys.is_empty() {
-                watch.unknown(|| match row.facts.recalled_by {
+                watch.record_missing(|| match row.facts.recalled_by {
                     Some(_) => "the recorded call was replayed, and its tool is not `once` any more".to_owned(),
                     None => "the recorded call was replayed, and its row does not say by which key".to_owned(),
                 });
             }
-            for key in enter.dedup_keys.iter().filter(|key| key.kind() == RecalledBy::Once) {
+            for key in enter.dedup_keys.iter().filter(|key| key.kind() == DedupKeyKind::Once) {
                 let mut remembered = crate::lock(&self.remembered_keys);
                 let again = remembered.contains(key);
                 if row.outcome.success().is_some() {
                     remembered.insert(key.clone());
                 }
                 if again && recalled.is_none() {
-                    watch.unknown(|| "the same call would already have succeeded, and its tool is `once`".to_owned());
+                    watch.record_missing(|| "the same call would already have succeeded, and its tool is `once`".to_owned());
                 }
             }
             let named = row.facts.approval.as_ref().is_some_and(|approval| approval.named);
-            let counts = enter.counts_repetition && !named && !matches!(recalled, Some(Recalled::Settled(_)));
+            let counts = enter.counts_repetition && !named && !matches!(recalled, Some(PriorCall::Settled(_)));
             // The first replayed row of a session records the state before it.
             if crate::lock(&self.opened_sessions).insert(enter.key.clone())
                 && let (Some(progress), Some(opened)) = (row.facts.progress, row.facts.opened)
             {
-                memory.seed(enter.key, progress.before(enter.digest, row.digest), opened);
+                memory.seed_session(enter.key, progress.state_before(enter.digest, row.digest), opened);
             }
             *crate::lock(&self.counted_digest) = counts.then_some(enter.digest);
-            let entered = memory.enter(Enter { dedup_keys: &[], lock: None, counts_repetition: counts, ..enter }).await?;
-            return Ok(entered.map(|entered| Box::new(Entered { prior_call: recalled, dedup_key_kind: row.facts.recalled_by, ..*entered })));
+            let entered = memory.open_session(SessionRequest { dedup_keys: &[], lock: None, counts_repetition: counts, ..enter }).await?;
+            return Ok(entered
+                .map(|entered| Box::new(SessionSnapshot { prior_call: recalled, dedup_key_kind: row.facts.recalled_by, ..*entered })));
         }
         if row.facts.progress.is_none() {
-            watch.unknown(|| format!("the recorded call ended at gate {}, and nothing is recorded about later gates", row.gate));
+            watch.record_missing(|| format!("the recorded call ended at gate {}, and nothing is recorded about later gates", row.gate));
         }
-        Ok(Some(Box::new(Entered {
+        Ok(Some(Box::new(SessionSnapshot {
             version: 0,
             started_at: row.facts.opened.unwrap_or(row.at),
             state: Arc::default(),
@@ -191,30 +192,36 @@ impl Store for Stage {
             lock: None,
         })))
     }
-    async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
-        self.enter(enter).await?.ok_or_else(|| StoreError("the session is locked".to_owned()))
+    async fn inspect_session(&self, enter: SessionRequest<'_>) -> Result<Box<SessionSnapshot>, StoreError> {
+        self.open_session(enter).await?.ok_or_else(|| StoreError("the session is locked".to_owned()))
     }
 
-    async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError> {
+    async fn load_facts(
+        &self,
+        key: &SessionKey,
+        needs: &FactRequest,
+        at: &SessionState,
+        facts: &mut DecisionFacts,
+    ) -> Result<(), StoreError> {
         let (row, watch) = self.current_row()?;
         let then = &row.facts;
         match &self.memory {
             Some(memory) => {
-                let own = Needs { marks: Vec::new(), origins: Vec::new(), ..needs.clone() };
-                memory.load(key, &own, at, facts).await?;
+                let own = FactRequest { marks: Vec::new(), origins: Vec::new(), ..needs.clone() };
+                memory.load_facts(key, &own, at, facts).await?;
             }
             None => {
                 for wanted in &needs.evidence {
                     let found = then.evidence.iter().find(|(known, _)| known == wanted);
                     if found.is_none() {
-                        watch.unknown(|| format!("evidence of `{}` is needed, but not recorded", wanted.tool));
+                        watch.record_missing(|| format!("evidence of `{}` is needed, but not recorded", wanted.tool));
                     }
                     facts.evidence.push((wanted.clone(), found.and_then(|(_, proof)| proof.clone())));
                 }
                 for (counter, window) in &needs.counters {
                     let found = then.counters.iter().find(|(known, w, _)| known == counter && w == window);
                     if found.is_none() {
-                        watch.unknown(|| "a counter is needed, but not recorded".to_owned());
+                        watch.record_missing(|| "a counter is needed, but not recorded".to_owned());
                     }
                     facts.counters.push((counter.clone(), *window, found.map_or(Decimal::ZERO, |(.., used)| *used)));
                 }
@@ -223,62 +230,62 @@ impl Store for Stage {
         // Only the record contains past files and the provenance of past values.
         for mark in &needs.marks {
             if !then.marks.contains_key(mark) {
-                watch.unknown(|| "a policy mark is needed, but not recorded".to_owned());
+                watch.record_missing(|| "a policy mark is needed, but not recorded".to_owned());
             }
             facts.marks.insert(mark.clone(), then.marks.get(mark).cloned().flatten());
         }
         for (place, _) in &needs.origins {
             if !then.origins.contains_key(place) {
-                watch.unknown(|| format!("the provenance of the value at `{place}` is needed, but not recorded"));
+                watch.record_missing(|| format!("the provenance of the value at `{place}` is needed, but not recorded"));
             }
             facts.origins.insert(place.clone(), then.origins.get(place).cloned().unwrap_or_default());
         }
         Ok(())
     }
 
-    async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
+    async fn check_charges(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
         let (row, watch) = self.current_row()?;
         if let Some(memory) = &self.memory {
-            return memory.room(charges, now).await;
+            return memory.check_charges(charges, now).await;
         }
         let one = |charge: &Charge| {
             let own = charge.counter.starts_with("budget\u{1f}") || charge.counter.starts_with("rate\u{1f}");
             // Limits of rules are read at the claim and by `explain`.
             let used = if own { find_usage(&row.facts.budget, charge) } else { find_usage(&row.facts.claimed, charge) };
             if used.is_none() && own {
-                watch.unknown(|| "a budget is needed, but not recorded".to_owned());
+                watch.record_missing(|| "a budget is needed, but not recorded".to_owned());
             }
             let used = used.unwrap_or_default();
-            if charge.fits_within(used) { Ok(used) } else { Err(Over { used, retry_after: None }) }
+            if charge.fits_within(used) { Ok(used) } else { Err(ChargeError { used, retry_after: None }) }
         };
         Ok(charges.iter().map(one).collect())
     }
 
-    async fn begin(
+    async fn claim(
         &self,
-        intent: Box<Intent>,
+        intent: Box<ClaimRecord>,
         charges: &[Charge],
         _: Option<&str>,
         now: Timestamp,
-    ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
+    ) -> Result<Result<Vec<Decimal>, ClaimError>, StoreError> {
         let (row, watch) = self.current_row()?;
         if row.gate == Gate::Claim {
-            let by = row.facts.recalled_by.unwrap_or(RecalledBy::Key);
+            let by = row.facts.recalled_by.unwrap_or(DedupKeyKind::Key);
             match (&row.facts.paused, row.facts.recalled) {
-                (Some((target, why)), _) => return Ok(Err(NotClaimed::Paused(target.clone(), why.clone()))),
-                (_, Some(RecallFact::InProgress)) => return Ok(Err(NotClaimed::PriorCall(Recalled::InProgress, by))),
-                (_, Some(RecallFact::Pending)) => return Ok(Err(NotClaimed::PriorCall(Recalled::Pending(row.call), by))),
-                (_, Some(RecallFact::KeyReused)) => return Ok(Err(NotClaimed::PriorCall(Recalled::KeyReused, by))),
-                (_, Some(RecallFact::Settled | RecallFact::Forgotten)) => {
-                    return Ok(Err(NotClaimed::PriorCall(Recalled::Settled(None), by)));
+                (Some((target, why)), _) => return Ok(Err(ClaimError::Paused(target.clone(), why.clone()))),
+                (_, Some(PriorCallFact::InProgress)) => return Ok(Err(ClaimError::PriorCall(PriorCall::InProgress, by))),
+                (_, Some(PriorCallFact::Pending)) => return Ok(Err(ClaimError::PriorCall(PriorCall::Pending(row.call), by))),
+                (_, Some(PriorCallFact::KeyReused)) => return Ok(Err(ClaimError::PriorCall(PriorCall::KeyReused, by))),
+                (_, Some(PriorCallFact::Settled | PriorCallFact::Forgotten)) => {
+                    return Ok(Err(ClaimError::PriorCall(PriorCall::Settled(None), by)));
                 }
                 _ => {}
             }
         }
         if let Some(memory) = &self.memory {
             // The claim never expires, because the record says when it is settled.
-            let intent = Intent { recall: Vec::new(), lease: Timestamp::MAX, ..*intent };
-            return memory.begin(Box::new(intent), charges, None, now).await;
+            let intent = ClaimRecord { recall: Vec::new(), lease: Timestamp::MAX, ..*intent };
+            return memory.claim(Box::new(intent), charges, None, now).await;
         }
         let mut all = Vec::with_capacity(charges.len());
         for (index, charge) in charges.iter().enumerate() {
@@ -286,43 +293,43 @@ impl Store for Stage {
             let known = row.facts.claimed.get(index..).unwrap_or_default();
             let used = find_usage(known.get(..1).unwrap_or_default(), charge).or_else(|| find_usage(&row.facts.claimed, charge));
             if used.is_none() && charge.cap != Decimal::MAX {
-                watch.unknown(|| "a limit is needed, but not recorded".to_owned());
+                watch.record_missing(|| "a limit is needed, but not recorded".to_owned());
             }
             let used = used.unwrap_or_default();
             // The recorded usage includes the earlier charges of this call.
             if !charge.fits_within(used) {
-                return Ok(Err(NotClaimed::LimitExceeded { index, over: Over { used, retry_after: None }, used: all }));
+                return Ok(Err(ClaimError::LimitExceeded { index, error: ChargeError { used, retry_after: None }, used: all }));
             }
             all.push(used);
         }
         Ok(Ok(all))
     }
 
-    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError> {
+    async fn commit(&self, finish: Box<CommitRequest>) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
         match &self.memory {
-            Some(memory) => memory.finish(finish).await,
+            Some(memory) => memory.commit(finish).await,
             None => Ok(Ok(None)),
         }
     }
-    async fn take_pass(&self, _: &SessionKey, _: &str, _: &str) -> Result<Option<Taken>, StoreError> {
+    async fn take_deferred_claim(&self, _: &SessionKey, _: &str, _: &str) -> Result<Option<DeferredClaim>, StoreError> {
         Ok(None)
     }
-    async fn leave(&self, _: &SessionKey, _: Timestamp) -> Result<(), StoreError> {
+    async fn close_client_session(&self, _: &SessionKey, _: Timestamp) -> Result<(), StoreError> {
         Ok(())
     }
-    async fn snapshot(&self, _: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
+    async fn snapshot(&self, _: &SessionKey) -> Result<(u64, Arc<SessionState>), StoreError> {
         Ok((0, Arc::default()))
     }
-    async fn session(&self, _: &SessionKey) -> Result<Option<Arc<State>>, StoreError> {
+    async fn load_session(&self, _: &SessionKey) -> Result<Option<Arc<SessionState>>, StoreError> {
         Ok(None)
     }
-    async fn alter(&self, _: &SessionKey, _: Alter) -> Result<(), StoreError> {
+    async fn edit_session(&self, _: &SessionKey, _: SessionEdit) -> Result<(), StoreError> {
         Ok(())
     }
-    async fn spend(&self, _: &[Charge], _: Timestamp) -> Result<(), StoreError> {
+    async fn add_cost(&self, _: &[Charge], _: Timestamp) -> Result<(), StoreError> {
         Ok(())
     }
-    async fn ask(&self, _: Approval) -> Result<(), StoreError> {
+    async fn create_approval(&self, _: Approval) -> Result<(), StoreError> {
         Ok(())
     }
     async fn approval_for(&self, _: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
@@ -331,16 +338,16 @@ impl Store for Stage {
     async fn approval(&self, _: &str) -> Result<Option<Approval>, StoreError> {
         Ok(None)
     }
-    async fn answer(&self, _: &str, _: bool, _: &str, _: Timestamp) -> Result<bool, StoreError> {
+    async fn answer_approval(&self, _: &str, _: bool, _: &str, _: Timestamp) -> Result<bool, StoreError> {
         Ok(false)
     }
-    async fn pending(&self, _: Timestamp) -> Result<Vec<Intent>, StoreError> {
+    async fn pending_claims(&self, _: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
         Ok(Vec::new())
     }
-    async fn settle(&self, _: CallId, _: Settle, _: Outcome, _: Outcome, _: &str, _: Timestamp) -> Result<bool, StoreError> {
+    async fn settle_claim(&self, _: CallId, _: ClaimResolution, _: Outcome, _: Outcome, _: &str, _: Timestamp) -> Result<bool, StoreError> {
         Ok(false)
     }
-    async fn output(&self, _: &SessionKey, _: &str) -> Result<Option<Arc<str>>, StoreError> {
+    async fn load_output(&self, _: &SessionKey, _: &str) -> Result<Option<Arc<str>>, StoreError> {
         Ok(None)
     }
     async fn rows(&self, _: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
@@ -349,81 +356,81 @@ impl Store for Stage {
     async fn has_succeeded(&self, _: CallId) -> Result<bool, StoreError> {
         Ok(false)
     }
-    async fn take_in(&self, _: Arc<Row>) -> Result<(), StoreError> {
+    async fn append_spooled(&self, _: Arc<Row>) -> Result<(), StoreError> {
         Ok(())
     }
 }
 
 /// A hook that repeats its recorded decision.
-struct Said {
+struct ReplayHook {
     name: String,
-    store: Arc<Stage>,
+    store: Arc<RecordedStore>,
 }
 
 #[async_trait]
-impl Hook for Said {
+impl Hook for ReplayHook {
     fn name(&self) -> &str {
         &self.name
     }
 
-    async fn before(&self, _: HookCall<'_>) -> Result<Before, HookFault> {
-        let (row, watch) = self.store.current_row().map_err(|e| HookFault(e.to_string()))?;
+    async fn before(&self, _: HookCall<'_>) -> Result<BeforeHookResult, HookError> {
+        let (row, watch) = self.store.current_row().map_err(|e| HookError(e.to_string()))?;
         let decided = row.gate == Gate::Hooks && row.rule.as_deref() == Some(&self.name);
         let decision = match row.facts.hooks.iter().find(|fact| fact.hook == self.name).map(|fact| fact.said.as_str()) {
             Some("deny") => {
                 let error = row.outcome.error();
                 let code = error.map(|error| error.code.to_string());
                 let category = error.map(|error| error.category);
-                HookDecision::Deny(Denial { code, category, ..Denial::new("recorded denial") })
+                HookDecision::Deny(HookDenial { code, category, ..HookDenial::new("recorded denial") })
             }
             Some("ask") => HookDecision::Ask("recorded request for approval".to_owned()),
             Some(_) if !decided => HookDecision::Allow,
-            _ if decided => return Err(HookFault("recorded failure".to_owned())),
+            _ if decided => return Err(HookError("recorded failure".to_owned())),
             _ => {
-                watch.unknown(|| format!("the decision of the hook `{}` is not recorded", self.name));
+                watch.record_missing(|| format!("the decision of the hook `{}` is not recorded", self.name));
                 HookDecision::Allow
             }
         };
-        Ok(Before { decision, input: None })
+        Ok(BeforeHookResult { decision, input: None })
     }
 }
 
 /// File system that answers with the recorded file facts.
-struct Then(Arc<Stage>);
+struct ReplayFileSystem(Arc<RecordedStore>);
 
-impl FileSystem for Then {
+impl FileSystem for ReplayFileSystem {
     fn fact(&self, path: &str) -> FileFact {
         let Ok((row, watch)) = self.0.current_row() else { return FileFact::Absent };
-        let known = |(spelt, _): &(&String, &FileFact)| crate::files::normal_path(spelt).is_ok_and(|spelt| spelt == path);
+        let known = |(spelt, _): &(&String, &FileFact)| crate::files::normalize_path(spelt).is_ok_and(|spelt| spelt == path);
         match row.facts.files.iter().find(known) {
             Some((_, fact)) => fact.clone(),
             None => {
-                watch.unknown(|| format!("the state of the file `{}` is not recorded", toolgate_text::shown(path)));
+                watch.record_missing(|| format!("the state of the file `{}` is not recorded", toolgate_text::escape_for_display(path)));
                 FileFact::Absent
             }
         }
     }
-    fn begin(&self, call: CallId, expects: Vec<Expect>) -> Box<dyn FileTxn> {
+    fn begin(&self, call: CallId, expects: Vec<FileExpectation>) -> Box<dyn FileTransaction> {
         MemoryFs::default().begin(call, expects)
     }
 }
 
 impl Agent {
     /// Returns the agent for a replay: results and hook decisions come from the record.
-    pub(crate) fn for_replay(&self, stage: &Arc<Stage>) -> Self {
+    pub(crate) fn for_replay(&self, stage: &Arc<RecordedStore>) -> Self {
         let mut resources = Resources::default();
         if self.resources.files().is_some() {
-            resources.set_files(Arc::new(Then(Arc::clone(stage))));
+            resources.set_files(Arc::new(ReplayFileSystem(Arc::clone(stage))));
         }
         let tools = self.tools.iter().map(|(name, tool)| {
             let mut spec = tool.spec.clone();
             spec.normalize.clear();
             spec.max_output = Some(usize::MAX);
             let hooks = tool.hooks.iter().map(|hook| {
-                let said: Arc<dyn Hook> = Arc::new(Said { name: hook.name().to_owned(), store: Arc::clone(stage) });
+                let said: Arc<dyn Hook> = Arc::new(ReplayHook { name: hook.name().to_owned(), store: Arc::clone(stage) });
                 said
             });
-            let staged = Registered {
+            let staged = ToolEntry {
                 spec,
                 handler: None,
                 input: tool.input.clone(),
@@ -437,6 +444,6 @@ impl Agent {
             };
             (Arc::clone(name), Arc::new(staged))
         });
-        self.with(tools.collect(), resources)
+        self.with_tools(tools.collect(), resources)
     }
 }

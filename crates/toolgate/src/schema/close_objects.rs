@@ -14,32 +14,32 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 /// Keywords with subschemas for the same value.
-const IN_PLACE: &[&str] = &["allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"];
+const IN_PLACE_APPLICATORS: &[&str] = &["allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"];
 /// Keywords that refer to another schema for the same value.
-const REFERS: &[&str] = &["$ref", "$dynamicRef"];
-const DRAFT: &str = "https://json-schema.org/draft/2020-12/schema";
+const REFERENCE_KEYWORDS: &[&str] = &["$ref", "$dynamicRef"];
+const DRAFT_2020_12_URI: &str = "https://json-schema.org/draft/2020-12/schema";
 /// Keywords that only older drafts support.
-const OLD_WORDS: &[&str] = &["dependencies", "additionalItems", "$recursiveRef", "$recursiveAnchor"];
+const LEGACY_KEYWORDS: &[&str] = &["dependencies", "additionalItems", "$recursiveRef", "$recursiveAnchor"];
 
 /// Closes a schema.
-pub(crate) fn close(source: &Value) -> Result<Value, String> {
+pub(crate) fn close_schema(source: &Value) -> Result<Value, String> {
     let mut schema = source.clone();
     let old = schema.get("$schema").and_then(Value::as_str).is_some_and(|s| !s.contains("2020-12"));
-    if old && !is_modern(&schema) {
+    if old && !has_no_legacy_keywords(&schema) {
         if is_composed_anywhere(&schema) {
             return Err("cannot close a composed schema of an older draft against unknown properties; \
                         convert it to draft 2020-12, or set `extra = \"pass\"`"
                 .to_owned());
         }
     } else if old && let Some(map) = schema.as_object_mut() {
-        map.insert("$schema".to_owned(), DRAFT.into());
+        map.insert("$schema".to_owned(), DRAFT_2020_12_URI.into());
     }
     let root = schema.clone();
     let mut wrong = None;
     close_value(&mut schema, &root, &mut wrong);
     // Referenced schemas may be anywhere, and the values inside of them are closed too.
     let mut references = BTreeSet::new();
-    collect(&root, false, &mut |target, _| {
+    visit_references(&root, false, &mut |target, _| {
         references.insert(target.to_owned());
     });
     for target in &references {
@@ -48,7 +48,7 @@ pub(crate) fn close(source: &Value) -> Result<Value, String> {
         }
     }
     // A closed schema must not be a part of a composition that adds properties.
-    collect(&root, false, &mut |target, adds| {
+    visit_references(&root, false, &mut |target, adds| {
         let pointer = target.strip_prefix('#').unwrap_or_default();
         let closed_here = |word: &str| {
             schema.pointer(pointer).is_some_and(|s| s.get(word).is_some()) && root.pointer(pointer).is_some_and(|s| s.get(word).is_none())
@@ -64,8 +64,8 @@ pub(crate) fn close(source: &Value) -> Result<Value, String> {
 
 /// Returns whether choices (`anyOf`, `oneOf`) are nested too deeply or recursively through
 /// references.
-pub(crate) fn is_tangled(schema: &Value) -> bool {
-    fn deepest(schema: &Value, root: &Value, choices: usize, inside: &mut Vec<String>, looked: &mut usize) -> bool {
+pub(crate) fn has_excessive_choices(schema: &Value) -> bool {
+    fn has_deep_choices(schema: &Value, root: &Value, choices: usize, inside: &mut Vec<String>, looked: &mut usize) -> bool {
         *looked += 1;
         if choices > 2 || *looked > 10_000 {
             return true;
@@ -80,7 +80,7 @@ pub(crate) fn is_tangled(schema: &Value) -> bool {
                     }
                     if let Some(referred) = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer)) {
                         inside.push(target.to_owned());
-                        let found = deepest(referred, root, choices, inside, looked);
+                        let found = has_deep_choices(referred, root, choices, inside, looked);
                         inside.pop();
                         if found {
                             return true;
@@ -91,58 +91,61 @@ pub(crate) fn is_tangled(schema: &Value) -> bool {
                     .filter(|(word, _)| !matches!(word.as_str(), "$defs" | "definitions" | "enum" | "const" | "examples" | "default"))
                     .any(|(word, part)| {
                         let choice = usize::from(matches!(word.as_str(), "anyOf" | "oneOf"));
-                        deepest(part, root, choices + choice, inside, looked)
+                        has_deep_choices(part, root, choices + choice, inside, looked)
                     })
             }
-            Value::Array(items) => items.iter().any(|item| deepest(item, root, choices, inside, looked)),
+            Value::Array(items) => items.iter().any(|item| has_deep_choices(item, root, choices, inside, looked)),
             _ => false,
         }
     }
-    deepest(schema, schema, 0, &mut vec!["#".to_owned()], &mut 0)
+    has_deep_choices(schema, schema, 0, &mut vec!["#".to_owned()], &mut 0)
 }
 
 /// Calls `f` with each reference and whether others may add properties to its target.
-fn collect(schema: &Value, adds: bool, f: &mut impl FnMut(&str, bool)) {
+fn visit_references(schema: &Value, adds: bool, f: &mut impl FnMut(&str, bool)) {
     match schema {
         Value::Object(map) => {
             let company =
                 ["properties", "patternProperties", "allOf", "dependentSchemas", "then", "else"].iter().any(|word| map.contains_key(*word));
-            for word in REFERS {
+            for word in REFERENCE_KEYWORDS {
                 if let Some(target) = map.get(*word).and_then(Value::as_str) {
                     f(target, adds || company);
                 }
             }
             for (key, item) in map {
                 match (key.as_str(), item) {
-                    ("allOf" | "if" | "then" | "else", item) => collect(item, true, f),
-                    ("anyOf" | "oneOf", item) => collect(item, adds || company, f),
-                    ("dependentSchemas", Value::Object(parts)) => parts.values().for_each(|part| collect(part, true, f)),
-                    (_, item) => collect(item, false, f),
+                    ("allOf" | "if" | "then" | "else", item) => visit_references(item, true, f),
+                    ("anyOf" | "oneOf", item) => visit_references(item, adds || company, f),
+                    ("dependentSchemas", Value::Object(parts)) => parts.values().for_each(|part| visit_references(part, true, f)),
+                    (_, item) => visit_references(item, false, f),
                 }
             }
         }
-        Value::Array(items) => items.iter().for_each(|item| collect(item, adds, f)),
+        Value::Array(items) => items.iter().for_each(|item| visit_references(item, adds, f)),
         _ => {}
     }
 }
 
-fn is_modern(schema: &Value) -> bool {
+fn has_no_legacy_keywords(schema: &Value) -> bool {
     match schema {
         Value::Object(map) => {
-            !OLD_WORDS.iter().any(|word| map.contains_key(*word))
+            !LEGACY_KEYWORDS.iter().any(|word| map.contains_key(*word))
                 && !map.get("items").is_some_and(Value::is_array)
                 && !map.get("exclusiveMinimum").is_some_and(Value::is_boolean)
                 && !map.get("exclusiveMaximum").is_some_and(Value::is_boolean)
-                && map.values().all(is_modern)
+                && map.values().all(has_no_legacy_keywords)
         }
-        Value::Array(items) => items.iter().all(is_modern),
+        Value::Array(items) => items.iter().all(has_no_legacy_keywords),
         _ => true,
     }
 }
 
 fn is_composed_anywhere(schema: &Value) -> bool {
     match schema {
-        Value::Object(map) => IN_PLACE.iter().chain(REFERS).any(|word| map.contains_key(*word)) || map.values().any(is_composed_anywhere),
+        Value::Object(map) => {
+            IN_PLACE_APPLICATORS.iter().chain(REFERENCE_KEYWORDS).any(|word| map.contains_key(*word))
+                || map.values().any(is_composed_anywhere)
+        }
         Value::Array(items) => items.iter().any(is_composed_anywhere),
         _ => false,
     }
@@ -150,47 +153,47 @@ fn is_composed_anywhere(schema: &Value) -> bool {
 
 /// Closes the schema of a value and the schemas of the values inside.
 fn close_value(schema: &mut Value, root: &Value, wrong: &mut Option<String>) {
-    let names_properties = names_properties(schema, root, &mut BTreeSet::new());
+    let names_properties = has_declared_properties(schema, root, &mut BTreeSet::new());
     if let Some(map) = schema.as_object_mut()
-        && is_silent(map)
+        && is_open_by_default(map)
         && names_properties
     {
-        let word = if is_whole(map) { "unevaluatedProperties" } else { "additionalProperties" };
+        let word = if is_composed(map) { "unevaluatedProperties" } else { "additionalProperties" };
         map.insert(word.to_owned(), json!(false));
     }
     close_inside(schema, root, &[], wrong);
 }
 
-fn is_silent(map: &Map<String, Value>) -> bool {
+fn is_open_by_default(map: &Map<String, Value>) -> bool {
     !map.contains_key("additionalProperties") && !map.contains_key("unevaluatedProperties")
 }
 
 /// Returns whether a schema is composed of others.
-fn is_whole(map: &Map<String, Value>) -> bool {
-    IN_PLACE.iter().chain(REFERS).any(|word| map.contains_key(*word))
+fn is_composed(map: &Map<String, Value>) -> bool {
+    IN_PLACE_APPLICATORS.iter().chain(REFERENCE_KEYWORDS).any(|word| map.contains_key(*word))
 }
 
 /// Closes the schemas of the values inside of a schema, but not the schema itself.
 ///
 /// `others` apply to the same value whenever the schema does.
 fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut Option<String>) {
-    let before = if schema.as_object().is_some_and(is_whole) { schema.clone() } else { Value::Null };
+    let before = if schema.as_object().is_some_and(is_composed) { schema.clone() } else { Value::Null };
     let mut known = others.to_vec();
     known.push(&before);
     let Some(map) = schema.as_object_mut() else { return };
     if let Some(Value::Object(members)) = map.get_mut("properties") {
         for (name, member) in members {
             let said = others.iter().filter_map(|other| other.get("properties")?.get(name));
-            close_member(member, root, &speaking(said, root), wrong);
+            close_member(member, root, &property_schemas(said, root), wrong);
         }
     }
     for word in ["patternProperties", "prefixItems"] {
-        inner(map, word).into_iter().for_each(|member| close_value(member, root, wrong));
+        subschemas_of(map, word).into_iter().for_each(|member| close_value(member, root, wrong));
     }
     if let Some(items) = map.get_mut("items") {
         // With `prefixItems`, `items` only applies to the other items.
         let said = others.iter().filter(|other| other.get("prefixItems").is_none()).filter_map(|other| other.get("items"));
-        close_member(items, root, &speaking(said, root), wrong);
+        close_member(items, root, &property_schemas(said, root), wrong);
     }
     for word in ["additionalProperties", "unevaluatedProperties", "unevaluatedItems"] {
         if let Some(inner) = map.get_mut(word) {
@@ -198,7 +201,7 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
         }
     }
     // Closing a condition or a negation would change its meaning.
-    for (at, part) in inner(map, "allOf").into_iter().enumerate() {
+    for (at, part) in subschemas_of(map, "allOf").into_iter().enumerate() {
         close_inside(part, root, &known, wrong);
         known.extend(before.get("allOf").and_then(|parts| parts.get(at)));
     }
@@ -206,7 +209,7 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     // here.
     let mut now_and_then = None;
     for word in ["anyOf", "oneOf", "dependentSchemas"] {
-        inner(map, word).into_iter().for_each(|part| close_inside(part, root, &known, &mut now_and_then));
+        subschemas_of(map, word).into_iter().for_each(|part| close_inside(part, root, &known, &mut now_and_then));
     }
     for word in ["then", "else"] {
         if let Some(part) = map.get_mut(word) {
@@ -214,12 +217,12 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
         }
     }
     for word in ["$defs", "definitions"] {
-        inner(map, word).into_iter().for_each(|part| close_inside(part, root, &[], wrong));
+        subschemas_of(map, word).into_iter().for_each(|part| close_inside(part, root, &[], wrong));
     }
 }
 
 /// Returns the subschemas of a keyword.
-fn inner<'m>(map: &'m mut Map<String, Value>, word: &str) -> Vec<&'m mut Value> {
+fn subschemas_of<'m>(map: &'m mut Map<String, Value>, word: &str) -> Vec<&'m mut Value> {
     match map.get_mut(word) {
         Some(Value::Object(members)) => members.values_mut().collect(),
         Some(Value::Array(items)) => items.iter_mut().collect(),
@@ -228,9 +231,10 @@ fn inner<'m>(map: &'m mut Map<String, Value>, word: &str) -> Vec<&'m mut Value> 
 }
 
 /// Returns the schemas that declare properties or state which others are allowed.
-fn speaking<'s>(said: impl Iterator<Item = &'s Value>, root: &Value) -> Vec<&'s Value> {
-    let speaks =
-        |schema: &&Value| schema.as_object().is_some_and(|map| !is_silent(map)) || names_properties(schema, root, &mut BTreeSet::new());
+fn property_schemas<'s>(said: impl Iterator<Item = &'s Value>, root: &Value) -> Vec<&'s Value> {
+    let speaks = |schema: &&Value| {
+        schema.as_object().is_some_and(|map| !is_open_by_default(map)) || has_declared_properties(schema, root, &mut BTreeSet::new())
+    };
     said.filter(speaks).collect()
 }
 
@@ -241,7 +245,7 @@ fn close_member(member: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     }
     // A closed plain object refuses properties that another part adds.
     let plain = others.iter().filter_map(|other| other.as_object());
-    let plain = plain.filter(|map| is_silent(map) && !is_whole(map) && !map.contains_key("patternProperties"));
+    let plain = plain.filter(|map| is_open_by_default(map) && !is_composed(map) && !map.contains_key("patternProperties"));
     let knows = |map: &Map<String, Value>, name: &str| map.get("properties").is_some_and(|properties| properties.get(name).is_some());
     for other in plain {
         // A part that forbids a property does not add the property.
@@ -251,7 +255,7 @@ fn close_member(member: &mut Value, root: &Value, others: &[&Value], wrong: &mut
             *wrong = Some(format!(
                 "`{}` is added by a part of the schema to an object that does not declare it; declare it there too, \
                  or set `extra = \"pass\"`",
-                toolgate_text::shown(name)
+                toolgate_text::escape_for_display(name)
             ));
         }
     }
@@ -259,31 +263,31 @@ fn close_member(member: &mut Value, root: &Value, others: &[&Value], wrong: &mut
 }
 
 /// Returns whether a schema, or a part of its composition, declares properties.
-fn names_properties(schema: &Value, root: &Value, seen: &mut BTreeSet<String>) -> bool {
+fn has_declared_properties(schema: &Value, root: &Value, seen: &mut BTreeSet<String>) -> bool {
     let Some(map) = schema.as_object() else { return false };
     if map.contains_key("properties") {
         return true;
     }
-    for target in REFERS.iter().filter_map(|word| map.get(*word)).filter_map(Value::as_str) {
+    for target in REFERENCE_KEYWORDS.iter().filter_map(|word| map.get(*word)).filter_map(Value::as_str) {
         if !seen.insert(target.to_owned()) {
             continue;
         }
         match target.strip_prefix('#').and_then(|pointer| root.pointer(pointer)) {
-            Some(referred) if !names_properties(referred, root, seen) => {}
+            Some(referred) if !has_declared_properties(referred, root, seen) => {}
             // The reference is not a path, so the target is not known. Close the schema.
             _ => return true,
         }
     }
-    IN_PLACE.iter().filter_map(|word| map.get(*word)).any(|part| match part {
-        Value::Array(parts) => parts.iter().any(|part| names_properties(part, root, seen)),
-        Value::Object(parts) if word_is_map(map, part) => parts.values().any(|part| names_properties(part, root, seen)),
-        Value::Object(_) => names_properties(part, root, seen),
+    IN_PLACE_APPLICATORS.iter().filter_map(|word| map.get(*word)).any(|part| match part {
+        Value::Array(parts) => parts.iter().any(|part| has_declared_properties(part, root, seen)),
+        Value::Object(parts) if is_schema_map(map, part) => parts.values().any(|part| has_declared_properties(part, root, seen)),
+        Value::Object(_) => has_declared_properties(part, root, seen),
         _ => false,
     })
 }
 
 /// Returns whether a part is a map of schemas instead of a schema.
-fn word_is_map(map: &Map<String, Value>, part: &Value) -> bool {
+fn is_schema_map(map: &Map<String, Value>, part: &Value) -> bool {
     map.get("dependentSchemas").is_some_and(|schemas| std::ptr::eq(schemas, part))
 }
 
@@ -292,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silence_is_closed_and_speech_is_kept() {
+    fn only_schemas_without_own_rule_are_closed() {
         let cases = [
             (json!({"type": "object"}), json!({"type": "object"})),
             (json!({"properties": {"a": {}}}), json!({"properties": {"a": {}}, "additionalProperties": false})),
@@ -334,7 +338,7 @@ mod tests {
             ),
             (json!({"$ref": "#named"}), json!({"$ref": "#named", "unevaluatedProperties": false})),
         ]) {
-            assert_eq!(close(&open), Ok(closed), "{open}");
+            assert_eq!(close_schema(&open), Ok(closed), "{open}");
         }
     }
 
@@ -348,7 +352,7 @@ mod tests {
             "allOf": [{"properties": {"to": {"properties": {"a": {}, "b": {}}}}}, {"properties": {"to": {"properties": {"a": {}}}}}],
             "oneOf": [{"properties": {"by": {"properties": {"a": {}}}}}, {"properties": {"by": {"properties": {"b": {}}}}}],
         });
-        let closed = close(&schema).unwrap();
+        let closed = close_schema(&schema).unwrap();
         let is_closed = |place: &str| closed.pointer(place).unwrap().get("additionalProperties") == Some(&json!(false));
         // A value that is described once is closed in that place.
         for place in [
@@ -380,34 +384,34 @@ mod tests {
         let part = |card: Value| json!({"properties": {"pay": {"properties": {"card": card}}}});
         let pay = json!({"pay": {"properties": {"kind": {}}}});
         let adds = json!({"properties": pay, "allOf": [part(json!({}))]});
-        assert!(close(&adds).is_err_and(|e| e.contains("`card` is added by a part")));
+        assert!(close_schema(&adds).is_err_and(|e| e.contains("`card` is added by a part")));
         for sometimes in [
             json!({"properties": pay, "if": {}, "then": part(json!({}))}),
             json!({"properties": pay, "oneOf": [part(json!({})), {"required": ["b"]}]}),
             json!({"properties": pay, "allOf": [part(json!(false))]}),
         ] {
-            let closed = close(&sometimes).unwrap();
+            let closed = close_schema(&sometimes).unwrap();
             let validator = jsonschema::validator_for(&closed).unwrap();
             assert!(!validator.is_valid(&json!({"pay": {"kind": 1, "extra": 1}})), "{closed}");
         }
         let open = json!({"properties": {"pay": {"type": "object"}}, "then": {"properties": {"pay": {"properties": {"card": {}}}}}});
-        assert_eq!(close(&open).unwrap().pointer("/then/properties/pay/additionalProperties"), Some(&json!(false)));
+        assert_eq!(close_schema(&open).unwrap().pointer("/then/properties/pay/additionalProperties"), Some(&json!(false)));
     }
 
     #[test]
     fn what_cannot_be_closed_is_refused() {
         let both = json!({"properties": {"a": {"properties": {"x": {}}}, "b": {"allOf": [{"$ref": "#/properties/a"}, {"properties": {"y": {}}}]}}});
-        assert!(close(&both).is_err_and(|e| e.contains("`#/properties/a` is both the schema of a value")));
+        assert!(close_schema(&both).is_err_and(|e| e.contains("`#/properties/a` is both the schema of a value")));
     }
 
     #[test]
     fn older_drafts_are_moved_or_refused() {
         let draft7 = "http://json-schema.org/draft-07/schema#";
-        let moved = close(&json!({"$schema": draft7, "properties": {"a": {}}}));
-        assert_eq!(moved, Ok(json!({"$schema": DRAFT, "properties": {"a": {}}, "additionalProperties": false})));
-        assert!(close(&json!({"$schema": draft7, "anyOf": [{"properties": {"a": {}}}], "dependencies": {}})).is_err());
+        let moved = close_schema(&json!({"$schema": draft7, "properties": {"a": {}}}));
+        assert_eq!(moved, Ok(json!({"$schema": DRAFT_2020_12_URI, "properties": {"a": {}}, "additionalProperties": false})));
+        assert!(close_schema(&json!({"$schema": draft7, "anyOf": [{"properties": {"a": {}}}], "dependencies": {}})).is_err());
         assert!(
-            close(
+            close_schema(
                 &json!({"$schema": draft7, "$ref": "#/definitions/a", "definitions": {"a": {"properties": {"b": {}}}}, "dependencies": {}})
             )
             .is_err()

@@ -7,17 +7,17 @@ use serde_json::Value;
 use toolgate_json::Pointer;
 
 /// Replaces a hidden value or name.
-pub(crate) const MASK: &str = "(hidden)";
+pub(crate) const HIDDEN_MASK: &str = "(hidden)";
 
 /// A schema with its secret places.
-pub(crate) struct Known<'a> {
+pub(crate) struct MaskedSchema<'a> {
     pub(crate) schema: &'a Value,
     pub(crate) secrets: &'a [Pointer],
 }
 
-impl Known<'_> {
+impl MaskedSchema<'_> {
     /// Returns whether a place is a secret or inside of one, where names may be secret as well.
-    pub(crate) fn hides(&self, place: &Pointer) -> bool {
+    pub(crate) fn is_secret(&self, place: &Pointer) -> bool {
         let inside = |secret: &Pointer| {
             secret.parts().len() <= place.parts().len() && secret.parts().iter().zip(place.parts()).all(|(s, p)| s == "*" || s == p)
         };
@@ -25,17 +25,17 @@ impl Known<'_> {
     }
 
     /// Returns a name for a message. Inside of a secret, undeclared names are masked.
-    pub(crate) fn name<'n>(&self, place: &Pointer, name: &'n str) -> &'n str {
+    pub(crate) fn masked_name<'n>(&self, place: &Pointer, name: &'n str) -> &'n str {
         let declares = |part: &&Value| part.get("properties").is_some_and(|properties| properties.get(name).is_some());
-        let is_told = !self.hides(place) || schemas_at(self.schema, &place.to_string()).iter().any(declares);
-        if is_told { name } else { MASK }
+        let is_told = !self.is_secret(place) || schemas_at(self.schema, &place.to_string()).iter().any(declares);
+        if is_told { name } else { HIDDEN_MASK }
     }
 
     /// Returns a path for a message.
-    pub(crate) fn path(&self, path: &str) -> String {
+    pub(crate) fn masked_path(&self, path: &str) -> String {
         let (mut place, mut told) = (Pointer::default(), Pointer::default());
         for part in Pointer::from(path).parts() {
-            told.push(self.name(&place, part).to_owned());
+            told.push(self.masked_name(&place, part).to_owned());
             place.push(part.clone());
         }
         told.to_string()
@@ -46,7 +46,7 @@ impl Known<'_> {
 ///
 /// A member counts if its name is declared or matches a pattern, in references and compositions
 /// too.
-pub(crate) fn knows<'s>(schema: &'s Value, place: &str) -> impl Fn(&str) -> bool + use<'s> {
+pub(crate) fn declaration_test<'s>(schema: &'s Value, place: &str) -> impl Fn(&str) -> bool + use<'s> {
     let parts = schemas_at(schema, place);
     let patterns: BTreeSet<&String> =
         parts.iter().filter_map(|part| part.get("patternProperties")?.as_object()).flat_map(|map| map.keys()).collect();
@@ -66,11 +66,11 @@ pub(crate) fn schemas_at<'s>(schema: &'s Value, place: &str) -> Vec<&'s Value> {
         let number = part.parse::<usize>().ok();
         at = at
             .into_iter()
-            .flat_map(|s| parts_of(s, schema, 0))
+            .flat_map(|s| composed_parts(s, schema, 0))
             .filter_map(|s| {
                 s.get("properties")
                     .and_then(|p| p.get(part))
-                    .or_else(|| by_pattern(s, part))
+                    .or_else(|| pattern_schema(s, part))
                     .or_else(|| s.get("prefixItems")?.get(number?))
                     .or_else(|| number.and_then(|_| s.get("items")))
                     .or_else(|| s.get("additionalProperties"))
@@ -79,29 +79,29 @@ pub(crate) fn schemas_at<'s>(schema: &'s Value, place: &str) -> Vec<&'s Value> {
     }
     at.dedup_by(|a, b| std::ptr::eq(*a, *b));
     at.truncate(64);
-    at.into_iter().flat_map(|s| parts_of(s, schema, 0)).collect()
+    at.into_iter().flat_map(|s| composed_parts(s, schema, 0)).collect()
 }
 
 /// Returns the schema for members whose names match a pattern.
-fn by_pattern<'s>(schema: &'s Value, name: &str) -> Option<&'s Value> {
+fn pattern_schema<'s>(schema: &'s Value, name: &str) -> Option<&'s Value> {
     let fits = |pattern: &str| regex::Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(name));
     schema.get("patternProperties")?.as_object()?.iter().find(|(pattern, _)| fits(pattern)).map(|(_, schema)| schema)
 }
 
 /// Returns a schema and the schemas that it is composed of.
-fn parts_of<'s>(schema: &'s Value, root: &'s Value, depth: usize) -> Vec<&'s Value> {
+fn composed_parts<'s>(schema: &'s Value, root: &'s Value, depth: usize) -> Vec<&'s Value> {
     if depth > 8 {
         return Vec::new();
     }
     let mut parts = vec![schema];
     if let Some(target) = schema.get("$ref").and_then(Value::as_str).and_then(|t| t.strip_prefix('#')).and_then(|p| root.pointer(p)) {
-        parts.extend(parts_of(target, root, depth + 1));
+        parts.extend(composed_parts(target, root, depth + 1));
     }
     let branches = ["allOf", "anyOf", "oneOf"].into_iter().filter_map(|word| schema.get(word)?.as_array()).flatten();
     let chosen = ["if", "then", "else"].into_iter().filter_map(|word| schema.get(word));
     let dependent = schema.get("dependentSchemas").and_then(Value::as_object).into_iter().flat_map(|map| map.values());
     for part in branches.chain(chosen).chain(dependent) {
-        parts.extend(parts_of(part, root, depth + 1));
+        parts.extend(composed_parts(part, root, depth + 1));
     }
     parts
 }

@@ -7,34 +7,35 @@ use jsonschema::ValidationError;
 use jsonschema::error::{TypeKind, ValidationErrorKind as K};
 use serde_json::Value;
 
-use super::Invalid;
+use super::SchemaValidationError;
 use crate::call::error::FieldError;
-use crate::redact::is_secret;
-use crate::schema::any_of::{Meant, meant};
-use crate::schema::lookup::{Known, MASK, knows, schemas_at};
+use crate::redact::is_secret_path;
+use crate::schema::any_of::{IntendedForm, find_intended_form};
+use crate::schema::lookup::{HIDDEN_MASK, MaskedSchema, declaration_test, schemas_at};
 use toolgate_json::{Pointer, json_type_of};
-use toolgate_text::shown;
-use toolgate_text::suggest::closest;
+use toolgate_text::escape_for_display;
+use toolgate_text::suggest::find_closest;
 
 /// Maximum number of places in a schema that are visited.
-const MOST_PLACES: usize = 20_000;
+const MAX_VISITED_PLACES: usize = 20_000;
 /// Maximum number of names or fields in a message; more do not help a model.
-const MOST: usize = 20;
+const MAX_LISTED_NAMES: usize = 20;
 
 /// Returns the places that a schema marks as `writeOnly`.
 ///
 /// # Errors
 /// Returns an error if the schema has too many references to find all places.
-pub(crate) fn write_only(schema: &Value) -> Result<Vec<Pointer>, String> {
-    let mut walk = Walk { root: schema, at: Pointer::default(), pointers: Vec::new(), followed_references: Vec::new(), visited_places: 0 };
-    walk.schema(schema);
-    if walk.visited_places > MOST_PLACES {
+pub(crate) fn find_write_only(schema: &Value) -> Result<Vec<Pointer>, String> {
+    let mut walk =
+        WriteOnlySearch { root: schema, at: Pointer::default(), pointers: Vec::new(), followed_references: Vec::new(), visited_places: 0 };
+    walk.visit_schema(schema);
+    if walk.visited_places > MAX_VISITED_PLACES {
         return Err("it has too many nested references to find all `writeOnly` fields".to_owned());
     }
     Ok(walk.pointers)
 }
 
-struct Walk<'s> {
+struct WriteOnlySearch<'s> {
     root: &'s Value,
     at: Pointer,
     pointers: Vec<Pointer>,
@@ -43,85 +44,90 @@ struct Walk<'s> {
     visited_places: usize,
 }
 
-impl<'s> Walk<'s> {
-    fn schema(&mut self, schema: &'s Value) {
+impl<'s> WriteOnlySearch<'s> {
+    fn visit_schema(&mut self, schema: &'s Value) {
         self.visited_places += 1;
         let Some(map) = schema.as_object() else { return };
-        if self.visited_places > MOST_PLACES {
+        if self.visited_places > MAX_VISITED_PLACES {
             return;
         }
         if map.get("writeOnly") == Some(&Value::Bool(true)) {
             self.pointers.push(self.at.clone());
         }
         for target in ["$ref", "$dynamicRef"].iter().filter_map(|word| map.get(*word)).filter_map(Value::as_str) {
-            self.follow(target);
+            self.follow_reference(target);
         }
         for (word, part) in map {
             match (word.as_str(), part) {
-                ("properties", Value::Object(members)) => members.iter().for_each(|(name, member)| self.step(name, member)),
-                ("patternProperties", Value::Object(members)) => members.values().for_each(|member| self.step("*", member)),
-                ("prefixItems" | "items", Value::Array(items)) => items.iter().for_each(|item| self.step("*", item)),
+                ("properties", Value::Object(members)) => members.iter().for_each(|(name, member)| self.visit_member(name, member)),
+                ("patternProperties", Value::Object(members)) => members.values().for_each(|member| self.visit_member("*", member)),
+                ("prefixItems" | "items", Value::Array(items)) => items.iter().for_each(|item| self.visit_member("*", item)),
                 ("items" | "additionalProperties" | "unevaluatedProperties" | "unevaluatedItems" | "contains", part) => {
-                    self.step("*", part)
+                    self.visit_member("*", part)
                 }
-                ("allOf" | "anyOf" | "oneOf", Value::Array(parts)) => parts.iter().for_each(|part| self.schema(part)),
-                ("if" | "then" | "else", part) => self.schema(part),
-                ("dependentSchemas", Value::Object(parts)) => parts.values().for_each(|part| self.schema(part)),
+                ("allOf" | "anyOf" | "oneOf", Value::Array(parts)) => parts.iter().for_each(|part| self.visit_schema(part)),
+                ("if" | "then" | "else", part) => self.visit_schema(part),
+                ("dependentSchemas", Value::Object(parts)) => parts.values().for_each(|part| self.visit_schema(part)),
                 _ => {}
             }
         }
     }
 
-    fn step(&mut self, name: &str, schema: &'s Value) {
+    fn visit_member(&mut self, name: &str, schema: &'s Value) {
         self.at.push(name.to_owned());
-        self.schema(schema);
+        self.visit_schema(schema);
         self.at.pop();
     }
 
-    fn follow(&mut self, target: &'s str) {
+    fn follow_reference(&mut self, target: &'s str) {
         let referred = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
         // The type is recursive, or the reference is not a path. If a secret is anywhere inside,
         // the whole value counts as secret.
         if self.followed_references.contains(&target) || referred.is_none() {
-            if mentions_write_only(referred.unwrap_or(self.root)) {
+            if has_write_only(referred.unwrap_or(self.root)) {
                 self.pointers.push(self.at.clone());
             }
             return;
         }
         if let Some(referred) = referred {
             self.followed_references.push(target);
-            self.schema(referred);
+            self.visit_schema(referred);
             self.followed_references.pop();
         }
     }
 }
 
-fn mentions_write_only(schema: &Value) -> bool {
+fn has_write_only(schema: &Value) -> bool {
     match schema {
-        Value::Object(map) => map.get("writeOnly") == Some(&Value::Bool(true)) || map.values().any(mentions_write_only),
-        Value::Array(items) => items.iter().any(mentions_write_only),
+        Value::Object(map) => map.get("writeOnly") == Some(&Value::Bool(true)) || map.values().any(has_write_only),
+        Value::Array(items) => items.iter().any(has_write_only),
         _ => false,
     }
 }
 
 /// Formats a value for a message: shortened, and masked if it is or contains a secret.
-fn shown_value(value: &Value, path: &str, secrets: &[Pointer]) -> String {
+fn format_value(value: &Value, path: &str, secrets: &[Pointer]) -> String {
     match value {
-        _ if is_secret(&Pointer::from(path), secrets) => MASK.to_owned(),
+        _ if is_secret_path(&Pointer::from(path), secrets) => HIDDEN_MASK.to_owned(),
         Value::Array(_) | Value::Object(_) => json_type_of(value).to_owned(),
-        Value::String(text) => format!("\"{}\"", shown(text)),
-        scalar => shown(&scalar.to_string()),
+        Value::String(text) => format!("\"{}\"", escape_for_display(text)),
+        scalar => escape_for_display(&scalar.to_string()),
     }
 }
 
-pub(crate) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item = ValidationError<'a>>, secrets: &[Pointer]) -> Invalid {
-    let mut found = Found::default();
+pub(crate) fn explain_errors<'a>(
+    tool: &str,
+    schema: &Value,
+    errors: impl Iterator<Item = ValidationError<'a>>,
+    secrets: &[Pointer],
+) -> SchemaValidationError {
+    let mut found = ValidationErrorGroups::default();
     for error in errors {
-        found.gather(&error, secrets);
+        found.record_error(&error, secrets);
     }
-    found.sort_names(schema);
-    let known = Known { schema, secrets };
-    let Found { mut missing, alternatives: mut either, mut unknown, incompatible: mut unfit, wrong_values: fields } = found;
+    found.separate_declared_names(schema);
+    let known = MaskedSchema { schema, secrets };
+    let ValidationErrorGroups { mut missing, alternatives: mut either, mut unknown, incompatible: mut unfit, wrong_values: fields } = found;
     let mut all = Vec::new();
     let mut sentences = Vec::new();
     let places: BTreeSet<String> = missing.keys().chain(unknown.keys()).chain(either.keys()).chain(unfit.keys()).cloned().collect();
@@ -131,9 +137,9 @@ pub(crate) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
         let absent = missing.remove(&place).unwrap_or_default();
         let extra = unknown.remove(&place).unwrap_or_default();
         explain_names(tool, &known, &place, &absent, &extra, &mut all, &mut sentences);
-        let whose = whose(tool, &known.path(&place));
+        let whose = owner_name(tool, &known.masked_path(&place));
         for groups in either.remove(&place).unwrap_or_default() {
-            let wanted = one_of(&groups);
+            let wanted = format_alternatives(&groups);
             sentences.push(format!("{whose} requires {wanted}"));
             all.push(FieldError {
                 path: place.clone(),
@@ -143,18 +149,18 @@ pub(crate) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
             });
         }
         for name in unfit.remove(&place).unwrap_or_default() {
-            let told = shown(known.name(&Pointer::from(&*place), &name));
+            let told = escape_for_display(known.masked_name(&Pointer::from(&*place), &name));
             sentences.push(format!("{whose} does not accept `{told}` together with the other members"));
             all.push(FieldError {
-                path: member(&place, &name),
+                path: member_path(&place, &name),
                 expected: "absent, together with the other members".to_owned(),
                 got: told,
                 did_you_mean: None,
             });
         }
     }
-    for field in fields.into_iter().take(MOST) {
-        sentences.push(format!("{} must be {}; got {}", subject(&known.path(&field.path)), field.expected, field.got));
+    for field in fields.into_iter().take(MAX_LISTED_NAMES) {
+        sentences.push(format!("{} must be {}; got {}", sentence_subject(&known.masked_path(&field.path)), field.expected, field.got));
         all.push(field);
     }
     if sentences.is_empty() {
@@ -168,14 +174,14 @@ pub(crate) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
         message.push_str(sentence);
     }
     for field in &mut all {
-        field.path = shown_path(&known.path(&field.path));
+        field.path = format_path(&known.masked_path(&field.path));
     }
-    Invalid { errors: all, message }
+    SchemaValidationError { errors: all, message }
 }
 
 /// Collects validation errors. Names are grouped by the object that has or lacks them.
 #[derive(Default)]
-struct Found {
+struct ValidationErrorGroups {
     missing: BTreeMap<String, Vec<String>>,
     /// Groups of names, one of which is required.
     alternatives: BTreeMap<String, Vec<Vec<Vec<String>>>>,
@@ -185,9 +191,9 @@ struct Found {
     wrong_values: Vec<FieldError>,
 }
 
-impl Found {
+impl ValidationErrorGroups {
     /// Records one error of the validator as missing, unknown or wrong.
-    fn gather(&mut self, error: &ValidationError<'_>, secrets: &[Pointer]) {
+    fn record_error(&mut self, error: &ValidationError<'_>, secrets: &[Pointer]) {
         let path = error.instance_path().to_string();
         match error.kind() {
             K::Required { property } => {
@@ -198,23 +204,25 @@ impl Found {
                 }
             }
             K::AdditionalProperties { unexpected } | K::UnevaluatedProperties { unexpected } => {
-                self.unknown.entry(path).or_default().extend(unexpected.iter().take(MOST).cloned());
+                self.unknown.entry(path).or_default().extend(unexpected.iter().take(MAX_LISTED_NAMES).cloned());
             }
-            K::AnyOf { context } | K::OneOfNotValid { context } => match meant(&path, context) {
-                Meant::Form(errors) => errors.iter().take(MOST).for_each(|error| self.gather(error, secrets)),
-                Meant::WrongTag(tag, options) => self.wrong(field(tag.instance_path().to_string(), one_of_values(&options), tag, secrets)),
-                Meant::MissingNames(groups) => self.alternatives.entry(path).or_default().push(groups),
-                Meant::Types(kinds) if kinds.is_empty() => {
-                    self.wrong(field(path, "of one of the allowed forms".to_owned(), error, secrets));
+            K::AnyOf { context } | K::OneOfNotValid { context } => match find_intended_form(&path, context) {
+                IntendedForm::Form(errors) => errors.iter().take(MAX_LISTED_NAMES).for_each(|error| self.record_error(error, secrets)),
+                IntendedForm::WrongTag(tag, options) => {
+                    self.record_wrong_value(field_error(tag.instance_path().to_string(), format_allowed_values(&options), tag, secrets))
                 }
-                Meant::Types(kinds) => self.wrong(field(path, kinds.join(" or "), error, secrets)),
+                IntendedForm::MissingNames(groups) => self.alternatives.entry(path).or_default().push(groups),
+                IntendedForm::Types(kinds) if kinds.is_empty() => {
+                    self.record_wrong_value(field_error(path, "of one of the allowed forms".to_owned(), error, secrets));
+                }
+                IntendedForm::Types(kinds) => self.record_wrong_value(field_error(path, kinds.join(" or "), error, secrets)),
             },
-            _ => self.wrong(field(path, expected(error), error, secrets)),
+            _ => self.record_wrong_value(field_error(path, describe_expected(error), error, secrets)),
         }
     }
 
     /// Records a wrong value, unless another part of the schema reported the same.
-    fn wrong(&mut self, field: FieldError) {
+    fn record_wrong_value(&mut self, field: FieldError) {
         if !self.wrong_values.contains(&field) {
             self.wrong_values.push(field);
         }
@@ -225,15 +233,15 @@ impl Found {
     /// If a part of a composed schema fails, the validator reports all names in that part as
     /// unknown. A declared name is not reported as unknown. If there is no other error at the
     /// place, the name does not fit together with the others.
-    fn sort_names(&mut self, schema: &Value) {
+    fn separate_declared_names(&mut self, schema: &Value) {
         // Start with the inner places, because keys are sorted and a place comes before its
         // members.
         let places: Vec<String> = self.unknown.keys().rev().cloned().collect();
         for place in places {
-            let is_known = knows(schema, &place);
+            let is_known = declaration_test(schema, &place);
             let names = self.unknown.remove(&place).unwrap_or_default();
             let (known, unknown): (Vec<String>, Vec<String>) = names.into_iter().partition(|name| is_known(name));
-            if !known.is_empty() && !self.is_wrong_at(&place) {
+            if !known.is_empty() && !self.has_error_at(&place) {
                 self.incompatible.insert(place.clone(), known);
             }
             if !unknown.is_empty() {
@@ -243,7 +251,7 @@ impl Found {
     }
 
     /// Returns whether there is another error at a place or inside of its value.
-    fn is_wrong_at(&self, place: &str) -> bool {
+    fn has_error_at(&self, place: &str) -> bool {
         let inside = |path: &str| path.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'));
         let at = |path: &str| path == place || inside(path);
         self.wrong_values.iter().any(|field| at(&field.path))
@@ -253,13 +261,15 @@ impl Found {
 }
 
 /// Formats groups of names, one of which is required.
-fn one_of(groups: &[Vec<String>]) -> String {
-    let listed: Vec<String> =
-        groups.iter().map(|names| names.iter().map(|name| format!("`{}`", shown(name))).collect::<Vec<_>>().join(" and ")).collect();
+fn format_alternatives(groups: &[Vec<String>]) -> String {
+    let listed: Vec<String> = groups
+        .iter()
+        .map(|names| names.iter().map(|name| format!("`{}`", escape_for_display(name))).collect::<Vec<_>>().join(" and "))
+        .collect();
     listed.join(if groups.iter().all(|names| names.len() == 1) { " or " } else { ", or " })
 }
 
-fn one_of_values(options: &[String]) -> String {
+fn format_allowed_values(options: &[String]) -> String {
     match options {
         [only] => only.clone(),
         options => format!("one of {}", options.join(", ")),
@@ -267,20 +277,20 @@ fn one_of_values(options: &[String]) -> String {
 }
 
 /// Returns the name of the object at a place.
-fn whose(tool: &str, place: &str) -> String {
+fn owner_name(tool: &str, place: &str) -> String {
     if place.is_empty() { format!("`{tool}`") } else { format!("`{}`", argument_name(place)) }
 }
 
 /// Returns the path of a member.
-fn member(place: &str, name: &str) -> String {
+fn member_path(place: &str, name: &str) -> String {
     format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 
-fn field(path: String, expected: String, error: &ValidationError<'_>, secrets: &[Pointer]) -> FieldError {
+fn field_error(path: String, expected: String, error: &ValidationError<'_>, secrets: &[Pointer]) -> FieldError {
     let value = error.instance();
     let got = match value.as_ref() {
-        Value::String(_) if matches!(error.kind(), K::Type { .. }) => format!("the string {}", shown_value(value, &path, secrets)),
-        value => shown_value(value, &path, secrets),
+        Value::String(_) if matches!(error.kind(), K::Type { .. }) => format!("the string {}", format_value(value, &path, secrets)),
+        value => format_value(value, &path, secrets),
     };
     FieldError { path, expected, got, did_you_mean: None }
 }
@@ -288,7 +298,7 @@ fn field(path: String, expected: String, error: &ValidationError<'_>, secrets: &
 /// Reports the missing and unknown names of one object, with suggestions.
 fn explain_names(
     tool: &str,
-    of: &Known<'_>,
+    of: &MaskedSchema<'_>,
     place: &str,
     absent: &[String],
     extra: &[String],
@@ -300,7 +310,7 @@ fn explain_names(
         parts.iter().filter_map(|part| part.get("properties")?.as_object()).flat_map(|map| map.keys().map(String::as_str)).collect();
     // If parts of the schema disagree about the type, omit the type.
     let kind = |name: &str| {
-        let kinds: BTreeSet<String> = parts.iter().filter_map(|part| type_of(part.get("properties")?.get(name)?)).collect();
+        let kinds: BTreeSet<String> = parts.iter().filter_map(|part| declared_type(part.get("properties")?.get(name)?)).collect();
         match kinds.len() {
             1 => kinds.first().map(|kind| format!(" ({kind})")).unwrap_or_default(),
             _ => String::new(),
@@ -311,26 +321,26 @@ fn explain_names(
     } else {
         format!(" (it takes {})", known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "))
     };
-    let whose = whose(tool, &of.path(place));
+    let whose = owner_name(tool, &of.masked_path(place));
     // A name inside of a secret may be the secret, so such names are only counted.
-    let hides = of.hides(&Pointer::from(place));
+    let hides = of.is_secret(&Pointer::from(place));
     if hides && !extra.is_empty() {
-        let (path, expected) = (member(place, MASK), "no such argument".to_owned());
-        all.push(FieldError { path, expected, got: MASK.to_owned(), did_you_mean: None });
+        let (path, expected) = (member_path(place, HIDDEN_MASK), "no such argument".to_owned());
+        all.push(FieldError { path, expected, got: HIDDEN_MASK.to_owned(), did_you_mean: None });
         sentences.push(format!("{whose} has {} unknown member(s), not shown{takes}", extra.len()));
     }
     let extra: &[String] = if hides { &[] } else { extra };
     let mut meant: BTreeMap<&str, &str> = BTreeMap::new();
     for name in extra {
         // A misspelled name probably stands for a missing one, so try those first.
-        let guess = closest(name, absent.iter().map(String::as_str)).or_else(|| closest(name, known.iter().copied()));
+        let guess = find_closest(name, absent.iter().map(String::as_str)).or_else(|| find_closest(name, known.iter().copied()));
         if let Some(guess) = guess {
             meant.insert(name, guess);
         }
         all.push(FieldError {
-            path: member(place, name),
+            path: member_path(place, name),
             expected: "no such argument".to_owned(),
-            got: shown(name),
+            got: escape_for_display(name),
             did_you_mean: guess.map(str::to_owned),
         });
     }
@@ -346,19 +356,19 @@ fn explain_names(
         sentences.push(match misspelt {
             Some(wrong) => {
                 said.push(wrong);
-                format!("{whose} requires `{name}`{}; got `{}`, did you mean `{name}`?", kind(name), shown(wrong))
+                format!("{whose} requires `{name}`{}; got `{}`, did you mean `{name}`?", kind(name), escape_for_display(wrong))
             }
             None => format!("{whose} requires `{name}`{}, which is missing", kind(name)),
         });
     }
     for name in extra.iter().filter(|name| !said.contains(&name.as_str())) {
         let guess = meant.get(name.as_str()).map_or_else(String::new, |guess| format!(", did you mean `{guess}`?"));
-        sentences.push(format!("{whose} has no `{}`{}", shown(name), if guess.is_empty() { &takes } else { &guess }));
+        sentences.push(format!("{whose} has no `{}`{}", escape_for_display(name), if guess.is_empty() { &takes } else { &guess }));
     }
 }
 
 /// Returns a phrase for the expected value.
-pub(crate) fn expected(error: &ValidationError<'_>) -> String {
+pub(crate) fn describe_expected(error: &ValidationError<'_>) -> String {
     match error.kind() {
         K::Type { kind: TypeKind::Single(kind) } => with_article(&kind.to_string()),
         K::Type { kind: TypeKind::Multiple(kinds) } => {
@@ -402,13 +412,13 @@ fn with_article(kind: &str) -> String {
 }
 
 /// Returns the subject of a sentence about a path.
-fn subject(path: &str) -> String {
+fn sentence_subject(path: &str) -> String {
     if path.is_empty() { "the value".to_owned() } else { format!("`{}`", argument_name(path)) }
 }
 
 /// Formats a path for a message. Its names are untrusted.
-fn shown_path(path: &str) -> String {
-    path.split('/').map(shown).collect::<Vec<_>>().join("/")
+fn format_path(path: &str) -> String {
+    path.split('/').map(escape_for_display).collect::<Vec<_>>().join("/")
 }
 
 /// Converts `/items/0/price` to the form that a model writes: `items[0].price`.
@@ -417,14 +427,14 @@ fn argument_name(path: &str) -> String {
     for part in Pointer::from(path).parts() {
         match part.parse::<usize>() {
             Ok(index) => name.push_str(&format!("[{index}]")),
-            Err(_) if name.is_empty() => name.push_str(&shown(part)),
-            Err(_) => name.push_str(&format!(".{}", shown(part))),
+            Err(_) if name.is_empty() => name.push_str(&escape_for_display(part)),
+            Err(_) => name.push_str(&format!(".{}", escape_for_display(part))),
         }
     }
     if name.is_empty() { "the arguments".to_owned() } else { name }
 }
 
-fn type_of(schema: &Value) -> Option<String> {
+fn declared_type(schema: &Value) -> Option<String> {
     match schema.get("type")? {
         Value::String(kind) => Some(kind.clone()),
         Value::Array(kinds) => Some(kinds.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" or ")),

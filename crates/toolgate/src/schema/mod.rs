@@ -12,70 +12,71 @@ use std::collections::HashSet;
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
-pub(crate) use crate::schema::messages::write_only;
-pub use crate::schema::metaschema::faults;
-pub use crate::schema::schema_path::{At, at, at_in, declares, may_be, resolve};
+pub(crate) use crate::schema::messages::find_write_only;
+pub use crate::schema::metaschema::find_schema_faults;
+pub use crate::schema::schema_path::{SchemaLookup, can_have_type, has_declared_member, lookup_input, lookup_schema, resolve_object};
 
 use crate::call::error::FieldError;
-use crate::tool::Extra;
-use toolgate_json::{Bounds, Pointer};
+use crate::tool::ExtraArguments;
+use toolgate_json::{JsonBounds, Pointer};
 
 /// Maximum number of backtracking steps of a regular expression before it counts as "no match".
-const BACKTRACKS: usize = 10_000;
+const MAX_BACKTRACK_STEPS: usize = 10_000;
 /// Maximum size of a compiled regular expression in bytes.
-const PATTERN_SIZE: usize = 1 << 20;
+const MAX_PATTERN_BYTES: usize = 1 << 20;
 /// Maximum number of validation errors in a message; more do not help a model.
-const MOST_ERRORS: usize = 20;
+const MAX_LISTED_ERRORS: usize = 20;
 
 /// Returns the limits for the regular expressions of a schema.
-fn patterns() -> PatternOptions<jsonschema::FancyRegex> {
-    PatternOptions::fancy_regex().backtrack_limit(BACKTRACKS).size_limit(PATTERN_SIZE).dfa_size_limit(PATTERN_SIZE)
+fn pattern_options() -> PatternOptions<jsonschema::FancyRegex> {
+    PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACK_STEPS).size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_PATTERN_BYTES)
 }
 
 /// A compiled schema.
 #[derive(Debug)]
-pub(crate) struct Schema {
+pub(crate) struct CompiledSchema {
     source: Value,
     validator: Validator,
     secrets: Vec<Pointer>,
-    extra_members: Extra,
+    extra_members: ExtraArguments,
     /// Whether choices are nested without limit, so that the errors of a deep document are too
     /// many.
-    is_tangled: bool,
+    has_excessive_choices: bool,
 }
 
 /// Lists the errors of a document, with one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Invalid {
+pub(crate) struct SchemaValidationError {
     pub(crate) errors: Vec<FieldError>,
     pub(crate) message: String,
 }
 
-impl Schema {
+impl CompiledSchema {
     /// Compiles a schema for the arguments of a tool (closed) or its results (unchanged).
-    pub(crate) fn compile(source: &Value, extra: Extra, secrets: &[Pointer]) -> Result<Self, String> {
-        Self::put_together(source, extra, secrets).map_err(|first| {
+    pub(crate) fn compile(source: &Value, extra: ExtraArguments, secrets: &[Pointer]) -> Result<Self, String> {
+        Self::build(source, extra, secrets).map_err(|first| {
             // The validator reports only the first fault.
-            let all: Vec<String> = faults(source).iter().map(|fault| format!("{} (at `{}`)", fault.why, fault.pointer)).collect();
+            let all: Vec<String> =
+                find_schema_faults(source).iter().map(|fault| format!("{} (at `{}`)", fault.reason, fault.pointer)).collect();
             if all.is_empty() { first } else { all.join("; ") }
         })
     }
 
-    fn put_together(source: &Value, extra: Extra, secrets: &[Pointer]) -> Result<Self, String> {
+    fn build(source: &Value, extra: ExtraArguments, secrets: &[Pointer]) -> Result<Self, String> {
         let closed = match extra {
-            Extra::Pass => source.clone(),
-            Extra::Refuse | Extra::Drop => crate::schema::close_objects::close(source)?,
+            ExtraArguments::Pass => source.clone(),
+            ExtraArguments::Refuse | ExtraArguments::Drop => crate::schema::close_objects::close_schema(source)?,
         };
         let validator = jsonschema::options()
-            .with_pattern_options(patterns())
+            .with_pattern_options(pattern_options())
             .should_validate_formats(true)
             .should_ignore_unknown_formats(true)
             .build(&closed)
             .map_err(|e| format!("{} (at `{}`)", e, e.schema_path()))?;
         let mut secrets = secrets.to_vec();
-        secrets.extend(crate::schema::messages::write_only(source)?);
-        let tangled = crate::schema::close_objects::is_tangled(&closed);
-        Ok(Self { source: closed, validator, secrets, extra_members: extra, is_tangled: tangled })
+        secrets.extend(crate::schema::messages::find_write_only(source)?);
+        let tangled = crate::schema::close_objects::has_excessive_choices(&closed);
+        Ok(Self { source: closed, validator, secrets, extra_members: extra, has_excessive_choices: tangled })
     }
 
     /// Returns the secret fields: those with `writeOnly` and those that the tool declares.
@@ -84,11 +85,11 @@ impl Schema {
     }
 
     /// Validates a document, and removes unknown properties first if the tool drops them.
-    pub(crate) fn validate(&self, tool: &str, value: &mut Value) -> Result<(), Invalid> {
+    pub(crate) fn validate(&self, tool: &str, value: &mut Value) -> Result<(), SchemaValidationError> {
         if self.validator.is_valid(value) {
             return Ok(());
         }
-        if self.extra_members == Extra::Drop && !self.is_hopeless(value) {
+        if self.extra_members == ExtraArguments::Drop && !self.is_too_costly_to_explain(value) {
             let mut known = value.clone();
             self.drop_unknown(&mut known);
             if self.validator.is_valid(&known) {
@@ -100,30 +101,30 @@ impl Schema {
     }
 
     /// Returns whether a document is valid.
-    pub(crate) fn takes(&self, value: &Value) -> bool {
+    pub(crate) fn is_valid(&self, value: &Value) -> bool {
         self.validator.is_valid(value)
     }
 
     /// Checks a document, and explains the errors if it is not valid.
-    pub(crate) fn check(&self, tool: &str, value: &Value) -> Result<(), Invalid> {
+    pub(crate) fn check(&self, tool: &str, value: &Value) -> Result<(), SchemaValidationError> {
         if self.validator.is_valid(value) { Ok(()) } else { Err(self.explain(tool, value)) }
     }
 
     /// Returns whether an explanation of the errors may take far too long.
-    fn is_hopeless(&self, value: &Value) -> bool {
-        self.is_tangled
-            && toolgate_json::find_exceeded_bound_of_value(value, &Bounds { depth: 5, bytes: usize::MAX, nodes: usize::MAX }).is_some()
+    fn is_too_costly_to_explain(&self, value: &Value) -> bool {
+        self.has_excessive_choices
+            && toolgate_json::find_exceeded_bound_of_value(value, &JsonBounds { depth: 5, bytes: usize::MAX, nodes: usize::MAX }).is_some()
     }
 
-    fn explain(&self, tool: &str, value: &Value) -> Invalid {
-        if self.is_hopeless(value) {
+    fn explain(&self, tool: &str, value: &Value) -> SchemaValidationError {
+        if self.is_too_costly_to_explain(value) {
             let message = format!(
                 "{tool}: the document does not fit the schema, and is nested too deeply to say where; build it up from a small part that fits"
             );
-            return Invalid { errors: Vec::new(), message };
+            return SchemaValidationError { errors: Vec::new(), message };
         }
-        let errors = self.validator.iter_errors(value).take(MOST_ERRORS);
-        crate::schema::messages::explain(tool, &self.source, errors, &self.secrets)
+        let errors = self.validator.iter_errors(value).take(MAX_LISTED_ERRORS);
+        crate::schema::messages::explain_errors(tool, &self.source, errors, &self.secrets)
     }
 
     fn drop_unknown(&self, value: &mut Value) {
@@ -147,7 +148,7 @@ impl Schema {
             for (path, names) in unknown {
                 // If a branch fails, the validator reports all its members as unknown. A member
                 // that the schema declares stays, so that its real error is reported.
-                let knows = crate::schema::lookup::knows(&self.source, &path);
+                let knows = crate::schema::lookup::declaration_test(&self.source, &path);
                 let names: HashSet<String> = names.into_iter().filter(|name| !knows(name)).collect();
                 if let Some(map) = value.pointer_mut(&path).and_then(Value::as_object_mut) {
                     let before = map.len();

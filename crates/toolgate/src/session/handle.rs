@@ -7,9 +7,9 @@ use serde_json::Value;
 use crate::call::outcome::Answer;
 use crate::call::{Arguments, Call, CallId, SessionKey};
 use crate::ledger::row::Row;
-use crate::limits::Spend;
-use crate::pipeline::{Explanation, Kept, Toolgate};
-use crate::session::state::{Alter, State};
+use crate::limits::Cost;
+use crate::pipeline::{DeferredCall, Explanation, Toolgate};
+use crate::session::state::{SessionEdit, SessionState};
 use crate::store::StoreError;
 use crate::tool::Failure;
 
@@ -25,9 +25,9 @@ pub struct Session {
 /// With the in-memory store, a snapshot has constant cost. With a database, the whole state is
 /// read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct StateSnapshot {
     key: SessionKey,
-    state: Arc<State>,
+    state: Arc<SessionState>,
 }
 
 impl Session {
@@ -64,12 +64,12 @@ impl Session {
     ///
     /// # Errors
     /// The final answer, if the call was rejected or replayed.
-    pub async fn admit(&self, tool: &str, arguments: impl Into<Arguments>) -> Result<Kept, Answer> {
+    pub async fn admit(&self, tool: &str, arguments: impl Into<Arguments>) -> Result<DeferredCall, Answer> {
         self.toolgate.admit(self.prepare(tool, arguments).client_id(CallId::generate().to_string())).await
     }
 
     /// Reports the result of a call that the caller ran with the admitted arguments.
-    pub async fn report(&self, deferred: &Kept, result: Result<Value, Failure>) -> Answer {
+    pub async fn report(&self, deferred: &DeferredCall, result: Result<Value, Failure>) -> Answer {
         let call = self.prepare(&deferred.tool, deferred.arguments.value().clone());
         self.toolgate.report(call.client_id(deferred.client_id.clone()), result).await
     }
@@ -87,8 +87,8 @@ impl Session {
     ///
     /// # Errors
     /// The store is unavailable.
-    pub async fn state(&self) -> Result<Arc<State>, StoreError> {
-        Ok(self.toolgate.0.store.session(&self.key).await?.unwrap_or_default())
+    pub async fn state(&self) -> Result<Arc<SessionState>, StoreError> {
+        Ok(self.toolgate.0.store.load_session(&self.key).await?.unwrap_or_default())
     }
 
     /// Returns a state slice.
@@ -103,8 +103,8 @@ impl Session {
     ///
     /// # Errors
     /// The store is unavailable.
-    pub async fn snapshot(&self) -> Result<Snapshot, StoreError> {
-        Ok(Snapshot { key: self.key.clone(), state: self.state().await? })
+    pub async fn snapshot(&self) -> Result<StateSnapshot, StoreError> {
+        Ok(StateSnapshot { key: self.key.clone(), state: self.state().await? })
     }
 
     /// Restores the state of a snapshot. Logs, limits and claims stay.
@@ -112,11 +112,11 @@ impl Session {
     /// # Errors
     /// The store cannot record the change, the session is busy, or the snapshot belongs to another
     /// session.
-    pub async fn restore(&self, snapshot: &Snapshot) -> Result<(), StoreError> {
+    pub async fn restore(&self, snapshot: &StateSnapshot) -> Result<(), StoreError> {
         if snapshot.key != self.key {
             return Err(StoreError("the snapshot belongs to another session".to_owned()));
         }
-        self.edit_state(Alter::Restore(Arc::clone(&snapshot.state))).await
+        self.edit_state(SessionEdit::Restore(Arc::clone(&snapshot.state))).await
     }
 
     /// Clears slices, evidence and policy marks.
@@ -126,7 +126,7 @@ impl Session {
     /// # Errors
     /// The store cannot record the change, or the session is busy.
     pub async fn reset(&self) -> Result<(), StoreError> {
-        self.edit_state(Alter::Reset).await
+        self.edit_state(SessionEdit::Reset).await
     }
 
     /// Records the user's exact words, so that rules can distinguish values of the user from
@@ -135,7 +135,7 @@ impl Session {
     /// # Errors
     /// The store cannot record the change, or the session is busy.
     pub async fn add_user_text(&self, text: &str) -> Result<(), StoreError> {
-        self.edit_state(Alter::UserText(text.to_owned())).await
+        self.edit_state(SessionEdit::UserText(text.to_owned())).await
     }
 
     /// Explains what would happen to a call, with every gate, every rule and the values that
@@ -146,23 +146,23 @@ impl Session {
         self.toolgate.explain(&self.prepare(tool, arguments)).await
     }
 
-    async fn edit_state(&self, alter: Alter) -> Result<(), StoreError> {
+    async fn edit_state(&self, alter: SessionEdit) -> Result<(), StoreError> {
         let store = &self.toolgate.0.store;
         let busy = || StoreError("the session is busy; retry after its calls have ended".to_owned());
-        let _hold = store.hold(&self.key, true, self.toolgate.0.busy_timeout).await?.ok_or_else(busy)?;
-        store.alter(&self.key, alter).await
+        let _hold = store.lock_session(&self.key, true, self.toolgate.0.busy_timeout).await?.ok_or_else(busy)?;
+        store.edit_session(&self.key, alter).await
     }
 
     /// Charges the budgets from outside a call, for example with the model's own tokens.
     ///
     /// # Errors
     /// The store cannot record the change.
-    pub async fn spend(&self, spend: Spend) -> Result<(), StoreError> {
+    pub async fn spend(&self, spend: Cost) -> Result<(), StoreError> {
         let Some(agent) = self.toolgate.0.agents.get(&self.key.agent) else { return Ok(()) };
-        let spend = Spend::default().plus(spend);
+        let spend = Cost::default().plus(spend);
         let charges: Vec<_> =
-            agent.limits.charges(&self.key, spend).into_iter().map(|(charge, _)| charge).filter(|c| c.unit.is_spent()).collect();
-        self.toolgate.0.store.spend(&charges, self.toolgate.now()).await
+            agent.limits.charges(&self.key, spend).into_iter().map(|(charge, _)| charge).filter(|c| c.unit.is_known_after_call()).collect();
+        self.toolgate.0.store.add_cost(&charges, self.toolgate.now()).await
     }
 
     /// Returns the ledger rows of the session, in order.

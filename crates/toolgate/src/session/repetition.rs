@@ -5,15 +5,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::error::ToolError;
 use crate::call::error_code;
-use crate::tool::Polling;
+use crate::tool::PollingSettings;
 use toolgate_json::Digest;
 
 /// Number of identical calls in a row of which the last is rejected.
-pub const REPEATS: u32 = 3;
+pub const LOOP_THRESHOLD_CALLS: u32 = 3;
 
 /// Repetition state of a session. Constant size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Progress {
+pub struct RepetitionState {
     /// The last validated call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     last: Option<Digest>,
@@ -43,7 +43,7 @@ const fn is_zero(n: &u32) -> bool {
 
 /// End of a call, as far as the repetition check needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ended {
+pub struct CallEnd {
     /// Digest of the call.
     pub digest: Digest,
     /// After a retryable error, the time from which the call may be repeated.
@@ -52,9 +52,9 @@ pub struct Ended {
     pub result: Option<Digest>,
 }
 
-impl Progress {
+impl RepetitionState {
     /// Counts a validated call.
-    pub fn count(&mut self, digest: Digest, now: Timestamp, polling: Option<&Polling>) {
+    pub fn count_call(&mut self, digest: Digest, now: Timestamp, polling: Option<&PollingSettings>) {
         if self.last != Some(digest) {
             *self = Self { last: Some(digest), streak: 1, ..Self::default() };
         } else if self.retry_from.take().is_none_or(|from| now < from) {
@@ -73,7 +73,7 @@ impl Progress {
     /// Computes the state before a recorded call was counted.
     ///
     /// Digests are keyed differently in a replay: `now` is the digest that corresponds to `then`.
-    pub(crate) fn before(mut self, now: Digest, then: Option<Digest>) -> Self {
+    pub(crate) fn state_before(mut self, now: Digest, then: Option<Digest>) -> Self {
         if self.last == then && self.streak > 1 {
             self.last = Some(now);
             self.streak -= 1;
@@ -85,7 +85,7 @@ impl Progress {
     }
 
     /// Records how a call ended.
-    pub fn ended(&mut self, ended: &Ended) {
+    pub fn record_end(&mut self, ended: &CallEnd) {
         if self.last != Some(ended.digest) {
             return;
         }
@@ -100,32 +100,32 @@ impl Progress {
     ///
     /// # Errors
     /// `loop_detected`, or `rate_limited` for a poll that comes too soon.
-    pub(crate) fn check(&self, tool: &str, polling: Option<&Polling>) -> Result<(), ToolError> {
+    pub(crate) fn check(&self, tool: &str, polling: Option<&PollingSettings>) -> Result<(), ToolError> {
         let Some(polling) = polling else {
-            return if self.streak < REPEATS { Ok(()) } else { Err(looped(tool, self.streak)) };
+            return if self.streak < LOOP_THRESHOLD_CALLS { Ok(()) } else { Err(loop_error(tool, self.streak)) };
         };
         if self.unchanged >= polling.max_unchanged {
             let message = format!(
                 "`{tool}` gave the same result {} times in a row; stop polling, and tell the user that it has not changed",
                 self.unchanged
             );
-            return Err(ToolError::of(error_code::LOOP_DETECTED, message));
+            return Err(ToolError::from_code(error_code::LOOP_DETECTED, message));
         }
         if let Some(wait) = self.too_soon {
             let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
             let message = format!("`{tool}` may be polled every {:?}; wait {ms} ms", polling.interval);
-            return Err(ToolError::of(error_code::RATE_LIMITED, message).retry_after_ms(ms));
+            return Err(ToolError::from_code(error_code::RATE_LIMITED, message).retry_after_ms(ms));
         }
         Ok(())
     }
 }
 
-fn looped(tool: &str, streak: u32) -> ToolError {
+fn loop_error(tool: &str, streak: u32) -> ToolError {
     let message = format!(
         "tool-call loop: `{tool}` was called with identical arguments {streak} times in a row; change the arguments, \
          use another tool, or stop and give your best answer"
     );
-    ToolError::of(error_code::LOOP_DETECTED, message)
+    ToolError::from_code(error_code::LOOP_DETECTED, message)
 }
 
 #[cfg(test)]
@@ -135,11 +135,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_without_end_is_told_as_one() {
-        let polling = Polling { interval: Duration::MAX, max_unchanged: 9 };
-        let mut progress = Progress::default();
+    fn an_endless_interval_gives_the_longest_delay() {
+        let polling = PollingSettings { interval: Duration::MAX, max_unchanged: 9 };
+        let mut progress = RepetitionState::default();
         for _ in 0..2 {
-            progress.count(Digest::default(), Timestamp::UNIX_EPOCH, Some(&polling));
+            progress.count_call(Digest::default(), Timestamp::UNIX_EPOCH, Some(&polling));
         }
         let told = progress.check("poll", Some(&polling)).err().and_then(|error| error.retry_after_ms);
         assert_eq!(told, Some(u64::MAX));

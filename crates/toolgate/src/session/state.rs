@@ -10,34 +10,34 @@ use rpds::{HashTrieMap, VectorSync};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::provenance::Values;
+use crate::provenance::ProvenanceIndex;
 
 /// Slices of a session, by name. A clone has constant cost.
-pub type Slices = Map<Arc<str>, Arc<Value>>;
+pub type SessionSlices = PersistentMap<Arc<str>, Arc<Value>>;
 
 /// A map that is cheap to clone. The hasher has a random key, because names may come from a model.
-pub type Map<K, V> = HashTrieMap<K, V, archery::ArcTK, ahash::RandomState>;
+pub type PersistentMap<K, V> = HashTrieMap<K, V, archery::ArcTK, ahash::RandomState>;
 
 /// State of a session. A clone is a snapshot and costs O(1).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct State {
+pub struct SessionState {
     /// State slices.
-    pub slices: Slices,
+    pub slices: SessionSlices,
     /// Log slices. Entries stay even if the call fails.
-    pub logs: Map<Arc<str>, VectorSync<Arc<Value>>>,
+    pub logs: PersistentMap<Arc<str>, VectorSync<Arc<Value>>>,
     /// Evidence of successful calls.
-    pub evidence: Map<EvidenceKey, Arc<Evidence>>,
+    pub evidence: PersistentMap<EvidenceKey, Arc<Evidence>>,
     /// Marks of policies.
-    pub marks: Slices,
+    pub marks: SessionSlices,
     /// When evidence was last revoked, per tool or per entity.
-    pub revocations: Map<EvidenceKey, u64>,
+    pub revocations: PersistentMap<EvidenceKey, u64>,
     /// Counts all changes, which gives evidence and revocations an order.
     pub stamp: u64,
     /// Provenance of values.
-    pub values: Values,
+    pub provenance: ProvenanceIndex,
 }
 
-impl State {
+impl SessionState {
     /// Returns a state slice.
     #[must_use]
     pub fn slice(&self, name: &str) -> Option<&Value> {
@@ -52,37 +52,38 @@ impl State {
     /// Returns the latest evidence under a key.
     #[must_use]
     pub fn evidence(&self, key: &EvidenceKey) -> Option<&Arc<Evidence>> {
-        self.evidence.get(key).filter(|proof| self.stands(proof))
+        self.evidence.get(key).filter(|proof| self.is_current(proof))
     }
 
     /// Reports whether evidence was not revoked since.
     ///
     /// Most sessions never revoke anything, so that case is fast.
-    pub(crate) fn stands(&self, proof: &Evidence) -> bool {
-        self.revocations.is_empty() || proof.keys_if(false).all(|key| self.revocations.get(&key).is_none_or(|at| *at < proof.stamp))
+    pub(crate) fn is_current(&self, proof: &Evidence) -> bool {
+        self.revocations.is_empty()
+            || proof.keys_for_reported(false).all(|key| self.revocations.get(&key).is_none_or(|at| *at < proof.stamp))
     }
 
-    pub(crate) fn revoke(&mut self, revoked: Revoked) {
+    pub(crate) fn revoke(&mut self, revoked: Revocation) {
         self.stamp += 1;
-        self.revocations.insert_mut(revoked.key(), self.stamp);
+        self.revocations.insert_mut(revoked.into_key(), self.stamp);
     }
 
     /// Changes the state from outside a call. The stamp always increases.
-    pub(crate) fn alter(&mut self, alter: Alter) {
+    pub(crate) fn apply_edit(&mut self, alter: SessionEdit) {
         let stamp = self.stamp + 1;
         match alter {
             // Keep the logs and the provenance: the model cannot forget what it has read.
-            Alter::Restore(earlier) => {
-                let (logs, values) = (std::mem::take(&mut self.logs), std::mem::take(&mut self.values));
-                *self = Self { logs, values, ..(*earlier).clone() };
+            SessionEdit::Restore(earlier) => {
+                let (logs, values) = (std::mem::take(&mut self.logs), std::mem::take(&mut self.provenance));
+                *self = Self { logs, provenance: values, ..(*earlier).clone() };
             }
-            Alter::Reset => *self = Self { values: std::mem::take(&mut self.values), ..Self::default() },
-            Alter::UserText(text) => crate::provenance::hear(&mut self.values, &text),
+            SessionEdit::Reset => *self = Self { provenance: std::mem::take(&mut self.provenance), ..Self::default() },
+            SessionEdit::UserText(text) => crate::provenance::trust_user_text(&mut self.provenance, &text),
         }
         self.stamp = stamp;
     }
 
-    pub(crate) fn append(&mut self, logs: Vec<(Arc<str>, Value)>) {
+    pub(crate) fn append_logs(&mut self, logs: Vec<(Arc<str>, Value)>) {
         self.stamp += 1;
         for (name, entry) in logs {
             let log = self.logs.get(&name).cloned().unwrap_or_default();
@@ -90,13 +91,13 @@ impl State {
         }
     }
 
-    pub(crate) fn apply(&mut self, changes: Changes) {
+    pub(crate) fn apply_changes(&mut self, changes: SessionChanges) {
         self.stamp += 1;
         for (name, value) in changes.slices {
-            set(&mut self.slices, name, value);
+            set_or_remove(&mut self.slices, name, value);
         }
         for (name, value) in changes.marks {
-            set(&mut self.marks, name, value);
+            set_or_remove(&mut self.marks, name, value);
         }
         if let Some(mut evidence) = changes.evidence {
             evidence.stamp = evidence.stamp.min(self.stamp);
@@ -113,7 +114,7 @@ impl State {
     }
 }
 
-fn set(map: &mut Slices, name: Arc<str>, value: Option<Value>) {
+fn set_or_remove(map: &mut SessionSlices, name: Arc<str>, value: Option<Value>) {
     match value {
         Some(value) => match map.get_mut(&name) {
             Some(known) => *known = Arc::new(value),
@@ -127,9 +128,9 @@ fn set(map: &mut Slices, name: Arc<str>, value: Option<Value>) {
 
 /// Change of a session from outside a call.
 #[derive(Debug, Clone)]
-pub enum Alter {
+pub enum SessionEdit {
     /// Restores an earlier state. Logs, limits, claims and provenance stay.
-    Restore(Arc<State>),
+    Restore(Arc<SessionState>),
     /// Clears slices, logs, evidence and marks. Limits, claims and provenance stay.
     Reset,
     /// Adds the exact words of the user.
@@ -137,32 +138,32 @@ pub enum Alter {
 }
 
 /// Change of one named value. `None` removes the value.
-pub type Change = (Arc<str>, Option<Value>);
+pub type NamedChange = (Arc<str>, Option<Value>);
 
 /// Changes of a successful call, committed together.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Changes {
+pub struct SessionChanges {
     /// State slices.
-    pub slices: Vec<Change>,
+    pub slices: Vec<NamedChange>,
     /// Marks of policies.
-    pub marks: Vec<Change>,
+    pub marks: Vec<NamedChange>,
     /// Evidence of the call.
     pub evidence: Option<Evidence>,
 }
 
 /// Revocation of evidence: all evidence of a tool, or only about one entity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Revoked {
+pub struct Revocation {
     /// The tool whose evidence is revoked.
     pub tool: Arc<str>,
     /// The entity. `None` revokes all evidence of the tool.
     pub about: Option<(Arc<str>, Value)>,
 }
 
-impl Revoked {
+impl Revocation {
     /// Returns the key of the revocation.
     #[must_use]
-    pub fn key(self) -> EvidenceKey {
+    pub fn into_key(self) -> EvidenceKey {
         let key = EvidenceKey::tool(self.tool);
         match self.about {
             Some((name, value)) => key.about(name, &value),
@@ -171,10 +172,10 @@ impl Revoked {
     }
 }
 
-impl Changes {
+impl SessionChanges {
     /// Reports whether the changes conflict with changes of other calls since the snapshot.
     #[must_use]
-    pub fn needs_version(&self) -> bool {
+    pub fn can_conflict(&self) -> bool {
         !self.slices.is_empty()
     }
 }
@@ -215,7 +216,7 @@ impl EvidenceKey {
 /// Origin of evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Origin {
+pub enum EvidenceOrigin {
     /// Toolgate ran the tool.
     RunHere,
     /// A client ran the tool and reported the result.
@@ -237,7 +238,7 @@ pub struct Evidence {
     /// The time of the call.
     pub at: Timestamp,
     /// Whether toolgate or the client ran the tool.
-    pub origin: Origin,
+    pub origin: EvidenceOrigin,
     /// The position in the order of changes and revocations. At most the stamp of the commit.
     #[serde(default)]
     pub stamp: u64,
@@ -246,11 +247,11 @@ pub struct Evidence {
 impl Evidence {
     /// Returns the keys under which the evidence is stored.
     pub fn keys(&self) -> impl Iterator<Item = EvidenceKey> {
-        self.keys_if(self.origin == Origin::Reported)
+        self.keys_for_reported(self.origin == EvidenceOrigin::Reported)
     }
 
     /// Returns the keys as if toolgate (`false`) or the client (`true`) had run the tool.
-    pub fn keys_if(&self, reported: bool) -> impl Iterator<Item = EvidenceKey> {
+    pub fn keys_for_reported(&self, reported: bool) -> impl Iterator<Item = EvidenceKey> {
         let bare = EvidenceKey::tool(Arc::clone(&self.tool));
         let about = self.entities.iter().map(|(name, value)| EvidenceKey::tool(Arc::clone(&self.tool)).about(Arc::clone(name), value));
         std::iter::once(bare).chain(about).map(move |key| EvidenceKey { reported, ..key })

@@ -81,7 +81,7 @@ impl Approval {
 
     /// Returns whether this person may answer.
     #[must_use]
-    pub fn may_be_answered_by(&self, person: &str) -> bool {
+    pub fn can_be_answered_by(&self, person: &str) -> bool {
         self.approvers.iter().all(|people| people.iter().any(|name| name == person))
     }
 }

@@ -21,21 +21,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard};
 
-pub use crate::store::charge_check::room_for;
-pub(crate) use crate::store::charge_check::{over_error, recalled_error};
+pub use crate::store::charge_check::check_call_charges;
+pub(crate) use crate::store::charge_check::{prior_call_error, with_limit_details};
 pub use approval::{Approval, ApprovalState};
 pub use memory::MemoryStore;
 
-use crate::call::error::{Effects, ToolError};
+use crate::call::error::{CallEffects, ToolError};
 use crate::call::outcome::Outcome;
 use crate::call::{CallId, SessionKey};
-use crate::ledger::row::{Recorded, Row};
-use crate::limits::{Charge, Over, Spend, Unit};
-use crate::policy::{Facts, Needs, RecallFact, RecalledBy, Used};
-use crate::provenance::Seen;
-use crate::session::repetition::{Ended, Progress};
-use crate::session::state::{Alter, Changes, Revoked, State};
-use crate::tool::Polling;
+use crate::ledger::row::{LazyReceipt, Row};
+use crate::limits::{Charge, ChargeError, ChargeUnit, Cost};
+use crate::policy::{CounterReading, DecisionFacts, DedupKeyKind, FactRequest, PriorCallFact};
+use crate::provenance::ProvenanceUpdate;
+use crate::session::repetition::{CallEnd, RepetitionState};
+use crate::session::state::{Revocation, SessionChanges, SessionEdit, SessionState};
+use crate::tool::PollingSettings;
 use toolgate_json::Digest;
 
 /// A store operation failed; nothing was changed.
@@ -46,7 +46,7 @@ pub struct StoreError(pub String);
 /// The target of a kill switch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Target {
+pub enum PauseTarget {
     /// An agent.
     Agent(Arc<str>),
     /// A tool, in every agent.
@@ -59,7 +59,7 @@ pub enum Target {
 
 /// The key that finds an earlier call: the idempotency key, or the arguments of a `once` tool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct RecallKey {
+pub struct DedupKey {
     /// The principal of the call.
     pub principal: Arc<str>,
     /// The agent of the call.
@@ -70,17 +70,17 @@ pub struct RecallKey {
     pub key: String,
 }
 
-impl RecallKey {
+impl DedupKey {
     /// Returns whether the key comes from the client or from the arguments of a `once` tool.
     #[must_use]
-    pub fn kind(&self) -> RecalledBy {
-        if self.key.starts_with("once:") { RecalledBy::Once } else { RecalledBy::Key }
+    pub fn kind(&self) -> DedupKeyKind {
+        if self.key.starts_with("once:") { DedupKeyKind::Once } else { DedupKeyKind::Key }
     }
 }
 
 /// The state of an earlier call with the same key.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Recalled {
+pub enum PriorCall {
     /// The call ran; its outcome is `None` if it is no longer stored.
     Settled(Option<Outcome>),
     /// The call is running.
@@ -91,44 +91,44 @@ pub enum Recalled {
     KeyReused,
 }
 
-impl Recalled {
+impl PriorCall {
     /// Returns the fact that the ledger records.
     #[must_use]
-    pub const fn fact(&self) -> RecallFact {
+    pub const fn fact(&self) -> PriorCallFact {
         match self {
-            Self::Settled(Some(_)) => RecallFact::Settled,
-            Self::Settled(None) => RecallFact::Forgotten,
-            Self::InProgress => RecallFact::InProgress,
-            Self::Pending(_) => RecallFact::Pending,
-            Self::KeyReused => RecallFact::KeyReused,
+            Self::Settled(Some(_)) => PriorCallFact::Settled,
+            Self::Settled(None) => PriorCallFact::Forgotten,
+            Self::InProgress => PriorCallFact::InProgress,
+            Self::Pending(_) => PriorCallFact::Pending,
+            Self::KeyReused => PriorCallFact::KeyReused,
         }
     }
 }
 
 /// The lock of a session. Dropping the lock releases the session.
 #[expect(dead_code, reason = "dropping the value releases the lock")]
-pub struct Hold(Guard);
+pub struct SessionLock(SessionLockGuard);
 
 #[expect(dead_code, reason = "dropping the value releases the lock")]
-pub(crate) enum Guard {
+pub(crate) enum SessionLockGuard {
     Exclusive(OwnedRwLockWriteGuard<()>),
     Shared(OwnedRwLockReadGuard<()>),
     Other(Box<dyn Any + Send + Sync>),
 }
 
-impl Hold {
+impl SessionLock {
     /// Creates a lock from any value that releases the session when it is dropped.
     #[must_use]
     pub fn new(guard: impl Any + Send + Sync) -> Self {
-        Self(Guard::Other(Box::new(guard)))
+        Self(SessionLockGuard::Other(Box::new(guard)))
     }
 
-    pub(crate) const fn of(guard: Guard) -> Self {
+    pub(crate) const fn from_guard(guard: SessionLockGuard) -> Self {
         Self(guard)
     }
 }
 
-impl fmt::Debug for Hold {
+impl fmt::Debug for SessionLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Hold")
     }
@@ -136,17 +136,17 @@ impl fmt::Debug for Hold {
 
 /// A request of a validated call to open its session.
 #[derive(Debug)]
-pub struct Enter<'a> {
+pub struct SessionRequest<'a> {
     /// The session.
     pub key: &'a SessionKey,
     /// The digest of the checked call.
     pub digest: Digest,
     /// The keys that find an earlier call.
-    pub dedup_keys: &'a [RecallKey],
+    pub dedup_keys: &'a [DedupKey],
     /// Whether the call counts as a repetition.
     pub counts_repetition: bool,
     /// How often the tool may be polled.
-    pub polling: Option<&'a Polling>,
+    pub polling: Option<&'a PollingSettings>,
     /// Locks the session first: whether exclusively, and the timeout.
     ///
     /// `None` if the caller has locked the session already.
@@ -157,28 +157,28 @@ pub struct Enter<'a> {
 
 /// A snapshot of a session, as a call opens it.
 #[derive(Debug)]
-pub struct Entered {
+pub struct SessionSnapshot {
     /// The version of the session.
     pub version: u64,
     /// The time when the session started.
     pub started_at: Timestamp,
     /// The state with all its slices; complete if [`Store::snapshots_are_complete`].
-    pub state: Arc<State>,
+    pub state: Arc<SessionState>,
     /// The number of rows in the ledger.
     pub row_count: u64,
     /// The earlier call with the same key.
-    pub prior_call: Option<Recalled>,
+    pub prior_call: Option<PriorCall>,
     /// The kind of key that found the earlier call.
-    pub dedup_key_kind: Option<RecalledBy>,
+    pub dedup_key_kind: Option<DedupKeyKind>,
     /// How often the same call was repeated.
-    pub repetitions: Progress,
+    pub repetitions: RepetitionState,
     /// The lock of the session.
-    pub lock: Option<Hold>,
+    pub lock: Option<SessionLock>,
 }
 
 /// The durable record of a claim, written before the tool runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Intent {
+pub struct ClaimRecord {
     /// The id of the call.
     pub call: CallId,
     /// The session of the call.
@@ -190,7 +190,7 @@ pub struct Intent {
     /// The digest of the call before hooks, which a repetition is compared with.
     pub asked: Digest,
     /// The keys under which later calls find this one.
-    pub recall: Vec<RecallKey>,
+    pub recall: Vec<DedupKey>,
     /// The owner of the claim: a process, or the session of a client.
     pub owner: Arc<str>,
     /// The end of the lease; a claim that has not ended by then is pending.
@@ -213,15 +213,15 @@ pub struct Intent {
     pub carriers: Vec<String>,
     /// The provenance of the arguments, recorded with the claim.
     #[serde(skip)]
-    pub seen: Option<Box<Seen>>,
+    pub seen: Option<Box<ProvenanceUpdate>>,
     /// The evidence that the call revokes if it has or may have an effect.
     ///
     /// A deferred call revokes with the claim, any other call when it is abandoned.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub revokes: Vec<Revoked>,
+    pub revokes: Vec<Revocation>,
 }
 
-impl Intent {
+impl ClaimRecord {
     /// Returns whether a client runs the tool; this process then sees neither start nor end.
     #[must_use]
     pub fn is_run_by_client(&self) -> bool {
@@ -231,39 +231,39 @@ impl Intent {
 
 /// A deferred call, taken from the store to settle it; only one caller gets it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Taken {
+pub struct DeferredClaim {
     /// The claim of the call.
-    pub claim: Intent,
+    pub claim: ClaimRecord,
     /// The stored state of the call.
     pub state: Vec<u8>,
     /// The amount used of each counter before the call.
-    pub counters_before: Vec<Used>,
+    pub counters_before: Vec<CounterReading>,
 }
 
 /// The reason why a claim failed; nothing was reserved.
 #[derive(Debug, Clone, PartialEq)]
-pub enum NotClaimed {
+pub enum ClaimError {
     /// A charge exceeds its limit.
     LimitExceeded {
         /// The index of the charge.
         index: usize,
         /// The state of the limit.
-        over: Over,
+        error: ChargeError,
         /// The amounts used of the limits before this one, including the charges of the call.
         used: Vec<Decimal>,
     },
     /// Another call with the same key was first; the kind of key.
-    PriorCall(Recalled, RecalledBy),
+    PriorCall(PriorCall, DedupKeyKind),
     /// The approval was used, has expired or was withdrawn.
     ApprovalUnavailable,
     /// A kill switch was turned on in the meantime; its reason.
-    Paused(Target, String),
+    Paused(PauseTarget, String),
 }
 
 /// How a claim ends, according to the real effect of the call and not to the reported outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Settle {
+pub enum ClaimResolution {
     /// The call took effect, and the charges are final.
     Done,
     /// The call had no effect, and the charges are released.
@@ -272,20 +272,20 @@ pub enum Settle {
     Pending,
 }
 
-impl Settle {
+impl ClaimResolution {
     /// Returns how a claim ends after a call with these effects.
     #[must_use]
-    pub const fn by(effects: Effects) -> Self {
+    pub const fn from_effects(effects: CallEffects) -> Self {
         match effects {
-            Effects::None | Effects::RolledBack => Self::Released,
-            Effects::Done => Self::Done,
-            Effects::Unknown => Self::Pending,
+            CallEffects::None | CallEffects::RolledBack => Self::Released,
+            CallEffects::Done => Self::Done,
+            CallEffects::Unknown => Self::Pending,
         }
     }
 
     /// Returns how the claim of a read ends; a read is never pending.
     #[must_use]
-    pub const fn of_read(self) -> Self {
+    pub const fn for_read(self) -> Self {
         match self {
             Self::Pending => Self::Released,
             Self::Done | Self::Released => self,
@@ -294,59 +294,59 @@ impl Settle {
 
     /// Returns the final amount of a charge: reserved, really spent, or zero.
     #[must_use]
-    pub fn amount(self, charge: &Charge, spent: Option<Spend>) -> Decimal {
+    pub fn final_amount(self, charge: &Charge, spent: Option<Cost>) -> Decimal {
         match (self, charge.unit) {
-            (_, Unit::Attempt) => charge.amount,
-            (Self::Released, Unit::Fixed) => Decimal::ZERO,
-            (_, Unit::Fixed) => charge.amount,
+            (_, ChargeUnit::Attempt) => charge.amount,
+            (Self::Released, ChargeUnit::Fixed) => Decimal::ZERO,
+            (_, ChargeUnit::Fixed) => charge.amount,
             (Self::Released, _) if spent.is_none() => Decimal::ZERO,
-            (_, Unit::Tokens) => spent.map_or(charge.amount, |s| s.tokens.into()),
-            (_, Unit::Money) => spent.map_or(charge.amount, |s| s.money),
+            (_, ChargeUnit::Tokens) => spent.map_or(charge.amount, |s| s.tokens.into()),
+            (_, ChargeUnit::Money) => spent.map_or(charge.amount, |s| s.money),
         }
     }
 
     /// Returns the outcome of a pending call that turned out to have no effect.
     #[must_use]
-    pub fn never_happened() -> Outcome {
-        ToolError::of(crate::call::error_code::CANCELLED, "the call had no effect").into()
+    pub fn no_effect_outcome() -> Outcome {
+        ToolError::from_code(crate::call::error_code::CANCELLED, "the call had no effect").into()
     }
 
     /// Returns the effects of a call whose claim ended this way.
     #[must_use]
-    pub const fn effects(self) -> Effects {
+    pub const fn effects(self) -> CallEffects {
         match self {
-            Self::Done => Effects::Done,
-            Self::Released => Effects::None,
-            Self::Pending => Effects::Unknown,
+            Self::Done => CallEffects::Done,
+            Self::Released => CallEffects::None,
+            Self::Pending => CallEffects::Unknown,
         }
     }
 }
 
 /// The data that ends a call, written in one transaction.
 #[derive(Debug, Clone)]
-pub struct Finish {
+pub struct CommitRequest {
     /// The row.
     pub row: Arc<Row>,
     /// The version of the session that the changes are based on.
     pub version: u64,
     /// The changes to the session after a success.
-    pub changes: Option<Changes>,
+    pub changes: Option<SessionChanges>,
     /// The revoked evidence, also after a failure if the call may have had an effect.
-    pub revoked: Vec<Revoked>,
+    pub revoked: Vec<Revocation>,
     /// The provenance of values, recorded for every outcome because the model has read them.
-    pub provenance: Option<Box<Seen>>,
+    pub provenance: Option<Box<ProvenanceUpdate>>,
     /// The entries to append to log slices, for every outcome.
     pub logs: Vec<(Arc<str>, Value)>,
     /// How the claim ends, if there is one.
-    pub resolution: Settle,
+    pub resolution: ClaimResolution,
     /// The outcome for repeated calls, redacted only as far as for the caller.
     pub outcome: Option<Outcome>,
     /// The amount really spent, if the tool reported one; otherwise the reserved amount counts.
-    pub spent: Option<Spend>,
+    pub spent: Option<Cost>,
     /// The large outputs to store, by handle.
     pub outputs: Vec<(String, Arc<str>)>,
     /// How the call ended, for counting repetitions.
-    pub ended: Option<Ended>,
+    pub ended: Option<CallEnd>,
     /// Whether the write must survive a power failure: an effect, or the denial of one.
     pub is_durable: bool,
 }
@@ -355,11 +355,11 @@ pub struct Finish {
 ///
 /// The caller commits again without changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Conflict;
+pub struct CommitConflictError;
 
 /// A spooled row that a store can never append.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unfit {
+pub struct RejectedRow {
     /// The call of the row.
     pub call: CallId,
     /// The reason.
@@ -370,19 +370,19 @@ pub struct Unfit {
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Returns the kill switch that pauses the agent, principal, tool or session of a call, if any.
-    async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError>;
+    async fn find_pause(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(PauseTarget, String)>, StoreError>;
     /// Turns a kill switch on with a reason, or off with `None`.
-    async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError>;
+    async fn set_pause(&self, target: PauseTarget, reason: Option<String>) -> Result<(), StoreError>;
 
     /// Locks a session, exclusively or shared with other readers; `None` after the timeout.
-    async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError>;
+    async fn lock_session(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<SessionLock>, StoreError>;
     /// Locks the session, finds earlier calls, counts the repetition and loads the state.
     ///
     /// This is one transaction. A new session is created. The result is `None` if the lock timed
     /// out, and then nothing is counted.
-    async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError>;
+    async fn open_session(&self, enter: SessionRequest<'_>) -> Result<Option<Box<SessionSnapshot>>, StoreError>;
     /// Returns the result of [`Store::enter`] without any change.
-    async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError>;
+    async fn inspect_session(&self, enter: SessionRequest<'_>) -> Result<Box<SessionSnapshot>, StoreError>;
     /// Returns `false` if no kill switch is on, which saves a query.
     fn may_be_paused(&self) -> bool {
         true
@@ -390,64 +390,70 @@ pub trait Store: Send + Sync + 'static {
     /// Returns whether a session snapshot contains all evidence and marks.
     ///
     /// If so, only counters must be loaded.
-    fn snapshots_are_complete(&self) -> bool {
+    fn has_complete_snapshots(&self) -> bool {
         false
     }
 
     /// Loads the requested facts: evidence and marks at least as new as the snapshot, and current
     /// counters.
-    async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError>;
+    async fn load_facts(
+        &self,
+        key: &SessionKey,
+        needs: &FactRequest,
+        at: &SessionState,
+        facts: &mut DecisionFacts,
+    ) -> Result<(), StoreError>;
     /// Returns for each charge the used amount, or that the charge exceeds the limit.
-    async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError>;
+    async fn check_charges(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError>;
     /// Claims a call, and returns the amount used of each counter before.
     ///
     /// Atomically writes the intent, reserves every charge and uses the approval.
-    async fn begin(
+    async fn claim(
         &self,
-        intent: Box<Intent>,
+        intent: Box<ClaimRecord>,
         charges: &[Charge],
         approval: Option<&str>,
         now: Timestamp,
-    ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError>;
+    ) -> Result<Result<Vec<Decimal>, ClaimError>, StoreError>;
     /// Ends a call: commits state, claim, charges and row in one transaction.
     ///
     /// If the ledger outlives the process, returns a receipt for the row.
-    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError>;
+    async fn commit(&self, finish: Box<CommitRequest>) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError>;
 
     /// Takes the newest unsettled deferred call of a tool, by the client's id for the call.
-    async fn take_pass(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<Taken>, StoreError>;
+    async fn take_deferred_claim(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<DeferredClaim>, StoreError>;
     /// Closes a client's session: deferred calls without a report become pending.
-    async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError>;
+    async fn close_client_session(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError>;
 
     /// Returns a session's version and slices; the state is complete if
     /// [`Store::snapshots_are_complete`].
-    async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError>;
+    async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<SessionState>), StoreError>;
     /// Returns the whole state of a session, whatever its size.
-    async fn session(&self, key: &SessionKey) -> Result<Option<Arc<State>>, StoreError>;
+    async fn load_session(&self, key: &SessionKey) -> Result<Option<Arc<SessionState>>, StoreError>;
     /// Changes a session outside of a call.
-    async fn alter(&self, key: &SessionKey, alter: Alter) -> Result<(), StoreError>;
+    async fn edit_session(&self, key: &SessionKey, alter: SessionEdit) -> Result<(), StoreError>;
     /// Adds to counters outside of a call, for example the tokens of the model itself.
-    async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError>;
+    async fn add_cost(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError>;
 
     /// Stores a request for approval.
-    async fn ask(&self, approval: Approval) -> Result<(), StoreError>;
+    async fn create_approval(&self, approval: Approval) -> Result<(), StoreError>;
     /// Returns the newest approval for exactly this call.
     async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError>;
     /// Returns an approval by its id.
     async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError>;
     /// Answers a waiting approval; false if it no longer waits or this person may not answer.
-    async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError>;
+    async fn answer_approval(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError>;
 
     /// Returns the claims with an unknown outcome.
-    async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError>;
+    async fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError>;
     /// Settles a pending claim and records a row that names the person; false if there is no such
     /// claim.
     ///
     /// `shown` is the outcome with secrets redacted, for the ledger.
-    async fn settle(
+    async fn settle_claim(
         &self,
         call: CallId,
-        settle: Settle,
+        settle: ClaimResolution,
         outcome: Outcome,
         shown: Outcome,
         by: &str,
@@ -455,25 +461,25 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<bool, StoreError>;
 
     /// Returns a stored output of this session.
-    async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError>;
+    async fn load_output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError>;
     /// Returns the rows of a session in order.
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError>;
     /// Returns whether the ledger contains a success of this call.
     async fn has_succeeded(&self, call: CallId) -> Result<bool, StoreError>;
     /// Appends a row that was spooled while the store was unavailable; ignores a known row.
-    async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError>;
+    async fn append_spooled(&self, row: Arc<Row>) -> Result<(), StoreError>;
     /// Appends several spooled rows in order, and returns the rows that can never be appended.
     ///
     /// After an error, some rows may be appended already. The caller may pass them again.
-    async fn take_in_all(&self, rows: &[Arc<Row>]) -> Result<Vec<Unfit>, StoreError> {
+    async fn append_all_spooled(&self, rows: &[Arc<Row>]) -> Result<Vec<RejectedRow>, StoreError> {
         for row in rows {
-            self.take_in(Arc::clone(row)).await?;
+            self.append_spooled(Arc::clone(row)).await?;
         }
         Ok(Vec::new())
     }
 
     /// Registers an agent's definition, which is stored once under its digest for the ledger.
-    fn introduce(&self, config: Digest, definition: &Arc<str>) {
+    fn register_definition(&self, config: Digest, definition: &Arc<str>) {
         let _ = (config, definition);
     }
     /// Returns the key for the marks of redacted values, so that equal values match after a
@@ -482,7 +488,7 @@ pub trait Store: Send + Sync + 'static {
         None
     }
     /// Returns the directory for files beside the store, if the store outlives the process.
-    fn home(&self) -> Option<&Path> {
+    fn state_dir(&self) -> Option<&Path> {
         None
     }
     /// Returns the owner name of this process for claims, if the store can detect dead processes.

@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 use ahash::HashMap;
 use jiff::Timestamp;
 
-use super::Intent;
+use super::ClaimRecord;
 use crate::call::{CallId, SessionKey};
 
 #[derive(Default)]
-pub(crate) struct Open {
+pub(crate) struct OpenClaims {
     /// Deferred calls by session, until they are settled.
     deferred: HashMap<SessionKey, BTreeSet<CallId>>,
     /// Ends of leases of the claims that have not ended.
     leases: BTreeSet<(Timestamp, CallId)>,
 }
 
-impl Open {
-    pub(crate) fn begin(&mut self, intent: &Intent) {
+impl OpenClaims {
+    pub(crate) fn insert(&mut self, intent: &ClaimRecord) {
         self.leases.insert((intent.lease, intent.call));
         if intent.pass.is_some() || intent.is_run_by_client() {
             self.deferred.entry(intent.key.clone()).or_default().insert(intent.call);
@@ -25,7 +25,7 @@ impl Open {
     }
 
     /// Removes an ended claim; if the end is pending, a client may still report the outcome.
-    pub(crate) fn end(&mut self, intent: &Intent, pending: bool) {
+    pub(crate) fn remove(&mut self, intent: &ClaimRecord, pending: bool) {
         self.leases.remove(&(intent.lease, intent.call));
         if !pending && let Some(calls) = self.deferred.get_mut(&intent.key) {
             calls.remove(&intent.call);
@@ -36,7 +36,7 @@ impl Open {
     }
 
     /// Changes the end of a lease.
-    pub(crate) fn renew(&mut self, intent: &mut Intent, lease: Timestamp) {
+    pub(crate) fn set_lease(&mut self, intent: &mut ClaimRecord, lease: Timestamp) {
         if self.leases.remove(&(intent.lease, intent.call)) {
             self.leases.insert((lease, intent.call));
         }
@@ -44,12 +44,12 @@ impl Open {
     }
 
     /// Returns the deferred calls of a session, newest first.
-    pub(crate) fn of(&self, key: &SessionKey) -> Vec<CallId> {
+    pub(crate) fn deferred_calls(&self, key: &SessionKey) -> Vec<CallId> {
         self.deferred.get(key).map(|calls| calls.iter().rev().copied().collect()).unwrap_or_default()
     }
 
     /// Returns the claims whose lease has ended.
-    pub(crate) fn over(&self, now: Timestamp) -> Vec<CallId> {
+    pub(crate) fn expired(&self, now: Timestamp) -> Vec<CallId> {
         self.leases.range(..(now, CallId::from_bytes([0; 16]))).map(|(_, call)| *call).collect()
     }
 }
@@ -62,8 +62,8 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn intent(n: u8) -> Intent {
-        Intent {
+    fn intent(n: u8) -> ClaimRecord {
+        ClaimRecord {
             call: CallId::from_bytes([n; 16]),
             key: SessionKey::new("a", "alice", "s"),
             tool: "run".into(),
@@ -83,19 +83,19 @@ mod tests {
 
     #[test]
     fn only_open_claims_are_found() {
-        let (mut open, mut all) = (Open::default(), [1, 2, 3].map(intent));
-        all.iter().for_each(|intent| open.begin(intent));
+        let (mut open, mut all) = (OpenClaims::default(), [1, 2, 3].map(intent));
+        all.iter().for_each(|intent| open.insert(intent));
         let key = all[0].key.clone();
-        assert_eq!(open.of(&key), [all[2].call, all[1].call, all[0].call]);
-        assert_eq!(open.over(at(20)), [all[0].call], "a lease holds until its last moment");
+        assert_eq!(open.deferred_calls(&key), [all[2].call, all[1].call, all[0].call]);
+        assert_eq!(open.expired(at(20)), [all[0].call], "a lease holds until its last moment");
         // The outcome is pending, and the client may still report it.
-        open.end(&all[0], true);
-        assert_eq!((open.over(at(20)).len(), open.of(&key).len()), (0, 3));
-        open.end(&all[0], false);
-        assert_eq!(open.of(&key), [all[2].call, all[1].call]);
-        open.renew(&mut all[2], at(1));
-        assert_eq!(open.over(at(2)), [all[2].call]);
-        all.iter().for_each(|intent| open.end(intent, false));
+        open.remove(&all[0], true);
+        assert_eq!((open.expired(at(20)).len(), open.deferred_calls(&key).len()), (0, 3));
+        open.remove(&all[0], false);
+        assert_eq!(open.deferred_calls(&key), [all[2].call, all[1].call]);
+        open.set_lease(&mut all[2], at(1));
+        assert_eq!(open.expired(at(2)), [all[2].call]);
+        all.iter().for_each(|intent| open.remove(intent, false));
         assert!(open.deferred.is_empty() && open.leases.is_empty());
     }
 }

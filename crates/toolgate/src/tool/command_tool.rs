@@ -11,20 +11,20 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::template::{FilledPart, Template};
-use super::{Failure, Handler, without_contract};
-use crate::call::Judged;
-use crate::call::error::Effects;
+use super::{Failure, Handler, strip_reserved_fields};
+use crate::call::CheckedArguments;
+use crate::call::error::CallEffects;
 use crate::call::error_code;
 use crate::pipeline::{OUTPUT_BOUNDS, Permit};
-use crate::tool::context::Ctx;
+use crate::tool::context::ToolContext;
 use toolgate_json;
 use toolgate_json::Pointer;
 use toolgate_process::process_group;
 use toolgate_process::sandbox::Sandbox;
-use toolgate_process::supervisor::NEVER_RAN;
+use toolgate_process::supervisor::NOT_STARTED_SIGNAL;
 
 /// Environment variables that a program inherits by default.
-const ENVIRONMENT: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TZ", "TMPDIR"];
+const INHERITED_ENV_VARS: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TZ", "TMPDIR"];
 
 /// A program as a tool.
 ///
@@ -72,7 +72,7 @@ impl CommandTool {
             args: Vec::new(),
             env: BTreeMap::new(),
             secret_values: Vec::new(),
-            inherit: ENVIRONMENT.iter().map(|name| (*name).to_owned()).collect(),
+            inherit: INHERITED_ENV_VARS.iter().map(|name| (*name).to_owned()).collect(),
             sandbox: Sandbox::default(),
             launcher: None,
             max_output_bytes: 1 << 20,
@@ -96,7 +96,7 @@ impl CommandTool {
 
     /// Removes a value from error messages.
     #[must_use]
-    pub fn hide(mut self, value: impl Into<String>) -> Self {
+    pub fn redact_value(mut self, value: impl Into<String>) -> Self {
         self.secret_values.push(value.into());
         self
     }
@@ -126,12 +126,12 @@ impl CommandTool {
     }
 
     /// Iterates over the arguments of the call that the command line contains.
-    pub fn named(&self) -> impl Iterator<Item = &Pointer> {
-        self.args.iter().flat_map(Template::named)
+    pub fn argument_paths(&self) -> impl Iterator<Item = &Pointer> {
+        self.args.iter().flat_map(Template::argument_paths)
     }
 
-    fn word(template: &Template, arguments: &Value) -> Result<OsString, Failure> {
-        let refuse = |message: String| Failure::of(error_code::INVALID_ARGUMENTS, message).effects(Effects::None);
+    fn fill_argument(template: &Template, arguments: &Value) -> Result<OsString, Failure> {
+        let refuse = |message: String| Failure::from_code(error_code::INVALID_ARGUMENTS, message).effects(CallEffects::None);
         let mut word = String::new();
         for part in template.fill(arguments).map_err(|path| refuse(format!("`{path}` is required")))? {
             match part {
@@ -152,10 +152,10 @@ impl CommandTool {
 
 #[async_trait]
 impl Handler for CommandTool {
-    async fn run(&self, _: &Permit, _: Ctx, arguments: &Judged) -> Result<Value, Failure> {
-        let not_begun = |message: String| Failure::of(error_code::INTERNAL_FAULT, message).effects(Effects::None);
-        let words: Vec<OsString> = self.args.iter().map(|word| Self::word(word, arguments.value())).collect::<Result<_, _>>()?;
-        let words = self.sandbox.words(self.program.clone().into(), words).map_err(|error| not_begun(error.to_string()))?;
+    async fn run(&self, _: &Permit, _: ToolContext, arguments: &CheckedArguments) -> Result<Value, Failure> {
+        let not_begun = |message: String| Failure::from_code(error_code::INTERNAL_FAULT, message).effects(CallEffects::None);
+        let words: Vec<OsString> = self.args.iter().map(|word| Self::fill_argument(word, arguments.value())).collect::<Result<_, _>>()?;
+        let words = self.sandbox.command_line(self.program.clone().into(), words).map_err(|error| not_begun(error.to_string()))?;
         let launcher = match &self.launcher {
             Some(launcher) => launcher.clone(),
             None => std::env::current_exe().map_err(|error| not_begun(format!("cannot find the running program: {error}")))?,
@@ -167,10 +167,10 @@ impl Handler for CommandTool {
             let message = format!("cannot start the program: {error}");
             // Other errors may occur after the program has started.
             let never = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::ArgumentListTooLong);
-            if never { not_begun(message) } else { Failure::of(error_code::INTERNAL_FAULT, message).effects(Effects::Unknown) }
+            if never { not_begun(message) } else { Failure::from_code(error_code::INTERNAL_FAULT, message).effects(CallEffects::Unknown) }
         })?;
         // Kills the process group in every case, also if this future is dropped.
-        let group = process_group::Group::of(&program, true);
+        let group = process_group::ProcessGroup::new(&program, true);
         let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let said = async {
             let said = tokio::join!(drain(stdout, self.max_output_bytes), drain(stderr, 64 << 10));
@@ -179,12 +179,12 @@ impl Handler for CommandTool {
         };
         let ((), (out, err), status) = tokio::join!(process_group::write_stdin(stdin, arguments.bytes()), said, group.wait(&mut program));
         let status = status.map_err(|error| Failure::business("command_failed", format!("cannot wait for the program: {error}")))?;
-        let said = crate::redact::without(&self.secret_values, &String::from_utf8_lossy(&err.0));
-        let said = crate::redact::head(said.trim(), 2_000);
+        let said = crate::redact::remove_values(&self.secret_values, &String::from_utf8_lossy(&err.0));
+        let said = crate::redact::truncate_chars(said.trim(), 2_000);
         match status.code() {
             Some(0) => {}
             Some(code) => return Err(Failure::business("command_failed", format!("the program ended with exit code {code}: {said}"))),
-            None if status.signal() == Some(NEVER_RAN.as_raw()) => return Err(not_begun(said)),
+            None if status.signal() == Some(NOT_STARTED_SIGNAL.as_raw()) => return Err(not_begun(said)),
             None => return Err(Failure::business("command_failed", format!("a signal ended the program ({status}): {said}"))),
         }
         if out.1 {
@@ -193,7 +193,7 @@ impl Handler for CommandTool {
         // Output that is not JSON is text.
         let text = || Value::String(String::from_utf8_lossy(&out.0).trim_end().to_owned());
         let value = toolgate_json::parse(&out.0, &OUTPUT_BOUNDS).unwrap_or_else(|_| text());
-        Ok(without_contract(&value).unwrap_or(value))
+        Ok(strip_reserved_fields(&value).unwrap_or(value))
     }
 }
 

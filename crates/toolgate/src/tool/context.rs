@@ -14,31 +14,31 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::call::error_code;
-use crate::call::{CallId, Carried, SessionKey};
-use crate::files::{Expect, FileError, FileTxn, Resources, normal_path};
-use crate::limits::Spend;
-use crate::policy::Observation;
-use crate::session::state::{Change, State};
+use crate::call::{CallExtension, CallId, SessionKey};
+use crate::files::{FileError, FileExpectation, FileTransaction, Resources, normalize_path};
+use crate::limits::Cost;
+use crate::policy::FileAccess;
+use crate::session::state::{NamedChange, SessionState};
 use crate::store::Store;
 use crate::tool::{Effect, Failure};
 use toolgate_json::Digest;
 
 /// Recorded changes of a run. Dropping the value discards all of them.
 #[derive(Default)]
-pub struct Txn {
-    pub(crate) slices: Vec<Change>,
+pub struct CallTransaction {
+    pub(crate) slices: Vec<NamedChange>,
     pub(crate) logs: Vec<(Arc<str>, Value)>,
     pub(crate) events: Vec<(Arc<str>, Value)>,
-    pub(crate) observations: Vec<Observation>,
-    pub(crate) cost: Option<Spend>,
+    pub(crate) observations: Vec<FileAccess>,
+    pub(crate) cost: Option<Cost>,
     pub(crate) message: Option<String>,
     pub(crate) is_value_hidden: bool,
-    pub(crate) files: Option<Box<dyn FileTxn>>,
+    pub(crate) files: Option<Box<dyn FileTransaction>>,
 }
 
 /// Remaining budgets at the start of the call. `None` means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Remaining {
+pub struct RemainingBudget {
     /// Remaining tokens.
     pub tokens: Option<u64>,
     /// Remaining money.
@@ -47,44 +47,44 @@ pub struct Remaining {
 
 /// Context of a handler. Cheap to clone, and without effect after the call has ended.
 #[derive(Clone)]
-pub struct Ctx(Arc<Inner>);
+pub struct ToolContext(Arc<Inner>);
 
 struct Inner {
     call: CallId,
     key: SessionKey,
     effect: Effect,
-    state: Arc<State>,
+    state: Arc<SessionState>,
     resources: Arc<Resources>,
     pub(crate) store: Arc<dyn Store>,
-    expects: Vec<Expect>,
+    file_expectations: Vec<FileExpectation>,
     deadline: Option<Instant>,
-    remaining: Remaining,
+    remaining: RemainingBudget,
     cancel: CancellationToken,
     /// Cancelled when the call is cancelled or the run is stopped. Created on first use.
     stop_token: OnceLock<CancellationToken>,
-    extension: Option<Carried>,
+    extension: Option<CallExtension>,
     last_heartbeat: Mutex<Instant>,
     /// `None` once the call has ended.
-    txn: Mutex<Option<Txn>>,
+    txn: Mutex<Option<CallTransaction>>,
 }
 
 /// Parts of a context.
-pub(crate) struct Parts {
+pub(crate) struct ToolContextParts {
     pub(crate) call: CallId,
     pub(crate) key: SessionKey,
     pub(crate) effect: Effect,
-    pub(crate) state: Arc<State>,
+    pub(crate) state: Arc<SessionState>,
     pub(crate) resources: Arc<Resources>,
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) expects: Vec<Expect>,
+    pub(crate) file_expectations: Vec<FileExpectation>,
     pub(crate) deadline: Option<Instant>,
-    pub(crate) remaining: Remaining,
+    pub(crate) remaining: RemainingBudget,
     pub(crate) cancel: CancellationToken,
-    pub(crate) extension: Option<Carried>,
+    pub(crate) extension: Option<CallExtension>,
 }
 
-impl Ctx {
-    pub(crate) fn new(parts: Parts) -> Self {
+impl ToolContext {
+    pub(crate) fn new(parts: ToolContextParts) -> Self {
         Self(Arc::new(Inner {
             call: parts.call,
             key: parts.key,
@@ -92,19 +92,19 @@ impl Ctx {
             state: parts.state,
             resources: parts.resources,
             store: parts.store,
-            expects: parts.expects,
+            file_expectations: parts.file_expectations,
             deadline: parts.deadline,
             remaining: parts.remaining,
             cancel: parts.cancel,
             stop_token: OnceLock::new(),
             extension: parts.extension,
             last_heartbeat: Mutex::new(Instant::now()),
-            txn: Mutex::new(Some(Txn::default())),
+            txn: Mutex::new(Some(CallTransaction::default())),
         }))
     }
 
     /// Ends the run. Later changes, from tasks that are still running, are ignored.
-    pub(crate) fn finish(&self) -> Txn {
+    pub(crate) fn finish(&self) -> CallTransaction {
         crate::lock(&self.0.txn).take().unwrap_or_default()
     }
 
@@ -112,7 +112,7 @@ impl Ctx {
         *crate::lock(&self.0.last_heartbeat)
     }
 
-    fn record_change<T>(&self, f: impl FnOnce(&mut Txn) -> T) -> Option<T> {
+    fn record_change<T>(&self, f: impl FnOnce(&mut CallTransaction) -> T) -> Option<T> {
         crate::lock(&self.0.txn).as_mut().map(f)
     }
 
@@ -182,10 +182,10 @@ impl Ctx {
     ///
     /// # Errors
     /// The agent has no file system.
-    pub fn files(&self) -> Result<Files, Failure> {
+    pub fn files(&self) -> Result<CallFiles, Failure> {
         match self.0.resources.files() {
-            Some(_) => Ok(Files(self.clone())),
-            None => Err(Failure::of(error_code::NO_FILE_SYSTEM, "this agent has no file system").effects(crate::Effects::None)),
+            Some(_) => Ok(CallFiles(self.clone())),
+            None => Err(Failure::from_code(error_code::NO_FILE_SYSTEM, "this agent has no file system").effects(crate::CallEffects::None)),
         }
     }
 
@@ -203,12 +203,12 @@ impl Ctx {
 
     /// Returns the remaining budgets at the start of the call.
     #[must_use]
-    pub fn remaining_budget(&self) -> Remaining {
+    pub fn remaining_budget(&self) -> RemainingBudget {
         self.0.remaining
     }
 
     /// Reports the cost of the run. Without a report, the declared cost of the tool counts.
-    pub fn spend(&self, spend: Spend) {
+    pub fn spend(&self, spend: Cost) {
         self.record_change(|txn| txn.cost = Some(txn.cost.unwrap_or_default().plus(spend)));
     }
 
@@ -244,7 +244,7 @@ impl Ctx {
 
     /// Returns a stored output of this session.
     pub(crate) async fn stored_output(&self, handle: &str) -> Result<Option<Arc<str>>, crate::store::StoreError> {
-        self.0.store.output(&self.0.key, handle).await
+        self.0.store.load_output(&self.0.key, handle).await
     }
 }
 
@@ -259,22 +259,22 @@ fn to_storable_json(value: &impl Serialize) -> Result<Value, serde_json::Error> 
 
 /// The agent's file system, as one call sees it.
 #[derive(Clone)]
-pub struct Files(Ctx);
+pub struct CallFiles(ToolContext);
 
-impl Files {
-    fn with_transaction<T>(&self, f: impl FnOnce(&mut dyn FileTxn) -> Result<T, FileError>) -> Result<T, FileError> {
+impl CallFiles {
+    fn with_transaction<T>(&self, f: impl FnOnce(&mut dyn FileTransaction) -> Result<T, FileError>) -> Result<T, FileError> {
         let inner = &self.0.0;
         let files = inner.resources.files().ok_or(FileError::Closed)?;
         let mut guard = crate::lock(&inner.txn);
         let txn = guard.as_mut().ok_or(FileError::Closed)?;
-        f(txn.files.get_or_insert_with(|| files.begin(inner.call, inner.expects.clone())).as_mut())
+        f(txn.files.get_or_insert_with(|| files.begin(inner.call, inner.file_expectations.clone())).as_mut())
     }
 
     fn check_writable(&self) -> Result<(), FileError> {
         if self.0.0.effect == Effect::Read { Err(FileError::ReadOnly) } else { Ok(()) }
     }
 
-    fn record_observation(&self, seen: Observation) {
+    fn record_observation(&self, seen: FileAccess) {
         self.0.record_change(|txn| txn.observations.push(seen));
     }
 
@@ -283,9 +283,9 @@ impl Files {
     /// # Errors
     /// The file cannot be read.
     pub fn read(&self, path: &str) -> Result<Vec<u8>, FileError> {
-        let path = normal_path(path)?;
+        let path = normalize_path(path)?;
         let content = self.with_transaction(|txn| txn.read(&path))?;
-        self.record_observation(Observation::Read(path, Digest::of(&content)));
+        self.record_observation(FileAccess::Read(path, Digest::of(&content)));
         Ok(content)
     }
 
@@ -295,9 +295,9 @@ impl Files {
     /// The file cannot be changed. In this case, nothing has changed.
     pub fn write(&self, path: &str, content: &[u8]) -> Result<(), FileError> {
         self.check_writable()?;
-        let path = normal_path(path)?;
+        let path = normalize_path(path)?;
         self.with_transaction(|txn| txn.write(&path, content))?;
-        self.record_observation(Observation::Wrote(path, Digest::of(content)));
+        self.record_observation(FileAccess::Wrote(path, Digest::of(content)));
         Ok(())
     }
 
@@ -307,9 +307,9 @@ impl Files {
     /// The file cannot be changed. In this case, nothing has changed.
     pub fn remove(&self, path: &str) -> Result<(), FileError> {
         self.check_writable()?;
-        let path = normal_path(path)?;
+        let path = normalize_path(path)?;
         self.with_transaction(|txn| txn.remove(&path))?;
-        self.record_observation(Observation::Removed(path));
+        self.record_observation(FileAccess::Removed(path));
         Ok(())
     }
 
@@ -320,7 +320,7 @@ impl Files {
     pub fn list(&self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
         let names = self.with_transaction(|txn| txn.list(below, most))?;
         for name in &names {
-            self.record_observation(Observation::Listed(name.clone()));
+            self.record_observation(FileAccess::Listed(name.clone()));
         }
         Ok(names)
     }

@@ -7,61 +7,61 @@ use std::io;
 
 use serde_json::{Value, json};
 
-use crate::call::error::{Category, Effects, FieldError, ToolError};
+use crate::call::error::{CallEffects, ErrorCategory, FieldError, ToolError};
 use crate::call::error_code;
-use crate::call::outcome::Signal;
+use crate::call::outcome::PromptSignal;
 use crate::files::FileError;
-use crate::redact::head;
+use crate::redact::truncate_chars;
 use crate::store::StoreError;
 
 /// A failure of a tool. `?` converts any `std::error::Error` into one.
-pub struct Failure(Box<Kind>);
+pub struct Failure(Box<FailureKind>);
 
-pub(crate) enum Kind {
-    Error { error: ToolError, effects: Option<Effects>, status: Option<u16> },
-    Signal(Signal),
+pub(crate) enum FailureKind {
+    Error { error: ToolError, effects: Option<CallEffects>, status: Option<u16> },
+    Signal(PromptSignal),
 }
 
 impl Failure {
     fn from_error(error: ToolError) -> Self {
-        Self(Box::new(Kind::Error { error, effects: None, status: None }))
+        Self(Box::new(FailureKind::Error { error, effects: None, status: None }))
     }
 
     /// Creates a failure with a code of the tool.
-    pub fn new(category: Category, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+    pub fn new(category: ErrorCategory, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::from_error(ToolError::new(category, code, message))
     }
 
     /// Creates a failure that may succeed later.
     pub fn transient(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self::new(Category::Transient, code, message)
+        Self::new(ErrorCategory::Transient, code, message)
     }
 
     /// Creates a failure of invalid input.
     pub fn validation(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self::new(Category::Validation, code, message)
+        Self::new(ErrorCategory::Validation, code, message)
     }
 
     /// Creates a failure of missing access.
     pub fn permission(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self::new(Category::Permission, code, message)
+        Self::new(ErrorCategory::Permission, code, message)
     }
 
     /// Creates a failure of a business rule.
     pub fn business(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self::new(Category::Business, code, message)
+        Self::new(ErrorCategory::Business, code, message)
     }
 
     /// Creates a failure with one of toolgate's own codes.
-    pub fn of(name: &'static str, message: impl Into<String>) -> Self {
-        Self::from_error(ToolError::of(name, message))
+    pub fn from_code(name: &'static str, message: impl Into<String>) -> Self {
+        Self::from_error(ToolError::from_code(name, message))
     }
 
     /// Creates a signal for the prompt layer. The signal passes unchanged, and the call changes
     /// nothing.
     #[must_use]
-    pub fn signal(signal: Signal) -> Self {
-        Self(Box::new(Kind::Signal(signal)))
+    pub fn signal(signal: PromptSignal) -> Self {
+        Self(Box::new(FailureKind::Signal(signal)))
     }
 
     /// Classifies an HTTP status of the service behind the tool.
@@ -70,17 +70,17 @@ impl Failure {
     #[must_use]
     pub fn http(status: u16, said: &str) -> Self {
         let name = classify_status(status);
-        let mut error = ToolError::of(name, format!("the service behind the tool answered with status {status}"));
-        error.upstream = Some(upstream(serde_json::json!({ "status": status, "said": said })));
-        Self(Box::new(Kind::Error { error, effects: None, status: Some(status) }))
+        let mut error = ToolError::from_code(name, format!("the service behind the tool answered with status {status}"));
+        error.upstream = Some(sanitize_upstream_value(serde_json::json!({ "status": status, "said": said })));
+        Self(Box::new(FailureKind::Error { error, effects: None, status: Some(status) }))
     }
 
     /// Keeps the answer of the service as untrusted text: limited in size, and without
     /// `toolgate/*`.
     #[must_use]
     pub fn upstream(mut self, said: Value) -> Self {
-        if let Kind::Error { error, .. } = self.0.as_mut() {
-            error.upstream = Some(upstream(said));
+        if let FailureKind::Error { error, .. } = self.0.as_mut() {
+            error.upstream = Some(sanitize_upstream_value(said));
         }
         self
     }
@@ -90,8 +90,8 @@ impl Failure {
     /// Only the tool can know them. By default, toolgate assumes the worst that the declared effect
     /// of the tool allows.
     #[must_use]
-    pub fn effects(mut self, left: Effects) -> Self {
-        if let Kind::Error { effects, .. } = self.0.as_mut() {
+    pub fn effects(mut self, left: CallEffects) -> Self {
+        if let FailureKind::Error { effects, .. } = self.0.as_mut() {
             *effects = Some(left);
         }
         self
@@ -99,8 +99,8 @@ impl Failure {
 
     /// Clears the declared effects, because an earlier run may have had effects.
     #[must_use]
-    pub fn effects_unsaid(mut self) -> Self {
-        if let Kind::Error { effects, .. } = self.0.as_mut() {
+    pub fn without_declared_effects(mut self) -> Self {
+        if let FailureKind::Error { effects, .. } = self.0.as_mut() {
             *effects = None;
         }
         self
@@ -109,7 +109,7 @@ impl Failure {
     /// Sets the delay before a retry.
     #[must_use]
     pub fn retry_after_ms(mut self, ms: u64) -> Self {
-        if let Kind::Error { error, .. } = self.0.as_mut() {
+        if let FailureKind::Error { error, .. } = self.0.as_mut() {
             error.retry_after_ms = Some(ms);
         }
         self
@@ -118,7 +118,7 @@ impl Failure {
     /// Names the tool that handles such requests instead.
     #[must_use]
     pub fn redirect(mut self, tool: impl Into<String>) -> Self {
-        if let Kind::Error { error, .. } = self.0.as_mut() {
+        if let FailureKind::Error { error, .. } = self.0.as_mut() {
             error.redirect_tool = Some(tool.into());
         }
         self
@@ -127,7 +127,7 @@ impl Failure {
     /// Adds an invalid argument.
     #[must_use]
     pub fn field(mut self, path: impl Into<String>, expected: impl Into<String>, got: impl Into<String>) -> Self {
-        if let Kind::Error { error, .. } = self.0.as_mut() {
+        if let FailureKind::Error { error, .. } = self.0.as_mut() {
             error.errors.push(FieldError { path: path.into(), expected: expected.into(), got: got.into(), did_you_mean: None });
         }
         self
@@ -135,41 +135,41 @@ impl Failure {
 
     pub(crate) fn status(&self) -> Option<u16> {
         match self.0.as_ref() {
-            Kind::Error { status, .. } => *status,
-            Kind::Signal(_) => None,
+            FailureKind::Error { status, .. } => *status,
+            FailureKind::Signal(_) => None,
         }
     }
 
-    pub(crate) fn declared_effects(&self) -> Option<Effects> {
+    pub(crate) fn declared_effects(&self) -> Option<CallEffects> {
         match self.0.as_ref() {
-            Kind::Error { effects, .. } => *effects,
-            Kind::Signal(_) => None,
+            FailureKind::Error { effects, .. } => *effects,
+            FailureKind::Signal(_) => None,
         }
     }
 
     /// Returns the delay before a retry, if one is set.
     pub(crate) fn retry_after(&self) -> Option<std::time::Duration> {
         match self.0.as_ref() {
-            Kind::Error { error, .. } => error.retry_after_ms.map(std::time::Duration::from_millis),
-            Kind::Signal(_) => None,
+            FailureKind::Error { error, .. } => error.retry_after_ms.map(std::time::Duration::from_millis),
+            FailureKind::Signal(_) => None,
         }
     }
 
     pub(crate) fn is_retryable(&self) -> bool {
-        matches!(self.0.as_ref(), Kind::Error { error, .. } if error.retryable)
+        matches!(self.0.as_ref(), FailureKind::Error { error, .. } if error.retryable)
     }
 
-    pub(crate) fn into_kind(self) -> Kind {
+    pub(crate) fn into_kind(self) -> FailureKind {
         *self.0
     }
 }
 
 impl Failure {
     /// Returns what the model may read of the failure.
-    pub(crate) fn text(&self) -> Value {
+    pub(crate) fn model_visible_text(&self) -> Value {
         match self.0.as_ref() {
-            Kind::Error { error, .. } => serde_json::json!([error.message, error.upstream, error.errors]),
-            Kind::Signal(signal) => serde_json::json!([signal]),
+            FailureKind::Error { error, .. } => serde_json::json!([error.message, error.upstream, error.errors]),
+            FailureKind::Signal(signal) => serde_json::json!([signal]),
         }
     }
 }
@@ -177,8 +177,8 @@ impl Failure {
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_ref() {
-            Kind::Error { error, effects, .. } => f.debug_struct("Failure").field("error", error).field("effects", effects).finish(),
-            Kind::Signal(signal) => f.debug_tuple("Failure").field(signal).finish(),
+            FailureKind::Error { error, effects, .. } => f.debug_struct("Failure").field("error", error).field("effects", effects).finish(),
+            FailureKind::Signal(signal) => f.debug_tuple("Failure").field(signal).finish(),
         }
     }
 }
@@ -189,7 +189,7 @@ impl fmt::Debug for Failure {
 /// other errors are BUSINESS and not retryable.
 impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
-        let message = chain(&error);
+        let message = join_causes(&error);
         let mut source: Option<&(dyn StdError + 'static)> = Some(&error);
         while let Some(cause) = source {
             if let Some(error) = cause.downcast_ref::<ToolError>() {
@@ -199,32 +199,35 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
                 return Self::from_error(error);
             }
             if let Some(file) = cause.downcast_ref::<FileError>() {
-                return Self::of(file.code(), message);
+                return Self::from_code(file.code(), message);
             }
             if cause.is::<StoreError>() {
                 // Details of the store are for the operator, not for the model.
                 tracing::error!(error = message, "a tool cannot access the store");
-                return Self::of(error_code::STORE_UNAVAILABLE, "the store is unavailable");
+                return Self::from_code(error_code::STORE_UNAVAILABLE, "the store is unavailable");
             }
             if let Some(io) = cause.downcast_ref::<io::Error>() {
-                return Self::of(classify_io(io.kind()), message);
+                return Self::from_code(classify_io(io.kind()), message);
             }
             if cause.downcast_ref::<tokio::task::JoinError>().is_some_and(tokio::task::JoinError::is_panic) {
                 // Details of a panic are for the operator, not for the model.
                 tracing::error!(panic = message, "a task of a tool panicked");
-                return Self::of(error_code::TOOL_PANICKED, "The tool has a bug and crashed. Do not repeat the call; tell the user.");
+                return Self::from_code(
+                    error_code::TOOL_PANICKED,
+                    "The tool has a bug and crashed. Do not repeat the call; tell the user.",
+                );
             }
             if cause.is::<tokio::time::error::Elapsed>() {
-                return Self::of(error_code::TIMEOUT, message);
+                return Self::from_code(error_code::TIMEOUT, message);
             }
             source = cause.source();
         }
-        Self::of(error_code::TOOL_FAILED, message)
+        Self::from_code(error_code::TOOL_FAILED, message)
     }
 }
 
 /// Joins the error and its causes on one line, without repetitions.
-fn chain(error: &dyn StdError) -> String {
+fn join_causes(error: &dyn StdError) -> String {
     let mut message = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -271,13 +274,13 @@ pub const fn classify_status(status: u16) -> &'static str {
 /// assert_eq!(without_contract(&json!({"isError": false, "rows": []})), None);
 /// ```
 #[must_use]
-pub fn without_contract(given: &Value) -> Option<Value> {
+pub fn strip_reserved_fields(given: &Value) -> Option<Value> {
     let fields = given.as_object()?;
     let is_set = |flag: &str| fields.get(flag).is_some_and(|flag| *flag != Value::Bool(false));
     let standard = is_set("isError") && fields.contains_key("errorCategory");
     let bucket = is_set("is_error") && fields.get("error").and_then(|error| error.get("bucket")).is_some();
     if standard || bucket {
-        return Some(json!({"upstream": upstream(given.clone())}));
+        return Some(json!({"upstream": sanitize_upstream_value(given.clone())}));
     }
     if !fields.keys().any(|name| name.starts_with("toolgate/")) {
         return None;
@@ -315,22 +318,22 @@ fn classify_io(kind: io::ErrorKind) -> &'static str {
 ///
 /// The secret arguments are not known here. A text that is cut contains [`crate::redact::CUT`], so
 /// that a partial secret is redacted together with it later.
-pub(crate) fn upstream(value: Value) -> Value {
+pub(crate) fn sanitize_upstream_value(value: Value) -> Value {
     /// Maximum size of one text, and of the whole before it is reduced to one text.
-    const TEXT: usize = 4_096;
-    const WHOLE: usize = 16_384;
-    fn tame(value: Value) -> Value {
+    const MAX_TEXT_CHARS: usize = 4_096;
+    const MAX_TOTAL_BYTES: usize = 16_384;
+    fn truncate_texts(value: Value) -> Value {
         match value {
             Value::Object(map) => {
                 let own = map.into_iter().filter(|(key, _)| !key.starts_with("toolgate/")).take(64);
-                own.map(|(key, item)| (head(&key, 256), tame(item))).collect()
+                own.map(|(key, item)| (truncate_chars(&key, 256), truncate_texts(item))).collect()
             }
-            Value::Array(items) => items.into_iter().take(64).map(tame).collect(),
-            Value::String(text) => Value::String(head(&text, TEXT)),
+            Value::Array(items) => items.into_iter().take(64).map(truncate_texts).collect(),
+            Value::String(text) => Value::String(truncate_chars(&text, MAX_TEXT_CHARS)),
             other => other,
         }
     }
-    let said = tame(value);
+    let said = truncate_texts(value);
     let text = said.to_string();
-    if text.len() > WHOLE { json!({"said": head(&text, TEXT), "cut": true}) } else { said }
+    if text.len() > MAX_TOTAL_BYTES { json!({"said": truncate_chars(&text, MAX_TEXT_CHARS), "cut": true}) } else { said }
 }

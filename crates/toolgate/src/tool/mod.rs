@@ -21,17 +21,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use crate::tool::command_tool::CommandTool;
-pub(crate) use failure::Kind;
-pub use failure::{Failure, classify_status, without_contract};
+pub(crate) use failure::FailureKind;
+pub use failure::{Failure, classify_status, strip_reserved_fields};
 pub use handler::Handler;
-pub use reconcile::Reconcile;
-pub use spec::Spec;
+pub use reconcile::ReconcileSpec;
+pub use spec::ToolSpec;
 pub use template::{FilledPart, Template};
 
-use self::handler::{Dynamic, Nothing, Typed};
-use crate::limits::Spend;
-use crate::normalize::Rule;
-use crate::tool::context::Ctx;
+use self::handler::{DynamicHandler, TypedHandler, UnavailableHandler};
+use crate::limits::Cost;
+use crate::normalize::NormalizationRule;
+use crate::tool::context::ToolContext;
 use toolgate_json::Pointer;
 
 /// The effect of a tool on the world.
@@ -49,7 +49,7 @@ pub enum Effect {
 
 /// Settings of a tool that is called repeatedly until something has happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Polling {
+pub struct PollingSettings {
     /// Minimum time between two identical polls.
     pub interval: Duration,
     /// Maximum number of consecutive polls with the same result.
@@ -58,14 +58,14 @@ pub struct Polling {
 
 /// Settings of retries. A failed run is retried only if that is safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Retry {
+pub struct RetrySettings {
     /// Maximum number of retries.
     pub times: u32,
     /// Delay before the first retry; it doubles each time.
     pub delay: Duration,
 }
 
-impl Default for Retry {
+impl Default for RetrySettings {
     fn default() -> Self {
         Self { times: 2, delay: Duration::from_millis(100) }
     }
@@ -74,7 +74,7 @@ impl Default for Retry {
 /// Treatment of arguments that the schema does not declare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Extra {
+pub enum ExtraArguments {
     /// Refuse the call.
     #[default]
     Refuse,
@@ -86,7 +86,7 @@ pub enum Extra {
 
 /// An example call, shown to the model and checked against the schemas.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Example {
+pub struct ToolExample {
     /// Description of at most 200 characters.
     pub description: String,
     /// The arguments.
@@ -118,7 +118,7 @@ pub struct Example {
 /// ```
 #[derive(Clone)]
 pub struct Tool {
-    spec: Spec,
+    spec: ToolSpec,
     handler: Option<Arc<dyn Handler>>,
     /// The program that runs the tool, if any.
     program: Option<CommandTool>,
@@ -136,10 +136,10 @@ impl Tool {
     where
         A: DeserializeOwned + JsonSchema + Send + Sync + 'static,
         R: Serialize + JsonSchema + Send + Sync + 'static,
-        F: Fn(Ctx, A) -> Fut + Send + Sync + 'static,
+        F: Fn(ToolContext, A) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<R, Failure>> + Send + 'static,
     {
-        let mut tool = Self::bare(name, description, Some(Arc::new(Typed(handler, PhantomData::<fn(A) -> R>))));
+        let mut tool = Self::new_without_schemas(name, description, Some(Arc::new(TypedHandler(handler, PhantomData::<fn(A) -> R>))));
         tool.spec.input = Some(schemars::schema_for!(A).to_value());
         tool.spec.output = Some(
             schemars::generate::SchemaSettings::draft2020_12().for_serialize().into_generator().into_root_schema_for::<R>().to_value(),
@@ -150,10 +150,10 @@ impl Tool {
     /// Creates a tool from a JSON Schema and an async function on JSON.
     pub fn dynamic<F, Fut>(name: &str, description: &str, input: Value, handler: F) -> Self
     where
-        F: Fn(Ctx, Value) -> Fut + Send + Sync + 'static,
+        F: Fn(ToolContext, Value) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Value, Failure>> + Send + 'static,
     {
-        let mut tool = Self::bare(name, description, Some(Arc::new(Dynamic(handler))));
+        let mut tool = Self::new_without_schemas(name, description, Some(Arc::new(DynamicHandler(handler))));
         tool.spec.input = Some(input);
         tool
     }
@@ -166,7 +166,7 @@ impl Tool {
     }
 
     /// Sets the launcher of the tool's program.
-    pub fn launched_by(self, launcher: &std::path::Path) -> Self {
+    pub fn with_launcher(self, launcher: &std::path::Path) -> Self {
         match self.program.clone() {
             Some(program) => {
                 let program = program.launcher(launcher);
@@ -178,7 +178,7 @@ impl Tool {
 
     /// Creates a tool with its own [`Handler`].
     pub fn with_handler(name: &str, description: &str, input: Value, handler: Arc<dyn Handler>) -> Self {
-        let mut tool = Self::bare(name, description, Some(handler));
+        let mut tool = Self::new_without_schemas(name, description, Some(handler));
         tool.spec.input = Some(input);
         tool
     }
@@ -187,13 +187,13 @@ impl Tool {
     /// it.
     #[must_use]
     pub fn external(name: &str, description: &str, input: Option<Value>) -> Self {
-        let mut tool = Self::bare(name, description, None);
+        let mut tool = Self::new_without_schemas(name, description, None);
         tool.spec.input = input;
         tool
     }
 
-    fn bare(name: &str, description: &str, handler: Option<Arc<dyn Handler>>) -> Self {
-        let spec = Spec {
+    fn new_without_schemas(name: &str, description: &str, handler: Option<Arc<dyn Handler>>) -> Self {
+        let spec = ToolSpec {
             name: name.into(),
             description: description.to_owned(),
             accepts_overrides: false,
@@ -205,10 +205,10 @@ impl Tool {
             local: false,
             open: false,
             polling: None,
-            retry: Retry::default(),
+            retry: RetrySettings::default(),
             timeout: Duration::from_secs(30),
             heartbeat: None,
-            extra: Extra::default(),
+            extra: ExtraArguments::default(),
             examples: Vec::new(),
             secrets: Vec::new(),
             entities: Vec::new(),
@@ -220,7 +220,7 @@ impl Tool {
             external: handler.is_none(),
             normalize: Vec::new(),
             max_output: None,
-            cost: Spend::default(),
+            cost: Cost::default(),
             visible_to: None,
             empty_statuses: BTreeSet::new(),
             shell: None,
@@ -269,14 +269,14 @@ impl Tool {
     /// Declares that the tool is called repeatedly until something has happened.
     #[must_use]
     pub const fn polling(mut self, interval: Duration, max_unchanged: u32) -> Self {
-        self.spec.polling = Some(Polling { interval, max_unchanged });
+        self.spec.polling = Some(PollingSettings { interval, max_unchanged });
         self
     }
 
     /// Sets the retries. A failed run is retried only if that is safe.
     #[must_use]
     pub const fn retry(mut self, times: u32, delay: Duration) -> Self {
-        self.spec.retry = Retry { times, delay };
+        self.spec.retry = RetrySettings { times, delay };
         self
     }
 
@@ -296,7 +296,7 @@ impl Tool {
 
     /// Sets the treatment of undeclared arguments.
     #[must_use]
-    pub const fn extra(mut self, extra: Extra) -> Self {
+    pub const fn extra(mut self, extra: ExtraArguments) -> Self {
         self.spec.extra = extra;
         self
     }
@@ -304,7 +304,7 @@ impl Tool {
     /// Adds an example call.
     #[must_use]
     pub fn example(mut self, description: &str, input: Value, output: Value) -> Self {
-        self.spec.examples.push(Example { description: description.to_owned(), input, output });
+        self.spec.examples.push(ToolExample { description: description.to_owned(), input, output });
         self
     }
 
@@ -377,7 +377,7 @@ impl Tool {
 
     /// Adds a rule that normalizes results.
     #[must_use]
-    pub fn normalize(mut self, rule: Rule) -> Self {
+    pub fn normalize(mut self, rule: NormalizationRule) -> Self {
         self.spec.normalize.push(rule);
         self
     }
@@ -391,7 +391,7 @@ impl Tool {
 
     /// Sets the expected cost of a run. It is reserved before the run and settled afterwards.
     #[must_use]
-    pub const fn cost(mut self, cost: Spend) -> Self {
+    pub const fn cost(mut self, cost: Cost) -> Self {
         self.spec.cost = cost;
         self
     }
@@ -399,7 +399,7 @@ impl Tool {
     /// Declares how to find out whether a call with unknown outcome took effect; see
     /// [`crate::Toolgate::reconcile`].
     #[must_use]
-    pub fn reconcile(mut self, reconcile: Reconcile) -> Self {
+    pub fn reconcile(mut self, reconcile: ReconcileSpec) -> Self {
         self.spec.reconcile = Some(reconcile);
         self
     }
@@ -413,7 +413,7 @@ impl Tool {
 
     /// Declares an HTTP status that means an empty result instead of an error.
     #[must_use]
-    pub fn empty_on(mut self, status: u16) -> Self {
+    pub fn empty_on_status(mut self, status: u16) -> Self {
         self.spec.empty_statuses.insert(status);
         self
     }
@@ -436,14 +436,14 @@ impl Tool {
 
     /// Returns the declaration so far.
     #[must_use]
-    pub const fn spec(&self) -> &Spec {
+    pub const fn spec(&self) -> &ToolSpec {
         &self.spec
     }
 
     /// Adds the secrets that the schemas mark. Returns false if a schema is too unclear to tell.
     pub fn find_secrets(&mut self) -> bool {
         let schemas = [&self.spec.input, &self.spec.output].into_iter().flatten();
-        let (marked, unclear): (Vec<_>, Vec<_>) = schemas.map(crate::schema::write_only).partition(Result::is_ok);
+        let (marked, unclear): (Vec<_>, Vec<_>) = schemas.map(crate::schema::find_write_only).partition(Result::is_ok);
         self.spec.secrets.extend(marked.into_iter().flatten().flatten());
         self.spec.secrets.sort();
         self.spec.secrets.dedup();
@@ -451,24 +451,24 @@ impl Tool {
     }
 
     /// Keeps all arguments out of the ledger, because the secret ones are unknown.
-    pub const fn veiled(mut self) -> Self {
+    pub const fn hide_all_arguments(mut self) -> Self {
         self.spec.veiled = true;
         self
     }
 
     /// Creates a declared tool whose handler is set later.
-    pub fn declared(name: &str, description: &str, input: Value) -> Self {
-        Self::with_handler(name, description, input, Arc::new(Nothing))
+    pub fn declare(name: &str, description: &str, input: Value) -> Self {
+        Self::with_handler(name, description, input, Arc::new(UnavailableHandler))
     }
 
     /// Lets the client run the tool.
-    pub fn run_by_client(self) -> Self {
+    pub fn into_client_run(self) -> Self {
         // Toolgate cannot reconcile calls that the client runs.
-        Self { spec: Spec { external: true, reconcile: None, ..self.spec }, handler: None, program: None }
+        Self { spec: ToolSpec { external: true, reconcile: None, ..self.spec }, handler: None, program: None }
     }
 
     /// Replaces the handler.
-    pub fn handled_by(self, handler: Arc<dyn Handler>) -> Self {
+    pub fn replace_handler(self, handler: Arc<dyn Handler>) -> Self {
         // A tool that the client runs has no handler.
         if self.spec.external { self } else { Self { handler: Some(handler), ..self } }
     }
@@ -481,18 +481,18 @@ impl Tool {
     }
 
     /// Replaces the description.
-    pub fn description(mut self, description: &str) -> Self {
+    pub fn with_description(mut self, description: &str) -> Self {
         description.clone_into(&mut self.spec.description);
         self
     }
 
     /// Creates a declared tool that cannot run.
-    pub(crate) fn without_handler(spec: Spec) -> Self {
-        let handler: Option<Arc<dyn Handler>> = if spec.external { None } else { Some(Arc::new(Nothing)) };
+    pub(crate) fn without_handler(spec: ToolSpec) -> Self {
+        let handler: Option<Arc<dyn Handler>> = if spec.external { None } else { Some(Arc::new(UnavailableHandler)) };
         Self { spec, handler, program: None }
     }
 
-    pub(crate) fn into_parts(self) -> (Spec, Option<Arc<dyn Handler>>) {
+    pub(crate) fn into_parts(self) -> (ToolSpec, Option<Arc<dyn Handler>>) {
         (self.spec, self.handler)
     }
 }

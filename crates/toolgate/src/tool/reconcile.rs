@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Effect, Spec};
-use crate::policy::{DiagnosticKind, Problem};
+use super::{Effect, ToolSpec};
+use crate::policy::{Diagnostic, DiagnosticKind};
 use toolgate_json::Pointer;
 
 /// A read-only tool, and the meaning of its results, that settle a call with unknown outcome.
@@ -21,16 +21,16 @@ use toolgate_json::Pointer;
 ///     .never_if("/status", "none");
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Reconcile {
+pub struct ReconcileSpec {
     pub(crate) tool: Arc<str>,
     arguments: Vec<(String, Pointer)>,
     happened: Vec<(Pointer, Value)>,
     never: Vec<(Pointer, Value)>,
 }
 
-impl Reconcile {
+impl ReconcileSpec {
     /// Creates a declaration that uses this tool.
-    pub fn with(tool: impl Into<Arc<str>>) -> Self {
+    pub fn new(tool: impl Into<Arc<str>>) -> Self {
         Self { tool: tool.into(), arguments: Vec::new(), happened: Vec::new(), never: Vec::new() }
     }
 
@@ -60,12 +60,12 @@ impl Reconcile {
     }
 
     /// Returns the arguments for the tool, or an error if the call lacks one.
-    pub(crate) fn ask(&self, arguments: &Value) -> Result<Value, String> {
+    pub(crate) fn build_arguments(&self, arguments: &Value) -> Result<Value, String> {
         let mut asked = Map::new();
         for (name, from) in &self.arguments {
             let value = from.get(arguments).ok_or_else(|| format!("the call has no `{from}` to ask `{}` about", self.tool))?;
             // A search for the redaction mark would find nothing, which must not count as proof.
-            if crate::redact::is_redacted(value) {
+            if crate::redact::has_mark_inside(value) {
                 return Err(format!("`{from}` of the call was redacted, so `{}` cannot search for it", self.tool));
             }
             asked.insert(name.clone(), value.clone());
@@ -74,7 +74,7 @@ impl Reconcile {
     }
 
     /// Returns whether the call took effect, if the result is conclusive.
-    pub(crate) fn says(&self, result: &Value) -> Option<bool> {
+    pub(crate) fn interpret_result(&self, result: &Value) -> Option<bool> {
         let plain = |value: &Value| toolgate_json::with_canonical_numbers(value.clone());
         let all = |wanted: &[(Pointer, Value)]| {
             !wanted.is_empty() && wanted.iter().all(|(field, is)| field.get(result).is_some_and(|found| plain(found) == plain(is)))
@@ -88,28 +88,32 @@ impl Reconcile {
     }
 
     /// Lists the problems of this declaration for a tool.
-    pub(crate) fn problems(&self, of: &Spec, tools: &[&Spec]) -> Vec<Problem> {
+    pub(crate) fn problems(&self, of: &ToolSpec, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         let wrong = |what: String| {
-            let problem = Problem::new(format!("`{}` cannot be reconciled with `{}`: {what}", of.name(), toolgate_text::shown(&self.tool)));
-            problem.about(of.name()).of_kind(DiagnosticKind::InvalidReconcile)
+            let problem = Diagnostic::new(format!(
+                "`{}` cannot be reconciled with `{}`: {what}",
+                of.name(),
+                toolgate_text::escape_for_display(&self.tool)
+            ));
+            problem.with_subject(of.name()).with_kind(DiagnosticKind::InvalidReconcile)
         };
         let mut problems = Vec::new();
         match tools.iter().find(|tool| tool.name() == &*self.tool) {
             None => problems.push(
                 wrong("it is not a tool of this agent".to_owned())
-                    .of_unknown(&self.tool)
-                    .did_you_mean(&self.tool, tools.iter().map(|tool| tool.name())),
+                    .with_unknown_tool(&self.tool)
+                    .with_suggestion(&self.tool, tools.iter().map(|tool| tool.name())),
             ),
             Some(tool) if tool.effect != Effect::Read => problems.push(wrong("it does not only read".to_owned())),
             Some(tool) if tool.external => problems.push(wrong("only the client can run it".to_owned())),
             Some(_) => {}
         }
         if self.happened.is_empty() {
-            problems.push(wrong("no result means that the call took effect".to_owned()).help("add `.happened_if(field, value)`"));
+            problems.push(wrong("no result means that the call took effect".to_owned()).with_help("add `.happened_if(field, value)`"));
         }
-        let secret = self.arguments.iter().find(|(_, from)| crate::redact::is_secret(from, &of.secrets));
+        let secret = self.arguments.iter().find(|(_, from)| crate::redact::is_secret_path(from, &of.secrets));
         problems.extend(secret.map(|(_, from)| {
-            wrong(format!("`{from}` is secret and therefore not recorded")).of_kind(DiagnosticKind::SecretReconcileArgument)
+            wrong(format!("`{from}` is secret and therefore not recorded")).with_kind(DiagnosticKind::SecretReconcileArgument)
         }));
         problems
     }

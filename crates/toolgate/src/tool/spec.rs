@@ -7,15 +7,15 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Effect, Example, Extra, Polling, Reconcile, Retry};
-use crate::limits::Spend;
-use crate::normalize::Rule;
-use crate::policy::Problem;
+use super::{Effect, ExtraArguments, PollingSettings, ReconcileSpec, RetrySettings, ToolExample};
+use crate::limits::Cost;
+use crate::normalize::NormalizationRule;
+use crate::policy::Diagnostic;
 use toolgate_json::Pointer;
 
 /// The declaration of a tool: everything except its handler.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Spec {
+pub struct ToolSpec {
     pub(crate) name: Arc<str>,
     pub(crate) description: String,
     pub(crate) accepts_overrides: bool,
@@ -26,23 +26,23 @@ pub struct Spec {
     pub(crate) once: bool,
     pub(crate) local: bool,
     pub(crate) open: bool,
-    pub(crate) polling: Option<Polling>,
-    pub(crate) retry: Retry,
+    pub(crate) polling: Option<PollingSettings>,
+    pub(crate) retry: RetrySettings,
     pub(crate) timeout: Duration,
     pub(crate) heartbeat: Option<Duration>,
-    pub(crate) extra: Extra,
-    pub(crate) examples: Vec<Example>,
+    pub(crate) extra: ExtraArguments,
+    pub(crate) examples: Vec<ToolExample>,
     pub secrets: Vec<Pointer>,
     pub(crate) entities: Vec<(Arc<str>, Pointer)>,
     pub(crate) proves: Vec<Pointer>,
     pub(crate) revokes: Vec<(Arc<str>, Option<Arc<str>>)>,
-    pub(crate) reconcile: Option<Reconcile>,
+    pub(crate) reconcile: Option<ReconcileSpec>,
     pub(crate) untrusted: bool,
     pub(crate) keeps: Vec<Arc<str>>,
     pub(crate) external: bool,
-    pub(crate) normalize: Vec<Rule>,
+    pub(crate) normalize: Vec<NormalizationRule>,
     pub(crate) max_output: Option<usize>,
-    pub(crate) cost: Spend,
+    pub(crate) cost: Cost,
     pub(crate) visible_to: Option<BTreeSet<String>>,
     pub(crate) empty_statuses: BTreeSet<u16>,
     /// Argument that contains a shell command.
@@ -53,7 +53,7 @@ pub struct Spec {
     pub(crate) veiled: bool,
 }
 
-impl Spec {
+impl ToolSpec {
     /// Checks whether a read-only tool can settle calls with unknown outcome.
     #[must_use]
     pub const fn can_be_reconciled(&self) -> bool {
@@ -98,37 +98,41 @@ impl Spec {
 
     /// Returns the example calls.
     #[must_use]
-    pub fn examples(&self) -> &[Example] {
+    pub fn examples(&self) -> &[ToolExample] {
         &self.examples
     }
 
     /// Reports that evidence about an entity is required but the tool does not declare the entity.
-    pub(crate) fn lacks_entity(&self, field: &str, entity: &str) -> Option<Problem> {
+    pub(crate) fn check_entity(&self, field: &str, entity: &str) -> Option<Diagnostic> {
         let declared = || self.entities.iter().map(|(name, _)| name);
         if declared().any(|name| **name == *entity) {
             return None;
         }
-        let message = format!("`{}` declares no entity `{}`, so its evidence cannot be compared", self.name, toolgate_text::shown(entity));
-        Some(Problem::at(field, message).did_you_mean(entity, declared()))
+        let message = format!(
+            "`{}` declares no entity `{}`, so its evidence cannot be compared",
+            self.name,
+            toolgate_text::escape_for_display(entity)
+        );
+        Some(Diagnostic::at_field(field, message).with_suggestion(entity, declared()))
     }
 
     /// Reports that a field is required as evidence but the tool does not declare it.
-    pub(crate) fn lacks_proof(&self, field: &str, path: &Pointer) -> Option<Problem> {
+    pub(crate) fn check_evidence_field(&self, field: &str, path: &Pointer) -> Option<Diagnostic> {
         if self.proves.contains(path) {
             return None;
         }
-        let problem = Problem::at(field, format!("`{}` does not declare `{path}` as evidence", self.name));
-        Some(problem.did_you_mean(&path.to_string(), self.proves.iter().map(ToString::to_string)))
+        let problem = Diagnostic::at_field(field, format!("`{}` does not declare `{path}` as evidence", self.name));
+        Some(problem.with_suggestion(&path.to_string(), self.proves.iter().map(ToString::to_string)))
     }
 
     /// Warns if evidence of a tool that the client runs is required.
-    pub(crate) fn run_by_client(&self, field: &str) -> Option<Problem> {
+    pub(crate) fn warn_if_run_by_client(&self, field: &str) -> Option<Diagnostic> {
         let message = || format!("the client runs `{}`, and results that a client reports do not count here", self.name);
-        self.external.then(|| Problem::at(field, message()).help("set `reported = true` to trust the client").warning())
+        self.external.then(|| Diagnostic::at_field(field, message()).with_help("set `reported = true` to trust the client").into_warning())
     }
 
     /// Checks whether the client runs the tool.
-    pub(crate) const fn handler_is_external(&self) -> bool {
+    pub(crate) const fn is_external(&self) -> bool {
         self.external
     }
 

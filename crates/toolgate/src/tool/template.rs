@@ -6,11 +6,11 @@ use toolgate_json::Pointer;
 
 /// Text in which `{/path}` is replaced by an argument of the call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Template(Vec<Part>);
+pub struct Template(Vec<TemplatePart>);
 
 /// A part of a template: literal text, or the path of an argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum TemplatePart {
     Text(String),
     Argument(Pointer),
 }
@@ -33,34 +33,34 @@ impl Template {
         while let Some((before, after)) = rest.split_once("{/")
             && let Some((path, behind)) = after.split_once('}')
         {
-            parts.push(Part::Text(before.to_owned()));
-            parts.push(Part::Argument(format!("/{path}").as_str().into()));
+            parts.push(TemplatePart::Text(before.to_owned()));
+            parts.push(TemplatePart::Argument(format!("/{path}").as_str().into()));
             rest = behind;
         }
-        parts.push(Part::Text(rest.to_owned()));
-        parts.retain(|part| *part != Part::Text(String::new()));
+        parts.push(TemplatePart::Text(rest.to_owned()));
+        parts.retain(|part| *part != TemplatePart::Text(String::new()));
         Self(parts)
     }
 
     /// Iterates over the arguments that the template contains.
-    pub fn named(&self) -> impl Iterator<Item = &Pointer> {
-        self.0.iter().filter_map(|part| if let Part::Argument(path) = part { Some(path) } else { None })
+    pub fn argument_paths(&self) -> impl Iterator<Item = &Pointer> {
+        self.0.iter().filter_map(|part| if let TemplatePart::Argument(path) = part { Some(path) } else { None })
     }
 
     /// Returns the text before the first argument.
     #[must_use]
-    pub fn head(&self) -> &str {
+    pub fn literal_prefix(&self) -> &str {
         match self.0.first() {
-            Some(Part::Text(text)) => text,
+            Some(TemplatePart::Text(text)) => text,
             _ => "",
         }
     }
 
     /// Returns the argument if the template consists of nothing else.
     #[must_use]
-    pub fn whole(&self) -> Option<&Pointer> {
+    pub fn as_single_argument(&self) -> Option<&Pointer> {
         match self.0.as_slice() {
-            [Part::Argument(path)] => Some(path),
+            [TemplatePart::Argument(path)] => Some(path),
             _ => None,
         }
     }
@@ -70,9 +70,9 @@ impl Template {
     /// # Errors
     /// The path of a missing argument.
     pub fn fill<'t>(&'t self, arguments: &Value) -> Result<Vec<FilledPart<'t>>, &'t Pointer> {
-        let one = |part: &'t Part| match part {
-            Part::Text(text) => Ok(FilledPart::Text(text)),
-            Part::Argument(path) => match path.get(arguments) {
+        let one = |part: &'t TemplatePart| match part {
+            TemplatePart::Text(text) => Ok(FilledPart::Text(text)),
+            TemplatePart::Argument(path) => match path.get(arguments) {
                 Some(Value::String(text)) => Ok(FilledPart::Argument(path, text.clone())),
                 Some(Value::Null) | None => Err(path),
                 Some(other) => Ok(FilledPart::Argument(path, other.to_string())),

@@ -2,10 +2,10 @@
 //! the exact text that it produces.
 
 use serde_json::{Value, json};
-use toolgate::policy::source::Rules;
+use toolgate::policy::source::RuleSet;
 use toolgate::{Agent, Effect, Tool};
 
-pub(crate) fn desk() -> toolgate::AgentBuilder {
+pub(crate) fn refund_desk_builder() -> toolgate::AgentBuilder {
     let dynamic = |name: &str, properties: Value| {
         let schema = json!({"type": "object", "properties": properties});
         Tool::dynamic(name, "A tool.", schema, |_, _| async { Ok(Value::Null) })
@@ -26,16 +26,16 @@ pub(crate) fn desk() -> toolgate::AgentBuilder {
 }
 
 /// The tools that a case needs beside the usual ones.
-fn agent(case: &str) -> toolgate::AgentBuilder {
+fn builder_for_case(case: &str) -> toolgate::AgentBuilder {
     let mail = Tool::dynamic("send_mail", "Sends.", json!({"type": "object", "properties": {"to": {"type": "string"}}}), |_, _| async {
         Ok(Value::Null)
     });
     // A tool with effects that is not declared open needs an enforced rule.
-    desk().tool(if case == "only_observed" { mail } else { mail.open() })
+    refund_desk_builder().tool(if case == "only_observed" { mail } else { mail.open() })
 }
 
 #[test]
-fn every_broken_policy_is_told_what_where_and_how() {
+fn broken_policy_reports_error_span_and_help() {
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken");
     let mut files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
@@ -44,7 +44,7 @@ fn every_broken_policy_is_told_what_where_and_how() {
     for path in files {
         let case = path.file_stem().unwrap().to_str().unwrap().to_owned();
         let text = std::fs::read_to_string(&path).unwrap();
-        let said = match agent(&case).rules(Rules::parse("policy.toml", &text)).build() {
+        let said = match builder_for_case(&case).rules(RuleSet::parse("policy.toml", &text)).build() {
             Err(error) => error.render(false),
             Ok(agent) => {
                 assert!(!agent.warnings().is_empty(), "{case} is not broken at all");
@@ -61,7 +61,7 @@ fn every_broken_policy_is_told_what_where_and_how() {
 
 /// Whatever a file holds, it is read or refused; nothing panics, and what is refused has a place.
 #[test]
-fn any_file_is_read_or_refused() {
+fn any_rule_file_is_loaded_or_refused() {
     use proptest::prelude::*;
     use proptest::strategy::ValueTree;
     use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -108,14 +108,14 @@ fn any_file_is_read_or_refused() {
             text.splice(at..end, put.chars());
         }
         let text: String = text.into_iter().collect();
-        if let Err(error) = agent("").rules(Rules::parse("policy.toml", &text)).build() {
+        if let Err(error) = builder_for_case("").rules(RuleSet::parse("policy.toml", &text)).build() {
             assert!(!error.problems.is_empty() && !error.render(false).is_empty(), "{text}");
         }
     }
 }
 
 #[test]
-fn every_broken_configuration_is_told_what_where_and_how() {
+fn broken_config_reports_error_span_and_help() {
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken_config");
     let mut files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));

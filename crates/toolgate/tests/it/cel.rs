@@ -1,11 +1,11 @@
 //! Conditions in CEL: what they mean, that they are exact, and that nothing they meet lets a call through.
 
-use crate::support::Built;
+use crate::support::BuildWithReplayCheck;
 use serde_json::{Value, json};
-use toolgate::policy::{Deny, Limit, Per, Policy, Require};
+use toolgate::policy::{Deny, Limit, LimitOwner, Policy, Require};
 use toolgate::{Agent, Effect, ManualClock, Tool};
 
-fn act() -> Tool {
+fn act_tool() -> Tool {
     let schema = json!({"type": "object", "properties": {
         "n": {"type": "number"}, "m": {"type": "number"}, "text": {"type": "string"}, "flag": {"type": "boolean"}, "when": {"type": "string"},
         "list": {"type": "array", "items": {"type": "number"}}, "names": {"type": "array", "items": {"type": "string"}},
@@ -16,16 +16,16 @@ fn act() -> Tool {
     Tool::dynamic("act", "Acts.", schema, |_, _| async { Ok(Value::Null) })
 }
 
-async fn under(rule: impl Policy + 'static, args: Value) -> String {
+async fn call_under_rule(rule: impl Policy + 'static, args: Value) -> String {
     let clock = ManualClock::at("2026-03-02T09:30:00Z".parse().unwrap());
-    let agent = Agent::builder("a").tool(act()).policy(rule).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
-    let gate = crate::support::gate().agent(agent).clock(std::sync::Arc::new(clock)).built();
+    let agent = Agent::builder("a").tool(act_tool()).policy(rule).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
+    let gate = crate::support::runtime_builder().agent(agent).clock(std::sync::Arc::new(clock)).build_checked();
     let answer = gate.session("a", "alice", "s").call("act", args).await;
     answer.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
 }
 
 #[tokio::test]
-async fn what_expressions_mean() {
+async fn expressions_evaluate_exactly() {
     let (yes, no, fault) = ("rule", "ok", "policy_fault");
     let cases: Vec<(&str, Value, &str)> = vec![
         // Numbers are exact, and of one kind.
@@ -142,27 +142,33 @@ async fn what_expressions_mean() {
     ];
     for (expression, args, expected) in cases {
         let shown = format!("{expression} of {args}");
-        assert_eq!(under(Deny::new("rule", ["act"]).when_cel(expression), args).await, expected, "{shown}");
+        assert_eq!(call_under_rule(Deny::new("rule", ["act"]).when_cel(expression), args).await, expected, "{shown}");
     }
 }
 
 #[tokio::test]
-async fn nothing_it_meets_is_a_way_through() {
+async fn evaluation_faults_deny_call() {
     // Lists that a model makes long are walked in bounded time, and a fault is a denial.
     let long: Vec<i64> = (0..20_000).collect();
     let walks = "input.list.all(i, i >= 0 && i < 100000) && size(input.list) > 30000";
     let agent = |rule: Deny| {
-        Agent::builder("a").tool(act()).policy(rule).bounds(toolgate_json::Bounds { nodes: 50_000, ..Default::default() }).build().unwrap()
+        Agent::builder("a")
+            .tool(act_tool())
+            .policy(rule)
+            .bounds(toolgate_json::JsonBounds { nodes: 50_000, ..Default::default() })
+            .build()
+            .unwrap()
     };
-    let session = crate::support::gate().agent(agent(Deny::new("rule", ["act"]).when_cel(walks))).built().session("a", "p", "s");
+    let session =
+        crate::support::runtime_builder().agent(agent(Deny::new("rule", ["act"]).when_cel(walks))).build_checked().session("a", "p", "s");
     let answer = session.call("act", json!({"list": long})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let crossed = Deny::new("rule", ["act"]).when_cel("input.list.exists(x, x in input.any)");
-    let session = crate::support::gate().agent(agent(crossed)).built().session("a", "p", "s");
+    let session = crate::support::runtime_builder().agent(agent(crossed)).build_checked().session("a", "p", "s");
     let answer = session.call("act", json!({"list": (0..2_000).collect::<Vec<_>>(), "any": (10_000..40_000).collect::<Vec<_>>()})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let nested = Deny::new("rule", ["act"]).when_cel("input.any in input.map.lists");
-    let session = crate::support::gate().agent(agent(nested)).built().session("a", "p", "s");
+    let session = crate::support::runtime_builder().agent(agent(nested)).build_checked().session("a", "p", "s");
     let lists: Vec<Vec<i64>> = (0..100).map(|n| (0..100).map(|m| if m == 99 { n } else { m }).collect()).collect();
     let answer = session.call("act", json!({"any": (1..101).collect::<Vec<_>>(), "map": {"lists": lists}})).await;
     assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), "ok", "within bounds it is answered");
@@ -170,33 +176,33 @@ async fn nothing_it_meets_is_a_way_through() {
     let lines: Vec<Value> = (0..3_000).map(|n| json!({"amount": n, "to": "x"})).collect();
     let sums = Deny::new("rule", ["act"])
         .when_cel("sum_of(input.lines.map(l, l.amount)) > 500 && size(input.lines.filter(l, l.amount > 100)) == 2899");
-    let session = crate::support::gate().agent(agent(sums)).built().session("a", "p", "s");
+    let session = crate::support::runtime_builder().agent(agent(sums)).build_checked().session("a", "p", "s");
     assert_eq!(session.call("act", json!({"lines": lines})).await.outcome.error().unwrap().code, "rule");
     let objects = Deny::new("rule", ["act"]).when_cel("input.map in input.any");
-    let session = crate::support::gate().agent(agent(objects)).built().session("a", "p", "s");
+    let session = crate::support::runtime_builder().agent(agent(objects)).build_checked().session("a", "p", "s");
     let large: serde_json::Map<String, Value> = (0..10_000).map(|n| (format!("k{n}"), json!(n))).collect();
     let answer = session.call("act", json!({"map": large, "any": vec![json!({}); 10_000]})).await;
     assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), "ok");
     let walking = Deny::new("rule", ["act"]).when_cel("input.list.exists(i, i > 100 && came_from(input.any, \"untrusted\"))");
-    let session = crate::support::gate().agent(agent(walking)).built().session("a", "p", "s");
+    let session = crate::support::runtime_builder().agent(agent(walking)).build_checked().session("a", "p", "s");
     let answer = session.call("act", json!({"list": vec![101; 5_000], "any": vec![Value::Null; 40_000]})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let keyed = Deny::new("rule", ["act"]).when_cel("input.map[input.pin] == 1");
-    let session = crate::support::gate().agent(agent(keyed)).built().session("a", "p", "s");
+    let session = crate::support::runtime_builder().agent(agent(keyed)).build_checked().session("a", "p", "s");
     let answer = session.call("act", json!({"pin": "hunter2", "map": {}})).await;
     assert!(!serde_json::to_string(&answer.outcome).unwrap().contains("hunter2"), "{answer:?}");
     // What a fault says never holds the value.
     let pin = Deny::new("rule", ["act"]).when_cel("decimal(input.pin) > 5");
-    let session = crate::support::gate().agent(agent(pin)).built().session("a", "p", "s");
+    let session = crate::support::runtime_builder().agent(agent(pin)).build_checked().session("a", "p", "s");
     let answer = session.call("act", json!({"pin": "hunter2"})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     assert!(!serde_json::to_string(&answer.outcome).unwrap().contains("hunter2"));
 }
 
 #[test]
-fn what_is_too_long_or_too_deep_is_refused_before_it_is_parsed() {
+fn oversized_expression_is_refused_before_parsing() {
     let problems = |expression: &str| {
-        let built = Agent::builder("a").tool(act()).policy(Deny::new("rule", ["act"]).when_cel(expression)).build();
+        let built = Agent::builder("a").tool(act_tool()).policy(Deny::new("rule", ["act"]).when_cel(expression)).build();
         built.err().map(|e| e.problems.into_iter().map(|p| p.message).collect::<Vec<_>>().join("; ")).unwrap_or_default()
     };
     for (expression, expected) in [
@@ -229,11 +235,11 @@ fn what_is_too_long_or_too_deep_is_refused_before_it_is_parsed() {
 }
 
 #[tokio::test]
-async fn a_soft_threshold_reads_a_limit() {
-    let daily = Limit::sum("daily", ["act"], "/n", 500.into()).per(Per::Entity("/text".into()));
+async fn ask_rule_reads_counter_of_limit() {
+    let daily = Limit::sum("daily", ["act"], "/n", 500.into()).per(LimitOwner::Entity("/text".into()));
     let soft = Deny::ask("soft", ["act"]).when_cel("sum_of(\"daily\") + input.n > 300").reading(&daily);
-    let agent = Agent::builder("a").tool(act()).policy(daily).policy(soft).build().unwrap();
-    let session = crate::support::gate().agent(agent).built().session("a", "p", "s");
+    let agent = Agent::builder("a").tool(act_tool()).policy(daily).policy(soft).build().unwrap();
+    let session = crate::support::runtime_builder().agent(agent).build_checked().session("a", "p", "s");
     for (n, text, expected) in
         [(200, "x", "ok"), (100, "x", "ok"), (1, "x", "approval_required"), (300, "y", "ok"), (501, "z", "approval_required")]
     {
@@ -243,7 +249,7 @@ async fn a_soft_threshold_reads_a_limit() {
 }
 
 #[tokio::test]
-async fn requirements_look_into_what_was_proved() {
+async fn require_expression_reads_evidence() {
     let check = Tool::dynamic(
         "check",
         "Checks.",
@@ -252,8 +258,8 @@ async fn requirements_look_into_what_was_proved() {
     );
     let check = check.effect(Effect::Read).entity("who", "/who").proves("/report");
     let rule = Require::new("low_risk", ["act"], ["check"]).same("who", "/text").when_cel("result.report.risk <= input.n").code("risky");
-    let agent = Agent::builder("a").tool(check).tool(act()).policy(rule).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
-    let session = crate::support::gate().agent(agent).built().session("a", "p", "s");
+    let agent = Agent::builder("a").tool(check).tool(act_tool()).policy(rule).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
+    let session = crate::support::runtime_builder().agent(agent).build_checked().session("a", "p", "s");
     let code = async |tool: &str, args: Value| {
         session.call(tool, args).await.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
     };

@@ -5,49 +5,49 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use regex::Regex;
-use toolgate::Category;
+use toolgate::ErrorCategory;
 use toolgate::call::error_code;
 
 /// In the table, and said by nobody yet.
-const NOT_SAID_YET: &[&str] = &[];
+const UNUSED_CODES: &[&str] = &[];
 
-const PAGE: &str = include_str!("../../../../specs/errors.md");
+const ERRORS_PAGE: &str = include_str!("../../../../specs/errors.md");
 
 /// The rows of a table of the page.
-fn table(name: &str) -> Vec<&'static str> {
+fn table_rows(name: &str) -> Vec<&'static str> {
     let (open, close) = (format!("<!-- {name} -->"), format!("<!-- /{name} -->"));
-    let table = PAGE.split(open.as_str()).nth(1).and_then(|rest| rest.split(close.as_str()).next());
+    let table = ERRORS_PAGE.split(open.as_str()).nth(1).and_then(|rest| rest.split(close.as_str()).next());
     let rows: Vec<_> = table.unwrap_or_default().lines().filter(|line| line.starts_with("| `")).collect();
     assert!(!rows.is_empty(), "the page has no table of {name}");
     rows
 }
 
 #[test]
-fn the_table_of_codes_is_the_one_in_the_specification() {
+fn code_table_equals_table_in_specification() {
     let expected: Vec<String> = error_code::ALL
         .iter()
         .map(|c| format!("| `{}` | {} | {} | {} |", c.name, c.category, if c.retryable { "yes" } else { "no" }, c.meaning))
         .collect();
-    assert_eq!(table("codes"), expected);
+    assert_eq!(table_rows("codes"), expected);
     for c in error_code::ALL {
-        assert!(!c.retryable || c.category == Category::Transient, "{}: only what passes by itself may be retried", c.name);
+        assert!(!c.retryable || c.category == ErrorCategory::Transient, "{}: only what passes by itself may be retried", c.name);
     }
 }
 
 /// What a source file says, without comments and tests.
-fn source(path: &Path) -> String {
+fn source_without_tests(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
     code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
 /// The source of every crate. The tools of the demonstration have codes of their own, as anybody's have.
-fn sources() -> Vec<(PathBuf, String)> {
-    fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
+fn all_sources() -> Vec<(PathBuf, String)> {
+    fn collect_sources(directory: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() && !path.ends_with("demo") {
-                walk(&path, found);
+                collect_sources(&path, found);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 found.push(path);
             }
@@ -55,14 +55,14 @@ fn sources() -> Vec<(PathBuf, String)> {
     }
     let mut found = Vec::new();
     for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap() {
-        walk(&entry.unwrap().path().join("src"), &mut found);
+        collect_sources(&entry.unwrap().path().join("src"), &mut found);
     }
     found.retain(|path| !path.ends_with("toolgate/src/code.rs"));
-    found.into_iter().map(|path| (path.clone(), source(&path))).collect()
+    found.into_iter().map(|path| (path.clone(), source_without_tests(&path))).collect()
 }
 
 /// Codes that are named by their constants, other than to compare with them.
-fn said_by_constant(sources: &[(PathBuf, String)]) -> BTreeSet<String> {
+fn codes_used_by_constant(sources: &[(PathBuf, String)]) -> BTreeSet<String> {
     let named = Regex::new(r"(==|!=)?\s*\bcode::([A-Z_]{3,})\b").unwrap();
     let mut said = BTreeSet::new();
     for (path, text) in sources {
@@ -78,7 +78,7 @@ fn said_by_constant(sources: &[(PathBuf, String)]) -> BTreeSet<String> {
 }
 
 /// Codes that are written out where an error is made, or in a constant beside it, each with its categories.
-fn said_by_name(sources: &[(PathBuf, String)]) -> BTreeMap<String, BTreeSet<String>> {
+fn codes_used_by_literal(sources: &[(PathBuf, String)]) -> BTreeMap<String, BTreeSet<String>> {
     let maker =
         r"(?:ToolError|Failure)::(?:new\(\s*(?:\w+::)*Category::(\w+),|(transient|validation|permission|business)\(|of\()|\brefused\(";
     let made = Regex::new(&format!(r#"(?:{maker})\s*(?:"([a-z0-9_]+)"|([A-Z_]{{3,}})\b)"#)).unwrap();
@@ -102,18 +102,18 @@ fn said_by_name(sources: &[(PathBuf, String)]) -> BTreeMap<String, BTreeSet<Stri
 }
 
 #[test]
-fn every_code_in_the_source_is_in_the_specification_and_the_other_way_round() {
-    let sources = sources();
-    let (by_constant, by_name) = (said_by_constant(&sources), said_by_name(&sources));
+fn codes_in_source_equal_codes_in_specification() {
+    let sources = all_sources();
+    let (by_constant, by_name) = (codes_used_by_constant(&sources), codes_used_by_literal(&sources));
     // A look at nothing would find nothing wrong.
     assert!(sources.len() > 100 && by_constant.contains("forbidden") && by_name.contains_key("definition_changed"), "{by_name:?}");
     let own: BTreeSet<&str> = error_code::ALL.iter().map(|code| code.name).collect();
     let said: BTreeSet<&str> = by_constant.iter().chain(by_name.keys()).map(String::as_str).collect();
 
     let silent: Vec<&str> = own.difference(&said).copied().collect();
-    assert_eq!(silent, NOT_SAID_YET, "codes of the table that nobody says");
-    for name in NOT_SAID_YET {
-        assert!(PAGE.contains(&format!("`{name}` is in the table for policies to come; nothing comes to say it")), "{name}");
+    assert_eq!(silent, UNUSED_CODES, "codes of the table that nobody says");
+    for name in UNUSED_CODES {
+        assert!(ERRORS_PAGE.contains(&format!("`{name}` is in the table for policies to come; nothing comes to say it")), "{name}");
     }
 
     let others: BTreeSet<String> = by_name
@@ -121,7 +121,7 @@ fn every_code_in_the_source_is_in_the_specification_and_the_other_way_round() {
         .filter(|(name, _)| !own.contains(name.as_str()))
         .map(|(name, categories)| format!("| `{name}` | {} |", categories.iter().cloned().collect::<Vec<_>>().join(" or ")))
         .collect();
-    let listed: BTreeSet<String> = table("more codes").iter().map(|row| row.split_inclusive('|').take(3).collect()).collect();
+    let listed: BTreeSet<String> = table_rows("more codes").iter().map(|row| row.split_inclusive('|').take(3).collect()).collect();
     assert_eq!(listed, others, "codes that are not toolgate's own, on the page and in the source");
 
     for (name, categories) in &by_name {

@@ -4,123 +4,131 @@ use std::time::Duration;
 
 use serde_json::json;
 use toolgate::hook::CommandHook;
-use toolgate::{Decision, Effects, Gate};
+use toolgate::{CallEffects, Decision, Gate};
 
-use crate::support::World;
+use crate::support::TestWorld;
 
-const NO_JSON: &str = "expected a JSON value (object, array, string, number, true, false or null) (at byte 0)";
+const INVALID_JSON_MESSAGE: &str = "expected a JSON value (object, array, string, number, true, false or null) (at byte 0)";
 
-fn sh(script: &str) -> CommandHook {
+fn shell_hook(script: &str) -> CommandHook {
     CommandHook::new("script", "/bin/sh").arg("-c").arg(script)
 }
 
-fn program(path: &str) -> CommandHook {
+fn program_hook(path: &str) -> CommandHook {
     CommandHook::new("script", path)
 }
 
-fn hanging() -> CommandHook {
-    sh("sleep 60").timeout(Duration::from_millis(200))
+fn hanging_hook() -> CommandHook {
+    shell_hook("sleep 60").timeout(Duration::from_millis(200))
 }
 
 /// What goes wrong whenever a program is asked, and how it is said.
-fn faults() -> Vec<(&'static str, CommandHook, String)> {
+fn fault_cases() -> Vec<(&'static str, CommandHook, String)> {
     let no_answer = |why: &str| format!("/bin/sh printed an invalid answer: {why}");
     let said = str::to_owned;
     vec![
-        ("it hangs", hanging(), said("/bin/sh gave no answer within 200ms and was stopped")),
+        ("it hangs", hanging_hook(), said("/bin/sh gave no answer within 200ms and was stopped")),
         (
             "it is missing",
-            program("/nonexistent/hook"),
+            program_hook("/nonexistent/hook"),
             said("/nonexistent/hook cannot be started: No such file or directory (os error 2)"),
         ),
-        ("it is no program", program("/etc/passwd"), said("/etc/passwd cannot be started: Permission denied (os error 13)")),
-        ("it prints junk", sh("echo fine by me"), no_answer(NO_JSON)),
-        ("it prints two answers", sh("echo '{}{}'"), no_answer("there is more text after the end of the document (at byte 2)")),
+        ("it is no program", program_hook("/etc/passwd"), said("/etc/passwd cannot be started: Permission denied (os error 13)")),
+        ("it prints junk", shell_hook("echo fine by me"), no_answer(INVALID_JSON_MESSAGE)),
+        ("it prints two answers", shell_hook("echo '{}{}'"), no_answer("there is more text after the end of the document (at byte 2)")),
         (
             "it prints one thing twice",
-            sh(r#"echo '{"decision": "allow", "decision": "deny"}'"#),
+            shell_hook(r#"echo '{"decision": "allow", "decision": "deny"}'"#),
             no_answer("the key `decision` is given twice (at byte 22)"),
         ),
-        ("it prints no text", sh(r"printf '\377'"), no_answer("the document is not valid UTF-8 (at byte 0)")),
-        ("it prints a list", sh("echo '[]'"), no_answer("expected a JSON object")),
-        ("it prints a word of another kind", sh(r#"echo '{"decision": true}'"#), no_answer("`decision` must be a string")),
+        ("it prints no text", shell_hook(r"printf '\377'"), no_answer("the document is not valid UTF-8 (at byte 0)")),
+        ("it prints a list", shell_hook("echo '[]'"), no_answer("expected a JSON object")),
+        ("it prints a word of another kind", shell_hook(r#"echo '{"decision": true}'"#), no_answer("`decision` must be a string")),
         // What it prints there may be what it was told in confidence.
-        ("it prints a number for a reason", sh(r#"echo '{"decision": "deny", "reason": 4711}'"#), no_answer("`reason` must be a string")),
+        (
+            "it prints a number for a reason",
+            shell_hook(r#"echo '{"decision": "deny", "reason": 4711}'"#),
+            no_answer("`reason` must be a string"),
+        ),
         (
             "it prints text for an object",
-            sh(r#"echo '{"hookSpecificOutput": "sesame"}'"#),
+            shell_hook(r#"echo '{"hookSpecificOutput": "sesame"}'"#),
             no_answer("`hookSpecificOutput` must be an object"),
         ),
         (
             "it prints a number within it",
-            sh(r#"echo '{"hookSpecificOutput": {"permissionDecision": 4711}}'"#),
+            shell_hook(r#"echo '{"hookSpecificOutput": {"permissionDecision": 4711}}'"#),
             no_answer("`permissionDecision` must be a string"),
         ),
         (
             "it prints a category that there is not",
-            sh(r#"echo '{"decision": "deny", "category": "sesame"}'"#),
+            shell_hook(r#"echo '{"decision": "deny", "category": "sesame"}'"#),
             no_answer("`category` must be TRANSIENT, VALIDATION, PERMISSION or BUSINESS"),
         ),
         (
             "it prints arguments twice",
-            sh(r#"echo '{"tool_input": {}, "updatedInput": {}}'"#),
+            shell_hook(r#"echo '{"tool_input": {}, "updatedInput": {}}'"#),
             no_answer("arguments or result are present twice"),
         ),
         (
             "it prints a key that nobody may see, and that twice",
-            sh(r#"echo '{"sesame": 1, "sesame": 2}'"#).redact_value("sesame"),
+            shell_hook(r#"echo '{"sesame": 1, "sesame": 2}'"#).redact_value("sesame"),
             no_answer("the key `[redacted]` is given twice (at byte 14)"),
         ),
         (
             "it prints a misspelt word",
-            sh(r#"echo '{"decison": "deny"}'"#),
+            shell_hook(r#"echo '{"decison": "deny"}'"#),
             no_answer("unknown field `decison` in the answer; did you mean `decision`?"),
         ),
-        ("it prints another word", sh(r#"echo '{"verdict": "deny"}'"#), no_answer("missing `decision`, `tool_input` or `tool_result`")),
-        ("it prints a byte too much", sh("head -c 1048577 /dev/zero"), said("/bin/sh printed more than 1048576 bytes")),
-        ("it complains a byte too much", sh("head -c 1048577 /dev/zero >&2"), said("/bin/sh printed more than 1048576 bytes")),
+        (
+            "it prints another word",
+            shell_hook(r#"echo '{"verdict": "deny"}'"#),
+            no_answer("missing `decision`, `tool_input` or `tool_result`"),
+        ),
+        ("it prints a byte too much", shell_hook("head -c 1048577 /dev/zero"), said("/bin/sh printed more than 1048576 bytes")),
+        ("it complains a byte too much", shell_hook("head -c 1048577 /dev/zero >&2"), said("/bin/sh printed more than 1048576 bytes")),
     ]
 }
 
 #[tokio::test]
-async fn a_program_that_does_not_do_its_work_before_the_tool_refuses_the_call() {
+async fn failing_before_hook_refuses_call() {
     let said = str::to_owned;
-    let mut cases = faults();
+    let mut cases = fault_cases();
     cases.extend([
-        ("it crashes", sh("exit 1"), said("/bin/sh ended with exit code 1")),
-        ("it crashes with words", sh("echo boom >&2; exit 1"), said("/bin/sh ended with exit code 1: boom")),
-        ("it ends with a code that means nothing", sh("exit 3"), said("/bin/sh ended with exit code 3")),
-        ("it allows, and then crashes", sh(r#"echo '{"decision": "allow"}'; exit 1"#), said("/bin/sh ended with exit code 1")),
-        ("it is killed", sh("kill -9 $$"), said("/bin/sh was killed")),
-        ("it is killed with words", sh("echo dying >&2; kill -9 $$"), said("/bin/sh was killed: dying")),
-        ("it decides nonsense", sh(r#"echo '{"decision": "perhaps"}'"#), said("/bin/sh gave the unknown decision `perhaps`")),
+        ("it crashes", shell_hook("exit 1"), said("/bin/sh ended with exit code 1")),
+        ("it crashes with words", shell_hook("echo boom >&2; exit 1"), said("/bin/sh ended with exit code 1: boom")),
+        ("it ends with a code that means nothing", shell_hook("exit 3"), said("/bin/sh ended with exit code 3")),
+        ("it allows, and then crashes", shell_hook(r#"echo '{"decision": "allow"}'; exit 1"#), said("/bin/sh ended with exit code 1")),
+        ("it is killed", shell_hook("kill -9 $$"), said("/bin/sh was killed")),
+        ("it is killed with words", shell_hook("echo dying >&2; kill -9 $$"), said("/bin/sh was killed: dying")),
+        ("it decides nonsense", shell_hook(r#"echo '{"decision": "perhaps"}'"#), said("/bin/sh gave the unknown decision `perhaps`")),
         (
             "it echoes the event, and misspells its decision",
-            sh(r#"echo '{"tool_input": {"how": "ok"}, "decison": "deny"}'"#),
+            shell_hook(r#"echo '{"tool_input": {"how": "ok"}, "decison": "deny"}'"#),
             said("/bin/sh printed an invalid answer: unknown field `decison` in the answer; did you mean `decision`?"),
         ),
         (
             "it spells its decision as others do",
-            sh(r#"echo '{"tool_input": {"how": "ok"}, "hookSpecificOutput": {"permission_decision": "deny"}}'"#),
+            shell_hook(r#"echo '{"tool_input": {"how": "ok"}, "hookSpecificOutput": {"permission_decision": "deny"}}'"#),
             said(
                 "/bin/sh printed an invalid answer: unknown field `permission_decision` in the answer; did you mean `permissionDecision`?",
             ),
         ),
         (
             "it decides what nobody may see",
-            sh(r#"echo '{"decision": "sesame"}'"#).redact_value("sesame"),
+            shell_hook(r#"echo '{"decision": "sesame"}'"#).redact_value("sesame"),
             said("/bin/sh gave the unknown decision `[redacted]`"),
         ),
     ]);
     for (name, hook, why) in cases {
-        let world = World::new(|agent| agent.hook(hook.before()));
+        let world = TestWorld::new(|agent| agent.hook(hook.before()));
         let message = format!("the hook `script` failed, so the call is denied: {why}");
-        refused(name, &world, "hook_failed", &message).await;
+        assert_refused(name, &world, "hook_failed", &message).await;
     }
 }
 
 #[tokio::test]
-async fn a_program_that_denies_is_quoted() {
+async fn denial_quotes_reason_of_hook() {
     let rewrote = "the hook `script` rewrote the arguments, and the result is invalid: act: `how` must be a string; got 7";
     let cases = [
         // What it prints counts, whatever code it ends with.
@@ -135,23 +143,23 @@ async fn a_program_that_denies_is_quoted() {
         (r#"echo '{"tool_input": {"how": 7}}'"#, "hook_failed", rewrote),
     ];
     for (script, code, message) in cases {
-        let world = World::new(|agent| agent.hook(sh(script).before()));
-        refused(script, &world, code, message).await;
+        let world = TestWorld::new(|agent| agent.hook(shell_hook(script).before()));
+        assert_refused(script, &world, code, message).await;
     }
 }
 
 /// The tool does not run, nothing is left, and the row names the hook.
-async fn refused(name: &str, world: &World, code: &str, message: &str) {
+async fn assert_refused(name: &str, world: &TestWorld, code: &str, message: &str) {
     let quiet = world.fingerprint().await;
     let answer = world.session.call("act", json!({"how": "ok"})).await;
     let error = answer.outcome.error().unwrap_or_else(|| panic!("{name}: {answer:?}"));
     assert_eq!((&*error.code, error.message.as_str()), (code, message), "{name}");
     assert_eq!(
         (error.effects, error.retryable, answer.gate, answer.rule.as_deref()),
-        (Effects::None, false, Gate::Hooks, Some("script")),
+        (CallEffects::None, false, Gate::Hooks, Some("script")),
         "{name}"
     );
-    assert_eq!((world.ran(), world.metered().await), (0, 0.into()), "{name}");
+    assert_eq!((world.run_count(), world.meter_value().await), (0, 0.into()), "{name}");
     assert_eq!(world.fingerprint().await, quiet, "{name}");
     let rows = world.session.rows().await.unwrap();
     let recorded: Vec<_> = rows.iter().map(|row| (row.decision, row.rule.as_deref(), row.code())).collect();
@@ -159,46 +167,50 @@ async fn refused(name: &str, world: &World, code: &str, message: &str) {
 }
 
 #[tokio::test]
-async fn a_program_that_does_not_do_its_work_after_the_tool_withholds_the_result_of_what_is_done() {
+async fn failing_after_hook_withholds_result() {
     let said = str::to_owned;
-    let mut cases = faults();
+    let mut cases = fault_cases();
     cases.extend([
-        ("it crashes", sh("echo boom >&2; exit 1"), said("/bin/sh failed after the tool: exit status: 1")),
-        ("it denies what is done", sh("echo no >&2; exit 2"), said("/bin/sh failed after the tool: exit status: 2")),
-        ("it is killed", sh("kill -9 $$"), said("/bin/sh failed after the tool: signal: 9 (SIGKILL)")),
+        ("it crashes", shell_hook("echo boom >&2; exit 1"), said("/bin/sh failed after the tool: exit status: 1")),
+        ("it denies what is done", shell_hook("echo no >&2; exit 2"), said("/bin/sh failed after the tool: exit status: 2")),
+        ("it is killed", shell_hook("kill -9 $$"), said("/bin/sh failed after the tool: signal: 9 (SIGKILL)")),
         (
             "it rewrites, and then crashes",
-            sh(r#"echo '{"tool_result": {"done": false}}'; exit 3"#),
+            shell_hook(r#"echo '{"tool_result": {"done": false}}'; exit 3"#),
             said("/bin/sh failed after the tool: exit status: 3"),
         ),
     ]);
     for (name, hook, why) in cases {
-        let world = World::new(|agent| agent.hook(hook.after()));
+        let world = TestWorld::new(|agent| agent.hook(hook.after()));
         let message = format!("the hook `script` failed after the tool had run, so its result is withheld: {why}");
-        withheld(name, &world, "hook_failed", Some("script"), &message).await;
+        assert_withheld(name, &world, "hook_failed", Some("script"), &message).await;
     }
-    let world = World::new(|agent| agent.hook(sh(r#"echo '{"tool_result": {"undone": 1}}'"#).after()));
+    let world = TestWorld::new(|agent| agent.hook(shell_hook(r#"echo '{"tool_result": {"undone": 1}}'"#).after()));
     let message = "the result does not match its schema: `act` requires `done` (boolean), which is missing";
-    withheld("it rewrites into junk", &world, "invalid_result", None, message).await;
+    assert_withheld("it rewrites into junk", &world, "invalid_result", None, message).await;
 }
 
 /// The tool has run: its effects stand, its result is not shown, and the session is as it was.
-async fn withheld(name: &str, world: &World, code: &str, rule: Option<&str>, message: &str) {
+async fn assert_withheld(name: &str, world: &TestWorld, code: &str, rule: Option<&str>, message: &str) {
     let quiet = world.fingerprint().await;
     let answer = world.session.call("act", json!({"how": "ok"})).await;
     let error = answer.outcome.error().unwrap_or_else(|| panic!("{name}: {answer:?}"));
     assert_eq!((&*error.code, error.message.as_str()), (code, message), "{name}");
-    assert_eq!((error.effects, error.retryable, answer.gate, answer.rule.as_deref()), (Effects::Done, false, Gate::Shape, rule), "{name}");
-    assert_eq!((world.ran(), world.metered().await), (1, 1.into()), "{name}");
+    assert_eq!(
+        (error.effects, error.retryable, answer.gate, answer.rule.as_deref()),
+        (CallEffects::Done, false, Gate::Shape, rule),
+        "{name}"
+    );
+    assert_eq!((world.run_count(), world.meter_value().await), (1, 1.into()), "{name}");
     assert_eq!(world.gate.pending_calls().await.unwrap().len(), 0, "{name}");
     assert_eq!(world.fingerprint().await, quiet, "{name}");
     let rows = world.session.rows().await.unwrap();
     let recorded: Vec<_> = rows.iter().map(|row| (row.decision, row.code(), row.effects)).collect();
-    assert_eq!(recorded, [(Decision::Failed, Some(code), Effects::Done)], "{name}");
+    assert_eq!(recorded, [(Decision::Failed, Some(code), CallEffects::Done)], "{name}");
 }
 
 #[tokio::test]
-async fn a_program_with_nothing_to_say_stands_in_nobodys_way() {
+async fn hook_without_decision_allows_call() {
     let scripts = [
         "exit 0",
         "echo '{}'",
@@ -211,19 +223,19 @@ async fn a_program_with_nothing_to_say_stands_in_nobodys_way() {
         r#"echo '{"hookSpecificOutput": {"hookEventName": "x", "permissionDecision": "allow", "additionalContext": "", "updatedMCPToolOutput": {}}}'"#,
     ];
     for script in scripts {
-        for hook in [sh(script).before(), sh(script).after()] {
-            let world = World::new(|agent| agent.hook(hook));
+        for hook in [shell_hook(script).before(), shell_hook(script).after()] {
+            let world = TestWorld::new(|agent| agent.hook(hook));
             let answer = world.session.call("act", json!({"how": "ok"})).await;
             assert_eq!(answer.outcome.success().map(|output| &output.value), Some(&json!({"done": true})), "{script}: {answer:?}");
         }
     }
     // After the tool a decision comes too late to be looked at.
-    let world = World::new(|agent| agent.hook(sh(r#"echo '{"decision": "deny"}'"#).after()));
+    let world = TestWorld::new(|agent| agent.hook(shell_hook(r#"echo '{"decision": "deny"}'"#).after()));
     assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
 }
 
 #[tokio::test]
-async fn a_program_that_repeats_a_secret_of_the_call_tells_it_to_nobody() {
+async fn secret_in_hook_output_is_redacted() {
     let word = "word=$(grep -o 'hunter[^\"]*'); ";
     let cases = [
         ("grep -o 'password.*' >&2; exit 2".to_owned(), "hook_denied", "password\":\"[redacted]\""),
@@ -241,7 +253,7 @@ async fn a_program_that_repeats_a_secret_of_the_call_tells_it_to_nobody() {
     ];
     for password in ["hunter2-long", "hunterü2-long"] {
         for (script, code, said) in &cases {
-            let world = World::new(|agent| agent.hook(sh(script).before()));
+            let world = TestWorld::new(|agent| agent.hook(shell_hook(script).before()));
             let answer = world.session.call("act", json!({"how": "ok", "password": password})).await;
             let error = answer.outcome.error().unwrap_or_else(|| panic!("{script}: {answer:?}"));
             assert!(error.code == *code && error.message.contains(said), "{script}: {error:?}");
@@ -249,17 +261,17 @@ async fn a_program_that_repeats_a_secret_of_the_call_tells_it_to_nobody() {
             assert!(!told.contains("hunte"), "{script}: {told}");
         }
     }
-    let world = World::new(|agent| agent.hook(sh(&cases[4].0).after()));
+    let world = TestWorld::new(|agent| agent.hook(shell_hook(&cases[4].0).after()));
     let answer = world.session.call("act", json!({"how": "ok", "password": "hunter2-long"})).await;
     assert!(answer.outcome.error().unwrap().message.contains(cases[4].2), "{answer:?}");
     assert!(!format!("{answer:?} {:?}", world.session.rows().await.unwrap()).contains("hunte"));
 }
 
 #[tokio::test]
-async fn what_is_left_out_of_a_long_reason_is_seen_to_be() {
+async fn truncated_hook_reason_ends_with_ellipsis() {
     let long = "head -c 2100 /dev/zero | tr '\\0' x";
     for script in [format!("{long} >&2; exit 2"), format!(r#"echo "{{\"decision\": \"deny\", \"reason\": \"$({long})\"}}""#)] {
-        let world = World::new(|agent| agent.hook(sh(&script).before()));
-        refused(&script, &world, "hook_denied", &format!("{}…", "x".repeat(2_000))).await;
+        let world = TestWorld::new(|agent| agent.hook(shell_hook(&script).before()));
+        assert_refused(&script, &world, "hook_denied", &format!("{}…", "x".repeat(2_000))).await;
     }
 }

@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::Barrier;
-use toolgate::{Ctx, Effect, Tool};
+use toolgate::{Effect, Tool, ToolContext};
 
-use crate::support::World;
+use crate::support::TestWorld;
 
 /// Reads and rewrites a list, yielding in between, so that a lost update would show.
-fn push() -> Tool {
+fn push_tool() -> Tool {
     Tool::dynamic(
         "push",
         "Appends.",
         json!({"type": "object", "properties": {"n": {"type": "integer"}, "fail": {"type": "boolean"}}, "required": ["n"]}),
-        |ctx: Ctx, args| async move {
+        |ctx: ToolContext, args| async move {
             let mut list: Vec<Value> = ctx.slice("list")?.unwrap_or_default();
             tokio::time::sleep(Duration::from_millis(args["n"].as_u64().unwrap_or(0) % 3)).await;
             list.push(args["n"].clone());
@@ -29,15 +29,22 @@ fn push() -> Tool {
 }
 
 /// A random interleaving of writers and readers equals some serial order.
-async fn interleaved(calls: u64, seed: u64) {
-    let peek =
-        Tool::dynamic("peek", "Looks.", json!({"type": "object", "properties": {"n": {"type": "integer"}}}), |ctx: Ctx, _| async move {
+async fn check_interleaving(calls: u64, seed: u64) {
+    let peek = Tool::dynamic(
+        "peek",
+        "Looks.",
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}}),
+        |ctx: ToolContext, _| async move {
             let before: Vec<Value> = ctx.slice("list")?.unwrap_or_default();
             tokio::task::yield_now().await;
             Ok(json!(before))
-        });
+        },
+    );
     // All of them wait for each other, on a slow disk for long.
-    let world = World::with(|agent| agent.tool(push()).tool(peek.effect(Effect::Read)), |gate| gate.busy_timeout(Duration::from_secs(60)));
+    let world = TestWorld::with_builder(
+        |agent| agent.tool(push_tool()).tool(peek.effect(Effect::Read)),
+        |gate| gate.busy_timeout(Duration::from_secs(60)),
+    );
     let mut tasks = Vec::new();
     for n in 0..calls {
         let session = world.session.clone();
@@ -75,12 +82,12 @@ async fn interleaved(calls: u64, seed: u64) {
 async fn any_interleaving_equals_some_serial_order() {
     let rounds = if std::env::var_os("TOOLGATE_SOAK").is_some() { 2_000 } else { 20 };
     for seed in 0..rounds {
-        interleaved(24, seed).await;
+        check_interleaving(24, seed).await;
     }
 }
 
 #[tokio::test]
-async fn of_two_writers_in_conflict_one_loses_and_both_are_recorded() {
+async fn conflicting_writers_are_both_recorded_and_one_fails() {
     // Declared `read`, these two run at the same time and both write: the second finds the session changed. Neither ends before both
     // have begun, however long a store takes.
     let both = Arc::new(Barrier::new(2));
@@ -88,7 +95,7 @@ async fn of_two_writers_in_conflict_one_loses_and_both_are_recorded() {
         "push",
         "Appends.",
         json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}),
-        move |ctx: Ctx, args: Value| {
+        move |ctx: ToolContext, args: Value| {
             let both = Arc::clone(&both);
             async move {
                 let mut list: Vec<Value> = ctx.slice("list")?.unwrap_or_default();
@@ -99,11 +106,11 @@ async fn of_two_writers_in_conflict_one_loses_and_both_are_recorded() {
             }
         },
     );
-    let world = World::new(|agent| agent.tool(meet.effect(Effect::Read).local().open()));
+    let world = TestWorld::new(|agent| agent.tool(meet.effect(Effect::Read).local().open()));
     let (a, b) = tokio::join!(world.session.call("push", json!({"n": 1})), world.session.call("push", json!({"n": 2})));
     let lost: Vec<_> = [&a, &b].into_iter().filter_map(|answer| answer.outcome.error()).collect();
     assert_eq!(lost.len(), 1, "{a:?} {b:?}");
-    assert_eq!((&*lost[0].code, lost[0].retryable, lost[0].effects), ("conflict", true, toolgate::Effects::None));
+    assert_eq!((&*lost[0].code, lost[0].retryable, lost[0].effects), ("conflict", true, toolgate::CallEffects::None));
     assert_eq!(world.session.slice("list").await.unwrap().map(|list| list.as_array().unwrap().len()), Some(1));
     let rows = world.session.rows().await.unwrap();
     assert_eq!(rows.len(), 2);
@@ -112,11 +119,11 @@ async fn of_two_writers_in_conflict_one_loses_and_both_are_recorded() {
 
 #[tokio::test]
 async fn sessions_do_not_wait_for_each_other() {
-    let world = World::whose_act(|act| act.timeout(Duration::from_secs(60)));
+    let world = TestWorld::with_act(|act| act.timeout(Duration::from_secs(60)));
     let slow = world.session.call("act", json!({"how": "read and wait"}));
     let other = world.gate.session("agent", "alice", "another");
     tokio::pin!(slow);
-    while world.ran() == 0 {
+    while world.run_count() == 0 {
         assert!(tokio::time::timeout(Duration::from_millis(20), &mut slow).await.is_err());
     }
     let answer = tokio::select! {
@@ -129,16 +136,16 @@ async fn sessions_do_not_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn a_tool_that_calls_its_own_session_is_told_it_is_busy() {
+async fn nested_call_in_own_session_gets_busy() {
     use std::sync::OnceLock;
-    static INNER: OnceLock<toolgate::Session> = OnceLock::new();
+    static INNER_SESSION: OnceLock<toolgate::Session> = OnceLock::new();
     let nest = Tool::dynamic("nest", "Calls again.", json!({"type": "object"}), |_, _| async {
-        let answer = INNER.get().unwrap().call("nest", json!({})).await;
+        let answer = INNER_SESSION.get().unwrap().call("nest", json!({})).await;
         Ok(json!(answer.outcome.error().map(|e| e.code.to_string())))
     })
     .open();
-    let world = World::with(|agent| agent.tool(nest), |gate| gate.busy_timeout(Duration::from_millis(20)));
-    INNER.set(world.session.clone()).ok().unwrap();
+    let world = TestWorld::with_builder(|agent| agent.tool(nest), |gate| gate.busy_timeout(Duration::from_millis(20)));
+    INNER_SESSION.set(world.session.clone()).ok().unwrap();
     let answer = world.session.call("nest", json!({})).await;
     assert_eq!(answer.outcome.success().map(|o| &o.value), Some(&json!("busy")));
 }

@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use toolgate_text::suggest::{closest, ratio};
+use toolgate_text::suggest::{find_closest, similarity_ratio};
 
-const PYTHON: &str = r"
+const PYTHON_SCRIPT: &str = r"
 import difflib, json, sys
 for line in sys.stdin:
     word, names = json.loads(line)
@@ -18,7 +18,7 @@ for line in sys.stdin:
 ";
 
 /// Ten thousand words, each with names that are near it, far from it or the same.
-fn pairs() -> Vec<(String, Vec<String>)> {
+fn word_pairs() -> Vec<(String, Vec<String>)> {
     let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]));
     let name = "[a-e_]{1,12}|[a-z_-]{1,24}|(read|write|list|get|verify)_(file|order|customer|output)s?|[a-zé日]{0,6}";
     let edits = prop::collection::vec((0..24usize, "[a-z_]?"), 0..4);
@@ -37,10 +37,10 @@ fn pairs() -> Vec<(String, Vec<String>)> {
 
 #[test]
 fn suggestions_agree_with_difflib_on_ten_thousand_pairs() {
-    let pairs = pairs();
+    let pairs = word_pairs();
     let mut python = Command::new("python3")
         .arg("-c")
-        .arg(PYTHON)
+        .arg(PYTHON_SCRIPT)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -55,8 +55,8 @@ fn suggestions_agree_with_difflib_on_ten_thousand_pairs() {
     assert_eq!(answers.len(), pairs.len());
     let mut suggested = 0;
     for ((word, names), (close, alike)) in pairs.iter().zip(answers) {
-        assert_eq!(closest(word, names.iter().map(String::as_str)), close.as_deref(), "{word} among {names:?}");
-        assert!((ratio(&names[0], word) - alike).abs() < 1e-12, "{word} and {}", names[0]);
+        assert_eq!(find_closest(word, names.iter().map(String::as_str)), close.as_deref(), "{word} among {names:?}");
+        assert!((similarity_ratio(&names[0], word) - alike).abs() < 1e-12, "{word} and {}", names[0]);
         suggested += usize::from(close.is_some());
     }
     assert!((1_000..9_900).contains(&suggested), "the pairs say something: {suggested}");

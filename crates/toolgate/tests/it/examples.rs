@@ -1,6 +1,6 @@
 //! The worked policies in `examples/`: every call goes as its script says.
 
-use toolgate::{Agent, BuildError};
+use toolgate::{Agent, AgentBuildError};
 
 #[path = "../../../../examples/play.rs"]
 mod play;
@@ -17,8 +17,12 @@ macro_rules! example {
                 }
             }
             #[tokio::test]
-            async fn goes_as_its_script_says() {
-                super::goes(root::$name::tools::agent(), include_str!(concat!("../../../../examples/", $directory, "/calls.txt"))).await;
+            async fn example_follows_its_script() {
+                super::run_example_script(
+                    root::$name::tools::agent(),
+                    include_str!(concat!("../../../../examples/", $directory, "/calls.txt")),
+                )
+                .await;
             }
         }
     };
@@ -29,12 +33,12 @@ example!(file_editor, "file_editor");
 example!(deployment, "deployment");
 example!(bank_transfers, "bank_transfers");
 
-async fn goes(agent: Result<Agent, BuildError>, script: &str) {
+async fn run_example_script(agent: Result<Agent, AgentBuildError>, script: &str) {
     let agent = agent.unwrap_or_else(|error| panic!("{}", error.render(false)));
     assert!(agent.warnings().is_empty(), "{}", agent.render_warnings(false));
     let name = agent.name().to_owned();
-    let (gate, clock) = play::gate(agent).unwrap();
-    let tally = play::play(&gate, &name, &clock, script, |_| {}).await;
-    assert!(tally.wrong.is_empty(), "{}", tally.wrong.join("\n"));
+    let (gate, clock) = play::build_gate(agent).unwrap();
+    let tally = play::run_script(&gate, &name, &clock, script, |_| {}).await;
+    assert!(tally.mismatches.is_empty(), "{}", tally.mismatches.join("\n"));
     assert!(tally.allowed >= 15 && tally.refused >= 15, "{tally:?}");
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use toolgate::{Agent, ManualClock, Toolgate};
 use toolgate_config::Config;
 
-const CONFIG: &str = r#"
+const SUPPORT_CONFIG: &str = r#"
 name = "support"
 limits = { session = { calls = 50 } }
 
@@ -86,17 +86,17 @@ tools = ["bash"]
 where = [{ argument = "/command", runs = ["git push"] }]
 "#;
 
-fn built(text: &str) -> Agent {
+fn build_agent(text: &str) -> Agent {
     Config::parse("toolgate.toml", text).for_client().build_agents(None).unwrap_or_else(|error| panic!("{}", error.render(false))).remove(0)
 }
 
-fn whole() -> Agent {
-    built(CONFIG)
+fn whole_agent() -> Agent {
+    build_agent(SUPPORT_CONFIG)
 }
 
 #[tokio::test]
-async fn an_excerpt_decides_like_the_whole() {
-    let excerpts = whole().excerpts();
+async fn excerpt_decides_like_whole_agent() {
+    let excerpts = whole_agent().tool_subsets();
     let mut names: Vec<&str> = excerpts.iter().map(|(name, _)| &**name).collect();
     names.sort_unstable();
     assert_eq!(names, ["bash", "build", "deploy", "escalate", "issue_refund", "read_mail", "verify_customer"]);
@@ -114,13 +114,13 @@ async fn an_excerpt_decides_like_the_whole() {
         ("bash", json!({"command": "git push"}), json!({})),
         ("bash", json!({"command": "ls"}), json!({})),
     ];
-    let store = crate::support::store();
+    let store = crate::support::test_store();
     let clock = Arc::new(ManualClock::at(toolgate::Timestamp::from_second(1_800_000_000).unwrap()));
     let gate = |agent: Agent| Toolgate::builder().store(Arc::clone(&store)).clock(clock.clone()).agent(agent).build().unwrap();
-    let one = gate(whole());
+    let one = gate(whole_agent());
     for (n, (tool, arguments, result)) in calls.into_iter().enumerate() {
         let part = excerpts.iter().find(|(name, _)| &**name == tool).unwrap().1.clone().build().unwrap();
-        assert_eq!(part.digest(), whole().digest());
+        assert_eq!(part.digest(), whole_agent().digest());
         // The same store, so that both look at the same facts.
         let other = gate(part);
         let told = |gate: &Toolgate| gate.session("support", "alice", "s");
@@ -142,14 +142,14 @@ async fn an_excerpt_decides_like_the_whole() {
 }
 
 #[test]
-fn an_excerpt_stays_small_however_many_rules_there_are() {
-    let mut text = CONFIG.to_owned();
+fn excerpt_size_is_independent_of_other_rules() {
+    let mut text = SUPPORT_CONFIG.to_owned();
     for n in 0..300 {
         text.push_str(&format!("[tools.other_{n}]\npolicy = \"open\"\n[[policy]]\nname = \"rule_{n}\"\nrule = \"deny\"\ntools = [\"other_{n}\"]\nwhere = [{{ argument = \"/a\", in = [1] }}]\n"));
     }
     let size = |text: &str| {
-        let excerpts = built(text).excerpts();
+        let excerpts = build_agent(text).tool_subsets();
         serde_json::to_string(&excerpts.iter().find(|(name, _)| &**name == "bash").unwrap().1).unwrap().len()
     };
-    assert_eq!(size(&text), size(CONFIG));
+    assert_eq!(size(&text), size(SUPPORT_CONFIG));
 }

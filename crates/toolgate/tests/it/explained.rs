@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 use toolgate::{Effect, Tool};
 
-use crate::support::World;
+use crate::support::TestWorld;
 
 /// What a model is told of each of these arguments.
-async fn told(schema: &Value, cases: &[(Value, &str)]) {
+async fn assert_messages(schema: &Value, cases: &[(Value, &str)]) {
     let tool = Tool::dynamic("t", "A tool.", schema.clone(), |_, _| async { Ok(Value::Null) }).effect(Effect::Read);
-    let world = World::new(|agent| agent.tool(tool));
+    let world = TestWorld::new(|agent| agent.tool(tool));
     for (args, expected) in cases {
         let answer = world.session.call("t", args.clone()).await;
         let said = answer.outcome.error().map_or("ok", |error| error.message.as_str());
@@ -21,7 +21,7 @@ async fn told(schema: &Value, cases: &[(Value, &str)]) {
 }
 
 #[tokio::test]
-async fn parts_that_all_have_to_fit() {
+async fn all_of_error_names_failing_part() {
     let schema = json!({"type": "object", "allOf": [
         {"properties": {"amount": {"type": "integer"}, "order": {"type": "string"}}},
         {"properties": {"note": {"type": "string"}}, "required": ["note"]},
@@ -38,7 +38,7 @@ async fn parts_that_all_have_to_fit() {
             "`t` has no `oder`, did you mean `order`? `amount` must be an integer; got the string \"x\"",
         ),
     ];
-    told(&schema, &cases).await;
+    assert_messages(&schema, &cases).await;
     // Two parts that want the same say it once; two that want different things are not asked which.
     let twice = json!({"type": "object", "allOf": [
         {"properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
@@ -49,11 +49,11 @@ async fn parts_that_all_have_to_fit() {
         (json!({"a": "x"}), "`t` requires `b`, which is missing; `a` must be an integer; got the string \"x\""),
         (json!({"a": 1}), "`t` requires `b`, which is missing"),
     ];
-    told(&twice, &cases).await;
+    assert_messages(&twice, &cases).await;
 }
 
 #[tokio::test]
-async fn one_of_several_forms_that_a_member_tells_apart() {
+async fn one_of_error_uses_discriminating_member() {
     let forms = json!([
         {"properties": {"kind": {"const": "card"}, "number": {"type": "integer"}}, "required": ["kind", "number"]},
         {"properties": {"kind": {"const": "bank"}, "iban": {"type": "string"}}, "required": ["kind", "iban"]},
@@ -72,7 +72,7 @@ async fn one_of_several_forms_that_a_member_tells_apart() {
             (json!({"kind": "card", "number": 1, "iban": "x"}), "`t` does not accept `iban` together with the other members"),
             (json!({"kind": "card", "number": 1, "ibn": "x"}), "`t` has no `ibn`, did you mean `iban`?"),
         ];
-        told(&schema, &cases).await;
+        assert_messages(&schema, &cases).await;
         // The same inside of an argument, by reference.
         let schema = json!({
             "type": "object", "properties": {"by": {"$ref": "#/$defs/payment"}}, "$defs": {"payment": {"type": "object", word: forms}},
@@ -81,12 +81,12 @@ async fn one_of_several_forms_that_a_member_tells_apart() {
             (json!({"by": {"kind": "card", "number": "x"}}), "t: `by.number` must be an integer; got the string \"x\""),
             (json!({"by": {"kind": "cash"}}), "t: `by.kind` must be one of \"card\", \"bank\"; got \"cash\""),
         ];
-        told(&schema, &cases).await;
+        assert_messages(&schema, &cases).await;
     }
 }
 
 #[tokio::test]
-async fn one_of_several_forms_that_nothing_tells_apart() {
+async fn any_of_error_lists_alternatives() {
     let text = json!({"type": "string"});
     let schema = json!({"type": "object", "properties": {"email": text, "phone": text, "at": {"anyOf": [text, {"type": "integer"}, {"type": "null"}]}},
         "anyOf": [{"required": ["email"]}, {"required": ["phone"]}]});
@@ -97,7 +97,7 @@ async fn one_of_several_forms_that_nothing_tells_apart() {
         (json!({"email": "a", "at": true}), "t: `at` must be a string or an integer or null; got true"),
         (json!({"email": 5}), "t: `email` must be a string; got 5"),
     ];
-    told(&schema, &cases).await;
+    assert_messages(&schema, &cases).await;
     // Of two forms, the one that is about what was given was meant.
     let forms = [
         json!({"properties": {"query": text}, "required": ["query"]}),
@@ -109,14 +109,14 @@ async fn one_of_several_forms_that_nothing_tells_apart() {
             (json!({"ids": ["x"]}), "t: `ids[0]` must be an integer; got the string \"x\""),
             (json!({"query": 5}), "t: `query` must be a string; got 5"),
         ];
-        told(&json!({"type": "object", "oneOf": forms}), &cases).await;
+        assert_messages(&json!({"type": "object", "oneOf": forms}), &cases).await;
     }
     let both = json!({"type": "object", "oneOf": [{"properties": {"a": text}, "required": ["a"]}, {"properties": {"b": text}, "required": ["b"]}]});
-    told(&both, &[(json!({"a": "x", "b": "y"}), "t: the value must be of exactly one of the allowed forms; got object")]).await;
+    assert_messages(&both, &[(json!({"a": "x", "b": "y"}), "t: the value must be of exactly one of the allowed forms; got object")]).await;
 }
 
 #[tokio::test]
-async fn references_and_lists_of_lists() {
+async fn errors_in_references_and_nested_lists_have_paths() {
     let schema = json!({
         "type": "object",
         "properties": {
@@ -148,12 +148,12 @@ async fn references_and_lists_of_lists() {
         (json!({"grid": [[{"sku": "a"}], [{"sku": 7}]]}), "t: `grid[1][0].sku` must be a string; got 7"),
         (json!({"x-flag": {"on": "yes"}}), "t: `x-flag.on` must be a boolean; got the string \"yes\""),
     ];
-    told(&schema, &cases).await;
+    assert_messages(&schema, &cases).await;
     // What is wrong inside of a part is told there, and not as if the part were unknown.
     let inside = json!({"type": "object", "allOf": [{"properties": {"lines": {"type": "array", "items": {"type": "object", "properties": {"sku": {"type": "string"}}}}}}]});
     let cases = [
         (json!({"lines": [{"skuu": "a"}]}), "t: `lines[0]` has no `skuu`, did you mean `sku`?"),
         (json!({"lines": 7}), "t: `lines` must be an array; got 7"),
     ];
-    told(&inside, &cases).await;
+    assert_messages(&inside, &cases).await;
 }

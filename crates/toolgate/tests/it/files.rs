@@ -1,6 +1,6 @@
 //! A file system that no path, link or race escapes, and that rolls back.
 
-use crate::support::Built;
+use crate::support::BuildWithReplayCheck;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use toolgate::files::{Expect, FileError, FileSystem, normal_path};
+use toolgate::files::{FileError, FileExpectation, FileSystem, normalize_path};
 use toolgate::policy::ReadBeforeWrite;
-use toolgate::{Agent, CallId, Ctx, Failure, HostFs, MemoryFs, Section, Session, Tool, builtin};
+use toolgate::{Agent, CallId, Failure, HostFs, MemoryFs, PromptSection, Session, Tool, ToolContext, builtin};
 
-struct Host {
+struct HostFixture {
     root: TempDir,
     journal: TempDir,
 }
 
-impl Host {
+impl HostFixture {
     fn new() -> Self {
         let (root, journal) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::write(root.path().join("config.yaml"), "a: 1").unwrap();
@@ -43,8 +43,8 @@ fn call_id() -> CallId {
     serde_json::from_value(json!("018f3b1c-0000-7000-8000-000000000001")).unwrap()
 }
 
-fn editor(files: impl FileSystem + 'static) -> Session {
-    let spoil = Tool::dynamic("spoil", "Writes, then fails.", json!({"type": "object"}), |ctx: Ctx, _| async move {
+fn editor_session(files: impl FileSystem + 'static) -> Session {
+    let spoil = Tool::dynamic("spoil", "Writes, then fails.", json!({"type": "object"}), |ctx: ToolContext, _| async move {
         let files = ctx.files()?;
         files.write("config.yaml", b"spoilt")?;
         files.write("deep/er/new.txt", b"spoilt")?;
@@ -58,58 +58,58 @@ fn editor(files: impl FileSystem + 'static) -> Session {
     .open();
     let agent = Agent::builder("editor")
         .files(files)
-        .section(Section::new("files").tools(toolgate::builtin::files()).policy(ReadBeforeWrite::default()))
+        .section(PromptSection::new("files").tools(toolgate::builtin::files()).policy(ReadBeforeWrite::default()))
         .tool(spoil)
         .build()
         .unwrap();
-    crate::support::gate().agent(agent).built().session("editor", "alice", "s")
+    crate::support::runtime_builder().agent(agent).build_checked().session("editor", "alice", "s")
 }
 
-async fn code(session: &Session, tool: &str, args: Value) -> String {
+async fn call_code(session: &Session, tool: &str, args: Value) -> String {
     let answer = session.call(tool, args).await;
     answer.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
 }
 
 /// The same story on both file systems.
-async fn read_before_write(session: &Session, change_outside: impl Fn(&str)) {
+async fn assert_read_before_write(session: &Session, change_outside: impl Fn(&str)) {
     let write = |path: &str, n: u32| json!({"path": path, "content": format!("version {n}")});
-    assert_eq!(code(session, "write_file", write("new.txt", 1)).await, "ok", "a new file may be made");
-    assert_eq!(code(session, "write_file", write("new.txt", 2)).await, "ok", "what I wrote I know");
+    assert_eq!(call_code(session, "write_file", write("new.txt", 1)).await, "ok", "a new file may be made");
+    assert_eq!(call_code(session, "write_file", write("new.txt", 2)).await, "ok", "what I wrote I know");
     let refused = session.call("write_file", write("config.yaml", 1)).await;
     let error = refused.outcome.error().unwrap();
     assert_eq!(error.code, "read_before_write");
     let next = error.next.clone().unwrap();
     assert_eq!((next.tool.as_str(), &next.arguments), ("read_file", &json!({"path": "config.yaml"})));
-    assert_eq!(code(session, &next.tool, next.arguments).await, "ok");
+    assert_eq!(call_code(session, &next.tool, next.arguments).await, "ok");
     // Another spelling of the path is the same file.
-    assert_eq!(code(session, "write_file", write("./config.yaml", 3)).await, "ok");
+    assert_eq!(call_code(session, "write_file", write("./config.yaml", 3)).await, "ok");
     change_outside("config.yaml");
-    assert_eq!(code(session, "write_file", write("config.yaml", 4)).await, "stale_read");
-    assert_eq!(code(session, "read_file", json!({"path": "config.yaml"})).await, "ok");
-    assert_eq!(code(session, "write_file", write("config.yaml", 5)).await, "ok");
+    assert_eq!(call_code(session, "write_file", write("config.yaml", 4)).await, "stale_read");
+    assert_eq!(call_code(session, "read_file", json!({"path": "config.yaml"})).await, "ok");
+    assert_eq!(call_code(session, "write_file", write("config.yaml", 5)).await, "ok");
 }
 
 #[tokio::test]
-async fn an_existing_file_must_have_been_read_in_memory() {
+async fn memory_file_must_be_read_before_write() {
     let files = MemoryFs::new([("config.yaml", "a: 1")]);
-    read_before_write(&editor(files.clone()), |path| files.put(path, b"somebody else")).await;
+    assert_read_before_write(&editor_session(files.clone()), |path| files.put(path, b"somebody else")).await;
     assert_eq!(files.get("config.yaml").as_deref(), Some("version 5".as_bytes()));
 }
 
 #[tokio::test]
-async fn an_existing_file_must_have_been_read_on_the_host() {
-    let host = Host::new();
-    read_before_write(&editor(host.open()), |path| fs::write(host.root.path().join(path), "somebody else").unwrap()).await;
+async fn host_file_must_be_read_before_write() {
+    let host = HostFixture::new();
+    assert_read_before_write(&editor_session(host.open()), |path| fs::write(host.root.path().join(path), "somebody else").unwrap()).await;
     assert_eq!(host.read("config.yaml").as_deref(), Some("version 5"));
     assert_eq!(host.undo_entries(), 0);
 }
 
 #[tokio::test]
-async fn files_in_memory_are_found_however_they_were_spelled() {
+async fn memory_paths_are_normalized() {
     for spelling in ["./notes/a.txt", "notes//a.txt", "notes/./a.txt", "notes/a.txt"] {
         let files = MemoryFs::new([(spelling, "old")]);
-        let session = editor(files.clone());
-        assert_eq!(code(&session, "read_file", json!({"path": "notes/a.txt"})).await, "ok", "{spelling}");
+        let session = editor_session(files.clone());
+        assert_eq!(call_code(&session, "read_file", json!({"path": "notes/a.txt"})).await, "ok", "{spelling}");
         files.put(spelling, b"new");
         assert_eq!(files.get("notes/a.txt").as_deref(), Some(b"new".as_slice()), "{spelling}");
         assert_eq!(files.get(spelling).as_deref(), Some(b"new".as_slice()), "{spelling}");
@@ -120,20 +120,20 @@ async fn files_in_memory_are_found_however_they_were_spelled() {
 }
 
 #[tokio::test]
-async fn with_no_file_system_to_ask_it_is_a_denial() {
+async fn read_before_write_denies_without_file_system() {
     let agent = Agent::builder("editor").tools(toolgate::builtin::files()).policy(ReadBeforeWrite::default()).build().unwrap();
-    let session = crate::support::gate().agent(agent).built().session("editor", "alice", "s");
-    assert_eq!(code(&session, "write_file", json!({"path": "a", "content": "x"})).await, "policy_fault");
-    assert_eq!(code(&session, "read_file", json!({"path": "a"})).await, "no_file_system");
+    let session = crate::support::runtime_builder().agent(agent).build_checked().session("editor", "alice", "s");
+    assert_eq!(call_code(&session, "write_file", json!({"path": "a", "content": "x"})).await, "policy_fault");
+    assert_eq!(call_code(&session, "read_file", json!({"path": "a"})).await, "no_file_system");
 }
 
 #[tokio::test]
-async fn a_failed_call_leaves_no_trace_on_the_host() {
-    let host = Host::new();
+async fn failed_call_is_rolled_back_on_host() {
+    let host = HostFixture::new();
     fs::write(host.root.path().join("gone.txt"), "still here").unwrap();
-    let session = editor(host.open());
+    let session = editor_session(host.open());
     let answer = session.call("spoil", json!({})).await;
-    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("changed_my_mind", toolgate::Effects::RolledBack)));
+    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("changed_my_mind", toolgate::CallEffects::RolledBack)));
     assert_eq!(host.read("config.yaml").as_deref(), Some("a: 1"));
     assert_eq!(host.read("gone.txt").as_deref(), Some("still here"));
     assert!(!host.root.path().join("deep").exists(), "directories that were made are gone");
@@ -141,9 +141,9 @@ async fn a_failed_call_leaves_no_trace_on_the_host() {
 }
 
 #[test]
-fn what_a_dead_process_had_begun_is_undone_and_what_it_had_finished_is_kept() {
+fn recovery_undoes_open_and_keeps_committed_writes() {
     for committed in [false, true] {
-        let host = Host::new();
+        let host = HostFixture::new();
         let files = host.open();
         let mut txn = files.begin(call_id(), Vec::new());
         txn.write("config.yaml", b"half done").unwrap();
@@ -155,9 +155,9 @@ fn what_a_dead_process_had_begun_is_undone_and_what_it_had_finished_is_kept() {
         drop(files);
         assert_eq!(host.undo_entries(), 3);
         // The forgotten transaction keeps the directory open in this process; a copy of both stands in for the next one.
-        let next = Host { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
-        copy(host.root.path(), next.root.path());
-        copy(host.journal.path(), next.journal.path());
+        let next = HostFixture { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+        copy_files(host.root.path(), next.root.path());
+        copy_files(host.journal.path(), next.journal.path());
         HostFs::open(next.root.path(), next.journal.path(), |_| Ok(committed)).unwrap();
         let expected = if committed { (None, Some("half done")) } else { (Some("a: 1"), None) };
         assert_eq!((next.read("config.yaml").as_deref(), next.read("new.txt").as_deref()), expected);
@@ -166,8 +166,8 @@ fn what_a_dead_process_had_begun_is_undone_and_what_it_had_finished_is_kept() {
 }
 
 #[test]
-fn several_processes_share_a_directory_and_what_a_dead_one_had_begun_is_undone() {
-    let host = Host::new();
+fn shared_directory_recovers_only_dead_processes() {
+    let host = HostFixture::new();
     let open = || HostFs::open_shared(host.root.path(), host.journal.path(), |_| Ok(false)).unwrap();
     // Two live at a time, and neither touches what the other has begun.
     let (first, second) = (open(), open());
@@ -177,12 +177,12 @@ fn several_processes_share_a_directory_and_what_a_dead_one_had_begun_is_undone()
     let third = open();
     assert_eq!(host.read("config.yaml").as_deref(), Some("half done"));
     // The first dies. Its own handle of the journal stays open in this process, so a copy of all that it left stands in.
-    let next = Host { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
-    copy(host.root.path(), next.root.path());
+    let next = HostFixture { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+    copy_files(host.root.path(), next.root.path());
     for entry in fs::read_dir(host.journal.path()).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()) {
         let left = next.journal.path().join(entry.as_ref().unwrap().file_name());
         fs::create_dir(&left).unwrap();
-        copy(&entry.unwrap().path(), &left);
+        copy_files(&entry.unwrap().path(), &left);
     }
     let fourth = HostFs::open_shared(next.root.path(), next.journal.path(), |_| Ok(false)).unwrap();
     assert_eq!(next.read("config.yaml").as_deref(), Some("a: 1"));
@@ -193,9 +193,9 @@ fn several_processes_share_a_directory_and_what_a_dead_one_had_begun_is_undone()
 }
 
 #[test]
-fn those_who_begin_at_the_same_moment_leave_each_other_alone() {
+fn concurrent_openings_do_not_conflict() {
     for _ in 0..20 {
-        let host = Host::new();
+        let host = HostFixture::new();
         // One that died is there for all to find.
         fs::create_dir(host.journal.path().join("dead")).unwrap();
         fs::write(host.journal.path().join("dead/lock"), "").unwrap();
@@ -213,7 +213,7 @@ fn those_who_begin_at_the_same_moment_leave_each_other_alone() {
     }
 }
 
-fn copy(from: &Path, to: &Path) {
+fn copy_files(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
         fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
@@ -221,11 +221,11 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_file_that_is_put_back_is_for_whom_it_was_before() {
+fn rollback_restores_file_permissions() {
     use std::os::unix::fs::PermissionsExt;
-    let mode = |host: &Host| fs::metadata(host.root.path().join("config.yaml")).unwrap().permissions().mode() & 0o777;
+    let mode = |host: &HostFixture| fs::metadata(host.root.path().join("config.yaml")).unwrap().permissions().mode() & 0o777;
     for was in [0o600, 0o640, 0o666, 0o755] {
-        let host = Host::new();
+        let host = HostFixture::new();
         fs::set_permissions(host.root.path().join("config.yaml"), fs::Permissions::from_mode(was)).unwrap();
         let files = host.open();
         let mut txn = files.begin(call_id(), Vec::new());
@@ -237,22 +237,22 @@ fn a_file_that_is_put_back_is_for_whom_it_was_before() {
         txn.remove("config.yaml").unwrap();
         std::mem::forget(txn);
         drop(files);
-        let next = Host { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
-        copy(host.journal.path(), next.journal.path());
+        let next = HostFixture { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+        copy_files(host.journal.path(), next.journal.path());
         drop(next.open());
         assert_eq!((next.read("config.yaml").as_deref(), mode(&next)), (Some("a: 1"), was));
     }
 }
 
 #[test]
-fn a_journal_inside_the_directory_is_refused() {
-    let host = Host::new();
+fn journal_inside_directory_is_refused() {
+    let host = HostFixture::new();
     assert!(HostFs::open(host.root.path(), host.root.path().join("journal"), |_| Ok(false)).is_err());
 }
 
 #[test]
-fn no_path_and_no_link_leads_outside() {
-    let host = Host::new();
+fn paths_and_links_cannot_leave_directory() {
+    let host = HostFixture::new();
     let outside = tempfile::tempdir().unwrap();
     fs::write(outside.path().join("secret"), "secret").unwrap();
     symlink(outside.path().join("secret"), host.root.path().join("link")).unwrap();
@@ -293,9 +293,9 @@ fn no_path_and_no_link_leads_outside() {
 }
 
 #[test]
-fn one_name_that_is_no_text_does_not_hide_the_others() {
+fn non_utf8_name_does_not_hide_other_files() {
     use std::os::unix::ffi::OsStrExt;
-    let host = Host::new();
+    let host = HostFixture::new();
     let odd = host.root.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
     fs::create_dir(&odd).unwrap();
     fs::write(odd.join("menu.txt"), "tea").unwrap();
@@ -309,8 +309,8 @@ fn one_name_that_is_no_text_does_not_hide_the_others() {
 
 /// A directory is swapped for a link outside, again and again, while files are written below it.
 #[test]
-fn no_race_leads_outside() {
-    let host = Host::new();
+fn symlink_race_cannot_leave_directory() {
+    let host = HostFixture::new();
     let outside = tempfile::tempdir().unwrap();
     let (a, b, dir) = (host.root.path().join("a"), host.root.path().join("b"), host.root.path().join("dir"));
     fs::create_dir(&a).unwrap();
@@ -349,12 +349,13 @@ fn no_race_leads_outside() {
 }
 
 #[test]
-fn what_was_judged_is_compared_when_the_file_is_opened() {
-    let host = Host::new();
+fn write_fails_if_file_changed_after_decision() {
+    let host = HostFixture::new();
     let files = host.open();
     let seen = toolgate_json::Digest::of(b"a: 1");
     fs::write(host.root.path().join("config.yaml"), "swapped after the judgement").unwrap();
-    let mut txn = files.begin(call_id(), vec![Expect::Unchanged("config.yaml".into(), seen), Expect::Absent("new.txt".into())]);
+    let mut txn =
+        files.begin(call_id(), vec![FileExpectation::Unchanged("config.yaml".into(), seen), FileExpectation::Absent("new.txt".into())]);
     assert_eq!(txn.write("config.yaml", b"x"), Err(FileError::ChangedMeanwhile("config.yaml".into())));
     fs::write(host.root.path().join("new.txt"), "somebody was faster").unwrap();
     assert_eq!(txn.write("new.txt", b"x"), Err(FileError::CreatedMeanwhile("new.txt".into())));
@@ -363,8 +364,8 @@ fn what_was_judged_is_compared_when_the_file_is_opened() {
 }
 
 #[test]
-fn two_calls_do_not_write_one_file_under_two_names() {
-    let host = Host::new();
+fn hard_link_to_file_in_use_is_busy() {
+    let host = HostFixture::new();
     fs::hard_link(host.root.path().join("config.yaml"), host.root.path().join("alias")).unwrap();
     let files = host.open();
     let mut one = files.begin(call_id(), Vec::new());
@@ -382,8 +383,8 @@ proptest! {
 
     /// Any writes and removals, rolled back, leave every byte as it was; on both file systems.
     #[test]
-    fn a_rollback_leaves_every_byte(steps in prop::collection::vec(("[ab]{1,2}(/[ab])?", prop::option::of("[xyz]{0,6}")), 1..12)) {
-        let host = Host::new();
+    fn rollback_restores_every_byte(steps in prop::collection::vec(("[ab]{1,2}(/[ab])?", prop::option::of("[xyz]{0,6}")), 1..12)) {
+        let host = HostFixture::new();
         fs::write(host.root.path().join("a"), "first").unwrap();
         let files = host.open();
         let memory = MemoryFs::new([("a", "first"), ("config.yaml", "a: 1")]);
@@ -407,17 +408,17 @@ proptest! {
     }
 
     #[test]
-    fn a_normal_path_stays_normal(path in "[a./\\\\ é]{0,12}") {
-        if let Ok(normal) = normal_path(&path) {
+    fn normalized_path_is_stable(path in "[a./\\\\ é]{0,12}") {
+        if let Ok(normal) = normalize_path(&path) {
             prop_assert!(!normal.split('/').any(|part| part.is_empty() || part == "." || part == ".."));
-            prop_assert_eq!(normal_path(&normal), Ok(normal));
+            prop_assert_eq!(normalize_path(&normal), Ok(normal));
         }
     }
 }
 
 #[test]
-fn a_torn_entry_and_another_persons_edit_destroy_nothing() {
-    let host = Host::new();
+fn torn_journal_entry_and_foreign_edit_lose_no_data() {
+    let host = HostFixture::new();
     let files = host.open();
     let mut txn = files.begin(call_id(), Vec::new());
     txn.write("config.yaml", b"half done").unwrap();
@@ -427,7 +428,7 @@ fn a_torn_entry_and_another_persons_edit_destroy_nothing() {
         fs::read_dir(host.journal.path()).unwrap().map(|e| e.unwrap().path()).find(|p| p.extension().is_some_and(|e| e == "undo")).unwrap();
     let whole = fs::read(&entry).unwrap();
     let reopened = |content: &str, journal: &[u8], name: &str| {
-        let next = Host { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+        let next = HostFixture { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
         fs::write(next.root.path().join("config.yaml"), content).unwrap();
         fs::write(next.journal.path().join(name), journal).unwrap();
         let result = HostFs::open(next.root.path(), next.journal.path(), |_| Ok(false)).map(drop);

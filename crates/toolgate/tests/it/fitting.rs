@@ -5,36 +5,36 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
-use toolgate::policy::Problem;
-use toolgate::{Agent, Ctx, Failure, Handler, Judged, Permit, Toolgate, ToolgateBuilder};
-use toolgate_config::{Backend, Config, HttpTool, Remote, Unfit, Upstream};
+use toolgate::policy::Diagnostic;
+use toolgate::{Agent, CheckedArguments, Failure, Handler, Permit, ToolContext, Toolgate, ToolgateBuilder};
+use toolgate_config::{Backend, Config, HttpTool, RemoteToolSpec, UnusableTool, UpstreamConfig};
 
 /// What upstreams offer, by their names.
-struct Offers {
-    tools: BTreeMap<&'static str, Vec<Remote>>,
+struct FakeUpstreams {
+    tools: BTreeMap<&'static str, Vec<RemoteToolSpec>>,
     live: bool,
 }
 
-struct Runs;
+struct SucceedingHandler;
 
 #[async_trait]
-impl Handler for Runs {
-    async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
+impl Handler for SucceedingHandler {
+    async fn run(&self, _: &Permit, _: ToolContext, _: &CheckedArguments) -> Result<Value, Failure> {
         Ok(json!({"ran": true}))
     }
 }
 
-impl Backend for Offers {
-    fn accepted_tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+impl Backend for FakeUpstreams {
+    fn accepted_tools(&self, upstream: &str) -> Option<Vec<RemoteToolSpec>> {
         self.tools.get(upstream).cloned()
     }
 
-    fn remote_handler(&self, _: &Upstream, _: &str) -> Arc<dyn Handler> {
-        Arc::new(Runs)
+    fn remote_handler(&self, _: &UpstreamConfig, _: &str) -> Arc<dyn Handler> {
+        Arc::new(SucceedingHandler)
     }
 
     fn http_handler(&self, _: &HttpTool) -> Arc<dyn Handler> {
-        Arc::new(Runs)
+        Arc::new(SucceedingHandler)
     }
 
     fn is_live(&self) -> bool {
@@ -42,31 +42,31 @@ impl Backend for Offers {
     }
 }
 
-fn remote(name: &str, input: Value) -> Remote {
-    Remote { name: name.to_owned(), description: "Does.".to_owned(), input, output: None }
+fn remote_tool(name: &str, input: Value) -> RemoteToolSpec {
+    RemoteToolSpec { name: name.to_owned(), description: "Does.".to_owned(), input, output: None }
 }
 
 /// Two tools that a file declares of one upstream: `x`, of which a case speaks, and `y`, of which nobody does.
-fn file(of_x: &str, rules: &str) -> String {
+fn config_with_upstream(of_x: &str, rules: &str) -> String {
     format!(
         "[upstreams.u]\ncommand = \"u\"\nprefix = \"\"\n[tools.x]\nkind = \"mcp\"\nupstream = \"u\"\n{of_x}\n\
          [tools.y]\nkind = \"mcp\"\nupstream = \"u\"\npolicy = \"open\"\n{rules}\n"
     )
 }
 
-fn built(text: &str, tools: Vec<Remote>, live: bool) -> Result<(Vec<Agent>, Vec<Unfit>), String> {
-    let offers = Offers { tools: BTreeMap::from([("u", tools)]), live };
+fn build_with_tools(text: &str, tools: Vec<RemoteToolSpec>, live: bool) -> Result<(Vec<Agent>, Vec<UnusableTool>), String> {
+    let offers = FakeUpstreams { tools: BTreeMap::from([("u", tools)]), live };
     Config::parse("toolgate.toml", text).with_backend(&offers).build_with_upstreams(None).map_err(|error| error.render(false))
 }
 
-async fn code(agents: Vec<Agent>, tool: &str, arguments: Value) -> String {
+async fn call_code(agents: Vec<Agent>, tool: &str, arguments: Value) -> String {
     let gate = agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
     let answer = gate.session("default", "alice", "s").call(tool, arguments).await;
     answer.outcome.error().map_or("ok", |error| &*error.code).to_owned()
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_held_back_alone() {
+async fn mismatch_quarantines_only_its_tool() {
     let text = |properties: Value| json!({"type": "object", "properties": properties});
     let amount = || text(json!({"amount": {"type": "number"}}));
     let deny = |tools: &str, what: &str| format!("[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = {tools}\n{what}\n");
@@ -112,30 +112,34 @@ async fn what_does_not_fit_is_held_back_alone() {
             "is secret",
         ),
     ] {
-        let text = file(of_x, &rules);
-        let tools = || vec![remote("x", input.clone()), remote("y", json!({"type": "object"}))];
-        let (agents, unfit) = built(&text, tools(), true).unwrap_or_else(|error| panic!("{case}: {error}"));
-        let [Unfit { agent, name, upstream, tool, why: told, awaited: false }] = &unfit[..] else { panic!("{case}: {unfit:?}") };
+        let text = config_with_upstream(of_x, &rules);
+        let tools = || vec![remote_tool("x", input.clone()), remote_tool("y", json!({"type": "object"}))];
+        let (agents, unfit) = build_with_tools(&text, tools(), true).unwrap_or_else(|error| panic!("{case}: {error}"));
+        let [UnusableTool { agent, name, upstream, tool, reason: told, is_awaited: false }] = &unfit[..] else {
+            panic!("{case}: {unfit:?}")
+        };
         assert_eq!([agent, name, upstream, tool], ["default", "x", "u", "x"], "{case}");
         assert!(told.contains(why), "{case}: {told}");
         let given = json!({"amuont": 1, "amount": 1, "id": "A"});
-        assert_eq!(code(agents, "x", given.clone()).await, "definition_changed", "{case}");
-        assert_eq!(code(built(&text, tools(), true).unwrap().0, "y", given).await, "ok", "{case}");
+        assert_eq!(call_code(agents, "x", given.clone()).await, "definition_changed", "{case}");
+        assert_eq!(call_code(build_with_tools(&text, tools(), true).unwrap().0, "y", given).await, "ok", "{case}");
         // Who only looks at the file sees that something is wrong.
-        let error = built(&text, tools(), false).unwrap_err();
+        let error = build_with_tools(&text, tools(), false).unwrap_err();
         assert!(error.contains("error: "), "{case}: {error}");
         // It is as it would be where the upstream was never seen.
-        let offers = Offers { tools: BTreeMap::new(), live: true };
+        let offers = FakeUpstreams { tools: BTreeMap::new(), live: true };
         assert!(Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None).unwrap().1.is_empty(), "{case}");
     }
 }
 
 /// Its calls are written down, though nobody runs them.
 #[tokio::test]
-async fn what_a_tool_that_is_held_back_calls_secret_is_kept_from_the_ledger() {
+async fn secret_of_quarantined_tool_is_redacted_in_ledger() {
     let rule = "[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"x\"]\nwhere = [{ argument = \"/amuont\", above = 5 }]\n";
     let input = json!({"type": "object", "properties": {"amount": {"type": "number"}, "key": {"type": "string", "writeOnly": true}}});
-    let (agents, unfit) = built(&file("", rule), vec![remote("x", input), remote("y", json!({"type": "object"}))], true).unwrap();
+    let (agents, unfit) =
+        build_with_tools(&config_with_upstream("", rule), vec![remote_tool("x", input), remote_tool("y", json!({"type": "object"}))], true)
+            .unwrap();
     assert_eq!(unfit.len(), 1);
     let spec = agents[0].tools().find(|spec| spec.name() == "x").unwrap();
     assert!(serde_json::to_string(spec).unwrap().contains("/key"), "{spec:?}");
@@ -143,10 +147,10 @@ async fn what_a_tool_that_is_held_back_calls_secret_is_kept_from_the_ledger() {
 
 /// Of what is wrong with it, its secret is a part: then nobody can tell what else is one.
 #[tokio::test]
-async fn nothing_is_written_down_of_a_call_whose_secrets_nobody_can_tell() {
+async fn arguments_are_redacted_if_secrets_are_unknown() {
     let input = json!({"type": "object", "properties": {"id": {"type": "string", "writeOnly": true}, "key": {"type": "string"}}});
-    let text = file("effect = \"read\"\nentities = { customer = \"/id\" }", "");
-    let (agents, _) = built(&text, vec![remote("x", input), remote("y", json!({"type": "object"}))], true).unwrap();
+    let text = config_with_upstream("effect = \"read\"\nentities = { customer = \"/id\" }", "");
+    let (agents, _) = build_with_tools(&text, vec![remote_tool("x", input), remote_tool("y", json!({"type": "object"}))], true).unwrap();
     let gate = agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
     let session = gate.session("default", "alice", "s");
     let answer = session.call("x", json!({"id": "hunter2", "key": "hunter3"})).await;
@@ -157,12 +161,17 @@ async fn nothing_is_written_down_of_a_call_whose_secrets_nobody_can_tell() {
 
 /// A counter has a name, and a refusal says what it has found.
 #[tokio::test]
-async fn nor_does_a_rule_say_anything_of_it() {
+async fn rule_messages_hide_arguments_with_unknown_secrets() {
     let input = json!({"type": "object", "properties": {"id": {"type": "string", "writeOnly": true}}});
     for rule in ["rule = \"limit\"\ncalls = 3\nper = \"/id\"", "rule = \"deny\"\nwhere = [{ argument = \"/id\", in = [\"hunter2\"] }]"] {
         let limit = "[[policy]]\nname = \"most\"\nrule = \"limit\"\ntools = [\"x\"]\ncalls = 3\nper = \"/id\"\n";
         let rules = format!("{limit}[[policy]]\nname = \"cap\"\ntools = [\"x\"]\n{rule}\n");
-        let (agents, _) = built(&file("", &rules), vec![remote("x", input.clone()), remote("y", json!({"type": "object"}))], true).unwrap();
+        let (agents, _) = build_with_tools(
+            &config_with_upstream("", &rules),
+            vec![remote_tool("x", input.clone()), remote_tool("y", json!({"type": "object"}))],
+            true,
+        )
+        .unwrap();
         let gate = agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
         let session = gate.session("default", "alice", "s");
         let mut written = String::new();
@@ -177,9 +186,13 @@ async fn nor_does_a_rule_say_anything_of_it() {
 }
 
 #[test]
-fn what_is_wrong_with_the_file_itself_keeps_it_from_loading() {
-    let tools =
-        || vec![remote("x", json!({"type": "object", "properties": {"a": {"type": "strin"}}})), remote("y", json!({"type": "object"}))];
+fn error_in_file_itself_prevents_loading() {
+    let tools = || {
+        vec![
+            remote_tool("x", json!({"type": "object", "properties": {"a": {"type": "strin"}}})),
+            remote_tool("y", json!({"type": "object"})),
+        ]
+    };
     for (of_x, rules, why) in [
         ("", "", "`x` has effects, but no enforced policy governs it"),
         (
@@ -194,13 +207,13 @@ fn what_is_wrong_with_the_file_itself_keeps_it_from_loading() {
             "did you mean `amount`?",
         ),
     ] {
-        let error = built(&file(of_x, rules), tools(), true).unwrap_err();
+        let error = build_with_tools(&config_with_upstream(of_x, rules), tools(), true).unwrap_err();
         assert!(error.contains(why) && error.contains("--> toolgate.toml:"), "{why}: {error}");
     }
 }
 
 #[test]
-fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
+fn rule_for_undeclared_upstream_tool_is_no_error() {
     let rule = |tool: &str| format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
     let text = |undeclared: &str, tool: &str| {
         let own = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n\
@@ -229,14 +242,17 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
     ] {
         let case = format!("{undeclared} {tool} {seen} {live}");
         let object = || json!({"type": "object"});
-        let tools = BTreeMap::from([("git", vec![remote("commit", object()), remote("log", object()), remote("clean_all", object())])]);
-        let offers = Offers { tools: if seen { tools } else { BTreeMap::new() }, live };
+        let tools = BTreeMap::from([(
+            "git",
+            vec![remote_tool("commit", object()), remote_tool("log", object()), remote_tool("clean_all", object())],
+        )]);
+        let offers = FakeUpstreams { tools: if seen { tools } else { BTreeMap::new() }, live };
         let fitted = Config::parse("toolgate.toml", &text(undeclared, tool)).with_backend(&offers).build_with_upstreams(None);
         match (fitted, expected) {
             (Ok((agents, unfit)), None) => {
                 let is_there = seen && tool == "git_log";
                 assert_eq!(unfit.iter().any(|one| one.name == tool), !is_there, "{case}: {unfit:?}");
-                let told = agents[0].warnings().iter().any(|warning| warning.message.contains(tool) && warning.place.is_some());
+                let told = agents[0].warnings().iter().any(|warning| warning.message.contains(tool) && warning.span.is_some());
                 assert!(told || is_there, "{case}: {:?}", agents[0].warnings());
                 // The whole upstream is quarantined, the tool that a table declares too.
                 assert_eq!(
@@ -244,7 +260,7 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
                     tool == "git_commit" || (seen && tool != "git_log"),
                     "{case}: {unfit:?}"
                 );
-                let held = |one: &Unfit| one.name == "wipe" && !one.awaited;
+                let held = |one: &UnusableTool| one.name == "wipe" && !one.is_awaited;
                 assert_eq!(unfit.iter().any(held), seen && tool != "git_log", "{case}: {unfit:?}");
             }
             (Err(error), Some(why)) => assert!(error.render(false).contains(why), "{case}: {}", error.render(false)),
@@ -254,10 +270,10 @@ fn a_rule_over_what_an_upstream_might_have_is_told_and_no_error() {
 }
 
 /// Upstreams of which one has something that is held back.
-struct Holding(Offers);
+struct QuarantiningUpstreams(FakeUpstreams);
 
-impl Backend for Holding {
-    fn accepted_tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+impl Backend for QuarantiningUpstreams {
+    fn accepted_tools(&self, upstream: &str) -> Option<Vec<RemoteToolSpec>> {
         self.0.accepted_tools(upstream)
     }
 
@@ -265,7 +281,7 @@ impl Backend for Holding {
         if upstream == "git" { vec!["merge".to_owned()] } else { Vec::new() }
     }
 
-    fn remote_handler(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler> {
+    fn remote_handler(&self, upstream: &UpstreamConfig, tool: &str) -> Arc<dyn Handler> {
         self.0.remote_handler(upstream, tool)
     }
 
@@ -275,7 +291,7 @@ impl Backend for Holding {
 }
 
 #[tokio::test]
-async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
+async fn hook_for_undeclared_upstream_tool_is_deferred() {
     let own = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n";
     let rule = "[tools.own_tool]\ninput = { type = \"object\" }\n\
                 [[policy]]\nname = \"h\"\nrule = \"deny\"\ntools = [\"own_tool\"]\nwhen = \"false\"\n";
@@ -304,19 +320,19 @@ async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
         // Another upstream may have the same tool.
         let upstreams = ["git", "gits"].map(|name| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\n")).concat();
         let text = format!("{upstreams}{more}[[hooks]]\nname = \"h\"\ncommand = \"./h\"\ntools = [\"{tools}\"]\n");
-        let push = || vec![remote("push", json!({"type": "object"}))];
+        let push = || vec![remote_tool("push", json!({"type": "object"}))];
         let known = if seen { BTreeMap::from([("git", push()), ("gits", push())]) } else { BTreeMap::from([("gits", push())]) };
         let known = if tools == "*" { BTreeMap::new() } else { known };
-        let offers = Holding(Offers { tools: known, live: true });
+        let offers = QuarantiningUpstreams(FakeUpstreams { tools: known, live: true });
         match (Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None), waits) {
             (Ok((agents, unfit)), Some(waits)) => {
                 // Nothing else is held back for it.
                 assert!(unfit.is_empty(), "{case}: {unfit:?}");
-                let told = |warning: &Problem| warning.message.contains("the hook `h`") && warning.place.is_some();
+                let told = |warning: &Diagnostic| warning.message.contains("the hook `h`") && warning.span.is_some();
                 assert_eq!(agents[0].warnings().iter().any(told), waits, "{case}: {:?}", agents[0].warnings());
                 if seen && !waits {
                     // There is no such program, so it is a fault.
-                    assert_ne!(code(agents, "git_push", json!({})).await, "ok", "{case}");
+                    assert_ne!(call_code(agents, "git_push", json!({})).await, "ok", "{case}");
                 }
             }
             (Err(error), None) => {
@@ -330,27 +346,27 @@ async fn a_hook_for_what_an_upstream_might_have_waits_for_it() {
 
 /// What is held back only for its name keeps its secrets by itself, and rules speak of it as ever.
 #[tokio::test]
-async fn a_rule_refuses_what_is_held_back_for_another_rule() {
+async fn rule_denies_tool_quarantined_by_other_rule() {
     let upstream = |name: &str| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\nprefix = \"\"\n");
     let rule = |tool: &str| format!("[[policy]]\nname = \"no_{tool}\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
     let text = format!("{}{}{}{}", upstream("a"), upstream("b"), rule("pulll"), rule("pull"));
-    let pull = vec![remote("pull", json!({"type": "object"}))];
-    let offers = Offers { tools: BTreeMap::from([("a", pull), ("b", Vec::new())]), live: true };
+    let pull = vec![remote_tool("pull", json!({"type": "object"}))];
+    let offers = FakeUpstreams { tools: BTreeMap::from([("a", pull), ("b", Vec::new())]), live: true };
     let (agents, unfit) = Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None).unwrap();
     assert!(unfit.iter().any(|unfit| unfit.name == "pull"), "{unfit:?}");
-    assert_eq!(code(agents, "pull", json!({})).await, "no_pull");
+    assert_eq!(call_code(agents, "pull", json!({})).await, "no_pull");
 }
 
 #[test]
-fn rule_that_names_a_missing_tool_quarantines_its_whole_upstream() {
-    let remotes = |names: &[&str]| names.iter().map(|name| remote(name, json!({"type": "object"}))).collect::<Vec<_>>();
-    let quarantined = |prefixes: [&str; 2], seen: &[(&'static str, Vec<Remote>)], tool: &str| {
+fn rule_with_missing_tool_quarantines_its_whole_upstream() {
+    let remotes = |names: &[&str]| names.iter().map(|name| remote_tool(name, json!({"type": "object"}))).collect::<Vec<_>>();
+    let quarantined = |prefixes: [&str; 2], seen: &[(&'static str, Vec<RemoteToolSpec>)], tool: &str| {
         let upstream =
             |name: &str, prefix: &str| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\nprefix = \"{prefix}\"\n");
         let table = "[tools.wipe]\nkind = \"mcp\"\nupstream = \"b\"\ntool = \"clean_all\"\npolicy = \"open\"\n";
         let rule = format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
         let text = format!("{}{}{table}{rule}", upstream("a", prefixes[0]), upstream("b", prefixes[1]));
-        let offers = Offers { tools: seen.iter().cloned().collect(), live: true };
+        let offers = FakeUpstreams { tools: seen.iter().cloned().collect(), live: true };
         let (_, unfit) = Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None).unwrap();
         let mut names: Vec<String> = unfit.into_iter().map(|unfit| unfit.name).filter(|name| name != tool).collect();
         names.sort();

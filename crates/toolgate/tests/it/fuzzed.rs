@@ -8,7 +8,7 @@ use toolgate::{Agent, Tool};
 use toolgate_config::Config;
 
 /// Texts of a corpus, and what becomes of them when some of their bytes change.
-fn texts(corpus: &str, changes: usize) -> Vec<String> {
+fn mutated_corpus(corpus: &str, changes: usize) -> Vec<String> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(corpus);
     let mut files: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
@@ -39,13 +39,13 @@ fn texts(corpus: &str, changes: usize) -> Vec<String> {
     texts
 }
 
-fn rounds(few: usize) -> usize {
+fn round_count(few: usize) -> usize {
     if std::env::var_os("TOOLGATE_SOAK").is_some() { few * 100 } else { few }
 }
 
 #[test]
-fn no_configuration_breaks_the_reader() {
-    for text in texts("config", rounds(2_000)) {
+fn any_config_text_is_loaded_or_refused() {
+    for text in mutated_corpus("config", round_count(2_000)) {
         let config = Config::parse("toolgate.toml", &text);
         let _ = config.lint(None);
         if let Err(error) = config.for_client().build_agents(None) {
@@ -56,12 +56,12 @@ fn no_configuration_breaks_the_reader() {
 }
 
 #[tokio::test]
-async fn no_command_breaks_the_shell_reader() {
+async fn any_command_text_is_analyzed_without_panic() {
     let rule = Deny::new("r", ["bash"]).when("/command", Condition::Runs(vec!["rm -r".to_owned(), "git push".to_owned()]));
     let agent = Agent::builder("a").tool(Tool::external("bash", "Runs.", None).shell("/command")).policy(rule).build().unwrap();
     let gate = toolgate::Toolgate::builder().agent(agent).build().unwrap();
     let session = gate.session("a", "b", "c");
-    for text in texts("shell", rounds(1_000)) {
+    for text in mutated_corpus("shell", round_count(1_000)) {
         let _ = session.explain("bash", json!({"command": text})).await;
     }
 }

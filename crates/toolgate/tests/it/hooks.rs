@@ -8,14 +8,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
-use toolgate::hook::{Before, CommandHook, Denial, Hook, HookCall, HookDecision, HookFault};
+use toolgate::hook::{BeforeHookResult, CommandHook, Hook, HookCall, HookDecision, HookDenial, HookError};
 use toolgate::policy::Verdict;
-use toolgate::store::Target;
-use toolgate::{Category, Ctx, Effect, Effects, Failure, Gate, Handler, Judged, Permit, Tool, ToolError};
+use toolgate::store::PauseTarget;
+use toolgate::{CallEffects, CheckedArguments, Effect, ErrorCategory, Failure, Gate, Handler, Permit, Tool, ToolContext, ToolError};
 
-use crate::support::{World, rule};
+use crate::support::{TestWorld, closure_policy};
 
-fn script(dir: &tempfile::TempDir, name: &str, body: &str) -> PathBuf {
+fn write_script(dir: &tempfile::TempDir, name: &str, body: &str) -> PathBuf {
     let (path, text) = (dir.path().join(name), dir.path().join(format!("{name}.txt")));
     fs::write(&text, format!("#!/bin/sh\n{body}\n")).unwrap();
     // Another program makes it: what is open for writing here may be so in a child that another test has just begun, and cannot be run.
@@ -24,19 +24,19 @@ fn script(dir: &tempfile::TempDir, name: &str, body: &str) -> PathBuf {
 }
 
 /// Adds to `n`, so that the order shows.
-struct Times(&'static str, i64, i64);
+struct ArithmeticHook(&'static str, i64, i64);
 
 #[async_trait]
-impl Hook for Times {
+impl Hook for ArithmeticHook {
     fn name(&self) -> &str {
         self.0
     }
-    async fn before(&self, call: HookCall<'_>) -> Result<Before, HookFault> {
+    async fn before(&self, call: HookCall<'_>) -> Result<BeforeHookResult, HookError> {
         let mut input = call.input.clone();
         input["n"] = json!(input["n"].as_i64().unwrap_or(0) * self.1 + self.2);
-        Ok(Before { input: Some(input), ..Before::default() })
+        Ok(BeforeHookResult { input: Some(input), ..BeforeHookResult::default() })
     }
-    async fn after(&self, _: HookCall<'_>, result: &Value, _: u64) -> Result<Option<Value>, HookFault> {
+    async fn after(&self, _: HookCall<'_>, result: &Value, _: u64) -> Result<Option<Value>, HookError> {
         let mut result = result.clone();
         result["steps"] = json!(format!("{}*{}+{}", result["steps"].as_str().unwrap_or_default(), self.1, self.2));
         Ok(Some(result))
@@ -44,12 +44,12 @@ impl Hook for Times {
 }
 
 #[tokio::test]
-async fn each_hook_sees_the_rewrite_of_the_one_before_and_policies_judge_the_last() {
-    let seen = rule("cap", |ask| match ask.argument(&"/n".into()).and_then(Value::as_i64) {
-        Some(n) if n > 20 => Ok(Verdict::deny(ToolError::new(Category::Business, "cap", format!("{n} is too much")))),
+async fn hooks_rewrite_in_order_and_policies_check_last_result() {
+    let seen = closure_policy("cap", |ask| match ask.argument(&"/n".into()).and_then(Value::as_i64) {
+        Some(n) if n > 20 => Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "cap", format!("{n} is too much")))),
         _ => Ok(Verdict::allow()),
     });
-    let world = World::new(|agent| agent.hook(Times("doubles", 2, 0)).hook(Times("adds", 1, 3)).policy(seen));
+    let world = TestWorld::new(|agent| agent.hook(ArithmeticHook("doubles", 2, 0)).hook(ArithmeticHook("adds", 1, 3)).policy(seen));
     let answer = world.session.call("act", json!({"how": "ok", "n": 5})).await;
     assert_eq!(answer.outcome.success().map(|o| &o.value["steps"]), Some(&json!("*2+0*1+3")));
     assert_eq!(world.session.slice("touched").await.unwrap(), Some(json!({"how": "ok", "n": 13})));
@@ -61,18 +61,18 @@ async fn each_hook_sees_the_rewrite_of_the_one_before_and_policies_judge_the_las
 }
 
 #[tokio::test]
-async fn a_program_is_told_the_call_and_its_answer_counts() {
+async fn command_hook_receives_call_event() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("seen.json");
-    let keep = script(&dir, "keep", &format!("cat > {}", log.display()));
-    let world = World::new(|agent| agent.hook(CommandHook::new("keep", keep).before()));
+    let keep = write_script(&dir, "keep", &format!("cat > {}", log.display()));
+    let world = TestWorld::new(|agent| agent.hook(CommandHook::new("keep", keep).before()));
     assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
     let event: Value = serde_json::from_str(&fs::read_to_string(log).unwrap()).unwrap();
     assert_eq!((&event["tool_name"], &event["tool_input"]), (&json!("act"), &json!({"how": "ok"})));
 }
 
 #[tokio::test]
-async fn answers_of_programs() {
+async fn command_hook_output_decides_call() {
     let cases = [
         // (what it prints and how it ends, the outcome)
         ("exit 0", "ok"),
@@ -107,8 +107,8 @@ async fn answers_of_programs() {
     ];
     for (body, expected) in cases {
         let dir = tempfile::tempdir().unwrap();
-        let path = script(&dir, "hook", body);
-        let world = World::new(|agent| agent.hook(CommandHook::new("script", path).tools("act|other_*").before()));
+        let path = write_script(&dir, "hook", body);
+        let world = TestWorld::new(|agent| agent.hook(CommandHook::new("script", path).tools("act|other_*").before()));
         let answer = world.session.call("act", json!({"how": "ok"})).await;
         let told = answer.outcome.error().map_or_else(
             || "ok".to_owned(),
@@ -129,29 +129,29 @@ async fn answers_of_programs() {
 }
 
 /// Refuses, and sends the model to this tool.
-struct Redirects(&'static str);
+struct RedirectingHook(&'static str);
 
 #[async_trait]
-impl Hook for Redirects {
+impl Hook for RedirectingHook {
     fn name(&self) -> &str {
         "redirects"
     }
     fn matches(&self, tool: &str) -> bool {
         tool == "act"
     }
-    async fn before(&self, _: HookCall<'_>) -> Result<Before, HookFault> {
-        let denial = Denial { redirect: Some(self.0.to_owned()), ..Denial::new("not here") };
-        Ok(Before { decision: HookDecision::Deny(denial), input: None })
+    async fn before(&self, _: HookCall<'_>) -> Result<BeforeHookResult, HookError> {
+        let denial = HookDenial { redirect: Some(self.0.to_owned()), ..HookDenial::new("not here") };
+        Ok(BeforeHookResult { decision: HookDecision::Deny(denial), input: None })
     }
 }
 
 #[tokio::test]
-async fn a_hook_sends_nobody_where_they_cannot_go() {
+async fn hook_redirect_to_unreachable_tool_is_removed() {
     for (to, paused, leads) in [("look", false, true), ("look", true, false), ("back_office", false, false), ("nowhere", false, false)] {
         let hidden = Tool::dynamic("back_office", "Not for everybody.", json!({"type": "object"}), |_, args| async move { Ok(args) });
-        let world = World::new(|agent| agent.tool(hidden.effect(Effect::Read).visible_to(["bob"])).hook(Redirects(to)));
+        let world = TestWorld::new(|agent| agent.tool(hidden.effect(Effect::Read).visible_to(["bob"])).hook(RedirectingHook(to)));
         if paused {
-            world.gate.pause(Target::Tool(to.into()), "incident").await.unwrap();
+            world.gate.pause(PauseTarget::Tool(to.into()), "incident").await.unwrap();
         }
         let answer = world.session.call("act", json!({"how": "ok"})).await;
         let error = answer.outcome.error().unwrap();
@@ -167,28 +167,28 @@ async fn a_hook_sends_nobody_where_they_cannot_go() {
 }
 
 #[tokio::test]
-async fn a_program_sees_only_what_it_is_given_of_the_environment() {
+async fn command_hook_gets_only_configured_environment() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("env");
-    let path = script(&dir, "env", &format!("env > {}", log.display()));
+    let path = write_script(&dir, "env", &format!("env > {}", log.display()));
     // Cargo sets plenty of variables for a test.
     assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
     let hook = CommandHook::new("env", path).env("REFUND_CAP", "500").inherit("CARGO_PKG_NAME").before();
-    World::new(|agent| agent.hook(hook)).session.call("act", json!({"how": "ok"})).await;
+    TestWorld::new(|agent| agent.hook(hook)).session.call("act", json!({"how": "ok"})).await;
     let seen = fs::read_to_string(log).unwrap();
     assert!(seen.contains("REFUND_CAP=500") && seen.contains("CARGO_PKG_NAME=") && !seen.contains("CARGO_MANIFEST_DIR"), "{seen}");
 }
 
 #[tokio::test]
-async fn a_program_that_hangs_is_ended_with_all_its_children() {
+async fn hanging_hook_is_killed_with_its_children() {
     let dir = tempfile::tempdir().unwrap();
     // Nobody else sleeps for so long.
     let (nap, begun) = (format!("60.{}", std::process::id()), dir.path().join("begun"));
-    let path = script(&dir, "hang", &format!("(echo > {}; exec sleep {nap}) &\nsleep 60", begun.display()));
+    let path = write_script(&dir, "hang", &format!("(echo > {}; exec sleep {nap}) &\nsleep 60", begun.display()));
     // A machine with much to do takes its time to begin.
     for seconds in [1, 4, 16] {
         let hook = CommandHook::new("hang", &path).timeout(Duration::from_secs(seconds)).before();
-        let answer = World::new(|agent| agent.hook(hook)).session.call("act", json!({"how": "ok"})).await;
+        let answer = TestWorld::new(|agent| agent.hook(hook)).session.call("act", json!({"how": "ok"})).await;
         assert_eq!(answer.outcome.error().map(|e| &*e.code), Some("hook_failed"));
         if begun.exists() {
             break;
@@ -208,16 +208,16 @@ async fn a_program_that_hangs_is_ended_with_all_its_children() {
 }
 
 #[tokio::test]
-async fn a_program_after_the_tool_rewrites_the_result() {
+async fn after_hook_rewrites_result() {
     let dir = tempfile::tempdir().unwrap();
-    let path = script(&dir, "post", r#"cat > /dev/null; echo '{"tool_result": {"done": true, "note": "checked"}}'"#);
-    let world = World::new(|agent| agent.hook(CommandHook::new("post", path).after()));
+    let path = write_script(&dir, "post", r#"cat > /dev/null; echo '{"tool_result": {"done": true, "note": "checked"}}'"#);
+    let world = TestWorld::new(|agent| agent.hook(CommandHook::new("post", path).after()));
     let answer = world.session.call("act", json!({"how": "ok"})).await;
     assert_eq!(answer.outcome.success().map(|o| &o.value["note"]), Some(&json!("checked")));
     // It is told what it needs.
     let log = dir.path().join("seen.json");
-    let path = script(&dir, "log", &format!("cat > {}", log.display()));
-    let world = World::new(|agent| agent.hook(CommandHook::new("log", path).after()));
+    let path = write_script(&dir, "log", &format!("cat > {}", log.display()));
+    let world = TestWorld::new(|agent| agent.hook(CommandHook::new("log", path).after()));
     world.session.call("act", json!({"how": "ok"})).await;
     let event: Value = serde_json::from_str(&fs::read_to_string(log).unwrap()).unwrap();
     assert_eq!((&event["tool_name"], &event["tool_result"]), (&json!("act"), &json!({"done": true})));
@@ -225,62 +225,62 @@ async fn a_program_after_the_tool_rewrites_the_result() {
 }
 
 /// Written without a macro: it dies before there is anything to wait for.
-struct Hasty(&'static str);
+struct EarlyPanic(&'static str);
 
-impl Hasty {
-    fn at(&self, place: &str) {
+impl EarlyPanic {
+    fn panic_at(&self, place: &str) {
         assert!(self.0 != place, "the password is hunter2");
     }
 }
 
-impl Hook for Hasty {
+impl Hook for EarlyPanic {
     fn name(&self) -> &str {
         "hasty"
     }
-    fn before<'s, 'c, 'f>(&'s self, _: HookCall<'c>) -> BoxFuture<'f, Result<Before, HookFault>>
+    fn before<'s, 'c, 'f>(&'s self, _: HookCall<'c>) -> BoxFuture<'f, Result<BeforeHookResult, HookError>>
     where
         's: 'f,
         'c: 'f,
         Self: 'f,
     {
-        self.at("before");
-        Box::pin(async { Ok(Before::default()) })
+        self.panic_at("before");
+        Box::pin(async { Ok(BeforeHookResult::default()) })
     }
-    fn after<'s, 'c, 'r, 'f>(&'s self, _: HookCall<'c>, _: &'r Value, _: u64) -> BoxFuture<'f, Result<Option<Value>, HookFault>>
+    fn after<'s, 'c, 'r, 'f>(&'s self, _: HookCall<'c>, _: &'r Value, _: u64) -> BoxFuture<'f, Result<Option<Value>, HookError>>
     where
         's: 'f,
         'c: 'f,
         'r: 'f,
         Self: 'f,
     {
-        self.at("after");
+        self.panic_at("after");
         Box::pin(async { Ok(None) })
     }
 }
 
-impl Handler for Hasty {
-    fn run<'s, 'p, 'a, 'f>(&'s self, _: &'p Permit, _: Ctx, _: &'a Judged) -> BoxFuture<'f, Result<Value, Failure>>
+impl Handler for EarlyPanic {
+    fn run<'s, 'p, 'a, 'f>(&'s self, _: &'p Permit, _: ToolContext, _: &'a CheckedArguments) -> BoxFuture<'f, Result<Value, Failure>>
     where
         's: 'f,
         'p: 'f,
         'a: 'f,
         Self: 'f,
     {
-        self.at("run");
+        self.panic_at("run");
         Box::pin(async { Ok(json!({})) })
     }
 }
 
 #[tokio::test]
-async fn what_dies_before_there_is_anything_to_wait_for_is_told_like_any_panic() {
+async fn panic_before_first_await_is_reported_like_any_panic() {
     let cases = [
-        ("before", "hook_failed", Gate::Hooks, Effects::None),
-        ("run", "tool_panicked", Gate::Run, Effects::Unknown),
-        ("after", "hook_failed", Gate::Shape, Effects::Done),
+        ("before", "hook_failed", Gate::Hooks, CallEffects::None),
+        ("run", "tool_panicked", Gate::Run, CallEffects::Unknown),
+        ("after", "hook_failed", Gate::Shape, CallEffects::Done),
     ];
     for (place, code, gate, left) in cases {
-        let tool = Tool::with_handler("hasty", "Is in a hurry.", json!({"type": "object"}), Arc::new(Hasty(place)));
-        let world = World::new(|agent| agent.tool(tool.effect(Effect::Write).open()).hook(Hasty(place)));
+        let tool = Tool::with_handler("hasty", "Is in a hurry.", json!({"type": "object"}), Arc::new(EarlyPanic(place)));
+        let world = TestWorld::new(|agent| agent.tool(tool.effect(Effect::Write).open()).hook(EarlyPanic(place)));
         let answer = world.session.call("hasty", json!({})).await;
         let error = answer.outcome.error().unwrap_or_else(|| panic!("{place}: {answer:?}"));
         assert_eq!((&*error.code, answer.gate, error.effects), (code, gate, left), "{place}: {error}");

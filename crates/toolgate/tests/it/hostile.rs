@@ -5,24 +5,24 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use toolgate::{Agent, Effect, Tool};
-use toolgate_json::{Bounds, parse, to_canonical_bytes};
+use toolgate_json::{JsonBounds, parse, to_canonical_bytes};
 
-use crate::support::World;
+use crate::support::TestWorld;
 
-async fn refused(world: &World, tool: &str, arguments: impl Into<toolgate::Arguments>) -> String {
+async fn refusal_code(world: &TestWorld, tool: &str, arguments: impl Into<toolgate::Arguments>) -> String {
     let start = Instant::now();
     let answer = world.session.call(tool, arguments).await;
     // Generous: a bound, not a measurement.
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    assert_eq!(world.ran(), 0);
+    assert_eq!(world.run_count(), 0);
     let error = answer.outcome.error().unwrap_or_else(|| panic!("{answer:?}"));
     assert!(error.message.len() < 2_000, "{} bytes of message", error.message.len());
     error.code.to_string()
 }
 
 #[tokio::test]
-async fn bombs_and_junk() {
-    let world = World::new(|agent| agent);
+async fn oversized_and_malformed_arguments_are_refused() {
+    let world = TestWorld::new(|agent| agent);
     let deep = |open: &str, n: usize| format!(r#"{{"how": {}"#, open.repeat(n));
     let mut nested = json!("x");
     for _ in 0..100_000 {
@@ -65,17 +65,17 @@ async fn bombs_and_junk() {
         ("serde's own magic number", r#"{"how": "ok", "n": {"$serde_json::private::Number": "1"}}"#.into(), "invalid_arguments"),
     ];
     for (name, arguments, code) in cases {
-        assert_eq!(refused(&world, "act", arguments).await, code, "{name}");
+        assert_eq!(refusal_code(&world, "act", arguments).await, code, "{name}");
     }
     let rows = world.rows().await.0.len();
     assert_eq!(rows, 34, "one row each");
 }
 
 #[tokio::test]
-async fn large_integers_arrive_exactly() {
+async fn large_integers_are_exact() {
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}, "x": {"type": "number"}}});
     let echo = Tool::dynamic("echo", "Echoes.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read);
-    let world = World::new(|agent| agent.tool(echo));
+    let world = TestWorld::new(|agent| agent.tool(echo));
     for (sent, back) in [
         (r#"{"n": 9007199254740993}"#, r#"{"n":9007199254740993}"#),
         (r#"{"n": 18446744073709551617}"#, r#"{"n":18446744073709551617}"#),
@@ -90,23 +90,23 @@ async fn large_integers_arrive_exactly() {
 }
 
 #[tokio::test]
-async fn confusable_names_are_shown_for_what_they_are() {
-    let world = World::new(|agent| agent);
+async fn confusable_tool_names_are_escaped_in_errors() {
+    let world = TestWorld::new(|agent| agent);
     for name in ["\u{430}ct", "act\u{200b}", "ACT", "act\0", "\u{202e}tca", "", &"a".repeat(10_000_000)] {
         let answer = world.session.call(name, json!({"how": "ok"})).await;
         let error = answer.outcome.error().unwrap();
         assert_eq!(error.code, "unknown_tool");
         assert!(error.message.is_ascii() || error.message.contains('…'), "{}", error.message);
-        assert!(error.message.len() < 500 && world.ran() == 0);
+        assert!(error.message.len() < 500 && world.run_count() == 0);
     }
     assert!(world.rows().await.0.iter().all(|row| row.tool.len() < 500));
 }
 
 #[tokio::test]
-async fn names_of_arguments_are_shown_for_what_they_are() {
+async fn argument_names_are_escaped_in_errors() {
     let schema = json!({"type": "object", "properties": {"n": {"type": "object", "additionalProperties": {"type": "integer"}}}});
     let tool = Tool::dynamic("count", "Counts.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read);
-    let world = World::new(|agent| agent.tool(tool));
+    let world = TestWorld::new(|agent| agent.tool(tool));
     for name in ["\u{430}", "n\u{200b}", "\u{202e}x", "a\u{1b}[2J", &"n".repeat(300_000)] {
         for arguments in [json!({name: 1}), json!({"n": {name: "text"}}), json!({"n": {name: {name: 1}}})] {
             let answer = world.session.call("count", arguments).await;
@@ -119,18 +119,18 @@ async fn names_of_arguments_are_shown_for_what_they_are() {
 }
 
 #[tokio::test]
-async fn catastrophic_patterns_end() {
+async fn catastrophic_regex_patterns_terminate() {
     let schema =
         |pattern: &str| json!({"type": "object", "properties": {"text": {"type": "string", "pattern": pattern}}, "required": ["text"]});
     let tool = |name: &str, pattern: &str| {
         Tool::dynamic(name, "Matches.", schema(pattern), |_, args| async move { Ok(args) }).effect(Effect::Read)
     };
-    let world = World::new(|agent| {
+    let world = TestWorld::new(|agent| {
         agent.tool(tool("linear", "^(a+)+$")).tool(tool("backtracking", r"^(?=(a+)+$)(a+)+\1$")).tool(tool("nested", "^((a|aa)+)+(?!b)$"))
     });
     let text = "a".repeat(50_000) + "!";
     for name in ["linear", "backtracking", "nested"] {
-        assert_eq!(refused(&world, name, json!({ "text": text })).await, "invalid_arguments");
+        assert_eq!(refusal_code(&world, name, json!({ "text": text })).await, "invalid_arguments");
     }
     // A pattern that would take the memory of the machine is refused when the agent is built.
     let huge = Agent::builder("x").tool(tool("huge", "^((a{1,1000}){1,1000}){1,1000}$")).build();
@@ -138,7 +138,7 @@ async fn catastrophic_patterns_end() {
 }
 
 #[test]
-fn schemas_reach_nothing_outside() {
+fn remote_schema_references_are_refused() {
     for reference in ["https://example.com/schema.json", "file:///etc/passwd", "other.json"] {
         let tool = Tool::dynamic("remote", "Remote.", json!({"$ref": reference}), |_, args| async move { Ok(args) }).effect(Effect::Read);
         assert!(Agent::builder("x").tool(tool).build().is_err(), "{reference}");
@@ -159,55 +159,57 @@ fn any_json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn the_strict_reader_reads_what_others_write(value in any_json()) {
+    fn strict_parser_accepts_serialized_json(value in any_json()) {
         let text = serde_json::to_string(&value).unwrap();
-        let strict = parse(text.as_bytes(), &Bounds::default());
+        let strict = parse(text.as_bytes(), &JsonBounds::default());
         if let Err(error) = &strict {
             prop_assert!(error.message.contains("the number"), "only numbers out of range are refused: {error}");
         }
         if let Ok(read) = strict {
             // Numbers out of range are refused; everything else means the same, and has one spelling.
-            let again = parse(&to_canonical_bytes(&read), &Bounds::default()).unwrap();
+            let again = parse(&to_canonical_bytes(&read), &JsonBounds::default()).unwrap();
             prop_assert_eq!(&again, &read);
             prop_assert_eq!(to_canonical_bytes(&again), to_canonical_bytes(&read));
             let same = |a: &Value, b: &Value| a == b || (a.as_f64().is_some() && a.as_f64() == b.as_f64());
-            prop_assert!(alike(&read, &value, &same), "{} {}", read, value);
+            prop_assert!(is_alike(&read, &value, &same), "{} {}", read, value);
         }
     }
 
     #[test]
-    fn the_strict_reader_accepts_nothing_that_others_refuse(text in r#"[\[\]{}:,"\\0-9eE+.a-f u-]{0,24}|\PC{0,24}"#) {
-        let strict = parse(text.as_bytes(), &Bounds::default());
+    fn strict_parser_accepts_no_invalid_json(text in r#"[\[\]{}:,"\\0-9eE+.a-f u-]{0,24}|\PC{0,24}"#) {
+        let strict = parse(text.as_bytes(), &JsonBounds::default());
         if strict.is_ok() {
             prop_assert!(serde_json::from_str::<Value>(&text).is_ok(), "{}", text);
         }
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-        let _ = parse(&bytes, &Bounds::default());
+    fn any_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        let _ = parse(&bytes, &JsonBounds::default());
     }
 }
 
-fn alike(a: &Value, b: &Value, same: &dyn Fn(&Value, &Value) -> bool) -> bool {
+fn is_alike(a: &Value, b: &Value, same: &dyn Fn(&Value, &Value) -> bool) -> bool {
     match (a, b) {
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| alike(a, b, same)),
-        (Value::Object(a), Value::Object(b)) => a.len() == b.len() && a.iter().all(|(k, a)| b.get(k).is_some_and(|b| alike(a, b, same))),
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_alike(a, b, same)),
+        (Value::Object(a), Value::Object(b)) => a.len() == b.len() && a.iter().all(|(k, a)| b.get(k).is_some_and(|b| is_alike(a, b, same))),
         _ => same(a, b),
     }
 }
 
 /// A filter language of choices inside choices, wrong at the very bottom.
 #[tokio::test]
-async fn a_deep_mistake_in_a_tangled_schema_is_refused_at_once() {
+async fn deep_error_in_recursive_schema_is_found_quickly() {
     let node = |kind: &str| json!({"type": "object", "properties": {"kind": {"const": kind}, "left": {"$ref": "#/$defs/f"}, "right": {"$ref": "#/$defs/f"}}, "required": ["kind"]});
     let schema = json!({
         "type": "object", "properties": {"filter": {"$ref": "#/$defs/f"}}, "required": ["filter"],
         "$defs": {"f": {"oneOf": [node("and"), node("or"), node("not"), node("xor"), {"type": "string"}]}},
     });
-    let world = World::new(|a| {
+    let world = TestWorld::new(|a| {
         a.tool(Tool::dynamic("find", "Finds.", schema.clone(), |_, _| async { Ok(Value::Null) }).effect(Effect::Read)).tool(
-            Tool::dynamic("drop", "Finds.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read).extra(toolgate::Extra::Drop),
+            Tool::dynamic("drop", "Finds.", schema, |_, _| async { Ok(Value::Null) })
+                .effect(Effect::Read)
+                .extra(toolgate::ExtraArguments::Drop),
         )
     });
     let mut filter = json!(7);
@@ -215,16 +217,16 @@ async fn a_deep_mistake_in_a_tangled_schema_is_refused_at_once() {
         filter = json!({"kind": "and", "left": filter, "right": "x"});
     }
     for tool in ["find", "drop"] {
-        assert_eq!(refused(&world, tool, json!({ "filter": filter })).await, "invalid_arguments");
+        assert_eq!(refusal_code(&world, tool, json!({ "filter": filter })).await, "invalid_arguments");
     }
-    assert_eq!(refused(&world, "find", json!({"filter": {"kind": "nand"}})).await, "invalid_arguments");
+    assert_eq!(refusal_code(&world, "find", json!({"filter": {"kind": "nand"}})).await, "invalid_arguments");
     let answer = world.session.call("find", json!({"filter": {"kind": "and", "left": {"kind": "not", "left": "x"}}})).await;
     assert!(answer.outcome.success().is_some(), "{answer:?}");
 }
 
 /// All of the above once more, in a process that may not have more than a gigabyte of memory.
 #[test]
-fn hostile_input_stays_within_bounds_of_memory() {
+fn hostile_input_uses_bounded_memory() {
     if std::env::var_os("TOOLGATE_BOUNDED").is_some() {
         return;
     }

@@ -4,20 +4,20 @@ use serde_json::{Value, json};
 use toolgate::policy::{Condition, Deny};
 use toolgate::{Agent, Effect, Tool};
 
-use crate::rules::{code, session, tool};
+use crate::rules::{call_code, start_session, tool};
 
 #[test]
-fn rules_are_attached_where_they_have_something_to_say() {
-    use toolgate::Section;
-    use toolgate::policy::source::Rules;
+fn rules_attach_only_at_matching_levels() {
+    use toolgate::PromptSection;
+    use toolgate::policy::source::RuleSet;
     let built = |extra: &str| {
         let text = format!(
             "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"act\"]\nwhere = [{{ argument = \"/amount\", above = 5 }}]\n{extra}\n"
         );
         Agent::builder("a")
             .tool(tool("act").open())
-            .section(Section::new("other").tool(tool("other").open()))
-            .rules(Rules::parse("p.toml", &text))
+            .section(PromptSection::new("other").tool(tool("other").open()))
+            .rules(RuleSet::parse("p.toml", &text))
             .build()
     };
     assert!(built("").is_ok());
@@ -25,20 +25,20 @@ fn rules_are_attached_where_they_have_something_to_say() {
     let wrong = built("section = \"other\"").unwrap_err().to_string();
     assert!(wrong.contains("p.toml:6:11") && wrong.contains("which is outside of its scope"), "{wrong}");
     let tool_level = "[[policy]]\nname = \"s\"\nrule = \"sequence\"\nlevel = \"tool\"\nafter = { act = [\"proof\"] }\n";
-    let (s, _) = session(
+    let (s, _) = start_session(
         Agent::builder("a")
             .tool(tool("act"))
             .tool(tool("proof").effect(Effect::Read))
-            .rules(Rules::parse("p.toml", tool_level))
+            .rules(RuleSet::parse("p.toml", tool_level))
             .build()
             .unwrap(),
     );
-    let refused = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(code(&s, "act", json!({})));
+    let refused = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(call_code(&s, "act", json!({})));
     assert_eq!(refused, "prerequisite_missing");
 }
 
 #[test]
-fn schemas_that_are_open_or_put_together_are_not_second_guessed() {
+fn unknown_paths_in_open_or_composed_schemas_are_allowed() {
     let build = |schema: Value, rule: Deny| {
         let act = Tool::dynamic("act", "Acts.", schema, |_, _| async { Ok(Value::Null) });
         Agent::builder("a").tool(act).policy(rule).build().map(|_| ()).map_err(|e| e.to_string())
@@ -91,7 +91,7 @@ fn schemas_that_are_open_or_put_together_are_not_second_guessed() {
 }
 
 #[test]
-fn nothing_stands_inside_of_text_or_under_a_name_in_a_list() {
+fn paths_into_text_or_list_members_are_refused() {
     let schema = json!({"type": "object", "properties": {
         "items": {"type": "array", "items": {"type": "object", "properties": {"price": {"type": "number"}}}},
         "s": {"type": "string"}, "n": {"type": ["integer", "null"]}, "either": {"type": ["string", "object"]}, "any": {},
@@ -116,7 +116,7 @@ fn nothing_stands_inside_of_text_or_under_a_name_in_a_list() {
 }
 
 #[test]
-fn the_parts_of_a_date_have_bounds() {
+fn impossible_date_comparisons_are_refused() {
     let build = |when: &str| {
         let rule = Deny::new("r", ["act"]).when_cel(when);
         Agent::builder("a").tool(tool("act")).policy(rule).build().map(|_| ()).map_err(|e| e.to_string())
@@ -130,7 +130,7 @@ fn the_parts_of_a_date_have_bounds() {
 }
 
 #[test]
-fn a_rule_that_another_always_speaks_before_is_found_among_many() {
+fn shadowed_rule_is_reported() {
     let schema =
         json!({"type": "object", "properties": {"command": {"type": "string"}, "amount": {"type": "number"}, "to": {"type": "string"}}});
     let bash = Tool::dynamic("bash", "Runs.", schema, |_, _| async { Ok(Value::Null) }).shell("/command");
@@ -173,7 +173,7 @@ fn a_rule_that_another_always_speaks_before_is_found_among_many() {
 }
 
 #[test]
-fn a_rule_carries_only_the_limits_that_it_reads() {
+fn rule_definition_contains_only_limits_it_reads() {
     use toolgate::policy::{Limit, Policy};
     let with = |when: &str| {
         let rule = Deny::new("r", ["act"]).when_cel(when);
@@ -184,7 +184,7 @@ fn a_rule_carries_only_the_limits_that_it_reads() {
 }
 
 #[test]
-fn conditions_that_no_argument_can_meet_are_told() {
+fn unsatisfiable_conditions_are_reported() {
     let schema = json!({"type": "object", "properties": {
         "amount": {"type": "number", "minimum": 0, "maximum": 100}, "status": {"enum": ["open", "closed"]}, "maybe": {"enum": ["open", null]},
         "flag": {"type": "boolean"}, "text": {"type": "string"}, "either": {"type": ["string", "integer"]}, "any": {},
@@ -196,7 +196,7 @@ fn conditions_that_no_argument_can_meet_are_told() {
     let act = |name: &str, schema: &Value| Tool::dynamic(name, "Acts.", schema.clone(), |_, _| async { Ok(Value::Null) });
     let told = |agent: toolgate::AgentBuilder| {
         let agent = agent.build().unwrap_or_else(|e| panic!("{}", e.render(false)));
-        let line = |problem: &toolgate::policy::Problem| {
+        let line = |problem: &toolgate::policy::Diagnostic| {
             assert_eq!((problem.lint_code, problem.severity), (Some("never_true"), toolgate::policy::Severity::Warning), "{problem}");
             format!("{}; {}", problem.message, problem.help.as_deref().unwrap_or_default())
         };
@@ -293,7 +293,7 @@ fn conditions_that_no_argument_can_meet_are_told() {
 }
 
 #[test]
-fn what_only_a_client_says_is_told_where_its_word_does_not_count() {
+fn unaccepted_client_reports_cause_warning() {
     use toolgate_config::Config;
     let tools = "[tools.look]\nkind = \"client\"\neffect = \"read\"\n[tools.act]\nkind = \"client\"\n";
     for rule in ["rule = \"require\"\ntools = [\"act\"]\nany_of = [\"look\"]", "rule = \"sequence\"\nafter = { act = [\"look\"] }"] {
@@ -309,7 +309,7 @@ fn what_only_a_client_says_is_told_where_its_word_does_not_count() {
 }
 
 #[test]
-fn whoever_names_the_ledger_says_how_long_rows_stay_in_it() {
+fn retention_belongs_to_file_that_names_ledger() {
     use toolgate::SignedDuration;
     use toolgate_config::Config;
     let of = |text: &str| Config::parse("toolgate.toml", &format!("{text}[tools.look]\neffect = \"read\"\n"));
@@ -322,7 +322,7 @@ fn whoever_names_the_ledger_says_how_long_rows_stay_in_it() {
 }
 
 #[test]
-fn one_rule_in_the_users_file_and_the_projects_is_one_rule() {
+fn equal_rules_of_user_and_project_are_merged() {
     use toolgate_config::Config;
     let of = |file: &str, most: u32| {
         let rule = format!("[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"act\"]\ncalls = {most}\n");
@@ -346,30 +346,30 @@ fn one_rule_in_the_users_file_and_the_projects_is_one_rule() {
 }
 
 #[test]
-fn what_is_not_said_of_trying_again_is_as_where_nothing_is_said() {
+fn missing_retry_settings_use_defaults() {
     use std::time::Duration;
-    use toolgate::Retry;
+    use toolgate::RetrySettings;
     use toolgate_config::Config;
-    let usual = Retry { times: 2, delay: Duration::from_millis(100) };
-    assert_eq!(Retry::default(), usual);
+    let usual = RetrySettings { times: 2, delay: Duration::from_millis(100) };
+    assert_eq!(RetrySettings::default(), usual);
     for (written, expected) in [
         ("", usual),
         ("retry = {}", usual),
-        ("retry = { times = 5 }", Retry { times: 5, ..usual }),
-        ("retry = { times = 0 }", Retry { times: 0, ..usual }),
-        ("retry = { delay = \"1s\" }", Retry { delay: Duration::from_secs(1), ..usual }),
-        ("retry = { times = 1, delay = \"250ms\" }", Retry { times: 1, delay: Duration::from_millis(250) }),
+        ("retry = { times = 5 }", RetrySettings { times: 5, ..usual }),
+        ("retry = { times = 0 }", RetrySettings { times: 0, ..usual }),
+        ("retry = { delay = \"1s\" }", RetrySettings { delay: Duration::from_secs(1), ..usual }),
+        ("retry = { times = 1, delay = \"250ms\" }", RetrySettings { times: 1, delay: Duration::from_millis(250) }),
     ] {
         let text = format!("[tools.ask]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://example.com/\"\n{written}\n");
         let agents = Config::parse("toolgate.toml", &text).build_agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
         let ask = agents.iter().flat_map(|agent| agent.tools()).next().unwrap();
-        let read: Retry = serde_json::from_value(serde_json::to_value(ask).unwrap()["retry"].clone()).unwrap();
+        let read: RetrySettings = serde_json::from_value(serde_json::to_value(ask).unwrap()["retry"].clone()).unwrap();
         assert_eq!(read, expected, "{written}");
     }
 }
 
 #[test]
-fn a_length_of_time_is_written_one_way_everywhere() {
+fn duration_syntax_is_the_same_everywhere() {
     for (text, seconds) in [
         ("30s", Some(30)),
         ("15 minutes", Some(900)),

@@ -3,21 +3,21 @@
 use std::sync::Mutex;
 
 use serde_json::json;
-use toolgate::policy::{Ask, Fault, Policy, ReadBeforeWrite, Sequence, Verdict};
-use toolgate::{Agent, Category, Effect, Section, Tool, ToolError};
+use toolgate::policy::{Policy, PolicyError, PolicyInput, ReadBeforeWrite, Sequence, Verdict};
+use toolgate::{Agent, Effect, ErrorCategory, PromptSection, Tool, ToolError};
 
-use crate::support::{Built, World, rule};
+use crate::support::{BuildWithReplayCheck, TestWorld, closure_policy};
 
-fn plain(name: &str) -> Tool {
+fn plain_tool(name: &str) -> Tool {
     Tool::dynamic(name, "A tool.", json!({"type": "object"}), |_, args| async move { Ok(args) })
 }
 
-fn deny(name: &'static str) -> impl Policy {
-    rule(name, move |_: &Ask<'_>| Ok(Verdict::deny(ToolError::new(Category::Business, name, "no"))))
+fn deny_policy(name: &'static str) -> impl Policy {
+    closure_policy(name, move |_: &PolicyInput<'_>| Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, name, "no"))))
 }
 
 #[tokio::test]
-async fn the_closest_denial_is_shown_then_the_first_declared() {
+async fn closest_then_first_declared_denial_is_shown() {
     let cases: Vec<(Vec<&'static str>, &str)> = vec![
         (vec!["agent", "prompt", "section", "tool"], "tool"),
         (vec!["agent", "prompt", "section"], "section"),
@@ -26,66 +26,66 @@ async fn the_closest_denial_is_shown_then_the_first_declared() {
         (vec!["agent2", "agent"], "agent2"),
     ];
     for (levels, shown) in cases {
-        let mut section = Section::new("s").tool(plain("t"));
+        let mut section = PromptSection::new("s").tool(plain_tool("t"));
         if levels.contains(&"section") {
-            section = section.policy(deny("section"));
+            section = section.policy(deny_policy("section"));
         }
         let mut agent = Agent::builder("a").section(section);
         for level in levels {
             agent = match level {
-                "prompt" => agent.prompt_policy(deny("prompt")),
-                "tool" => agent.tool_policy("t", deny("tool")),
+                "prompt" => agent.prompt_policy(deny_policy("prompt")),
+                "tool" => agent.tool_policy("t", deny_policy("tool")),
                 "section" => agent,
-                name => agent.policy(deny(name)),
+                name => agent.policy(deny_policy(name)),
             };
         }
-        let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+        let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
         let answer = gate.session("a", "alice", "s").call("t", json!({})).await;
         assert_eq!((answer.outcome.error().map(|e| &*e.code), answer.rule.as_deref()), (Some(shown), Some(shown)));
     }
 }
 
 #[tokio::test]
-async fn a_section_policy_governs_its_own_tools_only() {
+async fn section_policy_governs_only_its_tools() {
     let agent = Agent::builder("a")
-        .section(Section::new("s").tool(plain("inside")).policy(deny("section")))
-        .tool(plain("outside").open())
+        .section(PromptSection::new("s").tool(plain_tool("inside")).policy(deny_policy("section")))
+        .tool(plain_tool("outside").open())
         .build()
         .unwrap();
-    let session = crate::support::gate().agent(agent).built().session("a", "alice", "s");
+    let session = crate::support::runtime_builder().agent(agent).build_checked().session("a", "alice", "s");
     assert!(session.call("inside", json!({})).await.outcome.error().is_some());
     assert!(session.call("outside", json!({})).await.outcome.success().is_some());
 }
 
 #[tokio::test]
-async fn deny_beats_ask_beats_allow_and_all_are_asked() {
-    static ASKED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
-    fn note(name: &'static str, verdict: Verdict) -> impl Policy {
-        rule(name, move |_: &Ask<'_>| {
-            ASKED.lock().unwrap().push(name);
-            Ok::<_, Fault>(verdict.clone())
+async fn deny_beats_ask_and_every_policy_is_checked() {
+    static CHECKED_POLICIES: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+    fn recording_policy(name: &'static str, verdict: Verdict) -> impl Policy {
+        closure_policy(name, move |_: &PolicyInput<'_>| {
+            CHECKED_POLICIES.lock().unwrap().push(name);
+            Ok::<_, PolicyError>(verdict.clone())
         })
     }
-    let world = World::unwatched(|a| {
-        a.policy(note("allows", Verdict::allow()))
-            .policy(note("asks", Verdict::ask("?")))
-            .policy(note("denies", Verdict::deny(ToolError::new(Category::Business, "no", "no"))))
-            .policy(note("allows_too", Verdict::allow()))
+    let world = TestWorld::without_replay_check(|a| {
+        a.policy(recording_policy("allows", Verdict::allow()))
+            .policy(recording_policy("asks", Verdict::ask("?")))
+            .policy(recording_policy("denies", Verdict::deny(ToolError::new(ErrorCategory::Business, "no", "no"))))
+            .policy(recording_policy("allows_too", Verdict::allow()))
     });
     let answer = world.session.call("act", json!({"how": "ok"})).await;
     assert_eq!(answer.outcome.error().map(|e| &*e.code), Some("no"));
-    assert_eq!(*ASKED.lock().unwrap(), ["allows", "asks", "denies", "allows_too"]);
+    assert_eq!(*CHECKED_POLICIES.lock().unwrap(), ["allows", "asks", "denies", "allows_too"]);
 }
 
 #[tokio::test]
-async fn a_pipeline_goes_in_order_and_says_what_comes_next() {
-    let tools = ["lint", "build", "test", "deploy"].map(plain).map(|tool| tool.effect(Effect::Write).open());
+async fn sequence_rule_suggests_next_tool() {
+    let tools = ["lint", "build", "test", "deploy"].map(plain_tool).map(|tool| tool.effect(Effect::Write).open());
     let agent = Agent::builder("ci")
         .tools(tools)
         .policy(Sequence::new("pipeline").after("deploy", ["test", "build"]).after("build", ["lint"]))
         .build()
         .unwrap();
-    let session = crate::support::gate().agent(agent).built().session("ci", "alice", "s");
+    let session = crate::support::runtime_builder().agent(agent).build_checked().session("ci", "alice", "s");
     let mut asked = Vec::new();
     // Whatever is asked for, playing `next` reaches it.
     for _ in 0..10 {
@@ -108,7 +108,7 @@ async fn a_pipeline_goes_in_order_and_says_what_comes_next() {
 }
 
 #[test]
-fn what_is_wrong_with_an_agent_is_said_all_at_once() {
+fn agent_build_reports_all_errors_at_once() {
     let bad = Tool::dynamic("Bad Name", "", json!({"type": "strange"}), |_, args| async move { Ok(args) });
     let shown = Tool::dynamic(
         "shown",
@@ -122,12 +122,12 @@ fn what_is_wrong_with_an_agent_is_said_all_at_once() {
     let error = Agent::builder("a")
         .tool(bad)
         .tool(shown)
-        .tool(plain("twice").open())
-        .tool(plain("twice").open())
-        .tool(plain("ungoverned"))
-        .tool_policy("twise", deny("typo"))
-        .policy(deny("same"))
-        .prompt_policy(deny("same"))
+        .tool(plain_tool("twice").open())
+        .tool(plain_tool("twice").open())
+        .tool(plain_tool("ungoverned"))
+        .tool_policy("twise", deny_policy("typo"))
+        .policy(deny_policy("same"))
+        .prompt_policy(deny_policy("same"))
         .describe("twice", "Another description.")
         .describe("gone", "Nobody.")
         .policy(Sequence::new("circle").after("a", ["b"]).after("b", ["a"]))
@@ -152,36 +152,36 @@ fn what_is_wrong_with_an_agent_is_said_all_at_once() {
 }
 
 #[test]
-fn a_tool_with_effects_and_no_rule_is_refused_and_hearing_is_not_ruling() {
+fn tool_with_effects_needs_enforced_policy() {
     let write = || {
         Tool::dynamic("write_file", "Writes.", json!({"type": "object", "properties": {"path": {"type": "string"}}}), |_, _| async {
             Ok(json!(1))
         })
     };
     let build = |tool: Tool| Agent::builder("a").tool(write()).tool(tool).policy(ReadBeforeWrite::default()).build();
-    assert!(build(plain("refund")).unwrap_err().to_string().contains("has effects, but no enforced policy governs it"));
-    assert!(build(plain("refund").effect(Effect::Read)).is_ok());
-    assert!(build(plain("refund").open()).is_ok());
+    assert!(build(plain_tool("refund")).unwrap_err().to_string().contains("has effects, but no enforced policy governs it"));
+    assert!(build(plain_tool("refund").effect(Effect::Read)).is_ok());
+    assert!(build(plain_tool("refund").open()).is_ok());
 }
 
 #[tokio::test]
-async fn policies_hear_of_rollbacks() {
-    struct Told(&'static Mutex<Vec<String>>);
-    impl Policy for Told {
+async fn policies_are_notified_of_rollbacks() {
+    struct RollbackRecorder(&'static Mutex<Vec<String>>);
+    impl Policy for RollbackRecorder {
         fn name(&self) -> &str {
             "told"
         }
-        fn check(&self, _: &Ask<'_>) -> Result<Verdict, Fault> {
+        fn check(&self, _: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
             Ok(Verdict::allow())
         }
-        fn on_rollback(&self, ask: &Ask<'_>, error: &ToolError) {
+        fn on_rollback(&self, ask: &PolicyInput<'_>, error: &ToolError) {
             self.0.lock().unwrap().push(format!("{} {}", ask.tool.name(), error.code));
         }
     }
-    static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    let world = World::new(|a| a.policy(Told(&HEARD)));
+    static ROLLBACKS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let world = TestWorld::new(|a| a.policy(RollbackRecorder(&ROLLBACKS)));
     world.session.call("act", json!({"how": "ok"})).await;
     world.session.call("act", json!({"how": "fail"})).await;
     world.session.call("act", json!({"how": "junk"})).await;
-    assert_eq!(*HEARD.lock().unwrap(), ["act no_stock", "act invalid_result"]);
+    assert_eq!(*ROLLBACKS.lock().unwrap(), ["act no_stock", "act invalid_result"]);
 }

@@ -2,22 +2,22 @@
 
 use serde_json::{Value, json};
 use toolgate::policy::{Require, Verdict};
-use toolgate::{Agent, Category, Effect, Failure, Signal, Tool, ToolError};
+use toolgate::{Agent, Effect, ErrorCategory, Failure, PromptSignal, Tool, ToolError};
 use toolgate_config::Config;
 
-use crate::rules::code;
-use crate::support::{Built as _, World, rule};
+use crate::rules::call_code;
+use crate::support::{BuildWithReplayCheck as _, TestWorld, closure_policy};
 
 #[tokio::test]
-async fn a_rule_of_the_business_does_not_hide_one_that_forbids() {
-    let world = World::new(|agent| {
+async fn permission_denial_withholds_replay_despite_business_denial() {
+    let world = TestWorld::new(|agent| {
         agent
-            .policy(rule("business", |ask| match ask.key.session.as_ref() {
+            .policy(closure_policy("business", |ask| match ask.key.session.as_ref() {
                 "s" => Ok(Verdict::allow()),
-                _ => Ok(Verdict::deny(ToolError::new(Category::Business, "not_verified", "verify first"))),
+                _ => Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "not_verified", "verify first"))),
             }))
-            .policy(rule("forbids", |ask| match ask.key.session.as_ref() {
-                "forbidden" => Ok(Verdict::deny(ToolError::new(Category::Permission, "not_here", "not in this session"))),
+            .policy(closure_policy("forbids", |ask| match ask.key.session.as_ref() {
+                "forbidden" => Ok(Verdict::deny(ToolError::new(ErrorCategory::Permission, "not_here", "not in this session"))),
                 _ => Ok(Verdict::allow()),
             }))
     });
@@ -33,7 +33,7 @@ async fn a_rule_of_the_business_does_not_hide_one_that_forbids() {
 }
 
 #[tokio::test]
-async fn only_what_a_schema_does_not_know_is_dropped() {
+async fn only_unknown_arguments_are_dropped() {
     let yes = json!({"type": "boolean"});
     let schemas = [
         json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"], "allOf": [{"properties": {"dry_run": yes}}]}),
@@ -42,9 +42,9 @@ async fn only_what_a_schema_does_not_know_is_dropped() {
         json!({"type": "object", "properties": {"path": {"type": "string"}}, "if": {"required": ["path"]}, "then": {"properties": {"dry_run": yes}}}),
     ];
     for schema in schemas {
-        let world = World::new(|agent| {
+        let world = TestWorld::new(|agent| {
             let tool = Tool::dynamic("rm", "Removes.", schema.clone(), |_, args| async move { Ok(args) });
-            agent.tool(tool.extra(toolgate::Extra::Drop).open())
+            agent.tool(tool.extra(toolgate::ExtraArguments::Drop).open())
         });
         for (given, runs_with) in [
             (json!({"path": "/x", "dry_run": "true"}), None),
@@ -62,7 +62,7 @@ async fn only_what_a_schema_does_not_know_is_dropped() {
     }
 }
 
-fn desk(input: &Value) -> Config {
+fn refund_config(input: &Value) -> Config {
     Config::parse(
         "toolgate.toml",
         &format!(
@@ -75,7 +75,7 @@ fn desk(input: &Value) -> Config {
 }
 
 #[tokio::test]
-async fn nobody_proves_something_about_another_by_naming_it() {
+async fn evidence_entity_must_match_argument_and_result() {
     let open = json!("{ type = \"object\" }");
     let declared = json!("{ type = \"object\", properties = { customer_id = { type = [\"string\", \"null\"] } } }");
     for (input, asked, told, refund, runs) in [
@@ -90,8 +90,8 @@ async fn nobody_proves_something_about_another_by_naming_it() {
         (&declared, json!({"customer_id": "C-1"}), json!({"customer_id": "C-1", "active": true}), "C-1", true),
         (&declared, json!({"customer_id": "C-1"}), json!({"active": true}), "C-1", true),
     ] {
-        let handler = Echo(told.clone());
-        let agents = desk(input)
+        let handler = FixedAnswerHandler(told.clone());
+        let agents = refund_config(input)
             .build_agents(Some(&(std::sync::Arc::new(handler) as std::sync::Arc<dyn toolgate::Handler>)))
             .unwrap_or_else(|error| panic!("{}", error.render(false)));
         let gate = agents.into_iter().fold(toolgate::Toolgate::builder(), toolgate::ToolgateBuilder::agent).build().unwrap();
@@ -102,17 +102,17 @@ async fn nobody_proves_something_about_another_by_naming_it() {
     }
 }
 
-struct Echo(Value);
+struct FixedAnswerHandler(Value);
 
 #[async_trait::async_trait]
-impl toolgate::Handler for Echo {
-    async fn run(&self, _: &toolgate::Permit, _: toolgate::Ctx, _: &toolgate::Judged) -> Result<Value, Failure> {
+impl toolgate::Handler for FixedAnswerHandler {
+    async fn run(&self, _: &toolgate::Permit, _: toolgate::ToolContext, _: &toolgate::CheckedArguments) -> Result<Value, Failure> {
         Ok(self.0.clone())
     }
 }
 
 #[tokio::test]
-async fn what_an_upstream_says_is_short_whatever_it_is() {
+async fn upstream_error_detail_is_truncated() {
     let long = || "x".repeat(4_000);
     let members: Value = (0..3_000).map(|n| (format!("{n}{}", long()), json!(long()))).collect::<serde_json::Map<_, _>>().into();
     for said in [members, json!(vec![long(); 3_000]), json!({"a": {"b": vec![long(); 64]}}), json!("y".repeat(1 << 20))] {
@@ -121,7 +121,7 @@ async fn what_an_upstream_says_is_short_whatever_it_is() {
             let failing = failing.clone();
             async move { Err::<Value, _>(Failure::business("no", "no").upstream(failing)) }
         });
-        let world = World::new(|agent| agent.tool(tool.effect(Effect::Read)));
+        let world = TestWorld::new(|agent| agent.tool(tool.effect(Effect::Read)));
         let answer = world.session.call("fails", json!({})).await;
         let text = answer.outcome.to_json().to_string();
         assert!(text.len() < 20_000 && text.contains("upstream"), "{}", text.len());
@@ -129,12 +129,12 @@ async fn what_an_upstream_says_is_short_whatever_it_is() {
 }
 
 #[tokio::test]
-async fn a_budget_of_a_file_is_spent_by_what_tools_cost() {
+async fn configured_tool_cost_spends_budget() {
     let config = Config::parse(
         "toolgate.toml",
         "limits = { session = { tokens = 250, money = 0.05 } }\n[tools.look]\neffect = \"read\"\ncost = { tokens = 100, money = 0.01 }\ninput = { type = \"object\", properties = { n = { type = \"integer\" } } }\n",
     );
-    let handler = std::sync::Arc::new(Echo(json!({}))) as std::sync::Arc<dyn toolgate::Handler>;
+    let handler = std::sync::Arc::new(FixedAnswerHandler(json!({}))) as std::sync::Arc<dyn toolgate::Handler>;
     let agents = config.build_agents(Some(&handler)).unwrap_or_else(|error| panic!("{}", error.render(false)));
     let gate = agents.into_iter().fold(toolgate::Toolgate::builder(), toolgate::ToolgateBuilder::agent).build().unwrap();
     let session = gate.session("default", "alice", "s");
@@ -147,7 +147,7 @@ async fn a_budget_of_a_file_is_spent_by_what_tools_cost() {
 }
 
 #[tokio::test]
-async fn a_secret_that_a_failing_tool_repeats_is_told_to_nobody() {
+async fn secret_in_tool_error_is_redacted() {
     let schema = json!({"type": "object", "properties": {"pin": {"type": "string"}, "code": {"type": "string", "writeOnly": true}}});
     let tool = Tool::dynamic("login", "Logs in.", schema, |_, args: Value| async move {
         let said = format!("wrong: {} {}", args["pin"].as_str().unwrap(), args["code"].as_str().unwrap());
@@ -155,7 +155,7 @@ async fn a_secret_that_a_failing_tool_repeats_is_told_to_nobody() {
         let failure = Failure::business(code, said.clone()).field(format!("/pins/{path}"), "another", said.clone());
         Err::<Value, _>(failure.upstream(json!({"said": [said]})))
     });
-    let world = World::new(|agent| agent.tool(tool.effect(Effect::Read).secret("/pin")));
+    let world = TestWorld::new(|agent| agent.tool(tool.effect(Effect::Read).secret("/pin")));
     let answer = world.session.call("login", json!({"pin": "PIN-SECRET/1", "code": "CODE-SECRET-2"})).await;
     let error = answer.outcome.error().unwrap();
     assert_eq!((&*error.code, error.errors[0].path.as_str()), ("no_[redacted]", "/pins/[redacted]"));
@@ -166,17 +166,17 @@ async fn a_secret_that_a_failing_tool_repeats_is_told_to_nobody() {
 }
 
 #[tokio::test]
-async fn a_secret_is_no_reason_of_a_signal_and_no_code_of_toolgate_is_one() {
+async fn signal_reason_is_redacted_and_codes_are_kept() {
     let schema = json!({"type": "object", "properties": {"pin": {"type": "string"}, "how": {"type": "string"}}});
     let tool = Tool::dynamic("login", "Logs in.", schema, |_, args: Value| async move {
         let reason = format!("because of {}", args["pin"].as_str().unwrap());
         Err::<Value, _>(match args["how"].as_str().unwrap() {
-            "abort" => Failure::signal(Signal::Abort { reason }),
-            "expand" => Failure::signal(Signal::ExpandSection { section: "pins".to_owned(), reason }),
+            "abort" => Failure::signal(PromptSignal::Abort { reason }),
+            "expand" => Failure::signal(PromptSignal::ExpandSection { section: "pins".to_owned(), reason }),
             _ => Failure::business("tool_failed", reason),
         })
     });
-    let world = World::new(|agent| agent.tool(tool.effect(Effect::Read).secret("/pin")));
+    let world = TestWorld::new(|agent| agent.tool(tool.effect(Effect::Read).secret("/pin")));
     for (how, pin, code) in [("abort", "SECRET-1", None), ("expand", "SECRET-2", None), ("fail", "tool_failed", Some("tool_failed"))] {
         let answer = world.session.call("login", json!({"pin": pin, "how": how})).await;
         assert_eq!(answer.outcome.error().map(|error| &*error.code), code, "{how}");
@@ -189,14 +189,14 @@ async fn a_secret_is_no_reason_of_a_signal_and_no_code_of_toolgate_is_one() {
 }
 
 #[tokio::test]
-async fn a_short_secret_is_told_to_nobody_either() {
+async fn short_secret_is_redacted_as_whole_word() {
     let schema = json!({"type": "object", "properties": {"pin": {"type": "string"}, "cvv": {"type": "integer", "writeOnly": true}}});
     let tool = Tool::dynamic("pay", "Pays.", schema, |_, args: Value| async move {
         let said = format!("wrong cvv {}, wrong pin ({}); 1234 tries", args["cvv"], args["pin"].as_str().unwrap());
         let upstream = json!({"said": [said], "cvv 123": 123, "of": 1234});
         Err::<Value, _>(Failure::business("no", said.clone()).field("/pin", "not 987", said).upstream(upstream))
     });
-    let world = World::new(|agent| agent.tool(tool.effect(Effect::Read).secret("/pin")));
+    let world = TestWorld::new(|agent| agent.tool(tool.effect(Effect::Read).secret("/pin")));
     let answer = world.session.call("pay", json!({"pin": "987", "cvv": 123})).await;
     let error = answer.outcome.error().unwrap();
     assert_eq!(error.message, "wrong cvv [redacted], wrong pin ([redacted]); 1234 tries");
@@ -209,7 +209,7 @@ async fn a_short_secret_is_told_to_nobody_either() {
 }
 
 #[tokio::test]
-async fn a_secret_that_is_cut_in_the_middle_leaves_nothing_behind() {
+async fn truncated_secret_is_fully_redacted() {
     let schema =
         json!({"type": "object", "properties": {"pin": {"type": "string"}, "before": {"type": "integer"}, "how": {"type": "string"}}});
     let tool = Tool::dynamic("login", "Logs in.", schema, |_, args: Value| async move {
@@ -223,7 +223,7 @@ async fn a_secret_that_is_cut_in_the_middle_leaves_nothing_behind() {
             _ => failure.upstream(json!({"said": [format!("{said}{}", "y".repeat(5_000))]})),
         })
     });
-    let world = World::new(|agent| agent.tool(tool.effect(Effect::Read).retry(0, std::time::Duration::ZERO).secret("/pin")));
+    let world = TestWorld::new(|agent| agent.tool(tool.effect(Effect::Read).retry(0, std::time::Duration::ZERO).secret("/pin")));
     // Quotes and line breaks are spelled otherwise where a text is written out.
     for pin in ["SECRET-0123456789", "SECRET \"quoted\"\nover lines", "SECRET-ÄÖÜ-0123456789"] {
         for how in ["http", "list", "name", "whole"] {
@@ -245,7 +245,7 @@ async fn a_secret_that_is_cut_in_the_middle_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn what_some_calls_need_others_do_not() {
+async fn require_rule_applies_only_if_conditions_match() {
     let rule = |conditions: &str| {
         Config::parse(
             "toolgate.toml",
@@ -256,7 +256,7 @@ async fn what_some_calls_need_others_do_not() {
             ),
         )
     };
-    let handler = std::sync::Arc::new(Echo(json!({}))) as std::sync::Arc<dyn toolgate::Handler>;
+    let handler = std::sync::Arc::new(FixedAnswerHandler(json!({}))) as std::sync::Arc<dyn toolgate::Handler>;
     let config = rule("[{ argument = \"/amount\", above = 100 }, { argument = \"/cur\", in = [\"USD\"] }]");
     let agents = config.build_agents(Some(&handler)).unwrap_or_else(|error| panic!("{}", error.render(false)));
     let gate = agents.into_iter().fold(toolgate::Toolgate::builder(), toolgate::ToolgateBuilder::agent).build().unwrap();
@@ -281,7 +281,7 @@ async fn what_some_calls_need_others_do_not() {
 }
 
 #[tokio::test]
-async fn evidence_is_taken_away_about_what_a_call_is_about_however_it_is_spelled_and_recorded() {
+async fn revocation_matches_any_spelling_of_entity() {
     let schema = || json!({"type": "object", "properties": {"customer": {"type": "string"}}, "required": ["customer"]});
     // It does not care about case, and says what it found.
     let found =
@@ -293,7 +293,7 @@ async fn evidence_is_taken_away_about_what_a_call_is_about_however_it_is_spelled
         let refund = Tool::dynamic("refund", "Refunds.", schema(), found).effect(Effect::Write);
         let rule = Require::new("verified", ["refund"], ["verify"]).same("customer", "/customer");
         let agent = Agent::builder("a").tool(verify).tool(close).tool(refund).policy(rule).build().unwrap();
-        let gate = crate::support::gate().redact_pattern(pattern).unwrap().agent(agent).built();
+        let gate = crate::support::runtime_builder().redact_pattern(pattern).unwrap().agent(agent).build_checked();
         let s = gate.session("a", "alice", "s");
         let of = |customer: &str| json!({"customer": customer});
         for (tool, customer, expected) in [
@@ -304,28 +304,28 @@ async fn evidence_is_taken_away_about_what_a_call_is_about_however_it_is_spelled
             ("refund", "C-1042", "prerequisite_missing"),
             ("refund", "C-2000", "ok"),
         ] {
-            assert_eq!(code(&s, tool, of(customer)).await, expected, "{tool} {customer}, {pattern}");
+            assert_eq!(call_code(&s, tool, of(customer)).await, expected, "{tool} {customer}, {pattern}");
         }
     }
 }
 
 #[tokio::test]
-async fn who_is_let_through_to_run_a_tool_elsewhere_takes_evidence_away_at_once() {
+async fn admission_of_deferred_call_revokes_evidence_at_once() {
     let tool = |name: &str| Tool::dynamic(name, "T.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
     let wipe = || tool("wipe").effect(Effect::Write).open().revokes("look");
     let gate = |wipe: Tool| {
         let act = tool("act").effect(Effect::Write);
         let agent = Agent::builder("a").tool(tool("look").effect(Effect::Read)).tool(wipe).tool(act);
-        crate::support::gate().agent(agent.policy(Require::new("looked", ["act"], ["look"])).build().unwrap()).built()
+        crate::support::runtime_builder().agent(agent.policy(Require::new("looked", ["act"], ["look"])).build().unwrap()).build_checked()
     };
     let here = gate(wipe()).session("a", "alice", "s");
-    assert_eq!(code(&here, "look", json!({})).await, "ok");
+    assert_eq!(call_code(&here, "look", json!({})).await, "ok");
     let pass = here.admit("wipe", json!({})).await.unwrap();
-    assert_eq!(code(&here, "act", json!({})).await, "prerequisite_missing");
+    assert_eq!(call_code(&here, "act", json!({})).await, "prerequisite_missing");
     drop(pass);
     // What nobody here can run takes nothing away.
     let elsewhere = gate(Tool::external("wipe", "T.", None).open().revokes("look")).session("a", "alice", "s");
-    assert_eq!(code(&elsewhere, "look", json!({})).await, "ok");
-    assert_eq!(code(&elsewhere, "wipe", json!({})).await, "no_handler");
-    assert_eq!(code(&elsewhere, "act", json!({})).await, "ok");
+    assert_eq!(call_code(&elsewhere, "look", json!({})).await, "ok");
+    assert_eq!(call_code(&elsewhere, "wipe", json!({})).await, "no_handler");
+    assert_eq!(call_code(&elsewhere, "act", json!({})).await, "ok");
 }

@@ -9,89 +9,91 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use toolgate::hook::{Before, Hook, HookCall, HookFault};
-use toolgate::policy::{Ask, Fault, Policy, Verdict};
-use toolgate::{AgentBuilder, CallId, Category, Ctx, Decision, Effect, Failure, Handler, HostFs, Judged, Permit, Tool, ToolError};
-use toolgate_json::{Bounds, parse, to_canonical_bytes};
+use toolgate::hook::{BeforeHookResult, Hook, HookCall, HookError};
+use toolgate::policy::{Policy, PolicyError, PolicyInput, Verdict};
+use toolgate::{
+    AgentBuilder, CallId, CheckedArguments, Decision, Effect, ErrorCategory, Failure, Handler, HostFs, Permit, Tool, ToolContext, ToolError,
+};
+use toolgate_json::{JsonBounds, parse, to_canonical_bytes};
 
-use crate::support::World;
+use crate::support::TestWorld;
 
 /// What the policy judged and what the handler was given, in their order.
 #[derive(Debug, Clone, PartialEq)]
-enum Moment {
-    Judged(Vec<u8>),
+enum ObservedStep {
+    Checked(Vec<u8>),
     Ran { permitted: Vec<u8>, given: Vec<u8> },
 }
 
-impl Moment {
+impl ObservedStep {
     /// A run with nothing but these arguments.
-    fn ran(arguments: &[u8]) -> Self {
+    fn run_with(arguments: &[u8]) -> Self {
         Self::Ran { permitted: arguments.to_vec(), given: arguments.to_vec() }
     }
 }
 
 #[derive(Clone, Default)]
-struct Seen(Arc<Mutex<Vec<Moment>>>);
+struct StepLog(Arc<Mutex<Vec<ObservedStep>>>);
 
-impl Seen {
-    fn note(&self, moment: Moment) {
+impl StepLog {
+    fn record(&self, moment: ObservedStep) {
         self.0.lock().unwrap().push(moment);
     }
 
     /// What was seen since this was asked last.
-    fn take(&self) -> Vec<Moment> {
+    fn take_new(&self) -> Vec<ObservedStep> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 }
 
-struct Watcher(Seen);
+struct RecordingHandler(StepLog);
 
 #[async_trait]
-impl Handler for Watcher {
-    async fn run(&self, permit: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure> {
-        self.0.note(Moment::Ran { permitted: permit.arguments().bytes().to_vec(), given: arguments.bytes().to_vec() });
+impl Handler for RecordingHandler {
+    async fn run(&self, permit: &Permit, ctx: ToolContext, arguments: &CheckedArguments) -> Result<Value, Failure> {
+        self.0.record(ObservedStep::Ran { permitted: permit.arguments().bytes().to_vec(), given: arguments.bytes().to_vec() });
         assert_eq!(permit.call_id(), ctx.call_id());
         ctx.set_slice("last", arguments.value())?;
         if arguments.value()["fail"] == true { Err(Failure::business("told_to", "told to fail")) } else { Ok(arguments.value().clone()) }
     }
 }
 
-struct Judge(Seen);
+struct RecordingPolicy(StepLog);
 
-impl Policy for Judge {
+impl Policy for RecordingPolicy {
     fn name(&self) -> &str {
         "judge"
     }
-    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         if ask.arguments.value()["deny"] == true {
-            return Ok(Verdict::deny(ToolError::new(Category::Business, "told_to_deny", "no")));
+            return Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "told_to_deny", "no")));
         }
-        self.0.note(Moment::Judged(ask.arguments.bytes().to_vec()));
+        self.0.record(ObservedStep::Checked(ask.arguments.bytes().to_vec()));
         Ok(if ask.arguments.value()["ask"] == true { Verdict::ask("told to ask") } else { Verdict::allow() })
     }
 }
 
 /// Rewrites the arguments into what it is given.
 #[derive(Clone, Default)]
-struct Rewriter(Arc<Mutex<Option<Value>>>);
+struct RewritingHook(Arc<Mutex<Option<Value>>>);
 
 #[async_trait]
-impl Hook for Rewriter {
+impl Hook for RewritingHook {
     fn name(&self) -> &str {
         "rewriter"
     }
-    async fn before(&self, _: HookCall<'_>) -> Result<Before, HookFault> {
-        Ok(Before { input: self.0.lock().unwrap().clone(), ..Before::default() })
+    async fn before(&self, _: HookCall<'_>) -> Result<BeforeHookResult, HookError> {
+        Ok(BeforeHookResult { input: self.0.lock().unwrap().clone(), ..BeforeHookResult::default() })
     }
 }
 
-fn world(seen: &Seen, more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> World {
+fn recording_world(seen: &StepLog, more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> TestWorld {
     let flag = || json!({"type": "boolean"});
     let properties = json!({"deny": flag(), "fail": flag(), "ask": flag(), "n": {"type": "integer"}, "data": {}});
     let schema = json!({"type": "object", "properties": properties});
-    let tool = Tool::with_handler("watch", "Watches.", schema, Arc::new(Watcher(seen.clone()))).effect(Effect::Write);
-    let judge = Judge(seen.clone());
-    World::unwatched(|agent| more(agent.tool(tool).tool_policy("watch", judge)))
+    let tool = Tool::with_handler("watch", "Watches.", schema, Arc::new(RecordingHandler(seen.clone()))).effect(Effect::Write);
+    let judge = RecordingPolicy(seen.clone());
+    TestWorld::without_replay_check(|agent| more(agent.tool(tool).tool_policy("watch", judge)))
 }
 
 fn any_data() -> impl Strategy<Value = String> {
@@ -121,35 +123,35 @@ fn any_rewrite() -> impl Strategy<Value = Option<(String, bool)>> {
 }
 
 /// The one spelling of a text.
-fn spelt(text: &str) -> Vec<u8> {
-    to_canonical_bytes(&parse(text.as_bytes(), &Bounds::default()).unwrap())
+fn canonical_bytes(text: &str) -> Vec<u8> {
+    to_canonical_bytes(&parse(text.as_bytes(), &JsonBounds::default()).unwrap())
 }
 
 /// The arguments in the only row of a call.
-async fn recorded(world: &World, call: CallId) -> Result<(Decision, Vec<u8>), TestCaseError> {
+async fn recorded_arguments(world: &TestWorld, call: CallId) -> Result<(Decision, Vec<u8>), TestCaseError> {
     let rows = world.session.rows().await.unwrap();
     let row = rows.iter().filter(|row| row.call == call).collect::<Vec<_>>();
     prop_assert_eq!(row.len(), 1);
     Ok((row[0].decision, to_canonical_bytes(&row[0].arguments)))
 }
 
-pub(crate) fn wait_for(work: impl Future<Output = Result<(), TestCaseError>>) -> Result<(), TestCaseError> {
+pub(crate) fn block_on(work: impl Future<Output = Result<(), TestCaseError>>) -> Result<(), TestCaseError> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-pub(crate) fn cases(short: u32, long: u32) -> ProptestConfig {
+pub(crate) fn proptest_config(short: u32, long: u32) -> ProptestConfig {
     let cases = if std::env::var_os("TOOLGATE_SOAK").is_some() { long } else { short };
     ProptestConfig { cases, ..ProptestConfig::default() }
 }
 
-async fn called(calls: &[String]) -> Result<(), TestCaseError> {
-    let seen = Seen::default();
-    let world = world(&seen, |agent| agent);
+async fn check_calls(calls: &[String]) -> Result<(), TestCaseError> {
+    let seen = StepLog::default();
+    let world = recording_world(&seen, |agent| agent);
     let mut model: Option<Value> = None;
     for text in calls {
         let before = world.fingerprint().await;
         let answer = world.session.call("watch", text.as_str()).await;
-        let (decision, arguments) = recorded(&world, answer.call).await?;
+        let (decision, arguments) = recorded_arguments(&world, answer.call).await?;
         match answer.outcome.success() {
             Some(_) => {
                 prop_assert_eq!(decision, Decision::Succeeded);
@@ -159,10 +161,10 @@ async fn called(calls: &[String]) -> Result<(), TestCaseError> {
         }
         prop_assert_eq!(world.session.slice("last").await.unwrap(), model.clone());
         // What ran was judged just before, with the same bytes.
-        let now = seen.take();
-        if let Some(Moment::Judged(judged)) = now.first() {
+        let now = seen.take_new();
+        if let Some(ObservedStep::Checked(judged)) = now.first() {
             prop_assert_eq!(&to_canonical_bytes(&serde_json::from_slice::<Value>(judged).unwrap()), judged);
-            let wanted = vec![Moment::Judged(judged.clone()), Moment::ran(judged)];
+            let wanted = vec![ObservedStep::Checked(judged.clone()), ObservedStep::run_with(judged)];
             prop_assert_eq!(&now, &wanted);
         } else {
             prop_assert!(now.is_empty(), "{:?}", now);
@@ -172,21 +174,21 @@ async fn called(calls: &[String]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-async fn rewritten(calls: &[(String, Option<(String, bool)>)]) -> Result<(), TestCaseError> {
-    let (seen, hook) = (Seen::default(), Rewriter::default());
-    let world = world(&seen, |agent| agent.hook(hook.clone()));
+async fn check_rewrites(calls: &[(String, Option<(String, bool)>)]) -> Result<(), TestCaseError> {
+    let (seen, hook) = (StepLog::default(), RewritingHook::default());
+    let world = recording_world(&seen, |agent| agent.hook(hook.clone()));
     for (asked, rewrite) in calls {
         *hook.0.lock().unwrap() = rewrite.as_ref().map(|(text, _)| serde_json::from_str(text).unwrap());
         let before = world.fingerprint().await;
         let answer = world.session.call("watch", asked.as_str()).await;
         let (text, fits) = rewrite.as_ref().map_or((asked, true), |(text, fits)| (text, *fits));
-        let (now, arguments) = (seen.take(), recorded(&world, answer.call).await?.1);
+        let (now, arguments) = (seen.take_new(), recorded_arguments(&world, answer.call).await?.1);
         let code = answer.outcome.error().map(|error| &*error.code);
         match code {
             None | Some("told_to") => {
-                let wanted = spelt(text);
+                let wanted = canonical_bytes(text);
                 prop_assert!(fits, "{} ran", text);
-                prop_assert_eq!(now, vec![Moment::Judged(wanted.clone()), Moment::ran(&wanted)]);
+                prop_assert_eq!(now, vec![ObservedStep::Checked(wanted.clone()), ObservedStep::run_with(&wanted)]);
                 prop_assert_eq!(arguments, wanted, "the row holds something else");
             }
             Some("told_to_deny") => prop_assert!(fits && text.contains(r#""deny": true"#) && now.is_empty(), "{} {:?}", text, now),
@@ -202,21 +204,21 @@ async fn rewritten(calls: &[(String, Option<(String, bool)>)]) -> Result<(), Tes
 }
 
 /// One request to a person: a number, data, what the person says, and whether the call then names the request.
-type Request = (i64, String, Option<bool>, bool);
+type ApprovalCase = (i64, String, Option<bool>, bool);
 
-fn any_request() -> impl Strategy<Value = Request> {
+fn any_request() -> impl Strategy<Value = ApprovalCase> {
     let data = prop_oneof![3 => Just("1.50".to_owned()), 1 => any_data()];
     (0..2i64, data, prop::option::of(any::<bool>()), any::<bool>())
 }
 
-async fn approved(requests: &[Request]) -> Result<(), TestCaseError> {
-    let seen = Seen::default();
-    let world = world(&seen, |agent| agent);
+async fn check_approvals(requests: &[ApprovalCase]) -> Result<(), TestCaseError> {
+    let seen = StepLog::default();
+    let world = recording_world(&seen, |agent| agent);
     for (n, data, said, by_name) in requests {
         let text = format!(r#"{{"data": {data}, "n": {n}, "ask": true}}"#);
         let asked = world.session.call("watch", text.as_str()).await;
         let approval = asked.outcome.error().and_then(|error| error.approval.clone());
-        prop_assert!(!seen.take().iter().any(|moment| matches!(moment, Moment::Ran { .. })), "asking ran it");
+        prop_assert!(!seen.take_new().iter().any(|moment| matches!(moment, ObservedStep::Ran { .. })), "asking ran it");
         // It was refused for good before, or is a loop by now.
         let Some(approval) = approval else { continue };
         if let Some(yes) = *said {
@@ -228,31 +230,31 @@ async fn approved(requests: &[Request]) -> Result<(), TestCaseError> {
             world.gate.call(if *by_name { named } else { repeated }).await;
         }
         // One answer is one run, with what the person saw.
-        let runs: Vec<Moment> = seen.take().into_iter().filter(|moment| matches!(moment, Moment::Ran { .. })).collect();
-        let wanted = if *said == Some(true) { vec![Moment::ran(&spelt(&text))] } else { Vec::new() };
+        let runs: Vec<ObservedStep> = seen.take_new().into_iter().filter(|moment| matches!(moment, ObservedStep::Ran { .. })).collect();
+        let wanted = if *said == Some(true) { vec![ObservedStep::run_with(&canonical_bytes(&text))] } else { Vec::new() };
         prop_assert_eq!(runs, wanted);
     }
     Ok(())
 }
 
 /// What is in files, by their paths.
-type Files = BTreeMap<String, Vec<u8>>;
+type FileContents = BTreeMap<String, Vec<u8>>;
 /// Files to write, or to remove where there is nothing to write, and whether the call then fails.
-type Edit = (Vec<(&'static str, Option<String>)>, bool);
+type FileEdits = (Vec<(&'static str, Option<String>)>, bool);
 
 /// `b` cannot be a file where there is something below it: then a call fails half-way by itself.
-static PATHS: [&str; 5] = ["kept.txt", "a.txt", "b", "b/c.txt", "b/d/e.txt"];
+static EDIT_PATHS: [&str; 5] = ["kept.txt", "a.txt", "b", "b/c.txt", "b/d/e.txt"];
 
-fn any_edit() -> impl Strategy<Value = Edit> {
-    let change = (prop::sample::select(PATHS.as_slice()), prop::option::weighted(0.7, "[a-z\n]{0,20}"));
+fn any_edit() -> impl Strategy<Value = FileEdits> {
+    let change = (prop::sample::select(EDIT_PATHS.as_slice()), prop::option::weighted(0.7, "[a-z\n]{0,20}"));
     (prop::collection::vec(change, 0..6), any::<bool>())
 }
 
-fn edit() -> Tool {
+fn edit_tool() -> Tool {
     let change = json!({"type": "object", "properties": {"path": {"type": "string"}, "content": {"type": "string"}}});
     let properties = json!({"n": {"type": "integer"}, "fail": {"type": "boolean"}, "changes": {"type": "array", "items": change}});
     let schema = json!({"type": "object", "properties": properties});
-    Tool::dynamic("edit", "Edits files.", schema, |ctx: Ctx, args: Value| async move {
+    Tool::dynamic("edit", "Edits files.", schema, |ctx: ToolContext, args: Value| async move {
         let files = ctx.files()?;
         for change in args["changes"].as_array().into_iter().flatten() {
             let path = change["path"].as_str().unwrap_or_default();
@@ -269,7 +271,7 @@ fn edit() -> Tool {
 }
 
 /// A success leaves what it wrote, and everything else leaves what was there.
-async fn edited(world: &World, look: impl Fn() -> Files, edits: &[Edit]) -> Result<(), TestCaseError> {
+async fn check_edits(world: &TestWorld, look: impl Fn() -> FileContents, edits: &[FileEdits]) -> Result<(), TestCaseError> {
     let mut model = look();
     for (n, (changes, fail)) in edits.iter().enumerate() {
         let written = |(path, content): &(&str, Option<String>)| match content {
@@ -296,11 +298,11 @@ async fn edited(world: &World, look: impl Fn() -> Files, edits: &[Edit]) -> Resu
 }
 
 /// Every file below a directory.
-fn tree(below: &Path, root: &Path, found: &mut Files) {
+fn collect_files(below: &Path, root: &Path, found: &mut FileContents) {
     for entry in fs::read_dir(below).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            tree(&path, root, found);
+            collect_files(&path, root, found);
         } else {
             found.insert(path.strip_prefix(root).unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap());
         }
@@ -308,55 +310,55 @@ fn tree(below: &Path, root: &Path, found: &mut Files) {
 }
 
 proptest! {
-    #![proptest_config(cases(64, 5_000))]
+    #![proptest_config(proptest_config(64, 5_000))]
 
     #[test]
-    fn no_run_without_a_permit_no_change_by_a_failure_one_row_a_call(calls in prop::collection::vec(any_call(), 1..12)) {
-        wait_for(called(&calls))?;
+    fn call_runs_with_permit_and_writes_one_row(calls in prop::collection::vec(any_call(), 1..12)) {
+        block_on(check_calls(&calls))?;
     }
 }
 
 proptest! {
-    #![proptest_config(cases(32, 2_000))]
+    #![proptest_config(proptest_config(32, 2_000))]
 
     #[test]
-    fn what_a_hook_makes_of_the_arguments_is_what_is_validated_judged_run_and_recorded(
+    fn rewritten_arguments_are_checked_run_and_recorded(
         calls in prop::collection::vec((call_with(&[""]).prop_map(|(text, _)| text), any_rewrite()), 1..8)
     ) {
-        wait_for(rewritten(&calls))?;
+        block_on(check_rewrites(&calls))?;
     }
 
     #[test]
-    fn what_a_person_approved_runs_once_and_nothing_else_does(requests in prop::collection::vec(any_request(), 1..6)) {
-        wait_for(approved(&requests))?;
+    fn only_approved_arguments_run_and_only_once(requests in prop::collection::vec(any_request(), 1..6)) {
+        block_on(check_approvals(&requests))?;
     }
 
     #[test]
-    fn a_failed_call_leaves_files_in_memory_byte_for_byte(edits in prop::collection::vec(any_edit(), 1..8)) {
-        wait_for(async {
-            let world = World::unwatched(|agent| agent.tool(edit()));
+    fn failed_call_leaves_memory_files_unchanged(edits in prop::collection::vec(any_edit(), 1..8)) {
+        block_on(async {
+            let world = TestWorld::without_replay_check(|agent| agent.tool(edit_tool()));
             let there = |path: &&str| world.files.get(path).map(|content| ((*path).to_owned(), content.to_vec()));
-            edited(&world, || PATHS.iter().filter_map(there).collect(), &edits).await
+            check_edits(&world, || EDIT_PATHS.iter().filter_map(there).collect(), &edits).await
         })?;
     }
 }
 
 proptest! {
     // Each change is synced.
-    #![proptest_config(cases(12, 500))]
+    #![proptest_config(proptest_config(12, 500))]
 
     #[test]
-    fn a_failed_call_leaves_files_on_the_host_byte_for_byte(edits in prop::collection::vec(any_edit(), 1..8)) {
+    fn failed_call_leaves_host_files_unchanged(edits in prop::collection::vec(any_edit(), 1..8)) {
         let (root, journal) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::write(root.path().join("kept.txt"), "as it was").unwrap();
         let look = || {
-            let mut found = Files::new();
-            tree(root.path(), root.path(), &mut found);
+            let mut found = FileContents::new();
+            collect_files(root.path(), root.path(), &mut found);
             found
         };
-        wait_for(async {
+        block_on(async {
             let files = HostFs::open(root.path(), journal.path(), |_| Ok(false)).unwrap();
-            edited(&World::unwatched(|agent| agent.files(files).tool(edit())), look, &edits).await
+            check_edits(&TestWorld::without_replay_check(|agent| agent.files(files).tool(edit_tool())), look, &edits).await
         })?;
         let left: Vec<_> = fs::read_dir(journal.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         prop_assert_eq!(left, ["lock"]);

@@ -6,7 +6,7 @@ use rust_decimal::Decimal;
 
 /// A call that was let through and succeeded.
 #[derive(Debug, Clone)]
-pub(crate) struct Past {
+pub(crate) struct PastCall {
     pub(crate) tool: &'static str,
     pub(crate) principal: usize,
     pub(crate) session: usize,
@@ -20,7 +20,7 @@ pub(crate) struct Past {
 
 /// Whose limit.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Whose {
+pub(crate) enum LimitScope {
     Session,
     Principal,
     Entity,
@@ -28,7 +28,7 @@ pub(crate) enum Whose {
 
 /// A rule about the tools `act` and `other`.
 #[derive(Debug, Clone)]
-pub(crate) enum Meaning {
+pub(crate) enum RuleModel {
     Require {
         any_of: Vec<&'static str>,
         same: bool,
@@ -40,12 +40,12 @@ pub(crate) enum Meaning {
     AskBelow(i64),
     Calls {
         most: u64,
-        whose: Whose,
+        whose: LimitScope,
         window: Option<i64>,
     },
     Sum {
         most: i64,
-        whose: Whose,
+        whose: LimitScope,
         window: Option<i64>,
         by_currency: bool,
     },
@@ -62,18 +62,18 @@ pub(crate) enum Meaning {
         window: Option<i64>,
     },
     /// A rule on trial.
-    Observed(Box<Meaning>),
+    Observed(Box<RuleModel>),
 }
 
 /// What becomes of a call: `None` is yes.
-pub(crate) fn judge(rules: &[(String, Meaning)], history: &[Past], call: &Past) -> Option<String> {
+pub(crate) fn expected_denial(rules: &[(String, RuleModel)], history: &[PastCall], call: &PastCall) -> Option<String> {
     // Denials first, then questions, then limits: each in the order of the rules.
-    let first = |wanted: fn(&Meaning) -> u8, level: u8| {
-        rules.iter().filter(|(_, m)| wanted(m) == level).find(|(_, m)| objects(m, history, call)).map(|(name, _)| name.clone())
+    let first = |wanted: fn(&RuleModel) -> u8, level: u8| {
+        rules.iter().filter(|(_, m)| wanted(m) == level).find(|(_, m)| is_denied_by(m, history, call)).map(|(name, _)| name.clone())
     };
-    let level = |m: &Meaning| match m {
-        Meaning::AskBelow(_) => 1,
-        Meaning::Calls { .. } | Meaning::Sum { .. } | Meaning::OwnerCalls { .. } => 2,
+    let level = |m: &RuleModel| match m {
+        RuleModel::AskBelow(_) => 1,
+        RuleModel::Calls { .. } | RuleModel::Sum { .. } | RuleModel::OwnerCalls { .. } => 2,
         _ => 0,
     };
     first(level, 0).or_else(|| first(level, 1).map(|_| "approval_required".to_owned())).or_else(|| first(level, 2))
@@ -81,7 +81,12 @@ pub(crate) fn judge(rules: &[(String, Meaning)], history: &[Past], call: &Past) 
 
 /// The latest success of a tool in the session, unless it was taken away since: `logout` takes away all that
 /// `proof` proved, `forget` what `check` proved about its entity.
-fn latest<'h>(history: &'h [Past], in_session: &dyn Fn(&&Past) -> bool, tool: &str, wanted: impl Fn(&Past) -> bool) -> Option<&'h Past> {
+fn latest_success<'h>(
+    history: &'h [PastCall],
+    in_session: &dyn Fn(&&PastCall) -> bool,
+    tool: &str,
+    wanted: impl Fn(&PastCall) -> bool,
+) -> Option<&'h PastCall> {
     let (index, found) = history.iter().enumerate().rev().find(|(_, p)| in_session(p) && p.tool == tool && wanted(p))?;
     let later = || history.iter().skip(index + 1).filter(in_session);
     let revoked = match tool {
@@ -92,14 +97,14 @@ fn latest<'h>(history: &'h [Past], in_session: &dyn Fn(&&Past) -> bool, tool: &s
 }
 
 /// Whose limit a call counts against: the owner that `check` had named by then, or the entity.
-fn owner(history: &[Past], call: &Past) -> (bool, u8) {
-    let in_session = |p: &&Past| p.principal == call.principal && p.session == call.session;
-    let proof = latest(history, &in_session, "check", |p| p.entity == call.entity);
+fn limit_owner(history: &[PastCall], call: &PastCall) -> (bool, u8) {
+    let in_session = |p: &&PastCall| p.principal == call.principal && p.session == call.session;
+    let proof = latest_success(history, &in_session, "check", |p| p.entity == call.entity);
     proof.map_or((false, call.entity), |p| (true, p.entity % 2))
 }
 
 /// Whether `page` has said a value in this session, and whether `contacts` has, before the model had written it.
-fn said(history: &[Past], call: &Past) -> (bool, bool) {
+fn value_sources(history: &[PastCall], call: &PastCall) -> (bool, bool) {
     let (mut by_page, mut by_contacts, mut written) = (false, false, false);
     for p in history.iter().filter(|p| p.principal == call.principal && p.session == call.session && p.entity == call.entity) {
         match p.tool {
@@ -112,30 +117,30 @@ fn said(history: &[Past], call: &Past) -> (bool, bool) {
     (by_page, by_contacts)
 }
 
-fn objects(rule: &Meaning, history: &[Past], call: &Past) -> bool {
-    let in_session = |p: &&Past| p.principal == call.principal && p.session == call.session;
-    let in_window = |p: &&Past, window: Option<i64>| window.is_none_or(|w| call.at.duration_since(p.at) < SignedDuration::from_secs(w));
-    let of = |p: &&Past, whose: Whose| match whose {
-        Whose::Session => in_session(p),
-        Whose::Principal => p.principal == call.principal,
-        Whose::Entity => p.entity == call.entity,
+fn is_denied_by(rule: &RuleModel, history: &[PastCall], call: &PastCall) -> bool {
+    let in_session = |p: &&PastCall| p.principal == call.principal && p.session == call.session;
+    let in_window = |p: &&PastCall, window: Option<i64>| window.is_none_or(|w| call.at.duration_since(p.at) < SignedDuration::from_secs(w));
+    let of = |p: &&PastCall, whose: LimitScope| match whose {
+        LimitScope::Session => in_session(p),
+        LimitScope::Principal => p.principal == call.principal,
+        LimitScope::Entity => p.entity == call.entity,
     };
-    let governed = |p: &&Past| p.tool == "act" || p.tool == "other";
+    let governed = |p: &&PastCall| p.tool == "act" || p.tool == "other";
     match rule {
-        Meaning::Require { any_of, same, ok, within } => !any_of.iter().any(|tool| {
+        RuleModel::Require { any_of, same, ok, within } => !any_of.iter().any(|tool| {
             // The latest success of the tool, about the same entity where the rule says so, is what counts.
-            let latest = latest(history, &in_session, tool, |p| !same || p.entity == call.entity);
+            let latest = latest_success(history, &in_session, tool, |p| !same || p.entity == call.entity);
             latest.is_some_and(|p| (!ok || p.ok) && within.is_none_or(|w| call.at.duration_since(p.at) <= SignedDuration::from_secs(w)))
         }),
-        Meaning::DenyAbove(limit) => call.amount > *limit,
-        Meaning::DenyEntity(entity) => call.entity == *entity,
-        Meaning::AskBelow(limit) => call.amount < *limit,
-        Meaning::Calls { most, whose, window } => {
+        RuleModel::DenyAbove(limit) => call.amount > *limit,
+        RuleModel::DenyEntity(entity) => call.entity == *entity,
+        RuleModel::AskBelow(limit) => call.amount < *limit,
+        RuleModel::Calls { most, whose, window } => {
             let made = history.iter().filter(|p| governed(p) && of(p, *whose) && in_window(p, *window)).count();
             made as u64 + 1 > *most
         }
-        Meaning::Sum { most, whose, window, by_currency } => {
-            let same_currency = |p: &&Past| !by_currency || p.currency == call.currency;
+        RuleModel::Sum { most, whose, window, by_currency } => {
+            let same_currency = |p: &&PastCall| !by_currency || p.currency == call.currency;
             let sum: i64 = history
                 .iter()
                 .filter(|p| governed(p) && of(p, *whose) && in_window(p, *window) && same_currency(p))
@@ -143,18 +148,18 @@ fn objects(rule: &Meaning, history: &[Past], call: &Past) -> bool {
                 .sum();
             Decimal::from(sum + call.amount) > Decimal::from(*most)
         }
-        Meaning::When(limit, entity) => call.amount > *limit || call.entity == *entity,
-        Meaning::Flow { strict } => {
-            let (by_page, by_contacts) = said(history, call);
+        RuleModel::When(limit, entity) => call.amount > *limit || call.entity == *entity,
+        RuleModel::Flow { strict } => {
+            let (by_page, by_contacts) = value_sources(history, call);
             !by_contacts && (*strict || by_page)
         }
-        Meaning::OwnerCalls { most, window } => {
-            let whose = owner(history, call);
+        RuleModel::OwnerCalls { most, window } => {
+            let whose = limit_owner(history, call);
             let counted = history.iter().enumerate().filter(|(_, p)| governed(p) && in_window(p, *window));
-            let made = counted.filter(|(index, p)| history.get(..*index).is_some_and(|before| owner(before, p) == whose)).count();
+            let made = counted.filter(|(index, p)| history.get(..*index).is_some_and(|before| limit_owner(before, p) == whose)).count();
             made as u64 + 1 > *most
         }
-        Meaning::Observed(_) => false,
-        Meaning::After(tool) => latest(history, &in_session, tool, |_| true).is_none(),
+        RuleModel::Observed(_) => false,
+        RuleModel::After(tool) => latest_success(history, &in_session, tool, |_| true).is_none(),
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use toolgate_config::{Config, config_schema};
 
 /// The keys that the reader knows at a place, by what it says to one that it does not know.
-fn known(config: &str) -> BTreeSet<String> {
+fn known_keys(config: &str) -> BTreeSet<String> {
     let said = Config::parse("toolgate.toml", config).build_agents(None).err().map(|error| error.problems).unwrap_or_default();
     let mut told = said.iter().filter(|problem| problem.message.contains("`zzzzzzzzzz`")).peekable();
     assert!(told.peek().is_some(), "{config}: {said:?}");
@@ -17,17 +17,17 @@ fn known(config: &str) -> BTreeSet<String> {
     told.flat_map(|problem| names(problem.help.as_deref().unwrap_or_default())).collect()
 }
 
-fn keys(schema: &Value) -> BTreeSet<String> {
+fn schema_keys(schema: &Value) -> BTreeSet<String> {
     schema["properties"].as_object().unwrap().keys().cloned().collect()
 }
 
 #[test]
-fn the_schema_has_the_keys_that_the_reader_has() {
+fn schema_keys_equal_parser_keys() {
     let schema = config_schema();
-    let at = |name: &str| keys(&schema["$defs"][name]);
+    let at = |name: &str| schema_keys(&schema["$defs"][name]);
     let tool = "[tools.look]\neffect = \"read\"\n";
     let cases = [
-        ("the file", keys(&schema), format!("zzzzzzzzzz = 1\n{tool}")),
+        ("the file", schema_keys(&schema), format!("zzzzzzzzzz = 1\n{tool}")),
         ("an agent", at("agent"), "[agents.a]\nzzzzzzzzzz = 1\n".to_owned()),
         (
             "a sandbox",
@@ -47,12 +47,12 @@ fn the_schema_has_the_keys_that_the_reader_has() {
         ("a silence", at("lint"), format!("lint = [{{ allow = \"overlap\", reason = \"x\", zzzzzzzzzz = 1 }}]\n{tool}")),
     ];
     for (name, wanted, config) in cases {
-        assert_eq!(known(&config), wanted, "{name}");
+        assert_eq!(known_keys(&config), wanted, "{name}");
     }
     let mut all = BTreeSet::new();
     for kind in ["kind = \"command\"\ncommand = \"x\"", "kind = \"http\"\nurl = \"https://x.example/\"", "kind = \"mcp\"\nupstream = \"u\""]
     {
-        all.extend(known(&format!("[tools.run]\npolicy = \"open\"\n{kind}\nzzzzzzzzzz = 1\n[upstreams.u]\ncommand = \"x\"\n")));
+        all.extend(known_keys(&format!("[tools.run]\npolicy = \"open\"\n{kind}\nzzzzzzzzzz = 1\n[upstreams.u]\ncommand = \"x\"\n")));
     }
     assert_eq!(all, at("tool"), "a tool");
     let rules = [
@@ -67,36 +67,36 @@ fn the_schema_has_the_keys_that_the_reader_has() {
     ];
     let mut all = BTreeSet::new();
     for rule in rules {
-        all.extend(known(&format!("{tool}[[policy]]\nname = \"r\"\n{rule}\nzzzzzzzzzz = 1\n")));
+        all.extend(known_keys(&format!("{tool}[[policy]]\nname = \"r\"\n{rule}\nzzzzzzzzzz = 1\n")));
     }
     assert_eq!(all, at("policy"));
-    let condition = known(&format!(
+    let condition = known_keys(&format!(
         "{tool}[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"look\"]\nwhere = [{{ touches = [\"x\"], zzzzzzzzzz = 1 }}]\n"
     ));
     assert_eq!(condition, at("condition"));
 }
 
 #[test]
-fn the_schema_that_is_shipped_is_the_one_that_is_generated() {
+fn shipped_schema_equals_generated_schema() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../schema/toolgate.schema.json");
     let shipped: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     assert!(shipped == config_schema(), "run `cargo run -- schema > schema/toolgate.schema.json`");
 }
 
 /// A value as TOML has it, too.
-fn as_toml(value: &Value) -> String {
+fn to_toml(value: &Value) -> String {
     let all = |parts: Vec<String>| parts.join(", ");
     match value {
         Value::Object(members) => {
-            format!("{{ {} }}", all(members.iter().map(|(key, value)| format!("{key:?} = {}", as_toml(value))).collect()))
+            format!("{{ {} }}", all(members.iter().map(|(key, value)| format!("{key:?} = {}", to_toml(value))).collect()))
         }
-        Value::Array(items) => format!("[{}]", all(items.iter().map(as_toml).collect())),
+        Value::Array(items) => format!("[{}]", all(items.iter().map(to_toml).collect())),
         other => other.to_string(),
     }
 }
 
 #[test]
-fn what_the_reader_refuses_the_schema_refuses_and_the_other_way_round() {
+fn schema_and_parser_refuse_same_values() {
     let validator = jsonschema::validator_for(&config_schema()).unwrap();
     let rule = |more: Value| {
         let mut rule = json!({"name": "r", "tools": ["pay"]});
@@ -181,7 +181,7 @@ fn what_the_reader_refuses_the_schema_refuses_and_the_other_way_round() {
                 None => whole[key] = value.clone(),
             }
         }
-        let text: String = whole.as_object().unwrap().iter().map(|(key, value)| format!("{key} = {}\n", as_toml(value))).collect();
+        let text: String = whole.as_object().unwrap().iter().map(|(key, value)| format!("{key} = {}\n", to_toml(value))).collect();
         let read = Config::parse("toolgate.toml", &text).build_agents(None);
         let why = read.as_ref().err().map(|error| error.render(false)).unwrap_or_default();
         assert_eq!((read.is_ok(), validator.is_valid(&whole)), (wanted, wanted), "{said}: {why}");
@@ -189,7 +189,7 @@ fn what_the_reader_refuses_the_schema_refuses_and_the_other_way_round() {
 }
 
 #[test]
-fn the_schema_takes_what_the_reader_takes() {
+fn schema_accepts_valid_config() {
     let validator = jsonschema::validator_for(&config_schema()).unwrap();
     let good = json!({
         "name": "coder", "store": "ledger.db", "retention": "90d", "redact": ["x"], "client": {"on_failure": "ask"},

@@ -5,38 +5,38 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use toolgate::{Ctx, Effect, Failure, Outcome, Signal, Tool, builtin};
+use toolgate::{Effect, Failure, Outcome, PromptSignal, Tool, ToolContext, builtin};
 
-use crate::support::World;
+use crate::support::TestWorld;
 
-fn desk() -> World {
-    World::new(|agent| agent.tool(toolgate::builtin::calc()).tool(builtin::json_query()))
+fn world_with_builtin_tools() -> TestWorld {
+    TestWorld::new(|agent| agent.tool(toolgate::builtin::calc()).tool(builtin::json_query()))
 }
 
-async fn said(world: &World, tool: &str, arguments: Value) -> String {
+async fn error_message(world: &TestWorld, tool: &str, arguments: Value) -> String {
     let answer = world.session.call(tool, arguments).await;
     answer.outcome.error().unwrap_or_else(|| panic!("{answer:?}")).message.clone()
 }
 
 #[tokio::test]
-async fn an_unknown_tool_gets_a_suggestion_and_the_names() {
-    let world = desk();
-    insta::assert_snapshot!(said(&world, "calculator", json!({"expression": "2+2"})).await, @"there is no tool `calculator`; did you mean `calc`? Available: `act`, `calc`, `json_query`, `look`");
-    insta::assert_snapshot!(said(&world, "zzzz", json!({})).await, @"there is no tool `zzzz`. Available: `act`, `calc`, `json_query`, `look`");
+async fn unknown_tool_error_suggests_and_lists_names() {
+    let world = world_with_builtin_tools();
+    insta::assert_snapshot!(error_message(&world, "calculator", json!({"expression": "2+2"})).await, @"there is no tool `calculator`; did you mean `calc`? Available: `act`, `calc`, `json_query`, `look`");
+    insta::assert_snapshot!(error_message(&world, "zzzz", json!({})).await, @"there is no tool `zzzz`. Available: `act`, `calc`, `json_query`, `look`");
 }
 
 #[tokio::test]
-async fn wrong_arguments_are_explained_all_at_once() {
-    let world = desk();
-    insta::assert_snapshot!(said(&world, "calc", json!({})).await, @"`calc` requires `expression` (string), which is missing");
-    insta::assert_snapshot!(said(&world, "calc", json!({"expr": "1"})).await, @"`calc` requires `expression` (string); got `expr`, did you mean `expression`?");
-    insta::assert_snapshot!(said(&world, "calc", json!({"expression": 42})).await, @"calc: `expression` must be a string; got 42");
-    insta::assert_snapshot!(said(&world, "json_query", json!({"dta": "{}", "pth": 1, "loud": true})).await, @"`json_query` requires `data` (string); got `dta`, did you mean `data`? `json_query` requires `path` (string); got `pth`, did you mean `path`? `json_query` has no `loud` (it takes `data`, `path`)");
+async fn argument_errors_are_reported_all_at_once() {
+    let world = world_with_builtin_tools();
+    insta::assert_snapshot!(error_message(&world, "calc", json!({})).await, @"`calc` requires `expression` (string), which is missing");
+    insta::assert_snapshot!(error_message(&world, "calc", json!({"expr": "1"})).await, @"`calc` requires `expression` (string); got `expr`, did you mean `expression`?");
+    insta::assert_snapshot!(error_message(&world, "calc", json!({"expression": 42})).await, @"calc: `expression` must be a string; got 42");
+    insta::assert_snapshot!(error_message(&world, "json_query", json!({"dta": "{}", "pth": 1, "loud": true})).await, @"`json_query` requires `data` (string); got `dta`, did you mean `data`? `json_query` requires `path` (string); got `pth`, did you mean `path`? `json_query` has no `loud` (it takes `data`, `path`)");
 }
 
 #[tokio::test]
-async fn the_third_identical_call_is_a_loop_and_so_is_the_fourth() {
-    let world = desk();
+async fn third_and_later_identical_calls_are_loops() {
+    let world = world_with_builtin_tools();
     for turn in 1..=4 {
         let answer = world.session.call("calc", json!({"expression": "1+1"})).await;
         match turn {
@@ -52,14 +52,14 @@ async fn the_third_identical_call_is_a_loop_and_so_is_the_fourth() {
 }
 
 #[tokio::test]
-async fn the_happy_path() {
-    let answer = desk().session.call("calc", json!({"expression": "2+2"})).await;
+async fn valid_call_returns_result() {
+    let answer = world_with_builtin_tools().session.call("calc", json!({"expression": "2+2"})).await;
     assert_eq!(answer.outcome.success().map(|o| o.for_model()).as_deref(), Some(r#"{"result":4}"#));
 }
 
 #[tokio::test]
-async fn json_query_finds_or_says_what_is_there() {
-    let world = desk();
+async fn json_query_returns_value_or_known_names() {
+    let world = world_with_builtin_tools();
     let ask = |path: &str| json!({"data": r#"{"user": {"email": "a@b.c"}, "items": [{"name": "pen"}]}"#, "path": path});
     let found = world.session.call("json_query", ask("items.0.name")).await;
     assert_eq!(found.outcome.success().map(|o| &o.value), Some(&json!({"found": true, "value": "pen"})));
@@ -74,38 +74,42 @@ async fn json_query_finds_or_says_what_is_there() {
 }
 
 #[derive(Deserialize, JsonSchema)]
-struct Even {
+struct EvenNumber {
     /// Any number, says the schema; an even one, says serde.
-    #[serde(deserialize_with = "even")]
+    #[serde(deserialize_with = "deserialize_even")]
     n: i64,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Half {
+struct HalfResult {
     half: i64,
 }
 
-fn even<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
+fn deserialize_even<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
     let n = i64::deserialize(deserializer)?;
     if n % 2 == 0 { Ok(n) } else { Err(serde::de::Error::custom("an odd number")) }
 }
 
 /// What a handler can do wrong, and what the caller is told. Nothing is ever thrown across the gate.
 #[tokio::test]
-async fn failure_semantics() {
-    let halve = Tool::typed("halve", "Halves.", |_: Ctx, args: Even| async move { Ok(Half { half: args.n / 2 }) }).effect(Effect::Read);
+async fn handler_failures_map_to_documented_outcomes() {
+    let halve = Tool::typed("halve", "Halves.", |_: ToolContext, args: EvenNumber| async move { Ok(HalfResult { half: args.n / 2 }) })
+        .effect(Effect::Read);
     let abort = Tool::dynamic("abort", "Aborts.", json!({"type": "object"}), |_, _| async {
-        Err::<Value, _>(Failure::signal(Signal::Abort { reason: "the prompt cannot be evaluated".into() }))
+        Err::<Value, _>(Failure::signal(PromptSignal::Abort { reason: "the prompt cannot be evaluated".into() }))
     })
     .effect(Effect::Read);
-    let world = World::new(|agent| agent.tool(halve).tool(abort));
+    let world = TestWorld::new(|agent| agent.tool(halve).tool(abort));
     let quiet = world.fingerprint().await;
     // A validation error of the tool's own is a failed result.
     let answer = world.session.call("act", json!({"how": "sideways"})).await;
-    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.category)), Some(("unknown_way", toolgate::Category::Validation)));
+    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.category)), Some(("unknown_way", toolgate::ErrorCategory::Validation)));
     // A section that must be shown first, or an evaluation that must end, passes through.
-    assert!(matches!(world.session.call("act", json!({"how": "expand"})).await.outcome, Outcome::Signal(Signal::ExpandSection { .. })));
-    assert!(matches!(world.session.call("abort", json!({})).await.outcome, Outcome::Signal(Signal::Abort { .. })));
+    assert!(matches!(
+        world.session.call("act", json!({"how": "expand"})).await.outcome,
+        Outcome::Signal(PromptSignal::ExpandSection { .. })
+    ));
+    assert!(matches!(world.session.call("abort", json!({})).await.outcome, Outcome::Signal(PromptSignal::Abort { .. })));
     // A deadline that passes is said to be one.
     let late = world.gate.call(world.session.prepare("act", json!({"how": "hang"})).timeout(Duration::from_millis(20))).await;
     assert_eq!(late.outcome.error().map(|e| &*e.code), Some("deadline_exceeded"));

@@ -1,21 +1,21 @@
 //! Files of servers as clients have them.
 
 use serde_json::{Value, json};
-use toolgate_config::{Config, Reach, Undeclared, Upstream, parse_mcp_servers};
+use toolgate_config::{Config, UndeclaredToolPolicy, UpstreamConfig, UpstreamTransport, parse_mcp_servers};
 
 /// What a server of such a file comes to, in one line.
-fn said(upstream: &Upstream) -> String {
+fn describe_upstream(upstream: &UpstreamConfig) -> String {
     let lacks = upstream.missing_references();
     if !lacks.is_empty() {
         return lacks.join("; ");
     }
     match &upstream.transport {
-        Reach::Command { program, args, env, directory, .. } => {
+        UpstreamTransport::Command { program, args, env, directory, .. } => {
             let args: Vec<String> = args.iter().map(|word| word.resolve().unwrap()).collect();
             let env: Vec<String> = env.iter().map(|(name, value)| format!("{name}={}", value.resolve().unwrap())).collect();
             format!("{} {args:?} {env:?} {directory:?}", program.display())
         }
-        Reach::Http { url, headers, sse, .. } => {
+        UpstreamTransport::Http { url, headers, sse, .. } => {
             let headers: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {}", value.resolve().unwrap())).collect();
             let transport = match sse {
                 Some(true) => "sse",
@@ -28,7 +28,7 @@ fn said(upstream: &Upstream) -> String {
 }
 
 #[test]
-fn servers_are_read_as_clients_read_them() {
+fn server_files_are_read_like_clients_do() {
     let path = std::env::var("PATH").unwrap();
     let missing = "the environment variable `NO_SUCH_ROOM` is not set".to_owned();
     let cases: Vec<(Value, String)> = vec![
@@ -80,14 +80,18 @@ fn servers_are_read_as_clients_read_them() {
             let found = parse_mcp_servers(&text).unwrap_or_else(|why| panic!("{server}: {why}"));
             let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
             assert_eq!(names, ["one", "two"], "{key} {server}");
-            assert_eq!((&said(&found[0]), said(&found[1])), (expected, "well [] [] None".to_owned()), "{key} {server}");
-            assert!(found.iter().all(|one| one.undeclared == Undeclared::Ask), "{key} {server}");
+            assert_eq!(
+                (&describe_upstream(&found[0]), describe_upstream(&found[1])),
+                (expected, "well [] [] None".to_owned()),
+                "{key} {server}"
+            );
+            assert!(found.iter().all(|one| one.undeclared == UndeclaredToolPolicy::Ask), "{key} {server}");
         }
     }
 }
 
 #[test]
-fn some_servers_are_left_out_and_some_are_none() {
+fn disabled_servers_are_skipped_and_invalid_refused() {
     let found = |server: Value| parse_mcp_servers(&json!({"mcpServers": {"one": server}}).to_string()).map(|found| found.len());
     for server in [
         json!({"disabled": true, "command": "uvx"}),
@@ -113,7 +117,7 @@ fn some_servers_are_left_out_and_some_are_none() {
 }
 
 #[test]
-fn what_was_taken_of_a_file_is_a_secret_also_when_the_file_has_changed() {
+fn secret_from_file_stays_redacted_after_file_change() {
     let home = tempfile::tempdir().unwrap();
     let key = home.path().join("key");
     let text = format!(
@@ -123,7 +127,7 @@ fn what_was_taken_of_a_file_is_a_secret_also_when_the_file_has_changed() {
     let read = || Config::parse("toolgate.toml", &text).upstreams.remove(0);
     std::fs::write(&key, "first-key-of-ours\n").unwrap();
     let used = read();
-    let Reach::Command { env, .. } = &used.transport else { panic!("{used:?}") };
+    let UpstreamTransport::Command { env, .. } = &used.transport else { panic!("{used:?}") };
     // Nobody has been given it yet: whatever is there is what it will be.
     assert!(used.is_unchanged(&read()));
     assert_eq!(env[0].1.resolve_and_remember().unwrap(), "first-key-of-ours");
@@ -150,7 +154,7 @@ fn what_was_taken_of_a_file_is_a_secret_also_when_the_file_has_changed() {
 }
 
 #[test]
-fn what_stands_in_an_address_is_a_secret_however_it_is_spelled() {
+fn url_secrets_are_redacted_in_every_encoding() {
     let url = "https://ann:pass%2Dword-1@x.example/mcp?region=eu&apiKey=k3y%2Bof+ours&plain-k3y#top-of-page";
     let far = parse_mcp_servers(&json!({"mcpServers": {"far": {"url": url}}}).to_string()).unwrap().remove(0);
     for secret in ["pass%2Dword-1", "pass-word-1", "k3y%2Bof+ours", "k3y+of+ours", "k3y+of ours", "plain-k3y"] {
@@ -163,7 +167,7 @@ fn what_stands_in_an_address_is_a_secret_however_it_is_spelled() {
 }
 
 #[test]
-fn two_servers_that_would_have_one_name_are_an_error() {
+fn servers_that_map_to_same_name_are_refused() {
     // The first 32 letters are the same.
     let names = ["a-server-with-a-rather-long-name-one", "a-server-with-a-rather-long-name-two"];
     let of = |names: &[&str], more: Value| {
@@ -184,7 +188,7 @@ fn two_servers_that_would_have_one_name_are_an_error() {
 }
 
 #[test]
-fn of_two_files_with_a_server_of_one_name_both_are_named_unless_they_mean_the_same() {
+fn conflicting_server_files_are_both_named() {
     let home = tempfile::tempdir().unwrap();
     let file = |name: &str, server: Value| {
         std::fs::write(home.path().join(name), json!({"mcpServers": {"git": server, name: {"command": "x"}}}).to_string()).unwrap();

@@ -3,14 +3,14 @@
 use serde_json::json;
 use toolgate::limits::{Budget, Limits};
 use toolgate::policy::Sequence;
-use toolgate::session::state::{EvidenceKey, Origin};
-use toolgate::{Agent, Ctx, Effect, Tool};
+use toolgate::session::state::{EvidenceKey, EvidenceOrigin};
+use toolgate::{Agent, Effect, Tool, ToolContext};
 
-use crate::support::{Built, World};
+use crate::support::{BuildWithReplayCheck, TestWorld};
 
-fn note() -> Tool {
+fn note_tool() -> Tool {
     let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]});
-    Tool::dynamic("note", "Notes.", schema, |ctx: Ctx, args| async move {
+    Tool::dynamic("note", "Notes.", schema, |ctx: ToolContext, args| async move {
         ctx.set_slice("note", &args["text"])?;
         ctx.log("notes", &args["text"])?;
         Ok(args)
@@ -21,8 +21,8 @@ fn note() -> Tool {
 }
 
 #[tokio::test]
-async fn a_snapshot_is_restored_and_logs_stay() {
-    let world = World::new(|a| a.tool(note()));
+async fn snapshot_restore_keeps_logs() {
+    let world = TestWorld::new(|a| a.tool(note_tool()));
     world.session.call("note", json!({"text": "one"})).await;
     let snapshot = world.session.snapshot().await.unwrap();
     world.session.call("note", json!({"text": "two"})).await;
@@ -33,9 +33,9 @@ async fn a_snapshot_is_restored_and_logs_stay() {
 }
 
 #[tokio::test]
-async fn a_reset_clears_what_was_proved_and_never_what_was_spent() {
+async fn session_reset_clears_evidence_and_keeps_spending() {
     let limits = Limits { session: Budget { calls: Some(3), ..Budget::default() }, ..Limits::default() };
-    let world = World::new(|a| a.tool(note()).limits(limits).policy(Sequence::new("seq").after("act", ["look"])));
+    let world = TestWorld::new(|a| a.tool(note_tool()).limits(limits).policy(Sequence::new("seq").after("act", ["look"])));
     world.session.call("look", json!({})).await;
     assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
     world.session.reset().await.unwrap();
@@ -45,11 +45,11 @@ async fn a_reset_clears_what_was_proved_and_never_what_was_spent() {
     assert_eq!(refused.outcome.error().map(|e| &*e.code), Some("prerequisite_missing"));
     world.session.call("look", json!({"at": "again"})).await;
     assert_eq!(world.session.call("look", json!({"at": "more"})).await.outcome.error().map(|e| &*e.code), Some("budget_exhausted"));
-    assert_eq!(world.metered().await, 1.into());
+    assert_eq!(world.meter_value().await, 1.into());
 }
 
 #[tokio::test]
-async fn a_success_is_evidence_about_its_entities() {
+async fn successful_call_is_evidence_about_its_entities() {
     let schema = json!({"type": "object", "properties": {"customer_id": {"type": "string"}}, "required": ["customer_id"]});
     let verify = Tool::dynamic("verify", "Verifies.", schema, |_, args| async move {
         Ok(json!({"active": args["customer_id"] == "C-1", "tier": "gold"}))
@@ -57,7 +57,7 @@ async fn a_success_is_evidence_about_its_entities() {
     .effect(Effect::Read)
     .entity("customer_id", "/customer_id")
     .proves("/active");
-    let world = World::new(|a| a.tool(verify).tool(Tool::external("client_side", "Run by the client.", None).open()));
+    let world = TestWorld::new(|a| a.tool(verify).tool(Tool::external("client_side", "Run by the client.", None).open()));
     for customer in ["C-1", "C-2"] {
         world.session.call("verify", json!({ "customer_id": customer })).await;
     }
@@ -72,13 +72,13 @@ async fn a_success_is_evidence_about_its_entities() {
     assert_eq!(pass.arguments.value(), &json!({"anything": 1}));
     world.session.report(&pass, Ok(json!("done"))).await;
     let state = world.session.state().await.unwrap();
-    assert_eq!(state.evidence(&EvidenceKey::tool("client_side").reported()).unwrap().origin, Origin::Reported);
+    assert_eq!(state.evidence(&EvidenceKey::tool("client_side").reported()).unwrap().origin, EvidenceOrigin::Reported);
 }
 
 #[tokio::test]
-async fn sessions_of_others_are_others() {
-    let agent = |name: &str| Agent::builder(name).tool(note()).build().unwrap();
-    let gate = crate::support::gate().agent(agent("a")).agent(agent("b")).built();
+async fn session_state_is_isolated_by_agent_and_principal() {
+    let agent = |name: &str| Agent::builder(name).tool(note_tool()).build().unwrap();
+    let gate = crate::support::runtime_builder().agent(agent("a")).agent(agent("b")).build_checked();
     gate.session("a", "alice", "s").call("note", json!({"text": "mine"})).await;
     for (agent, principal, session) in [("a", "bob", "s"), ("b", "alice", "s"), ("a", "alice", "t")] {
         assert_eq!(gate.session(agent, principal, session).slice("note").await.unwrap(), None);

@@ -4,51 +4,51 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use serde_json::json;
-use toolgate::{Ctx, Event, Tool};
+use toolgate::{Event, Tool, ToolContext};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::{Layer, Registry};
 
-use crate::support::World;
+use crate::support::TestWorld;
 
-type Spans = Arc<Mutex<BTreeMap<u64, BTreeMap<String, String>>>>;
+type SpanFields = Arc<Mutex<BTreeMap<u64, BTreeMap<String, String>>>>;
 
-struct Keep(Spans);
+struct SpanCollector(SpanFields);
 
-struct Fields<'a>(&'a mut BTreeMap<String, String>);
+struct FieldVisitor<'a>(&'a mut BTreeMap<String, String>);
 
-impl Visit for Fields<'_> {
+impl Visit for FieldVisitor<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         self.0.insert(field.name().to_owned(), format!("{value:?}").trim_matches('"').to_owned());
     }
 }
 
-impl<S: tracing::Subscriber> Layer<S> for Keep {
+impl<S: tracing::Subscriber> Layer<S> for SpanCollector {
     fn on_new_span(&self, attributes: &tracing::span::Attributes<'_>, id: &tracing::span::Id, _: Context<'_, S>) {
         let mut spans = self.0.lock().unwrap();
-        attributes.record(&mut Fields(spans.entry(id.into_u64()).or_default()));
+        attributes.record(&mut FieldVisitor(spans.entry(id.into_u64()).or_default()));
     }
     fn on_record(&self, id: &tracing::span::Id, values: &tracing::span::Record<'_>, _: Context<'_, S>) {
-        values.record(&mut Fields(self.0.lock().unwrap().entry(id.into_u64()).or_default()));
+        values.record(&mut FieldVisitor(self.0.lock().unwrap().entry(id.into_u64()).or_default()));
     }
 }
 
 #[tokio::test]
-async fn a_call_is_one_event_and_one_span() {
-    let (spans, events): (Spans, Arc<Mutex<Vec<Event>>>) = Default::default();
-    let _guard = tracing::subscriber::set_default(Registry::default().with(Keep(Arc::clone(&spans))));
+async fn call_emits_one_event_and_one_span() {
+    let (spans, events): (SpanFields, Arc<Mutex<Vec<Event>>>) = Default::default();
+    let _guard = tracing::subscriber::set_default(Registry::default().with(SpanCollector(Arc::clone(&spans))));
     let heard = Arc::clone(&events);
     let announce = Tool::dynamic(
         "announce",
         "Announces.",
         json!({"type": "object", "properties": {"fail": {"type": "boolean"}}}),
-        |ctx: Ctx, args| async move {
+        |ctx: ToolContext, args| async move {
             ctx.publish("order.paid", json!({"order": 7}));
             if args["fail"] == true { Err(toolgate::Failure::business("no", "no")) } else { Ok(args) }
         },
     )
     .open();
-    let world = World::with(
+    let world = TestWorld::with_builder(
         |a| a.tool(announce),
         |g| g.on_event(move |event| heard.lock().unwrap().push(event.clone())).on_event(|_| panic!("a listener has a fault")),
     );
@@ -86,12 +86,12 @@ async fn a_call_is_one_event_and_one_span() {
 
 /// What a model calls a tool that there is not, and what a tool calls its failure, may be anything.
 #[tokio::test]
-async fn a_span_says_nothing_that_a_row_may_not() {
-    let spans: Spans = Arc::default();
-    let _guard = tracing::subscriber::set_default(Registry::default().with(Keep(Arc::clone(&spans))));
-    let failed = || toolgate::Failure::new(toolgate::Category::Business, "no-4111".to_owned(), "no");
+async fn span_contains_no_redacted_text() {
+    let spans: SpanFields = Arc::default();
+    let _guard = tracing::subscriber::set_default(Registry::default().with(SpanCollector(Arc::clone(&spans))));
+    let failed = || toolgate::Failure::new(toolgate::ErrorCategory::Business, "no-4111".to_owned(), "no");
     let fails = Tool::dynamic("fails", "Fails.", json!({"type": "object"}), move |_, _| async move { Err(failed()) }).open();
-    let world = World::with(|a| a.tool(fails), |g| g.redact_pattern("[0-9]{4}").unwrap());
+    let world = TestWorld::with_builder(|a| a.tool(fails), |g| g.redact_pattern("[0-9]{4}").unwrap());
     world.session.call("look", json!({})).await;
     tracing::callsite::rebuild_interest_cache();
     for tool in ["card-4111", "fails"] {

@@ -5,59 +5,59 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use toolgate::limits::{Limits, Rate};
-use toolgate::normalize::Rule;
-use toolgate::{Agent, Ctx, Effect, Effects, Extra, Tool, builtin};
+use toolgate::limits::{Limits, RateLimit};
+use toolgate::normalize::NormalizationRule;
+use toolgate::{Agent, CallEffects, Effect, ExtraArguments, Tool, ToolContext, builtin};
 
-use crate::support::World;
+use crate::support::TestWorld;
 
-async fn value(world: &World, tool: &str, args: Value) -> Value {
+async fn call_value(world: &TestWorld, tool: &str, args: Value) -> Value {
     let answer = world.session.call(tool, args).await;
     answer.outcome.success().unwrap_or_else(|| panic!("{answer:?}")).value.clone()
 }
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
-struct Line {
+struct OrderLine {
     sku: String,
     price: f64,
     #[serde(default)]
-    tags: BTreeMap<String, Payment>,
+    tags: BTreeMap<String, OrderPayment>,
 }
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-enum Payment {
+enum OrderPayment {
     Card { last4: String },
     Cash { amount: f64 },
 }
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
 #[serde(untagged)]
-enum Key {
+enum OrderKey {
     Number(u64),
     Text(String),
 }
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
-struct Extra_ {
+struct OrderExtra {
     weight: f64,
 }
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
-struct Order {
-    key: Key,
-    lines: Vec<Line>,
-    paid: Option<Payment>,
+struct CustomerOrder {
+    key: OrderKey,
+    lines: Vec<OrderLine>,
+    paid: Option<OrderPayment>,
     #[serde(flatten)]
-    extra: Extra_,
+    extra: OrderExtra,
 }
 
 #[tokio::test]
-async fn rich_types_arrive_whole_and_unknown_names_do_not() {
-    let echo = Tool::typed("echo", "Echoes.", |_: Ctx, order: Order| async move { Ok(order) }).effect(Effect::Read);
-    let world = World::new(|a| a.tool(echo));
+async fn typed_arguments_round_trip_and_unknown_names_fail() {
+    let echo = Tool::typed("echo", "Echoes.", |_: ToolContext, order: CustomerOrder| async move { Ok(order) }).effect(Effect::Read);
+    let world = TestWorld::new(|a| a.tool(echo));
     let order = json!({"key": 9_007_199_254_740_993_u64, "weight": 1.25, "paid": {"kind": "cash", "amount": 0.1}, "lines": [{"sku": "x", "price": 19.99, "tags": {"a": {"kind": "card", "last4": "1234"}}}]});
-    assert_eq!(value(&world, "echo", order.clone()).await, order);
+    assert_eq!(call_value(&world, "echo", order.clone()).await, order);
     let mut nested = order.clone();
     nested["lines"][0]["prise"] = json!(1);
     let answer = world.session.call("echo", nested).await;
@@ -65,16 +65,18 @@ async fn rich_types_arrive_whole_and_unknown_names_do_not() {
 }
 
 #[tokio::test]
-async fn a_result_that_cannot_be_written_comes_after_the_work() {
+async fn unserializable_result_reports_effects() {
     // A name in JSON is text, and a pair is none.
-    let made = || Tool::typed("make", "Makes something.", |_: Ctx, _: Line| async { Ok(BTreeMap::from([((1_u8, 2_u8), 3_u8)])) }).open();
+    let made = || {
+        Tool::typed("make", "Makes something.", |_: ToolContext, _: OrderLine| async { Ok(BTreeMap::from([((1_u8, 2_u8), 3_u8)])) }).open()
+    };
     let cases = [
-        ("an effect", made().effect(Effect::Write), Effects::Done),
-        ("one that only acts here", made().effect(Effect::Write).local(), Effects::RolledBack),
-        ("a read", made().effect(Effect::Read), Effects::None),
+        ("an effect", made().effect(Effect::Write), CallEffects::Done),
+        ("one that only acts here", made().effect(Effect::Write).local(), CallEffects::RolledBack),
+        ("a read", made().effect(Effect::Read), CallEffects::None),
     ];
     for (what, tool, left) in cases {
-        let world = World::new(|a| a.tool(tool));
+        let world = TestWorld::new(|a| a.tool(tool));
         let answer = world.session.call("make", json!({"sku": "x", "price": 1})).await;
         let error = answer.outcome.error().unwrap_or_else(|| panic!("{what}: {answer:?}"));
         assert_eq!((&*error.code, error.retryable, error.effects), ("invalid_result", false, left), "{what}: {error}");
@@ -83,24 +85,26 @@ async fn a_result_that_cannot_be_written_comes_after_the_work() {
 }
 
 #[tokio::test]
-async fn extra_arguments_are_refused_dropped_or_passed() {
-    let tool = |name: &str, extra: Extra| {
+async fn extra_arguments_follow_extra_setting() {
+    let tool = |name: &str, extra: ExtraArguments| {
         let schema = json!({"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"type": "integer"}}}}, "allOf": [{"properties": {"c": {"type": "integer"}}}]});
         Tool::dynamic(name, "Echoes.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read).extra(extra)
     };
-    let world = World::new(|a| a.tool(tool("refuse", Extra::Refuse)).tool(tool("drop", Extra::Drop)).tool(tool("pass", Extra::Pass)));
+    let world = TestWorld::new(|a| {
+        a.tool(tool("refuse", ExtraArguments::Refuse)).tool(tool("drop", ExtraArguments::Drop)).tool(tool("pass", ExtraArguments::Pass))
+    });
     let args = json!({"a": {"b": 1, "x": 2}, "c": 3, "y": 4});
     assert_eq!(world.session.call("refuse", args.clone()).await.outcome.error().map(|e| e.errors.len()), Some(2));
-    assert_eq!(value(&world, "drop", args.clone()).await, json!({"a": {"b": 1}, "c": 3}));
-    assert_eq!(value(&world, "pass", args.clone()).await, args);
-    assert_eq!(value(&world, "refuse", json!({"a": {"b": 1}, "c": 3})).await, json!({"a": {"b": 1}, "c": 3}));
+    assert_eq!(call_value(&world, "drop", args.clone()).await, json!({"a": {"b": 1}, "c": 3}));
+    assert_eq!(call_value(&world, "pass", args.clone()).await, args);
+    assert_eq!(call_value(&world, "refuse", json!({"a": {"b": 1}, "c": 3})).await, json!({"a": {"b": 1}, "c": 3}));
     // What was dropped was never judged and is not recorded.
     let rows = world.session.rows().await.unwrap();
     assert_eq!(*rows.iter().find(|r| &*r.tool == "drop").unwrap().arguments, json!({"a": {"b": 1}, "c": 3}));
 }
 
 #[tokio::test]
-async fn a_secret_is_in_no_error_and_no_row() {
+async fn secret_is_absent_from_errors_and_rows() {
     let login = |name: &str| {
         let schema = json!({"type": "object", "properties": {
             "user": {"type": "string"},
@@ -111,7 +115,7 @@ async fn a_secret_is_in_no_error_and_no_row() {
             .effect(Effect::Read)
             .secret("/token")
     };
-    let world = World::new(|a| a.tool(login("login")));
+    let world = TestWorld::new(|a| a.tool(login("login")));
     let mut said = String::new();
     for args in [
         json!({"user": "al", "password": "hunter2"}),
@@ -139,14 +143,14 @@ async fn a_secret_is_in_no_error_and_no_row() {
 }
 
 #[tokio::test]
-async fn a_secret_that_stands_as_a_name_is_not_told() {
+async fn secret_member_names_are_redacted() {
     let schema = json!({"type": "object", "properties": {
         "card": {"type": "object", "properties": {"number": {"type": "string"}}, "patternProperties": {"^x-": {"type": "string"}}},
         "open": {"type": "object", "additionalProperties": {"type": "object", "properties": {"n": {"type": "integer"}}}},
         "user": {"type": "string"},
     }});
     let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read).secret("/card").secret("/open");
-    let world = World::new(|a| a.tool(pay));
+    let world = TestWorld::new(|a| a.tool(pay));
     let mut said = String::new();
     for args in [
         json!({"card": {"hunter2": "x", "hunter22": "y"}}),
@@ -175,7 +179,7 @@ async fn a_secret_that_stands_as_a_name_is_not_told() {
 }
 
 #[tokio::test]
-async fn a_large_result_is_put_aside_and_read_page_by_page() {
+async fn large_result_is_stored_and_read_in_pages() {
     let text: String = (0..20_000).map(|n| format!("línea {n}\n")).collect();
     let whole = text.clone();
     let dump = Tool::dynamic("dump", "Dumps.", json!({"type": "object"}), move |_, _| {
@@ -183,7 +187,7 @@ async fn a_large_result_is_put_aside_and_read_page_by_page() {
         async move { Ok(json!(text)) }
     })
     .effect(Effect::Read);
-    let world = World::new(|a| a.tool(dump).tool(builtin::read_output()));
+    let world = TestWorld::new(|a| a.tool(dump).tool(builtin::read_output()));
     let answer = world.session.call("dump", json!({})).await;
     let output = answer.outcome.success().unwrap();
     let stored = output.stored.clone().unwrap();
@@ -191,7 +195,7 @@ async fn a_large_result_is_put_aside_and_read_page_by_page() {
     assert!(output.for_model().len() < 8_000 && output.message.as_ref().unwrap().contains(&stored.handle));
     let mut read = output.value.as_str().unwrap().to_owned();
     loop {
-        let page = value(&world, "read_output", json!({"handle": stored.handle, "offset": read.len()})).await;
+        let page = call_value(&world, "read_output", json!({"handle": stored.handle, "offset": read.len()})).await;
         read.push_str(page["text"].as_str().unwrap());
         if page.get("next").is_none() {
             break;
@@ -204,14 +208,14 @@ async fn a_large_result_is_put_aside_and_read_page_by_page() {
 }
 
 #[tokio::test]
-async fn a_value_can_be_kept_out_of_the_context() {
-    let fetch = Tool::dynamic("fetch", "Fetches.", json!({"type": "object"}), |ctx: Ctx, _| async move {
+async fn hidden_value_is_not_sent_to_model() {
+    let fetch = Tool::dynamic("fetch", "Fetches.", json!({"type": "object"}), |ctx: ToolContext, _| async move {
         ctx.set_message("3 rows are ready");
         ctx.hide_value();
         Ok(json!([1, 2, 3]))
     })
     .effect(Effect::Read);
-    let world = World::new(|a| a.tool(fetch));
+    let world = TestWorld::new(|a| a.tool(fetch));
     let answer = world.session.call("fetch", json!({})).await;
     let output = answer.outcome.success().unwrap();
     assert_eq!((output.for_model().as_str(), &output.value), ("3 rows are ready", &json!([1, 2, 3])));
@@ -224,49 +228,52 @@ async fn a_value_can_be_kept_out_of_the_context() {
 }
 
 #[tokio::test]
-async fn results_are_normalised_before_anyone_sees_them() {
+async fn results_are_normalized_before_use() {
     let lookup = Tool::dynamic("lookup", "Looks up.", json!({"type": "object"}), |_, _| async {
         Ok(json!({"id": "A-7", "created_unix": 1_700_000_000, "status": "2", "total_cents": 1999, "vip": "yes", "internal": "x"}))
     })
     .effect(Effect::Read)
     .output_schema(json!({"type": "object", "properties": {"created_at": {"type": "string", "format": "date-time"}}, "required": ["created_at", "total"]}))
-    .normalize(Rule::first_of("", ["order_id", "id"], "order_id"))
-    .normalize(Rule::rename("/created_unix", "created_at"))
-    .normalize(Rule::timestamp("/created_at"))
-    .normalize(Rule::codes("/status", [("1", "OPEN"), ("2", "PAID")]))
-    .normalize(Rule::scale("/total_cents", toolgate::Decimal::new(1, 2)))
-    .normalize(Rule::rename("/total_cents", "total"))
-    .normalize(Rule::bool("/vip"))
-    .normalize(Rule::default_value("/tier", json!("standard")))
-    .normalize(Rule::keep("", ["order_id", "created_at", "status", "total", "vip", "tier"]));
-    let world = World::new(|a| a.tool(lookup));
+    .normalize(NormalizationRule::first_of("", ["order_id", "id"], "order_id"))
+    .normalize(NormalizationRule::rename("/created_unix", "created_at"))
+    .normalize(NormalizationRule::timestamp("/created_at"))
+    .normalize(NormalizationRule::codes("/status", [("1", "OPEN"), ("2", "PAID")]))
+    .normalize(NormalizationRule::scale("/total_cents", toolgate::Decimal::new(1, 2)))
+    .normalize(NormalizationRule::rename("/total_cents", "total"))
+    .normalize(NormalizationRule::bool("/vip"))
+    .normalize(NormalizationRule::default_value("/tier", json!("standard")))
+    .normalize(NormalizationRule::keep("", ["order_id", "created_at", "status", "total", "vip", "tier"]));
+    let world = TestWorld::new(|a| a.tool(lookup));
     let expected =
         json!({"order_id": "A-7", "created_at": "2023-11-14T22:13:20Z", "status": "PAID", "total": 19.99, "vip": true, "tier": "standard"});
-    assert_eq!(value(&world, "lookup", json!({})).await, expected);
+    assert_eq!(call_value(&world, "lookup", json!({})).await, expected);
 }
 
 #[test]
-fn a_description_is_replaced_only_where_the_tool_accepts_it() {
+fn description_override_needs_consent_of_tool() {
     let build = |tool: Tool| Agent::builder("a").tool(tool).describe("calc", "Adds.").build();
     assert!(build(toolgate::builtin::calc()).is_err());
     assert_eq!(build(toolgate::builtin::calc().accepts_overrides()).unwrap().tools().next().unwrap().description(), "Adds.");
 }
 
 #[derive(Deserialize, JsonSchema)]
-struct Unit;
+struct UnitArguments;
 
 #[derive(Deserialize, JsonSchema)]
-struct Nothing {}
+struct EmptyArguments {}
 
 #[tokio::test]
-async fn what_could_never_do_anything_is_told_when_the_agent_is_built() {
+async fn useless_settings_are_refused_at_build() {
     let agent = || Agent::builder("a");
     let no_arguments = "the arguments of `ping` are `null`";
     let cases = [
-        (agent().tool(Tool::typed("ping", "Pings.", |_: Ctx, _: ()| async { Ok(true) }).effect(Effect::Read)), no_arguments),
-        (agent().tool(Tool::typed("ping", "Pings.", |_: Ctx, _: Unit| async { Ok(true) }).effect(Effect::Read)), no_arguments),
+        (agent().tool(Tool::typed("ping", "Pings.", |_: ToolContext, _: ()| async { Ok(true) }).effect(Effect::Read)), no_arguments),
         (
-            agent().limits(Limits { rate: Some(Rate { calls: 5, per: std::time::Duration::ZERO }), ..Limits::default() }),
+            agent().tool(Tool::typed("ping", "Pings.", |_: ToolContext, _: UnitArguments| async { Ok(true) }).effect(Effect::Read)),
+            no_arguments,
+        ),
+        (
+            agent().limits(Limits { rate: Some(RateLimit { calls: 5, per: std::time::Duration::ZERO }), ..Limits::default() }),
             "`per` of a rate limit must be longer than zero",
         ),
         (agent().resource(7_u32).resource("other").resource(8_u32), "two resources have the type `u32`"),
@@ -275,13 +282,13 @@ async fn what_could_never_do_anything_is_told_when_the_agent_is_built() {
         let error = builder.build().unwrap_err();
         assert!(error.problems.len() == 1 && error.to_string().contains(told), "{error}");
     }
-    let ping = Tool::typed("ping", "Pings.", |_: Ctx, _: Nothing| async { Ok(true) }).effect(Effect::Read);
-    let world = World::new(|a| a.tool(ping).resource(7_u32).resource(8_u64));
-    assert_eq!(value(&world, "ping", json!({})).await, json!(true));
+    let ping = Tool::typed("ping", "Pings.", |_: ToolContext, _: EmptyArguments| async { Ok(true) }).effect(Effect::Read);
+    let world = TestWorld::new(|a| a.tool(ping).resource(7_u32).resource(8_u64));
+    assert_eq!(call_value(&world, "ping", json!({})).await, json!(true));
 }
 
 #[test]
-fn the_built_in_tools_are_well_declared() {
+fn builtin_tools_have_complete_declarations() {
     let agent = Agent::builder("a")
         .tool(toolgate::builtin::calc())
         .tool(builtin::json_query())
@@ -297,7 +304,7 @@ fn the_built_in_tools_are_well_declared() {
 }
 
 #[tokio::test]
-async fn a_secret_that_should_have_been_elsewhere_is_a_secret_still() {
+async fn misplaced_secret_is_redacted() {
     // Inside a condition, inside a type that holds itself, as text where an object should be, in another branch.
     let schema = json!({
         "type": "object",
@@ -311,7 +318,7 @@ async fn a_secret_that_should_have_been_elsewhere_is_a_secret_still() {
         "$defs": {"tree": {"type": "object", "properties": {"pin": {"type": "string", "writeOnly": true}, "next": {"$ref": "#/$defs/tree"}}}},
     });
     let tool = Tool::dynamic("open", "Opens.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read);
-    let world = World::new(|a| a.tool(tool));
+    let world = TestWorld::new(|a| a.tool(tool));
     let mut said = String::new();
     for args in [
         json!({"auth": "hunter2"}),
@@ -329,8 +336,8 @@ async fn a_secret_that_should_have_been_elsewhere_is_a_secret_still() {
 }
 
 #[tokio::test]
-async fn many_mistakes_make_a_short_message() {
-    let world = World::new(|a| a);
+async fn many_argument_errors_give_short_message() {
+    let world = TestWorld::new(|a| a);
     let many: serde_json::Map<String, Value> = (0..50_000).map(|n| (format!("unknown_{n}"), json!(n))).collect();
     let answer = world.session.call("act", Value::Object(many)).await;
     let error = answer.outcome.error().unwrap();
@@ -338,7 +345,7 @@ async fn many_mistakes_make_a_short_message() {
 }
 
 #[tokio::test]
-async fn references_and_compositions_are_closed_as_a_whole() {
+async fn composed_schemas_reject_unknown_members() {
     let schema = json!({
         "type": "object",
         "properties": {
@@ -353,7 +360,8 @@ async fn references_and_compositions_are_closed_as_a_whole() {
             "shipping": {"properties": {"speed": {"type": "string"}}},
         },
     });
-    let world = World::new(|a| a.tool(Tool::dynamic("order", "Orders.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read)));
+    let world =
+        TestWorld::new(|a| a.tool(Tool::dynamic("order", "Orders.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read)));
     let cases = [
         (json!({"bill": {"city": "x", "vat": "y"}}), true),
         (json!({"bill": {"city": "x", "vatt": "y"}}), false),
@@ -372,14 +380,14 @@ async fn references_and_compositions_are_closed_as_a_whole() {
 }
 
 #[test]
-fn a_rule_for_results_that_says_nothing_does_not_build() {
+fn normalization_without_effect_is_refused() {
     for (rule, expected) in [
-        (Rule::rename("/items/*", "x"), Some("`/items/*` ends in `*`")),
-        (Rule::Default { path: "/items/*".into(), value: json!(1) }, Some("`/items/*` ends in `*`")),
-        (Rule::first_of("", [], "x"), Some("has no `names`")),
-        (Rule::Keep { within: "".into(), names: Vec::new() }, Some("has no `names`")),
-        (Rule::codes("/code", []), Some("every code would fail")),
-        (Rule::rename("/items/*/a", "x"), None),
+        (NormalizationRule::rename("/items/*", "x"), Some("`/items/*` ends in `*`")),
+        (NormalizationRule::Default { path: "/items/*".into(), value: json!(1) }, Some("`/items/*` ends in `*`")),
+        (NormalizationRule::first_of("", [], "x"), Some("has no `names`")),
+        (NormalizationRule::Keep { within: "".into(), names: Vec::new() }, Some("has no `names`")),
+        (NormalizationRule::codes("/code", []), Some("every code would fail")),
+        (NormalizationRule::rename("/items/*/a", "x"), None),
     ] {
         let tool = Tool::dynamic("t", "A tool.", json!({"type": "object"}), |_, _| async { Ok(Value::Null) });
         let built = Agent::builder("a").tool(tool.effect(Effect::Read).normalize(rule.clone())).build();

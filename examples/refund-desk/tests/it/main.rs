@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Creates a directory with a script that plays the gateway.
-fn gateway(name: &str, script: &str) -> std::io::Result<(PathBuf, PathBuf)> {
+fn install_fake_gateway(name: &str, script: &str) -> std::io::Result<(PathBuf, PathBuf)> {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&home);
     std::fs::create_dir_all(&home)?;
@@ -20,7 +20,7 @@ fn gateway(name: &str, script: &str) -> std::io::Result<(PathBuf, PathBuf)> {
 }
 
 #[test]
-fn a_gateway_ends_with_its_agent_whoever_ends_that() {
+fn a_signal_to_the_agent_ends_its_gateway() {
     let until = |what: &str, is: &mut dyn FnMut() -> bool| {
         let so = (0..900).any(|_| {
             std::thread::sleep(Duration::from_millis(50));
@@ -31,7 +31,7 @@ fn a_gateway_ends_with_its_agent_whoever_ends_that() {
     for signal in ["-HUP", "-TERM", "-INT"] {
         // A gateway that never becomes ready, for example because of slow upstreams.
         let script = "#!/bin/sh\ntrap 'touch ended; exit' TERM\ntouch begun\nwhile :; do sleep 0.1; done\n";
-        let (home, gateway) = gateway(&format!("ends{signal}"), script).unwrap();
+        let (home, gateway) = install_fake_gateway(&format!("ends{signal}"), script).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_refund-agent"));
         command.arg(&gateway).arg("toolgate.toml").current_dir(&home).stdout(Stdio::null()).stderr(Stdio::null());
         let mut agent = command.spawn().unwrap();
@@ -74,7 +74,7 @@ fn no_work_starts_on_an_unhealthy_gateway() {
             }
         });
         let script = format!("#!/bin/sh\ntrap exit TERM\necho toolgate serves at http://{address}/mcp\nwhile :; do sleep 0.1; done\n");
-        let (home, gateway) = gateway(name, &script).unwrap();
+        let (home, gateway) = install_fake_gateway(name, &script).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_refund-agent"));
         let output = command.arg(&gateway).args(["toolgate.toml", "--once"]).current_dir(&home).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);

@@ -6,13 +6,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use toolgate::{Definition, Outcome, Output, Receipt, SignedDuration, Timestamp, Toolgate};
-use toolgate_store::{Anchor, Filter, Ledger, SqliteStore, Trust, check_receipt};
+use toolgate::{AgentDefinition, CallOutput, Outcome, Receipt, SignedDuration, Timestamp, Toolgate};
+use toolgate_store::{Ledger, LedgerAnchor, RowFilter, SqliteStore, TrustRoots, check_receipt};
 
-use super::Named;
-use crate::command::common::{BOLD, DIM, GREEN, RED, Unheard, format_count, format_time, ledger_path, open_ledger, progress_bar, sanitize};
+use super::CallIdArg;
+use crate::command::common::{
+    BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, format_count, format_time, ledger_path, open_ledger, progress_bar, sanitize,
+};
 use toolgate_hook::effective_config;
-use toolgate_hook::effective_config::{InForce, State};
+use toolgate_hook::effective_config::{EffectiveConfig, UserStateDir};
 
 fn block_on<T>(future: impl Future<Output = T>) -> io::Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future))
@@ -24,20 +26,20 @@ fn open_store(store: Option<&Path>) -> io::Result<SqliteStore> {
     SqliteStore::open(ledger_path(store)?).map_err(io::Error::other)
 }
 
-pub(crate) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn verify(anchor: Option<LedgerAnchor>, key: Option<String>, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let path = ledger_path(store)?;
     if !path.is_file() {
         // Opening the path returns an error that says what it is.
         open_ledger(store)?;
     }
     let checked = Ledger::open_to_verify(path).and_then(|ledger| {
-        let rows = if io::stderr().is_terminal() { ledger.count(&Filter::default()).unwrap_or(0) } else { 0 };
+        let rows = if io::stderr().is_terminal() { ledger.count(&RowFilter::default()).unwrap_or(0) } else { 0 };
         let bar = progress_bar(rows, "verifying");
-        let checked = ledger.verify(&Trust { anchor, key }, |count| bar.set_position(count));
+        let checked = ledger.verify(&TrustRoots { anchor, key }, |count| bar.set_position(count));
         bar.finish_and_clear();
         checked
     });
-    let mut out = Unheard(anstream::stdout().lock());
+    let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     match checked {
         // The ledger is unreadable, or a key is missing. It may still be intact.
         Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("cannot check the ledger: {flaw}"))),
@@ -69,7 +71,7 @@ pub(crate) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
 }
 
 /// How long rows are kept by default.
-const QUARTER: SignedDuration = SignedDuration::from_hours(24 * 90);
+const DEFAULT_RETENTION: SignedDuration = SignedDuration::from_hours(24 * 90);
 
 /// Returns `retention` of the configuration in the current directory.
 ///
@@ -83,7 +85,7 @@ fn configured_retention() -> io::Result<Option<SignedDuration>> {
         return Ok(None);
     }
     let untold = |error: io::Error| io::Error::new(error.kind(), format!("cannot determine how long rows are kept: {error}; {say}"));
-    let found = State::without_opening().and_then(|state| InForce::load_untrusted(&state)).map_err(untold)?;
+    let found = UserStateDir::without_opening().and_then(|state| EffectiveConfig::load_untrusted(&state)).map_err(untold)?;
     let config = &found.config;
     // `retention` applies only to the ledger of the same configuration.
     let named = config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
@@ -106,17 +108,17 @@ pub(crate) fn prune(
 ) -> io::Result<ExitCode> {
     let older_than = match older_than {
         Some(age) => age,
-        None => configured_retention()?.unwrap_or(QUARTER),
+        None => configured_retention()?.unwrap_or(DEFAULT_RETENTION),
     };
     let before = |age: SignedDuration| Timestamp::now().checked_sub(age).map_err(io::Error::other);
     let (rows_before, sealed_before) = (before(older_than)?, before(sealed_older_than)?);
     if dry_run {
         let ledger = open_ledger(store)?;
-        let first_kept = Filter { since: Some(rows_before), limit: Some(1), ..Filter::default() };
+        let first_kept = RowFilter { since: Some(rows_before), limit: Some(1), ..RowFilter::default() };
         let kept = ledger.find(&first_kept).map_err(io::Error::other)?;
-        let all = ledger.count(&Filter::default()).map_err(io::Error::other)?;
+        let all = ledger.count(&RowFilter::default()).map_err(io::Error::other)?;
         let stay = match kept.first() {
-            Some(entry) => ledger.count(&Filter { after_seq: Some(entry.seq - 1), ..Filter::default() }).map_err(io::Error::other)?,
+            Some(entry) => ledger.count(&RowFilter { after_seq: Some(entry.seq - 1), ..RowFilter::default() }).map_err(io::Error::other)?,
             None => 0,
         };
         if json {
@@ -178,7 +180,7 @@ pub(crate) fn list_pending(json: bool, store: Option<&Path>) -> io::Result<ExitC
 }
 
 pub(crate) fn settle(
-    call: &Named,
+    call: &CallIdArg,
     happened: Option<&str>,
     never: bool,
     by: Option<&str>,
@@ -188,7 +190,7 @@ pub(crate) fn settle(
     let happened = match (happened, never) {
         (Some(result), false) => {
             let value: Value = serde_json::from_str(result).map_err(|e| io::Error::other(format!("the result is not valid JSON: {e}")))?;
-            Some(Outcome::Success(Output::of(value)))
+            Some(Outcome::Success(CallOutput::from_value(value)))
         }
         (None, true) => None,
         _ => return Err(io::Error::other("missing outcome: pass `--happened RESULT` or `--never`")),
@@ -205,7 +207,7 @@ pub(crate) fn settle(
         Some(row) => ledger.definition(row.config).map_err(io::Error::other)?,
         None => None,
     };
-    let agent = definition.and_then(|text| Definition::parse(&text).ok()?.build().ok());
+    let agent = definition.and_then(|text| AgentDefinition::parse(&text).ok()?.build().ok());
     let (done, repeatable) = (happened.is_some(), !intent.recall.is_empty());
     let settle = async {
         let gate = Toolgate::builder().store(Arc::new(open_store(store)?));
@@ -248,11 +250,11 @@ pub(crate) fn verify_receipt(file: &Path, key: Option<&str>, store: Option<&Path
         .unwrap_or(&value);
     let receipt: Receipt = serde_json::from_value(value.clone()).map_err(|e| wrong(format!("not a receipt: {e}")))?;
     let ledger = store.map(|path| open_ledger(Some(path))).transpose()?;
-    let mut out = Unheard(anstream::stdout().lock());
+    let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     let keys = match (key, &ledger) {
         (key, Some(ledger)) => {
             // Trust the keys of a ledger only if the ledger is intact.
-            match ledger.verify(&Trust { key: key.map(str::to_owned), anchor: None }, |_| ()) {
+            match ledger.verify(&TrustRoots { key: key.map(str::to_owned), anchor: None }, |_| ()) {
                 Ok(verified) => verified.keys,
                 Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("cannot check the ledger: {flaw}"))),
                 Err(flaw) => {

@@ -11,9 +11,9 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use toolgate::{CallId, SignedDuration};
-use toolgate_store::{Anchor, Ledger};
+use toolgate_store::{Ledger, LedgerAnchor};
 
-use crate::command::common::{Part, Wanted, at_most_one, parse_duration, parse_number};
+use crate::command::common::{PartialId, RowFilterArgs, at_most_one, parse_duration, parse_number};
 
 /// Query, verify and maintain the ledger.
 #[derive(clap::Args)]
@@ -22,18 +22,18 @@ use crate::command::common::{Part, Wanted, at_most_one, parse_duration, parse_nu
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: AuditCommand,
 }
 
 #[derive(Subcommand)]
-enum Verb {
+enum AuditCommand {
     /// List calls, newest last.
     #[command(
         after_help = "Examples:\n  toolgate audit query --store ledger.db --since 2h\n  toolgate audit query --store ledger.db --entity customer_id=C-1001\n  toolgate audit query --decision refused --json | jq .row.rule"
     )]
     Query {
         #[command(flatten)]
-        wanted: Wanted,
+        wanted: RowFilterArgs,
         /// Show at most this many of the newest rows.
         #[arg(long, short = 'n', default_value_t = 50, value_parser = parse_number::<usize>)]
         limit: usize,
@@ -45,7 +45,7 @@ enum Verb {
     #[command(after_help = "Examples:\n  toolgate audit show 019a8f0e-… --store ledger.db")]
     Show {
         /// Call id, or at least 6 digits at its beginning or end.
-        call: Named,
+        call: CallIdArg,
         /// Print only a signed receipt for the row, as JSON.
         #[arg(long)]
         receipt: bool,
@@ -62,7 +62,7 @@ enum Verb {
     Verify {
         /// Anchor that an earlier `verify` printed.
         #[arg(long)]
-        anchor: Option<Anchor>,
+        anchor: Option<LedgerAnchor>,
         /// Public key to trust [default: the keys beside the ledger].
         #[arg(long, value_name = "HEX", value_parser = parse_public_key)]
         key: Option<String>,
@@ -74,7 +74,7 @@ enum Verb {
     #[command(after_help = "Examples:\n  toolgate audit export --store ledger.db --since 30d --out october.jsonl")]
     Export {
         #[command(flatten)]
-        wanted: Wanted,
+        wanted: RowFilterArgs,
         /// File to write [default: standard output].
         #[arg(long, short, value_name = "FILE")]
         out: Option<PathBuf>,
@@ -105,7 +105,7 @@ enum Verb {
     #[command(after_help = "Examples:\n  toolgate audit stats --store ledger.db --since 7d")]
     Stats {
         #[command(flatten)]
-        wanted: Wanted,
+        wanted: RowFilterArgs,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -116,7 +116,7 @@ enum Verb {
     )]
     Settle {
         /// Call id [default: list all pending calls].
-        call: Option<Named>,
+        call: Option<CallIdArg>,
         /// Record that the call happened, with this JSON result.
         #[arg(long, value_name = "RESULT", conflicts_with = "never", requires = "call", num_args = 0..=1, default_missing_value = "null")]
         happened: Option<String>,
@@ -134,7 +134,7 @@ enum Verb {
     #[command(after_help = "Examples:\n  toolgate audit tail -f --store ledger.db --decision refused")]
     Tail {
         #[command(flatten)]
-        wanted: Wanted,
+        wanted: RowFilterArgs,
         /// Wait for new rows.
         #[arg(long, short)]
         follow: bool,
@@ -168,30 +168,31 @@ enum Verb {
 impl Args {
     /// Returns true if the command needs no ledger.
     pub(crate) const fn is_offline(&self) -> bool {
-        matches!(self.verb, Verb::Receipt { key: Some(_), .. })
+        matches!(self.verb, AuditCommand::Receipt { key: Some(_), .. })
     }
 }
 
 /// A call id, or a part of one.
 #[derive(Debug, Clone)]
-pub(crate) enum Named {
+pub(crate) enum CallIdArg {
     Id(CallId),
-    Partial(Part),
+    Partial(PartialId),
 }
 
-impl std::str::FromStr for Named {
+impl std::str::FromStr for CallIdArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Ok(call) = text.parse() {
             return Ok(Self::Id(call));
         }
-        let part = Part::parse(text).ok_or("not a call id: expected 32 hexadecimal digits, or at least 6 at the beginning or the end")?;
+        let part =
+            PartialId::parse(text).ok_or("not a call id: expected 32 hexadecimal digits, or at least 6 at the beginning or the end")?;
         Ok(Self::Partial(part))
     }
 }
 
-impl Named {
+impl CallIdArg {
     fn resolve(&self, ledger: &Ledger) -> io::Result<CallId> {
         let part = match self {
             Self::Id(call) => return Ok(*call),
@@ -225,20 +226,20 @@ pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
 
 fn dispatch(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
     match args.verb {
-        Verb::Query { wanted, limit, json } => crate::command::audit::query::query(&wanted, limit, json, store),
-        Verb::Show { call, receipt, json } => crate::command::audit::query::show(&call, receipt, json, store),
-        Verb::Export { wanted, out } => crate::command::audit::query::export(&wanted, out.as_deref(), store),
-        Verb::Stats { wanted, json } => crate::command::audit::query::stats(&wanted, json, store),
-        Verb::Tail { wanted, follow, limit, json } => crate::command::audit::query::tail(&wanted, follow, limit, json, store),
-        Verb::Verify { anchor, key, json } => crate::command::audit::maintain::verify(anchor, key, json, store),
-        Verb::Prune { older_than, sealed_older_than, dry_run, json } => {
+        AuditCommand::Query { wanted, limit, json } => crate::command::audit::query::query(&wanted, limit, json, store),
+        AuditCommand::Show { call, receipt, json } => crate::command::audit::query::show(&call, receipt, json, store),
+        AuditCommand::Export { wanted, out } => crate::command::audit::query::export(&wanted, out.as_deref(), store),
+        AuditCommand::Stats { wanted, json } => crate::command::audit::query::stats(&wanted, json, store),
+        AuditCommand::Tail { wanted, follow, limit, json } => crate::command::audit::query::tail(&wanted, follow, limit, json, store),
+        AuditCommand::Verify { anchor, key, json } => crate::command::audit::maintain::verify(anchor, key, json, store),
+        AuditCommand::Prune { older_than, sealed_older_than, dry_run, json } => {
             crate::command::audit::maintain::prune(older_than, sealed_older_than, dry_run, json, store)
         }
-        Verb::Settle { call: None, json, .. } => crate::command::audit::maintain::list_pending(json, store),
-        Verb::Settle { call: Some(call), happened, never, by, json } => {
+        AuditCommand::Settle { call: None, json, .. } => crate::command::audit::maintain::list_pending(json, store),
+        AuditCommand::Settle { call: Some(call), happened, never, by, json } => {
             crate::command::audit::maintain::settle(&call, happened.as_deref(), never, by.as_deref(), json, store)
         }
-        Verb::Receipt { file, key } => crate::command::audit::maintain::verify_receipt(&file, key.as_deref(), store),
-        Verb::Key { rotate } => crate::command::audit::maintain::print_key(rotate, store),
+        AuditCommand::Receipt { file, key } => crate::command::audit::maintain::verify_receipt(&file, key.as_deref(), store),
+        AuditCommand::Key { rotate } => crate::command::audit::maintain::print_key(rotate, store),
     }
 }

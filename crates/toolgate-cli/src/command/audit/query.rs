@@ -11,17 +11,17 @@ use indicatif::ProgressBar;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 use toolgate::{CallId, Decision, Gate, Outcome, Row};
-use toolgate_store::{Entry, Filter, Ledger, Times};
+use toolgate_store::{LatencyPercentiles, Ledger, LedgerEntry, RowFilter};
 
-use super::Named;
+use super::CallIdArg;
 use crate::command::common::{
-    BOLD, DIM, Table, Wanted, decision_style, describe_reason, format_count, format_nanos, format_time, indent_lines, is_narrow,
+    BOLD, DIM, RowFilterArgs, TextTable, decision_style, describe_reason, format_count, format_nanos, format_time, indent_lines, is_narrow,
     open_ledger, progress_bar, sanitize, to_safe_json,
 };
 
-pub(crate) fn query(wanted: &Wanted, limit: usize, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn query(wanted: &RowFilterArgs, limit: usize, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
-    let filter = Filter { newest_first: true, limit: Some(limit.saturating_add(1)), ..wanted.to_filter() };
+    let filter = RowFilter { newest_first: true, limit: Some(limit.saturating_add(1)), ..wanted.to_filter() };
     let mut entries = ledger.find(&filter).map_err(io::Error::other)?;
     let more = entries.len() > limit;
     entries.truncate(limit);
@@ -42,7 +42,7 @@ pub(crate) fn query(wanted: &Wanted, limit: usize, json: bool, store: Option<&Pa
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_entries(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
+fn print_entries(out: &mut impl Write, entries: &[LedgerEntry]) -> io::Result<()> {
     let who = |row: &Row| sanitize(&format!("{} as {}", row.key.principal, row.key.agent));
     let first = entries.first().map(|entry| who(&entry.row));
     // A column with one value is omitted.
@@ -56,19 +56,19 @@ fn print_entries(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
     };
     let (when, narrow) = (today.as_deref().unwrap_or("time"), is_narrow());
     let mut table = match several {
-        true => Table::new(&[when, "tool", "decision", "why", "session", "caller", "about", "call"])
+        true => TextTable::new(&[when, "tool", "decision", "why", "session", "caller", "about", "call"])
             .with_cut_column(1, 12)
             .with_cut_column(3, 8)
             .with_cut_column(4, 6)
             .with_cut_column(5, 8)
             .with_cut_column(6, 10),
-        false => Table::new(&[when, "tool", "decision", "why", "session", "about", "call"])
+        false => TextTable::new(&[when, "tool", "decision", "why", "session", "about", "call"])
             .with_cut_column(1, 12)
             .with_cut_column(3, 8)
             .with_cut_column(4, 6)
             .with_cut_column(5, 10),
     };
-    for Entry { row, .. } in entries {
+    for LedgerEntry { row, .. } in entries {
         let plain = |text: String| (text, anstyle::Style::new());
         let mut cells = vec![
             plain(clock(row)),
@@ -103,7 +103,7 @@ pub(crate) fn describe_arguments(row: &Row) -> String {
 }
 
 /// Returns the row of a call, or the draft row of a call whose outcome is unknown.
-pub(crate) fn find_row(call: &Named, ledger: &Ledger) -> io::Result<Row> {
+pub(crate) fn find_row(call: &CallIdArg, ledger: &Ledger) -> io::Result<Row> {
     let call = call.resolve(ledger)?;
     let own = ledger.rows_of_call(call).map_err(io::Error::other)?.into_iter().find(|entry| entry.row.call == call);
     if let Some(entry) = own {
@@ -129,7 +129,7 @@ fn no_such_call_error(call: CallId, pruned: Option<u64>) -> io::Error {
     })
 }
 
-pub(crate) fn show(call: &Named, receipt: bool, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn show(call: &CallIdArg, receipt: bool, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
     let call = call.resolve(&ledger)?;
     let entries = ledger.rows_of_call(call).map_err(io::Error::other)?;
@@ -167,7 +167,7 @@ pub(crate) fn show(call: &Named, receipt: bool, json: bool, store: Option<&Path>
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_entry(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
+fn print_entry(out: &mut impl Write, entry: &LedgerEntry) -> io::Result<()> {
     let row = &entry.row;
     let style = decision_style(row.decision);
     let place = if row.decision == Decision::Refused { format!(" at {}", row.gate) } else { String::new() };
@@ -200,8 +200,8 @@ fn print_entry(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
     writeln!(out, "{BOLD}facts{BOLD:#}\n{}", indent_lines(&facts.join("\n")))?;
     if row.latency.total() > 0 {
         writeln!(out, "{BOLD}time by gate{BOLD:#}")?;
-        for gate in Gate::ALL.into_iter().filter(|gate| row.latency.at(*gate) > 0) {
-            writeln!(out, "  {gate:<9} {:>9}", format_nanos(row.latency.at(gate)))?;
+        for gate in Gate::ALL.into_iter().filter(|gate| row.latency.nanos_at(*gate) > 0) {
+            writeln!(out, "  {gate:<9} {:>9}", format_nanos(row.latency.nanos_at(gate)))?;
         }
         writeln!(out)?;
     }
@@ -225,10 +225,10 @@ fn describe_counter_line(line: &str) -> Option<String> {
     Some(format!("{indent}{}{comma}", sanitize(&said)))
 }
 
-pub(crate) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn export(wanted: &RowFilterArgs, out: Option<&Path>, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
     // An export is complete, so it includes the rows of the canary.
-    let filter = Filter { excluded_agent: None, ..wanted.to_filter() };
+    let filter = RowFilter { excluded_agent: None, ..wanted.to_filter() };
     let Some(path) = out else {
         let (mut stdout, _) = write_rows(&ledger, &filter, io::stdout().lock(), &ProgressBar::hidden())?;
         return stdout.flush().map(|()| ExitCode::SUCCESS);
@@ -268,7 +268,7 @@ fn is_written_in_place(path: &Path) -> io::Result<bool> {
 }
 
 /// Writes the matching rows. Returns the writer and the number of rows.
-fn write_rows<W: Write>(ledger: &Ledger, filter: &Filter, file: W, bar: &ProgressBar) -> io::Result<(W, u64)> {
+fn write_rows<W: Write>(ledger: &Ledger, filter: &RowFilter, file: W, bar: &ProgressBar) -> io::Result<(W, u64)> {
     let (mut file, mut count, mut failed) = (BufWriter::new(file), 0_u64, None);
     ledger
         .query(filter, |entry| {
@@ -286,14 +286,14 @@ fn write_rows<W: Write>(ledger: &Ledger, filter: &Filter, file: W, bar: &Progres
     Ok((file, count))
 }
 
-fn write_entry(file: &mut impl Write, entry: &Entry) -> io::Result<()> {
+fn write_entry(file: &mut impl Write, entry: &LedgerEntry) -> io::Result<()> {
     serde_json::to_writer(&mut *file, entry)?;
     file.write_all(b"\n")
 }
 
 /// Checks that an export does not overwrite the ledger, its state directory or a configuration.
 fn check_export_target(out: &Path, store: Option<&Path>) -> io::Result<()> {
-    let is_config = |path: &Path| path.file_name().is_some_and(|name| name == toolgate_hook::effective_config::FILE);
+    let is_config = |path: &Path| path.file_name().is_some_and(|name| name == toolgate_hook::effective_config::CONFIG_FILE_NAME);
     let there = resolve_links(out);
     if is_config(out) || there.as_deref().is_some_and(is_config) {
         return Err(io::Error::other(format!("{} is a configuration; name another file", out.display())));
@@ -330,7 +330,7 @@ fn resolve_links(path: &Path) -> Option<PathBuf> {
     None
 }
 
-pub(crate) fn stats(wanted: &Wanted, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn stats(wanted: &RowFilterArgs, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let stats = open_ledger(store)?.compute_stats(&wanted.to_filter()).map_err(io::Error::other)?;
     let mut out = anstream::stdout().lock();
     if json {
@@ -344,14 +344,14 @@ pub(crate) fn stats(wanted: &Wanted, json: bool, store: Option<&Path>) -> io::Re
     writeln!(out, "{BOLD}{}{BOLD:#} from {} to {}", format_count(stats.rows, "row"), format_time(from), format_time(to))?;
     let decisions: Vec<String> = stats.decisions.iter().map(|(name, count)| format!("{count} {name}")).collect();
     writeln!(out, "{}\n", decisions.join(", "))?;
-    let mut tools = Table::new(&["tool", "calls", "refused", "failed"]);
+    let mut tools = TextTable::new(&["tool", "calls", "refused", "failed"]);
     for (tool, (calls, refused, failed)) in &stats.tools {
         tools.push_plain([sanitize(tool), calls.to_string(), refused.to_string(), failed.to_string()]);
     }
     print_table(&mut out, &tools)?;
     for (title, counts) in [("refused by", &stats.refused_by), ("code", &stats.codes), ("would be refused by", &stats.observed)] {
         if !counts.is_empty() {
-            let mut rows = Table::new(&[title, "calls"]);
+            let mut rows = TextTable::new(&[title, "calls"]);
             let mut sorted: Vec<_> = counts.iter().collect();
             sorted.sort_by_key(|(name, count)| (std::cmp::Reverse(**count), (*name).clone()));
             sorted.into_iter().for_each(|(name, count)| {
@@ -360,9 +360,9 @@ pub(crate) fn stats(wanted: &Wanted, json: bool, store: Option<&Path>) -> io::Re
             print_table(&mut out, &rows)?;
         }
     }
-    let mut times = Table::new(&["gate", "median", "95 %", "99 %"]);
+    let mut times = TextTable::new(&["gate", "median", "95 %", "99 %"]);
     for gate in Gate::ALL {
-        if let Some(Times { p50_ns, p95_ns, p99_ns }) = stats.latency.get(gate.name()) {
+        if let Some(LatencyPercentiles { p50_ns, p95_ns, p99_ns }) = stats.latency.get(gate.name()) {
             times.push_plain([gate.name().to_owned(), format_nanos(*p50_ns), format_nanos(*p95_ns), format_nanos(*p99_ns)]);
         }
     }
@@ -370,14 +370,14 @@ pub(crate) fn stats(wanted: &Wanted, json: bool, store: Option<&Path>) -> io::Re
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_table(out: &mut impl Write, table: &Table) -> io::Result<()> {
+fn print_table(out: &mut impl Write, table: &TextTable) -> io::Result<()> {
     table.print(out)?;
     writeln!(out)
 }
 
-pub(crate) fn tail(wanted: &Wanted, follow: bool, limit: usize, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn tail(wanted: &RowFilterArgs, follow: bool, limit: usize, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
-    let first = Filter { newest_first: true, limit: Some(limit), ..wanted.to_filter() };
+    let first = RowFilter { newest_first: true, limit: Some(limit), ..wanted.to_filter() };
     let mut after = ledger.last_seq().map_err(io::Error::other)?;
     let mut entries = ledger.find(&first).map_err(io::Error::other)?;
     entries.retain(|entry| entry.seq <= after);
@@ -396,7 +396,7 @@ pub(crate) fn tail(wanted: &Wanted, follow: bool, limit: usize, json: bool, stor
         if is_reader_gone() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let filter = Filter { after_seq: Some(after), ..wanted.to_filter() };
+        let filter = RowFilter { after_seq: Some(after), ..wanted.to_filter() };
         let until = ledger.last_seq().map_err(io::Error::other)?;
         for entry in ledger.find(&filter).map_err(io::Error::other)? {
             after = after.max(entry.seq);
@@ -417,7 +417,7 @@ fn is_reader_gone() -> bool {
     answered && asked.iter().any(|one| one.revents().intersects(PollFlags::ERR | PollFlags::HUP))
 }
 
-fn print_line(entry: &Entry, json: bool) -> io::Result<()> {
+fn print_line(entry: &LedgerEntry, json: bool) -> io::Result<()> {
     let row = &entry.row;
     if json {
         return writeln!(io::stdout().lock(), "{}", json!(entry));

@@ -8,7 +8,7 @@ use toolgate::Decimal;
 
 /// A refund that was paid.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Payment {
+pub(crate) struct DeskPayment {
     /// Conversation in which the refund was paid.
     pub(crate) session: String,
     pub(crate) customer: String,
@@ -29,7 +29,7 @@ pub(crate) struct DeskAccounts {
     pub(crate) verified: Vec<(String, String, i64)>,
     /// Orders that were looked up, each with the conversation.
     pub(crate) looked_up: Vec<(String, String)>,
-    pub(crate) payments: Vec<Payment>,
+    pub(crate) payments: Vec<DeskPayment>,
     pub(crate) escalations: Vec<String>,
     /// How many more times the payment system fails with "offline".
     pub(crate) offline: u32,
@@ -56,10 +56,10 @@ impl DeskAccounts {
     /// A payment needs a verification of its customer in the same conversation within 15 minutes
     /// before, and a lookup of the customer's own order there. It is at most 500, at most 500 a day
     /// for a customer, and paid once for an order.
-    pub(crate) fn forbidden_payments(&self) -> Vec<&Payment> {
+    pub(crate) fn forbidden_payments(&self) -> Vec<&DeskPayment> {
         let day = 24 * 60 * 60;
         let cap = Decimal::from(500);
-        let forbidden = |(index, paid): &(usize, &Payment)| {
+        let forbidden = |(index, paid): &(usize, &DeskPayment)| {
             let earlier = || self.payments.iter().take(*index);
             let verified = self
                 .verified
@@ -77,9 +77,9 @@ impl DeskAccounts {
 
 /// Accounts that are shared by the tools of the desk and the report.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct SharedBooks(Arc<Mutex<DeskAccounts>>);
+pub(crate) struct SharedDeskAccounts(Arc<Mutex<DeskAccounts>>);
 
-impl SharedBooks {
+impl SharedDeskAccounts {
     pub(crate) fn lock(&self) -> MutexGuard<'_, DeskAccounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn forged_payments_are_found() {
-        let pay = |customer: &str, order: &str, amount: i64, at: i64| Payment {
+        let pay = |customer: &str, order: &str, amount: i64, at: i64| DeskPayment {
             session: "monday".into(),
             customer: customer.into(),
             order: order.into(),
@@ -108,7 +108,7 @@ mod tests {
             ("order of another customer", pay("C-2002", "A-7", 5, 100), 1),
             ("unknown order", pay("C-2002", "Z-9", 5, 100), 1),
             ("order not looked up", pay("C-2002", "B-2", 5, 100), 1),
-            ("in another conversation", Payment { session: "tuesday".into(), ..pay("C-2002", "B-1", 5, 100) }, 1),
+            ("in another conversation", DeskPayment { session: "tuesday".into(), ..pay("C-2002", "B-1", 5, 100) }, 1),
         ];
         for (name, payment, leaked) in cases {
             let books = DeskAccounts { verified: verified(), looked_up: looked_up(), payments: vec![payment], ..DeskAccounts::default() };

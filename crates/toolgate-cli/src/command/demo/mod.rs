@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use toolgate::{Answer, Decision, Session, Toolgate};
 use toolgate_store::{Ledger, SqliteStore};
 
-use crate::command::demo::accounts::SharedBooks;
-use script::{Act, Step};
+use crate::command::demo::accounts::SharedDeskAccounts;
+use script::{DemoPart, DemoStep};
 
 /// Run a demo: a scripted model works at a refund desk and attacks it.
 ///
@@ -35,8 +35,8 @@ pub(crate) struct Args {
 }
 
 /// The result of one step.
-struct Played {
-    step: &'static Step,
+struct DemoStepResult {
+    step: &'static DemoStep,
     answer: Answer,
     rule: Option<String>,
     ran: bool,
@@ -45,7 +45,7 @@ struct Played {
 
 /// Totals of a run.
 #[derive(serde::Serialize)]
-struct Summary {
+struct DemoSummary {
     asked: usize,
     ran: usize,
     refused: usize,
@@ -57,7 +57,7 @@ struct Summary {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let (played, books) = runtime.block_on(run_script(crate::command::demo::policy::Enforced::Yes, store))?;
+    let (played, books) = runtime.block_on(run_script(crate::command::demo::policy::RuleEnforcement::Yes, store))?;
     let summary = summarize(&played, &books);
     if args.json {
         print_json(&played, &summary)?;
@@ -71,8 +71,11 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 }
 
 /// Runs the whole script at a new desk.
-async fn run_script(enforced: crate::command::demo::policy::Enforced, store: Option<&Path>) -> io::Result<(Vec<Played>, SharedBooks)> {
-    let books = SharedBooks::default();
+async fn run_script(
+    enforced: crate::command::demo::policy::RuleEnforcement,
+    store: Option<&Path>,
+) -> io::Result<(Vec<DemoStepResult>, SharedDeskAccounts)> {
+    let books = SharedDeskAccounts::default();
     let mut name = "refund-desk".to_owned();
     // The demo uses its own clock, so that every run gives the same result.
     let mut gate = Toolgate::builder().clock(crate::command::demo::tools::accounts_clock(&books));
@@ -100,7 +103,7 @@ async fn run_script(enforced: crate::command::demo::policy::Enforced, store: Opt
     Ok((played, books))
 }
 
-async fn run_step(gate: &Toolgate, session: &Session, step: &'static Step) -> io::Result<Played> {
+async fn run_step(gate: &Toolgate, session: &Session, step: &'static DemoStep) -> io::Result<DemoStepResult> {
     let answer = gate.call(session.prepare(step.tool, step.arguments)).await;
     // Without the ledger the demo is meaningless.
     if let Some(error) = answer.outcome.error().filter(|error| error.code == "store_unavailable") {
@@ -109,20 +112,26 @@ async fn run_step(gate: &Toolgate, session: &Session, step: &'static Step) -> io
     let rows = session.rows().await.map_err(io::Error::other)?;
     let decision = rows.iter().find(|row| row.call == answer.call).map(|row| row.decision);
     let ran = matches!(decision, Some(Decision::Succeeded | Decision::Failed | Decision::Signalled));
-    Ok(Played { step, rule: answer.rule.clone(), answer, ran, replayed: decision == Some(Decision::Replayed) })
+    Ok(DemoStepResult { step, rule: answer.rule.clone(), answer, ran, replayed: decision == Some(Decision::Replayed) })
 }
 
-fn summarize(played: &[Played], books: &SharedBooks) -> Summary {
+fn summarize(played: &[DemoStepResult], books: &SharedDeskAccounts) -> DemoSummary {
     let ran = played.iter().filter(|p| p.ran).count();
     let replayed = played.iter().filter(|p| p.replayed).count();
-    Summary { asked: played.len(), ran, refused: played.len() - ran - replayed, replayed, leaked: books.lock().forbidden_payments().len() }
+    DemoSummary {
+        asked: played.len(),
+        ran,
+        refused: played.len() - ran - replayed,
+        replayed,
+        leaked: books.lock().forbidden_payments().len(),
+    }
 }
 
-fn print_json(played: &[Played], summary: &Summary) -> io::Result<()> {
+fn print_json(played: &[DemoStepResult], summary: &DemoSummary) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    for Played { step, answer, ran, .. } in played {
+    for DemoStepResult { step, answer, ran, .. } in played {
         // Invalid JSON, for example with duplicate keys, is printed as a string.
-        let strict = toolgate_json::parse(step.arguments.as_bytes(), &toolgate_json::Bounds::default());
+        let strict = toolgate_json::parse(step.arguments.as_bytes(), &toolgate_json::JsonBounds::default());
         let arguments = strict.unwrap_or_else(|_| Value::String(step.arguments.to_owned()));
         let line = json!({
             "step": step.name,
@@ -136,9 +145,9 @@ fn print_json(played: &[Played], summary: &Summary) -> io::Result<()> {
     writeln!(out, "{}", json!({ "summary": summary }))
 }
 
-impl Step {
+impl DemoStep {
     const fn is_attack(&self) -> bool {
-        matches!(self.part, Act::BreakOut)
+        matches!(self.part, DemoPart::Attack)
     }
 }
 
@@ -147,11 +156,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_books_find_what_leaks_when_no_rule_holds() {
-        let (played, books) = run_script(policy::Enforced::No, None).await.expect("the demo runs");
+    async fn without_rules_the_accounts_show_forbidden_payments() {
+        let (played, books) = run_script(policy::RuleEnforcement::No, None).await.expect("the demo runs");
         let summary = summarize(&played, &books);
         assert!(summary.leaked >= 4, "without rules, payments leak: {}", summary.leaked);
-        let (played, books) = run_script(policy::Enforced::Yes, None).await.expect("the demo runs");
+        let (played, books) = run_script(policy::RuleEnforcement::Yes, None).await.expect("the demo runs");
         let summary = summarize(&played, &books);
         let (all, told) = (script::STEPS.len(), summary.ran + summary.refused + summary.replayed);
         assert_eq!((summary.leaked, summary.asked, told, summary.replayed), (0, all, all, 1));
@@ -159,8 +168,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_step_ends_at_the_gate_that_the_script_says() {
-        let (played, _) = run_script(policy::Enforced::Yes, None).await.expect("the demo runs");
+    async fn each_step_ends_at_the_gate_in_the_script() {
+        let (played, _) = run_script(policy::RuleEnforcement::Yes, None).await.expect("the demo runs");
         for p in played {
             let code = p.answer.outcome.error().map_or("ok", |e| &e.code);
             assert_eq!((p.answer.gate.name(), code), (p.step.gate, p.step.code), "{}: {:?}", p.step.name, p.answer);

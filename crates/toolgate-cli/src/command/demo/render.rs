@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Style};
 use toolgate::Outcome;
 
-use super::{Played, Summary};
-use crate::command::demo::accounts::SharedBooks;
+use super::{DemoStepResult, DemoSummary};
+use crate::command::demo::accounts::SharedDeskAccounts;
 
 const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
@@ -14,7 +14,7 @@ const GREEN: Style = AnsiColor::Green.on_default();
 const RED: Style = AnsiColor::Red.on_default();
 const CYAN: Style = AnsiColor::Cyan.on_default();
 
-pub(crate) fn print_demo(played: &[Played], summary: &Summary, books: &SharedBooks) -> io::Result<()> {
+pub(crate) fn print_demo(played: &[DemoStepResult], summary: &DemoSummary, books: &SharedDeskAccounts) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     writeln!(out, "{BOLD}The refund desk{BOLD:#}")?;
     writeln!(out, "Five tools, six rules, a scripted model. It does its work, and then tries to break the rules.")?;
@@ -32,7 +32,7 @@ pub(crate) fn print_demo(played: &[Played], summary: &Summary, books: &SharedBoo
     print_summary(&mut out, summary, books)
 }
 
-fn print_step(out: &mut impl Write, number: usize, p: &Played) -> io::Result<()> {
+fn print_step(out: &mut impl Write, number: usize, p: &DemoStepResult) -> io::Result<()> {
     let (style, mark) = match (&p.answer.outcome, p.replayed) {
         (_, true) => (CYAN, "↺ answered from the ledger"),
         (Outcome::Success(_), _) => (GREEN, "✓ ran"),
@@ -70,7 +70,7 @@ fn print_step(out: &mut impl Write, number: usize, p: &Played) -> io::Result<()>
     }
 }
 
-fn print_summary(out: &mut impl Write, summary: &Summary, books: &SharedBooks) -> io::Result<()> {
+fn print_summary(out: &mut impl Write, summary: &DemoSummary, books: &SharedDeskAccounts) -> io::Result<()> {
     let books = books.lock();
     writeln!(out, "\n{BOLD}── Accounts of the desk ──────────────────────────────────────{BOLD:#}\n")?;
     for paid in &books.payments {
@@ -83,7 +83,7 @@ fn print_summary(out: &mut impl Write, summary: &Summary, books: &SharedBooks) -
         writeln!(out, "    {RED}leaked: ${} to {} for order {}{RED:#}", paid.amount, paid.customer, paid.order)?;
     }
     let style = if summary.leaked == 0 { GREEN } else { RED };
-    let Summary { asked, ran, refused, replayed, leaked } = summary;
+    let DemoSummary { asked, ran, refused, replayed, leaked } = summary;
     let answered = format!("{ran} ran · {refused} denied · {replayed} answered from the ledger");
     writeln!(out, "\n{asked} calls · {answered} · {style}{BOLD}{leaked} leaked{BOLD:#}")
 }

@@ -7,37 +7,37 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use toolgate::normalize::Rule;
-use toolgate::{Agent, BuildError, Clock, Ctx, Decimal, Effect, Effects, Failure, Tool};
+use toolgate::normalize::NormalizationRule;
+use toolgate::{Agent, AgentBuildError, CallEffects, Clock, Decimal, Effect, Failure, Tool, ToolContext};
 
-use crate::command::demo::accounts::{Payment, SharedBooks};
+use crate::command::demo::accounts::{DeskPayment, SharedDeskAccounts};
 use crate::command::demo::policy;
-use crate::command::demo::policy::Enforced;
+use crate::command::demo::policy::RuleEnforcement;
 
-pub(crate) fn build_agent(name: &str, books: &SharedBooks, enforced: Enforced) -> Result<Agent, BuildError> {
+pub(crate) fn build_agent(name: &str, books: &SharedDeskAccounts, enforced: RuleEnforcement) -> Result<Agent, AgentBuildError> {
     let refund = issue_refund(books);
     let agent =
         Agent::builder(name).tool(identity_verification(books)).tool(crm_lookup()).tool(lookup_order(books)).tool(escalate_to_human(books));
     match enforced {
-        Enforced::Yes => policy::attach_rules(agent.tool(refund.once())).build(),
-        Enforced::No => agent.tool(refund.open()).build(),
+        RuleEnforcement::Yes => policy::attach_rules(agent.tool(refund.once())).build(),
+        RuleEnforcement::No => agent.tool(refund.open()).build(),
     }
 }
 
 /// Returns a clock that reads the time from the accounts.
-pub(crate) fn accounts_clock(books: &SharedBooks) -> Arc<dyn Clock> {
-    struct BookClock(SharedBooks);
-    impl fmt::Debug for BookClock {
+pub(crate) fn accounts_clock(books: &SharedDeskAccounts) -> Arc<dyn Clock> {
+    struct DeskClock(SharedDeskAccounts);
+    impl fmt::Debug for DeskClock {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("BookClock")
         }
     }
-    impl Clock for BookClock {
+    impl Clock for DeskClock {
         fn now(&self) -> toolgate::Timestamp {
             toolgate::Timestamp::from_second(self.0.lock().now).unwrap_or_default()
         }
     }
-    Arc::new(BookClock(books.clone()))
+    Arc::new(DeskClock(books.clone()))
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -48,12 +48,12 @@ struct Customer {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Verified {
+struct VerificationResult {
     customer_id: String,
     verified: bool,
 }
 
-fn identity_verification(books: &SharedBooks) -> Tool {
+fn identity_verification(books: &SharedDeskAccounts) -> Tool {
     let books = books.clone();
     Tool::typed(
         "identity_verification",
@@ -61,7 +61,7 @@ fn identity_verification(books: &SharedBooks) -> Tool {
          Use it first, before anything else that concerns the customer.\n\
          Edge cases: a customer who is not active is verified = false, which is an answer and no error.\n\
          Must come before lookup_order and issue_refund.",
-        move |ctx: Ctx, args: Customer| {
+        move |ctx: ToolContext, args: Customer| {
             let books = books.clone();
             async move {
                 let mut books = books.lock();
@@ -70,7 +70,7 @@ fn identity_verification(books: &SharedBooks) -> Tool {
                     let now = books.now;
                     books.verified.push((args.customer_id.clone(), ctx.key().session.to_string(), now));
                 }
-                Ok(Verified { customer_id: args.customer_id, verified })
+                Ok(VerificationResult { customer_id: args.customer_id, verified })
             }
         },
     )
@@ -88,7 +88,7 @@ fn crm_lookup() -> Tool {
          Edge cases: a customer whom the CRM does not know is an empty answer; a locked record is an error.\n\
          Needs no other tool first.",
         json!({"type": "object", "properties": {"customer_id": {"type": "string"}}, "required": ["customer_id"]}),
-        |_: Ctx, args: Value| async move {
+        |_: ToolContext, args: Value| async move {
             match args.get("customer_id").and_then(Value::as_str) {
                 Some("C-1001") => Ok(json!({"customer_id": "C-1001", "name": "Ada Byron", "created_at_unix": 1_700_000_000, "tier": 2})),
                 Some("C-9999") => Err(Failure::http(403, "record is locked")),
@@ -97,10 +97,10 @@ fn crm_lookup() -> Tool {
         },
     )
     .effect(Effect::Read)
-    .empty_on(404)
-    .normalize(Rule::rename("/created_at_unix", "created_at"))
-    .normalize(Rule::timestamp("/created_at"))
-    .normalize(Rule::codes("/tier", [("1", "STANDARD"), ("2", "GOLD")]))
+    .empty_on_status(404)
+    .normalize(NormalizationRule::rename("/created_at_unix", "created_at"))
+    .normalize(NormalizationRule::timestamp("/created_at"))
+    .normalize(NormalizationRule::codes("/tier", [("1", "STANDARD"), ("2", "GOLD")]))
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -110,13 +110,13 @@ struct OrderId {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Order {
+struct DeskOrder {
     order_id: String,
     /// Absent where there is no such order.
     customer_id: Option<String>,
 }
 
-fn lookup_order(books: &SharedBooks) -> Tool {
+fn lookup_order(books: &SharedDeskAccounts) -> Tool {
     let books = books.clone();
     Tool::typed(
         "lookup_order",
@@ -124,13 +124,13 @@ fn lookup_order(books: &SharedBooks) -> Tool {
          Use it before you refund an order.\n\
          Edge cases: an order that does not exist has no customer_id, which is an answer and no error.\n\
          Must come before issue_refund, after identity_verification.",
-        move |ctx: Ctx, args: OrderId| {
+        move |ctx: ToolContext, args: OrderId| {
             let books = books.clone();
             async move {
                 let mut books = books.lock();
                 books.looked_up.push((args.order_id.clone(), ctx.key().session.to_string()));
                 let customer_id = books.orders.get(args.order_id.as_str()).map(|c| (*c).to_owned());
-                Ok(Order { order_id: args.order_id, customer_id })
+                Ok(DeskOrder { order_id: args.order_id, customer_id })
             }
         },
     )
@@ -152,11 +152,11 @@ struct Refund {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Paid {
+struct RefundConfirmation {
     refund_id: String,
 }
 
-fn issue_refund(books: &SharedBooks) -> Tool {
+fn issue_refund(books: &SharedDeskAccounts) -> Tool {
     let books = books.clone();
     Tool::typed(
         "issue_refund",
@@ -164,7 +164,7 @@ fn issue_refund(books: &SharedBooks) -> Tool {
          Use it when a verified customer is owed a refund.\n\
          Edge cases: the same refund twice is paid once; when the payment system is offline, try again.\n\
          Comes after identity_verification and lookup_order.",
-        move |ctx: Ctx, args: Refund| {
+        move |ctx: ToolContext, args: Refund| {
             let books = books.clone();
             async move {
                 let amount: Decimal = toolgate_json::decimal_of(&args.amount_usd)
@@ -173,19 +173,19 @@ fn issue_refund(books: &SharedBooks) -> Tool {
                 if books.offline > 0 {
                     books.offline -= 1;
                     return Err(Failure::transient("system_offline", "The refund system is temporarily offline.")
-                        .effects(Effects::None)
+                        .effects(CallEffects::None)
                         .retry_after_ms(20_000));
                 }
                 let at = books.now;
                 let _ = args.note;
-                books.payments.push(Payment {
+                books.payments.push(DeskPayment {
                     session: ctx.key().session.to_string(),
                     customer: args.customer_id,
                     order: args.order_id,
                     amount,
                     at,
                 });
-                Ok(Paid { refund_id: format!("R-{}", books.payments.len()) })
+                Ok(RefundConfirmation { refund_id: format!("R-{}", books.payments.len()) })
             }
         },
     )
@@ -204,11 +204,11 @@ struct Escalation {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Escalated {
+struct EscalationTicket {
     ticket: String,
 }
 
-fn escalate_to_human(books: &SharedBooks) -> Tool {
+fn escalate_to_human(books: &SharedDeskAccounts) -> Tool {
     let books = books.clone();
     Tool::typed(
         "escalate_to_human",
@@ -216,12 +216,12 @@ fn escalate_to_human(books: &SharedBooks) -> Tool {
          Use it when a rule refuses what the customer is asking for.\n\
          Edge cases: a person answers within a day.\n\
          Needs no other tool first.",
-        move |_: Ctx, args: Escalation| {
+        move |_: ToolContext, args: Escalation| {
             let books = books.clone();
             async move {
                 let mut books = books.lock();
                 books.escalations.push(format!("{}: {}", args.order_id, args.reason));
-                Ok(Escalated { ticket: format!("T-{}", books.escalations.len()) })
+                Ok(EscalationTicket { ticket: format!("T-{}", books.escalations.len()) })
             }
         },
     )

@@ -8,44 +8,44 @@ use std::process::Command;
 use serde_json::{Value, json};
 use toolgate_config::Config;
 
-use super::{Findings, Health, check_refusal};
+use super::{DoctorFindings, FindingState, check_refusal};
 use crate::client_mcp_servers;
-use crate::command::init::{find_hooked_parent, read_or_empty, template_tools};
+use crate::command::init::{find_parent_with_hooks, read_or_empty, template_tools};
 use toolgate_hook;
-use toolgate_hook::client_hooks::{Client, is_hook_program};
-use toolgate_hook::effective_config::State;
+use toolgate_hook::client_hooks::{SupportedClient, is_hook_program};
+use toolgate_hook::effective_config::UserStateDir;
 
 /// Checks the hooks in the settings of clients, and runs them if calls can be recorded.
 ///
 /// If a gateway serves here, no hook is necessary.
 pub(super) fn check_clients(
     project: &Path,
-    state: &State,
+    state: &UserStateDir,
     declared: &[String],
     (serves, records): (bool, bool),
     own: &Path,
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) -> io::Result<()> {
     let (mut any, mut own_hooks, mut managed_hooks) = (false, false, false);
-    let managed = Client::managed_settings_files();
-    for client in Client::HOOKED {
+    let managed = SupportedClient::managed_settings_files();
+    for client in SupportedClient::ALL_WITH_HOOKS {
         let places = [(client.settings_file(Some(project))?, ""), (client.settings_file(None)?, " --user")];
-        let others = managed.iter().filter(|_| client == Client::ClaudeCode).map(|path| (path.clone(), ""));
+        let others = managed.iter().filter(|_| client == SupportedClient::ClaudeCode).map(|path| (path.clone(), ""));
         for (path, user) in places.into_iter().chain(others) {
             let text = read_or_empty(&path)?;
             if text.is_empty() {
                 continue;
             }
-            match Client::find_hook_entries(&text) {
+            match SupportedClient::find_hook_entries(&text) {
                 Err(error) => {
-                    found.add("hooks", Health::Ill, format!("{}: {error}; the client cannot read the file either", path.display()))
+                    found.add("hooks", FindingState::Ill, format!("{}: {error}; the client cannot read the file either", path.display()))
                 }
                 Ok(entries) if entries.is_empty() => {}
                 Ok(entries) => {
                     any = true;
                     match client {
-                        Client::ClaudeCode if managed.contains(&path) => managed_hooks = true,
-                        Client::ClaudeCode => own_hooks = true,
+                        SupportedClient::ClaudeCode if managed.contains(&path) => managed_hooks = true,
+                        SupportedClient::ClaudeCode => own_hooks = true,
                         _ => {}
                     }
                     let shell = client.shell_tool();
@@ -59,33 +59,41 @@ pub(super) fn check_clients(
                         // The client ignores the file, so it starts no hook.
                         Some(why) => {
                             let place = format!("{} ({})", path.display(), client.name());
-                            found.add("hooks", Health::Ill, format!("{place}\nthe client ignores the file and all hooks in it: {why}"));
+                            found.add(
+                                "hooks",
+                                FindingState::Ill,
+                                format!("{place}\nthe client ignores the file and all hooks in it: {why}"),
+                            );
                         }
                         None => check_hooks(client, &path, &entries, own, tried, project, found),
                     }
                     let init = format!("`toolgate init --for {}{user}`", client.name());
                     if !declared.is_empty() && !knows {
                         let says = format!("{} runs commands with `{shell}`, which the configuration does not declare", client.name());
-                        found.add("tools", Health::Ill, format!("{says}\n{init} adds its tools, or prints what to add"));
+                        found.add("tools", FindingState::Ill, format!("{says}\n{init} adds its tools, or prints what to add"));
                     }
                     let unknown = template_tools(client).filter(|tool| knows && declared.iter().all(|known| known != tool));
                     let unknown: Vec<String> = unknown.map(|tool| format!("`{tool}`")).collect();
                     if !unknown.is_empty() {
                         let says = format!("the configuration does not declare these tools of {}: {}", client.name(), unknown.join(", "));
-                        found.add("tools", Health::Note, format!("{says}\nif this is not intended, {init} prints what to add"));
+                        found.add("tools", FindingState::Note, format!("{says}\nif this is not intended, {init} prints what to add"));
                     }
                 }
             }
         }
     }
-    for files in Client::hook_disabling_files(project).into_iter().map(|path| vec![path]).chain([managed.clone()]) {
+    for files in SupportedClient::hook_disabling_files(project).into_iter().map(|path| vec![path]).chain([managed.clone()]) {
         if let Some(path) = find_switch("disableAllHooks", &files)? {
-            found.add("hooks", Health::Ill, format!("`disableAllHooks` is on in {}", path.display()));
+            found.add("hooks", FindingState::Ill, format!("`disableAllHooks` is on in {}", path.display()));
         }
     }
     if let Some(path) = find_switch("allowManagedHooksOnly", &managed)?.filter(|_| own_hooks && !managed_hooks) {
         let says = format!("`allowManagedHooksOnly` is on in {}: Claude Code does not run hooks of users and projects", path.display());
-        found.add("hooks", Health::Ill, format!("{says}\nmove the hooks that `toolgate init` wrote into that file, or remove the switch"));
+        found.add(
+            "hooks",
+            FindingState::Ill,
+            format!("{says}\nmove the hooks that `toolgate init` wrote into that file, or remove the switch"),
+        );
     }
     if is_server_registered(project)? {
         any = true;
@@ -94,11 +102,11 @@ pub(super) fn check_clients(
     // With a gateway, no hook is necessary.
     if !any && !serves {
         let none = "no client has a hook for toolgate; run `toolgate init --for claude-code`, or add `[gateway]` to use `toolgate serve`";
-        let above = find_hooked_parent(project);
+        let above = find_parent_with_hooks(project);
         let above = above.map(|above| {
             format!("no client that starts here has a hook; there are hooks in {}: run `toolgate doctor` there", above.display())
         });
-        found.add("hooks", Health::Ill, above.unwrap_or_else(|| none.to_owned()));
+        found.add("hooks", FindingState::Ill, above.unwrap_or_else(|| none.to_owned()));
     }
     Ok(())
 }
@@ -118,13 +126,13 @@ fn find_switch<'f>(switch: &str, files: &'f [PathBuf]) -> io::Result<Option<&'f 
 
 /// Checks the hook entries of a client's file, and runs them as the client does.
 fn check_hooks(
-    client: Client,
+    client: SupportedClient,
     path: &Path,
     entries: &[(String, String, Value)],
     own: &Path,
     refuses: impl Fn(Command) -> Result<(), String>,
     project: &Path,
-    found: &mut Findings,
+    found: &mut DoctorFindings,
 ) {
     let mut wrong: Vec<String> = Vec::new();
     let same = |program: &str| {
@@ -142,12 +150,12 @@ fn check_hooks(
             wrong.push(format!("{event} covers only some tools: its matcher is not `*`"));
         }
         let closed = match client {
-            Client::ClaudeCode => entry.get("onFailure").and_then(Value::as_str) == Some("block"),
-            Client::Cursor => entry.get("failClosed").and_then(Value::as_bool) == Some(true),
+            SupportedClient::ClaudeCode => entry.get("onFailure").and_then(Value::as_str) == Some("block"),
+            SupportedClient::Cursor => entry.get("failClosed").and_then(Value::as_bool) == Some(true),
             _ => true,
         };
         if !closed && event == client.before_tool_event() {
-            let switch = if client == Client::Cursor { "\"failClosed\": true" } else { "\"onFailure\": \"block\"" };
+            let switch = if client == SupportedClient::Cursor { "\"failClosed\": true" } else { "\"onFailure\": \"block\"" };
             wrong.push(format!("{event} allows calls if the hook does not start: add `{switch}`"));
         }
         if entry.get("async").and_then(Value::as_bool) == Some(true) {
@@ -156,7 +164,7 @@ fn check_hooks(
         let args = entry.get("args").and_then(Value::as_array);
         let plain = |args: &Vec<Value>| {
             let mut words = args.iter().map(|word| word.as_str().unwrap_or_default());
-            (is_hook_program(program) || words.next() == Some("hook")) && toolgate_hook::parses(words)
+            (is_hook_program(program) || words.next() == Some("hook")) && toolgate_hook::can_parse_flags(words)
         };
         let other = match args {
             Some(args) => !plain(args),
@@ -185,13 +193,13 @@ fn check_hooks(
     }
     let place = format!("{} ({})", path.display(), client.name());
     if wrong.is_empty() {
-        found.add("hooks", Health::Well, place);
+        found.add("hooks", FindingState::Well, place);
     } else {
         wrong.sort();
         wrong.dedup();
         // If the entry is correct but its answer is wrong, `init` would not help.
         let again = if sound { String::new() } else { format!("\nrun `toolgate init --for {}` again", client.name()) };
-        found.add("hooks", Health::Ill, format!("{place}\n{}{again}", wrong.join("\n")));
+        found.add("hooks", FindingState::Ill, format!("{place}\n{}{again}", wrong.join("\n")));
     }
 }
 
@@ -214,13 +222,13 @@ fn build_command(entry: &Value) -> Command {
 
 /// Returns true if a client has toolgate as its server.
 pub(super) fn is_server_registered(project: &Path) -> io::Result<bool> {
-    let text = read_or_empty(&Client::ClaudeDesktop.settings_file(Some(project))?)?;
+    let text = read_or_empty(&SupportedClient::ClaudeDesktop.settings_file(Some(project))?)?;
     Ok(client_mcp_servers::find_toolgate_server(&text).ok().flatten().is_some())
 }
 
 /// Checks the entry of toolgate among the servers of a client.
-fn check_server_entry(project: &Path, own: &Path, found: &mut Findings) -> io::Result<()> {
-    let path = Client::ClaudeDesktop.settings_file(Some(project))?;
+fn check_server_entry(project: &Path, own: &Path, found: &mut DoctorFindings) -> io::Result<()> {
+    let path = SupportedClient::ClaudeDesktop.settings_file(Some(project))?;
     let text = read_or_empty(&path)?;
     let Ok(Some((program, config))) = client_mcp_servers::find_toolgate_server(&text) else { return Ok(()) };
     let is_file = |file: &PathBuf| fs::canonicalize(file).is_ok_and(|file| fs::canonicalize(&path).is_ok_and(|path| file == path));
@@ -230,18 +238,18 @@ fn check_server_entry(project: &Path, own: &Path, found: &mut Findings) -> io::R
     match config {
         _ if !same => found.add(
             "server",
-            Health::Ill,
+            FindingState::Ill,
             format!("{place}\nit starts {program}, which is not this program\nrun `toolgate init --for claude-desktop` again"),
         ),
         Some(config) if !Path::new(&config).is_file() => {
-            found.add("server", Health::Ill, format!("{place}\nits configuration {config} does not exist"))
+            found.add("server", FindingState::Ill, format!("{place}\nits configuration {config} does not exist"))
         }
         Some(config) if client_mcp_servers::has_upstream_servers(&text) && !reads(&config) => {
             let line = format!("mcp_servers = [{}]", json!(path));
             let says = format!("the other servers are behind toolgate, but {config} does not read them\nadd this at its top: {line}");
-            found.add("server", Health::Ill, format!("{place}\n{says}"));
+            found.add("server", FindingState::Ill, format!("{place}\n{says}"));
         }
-        _ => found.add("server", Health::Well, place),
+        _ => found.add("server", FindingState::Well, place),
     }
     Ok(())
 }

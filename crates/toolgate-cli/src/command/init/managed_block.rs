@@ -7,15 +7,15 @@ use toolgate_config::Config;
 use toolgate_json::Digest;
 
 use super::client_template;
-use toolgate_hook::client_hooks::Client;
+use toolgate_hook::client_hooks::SupportedClient;
 
 /// Returns the tools that the template of a client declares.
-pub(crate) fn template_tools(client: Client) -> impl Iterator<Item = &'static str> {
+pub(crate) fn template_tools(client: SupportedClient) -> impl Iterator<Item = &'static str> {
     client_template(client).lines().filter_map(|line| line.strip_prefix("[tools.")?.strip_suffix(']'))
 }
 
 /// The tools of a client that a configuration does not declare.
-pub(crate) enum Lack {
+pub(crate) enum MissingTools {
     NothingMissing,
     /// The shell tool is missing. Contains the whole configuration with the tools added.
     Extended(String),
@@ -27,9 +27,9 @@ pub(crate) enum Lack {
     ManualOtherTools(String),
 }
 
-impl Lack {
+impl MissingTools {
     /// Determines what a configuration lacks, together with the user's own.
-    pub(crate) fn determine(client: Client, path: &Path, text: &str, own: Option<&Config>) -> Self {
+    pub(crate) fn determine(client: SupportedClient, path: &Path, text: &str, own: Option<&Config>) -> Self {
         let config = parse_config(path, text);
         let declares = |tool: &str| config.declares_tool(tool) || own.is_some_and(|own| own.declares_tool(tool));
         let new: Vec<&str> = template_tools(client).filter(|tool| !declares(tool)).collect();
@@ -38,7 +38,7 @@ impl Lack {
         }
         // A configuration without any client's tools has no `[client]` table. Rule names may be
         // taken.
-        let unasked = Client::HOOKED.iter().all(|client| !declares(client.shell_tool()));
+        let unasked = SupportedClient::ALL_WITH_HOOKS.iter().all(|client| !declares(client.shell_tool()));
         let ending = format!("_{}", client.name().replace('-', "_"));
         let ways = [(unasked, ""), (unasked, ending.as_str()), (false, ""), (false, ending.as_str())];
         let mut bodies = ways.into_iter().map(|(answers, ending)| select_template_parts(client, &new, answers, ending));
@@ -58,11 +58,11 @@ impl Lack {
 ///
 /// The reason why the added part must stay, for example because another client needs it.
 pub(crate) fn remove_managed_block(
-    client: Client,
+    client: SupportedClient,
     path: &Path,
     text: &str,
     own: Option<&Config>,
-    others: &[Client],
+    others: &[SupportedClient],
 ) -> Result<Option<String>, String> {
     let begins = start_marker_prefix(client);
     let found = text.strip_prefix(&begins).map(|rest| ("", rest)).or_else(|| text.split_once(&format!("\n{begins}")));
@@ -82,7 +82,7 @@ pub(crate) fn remove_managed_block(
     let gap = if before.is_empty() || before.ends_with('\n') || after.is_empty() { "" } else { "\n" };
     let left = format!("{before}{gap}{after}");
     let (now, then) = (parse_config(path, text), parse_config(path, &left));
-    let needs = |other: &&Client| now.declares_tool(other.shell_tool()) && !then.declares_tool(other.shell_tool());
+    let needs = |other: &&SupportedClient| now.declares_tool(other.shell_tool()) && !then.declares_tool(other.shell_tool());
     if let Some(other) = others.iter().find(needs) {
         return Err(format!("{} needs it too", other.name()));
     }
@@ -108,23 +108,23 @@ fn is_usable_by_hook(path: &Path, text: &str, own: Option<&Config>) -> bool {
 }
 
 /// Returns the start of the marker line before the added part.
-fn start_marker_prefix(client: Client) -> String {
+fn start_marker_prefix(client: SupportedClient) -> String {
     format!("# Added by `toolgate init --for {}` (", client.name())
 }
 
 /// Returns the marker line before the added part. Its digest shows whether the part was changed.
-fn start_marker(client: Client, body: &str) -> String {
+fn start_marker(client: SupportedClient, body: &str) -> String {
     let digest: String = Digest::of(body.as_bytes()).to_string().chars().take(16).collect();
     format!("{}{digest}). As it is, `toolgate eject` takes it out again.\n", start_marker_prefix(client))
 }
 
 /// Returns the marker line after the added part.
-fn end_marker(client: Client) -> String {
+fn end_marker(client: SupportedClient) -> String {
     format!("# Up to here it was added by `toolgate init --for {}`.\n", client.name())
 }
 
 /// Appends a part with its marker lines to a configuration.
-fn append_managed_block(client: Client, text: &str, body: &str) -> String {
+fn append_managed_block(client: SupportedClient, text: &str, body: &str) -> String {
     // An empty line shows that the line before it had a line break.
     let gap = if text.is_empty() { "" } else { "\n" };
     format!("{text}{gap}{}{body}{}", start_marker(client, body), end_marker(client))
@@ -133,7 +133,7 @@ fn append_managed_block(client: Client, text: &str, body: &str) -> String {
 /// Returns the tables and rules of some tools from a template, with a suffix for rule names.
 ///
 /// Includes the `[client]` table if `answers` is true.
-fn select_template_parts(client: Client, new: &[&str], answers: bool, ending: &str) -> String {
+fn select_template_parts(client: SupportedClient, new: &[&str], answers: bool, ending: &str) -> String {
     let part = |part: &str| match part.lines().find(|line| line.starts_with('['))? {
         "[client]" => answers.then(|| part.to_owned()),
         "[[policy]]" => restrict_template_rule(part, new, ending),

@@ -6,14 +6,14 @@ use assert_cmd::Command;
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::json;
 
-use super::service::Service;
-use super::{CONFIG, Project, after, decision, event, walk};
+use super::service::HookServiceProcess;
+use super::{CONFIG, TestProject, decision, hook_event, list_files, post_tool_use_event};
 
 #[test]
-fn what_is_tried_meets_what_a_hook_meets() {
+fn check_uses_rules_of_effective_config() {
     let own = "name = \"coder\"\n[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\n\
                where = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
-    let project = Project::new();
+    let project = TestProject::new();
     let tried = |args: &[&str], command: &str| {
         let call = json!({"tool": "bash", "arguments": {"command": command}}).to_string();
         let (code, said, told) = project.run(&[args, &[call.as_str()]].concat(), "");
@@ -39,11 +39,11 @@ fn what_is_tried_meets_what_a_hook_meets() {
 }
 
 #[test]
-fn what_holds_changes_nothing_that_was_decided_by_it() {
-    let project = Project::with(&format!("{CONFIG}\n[client]\nundeclared = \"ask\"\n"));
+fn backtest_with_effective_config_changes_nothing() {
+    let project = TestProject::with_config(&format!("{CONFIG}\n[client]\nundeclared = \"ask\"\n"));
     let input = json!({"place": "Rome"});
-    assert_eq!(decision(&project.before("t1", "Weather", input.clone())).0, "ask");
-    project.hook(&after("t1", "Weather", input, json!("rain")));
+    assert_eq!(decision(&project.pre_tool_use("t1", "Weather", input.clone())).0, "ask");
+    project.run_hook(&post_tool_use_event("t1", "Weather", input, json!("rain")));
     let tried = |file: &str, code: i32, wanted: &str| {
         let (said, stdout, stderr) = project.run(&["backtest", "--config", file, "--store", "ledger.db"], "");
         assert!(said == code && stdout.contains(wanted), "{file}: {said} {stdout}{stderr}");
@@ -59,13 +59,13 @@ fn what_holds_changes_nothing_that_was_decided_by_it() {
 }
 
 #[test]
-fn a_projects_file_is_tried_on_recorded_calls_under_the_users_own() {
-    let project = Project::with(CONFIG);
+fn backtest_merges_project_config_under_user_config() {
+    let project = TestProject::with_config(CONFIG);
     let own = "[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\n\
                where = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
     project.write(".config/toolgate/toolgate.toml", own);
     assert_eq!(project.run(&["trust"], "").0, 0);
-    let answer = project.hook_as(&["hook"], &event("PreToolUse", "t1", "Bash", json!({"command": "curl x.example"})));
+    let answer = project.run_hook_with(&["hook"], &hook_event("PreToolUse", "t1", "Bash", json!({"command": "curl x.example"})));
     assert_eq!(decision(&answer).0, "deny", "{answer}");
     project.write("project/copy.toml", CONFIG);
     // Another file is all there is.
@@ -76,16 +76,16 @@ fn a_projects_file_is_tried_on_recorded_calls_under_the_users_own() {
 }
 
 #[test]
-fn a_project_that_nobody_has_accepted_keeps_nobody_waiting() {
-    let project = Project::new();
+fn untrusted_project_file_does_not_block_hook() {
+    let project = TestProject::new();
     project.write(".config/toolgate/toolgate.toml", CONFIG);
     assert!(std::process::Command::new("mkfifo").arg(project.path("pipe")).status().unwrap().success());
     let pipe = project.path("pipe").display().to_string();
     let hook = format!("[[hooks]]\nname = \"h\"\ncommand = \"{pipe}\"\nenv = {{ KEY = {{ file = \"{pipe}\" }} }}\n");
     // What holds is one's own.
     let holds = |id: &str, named: &str| {
-        let call = event("PreToolUse", id, "Bash", json!({"command": format!("git push {id}")}));
-        let answer = project.hook_as(&["hook"], &call);
+        let call = hook_event("PreToolUse", id, "Bash", json!({"command": format!("git push {id}")}));
+        let answer = project.run_hook_with(&["hook"], &call);
         assert!(decision(&answer).1.contains("Nobody pushes"), "{named}: {answer}");
     };
     let files = [format!("include = [\"{pipe}\"]\n{CONFIG}"), format!("mcp_servers = [\"{pipe}\"]\n{CONFIG}"), format!("{CONFIG}{hook}")];
@@ -105,28 +105,28 @@ fn a_project_that_nobody_has_accepted_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_nearer_file_cannot_be_put_before_one_that_holds() {
-    let project = Project::with(CONFIG);
+fn agent_cannot_write_config_in_subdirectory() {
+    let project = TestProject::with_config(CONFIG);
     project.write(".config/toolgate/toolgate.toml", "[tools.write]\nkind = \"client\"\npolicy = \"open\"\n");
     assert_eq!(project.run(&["trust"], "").0, 0);
     std::fs::create_dir_all(project.path("project/inner")).unwrap();
     let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-    project.environment(&mut command);
+    project.set_environment(&mut command);
     command.current_dir(project.path("project/inner"));
-    let event = event("PreToolUse", "t1", "Write", json!({"file_path": project.path("project/inner/toolgate.toml"), "content": ""}));
+    let event = hook_event("PreToolUse", "t1", "Write", json!({"file_path": project.path("project/inner/toolgate.toml"), "content": ""}));
     let output = Command::from_std(command).arg("hook").write_stdin(event.to_string()).output().unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().contains("own_files"));
 }
 
 #[test]
-fn what_is_kept_ready_is_kept_for_one_environment() {
-    let project = Project::with(&CONFIG.replace("store = \"ledger.db\"\n", ""));
+fn config_cache_is_separate_per_environment() {
+    let project = TestProject::with_config(&CONFIG.replace("store = \"ledger.db\"\n", ""));
     std::thread::sleep(std::time::Duration::from_millis(1_200));
     let run = |store: Option<&str>, id: &str| {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-        project.environment(&mut command);
+        project.set_environment(&mut command);
         command.envs(store.map(|store| ("TOOLGATE_STORE", store)));
-        let event = event("PreToolUse", id, "Bash", json!({"command": format!("git push {id}")}));
+        let event = hook_event("PreToolUse", id, "Bash", json!({"command": format!("git push {id}")}));
         Command::from_std(command).args(["hook", "--config", "toolgate.toml"]).write_stdin(event.to_string()).output().unwrap();
     };
     let rows = |store: &Path| project.run(&["audit", "export", "--store", store.to_str().unwrap()], "").1.lines().count();
@@ -136,11 +136,12 @@ fn what_is_kept_ready_is_kept_for_one_environment() {
 }
 
 #[test]
-fn a_projects_file_is_data_until_somebody_accepts_it() {
-    let project = Project::with(CONFIG);
-    let ask =
-        |n: u32, command: &str| project.hook_as(&["hook"], &event("PreToolUse", &format!("t{n}"), "Bash", json!({"command": command})));
-    let start = || project.hook_as(&["hook"], &json!({"hook_event_name": "SessionStart", "session_id": "s1"}));
+fn project_config_is_ignored_until_trusted() {
+    let project = TestProject::with_config(CONFIG);
+    let ask = |n: u32, command: &str| {
+        project.run_hook_with(&["hook"], &hook_event("PreToolUse", &format!("t{n}"), "Bash", json!({"command": command})))
+    };
+    let start = || project.run_hook_with(&["hook"], &json!({"hook_event_name": "SessionStart", "session_id": "s1"}));
     // Nobody has accepted it, and there is nothing else.
     assert!(decision(&ask(1, "ls")).1.ends_with("is not trusted in its current form; read it, then run `toolgate trust` in a terminal"));
     // The user's own holds alone, and says so.
@@ -164,45 +165,46 @@ fn a_projects_file_is_data_until_somebody_accepts_it() {
 }
 
 #[test]
-fn what_is_kept_ready_is_dropped_when_anything_changes() {
-    let project = Project::with(CONFIG);
+fn config_cache_is_dropped_on_any_change() {
+    let project = TestProject::with_config(CONFIG);
     let old = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
     let settle = || std::fs::File::open(project.path("project/toolgate.toml")).unwrap().set_modified(old).unwrap();
     settle();
     std::thread::sleep(std::time::Duration::from_millis(1_100));
     let kept = project.path(".local/state/toolgate/compiled");
-    assert_eq!(decision(&project.before("t1", "Bash", json!({"command": "git push a"}))).0, "deny");
-    let files = || walk(&kept).into_iter().filter(|path| path.file_name().is_some_and(|name| name == "bash")).collect::<Vec<_>>();
+    assert_eq!(decision(&project.pre_tool_use("t1", "Bash", json!({"command": "git push a"}))).0, "deny");
+    let files = || list_files(&kept).into_iter().filter(|path| path.file_name().is_some_and(|name| name == "bash")).collect::<Vec<_>>();
     assert_eq!(files().len(), 1);
     // The same words, from what is kept.
-    assert_eq!(decision(&project.before("t2", "Bash", json!({"command": "git push b"}))).0, "deny");
-    assert_eq!(decision(&project.before("t3", "Read", json!({"file_path": "x"}))).0, "allow");
+    assert_eq!(decision(&project.pre_tool_use("t2", "Bash", json!({"command": "git push b"}))).0, "deny");
+    assert_eq!(decision(&project.pre_tool_use("t3", "Read", json!({"file_path": "x"}))).0, "allow");
     // Somebody edits what is kept: it counts for nothing.
     let [path] = files().try_into().unwrap();
     let mut text = std::fs::read(&path).unwrap();
     let at = text.windows(8).position(|part| part == b"git push").unwrap();
     text[at..at + 8].copy_from_slice(b"git pull");
     std::fs::write(&path, text).unwrap();
-    assert_eq!(decision(&project.before("t4", "Bash", json!({"command": "git push c"}))).0, "deny");
+    assert_eq!(decision(&project.pre_tool_use("t4", "Bash", json!({"command": "git push c"}))).0, "deny");
     // Somebody edits the file: what is kept counts for nothing.
     project.write("project/toolgate.toml", &CONFIG.replace("git push", "git pull"));
-    assert_eq!(decision(&project.before("t5", "Bash", json!({"command": "git push d"}))).0, "none");
+    assert_eq!(decision(&project.pre_tool_use("t5", "Bash", json!({"command": "git push d"}))).0, "none");
 }
 
 #[test]
-fn what_is_kept_ready_is_dropped_when_a_link_leads_elsewhere() {
+fn config_cache_is_dropped_when_symlink_changes() {
     let link = |from: PathBuf, to: PathBuf| {
         std::fs::rename(&from, &to).unwrap();
         std::os::unix::fs::symlink(to, from).unwrap();
     };
     for (serves, args) in [(false, ["hook", "--config", "toolgate.toml"]), (true, ["hook", "--socket", "hook.sock"])] {
-        let project = Project::with(CONFIG);
+        let project = TestProject::with_config(CONFIG);
         project.write("project/.claude/settings.json", "{}");
         project.write("dotfiles/other.json", "{}");
         std::thread::sleep(std::time::Duration::from_millis(1_200));
-        let _service = serves.then(|| Service::start(&project));
+        let _service = serves.then(|| HookServiceProcess::start(&project));
         let write = |id: &str, name: &str| {
-            let answer = project.hook_as(&args, &event("PreToolUse", id, "Write", json!({"file_path": project.path(name), "content": id})));
+            let answer = project
+                .run_hook_with(&args, &hook_event("PreToolUse", id, "Write", json!({"file_path": project.path(name), "content": id})));
             decision(&answer).0.to_owned()
         };
         assert_eq!(write("t1", "dotfiles/one.json"), "none");
@@ -218,15 +220,17 @@ fn what_is_kept_ready_is_dropped_when_a_link_leads_elsewhere() {
 }
 
 #[test]
-fn what_is_accepted_is_accepted_by_whatever_name_and_with_its_programs() {
+fn trust_covers_config_path_includes_and_programs() {
     let config =
         format!("include = [\"more.toml\"]\n{CONFIG}\n[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"bash\"]\n");
-    let project = Project::with(&config);
+    let project = TestProject::with_config(&config);
     project.write("project/more.toml", "");
     project.write("project/house.sh", "#!/bin/sh\nexit 0\n");
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(project.path("project/house.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let ask = |n: u32| project.hook_as(&["hook"], &event("PreToolUse", &format!("t{n}"), "Bash", json!({"command": format!("ls {n}")})));
+    let ask = |n: u32| {
+        project.run_hook_with(&["hook"], &hook_event("PreToolUse", &format!("t{n}"), "Bash", json!({"command": format!("ls {n}")})))
+    };
     assert_eq!(project.run(&["trust", "toolgate.toml"], "").0, 0);
     assert_eq!(ask(1), json!({}));
     // A program that is asked is part of what was accepted.
@@ -238,15 +242,15 @@ fn what_is_accepted_is_accepted_by_whatever_name_and_with_its_programs() {
 }
 
 #[test]
-fn a_program_is_given_secrets_that_stand_nowhere_else() {
+fn hook_secret_is_absent_from_ledger_and_output() {
     let hook = "[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"bash\"]\nenv = { KEY = { file = \"house.key\" }, PLACE = \"at ${HOME}\" }\n";
-    let project = Project::with(&format!("{CONFIG}\n{hook}"));
+    let project = TestProject::with_config(&format!("{CONFIG}\n{hook}"));
     project.write("project/house.key", "s3cret\n");
     project.write("project/house.sh", "#!/bin/sh\n[ \"$KEY\" = s3cret ] && [ \"$PLACE\" = \"at $HOME\" ] || exit 2\n");
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(project.path("project/house.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(project.before("t1", "Bash", json!({"command": "ls"})), json!({}));
-    project.hook(&after("t1", "Bash", json!({"command": "ls"}), json!({})));
+    assert_eq!(project.pre_tool_use("t1", "Bash", json!({"command": "ls"})), json!({}));
+    project.run_hook(&post_tool_use_event("t1", "Bash", json!({"command": "ls"}), json!({})));
     // Not even where it says so itself.
     for (n, end) in [
         "echo \"wrong key $KEY\" >&2; exit 2",
@@ -257,11 +261,12 @@ fn a_program_is_given_secrets_that_stand_nowhere_else() {
     .enumerate()
     {
         project.write("project/house.sh", &format!("#!/bin/sh\n{end}\n"));
-        let said = project.before(&format!("u{n}"), "Bash", json!({"command": format!("ls {n}")})).to_string();
+        let said = project.pre_tool_use(&format!("u{n}"), "Bash", json!({"command": format!("ls {n}")})).to_string();
         assert!(said.contains("deny") && said.contains("[redacted]") && !said.contains("s3cret"), "{said}");
     }
-    let everything =
-        walk(&project.path("")).into_iter().filter(|path| path.file_name().is_some_and(|name| name != "house.key" && name != "house.sh"));
+    let everything = list_files(&project.path(""))
+        .into_iter()
+        .filter(|path| path.file_name().is_some_and(|name| name != "house.key" && name != "house.sh"));
     for path in everything {
         let text = std::fs::read(&path).unwrap();
         assert!(!text.windows(6).any(|part| part == b"s3cret"), "{}", path.display());
@@ -269,14 +274,14 @@ fn a_program_is_given_secrets_that_stand_nowhere_else() {
 }
 
 #[test]
-fn the_environment_counts_for_more_than_the_file_and_a_flag_for_more_than_both() {
-    let project = Project::with(CONFIG);
+fn flag_overrides_environment_and_environment_overrides_file() {
+    let project = TestProject::with_config(CONFIG);
     project.write("other/toolgate.toml", &CONFIG.replace("Nobody pushes", "No one pushes"));
     let run = |variables: &[(&str, &str)], args: &[&str]| {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-        project.environment(&mut command);
+        project.set_environment(&mut command);
         command.envs(variables.iter().copied());
-        let event = event("PreToolUse", "t1", "Bash", json!({"command": "git push"})).to_string();
+        let event = hook_event("PreToolUse", "t1", "Bash", json!({"command": "git push"})).to_string();
         String::from_utf8(Command::from_std(command).args(args).write_stdin(event).output().unwrap().stdout).unwrap()
     };
     let other = project.path("other/toolgate.toml");
@@ -299,18 +304,18 @@ fn the_environment_counts_for_more_than_the_file_and_a_flag_for_more_than_both()
 }
 
 #[test]
-fn a_whole_configuration_is_tried_on_what_was_recorded() {
-    let project = Project::with(CONFIG);
+fn backtest_decides_recorded_calls_by_whole_config() {
+    let project = TestProject::with_config(CONFIG);
     for n in 0..4 {
         let input = json!({"file_path": format!("/tmp/{n}")});
-        project.before(&format!("r{n}"), "read", input.clone());
-        project.hook(&after(&format!("r{n}"), "read", input, json!("text")));
+        project.pre_tool_use(&format!("r{n}"), "read", input.clone());
+        project.run_hook(&post_tool_use_event(&format!("r{n}"), "read", input, json!("text")));
     }
-    project.before("t1", "bash", json!({"command": "git push"}));
-    project.before("t2", "bash", json!({"command": format!("cat {}", project.path("project/ledger.db").display())}));
+    project.pre_tool_use("t1", "bash", json!({"command": "git push"}));
+    project.pre_tool_use("t2", "bash", json!({"command": format!("cat {}", project.path("project/ledger.db").display())}));
     let trying = |text: &str| {
         project.write("project/new.toml", text);
-        project.said(&["backtest", "--config", "new.toml", "--store", "ledger.db"], "")
+        project.masked_output(&["backtest", "--config", "new.toml", "--store", "ledger.db"], "")
     };
     let same = trying(CONFIG);
     assert!(same.starts_with("exit 0\n6 calls: 6 would be decided the same"), "{same}");
@@ -334,7 +339,7 @@ fn a_whole_configuration_is_tried_on_what_was_recorded() {
     // A file that names a read to ask what became of a call is a file for hooks, too.
     let asks = CONFIG.replace("[tools.write]\n", "[tools.write]\nreconcile = { tool = \"read\", happened = { \"/done\" = true } }\n");
     project.write("project/asks.toml", &asks);
-    let said = project.hook_as(&["hook", "--config", "asks.toml"], &event("PreToolUse", "w1", "write", json!({})));
+    let said = project.run_hook_with(&["hook", "--config", "asks.toml"], &hook_event("PreToolUse", "w1", "write", json!({})));
     assert_eq!(said, json!({}));
     // What protects toolgate is not the configuration's.
     assert!(!included.contains("ledger.db"), "{included}");

@@ -52,18 +52,18 @@ reason = "This deletes something."
 "#;
 
 /// A home with a project in it.
-pub(crate) struct Project {
+pub(crate) struct TestProject {
     directory: tempfile::TempDir,
 }
 
-impl Project {
+impl TestProject {
     pub(crate) fn new() -> Self {
         let project = Self { directory: tempfile::tempdir().unwrap() };
         std::fs::create_dir_all(project.path("project")).unwrap();
         project
     }
 
-    pub(crate) fn with(config: &str) -> Self {
+    pub(crate) fn with_config(config: &str) -> Self {
         let project = Self::new();
         project.write("project/toolgate.toml", config);
         project
@@ -83,7 +83,7 @@ impl Project {
         std::fs::read_to_string(self.path(name)).unwrap()
     }
 
-    pub(crate) fn environment(&self, command: &mut std::process::Command) {
+    pub(crate) fn set_environment(&self, command: &mut std::process::Command) {
         command.current_dir(self.path("project")).env_clear().env("HOME", self.path("")).env("PATH", "/usr/bin:/bin");
     }
 
@@ -93,7 +93,7 @@ impl Project {
 
     pub(crate) fn run_with(&self, variables: &[(&str, &str)], args: &[&str], input: &str) -> (i32, String, String) {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-        self.environment(&mut command);
+        self.set_environment(&mut command);
         command.envs(variables.iter().copied());
         let output = Command::from_std(command).args(args).write_stdin(input).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -101,7 +101,7 @@ impl Project {
     }
 
     /// What it says, without what is different every time.
-    pub(crate) fn said(&self, args: &[&str], input: &str) -> String {
+    pub(crate) fn masked_output(&self, args: &[&str], input: &str) -> String {
         let (code, stdout, stderr) = self.run(args, input);
         let text = format!("exit {code}\n{stdout}{stderr}").replace(self.directory.path().to_str().unwrap(), "HOME");
         let one = |pattern: &str, to: &str, text: &str| Regex::new(pattern).unwrap().replace_all(text, to).into_owned();
@@ -112,43 +112,43 @@ impl Project {
     }
 
     /// The answer to an event.
-    fn hook(&self, event: &Value) -> Value {
-        self.hook_as(&["hook", "--config", "toolgate.toml"], event)
+    fn run_hook(&self, event: &Value) -> Value {
+        self.run_hook_with(&["hook", "--config", "toolgate.toml"], event)
     }
 
-    pub(crate) fn hook_as(&self, args: &[&str], event: &Value) -> Value {
+    pub(crate) fn run_hook_with(&self, args: &[&str], event: &Value) -> Value {
         let (code, stdout, stderr) = self.run(args, &event.to_string());
         assert_eq!((code, stderr.as_str()), (0, ""), "{event}");
         serde_json::from_str(&stdout).unwrap()
     }
 
-    pub(crate) fn before(&self, id: &str, tool: &str, input: Value) -> Value {
-        self.hook(&event("PreToolUse", id, tool, input))
+    pub(crate) fn pre_tool_use(&self, id: &str, tool: &str, input: Value) -> Value {
+        self.run_hook(&hook_event("PreToolUse", id, tool, input))
     }
 
-    fn rows(&self) -> Vec<Value> {
+    fn exported_rows(&self) -> Vec<Value> {
         let (_, stdout, stderr) = self.run(&["audit", "export", "--store", "ledger.db"], "");
         assert_eq!(stderr, "");
         stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    fn said_of(&self) -> Vec<(String, String)> {
+    fn recorded_outcomes(&self) -> Vec<(String, String)> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let row = |row: &Value| (text(&row["row"]["decision"]), text(&row["row"]["outcome"]["error"]["code"]));
         let plain = |row: &Value| (text(&row["decision"]), text(&row["outcome"]["error"]["code"]));
-        self.rows().iter().map(|line| if line["row"].is_object() { row(line) } else { plain(line) }).collect()
+        self.exported_rows().iter().map(|line| if line["row"].is_object() { row(line) } else { plain(line) }).collect()
     }
 }
 
-pub(crate) fn event(name: &str, id: &str, tool: &str, input: Value) -> Value {
+pub(crate) fn hook_event(name: &str, id: &str, tool: &str, input: Value) -> Value {
     json!({
         "hook_event_name": name, "session_id": "s1", "transcript_path": "/x", "cwd": "/", "permission_mode": "default", "effort": {"level": "x"},
         "tool_name": tool, "tool_input": input, "tool_use_id": id,
     })
 }
 
-fn after(id: &str, tool: &str, input: Value, response: Value) -> Value {
-    let mut event = event("PostToolUse", id, tool, input);
+fn post_tool_use_event(id: &str, tool: &str, input: Value, response: Value) -> Value {
+    let mut event = hook_event("PostToolUse", id, tool, input);
     event["tool_response"] = response;
     event
 }
@@ -159,8 +159,8 @@ pub(crate) fn decision(answer: &Value) -> (&str, &str) {
 }
 
 #[test]
-fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
-    let project = Project::with(CONFIG);
+fn hook_answers_deny_allow_ask_or_nothing() {
+    let project = TestProject::with_config(CONFIG);
     let settings = project.path("project/.claude/settings.json").display().to_string();
     let changed = |path: String| ("Write", json!({"file_path": path, "content": ""}), "deny", "Agents must not change");
     let cases = [
@@ -230,12 +230,12 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
         ("Bash", json!({"command": "toolgate check --config x.toml"}), "none", ""),
     ];
     for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
-        let answer = project.before(&format!("t{n}"), tool, input.clone());
+        let answer = project.pre_tool_use(&format!("t{n}"), tool, input.clone());
         let (said, why) = decision(&answer);
         assert!(said == expected && why.starts_with(reason), "{tool} {input}: {answer}");
     }
     // A model reads in the reason what to do.
-    let answer = project.before("t99", "Bash", json!({"command": "git push --all"}));
+    let answer = project.pre_tool_use("t99", "Bash", json!({"command": "git push --all"}));
     let (_, reason) = decision(&answer);
     let (_, contract) = reason.split_once('\n').unwrap();
     let contract: Value = serde_json::from_str(contract).unwrap();
@@ -243,20 +243,20 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
 }
 
 #[test]
-fn the_third_identical_call_is_a_loop_across_processes() {
-    let project = Project::with(CONFIG);
+fn third_identical_call_is_loop_across_processes() {
+    let project = TestProject::with_config(CONFIG);
     let said: Vec<String> =
-        (0..3).map(|n| decision(&project.before(&format!("t{n}"), "Bash", json!({"command": "ls"}))).0.to_owned()).collect();
+        (0..3).map(|n| decision(&project.pre_tool_use(&format!("t{n}"), "Bash", json!({"command": "ls"}))).0.to_owned()).collect();
     assert_eq!(said, ["none", "none", "deny"]);
 }
 
 #[test]
-fn other_clients_are_answered_in_their_own_words() {
-    let project = Project::with(CONFIG);
+fn hook_answers_in_format_of_client() {
+    let project = TestProject::with_config(CONFIG);
     let asked = |client: &str, n: u32, command: &str| {
         let name = if client == "cursor" { "preToolUse" } else { "PreToolUse" };
-        let event = event(name, &format!("{client}{n}"), "bash", json!({"command": command}));
-        project.hook_as(&["hook", "--config", "toolgate.toml", "--client", client], &event)
+        let event = hook_event(name, &format!("{client}{n}"), "bash", json!({"command": command}));
+        project.run_hook_with(&["hook", "--config", "toolgate.toml", "--client", client], &event)
     };
     // Codex cannot ask, and takes a bare "allow" for a fault.
     assert_eq!(asked("codex", 1, "ls"), json!({}));
@@ -270,15 +270,15 @@ fn other_clients_are_answered_in_their_own_words() {
     assert_eq!(decision(&asked("vscode", 1, "git push -u")).0, "deny");
     // A client that leaves the words out is refused, whatever it says; one may write a byte order mark.
     project.run(&["trust"], "");
-    let text = format!("\u{feff}{}", event("PreToolUse", "x1", "Bash", json!({"command": "git push -v"})));
+    let text = format!("\u{feff}{}", hook_event("PreToolUse", "x1", "Bash", json!({"command": "git push -v"})));
     assert_eq!(project.run(&[], &text).0, 2);
     let (code, stdout, _) = project.run(&["hook"], &text);
     assert!(code == 0 && stdout.contains("deny"), "{stdout}");
 }
 
 #[test]
-fn the_plain_protocol_is_an_exit_code() {
-    let project = Project::with(CONFIG);
+fn plain_protocol_answers_with_exit_code() {
+    let project = TestProject::with_config(CONFIG);
     let hook = |event: Value| project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
     let (code, stdout, _) = hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}}));
     assert_eq!((code, stdout.as_str()), (0, "{\"decision\":\"allow\"}\n"));
@@ -288,13 +288,13 @@ fn the_plain_protocol_is_an_exit_code() {
     assert!(code == 2 && stderr.contains("A person must approve"), "{stderr}");
     let (code, stdout, _) = hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}, "tool_result": null, "latency_ms": 3}));
     assert_eq!((code, stdout.as_str()), (0, "{}\n"));
-    assert!(project.said_of().contains(&("succeeded".to_owned(), String::new())));
+    assert!(project.recorded_outcomes().contains(&("succeeded".to_owned(), String::new())));
 }
 
 #[test]
-fn a_call_without_a_name_has_one_that_tells_nothing() {
-    let project = Project::with(&CONFIG.replace("policy = \"open\"", "policy = \"open\"\nsecrets = \"/pin\""));
-    let service = service::Service::start(&project);
+fn derived_call_id_contains_no_secret() {
+    let project = TestProject::with_config(&CONFIG.replace("policy = \"open\"", "policy = \"open\"\nsecrets = \"/pin\""));
+    let service = service::HookServiceProcess::start(&project);
     let input = json!({"file_path": "notes.md", "pin": "pin-8153-0247"});
     // Spelled otherwise, it is the same call; so it is to another process.
     let again = r#"{"pin":"pin-8153-0247",  "file_path":"notes.md"}"#;
@@ -306,28 +306,30 @@ fn a_call_without_a_name_has_one_that_tells_nothing() {
     let never = json!({"tool_name": "write", "tool_input": {"pin": "pin-8153-0248"}, "tool_result": null}).to_string();
     project.run(alone, &never);
     drop(service);
-    let rows = project.rows();
-    assert_eq!(project.said_of().iter().filter(|(said, _)| said == "succeeded").count(), 2, "{rows:?}");
+    let rows = project.exported_rows();
+    assert_eq!(project.recorded_outcomes().iter().filter(|(said, _)| said == "succeeded").count(), 2, "{rows:?}");
     assert!(rows.iter().all(|line| line.to_string().contains("\"unnamed:")), "{rows:?}");
-    for path in walk(&project.path("")) {
+    for path in list_files(&project.path("")) {
         let bytes = std::fs::read(&path).unwrap_or_default();
         assert!(!bytes.windows(8).any(|text| text == b"pin-8153"), "{}", path.display());
     }
 }
 
-pub(crate) fn walk(path: &Path) -> Vec<PathBuf> {
+pub(crate) fn list_files(path: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
-    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+    entries.flat_map(|path| if path.is_dir() { list_files(&path) } else { vec![path] }).collect()
 }
 
 #[test]
-fn clients_that_ask_at_the_same_time_do_not_lose_anything() {
-    let project = Project::with(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 6 }}\n"));
+fn concurrent_hook_calls_are_all_recorded() {
+    let project = TestProject::with_config(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 6 }}\n"));
     let project = &project;
     let said: Vec<String> = std::thread::scope(|scope| {
         let asked: Vec<_> = (0..10)
             .map(|n| {
-                scope.spawn(move || decision(&project.before(&format!("t{n}"), "Bash", json!({"command": format!("ls {n}")}))).0.to_owned())
+                scope.spawn(move || {
+                    decision(&project.pre_tool_use(&format!("t{n}"), "Bash", json!({"command": format!("ls {n}")}))).0.to_owned()
+                })
             })
             .collect();
         asked.into_iter().map(|asked| asked.join().unwrap()).collect()
@@ -338,62 +340,62 @@ fn clients_that_ask_at_the_same_time_do_not_lose_anything() {
 }
 
 #[test]
-fn a_person_answers_in_a_terminal_where_the_client_cannot_ask() {
-    let project = Project::with(
+fn approval_is_answered_in_terminal_if_client_cannot_ask() {
+    let project = TestProject::with_config(
         &CONFIG.replace("reason = \"This deletes something.\"", "reason = \"This deletes something.\"\napprovers = [\"boss\"]"),
     );
-    let ask = |id: &str| project.before(id, "Bash", json!({"command": "rm x"}));
+    let ask = |id: &str| project.pre_tool_use(id, "Bash", json!({"command": "rm x"}));
     let asked = ask("t1");
     assert!(decision(&asked).1.starts_with("This deletes something. A person must approve this call"));
     let (_, listed, _) = project.run(&["approvals", "list"], "");
     let id = listed.split_whitespace().next().unwrap().to_owned();
     // Whoever is told of it is told where to answer.
     assert!(decision(&asked).1.contains(&format!("with `toolgate approvals approve {id}` in a terminal")), "{asked}");
-    let shown = project.said(&["approvals", "list"], "");
+    let shown = project.masked_output(&["approvals", "list"], "");
     assert!(shown.contains("bash {\"command\":\"rm x\"}") && shown.contains("to be answered by boss"), "{shown}");
-    assert!(project.said(&["approvals", "approve", &id, "--as", "mallory"], "").contains("may not answer this approval"));
-    assert!(project.said(&["approvals", "approve", &id, "--as", "boss"], "").starts_with("exit 0\napproved bash"));
+    assert!(project.masked_output(&["approvals", "approve", &id, "--as", "mallory"], "").contains("may not answer this approval"));
+    assert!(project.masked_output(&["approvals", "approve", &id, "--as", "boss"], "").starts_with("exit 0\napproved bash"));
     assert_eq!(ask("t2"), json!({}));
     assert_eq!(decision(&ask("t3")).0, "deny");
-    assert_eq!(project.said(&["approvals", "deny", &id], "").lines().next(), Some("exit 2"));
+    assert_eq!(project.masked_output(&["approvals", "deny", &id], "").lines().next(), Some("exit 2"));
 }
 
 #[test]
-fn no_program_of_toolgate_is_an_agents_to_change() {
-    let project = Project::with(CONFIG);
+fn agent_cannot_change_toolgate_programs() {
+    let project = TestProject::with_config(CONFIG);
     let beside = assert_cmd::cargo::cargo_bin("toolgate");
     let home = project.path("");
     let desktop = home.join(".config/Claude/claude_desktop_config.json");
     let programs = ["toolgate", "toolgate-hook", "toolgate-ask"].map(|name| beside.with_file_name(name));
     for (n, path) in programs.into_iter().chain([desktop]).enumerate() {
-        let said = project.before(&format!("t{n}"), "bash", json!({"command": format!("cp /bin/true {}", path.display())}));
+        let said = project.pre_tool_use(&format!("t{n}"), "bash", json!({"command": format!("cp /bin/true {}", path.display())}));
         assert!(said.to_string().contains("own_files"), "{}: {said}", path.display());
     }
 }
 
 #[test]
-fn the_small_program_says_what_the_large_one_says() {
+fn hook_binary_answers_like_toolgate_hook() {
     let run = |small: bool, more: &[&str]| {
-        let project = Project::with(CONFIG);
+        let project = TestProject::with_config(CONFIG);
         let mut said = Vec::new();
         let events = [
-            event("SessionStart", "", "", json!({})),
-            event("PreToolUse", "t1", "Bash", json!({"command": "git push"})),
-            event("PreToolUse", "t2", "Bash", json!({"command": "rm x"})),
-            event("PreToolUse", "t3", "Read", json!({"file_path": "/tmp/x"})),
-            after("t3", "Read", json!({"file_path": "/tmp/x"}), json!("text")),
-            event("PreToolUse", "t4", "lookup", json!({"id": 7})),
-            after("t4", "lookup", json!({"id": 7}), json!({"created": 1_700_000_000})),
-            event("PreToolUse", "t5", "Nothing", json!({})),
+            hook_event("SessionStart", "", "", json!({})),
+            hook_event("PreToolUse", "t1", "Bash", json!({"command": "git push"})),
+            hook_event("PreToolUse", "t2", "Bash", json!({"command": "rm x"})),
+            hook_event("PreToolUse", "t3", "Read", json!({"file_path": "/tmp/x"})),
+            post_tool_use_event("t3", "Read", json!({"file_path": "/tmp/x"}), json!("text")),
+            hook_event("PreToolUse", "t4", "lookup", json!({"id": 7})),
+            post_tool_use_event("t4", "lookup", json!({"id": 7}), json!({"created": 1_700_000_000})),
+            hook_event("PreToolUse", "t5", "Nothing", json!({})),
             json!({"tool_name": "bash", "tool_input": {"command": "git push"}}),
             json!(["no event"]),
-            event("SessionEnd", "", "", json!({})),
+            hook_event("SessionEnd", "", "", json!({})),
         ];
         // What is different each time: moments, and names of calls.
         let each_time = Regex::new("20[0-9-]{8}T[0-9:.]+Z|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").unwrap();
         for event in events {
             let mut command = std::process::Command::cargo_bin(if small { "toolgate-hook" } else { "toolgate" }).unwrap();
-            project.environment(&mut command);
+            project.set_environment(&mut command);
             let verb: &[&str] = if small { &[] } else { &["hook"] };
             let output = Command::from_std(command)
                 .args(verb)
@@ -410,7 +412,7 @@ fn the_small_program_says_what_the_large_one_says() {
             );
             said.push(each_time.replace_all(&text, "EACH").into_owned());
         }
-        let rows = if project.path("project/ledger.db").exists() { project.said_of() } else { Vec::new() };
+        let rows = if project.path("project/ledger.db").exists() { project.recorded_outcomes() } else { Vec::new() };
         (said, rows)
     };
     for more in [&[][..], &["--client", "codex"], &["--client", "cursor"]] {
@@ -421,12 +423,12 @@ fn the_small_program_says_what_the_large_one_says() {
 }
 
 #[test]
-fn an_agent_chooses_the_dialect_of_its_errors() {
-    let project = Project::with(&format!("dialect = \"bucket\"\n{CONFIG}"));
+fn agent_config_selects_error_dialect() {
+    let project = TestProject::with_config(&format!("dialect = \"bucket\"\n{CONFIG}"));
     // Also from what is kept ready.
     for n in 0..3 {
         std::thread::sleep(std::time::Duration::from_millis(if n == 0 { 1_200 } else { 0 }));
-        let said = project.before(&format!("t{n}"), "bash", json!({"command": format!("git push {n}")}));
+        let said = project.pre_tool_use(&format!("t{n}"), "bash", json!({"command": format!("git push {n}")}));
         let told: Value = serde_json::from_str(decision(&said).1.lines().last().unwrap()).unwrap();
         assert_eq!((&told["error"]["bucket"], &told["error"]["code"]), (&json!("Business"), &json!("no_push")), "{said}");
     }

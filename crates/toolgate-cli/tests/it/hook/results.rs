@@ -2,24 +2,24 @@
 
 use serde_json::{Value, json};
 
-use super::service::Service;
-use super::{CONFIG, Project, after, decision, event};
+use super::service::HookServiceProcess;
+use super::{CONFIG, TestProject, decision, hook_event, post_tool_use_event};
 
 #[test]
-fn what_was_admitted_is_settled_once_and_only_as_it_was_admitted() {
-    let project = Project::with(CONFIG);
+fn deferred_call_is_settled_once_with_admitted_arguments() {
+    let project = TestProject::with_config(CONFIG);
     let ls = json!({"command": "ls"});
-    assert_eq!(project.before("t1", "Bash", ls.clone()), json!({}));
+    assert_eq!(project.pre_tool_use("t1", "Bash", ls.clone()), json!({}));
     let done = json!({"stdout": "a\nb", "stderr": "", "interrupted": false});
-    assert_eq!(project.hook(&after("t1", "Bash", ls.clone(), done.clone())), json!({}));
-    let twice = project.hook(&after("t1", "Bash", ls.clone(), done.clone()));
+    assert_eq!(project.run_hook(&post_tool_use_event("t1", "Bash", ls.clone(), done.clone())), json!({}));
+    let twice = project.run_hook(&post_tool_use_event("t1", "Bash", ls.clone(), done.clone()));
     assert_eq!(twice["decision"], "block");
-    assert_eq!(project.before("t2", "Bash", json!({"command": "pwd"})), json!({}));
-    let other = project.hook(&after("t2", "Bash", json!({"command": "pwd; id"}), done.clone()));
+    assert_eq!(project.pre_tool_use("t2", "Bash", json!({"command": "pwd"})), json!({}));
+    let other = project.run_hook(&post_tool_use_event("t2", "Bash", json!({"command": "pwd; id"}), done.clone()));
     assert!(other["reason"].as_str().unwrap().starts_with("the client ran other arguments"), "{other}");
-    let never = project.hook(&after("t3", "Bash", ls, done));
+    let never = project.run_hook(&post_tool_use_event("t3", "Bash", ls, done));
     assert!(never["reason"].as_str().unwrap().contains("never admitted"), "{never}");
-    let said: Vec<(String, String)> = project.said_of();
+    let said: Vec<(String, String)> = project.recorded_outcomes();
     let expected = [("succeeded", ""), ("refused", "not_admitted"), ("failed", "not_as_admitted"), ("refused", "not_admitted")];
     assert_eq!(said, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
     let (code, ..) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
@@ -31,30 +31,30 @@ fn what_was_admitted_is_settled_once_and_only_as_it_was_admitted() {
 }
 
 #[test]
-fn a_result_is_brought_into_shape_and_the_original_is_not_pointed_to() {
-    let project = Project::with(CONFIG);
+fn normalized_result_hides_path_of_original() {
+    let project = TestProject::with_config(CONFIG);
     let input = json!({"id": 7});
-    assert_eq!(project.before("t1", "lookup", input.clone()), json!({}));
+    assert_eq!(project.pre_tool_use("t1", "lookup", input.clone()), json!({}));
     let raw = json!({"created": 1_700_000_000, "persistedOutputPath": "/tmp/all", "persistedOutputSize": 5});
-    let answer = project.hook(&after("t1", "lookup", input.clone(), raw));
+    let answer = project.run_hook(&post_tool_use_event("t1", "lookup", input.clone(), raw));
     assert_eq!(answer["hookSpecificOutput"]["updatedToolOutput"], json!({"created": "2023-11-14T22:13:20Z"}));
     // What cannot be brought into shape is withheld.
-    assert_eq!(project.before("t2", "lookup", json!({"id": 8})), json!({}));
-    let answer = project.hook(&after("t2", "lookup", json!({"id": 8}), json!({"created": "soon", "text": "secret"})));
+    assert_eq!(project.pre_tool_use("t2", "lookup", json!({"id": 8})), json!({}));
+    let answer = project.run_hook(&post_tool_use_event("t2", "lookup", json!({"id": 8}), json!({"created": "soon", "text": "secret"})));
     assert_eq!(answer["decision"], "block");
     assert_eq!(answer["hookSpecificOutput"]["updatedToolOutput"], json!({"created": "(withheld)", "text": "(withheld)"}));
 }
 
 #[test]
-fn no_result_is_shown_that_could_not_be_looked_at() {
+fn unreadable_result_is_withheld() {
     let shown = |answer: &Value| answer["hookSpecificOutput"]["updatedToolOutput"].clone();
-    let project = Project::with(CONFIG);
+    let project = TestProject::with_config(CONFIG);
     let lone = r#"{"hook_event_name":"PostToolUse","session_id":"s1","tool_name":"Bash","tool_input":{"command":"ls"},"tool_use_id":"t1","tool_response":{"stdout":"secret \ud83d"}}"#;
-    assert_eq!(project.before("t1", "Bash", json!({"command": "ls"})), json!({}));
+    assert_eq!(project.pre_tool_use("t1", "Bash", json!({"command": "ls"})), json!({}));
     let (code, stdout, _) = project.run(&["hook", "--config", "toolgate.toml"], lone);
     let answer: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, &shown(&answer)["stdout"], &answer["decision"]), (0, &json!("(withheld)"), &json!("block")));
-    assert_eq!(project.said_of(), [("failed".to_owned(), "unreadable_result".to_owned())]);
+    assert_eq!(project.recorded_outcomes(), [("failed".to_owned(), "unreadable_result".to_owned())]);
     // Of two keys of one name, another reader takes the other; so it is in the words of other clients.
     let twice = r#"{"ok":false,"ok":true}"#;
     for (id, name, result) in [
@@ -63,12 +63,12 @@ fn no_result_is_shown_that_could_not_be_looked_at() {
         ("d3", r#""hook_event_name":"postToolUse","#, format!(r#""tool_output":{}"#, json!(twice))),
         ("d4", "", format!(r#""tool_result":{twice}"#)),
     ] {
-        assert_eq!(project.before(id, "lookup", json!({"id": id})), json!({}), "{id}");
+        assert_eq!(project.pre_tool_use(id, "lookup", json!({"id": id})), json!({}), "{id}");
         let told =
             format!(r#"{{{name}"session_id":"s1","tool_name":"lookup","tool_input":{{"id":"{id}"}},"tool_use_id":"{id}",{result}}}"#);
         let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &told);
         assert!(code == 0 && stdout.contains("(withheld)"), "{id}: {stdout}{stderr}");
-        assert_eq!(project.said_of().last(), Some(&("failed".to_owned(), "unreadable_result".to_owned())), "{id}");
+        assert_eq!(project.recorded_outcomes().last(), Some(&("failed".to_owned(), "unreadable_result".to_owned())), "{id}");
     }
     // An exit code would show it: so it is where the event itself cannot be understood.
     let told = r#""hook_event_name":"PostToolUse","session_id":"s1","tool_name":"Bash","tool_input":{"command":"pwd"},"tool_use_id":"m1","tool_response":{"stdout":"secret"}"#;
@@ -78,25 +78,25 @@ fn no_result_is_shown_that_could_not_be_looked_at() {
             let answer: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{more}: {stderr}"));
             assert_eq!((code, shown(&answer), &answer["decision"]), (0, json!({"stdout": "(withheld)"}), &json!("block")), "{more}");
         }
-        assert_eq!(project.said_of().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{more}");
+        assert_eq!(project.recorded_outcomes().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{more}");
     }
     // Nobody let it in, the store is gone, the configuration is gone, the service is not there.
     let response = json!({"stdout": "secret"});
-    let never = project.hook(&after("t9", "Bash", json!({"command": "id"}), response.clone()));
+    let never = project.run_hook(&post_tool_use_event("t9", "Bash", json!({"command": "id"}), response.clone()));
     assert_eq!(shown(&never)["stdout"], "(withheld)");
     std::fs::remove_file(project.path("project/ledger.db")).unwrap();
-    let gone = project.hook(&after("t1", "Bash", json!({"command": "ls"}), response.clone()));
+    let gone = project.run_hook(&post_tool_use_event("t1", "Bash", json!({"command": "ls"}), response.clone()));
     assert_eq!(shown(&gone)["stdout"], "(withheld)");
     for args in [&["hook", "--config", "nowhere.toml"][..], &["hook", "--socket", "nowhere.sock"]] {
-        let gone = project.hook_as(args, &after("t1", "Bash", json!({"command": "ls"}), response.clone()));
+        let gone = project.run_hook_with(args, &post_tool_use_event("t1", "Bash", json!({"command": "ls"}), response.clone()));
         assert_eq!(shown(&gone)["stdout"], "(withheld)", "{args:?}");
     }
 }
 
 #[test]
-fn a_result_is_not_shown_where_its_event_cannot_be_read() {
-    let project = Project::with(CONFIG);
-    let _service = Service::start(&project);
+fn result_of_unreadable_event_is_withheld() {
+    let project = TestProject::with_config(CONFIG);
+    let _service = HookServiceProcess::start(&project);
     let told = |name: &str, text: &[u8]| {
         let (named, head) = (format!(r#""hook_event_name":"{name}""#), r#""session_id":"s1","tool_name":"Bash","tool_use_id":"u1""#);
         let result = [&br#""tool_response":{"content":[{"type":"text","text":""#[..], text, br#""}],"more":true}"#].concat();
@@ -105,7 +105,7 @@ fn a_result_is_not_shown_where_its_event_cannot_be_read() {
         (early, late)
     };
     let said = |name: &str, args: &[&str], event: &[u8]| {
-        let (code, stdout, stderr) = crate::verbs::program(&project, name, args, event);
+        let (code, stdout, stderr) = crate::verbs::run_program(&project, name, args, event);
         assert!(!stdout.contains("secret") && !stderr.contains("secret"), "{stdout}{stderr}");
         (code, serde_json::from_str::<Value>(&stdout).unwrap_or_default())
     };
@@ -122,7 +122,7 @@ fn a_result_is_not_shown_where_its_event_cannot_be_read() {
             if is_long && args[0] == "--config" {
                 assert_eq!(said(name, args, &late).1["hookSpecificOutput"]["updatedToolOutput"], withheld);
             }
-            assert_eq!(project.said_of().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{name} {args:?}");
+            assert_eq!(project.recorded_outcomes().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{name} {args:?}");
             // Before the tool, the exit code says it.
             assert_eq!(said(name, args, &told("PreToolUse", text).0).0, 2, "{name} {args:?}");
         }
@@ -142,36 +142,36 @@ fn a_result_is_not_shown_where_its_event_cannot_be_read() {
 }
 
 #[test]
-fn calls_that_a_client_gives_no_name_are_not_taken_for_each_other() {
+fn calls_without_id_are_matched_by_arguments() {
     for id in [json!(""), Value::Null] {
-        let project = Project::with(CONFIG);
+        let project = TestProject::with_config(CONFIG);
         let told = |mut event: Value| {
             event["tool_use_id"] = id.clone();
-            project.hook(&event)
+            project.run_hook(&event)
         };
         let (one, two) = (json!({"command": "ls"}), json!({"command": "pwd"}));
         for input in [&one, &two] {
-            assert_eq!(told(event("PreToolUse", "", "Bash", input.clone())), json!({}), "{id}");
+            assert_eq!(told(hook_event("PreToolUse", "", "Bash", input.clone())), json!({}), "{id}");
         }
         for input in [&one, &two] {
-            assert_eq!(told(after("", "Bash", input.clone(), json!({"stdout": "x"}))), json!({}), "{id}");
+            assert_eq!(told(post_tool_use_event("", "Bash", input.clone(), json!({"stdout": "x"}))), json!({}), "{id}");
         }
-        assert!(project.said_of().iter().all(|(decision, _)| decision == "succeeded"), "{id}: {:?}", project.said_of());
+        assert!(project.recorded_outcomes().iter().all(|(decision, _)| decision == "succeeded"), "{id}: {:?}", project.recorded_outcomes());
     }
 }
 
 #[test]
-fn a_tool_that_failed_is_over_and_one_that_was_cut_off_is_pending() {
-    let project = Project::with(CONFIG);
+fn failed_tool_is_done_and_interrupted_tool_is_pending() {
+    let project = TestProject::with_config(CONFIG);
     for (id, interrupted) in [("t1", false), ("t2", true)] {
         let input = json!({"command": format!("make {id}")});
-        assert_eq!(project.before(id, "Bash", input.clone()), json!({}));
-        let mut failed = event("PostToolUseFailure", id, "Bash", input);
+        assert_eq!(project.pre_tool_use(id, "Bash", input.clone()), json!({}));
+        let mut failed = hook_event("PostToolUseFailure", id, "Bash", input);
         failed["error"] = json!("Exit code 2\nno rule, card 4111-1111-1111-1111");
         failed["is_interrupt"] = json!(interrupted);
-        assert_eq!(project.hook(&failed), json!({}));
+        assert_eq!(project.run_hook(&failed), json!({}));
     }
-    let rows = project.rows();
+    let rows = project.exported_rows();
     let text = rows.iter().map(Value::to_string).collect::<String>();
     assert!(text.contains("Exit code 2") && !text.contains("1111-1111"), "{text}");
     let effects: Vec<&str> =
@@ -180,39 +180,39 @@ fn a_tool_that_failed_is_over_and_one_that_was_cut_off_is_pending() {
 }
 
 #[test]
-fn a_session_that_ends_leaves_what_it_did_not_report_pending() {
-    let project = Project::with(CONFIG);
-    assert_eq!(project.before("t1", "Bash", json!({"command": "sleep 1000"})), json!({}));
-    assert_eq!(project.hook(&json!({"hook_event_name": "SessionStart", "session_id": "s1", "source": "startup"})), json!({}));
-    assert_eq!(project.hook(&json!({"hook_event_name": "SessionEnd", "session_id": "s1", "reason": "other"})), json!({}));
-    assert_eq!(project.said_of(), [("failed".to_owned(), "abandoned".to_owned())]);
-    let late = project.hook(&after("t1", "Bash", json!({"command": "sleep 1000"}), json!({})));
+fn session_end_abandons_unreported_calls() {
+    let project = TestProject::with_config(CONFIG);
+    assert_eq!(project.pre_tool_use("t1", "Bash", json!({"command": "sleep 1000"})), json!({}));
+    assert_eq!(project.run_hook(&json!({"hook_event_name": "SessionStart", "session_id": "s1", "source": "startup"})), json!({}));
+    assert_eq!(project.run_hook(&json!({"hook_event_name": "SessionEnd", "session_id": "s1", "reason": "other"})), json!({}));
+    assert_eq!(project.recorded_outcomes(), [("failed".to_owned(), "abandoned".to_owned())]);
+    let late = project.run_hook(&post_tool_use_event("t1", "Bash", json!({"command": "sleep 1000"}), json!({})));
     assert_eq!(late["decision"], "block");
 }
 
 #[test]
-fn a_hook_that_is_slow_after_the_tool_shows_nothing() {
+fn slow_after_hook_withholds_result() {
     let config = format!(
         "{CONFIG}\n[[hooks]]\nname = \"slow\"\ncommand = \"./slow.sh\"\ntools = [\"lookup\"]\nwhen = \"after\"\ntimeout = \"60s\"\n"
     );
-    let project = Project::with(&config);
+    let project = TestProject::with_config(&config);
     project.write("project/slow.sh", "#!/bin/sh\nsleep 30\n");
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(project.path("project/slow.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(project.before("t1", "lookup", json!({})), json!({}));
-    let answer = project.hook(&after("t1", "lookup", json!({}), json!({"secret": "x"})));
+    assert_eq!(project.pre_tool_use("t1", "lookup", json!({})), json!({}));
+    let answer = project.run_hook(&post_tool_use_event("t1", "lookup", json!({}), json!({"secret": "x"})));
     assert_eq!(answer["hookSpecificOutput"]["updatedToolOutput"], json!({"secret": "(withheld)"}));
 }
 
 #[test]
-fn a_call_that_was_made_before_is_refused_as_such() {
+fn repeated_once_call_is_refused_with_recorded_result() {
     let once = CONFIG.replace("[tools.write]\n", "[tools.write]\nonce = true\n");
     let input = json!({"file_path": "/tmp/x", "content": "y"});
     for (setting, place) in [("", ""), ("dialect = \"bucket\"\n", "/error")] {
-        let project = Project::with(&format!("{setting}{once}"));
-        assert_eq!(project.before("t1", "Write", input.clone()), json!({}));
-        assert_eq!(project.hook(&after("t1", "Write", input.clone(), json!({"written": 7}))), json!({}));
-        let said = project.before("t2", "Write", input.clone());
+        let project = TestProject::with_config(&format!("{setting}{once}"));
+        assert_eq!(project.pre_tool_use("t1", "Write", input.clone()), json!({}));
+        assert_eq!(project.run_hook(&post_tool_use_event("t1", "Write", input.clone(), json!({"written": 7}))), json!({}));
+        let said = project.pre_tool_use("t2", "Write", input.clone());
         let (word, reason) = decision(&said);
         assert_eq!(word, "deny", "{said}");
         let told: Value = serde_json::from_str(reason.lines().last().unwrap()).unwrap();

@@ -6,16 +6,16 @@ use std::process::{Child, Stdio};
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
 
-use super::{CONFIG, Project, after, decision, event};
+use super::{CONFIG, TestProject, decision, hook_event, post_tool_use_event};
 
 /// A service, while a test needs it.
-pub(super) struct Service(Child);
+pub(super) struct HookServiceProcess(Child);
 
-impl Service {
+impl HookServiceProcess {
     /// One that answers in a project, once it does.
-    pub(super) fn start(project: &Project) -> Self {
+    pub(super) fn start(project: &TestProject) -> Self {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-        project.environment(&mut command);
+        project.set_environment(&mut command);
         let args = ["hook", "--serve", "--config", "toolgate.toml", "--socket", "hook.sock"];
         let service = Self(command.args(args).stderr(Stdio::null()).spawn().unwrap());
         // Its socket is there a moment before it is listened at.
@@ -26,7 +26,7 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+impl Drop for HookServiceProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -34,25 +34,25 @@ impl Drop for Service {
 }
 
 #[test]
-fn a_service_answers_in_another_process_and_reads_changes() {
-    let project = Project::with(CONFIG);
-    let service = Service::start(&project);
+fn hook_service_answers_and_reloads_config() {
+    let project = TestProject::with_config(CONFIG);
+    let service = HookServiceProcess::start(&project);
     let small = |event: &Value| {
         let mut command = std::process::Command::cargo_bin("toolgate-ask").unwrap();
-        project.environment(&mut command);
+        project.set_environment(&mut command);
         let mut child =
             command.args(["--socket", "hook.sock"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(event.to_string().as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
     };
-    let push = |id: &str, command: &str| event("PreToolUse", id, "Bash", json!({"command": command}));
+    let push = |id: &str, command: &str| hook_event("PreToolUse", id, "Bash", json!({"command": command}));
     let (code, stdout) = small(&push("t1", "git push"));
     assert!(code == 0 && stdout.contains("Nobody pushes"), "{stdout}");
-    let large = project.hook_as(&["hook", "--socket", "hook.sock"], &push("t2", "git push -q"));
+    let large = project.run_hook_with(&["hook", "--socket", "hook.sock"], &push("t2", "git push -q"));
     assert_eq!(decision(&large).0, "deny");
     assert_eq!(small(&push("t3", "ls")), (0, "{}\n".to_owned()));
-    assert_eq!(small(&after("t3", "Bash", json!({"command": "ls"}), json!({}))), (0, "{}\n".to_owned()));
+    assert_eq!(small(&post_tool_use_event("t3", "Bash", json!({"command": "ls"}), json!({}))), (0, "{}\n".to_owned()));
     // A file that does not load leaves the old one in force; one that does is in force at once.
     project.write("project/toolgate.toml", "store = [");
     assert!(small(&push("t4", "git push -f")).1.contains("Nobody pushes"));
@@ -70,11 +70,11 @@ fn a_service_answers_in_another_process_and_reads_changes() {
 }
 
 #[test]
-fn a_service_treats_tools_that_nobody_declared_as_the_file_in_force_says() {
-    let project = Project::with(&format!("{CONFIG}\n[client]\nundeclared = \"ask\"\n"));
-    let _service = Service::start(&project);
+fn hook_service_applies_undeclared_setting_of_loaded_file() {
+    let project = TestProject::with_config(&format!("{CONFIG}\n[client]\nundeclared = \"ask\"\n"));
+    let _service = HookServiceProcess::start(&project);
     let asked = |id: &str, tool: &str| {
-        let answer = project.hook_as(&["hook", "--socket", "hook.sock"], &event("PreToolUse", id, tool, json!({"of": id})));
+        let answer = project.run_hook_with(&["hook", "--socket", "hook.sock"], &hook_event("PreToolUse", id, tool, json!({"of": id})));
         decision(&answer).0.to_owned()
     };
     assert_eq!(asked("t1", "Known"), "ask");

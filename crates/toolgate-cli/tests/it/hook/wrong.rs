@@ -3,30 +3,30 @@
 use assert_cmd::Command;
 use serde_json::{Value, json};
 
-use super::{CONFIG, Project, decision, event};
+use super::{CONFIG, TestProject, decision, hook_event};
 
 #[test]
-fn another_ledger_in_the_place_of_one_is_noticed() {
-    let project = Project::with(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 2 }}\n"));
-    assert_eq!(project.before("t1", "Bash", json!({"command": "ls"})), json!({}));
+fn replaced_ledger_is_refused() {
+    let project = TestProject::with_config(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 2 }}\n"));
+    assert_eq!(project.pre_tool_use("t1", "Bash", json!({"command": "ls"})), json!({}));
     std::fs::rename(project.path("project/ledger.db"), project.path("project/moved.db")).unwrap();
     std::os::unix::fs::symlink(project.path("project/fresh.db"), project.path("project/ledger.db")).unwrap();
     project.write("project/fresh.db", "");
-    assert_eq!(decision(&project.before("t2", "Bash", json!({"command": "ls -l"}))).0, "deny");
+    assert_eq!(decision(&project.pre_tool_use("t2", "Bash", json!({"command": "ls -l"}))).0, "deny");
 }
 
 #[test]
-fn whatever_is_wrong_is_a_refusal() {
-    let good = event("PreToolUse", "t", "Bash", json!({"command": "ls"})).to_string();
-    let broken = |break_it: &dyn Fn(&Project), input: &str| {
-        let project = Project::with(CONFIG);
+fn hook_denies_call_on_any_failure() {
+    let good = hook_event("PreToolUse", "t", "Bash", json!({"command": "ls"})).to_string();
+    let broken = |break_it: &dyn Fn(&TestProject), input: &str| {
+        let project = TestProject::with_config(CONFIG);
         break_it(&project);
-        let said = project.said(&["hook", "--config", "toolgate.toml"], input);
+        let said = project.masked_output(&["hook", "--config", "toolgate.toml"], input);
         let refused = said.starts_with("exit 2\n") || (said.starts_with("exit 0\n") && said.contains("\"permissionDecision\":\"deny\""));
         assert!(refused, "{said}");
         said
     };
-    let fine = |_: &Project| {};
+    let fine = |_: &TestProject| {};
     let mut told = String::new();
     let mut tell = |name: &str, said: &str| told.push_str(&format!("## {name}\n{said}\n"));
     for (name, input) in [
@@ -47,24 +47,24 @@ fn whatever_is_wrong_is_a_refusal() {
     tell("a broken configuration", &broken(&|project| project.write("project/toolgate.toml", "[tools.bash]\nkind = \"clint\"\n"), &good));
     tell("an ungoverned tool", &broken(&|project| project.write("project/toolgate.toml", "[tools.bash]\nkind = \"client\"\n"), &good));
     tell("a store that is none", &broken(&|project| project.write("project/ledger.db", "this is no database, and never was one"), &good));
-    let taken_away = |project: &Project| {
+    let taken_away = |project: &TestProject| {
         project.run(&["hook", "--config", "toolgate.toml"], &good);
         std::fs::remove_file(project.path("project/ledger.db")).unwrap();
     };
     tell("a store that is gone", &broken(&taken_away, &good));
-    let taken_with_keys = |project: &Project| {
+    let taken_with_keys = |project: &TestProject| {
         taken_away(project);
         std::fs::remove_dir_all(project.path("project/ledger.db.state")).unwrap();
     };
     tell("a store that is gone with its keys", &broken(&taken_with_keys, &good));
-    let no_state = |project: &Project| project.write(".local/state/toolgate", "a file");
+    let no_state = |project: &TestProject| project.write(".local/state/toolgate", "a file");
     tell("a state directory that is none", &broken(&no_state, &good));
     insta::assert_snapshot!(told);
 }
 
 #[test]
-fn an_event_that_cannot_be_understood_is_refused_and_written_down() {
-    let project = Project::with(CONFIG);
+fn ambiguous_event_is_refused_and_recorded() {
+    let project = TestProject::with_config(CONFIG);
     let event = r#""hook_event_name":"PreToolUse","session_id":"s1","tool_name":"Bash","tool_input":{"command":"ls"},"tool_use_id":"t1""#;
     let nobody = r#""hook_event_name":"PreToolUse","session_id":7,"tool_name":"Bash""#;
     for (n, (event, more, session)) in [
@@ -81,15 +81,15 @@ fn an_event_that_cannot_be_understood_is_refused_and_written_down() {
     {
         let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &format!("{{{event},{more}}}"));
         assert!(code == 2 && stdout.is_empty() && stderr.contains("invalid_request"), "{more}: {stdout}{stderr}");
-        assert_eq!(project.said_of().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{more}");
-        let rows = project.rows();
+        assert_eq!(project.recorded_outcomes().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{more}");
+        let rows = project.exported_rows();
         assert_eq!(rows.len(), n + 1, "{more}");
         let row = &rows[n]["row"];
         assert_eq!((&row["tool"], &row["session"], &row["gate"]), (&json!("bash"), &json!(session), &json!("admit")), "{more}");
     }
     // What does not say of which tool it is, is no call.
     let (code, ..) = project.run(&["hook", "--config", "toolgate.toml"], r#"{"tool_input":{},"tool_input":{}}"#);
-    assert_eq!((code, project.rows().len()), (2, 7));
+    assert_eq!((code, project.exported_rows().len()), (2, 7));
     // An event of a tool is one, also where it names none, or no session.
     for (config, event, tool, session) in [
         ("", r#"{"hook_event_name":"PreToolUse","tool_name":"Bash","tool_input":{}}"#, "bash", "(turned away)"),
@@ -99,14 +99,14 @@ fn an_event_that_cannot_be_understood_is_refused_and_written_down() {
         ("\n[client]\nundeclared = \"ask\"\n", r#"{"hook_event_name":"PostToolUse","tool_response":{}}"#, "unnamed", "(turned away)"),
     ] {
         project.write("project/toolgate.toml", &format!("{CONFIG}{config}"));
-        let before = project.rows().len();
+        let before = project.exported_rows().len();
         let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], event);
         let refused = match event.contains("PostToolUse") {
             true => code == 0 && stderr.is_empty() && stdout.contains("\"decision\":\"block\"") && stdout.contains("invalid_request"),
             false => code == 2 && stdout.is_empty() && stderr.contains("invalid_request"),
         };
         assert!(refused, "{event}: {stdout}{stderr}");
-        let rows = project.rows();
+        let rows = project.exported_rows();
         assert_eq!(rows.len(), before + 1, "{event}");
         let row = &rows[before]["row"];
         assert_eq!((&row["tool"], &row["session"], &row["gate"]), (&json!(tool), &json!(session), &json!("admit")), "{event}");
@@ -114,15 +114,15 @@ fn an_event_that_cannot_be_understood_is_refused_and_written_down() {
 }
 
 #[test]
-fn a_failure_can_be_asked_about_and_never_passes() {
-    let project = Project::with(&format!("{CONFIG}\n[client]\non_failure = \"ask\"\nundeclared = \"ask\"\n"));
-    assert_eq!(decision(&project.before("t0", "NewTool", json!({}))).0, "ask");
-    assert_eq!(project.before("t1", "Bash", json!({"command": "ls"})), json!({}));
+fn on_failure_ask_never_allows_call() {
+    let project = TestProject::with_config(&format!("{CONFIG}\n[client]\non_failure = \"ask\"\nundeclared = \"ask\"\n"));
+    assert_eq!(decision(&project.pre_tool_use("t0", "NewTool", json!({}))).0, "ask");
+    assert_eq!(project.pre_tool_use("t1", "Bash", json!({"command": "ls"})), json!({}));
     std::fs::remove_file(project.path("project/ledger.db")).unwrap();
-    let answer = project.before("t2", "Bash", json!({"command": "ls -l"}));
+    let answer = project.pre_tool_use("t2", "Bash", json!({"command": "ls -l"}));
     assert_eq!(decision(&answer).0, "ask");
     // A session that begins cannot be stopped: its user and its model are told.
-    let answer = project.hook(&json!({"hook_event_name": "SessionStart", "session_id": "s1"}));
+    let answer = project.run_hook(&json!({"hook_event_name": "SessionStart", "session_id": "s1"}));
     for told in [&answer["systemMessage"], &answer["hookSpecificOutput"]["additionalContext"]] {
         assert!(told.as_str().is_some_and(|told| told.contains("ledger.db is gone")), "{answer}");
     }
@@ -130,28 +130,28 @@ fn a_failure_can_be_asked_about_and_never_passes() {
 }
 
 #[test]
-fn a_ledger_that_somebody_else_writes_without_end_is_named() {
+fn locked_ledger_is_reported_and_call_refused() {
     for (setting, answer) in [("", "deny"), ("[client]\non_failure = \"ask\"\n", "ask")] {
-        let project = Project::with(&format!("{CONFIG}{setting}"));
-        project.before("t0", "read", json!({"file_path": "/tmp/x"}));
+        let project = TestProject::with_config(&format!("{CONFIG}{setting}"));
+        project.pre_tool_use("t0", "read", json!({"file_path": "/tmp/x"}));
         let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
         ledger.execute_batch("BEGIN IMMEDIATE").unwrap();
-        let asked = event("PreToolUse", "t1", "bash", json!({"command": "ls"})).to_string();
+        let asked = hook_event("PreToolUse", "t1", "bash", json!({"command": "ls"})).to_string();
         let (code, said, told) = project.run(&["hook", "--config", "toolgate.toml"], &asked);
         let read: Value = serde_json::from_str(&said).unwrap();
         assert_eq!((code, decision(&read).0), (0, answer), "{said}");
         assert!(decision(&read).1.contains("store_unavailable") && told.contains("database is locked"), "{said}{told}");
         ledger.execute_batch("COMMIT").unwrap();
         // What was refused is in the ledger all the same, with the next row.
-        project.before("t2", "bash", json!({"command": "git push"}));
-        assert!(project.said_of().iter().any(|(_, code)| code == "store_unavailable"), "{:?}", project.said_of());
+        project.pre_tool_use("t2", "bash", json!({"command": "git push"}));
+        assert!(project.recorded_outcomes().iter().any(|(_, code)| code == "store_unavailable"), "{:?}", project.recorded_outcomes());
     }
 }
 
 /// On a disk that is full to the last byte there is no place for a row; then it is told, and nothing runs.
 #[test]
-fn what_can_be_kept_nowhere_is_told() {
-    let project = Project::with(CONFIG);
+fn unrecordable_call_is_refused_on_full_disk() {
+    let project = TestProject::with_config(CONFIG);
     let script = format!(
         "set -e; mkdir full; mount -t tmpfs -o size=1m none full; cp toolgate.toml full; cd full\n\
          hook() {{ echo \"$1\" | '{}' hook --config toolgate.toml; }}\n\
@@ -160,10 +160,10 @@ fn what_can_be_kept_nowhere_is_told() {
          for n in 1 2 3 4 5 6 7 8; do hook '{{\"tool_name\": \"bash\", \"tool_input\": {{\"command\": \"git push '$n'\"}}}}' || echo \"exit $?\"; done\n\
          echo \"left $(find . -name '*.jsonl' -size 0 | wc -l)\"",
         assert_cmd::cargo::cargo_bin("toolgate").display(),
-        event("PreToolUse", "t0", "Bash", json!({"command": "git push"})),
+        hook_event("PreToolUse", "t0", "Bash", json!({"command": "git push"})),
     );
     let mut command = std::process::Command::new("unshare");
-    project.environment(&mut command);
+    project.set_environment(&mut command);
     let output = command.args(["-m", "sh", "-c", &script]).output().unwrap();
     let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if told.contains("Operation not permitted") || told.contains("must be superuser") {
@@ -177,11 +177,11 @@ fn what_can_be_kept_nowhere_is_told() {
 
 /// A client takes a program that a signal has ended for one that has no objection.
 #[test]
-fn a_limit_of_the_process_is_a_refusal_and_not_its_end() {
-    let limited = |project: &Project, limit: &str, line: &str| {
+fn process_limit_refuses_call_without_killing_hook() {
+    let limited = |project: &TestProject, limit: &str, line: &str| {
         let mut command = std::process::Command::new("sh");
-        project.environment(&mut command);
-        let event = event("PreToolUse", "t1", "Bash", json!({"command": "ls"})).to_string();
+        project.set_environment(&mut command);
+        let event = hook_event("PreToolUse", "t1", "Bash", json!({"command": "ls"})).to_string();
         let script = format!("ulimit {limit}; exec {line}");
         let output = Command::from_std(command).args(["-c", &script]).write_stdin(event).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -193,9 +193,9 @@ fn a_limit_of_the_process_is_a_refusal_and_not_its_end() {
     for hook in hooks.map(|hook| format!("{hook} --config toolgate.toml")) {
         // Where there is no ledger yet, and where there is one.
         for is_new in [true, false] {
-            let project = Project::with(CONFIG);
+            let project = TestProject::with_config(CONFIG);
             if !is_new {
-                project.before("t0", "Bash", json!({"command": "pwd"}));
+                project.pre_tool_use("t0", "Bash", json!({"command": "pwd"}));
             }
             for limit in ["-f 0", "-f 8", "-f 64"] {
                 let (code, stdout, stderr) = limited(&project, limit, &hook);
@@ -205,9 +205,9 @@ fn a_limit_of_the_process_is_a_refusal_and_not_its_end() {
             }
         }
         // What cannot be said is a refusal.
-        let (code, ..) = limited(&Project::with(CONFIG), "-f 0", &format!("{hook} > said"));
+        let (code, ..) = limited(&TestProject::with_config(CONFIG), "-f 0", &format!("{hook} > said"));
         assert_eq!(code, 2, "{hook}");
     }
-    let (code, ..) = limited(&Project::new(), "-f 0", &format!("{} --help > said", program("toolgate-hook")));
+    let (code, ..) = limited(&TestProject::new(), "-f 0", &format!("{} --help > said", program("toolgate-hook")));
     assert_eq!(code, 2);
 }

@@ -3,23 +3,23 @@
 use regex::Regex;
 use serde_json::{Value, json};
 
-use super::{Kept, one_who_looks};
-use crate::toolgate;
+use super::{DemoLedger, gate_with_read_tool};
+use crate::run_toolgate;
 
 #[test]
-fn a_session_is_decided_again() {
-    let kept = Kept::new();
-    insta::assert_snapshot!(kept.said(&["replay", "tuesday"]));
+fn replay_decides_recorded_session_again() {
+    let kept = DemoLedger::new();
+    insta::assert_snapshot!(kept.masked_output(&["replay", "tuesday"]));
     for session in ["monday", "tuesday", "wednesday"] {
-        let lines = kept.json(&["replay", session]);
+        let lines = kept.json_rows(&["replay", session]);
         assert_eq!(lines.last().unwrap()["summary"]["differ"], 0);
     }
-    let two = kept.json(&["replay", "monday", "--until", "2"]);
+    let two = kept.json_rows(&["replay", "monday", "--until", "2"]);
     assert_eq!(two.len(), 3);
     let (code, _, stderr) = kept.run(&["replay", "sunday"]);
     assert!(code == 2 && stderr.contains("no session `sunday`"), "{stderr}");
     // Rules that a row was decided by, changed behind its back.
-    kept.sql().execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", []).unwrap();
+    kept.open_for_tampering().execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", []).unwrap();
     let (code, stdout, _) = kept.run(&["replay", "monday"]);
     assert!(code == 1 && stdout.contains("now refused at policy by `refund_cap`"), "{stdout}");
     // A second run of the demonstration is another desk.
@@ -29,34 +29,34 @@ fn a_session_is_decided_again() {
 }
 
 #[test]
-fn other_rules_are_tried_on_recorded_traffic() {
-    let kept = Kept::new();
+fn backtest_applies_other_rules_to_recorded_calls() {
+    let kept = DemoLedger::new();
     let rules = include_str!("../../../src/command/demo/policy.toml");
     let file = kept.directory.path().join("policy.toml");
     let trying = |text: &str| {
         std::fs::write(&file, text).unwrap();
-        kept.said(&["backtest", "--config", file.to_str().unwrap()])
+        kept.masked_output(&["backtest", "--config", file.to_str().unwrap()])
     };
     insta::assert_snapshot!(trying(rules));
     insta::assert_snapshot!(trying(&rules.replace("above = 500", "above = 100")));
     insta::assert_snapshot!(trying(&rules.replace("issue_refund", "isue_refund").chars().take(400).collect::<String>()));
     std::fs::write(&file, rules.replace("above = 500", "above = 100")).unwrap();
-    let lines = kept.json(&["backtest", "--config", file.to_str().unwrap()]);
+    let lines = kept.json_rows(&["backtest", "--config", file.to_str().unwrap()]);
     assert_eq!(lines.last().unwrap()["summary"]["calls"], 31);
     let (code, _, stderr) = kept.run(&["backtest", "--config", "nowhere.toml"]);
     assert!(code == 2 && stderr.contains("nowhere.toml"), "{stderr}");
 }
 
 #[test]
-fn a_part_of_the_traffic_is_decided_as_in_the_whole() {
-    let kept = Kept::new();
+fn filtered_backtest_decides_like_full_backtest() {
+    let kept = DemoLedger::new();
     let rules = include_str!("../../../src/command/demo/policy.toml");
     // One rule of all.
     let one = rules.split("[[policy]]").find(|rule| rule.contains("name = \"refund_cap\"")).unwrap();
     let file = kept.directory.path().join("one.toml");
     std::fs::write(&file, format!("[[policy]]{one}")).unwrap();
     let backtest = |more: &[&str]| {
-        let mut lines = kept.json(&[&["backtest", "--config", file.to_str().unwrap()], more].concat());
+        let mut lines = kept.json_rows(&[&["backtest", "--config", file.to_str().unwrap()], more].concat());
         lines.pop();
         lines
             .into_iter()
@@ -65,7 +65,7 @@ fn a_part_of_the_traffic_is_decided_as_in_the_whole() {
     };
     let whole = backtest(&[]);
     assert!(whole.len() > 3, "{whole:?}");
-    let rows = kept.json(&["audit", "query"]);
+    let rows = kept.json_rows(&["audit", "query"]);
     let times: Vec<&str> = rows.iter().map(|row| row["row"]["at"].as_str().or(row["at"].as_str()).unwrap()).collect();
     for since in times.iter().step_by(3) {
         let wanted: Vec<_> = whole.iter().filter(|(at, ..)| at.as_str() >= *since).cloned().collect();
@@ -74,10 +74,10 @@ fn a_part_of_the_traffic_is_decided_as_in_the_whole() {
 }
 
 #[tokio::test]
-async fn a_session_is_decided_again_up_to_a_turn() {
+async fn replay_until_stops_at_turn() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
-    let gate = one_who_looks(&path);
+    let gate = gate_with_read_tool(&path);
     let session = gate.session("a", "b", "talk");
     for (n, turn) in [Some(1), Some(1), None, Some(2), None, Some(3), Some(4)].into_iter().enumerate() {
         let call = session.prepare("look", json!({"n": n}));
@@ -85,16 +85,16 @@ async fn a_session_is_decided_again_up_to_a_turn() {
     }
     drop(gate);
     for (until, rows) in [("0", 0), ("1", 3), ("2", 5), ("3", 6), ("9", 7)] {
-        let (code, stdout, stderr) = toolgate(&["replay", "talk", "--until", until, "--json", "--store", path.to_str().unwrap()]);
+        let (code, stdout, stderr) = run_toolgate(&["replay", "talk", "--until", until, "--json", "--store", path.to_str().unwrap()]);
         assert_eq!((code, stdout.lines().count()), (0, rows + 1), "{until}: {stdout}{stderr}");
     }
 }
 
 #[tokio::test]
-async fn who_is_turned_away_at_the_door_does_not_keep_others_from_trying_rules() {
+async fn backtest_skips_rejected_callers() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
-    let gate = one_who_looks(&path);
+    let gate = gate_with_read_tool(&path);
     gate.session("a", "b", "s").call("look", json!({})).await;
     gate.session("nobody", "b", "s").call("look", json!({})).await;
     gate.call(gate.session("a", "b", "(turned away)").prepare("look", json!({})).with_transport_rejection("not with this token")).await;
@@ -102,7 +102,7 @@ async fn who_is_turned_away_at_the_door_does_not_keep_others_from_trying_rules()
     let rules = directory.path().join("rules.toml");
     let trying = |most: u32| {
         std::fs::write(&rules, format!("[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"look\"]\ncalls = {most}\n")).unwrap();
-        toolgate(&["backtest", "--config", rules.to_str().unwrap(), "--store", path.to_str().unwrap()])
+        run_toolgate(&["backtest", "--config", rules.to_str().unwrap(), "--store", path.to_str().unwrap()])
     };
     let (code, said, told) = trying(9);
     assert!(code == 0 && said.contains("2 calls: 2 would be decided the same, 0 differently"), "{said}{told}");
@@ -111,11 +111,11 @@ async fn who_is_turned_away_at_the_door_does_not_keep_others_from_trying_rules()
 }
 
 #[test]
-fn every_recorded_call_can_be_explained() {
-    let kept = Kept::new();
-    let rows = kept.json(&["audit", "query"]);
+fn explain_covers_every_recorded_call() {
+    let kept = DemoLedger::new();
+    let rows = kept.json_rows(&["audit", "query"]);
     let calls: Vec<&str> = rows.iter().map(|entry| entry["row"]["call"].as_str().unwrap()).collect();
-    let told = kept.json(&[&["explain"][..], &calls].concat());
+    let told = kept.json_rows(&[&["explain"][..], &calls].concat());
     assert_eq!(told.len(), rows.len());
     for (told, entry) in told.iter().zip(&rows) {
         let row = &entry["row"];
@@ -139,14 +139,14 @@ fn every_recorded_call_can_be_explained() {
 }
 
 #[tokio::test]
-async fn a_call_is_explained_on_what_it_was_decided_on() {
-    use toolgate::policy::source::Rules;
+async fn explain_uses_facts_recorded_with_call() {
+    use toolgate::policy::source::RuleSet;
     use toolgate::{Agent, Tool, Toolgate};
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
     let schema = json!({"type": "object", "properties": {"amount": {"type": "number"}}, "required": ["amount"]});
     let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(json!({"paid": true})) });
-    let rules = Rules::parse(
+    let rules = RuleSet::parse(
         "policy.toml",
         r#"
         [[policy]]
@@ -175,7 +175,7 @@ async fn a_call_is_explained_on_what_it_was_decided_on() {
     }
     let calls: Vec<String> = session.rows().await.unwrap().iter().map(|row| row.call.to_string()).collect();
     let explain = |args: &[&str]| {
-        let (code, stdout, stderr) = toolgate(&[&["explain"][..], args, &["--store", path.to_str().unwrap()]].concat());
+        let (code, stdout, stderr) = run_toolgate(&[&["explain"][..], args, &["--store", path.to_str().unwrap()]].concat());
         assert_eq!((code, stderr.as_str()), (0, ""));
         Regex::new("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z").unwrap().replace_all(&stdout, "TIME").into_owned()
     };

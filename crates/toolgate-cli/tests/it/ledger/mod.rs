@@ -8,25 +8,25 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 use serde_json::{Value, json};
 
-use crate::lookback::decided_alike;
-use crate::toolgate;
+use crate::lookback::assert_replay_unchanged;
+use crate::run_toolgate;
 
 /// A ledger of the demonstration.
-struct Kept {
+struct DemoLedger {
     directory: tempfile::TempDir,
-    is_spoilt: Cell<bool>,
+    is_tampered: Cell<bool>,
 }
 
 /// What was decided here is decided again when the test has ended.
-impl Drop for Kept {
+impl Drop for DemoLedger {
     fn drop(&mut self) {
-        self.look_back();
+        self.check_replay();
     }
 }
 
-impl Kept {
+impl DemoLedger {
     fn new() -> Self {
-        let kept = Self { directory: tempfile::tempdir().unwrap(), is_spoilt: Cell::new(false) };
+        let kept = Self { directory: tempfile::tempdir().unwrap(), is_tampered: Cell::new(false) };
         let (code, stdout, stderr) = kept.run(&["demo"]);
         assert_eq!((code, stderr.as_str()), (0, ""));
         assert!(stdout.contains("The ledger is in"), "{stdout}");
@@ -40,11 +40,11 @@ impl Kept {
     fn run(&self, args: &[&str]) -> (i32, String, String) {
         let path = self.path();
         let store = ["--store", path.to_str().unwrap()];
-        toolgate(&[args, &store].concat())
+        run_toolgate(&[args, &store].concat())
     }
 
     /// What it says, without what is different every time.
-    fn said(&self, args: &[&str]) -> String {
+    fn masked_output(&self, args: &[&str]) -> String {
         let (code, stdout, stderr) = self.run(args);
         let text = format!("exit {code}\n{stdout}{stderr}").replace(self.directory.path().to_str().unwrap(), "DIR");
         let one = |pattern: &str, to: &str, text: &str| Regex::new(pattern).unwrap().replace_all(text, to).into_owned();
@@ -57,38 +57,38 @@ impl Kept {
     }
 
     /// What it lists, whatever the width of its columns: around midnight there are two days in it.
-    fn listed(&self, args: &[&str]) -> String {
-        let said = self.said(args).replace("DAY TIME", "TIME");
+    fn masked_listing(&self, args: &[&str]) -> String {
+        let said = self.masked_output(args).replace("DAY TIME", "TIME");
         let said = Regex::new(" {2,}").unwrap().replace_all(&said, "  ").into_owned();
         Regex::new("(?m)^(20[0-9-]{8}|time|DAY) +tool").unwrap().replace_all(&said, "WHEN  tool").into_owned()
     }
 
-    fn json(&self, args: &[&str]) -> Vec<Value> {
+    fn json_rows(&self, args: &[&str]) -> Vec<Value> {
         let (_, stdout, stderr) = self.run(&[args, &["--json"]].concat());
         assert_eq!(stderr, "");
         stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    fn look_back(&self) {
-        if !self.is_spoilt.get() {
-            decided_alike(&self.path(), toolgate);
+    fn check_replay(&self) {
+        if !self.is_tampered.get() {
+            assert_replay_unchanged(&self.path(), run_toolgate);
         }
     }
 
     /// For somebody who changes what is written: it is looked back at before, and not any more.
-    fn sql(&self) -> rusqlite::Connection {
-        self.look_back();
-        self.is_spoilt.set(true);
+    fn open_for_tampering(&self) -> rusqlite::Connection {
+        self.check_replay();
+        self.is_tampered.set(true);
         rusqlite::Connection::open(self.path()).unwrap()
     }
 }
 
 #[test]
-fn calls_are_listed_and_found() {
-    let kept = Kept::new();
-    insta::assert_snapshot!(kept.listed(&["audit", "query", "--decision", "refused"]));
-    insta::assert_snapshot!(kept.listed(&["audit", "query", "--entity", "customer_id=C-2002", "-n", "2"]));
-    assert_eq!(kept.json(&["audit", "query"]).len(), 31);
+fn audit_query_filters_rows() {
+    let kept = DemoLedger::new();
+    insta::assert_snapshot!(kept.masked_listing(&["audit", "query", "--decision", "refused"]));
+    insta::assert_snapshot!(kept.masked_listing(&["audit", "query", "--entity", "customer_id=C-2002", "-n", "2"]));
+    assert_eq!(kept.json_rows(&["audit", "query"]).len(), 31);
     for (filter, count) in [
         (["--tool", "lookup_order"], 7),
         (["--session", "monday"], 10),
@@ -101,7 +101,7 @@ fn calls_are_listed_and_found() {
         (["--until", "today"], 31),
         (["--entity", "order_id=A-7"], 6),
     ] {
-        assert_eq!(kept.json(&[&["audit", "query"][..], &filter].concat()).len(), count, "{filter:?}");
+        assert_eq!(kept.json_rows(&[&["audit", "query"][..], &filter].concat()).len(), count, "{filter:?}");
     }
     let (code, stdout, _) = kept.run(&["audit", "query", "--agent", "nobody"]);
     assert_eq!((code, stdout.as_str()), (0, "no matching rows\n"));
@@ -112,15 +112,15 @@ fn calls_are_listed_and_found() {
 }
 
 #[test]
-fn one_call_is_shown_with_everything_it_rested_on() {
-    let kept = Kept::new();
-    let refused = &kept.json(&["audit", "query", "--rule", "same_customer"])[0];
+fn audit_show_prints_call_with_its_facts() {
+    let kept = DemoLedger::new();
+    let refused = &kept.json_rows(&["audit", "query", "--rule", "same_customer"])[0];
     let call = refused["row"]["call"].as_str().unwrap();
-    let said = kept.said(&["audit", "show", call]);
+    let said = kept.masked_output(&["audit", "show", call]);
     // The clock is in it.
     let said = Regex::new("20[0-9]{2}-[0-9]{2}-[0-9]{2}T([0-9:.]+Z|TIME)").unwrap().replace_all(&said, "MOMENT").into_owned();
     insta::assert_snapshot!(said.split("time by gate").next().unwrap());
-    assert_eq!(kept.json(&["audit", "show", call])[0], *refused);
+    assert_eq!(kept.json_rows(&["audit", "show", call])[0], *refused);
     let (code, _, stderr) = kept.run(&["audit", "show", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
     assert!(code == 2 && stderr.contains("list calls with `toolgate audit query`"), "{stderr}");
     let (code, _, stderr) = kept.run(&["audit", "show", "7"]);
@@ -128,28 +128,28 @@ fn one_call_is_shown_with_everything_it_rested_on() {
 }
 
 #[test]
-fn a_ledger_holds_until_somebody_changes_it() {
-    let kept = Kept::new();
+fn verify_fails_after_row_is_changed() {
+    let kept = DemoLedger::new();
     // Rows are signed when a second has passed, and at the end: how often, the machine says.
     let signed = Regex::new("[1-9][0-9]* signatures?\\b").unwrap();
-    let said = signed.replace(&kept.said(&["audit", "verify"]), "1 signature").into_owned();
+    let said = signed.replace(&kept.masked_output(&["audit", "verify"]), "1 signature").into_owned();
     insta::assert_snapshot!(said);
-    let verified = &kept.json(&["audit", "verify"])[0];
+    let verified = &kept.json_rows(&["audit", "verify"])[0];
     assert_eq!((&verified["holds"], &verified["verified"]["rows"]), (&json!(true), &json!(31)));
     let anchor = verified["verified"]["anchor"].as_str().unwrap();
     assert_eq!(kept.run(&["audit", "verify", "--anchor", anchor]).0, 0);
     let (code, _, stderr) = kept.run(&["audit", "verify", "--anchor", "31"]);
     assert!(code == 2 && stderr.contains("as `toolgate audit verify` prints it"), "{stderr}");
-    kept.sql().execute("UPDATE ledger SET body = replace(body, ':120', ':121') WHERE seq = 7", []).unwrap();
-    insta::assert_snapshot!(kept.said(&["audit", "verify"]));
-    assert_eq!(kept.json(&["audit", "verify"])[0]["flaw"]["seq"], 7);
+    kept.open_for_tampering().execute("UPDATE ledger SET body = replace(body, ':120', ':121') WHERE seq = 7", []).unwrap();
+    insta::assert_snapshot!(kept.masked_output(&["audit", "verify"]));
+    assert_eq!(kept.json_rows(&["audit", "verify"])[0]["flaw"]["seq"], 7);
     std::fs::write(kept.path(), "something else altogether").unwrap();
     let (code, stdout, _) = kept.run(&["audit", "verify"]);
     assert!(code == 1 && stdout.contains("the ledger is not intact"), "{stdout}");
 }
 
 #[test]
-fn what_is_not_there_is_told() {
+fn verbs_report_missing_ledger() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("none.db");
     let path = path.to_str().unwrap();
@@ -163,19 +163,19 @@ fn what_is_not_there_is_told() {
         &["audit", "prune"],
         &["audit", "key"],
     ] {
-        let (code, stdout, stderr) = toolgate(&[verb, &["--store", path]].concat());
+        let (code, stdout, stderr) = run_toolgate(&[verb, &["--store", path]].concat());
         assert_eq!((code, stdout.as_str()), (2, ""), "{verb:?}");
         assert!(stderr.contains("none.db"), "{verb:?}: {stderr}");
         assert!(!Path::new(path).exists(), "{verb:?} makes no ledger");
-        let (code, _, stderr) = toolgate(verb);
+        let (code, _, stderr) = run_toolgate(verb);
         assert!(code == 2 && stderr.contains("`--store PATH`"), "{verb:?}: {stderr}");
     }
 }
 
 #[test]
-fn counters_have_names_where_people_look() {
-    let kept = Kept::new();
-    let rows = kept.json(&["audit", "query"]);
+fn audit_show_prints_counter_names() {
+    let kept = DemoLedger::new();
+    let rows = kept.json_rows(&["audit", "query"]);
     let claims = |row: &&Value| row["row"]["facts"]["claimed"].as_array().is_some_and(|claimed| claimed.len() == 2);
     let call = rows.iter().find(claims).unwrap()["row"]["call"].as_str().unwrap().to_owned();
     let (_, shown, _) = kept.run(&["audit", "show", &call]);
@@ -186,8 +186,8 @@ fn counters_have_names_where_people_look() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_told() {
-    let kept = Kept::new();
+fn full_stdout_is_reported_as_error() {
+    let kept = DemoLedger::new();
     for verb in ["query", "stats", "export"] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
@@ -200,9 +200,9 @@ fn output_that_cannot_be_written_is_told() {
 }
 
 #[test]
-fn figures_and_exports() {
-    let kept = Kept::new();
-    let stats = &kept.json(&["audit", "stats"])[0];
+fn stats_and_export_cover_all_rows() {
+    let kept = DemoLedger::new();
+    let stats = &kept.json_rows(&["audit", "stats"])[0];
     assert_eq!(stats["decisions"], json!({"failed": 2, "refused": 14, "replayed": 1, "succeeded": 14}));
     assert_eq!(stats["refused_by"]["refund_cap"], 3);
     let policy = |part: &str| stats["latency"]["policy"][part].as_u64().unwrap();
@@ -220,8 +220,8 @@ fn figures_and_exports() {
 }
 
 #[test]
-fn an_export_is_not_written_over_the_ledger() {
-    let kept = Kept::new();
+fn export_refuses_to_overwrite_ledger_files() {
+    let kept = DemoLedger::new();
     let before = std::fs::read(kept.path()).unwrap();
     let (code, _, stderr) = kept.run(&["audit", "export", "--out", kept.path().to_str().unwrap()]);
     assert!(code == 2 && stderr.contains("is the ledger itself"), "{stderr}");
@@ -237,9 +237,9 @@ fn an_export_is_not_written_over_the_ledger() {
 }
 
 #[test]
-fn a_receipt_is_given_and_checked() {
-    let kept = Kept::new();
-    let paid = &kept.json(&["audit", "query", "--tool", "issue_refund", "--decision", "succeeded"])[0];
+fn receipt_is_issued_and_verified() {
+    let kept = DemoLedger::new();
+    let paid = &kept.json_rows(&["audit", "query", "--tool", "issue_refund", "--decision", "succeeded"])[0];
     let call = paid["row"]["call"].as_str().unwrap();
     let (code, receipt, _) = kept.run(&["audit", "show", call, "--receipt"]);
     assert_eq!(code, 0);
@@ -247,19 +247,19 @@ fn a_receipt_is_given_and_checked() {
     std::fs::write(&file, &receipt).unwrap();
     let file = file.to_str().unwrap();
     let key = kept.run(&["audit", "key"]).1.trim().to_uppercase();
-    let (code, stdout, _) = toolgate(&["audit", "receipt", file, "--key", &key]);
+    let (code, stdout, _) = run_toolgate(&["audit", "receipt", file, "--key", &key]);
     assert!(code == 0 && stdout.contains("the receipt is valid: `issue_refund` succeeded"), "{stdout}");
     let (code, stdout, _) = kept.run(&["audit", "receipt", file]);
     assert!(code == 0 && stdout.contains("its row is in the ledger, unchanged"), "{stdout}");
-    let (code, _, stderr) = toolgate(&["audit", "receipt", file, "--key", "5f"]);
+    let (code, _, stderr) = run_toolgate(&["audit", "receipt", file, "--key", "5f"]);
     assert!(code == 2 && stderr.contains("64 hexadecimal digits"), "{stderr}");
-    let (code, _, stderr) = toolgate(&["audit", "receipt", file]);
+    let (code, _, stderr) = run_toolgate(&["audit", "receipt", file]);
     assert!(code == 2 && stderr.contains("no ledger to check against"), "{stderr}");
     std::fs::write(file, receipt.replace("succeeded", "refused")).unwrap();
-    let (code, stdout, _) = toolgate(&["audit", "receipt", file, "--key", &key]);
+    let (code, stdout, _) = run_toolgate(&["audit", "receipt", file, "--key", &key]);
     assert!(code == 1 && stdout.contains("this ledger did not sign it"), "{stdout}");
     std::fs::write(file, &receipt).unwrap();
-    kept.sql().execute("UPDATE ledger SET body = replace(body, '120', '121') WHERE call = (SELECT call FROM ledger WHERE tool = 'issue_refund' AND decision = 'succeeded' LIMIT 1)", []).unwrap();
+    kept.open_for_tampering().execute("UPDATE ledger SET body = replace(body, '120', '121') WHERE call = (SELECT call FROM ledger WHERE tool = 'issue_refund' AND decision = 'succeeded' LIMIT 1)", []).unwrap();
     let (code, stdout, _) = kept.run(&["audit", "receipt", file]);
     assert!(code == 1 && stdout.contains("the ledger is not intact"), "{stdout}");
     let (code, stdout, stderr) = kept.run(&["audit", "show", call, "--receipt"]);
@@ -270,24 +270,24 @@ fn a_receipt_is_given_and_checked() {
 }
 
 #[test]
-fn what_belongs_to_others_is_not_touched() {
+fn foreign_database_is_refused_and_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("other.db");
     rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE mine (x); INSERT INTO mine VALUES (1)").unwrap();
     let before = std::fs::read(&path).unwrap();
-    let (code, _, stderr) = toolgate(&["demo", "--store", path.to_str().unwrap()]);
+    let (code, _, stderr) = run_toolgate(&["demo", "--store", path.to_str().unwrap()]);
     assert!(code == 2 && stderr.contains("a database of another program"), "{stderr}");
     assert_eq!(std::fs::read(&path).unwrap(), before);
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "and nothing is left beside it");
-    let (code, _, stderr) = toolgate(&["demo", "--store", directory.path().to_str().unwrap()]);
+    let (code, _, stderr) = run_toolgate(&["demo", "--store", directory.path().to_str().unwrap()]);
     assert!(code == 2 && stderr.contains("is a directory"), "{stderr}");
 }
 
 #[test]
-fn a_pipe_is_not_waited_for() {
-    let kept = Kept::new();
-    kept.look_back();
-    kept.is_spoilt.set(true);
+fn fifo_as_ledger_is_refused_without_waiting() {
+    let kept = DemoLedger::new();
+    kept.check_replay();
+    kept.is_tampered.set(true);
     let (place, state) = (kept.directory.path().join("pipe.db"), kept.directory.path().join("ledger.db.state"));
     let pipe = |path: &Path| {
         let _ = std::fs::remove_file(path);
@@ -295,7 +295,7 @@ fn a_pipe_is_not_waited_for() {
     };
     pipe(&place);
     for verb in [&["audit", "query"][..], &["audit", "verify"], &["audit", "key"], &["audit", "settle"], &["demo"]] {
-        let (code, _, stderr) = toolgate(&[verb, &["--store", place.to_str().unwrap()]].concat());
+        let (code, _, stderr) = run_toolgate(&[verb, &["--store", place.to_str().unwrap()]].concat());
         assert!(code == 2 && stderr.contains("not a regular file"), "{verb:?}: {stderr}");
     }
     // What is no key hides none.
@@ -313,8 +313,8 @@ fn a_pipe_is_not_waited_for() {
 }
 
 #[test]
-fn who_has_read_enough_is_left_alone() {
-    let kept = Kept::new();
+fn closed_stdout_pipe_causes_no_panic() {
+    let kept = DemoLedger::new();
     let exe = assert_cmd::cargo::cargo_bin("toolgate");
     for verb in ["query --json", "stats --json", "stats", "export", "verify", "verify --json", "key"] {
         let script = format!("'{}' audit {verb} --store '{}' | true; exit ${{PIPESTATUS[0]}}", exe.display(), kept.path().display());
@@ -325,11 +325,11 @@ fn who_has_read_enough_is_left_alone() {
 }
 
 #[test]
-fn what_is_found_is_said_also_where_nobody_reads_it() {
-    let kept = Kept::new();
+fn exit_code_is_kept_if_stdout_is_closed() {
+    let kept = DemoLedger::new();
     let (file, receipt) = (kept.directory.path().join("policy.toml"), kept.directory.path().join("receipt.json"));
     std::fs::write(&file, include_str!("../../../src/command/demo/policy.toml").replace("above = 500", "above = 100")).unwrap();
-    let call = kept.json(&["audit", "query", "-n", "1"])[0]["row"]["call"].as_str().unwrap().to_owned();
+    let call = kept.json_rows(&["audit", "query", "-n", "1"])[0]["row"]["call"].as_str().unwrap().to_owned();
     std::fs::write(&receipt, kept.run(&["audit", "show", &call, "--receipt"]).1).unwrap();
     let (file, receipt, path) = (file.to_str().unwrap(), receipt.to_str().unwrap(), kept.path());
     let unread = |args: &[&str]| {
@@ -342,14 +342,14 @@ fn what_is_found_is_said_also_where_nobody_reads_it() {
         assert_eq!(unread(verb), Some(0), "{verb:?}");
     }
     assert_eq!(unread(&["backtest", "--config", file]), Some(1));
-    kept.sql().execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", []).unwrap();
+    kept.open_for_tampering().execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", []).unwrap();
     for verb in [&["audit", "verify"][..], &["audit", "verify", "--json"], &["audit", "receipt", receipt], &["replay", "monday"]] {
         assert_eq!(unread(verb), Some(1), "{verb:?}");
     }
 }
 
 /// A gate on a ledger, with a tool that only looks.
-fn one_who_looks(ledger: &Path) -> toolgate::Toolgate {
+fn gate_with_read_tool(ledger: &Path) -> toolgate::Toolgate {
     use toolgate::{Agent, Effect, Tool, Toolgate};
     let look = Tool::dynamic("look", "Looks.", json!({"type": "object"}), |_, _| async { Ok(json!(1)) }).effect(Effect::Read);
     let store = std::sync::Arc::new(toolgate_store::SqliteStore::open(ledger).unwrap());
@@ -357,16 +357,16 @@ fn one_who_looks(ledger: &Path) -> toolgate::Toolgate {
 }
 
 #[tokio::test]
-async fn what_others_said_does_nothing_to_a_terminal() {
+async fn audit_output_escapes_control_characters() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
-    let gate = one_who_looks(&path);
+    let gate = gate_with_read_tool(&path);
     let hostile = "a\u{9b}2Kb\u{202e}c\u{2028}d\u{e0041}e\u{7f}";
     let call = gate.session("a", hostile, "talk").call("look", json!({"said": hostile})).await.call.to_string();
     gate.session("a", "b", "talk").call("look", json!({})).await;
     drop(gate);
     let seen = |args: &[&str]| {
-        let (_, stdout, stderr) = toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
+        let (_, stdout, stderr) = run_toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
         let text = format!("{stdout}{stderr}");
         assert!(!text.contains(['\u{9b}', '\u{202e}', '\u{2028}', '\u{e0041}', '\u{7f}']), "{args:?}: {text:?}");
         text
@@ -384,7 +384,7 @@ async fn what_others_said_does_nothing_to_a_terminal() {
 }
 
 #[tokio::test]
-async fn what_is_not_written_down_yet_is_shown_as_json_too() {
+async fn audit_show_prints_pending_call_as_json() {
     use toolgate::{Agent, ManualClock, SignedDuration, Timestamp, Tool, Toolgate};
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
@@ -395,7 +395,7 @@ async fn what_is_not_written_down_yet_is_shown_as_json_too() {
     let gate = Toolgate::builder().store(store).agent(agent).clock(std::sync::Arc::new(ManualClock::at(then))).build().unwrap();
     let call = gate.admit(gate.session("a", "b", "s").prepare("run", json!({"n": 1})).client_id("c")).await.unwrap().call.to_string();
     drop(gate);
-    let show = |more: &[&str]| toolgate(&[&["audit", "show", &call, "--store", path.to_str().unwrap()], more].concat());
+    let show = |more: &[&str]| run_toolgate(&[&["audit", "show", &call, "--store", path.to_str().unwrap()], more].concat());
     let (code, stdout, stderr) = show(&["--json"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     let shown: Value = serde_json::from_str(&stdout).unwrap();
@@ -404,7 +404,7 @@ async fn what_is_not_written_down_yet_is_shown_as_json_too() {
 }
 
 /// A ledger with two calls of which nobody knows whether they took effect.
-async fn in_the_dark(path: &Path) -> Vec<String> {
+async fn ledger_with_pending_calls(path: &Path) -> Vec<String> {
     use toolgate::{Agent, Failure, Tool, Toolgate};
     let schema = json!({"type": "object", "properties": {"order": {"type": "string"}}});
     let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Err::<Value, _>(Failure::transient("gone", "the line broke")) });
@@ -421,13 +421,13 @@ async fn in_the_dark(path: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_person_settles_what_nobody_knows_and_pruning_leaves_it_alone() {
+async fn pending_call_survives_prune_and_is_settled() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
-    let calls = in_the_dark(&path).await;
-    let run = |args: &[&str]| toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
-    decided_alike(&path, toolgate);
+    let calls = ledger_with_pending_calls(&path).await;
+    let run = |args: &[&str]| run_toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
+    assert_replay_unchanged(&path, run_toolgate);
     // Nobody else can read the keys.
     let mut keys = 0;
     for key in std::fs::read_dir(directory.path().join("ledger.db.state/keys")).unwrap() {
@@ -456,8 +456,8 @@ async fn a_person_settles_what_nobody_knows_and_pruning_leaves_it_alone() {
 }
 
 #[test]
-fn what_is_kept_can_be_pruned_settled_and_signed_anew() {
-    let kept = Kept::new();
+fn demo_ledger_is_pruned_and_its_key_rotated() {
+    let kept = DemoLedger::new();
     let (code, stdout, _) = kept.run(&["audit", "settle"]);
     assert_eq!((code, stdout.as_str()), (0, "no pending calls\n"));
     let (code, _, stderr) = kept.run(&["audit", "settle", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8", "--never", "--by", "ann"]);
@@ -470,7 +470,7 @@ fn what_is_kept_can_be_pruned_settled_and_signed_anew() {
     let second = kept.run(&["audit", "key", "--rotate"]).1;
     assert_ne!(first, second);
     assert_eq!(kept.run(&["audit", "key"]).1, second);
-    let call = kept.json(&["audit", "query", "-n", "1"])[0]["row"]["call"].as_str().unwrap().to_owned();
+    let call = kept.json_rows(&["audit", "query", "-n", "1"])[0]["row"]["call"].as_str().unwrap().to_owned();
     let (_, stdout, _) = kept.run(&["audit", "prune", "--older-than", "0s"]);
     assert!(stdout.starts_with("31 rows"), "{stdout}");
     let (code, _, stderr) = kept.run(&["audit", "show", &call]);

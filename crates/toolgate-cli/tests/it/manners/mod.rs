@@ -11,27 +11,27 @@ use std::time::Duration;
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
 
-use crate::hook::Project;
-use crate::verbs::{plain, program, tell, told};
+use crate::hook::TestProject;
+use crate::verbs::{mask_variable_parts, run_program, send_hook_event, transcript};
 
 /// A program that runs until it is dropped.
-struct Running(Child);
+struct ToolgateProcess(Child);
 
-impl Running {
-    fn start(project: &Project, args: &[&str]) -> Self {
+impl ToolgateProcess {
+    fn start(project: &TestProject, args: &[&str]) -> Self {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-        project.environment(&mut command);
+        project.set_environment(&mut command);
         Self(command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
     /// What the kernel says of it.
-    fn status(&self, name: &str) -> Option<String> {
+    fn proc_status(&self, name: &str) -> Option<String> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap_or_default();
         status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start_matches(':').trim().to_owned()))
     }
 }
 
-impl Drop for Running {
+impl Drop for ToolgateProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -39,8 +39,8 @@ impl Drop for Running {
 }
 
 /// All that a gateway says, with its exit code, when it is told to end as soon as it says that it serves.
-fn served(project: &Project, args: &[&str]) -> String {
-    let mut gateway = Running::start(project, args);
+fn serve_output(project: &TestProject, args: &[&str]) -> String {
+    let mut gateway = ToolgateProcess::start(project, args);
     let (stdout, stderr) = (gateway.0.stdout.take().unwrap(), gateway.0.stderr.take().unwrap());
     let (tell, told) = std::sync::mpsc::channel();
     let hears = |stream: Box<dyn std::io::Read + Send>, is_error: bool| {
@@ -64,13 +64,13 @@ fn served(project: &Project, args: &[&str]) -> String {
     // An upstream is heard whenever it speaks.
     said.sort();
     let said: Vec<String> = said.into_iter().map(|(_, line)| line).collect();
-    plain(&format!("$ {} [{code}]\n{}\n", args.join(" "), said.join("\n")))
+    mask_variable_parts(&format!("$ {} [{code}]\n{}\n", args.join(" "), said.join("\n")))
 }
 
 #[test]
-fn a_gateway_says_where_it_serves_or_why_not() {
-    let project = Project::new();
-    insta::assert_snapshot!(told(&project, "serve; serve --config none.toml"), @"
+fn serve_prints_address_or_error() {
+    let project = TestProject::new();
+    insta::assert_snapshot!(transcript(&project, "serve; serve --config none.toml"), @"
     $ serve [2]
     error: no toolgate.toml here, so no configuration is in force; create one with `toolgate init`
     $ serve --config none.toml [2]
@@ -81,9 +81,9 @@ fn a_gateway_says_where_it_serves_or_why_not() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let said = [
-        served(&project, &[&config[..], &["--listen", "127.0.0.1:0"]].concat()),
-        served(&project, &[&config[..], &["--stdio"]].concat()),
-        told(
+        serve_output(&project, &[&config[..], &["--listen", "127.0.0.1:0"]].concat()),
+        serve_output(&project, &[&config[..], &["--stdio"]].concat()),
+        transcript(
             &project,
             &format!(
                 "serve; serve --config toolgate.toml --listen {address}; serve --config toolgate.toml --listen here; \
@@ -114,15 +114,15 @@ fn a_gateway_says_where_it_serves_or_why_not() {
 }
 
 #[test]
-fn more_is_told_or_nothing_but_what_went_wrong() {
-    let project = crate::gateway::project("undeclared = \"read\"\n");
+fn verbosity_flags_control_serve_output() {
+    let project = crate::gateway::project_with_inner_upstream("undeclared = \"read\"\n");
     let serve = ["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"];
-    let away = Project::with("store = \"l.db\"\n[upstreams.gone]\ncommand = \"/nowhere/program\"\n");
-    let said = served(&away, &[&["-q"][..], &serve].concat());
+    let away = TestProject::with_config("store = \"l.db\"\n[upstreams.gone]\ncommand = \"/nowhere/program\"\n");
+    let said = serve_output(&away, &[&["-q"][..], &serve].concat());
     assert!(said.contains("upstream is down"), "what is wrong is told all the same: {said}");
-    let said = served(&away, &serve);
+    let said = serve_output(&away, &serve);
     assert!(said.contains("  ✗ gone: unavailable\n") && said.matches("cannot be started").count() == 1, "a reason is given once: {said}");
-    let said = [&[][..], &["-q"], &["-v"]].map(|flags| served(&project, &[flags, &serve].concat()));
+    let said = [&[][..], &["-q"], &["-v"]].map(|flags| serve_output(&project, &[flags, &serve].concat()));
     insta::assert_snapshot!(said.concat(), @r#"
     $ serve --config toolgate.toml --listen 127.0.0.1:PORT [0]
     toolgate serves at http://127.0.0.1:PORT/mcp
@@ -137,7 +137,7 @@ fn more_is_told_or_nothing_but_what_went_wrong() {
      INFO upstream is up upstream="in"
      INFO toolgate serves on standard streams upstream="in"
     "#);
-    insta::assert_snapshot!(told(&project, "-q serve --config none.toml; -q -v demo"), @"
+    insta::assert_snapshot!(transcript(&project, "-q serve --config none.toml; -q -v demo"), @"
     $ -q serve --config none.toml [2]
     error: none.toml: No such file or directory (os error 2)
     $ -q -v demo [2]
@@ -148,7 +148,7 @@ fn more_is_told_or_nothing_but_what_went_wrong() {
 }
 
 /// What fuzzing has found.
-fn corpus() -> Vec<(String, Vec<u8>)> {
+fn hook_fuzz_corpus() -> Vec<(String, Vec<u8>)> {
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/hook");
     let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
     let mut texts: Vec<_> = files.map(|path| (path.display().to_string(), std::fs::read(&path).unwrap())).collect();
@@ -158,13 +158,13 @@ fn corpus() -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn whatever_a_client_says_is_answered_or_refused() {
-    let project = Project::new();
+fn any_hook_input_is_answered_or_refused() {
+    let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
     let odd = [&b"\xff\xfe{}"[..], b"\0\0", b"{\"tool_name\": \"\xff\"}", b"{} {}"].map(|bytes| (format!("{bytes:?}"), bytes.to_vec()));
     let answered = |name: &str, args: &[&str]| {
-        for (text, bytes) in corpus().iter().chain(&odd) {
-            let (code, stdout, stderr) = program(&project, name, args, bytes);
+        for (text, bytes) in hook_fuzz_corpus().iter().chain(&odd) {
+            let (code, stdout, stderr) = run_program(&project, name, args, bytes);
             match code {
                 0 => assert!(serde_json::from_str::<Value>(&stdout).unwrap().is_object(), "{text}: {stdout}"),
                 2 => {
@@ -182,13 +182,13 @@ fn whatever_a_client_says_is_answered_or_refused() {
 }
 
 #[test]
-fn no_event_breaks_its_reader() {
-    for (_, bytes) in corpus() {
+fn mutated_event_does_not_panic_parser() {
+    for (_, bytes) in hook_fuzz_corpus() {
         for at in 0..bytes.len() {
             let (before, after) = bytes.split_at(at);
             // Cut off; one byte less; one byte more.
             for text in [before.to_vec(), [before, &after[1..]].concat(), [before, b"\"", after].concat(), [before, b"}", after].concat()] {
-                if let Err(reason) = toolgate_hook::event::Event::parse(&text) {
+                if let Err(reason) = toolgate_hook::event::HookEvent::parse(&text) {
                     assert!(!reason.is_empty());
                 }
             }
@@ -197,9 +197,9 @@ fn no_event_breaks_its_reader() {
 }
 
 #[test]
-fn a_user_has_it_in_every_project() {
-    let project = Project::new();
-    insta::assert_snapshot!(told(&project, "init --user; init --for codex --user --dry-run"), @"
+fn init_user_installs_hooks_for_all_projects() {
+    let project = TestProject::new();
+    insta::assert_snapshot!(transcript(&project, "init --user; init --for codex --user --dry-run"), @"
     $ init --user [2]
     error: the following required arguments were not provided:
       --for <CLIENT>
@@ -210,7 +210,7 @@ fn a_user_has_it_in_every_project() {
     would write HOME/.codex/hooks.json
     ");
     assert_eq!(std::fs::read_dir(project.path("")).unwrap().count(), 1, "nothing was written");
-    insta::assert_snapshot!(told(&project, "init --for codex --user; init --for codex --user; doctor"), @"
+    insta::assert_snapshot!(transcript(&project, "init --for codex --user; init --for codex --user; doctor"), @"
     $ init --for codex --user [0]
     wrote HOME/.config/toolgate/toolgate.toml
     wrote HOME/.codex/hooks.json
@@ -238,7 +238,7 @@ fn a_user_has_it_in_every_project() {
     let push = json!({"tool_name": "bash", "tool_input": {"command": "git push -f"}});
     let (code, _, stderr) = project.run(&["hook", "--client", "codex"], &push.to_string());
     assert!(code == 2 && stderr.contains("no_force_push"), "{stderr}");
-    insta::assert_snapshot!(told(&project, "eject; eject --user; eject --user"), @"
+    insta::assert_snapshot!(transcript(&project, "eject; eject --user; eject --user"), @"
     $ eject [0]
     no settings with toolgate found
     $ eject --user [0]
@@ -250,13 +250,13 @@ fn a_user_has_it_in_every_project() {
 }
 
 #[test]
-fn the_doctor_sees_a_state_that_is_not_the_users_alone() {
-    let project = Project::new();
+fn doctor_reports_shared_state_directory() {
+    let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
     let state = project.path(".local/state/toolgate");
     let allow = |mode: u32| std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap();
     allow(0o755);
-    insta::assert_snapshot!(told(&project, "doctor; doctor --json; trust"), @r#"
+    insta::assert_snapshot!(transcript(&project, "doctor; doctor --json; trust"), @r#"
     $ doctor [1]
     ✗ state          the state directory HOME/.local/state/toolgate: others may look into it (mode 755); run `chmod 700` on it
     the gate has problems
@@ -269,31 +269,31 @@ fn the_doctor_sees_a_state_that_is_not_the_users_alone() {
     assert_eq!(project.run(&["doctor"], "").0, 0);
     // Only root can give something away.
     if std::os::unix::fs::chown(&state, Some(65_534), None).is_ok() {
-        assert!(told(&project, "doctor").contains("✗ state          the state directory HOME/.local/state/toolgate: it belongs"));
+        assert!(transcript(&project, "doctor").contains("✗ state          the state directory HOME/.local/state/toolgate: it belongs"));
     }
     std::fs::rename(&state, project.path("moved")).unwrap();
     project.write(".local/state/toolgate", "a file");
-    assert!(told(&project, "doctor").contains("✗ state          the state directory HOME/.local/state/toolgate: it is no directory"));
+    assert!(transcript(&project, "doctor").contains("✗ state          the state directory HOME/.local/state/toolgate: it is no directory"));
 }
 
 #[test]
-fn the_doctor_sees_a_clock_that_went_backwards() {
-    let project = Project::new();
+fn doctor_reports_clock_set_back() {
+    let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
-    tell(&project, "PreToolUse", "git push -f", &json!({}));
+    send_hook_event(&project, "PreToolUse", "git push -f", &json!({}));
     let ledger = rusqlite::Connection::open(project.path(".local/state/toolgate/ledger.db")).unwrap();
     let later = "UPDATE ledger SET body = replace(body, '\"at\":\"20', '\"at\":\"30')";
     assert_eq!(ledger.execute(later, []).unwrap(), 1);
-    let said = told(&project, "doctor");
+    let said = transcript(&project, "doctor");
     let clock = said.lines().find(|line| line.contains(" clock ")).unwrap();
     insta::assert_snapshot!(clock, @"✗ clock          the clock went backwards: it is MOMENT, but the ledger has a row of MOMENT");
     assert!(said.starts_with("$ doctor [1]\n"), "{said}");
 }
 
 #[test]
-fn every_verb_has_a_page_and_is_completed_in_every_shell() {
-    let project = Project::new();
-    insta::assert_snapshot!(told(&project, "man pages; man; completions nosh; schema x"), @"
+fn every_verb_has_man_page_and_completion() {
+    let project = TestProject::new();
+    insta::assert_snapshot!(transcript(&project, "man pages; man; completions nosh; schema x"), @"
     $ man pages [0]
     $ man [2]
     error: the following required arguments were not provided:
@@ -328,19 +328,19 @@ fn every_verb_has_a_page_and_is_completed_in_every_shell() {
 }
 
 #[test]
-fn the_schema_is_the_one_that_is_shipped() {
-    let (code, stdout, stderr) = Project::new().run(&["schema"], "");
+fn printed_schema_equals_shipped_schema() {
+    let (code, stdout, stderr) = TestProject::new().run(&["schema"], "");
     assert_eq!((code, stderr.as_str()), (0, ""));
     assert!(stdout == include_str!("../../../../../schema/toolgate.schema.json"), "write it to schema/toolgate.schema.json");
 }
 
 #[test]
-fn the_small_programs_help_and_refuse() {
-    let project = Project::new();
+fn hook_binary_prints_help_and_rejects_arguments() {
+    let project = TestProject::new();
     let mut told = String::new();
     for name in ["toolgate-hook"] {
         for args in [&["--help"][..], &["--nonsense", "x"], &["--socket", "none.sock"]] {
-            let (code, stdout, stderr) = program(&project, name, args, b"{\"tool_name\": \"bash\"}");
+            let (code, stdout, stderr) = run_program(&project, name, args, b"{\"tool_name\": \"bash\"}");
             told.push_str(&format!("$ {name} {} [{code}]\n{stdout}{stderr}", args.join(" ")));
         }
     }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Running, served};
-use crate::hook::Project;
-use crate::verbs::{CODER, desk, tell, told};
+use super::{ToolgateProcess, serve_output};
+use crate::hook::TestProject;
+use crate::verbs::{CODER_CONFIG, demo_project, send_hook_event, transcript};
 
 /// The first line on standard error that has these words.
-fn heard(running: &mut Running, words: &str) -> String {
+fn wait_for_stderr_line(running: &mut ToolgateProcess, words: &str) -> String {
     let stderr = BufReader::new(running.0.stderr.take().unwrap());
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
@@ -24,8 +24,8 @@ fn heard(running: &mut Running, words: &str) -> String {
 }
 
 #[test]
-fn rows_go_by_themselves_only_where_the_configuration_says_when() {
-    let project = desk();
+fn serve_prunes_rows_only_with_retention() {
+    let project = demo_project();
     let keeping = |retention: &str| {
         let config = format!("store = \"ledger.db\"\n{retention}name = \"desk\"\n[tools.calc]\nkind = \"builtin\"\n");
         project.write("project/toolgate.toml", &config);
@@ -45,17 +45,17 @@ fn rows_go_by_themselves_only_where_the_configuration_says_when() {
     older(40);
     first("2000-01-01T00:00:00Z");
     keeping("");
-    assert!(!served(&project, &serve).contains("(`retention`)"));
+    assert!(!serve_output(&project, &serve).contains("(`retention`)"));
     assert_eq!(rows(), 31);
     keeping("retention = \"60d\"\n");
-    let line = heard(&mut Running::start(&project, &serve), "(`retention`)");
+    let line = wait_for_stderr_line(&mut ToolgateProcess::start(&project, &serve), "(`retention`)");
     assert!(line.starts_with("removed 1 row and 0 sealed records from before "), "{line}");
     assert_eq!(rows(), 30);
     // Of another ledger than the one it names, a configuration says nothing.
     keeping("retention = \"30d\"\n");
     std::fs::copy(project.path("project/toolgate.toml"), project.path("toolgate.toml")).unwrap();
     let elsewhere = ["serve", "--config", "../toolgate.toml", "--listen", "127.0.0.1:0", "--store", "ledger.db"];
-    assert!(!served(&project, &elsewhere).contains("(`retention`)"));
+    assert!(!serve_output(&project, &elsewhere).contains("(`retention`)"));
     assert_eq!(rows(), 30);
     // A clock that is far ahead of the newest row lets nothing go.
     let written = |from: &str, to: &str| {
@@ -65,18 +65,18 @@ fn rows_go_by_themselves_only_where_the_configuration_says_when() {
     };
     written("20", "19");
     first("1900-01-01T00:00:00Z");
-    let line = heard(&mut Running::start(&project, &serve), "(`retention`)");
+    let line = wait_for_stderr_line(&mut ToolgateProcess::start(&project, &serve), "(`retention`)");
     assert!(line.starts_with("removed 1 row and 0 sealed records from before 19"), "{line}");
     assert_eq!(rows(), 29);
     written("19", "20");
-    let line = heard(&mut Running::start(&project, &serve), "(`retention`)");
+    let line = wait_for_stderr_line(&mut ToolgateProcess::start(&project, &serve), "(`retention`)");
     assert!(line.starts_with("removed 29 rows and 0 sealed records from before "), "{line}");
     assert_eq!(project.run(&["audit", "query", "--json"], "").1, "");
     assert_eq!(project.run(&["audit", "verify"], "").0, 0, "what is left holds");
     older(40);
     let hook = ["hook", "--serve", "--config", "toolgate.toml", "--socket", "hook.sock"];
-    assert!(heard(&mut Running::start(&project, &hook), "(`retention`)").starts_with("removed "));
-    let said = told(&project, "doctor --config toolgate.toml");
+    assert!(wait_for_stderr_line(&mut ToolgateProcess::start(&project, &hook), "(`retention`)").starts_with("removed "));
+    let said = transcript(&project, "doctor --config toolgate.toml");
     assert!(
         said.contains("ledger         HOME/project/ledger.db\n                 `toolgate serve` removes rows after 30 days\n"),
         "{said}"
@@ -84,8 +84,8 @@ fn rows_go_by_themselves_only_where_the_configuration_says_when() {
 }
 
 #[test]
-fn what_is_pruned_by_hand_goes_by_the_configuration() {
-    let project = desk();
+fn prune_defaults_to_retention_of_config() {
+    let project = demo_project();
     let pruned = |args: &[&str]| project.run(&[&["audit", "prune", "--dry-run"], args].concat(), "").1;
     let keeping = |store: &str| {
         let config = format!("store = \"{store}\"\nretention = \"36500d\"\n[tools.calc]\nkind = \"builtin\"\n");
@@ -116,32 +116,32 @@ fn what_is_pruned_by_hand_goes_by_the_configuration() {
 }
 
 #[test]
-fn the_doctor_says_how_old_rows_have_become() {
-    let project = desk();
+fn doctor_reports_age_of_oldest_row() {
+    let project = demo_project();
     project.write("project/toolgate.toml", "store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n");
-    assert!(!told(&project, "doctor --config toolgate.toml").contains("the oldest row"));
+    assert!(!transcript(&project, "doctor --config toolgate.toml").contains("the oldest row"));
     let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
     ledger.execute("UPDATE ledger SET body = replace(body, '\"at\":\"20', '\"at\":\"19')", []).unwrap();
-    let said = told(&project, "doctor --config toolgate.toml");
+    let said = transcript(&project, "doctor --config toolgate.toml");
     assert!(said.contains("the oldest row is from TIME; set `retention` or run `toolgate audit prune`"), "{said}");
     assert_eq!(project.run(&["audit", "prune", "--older-than", "0s"], "").0, 0);
 }
 
 #[test]
-fn whoever_follows_the_ledger_sees_what_comes() {
-    let project = Project::with(CODER);
-    tell(&project, "PreToolUse", "rm before", &json!({}));
-    let mut tail = Running::start(&project, &["audit", "tail", "-f", "-n", "1", "--decision", "refused"]);
+fn audit_tail_prints_new_rows() {
+    let project = TestProject::with_config(CODER_CONFIG);
+    send_hook_event(&project, "PreToolUse", "rm before", &json!({}));
+    let mut tail = ToolgateProcess::start(&project, &["audit", "tail", "-f", "-n", "1", "--decision", "refused"]);
     let (heard, lines) = mpsc::channel();
     let stdout = BufReader::new(tail.0.stdout.take().unwrap());
     std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| heard.send(line)));
     let next = || lines.recv_timeout(Duration::from_secs(60)).unwrap();
     assert!(next().contains("rm before"));
     // What does not fit is passed over.
-    tell(&project, "PreToolUse", "ls", &json!({}));
-    tell(&project, "PostToolUse", "ls", &json!({"tool_response": {}}));
+    send_hook_event(&project, "PreToolUse", "ls", &json!({}));
+    send_hook_event(&project, "PostToolUse", "ls", &json!({"tool_response": {}}));
     for command in ["rm after", "rm later"] {
-        tell(&project, "PreToolUse", command, &json!({}));
+        send_hook_event(&project, "PreToolUse", command, &json!({}));
         let line = next();
         assert!(line.contains(command) && line.contains("refused"), "{line}");
     }
@@ -149,11 +149,11 @@ fn whoever_follows_the_ledger_sees_what_comes() {
 }
 
 #[test]
-fn whoever_follows_the_ledger_goes_with_its_reader() {
-    let project = Project::with(CODER);
-    tell(&project, "PreToolUse", "rm before", &json!({}));
+fn audit_tail_exits_with_its_reader() {
+    let project = TestProject::with_config(CODER_CONFIG);
+    send_hook_event(&project, "PreToolUse", "rm before", &json!({}));
     for args in [&["audit", "tail", "-f"][..], &["audit", "tail", "-f", "--json"][..]] {
-        let mut tail = Running::start(&project, args);
+        let mut tail = ToolgateProcess::start(&project, args);
         let (mut stdout, mut line) = (BufReader::new(tail.0.stdout.take().unwrap()), String::new());
         stdout.read_line(&mut line).unwrap();
         assert!(line.contains("rm before"), "{line}");
@@ -169,8 +169,8 @@ fn whoever_follows_the_ledger_goes_with_its_reader() {
 }
 
 #[test]
-fn an_export_is_written_as_it_is_read() {
-    let project = desk();
+fn export_streams_rows_with_bounded_memory() {
+    let project = demo_project();
     let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
     let copies = "WITH RECURSIVE more(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM more WHERE k < 199)
         INSERT INTO ledger SELECT seq + 31 * k, session, n + 100 * k, randomblob(16), at, tool, decision, gate, code, rule, hash, chain, body FROM ledger, more";
@@ -183,9 +183,9 @@ fn an_export_is_written_as_it_is_read() {
     }
     // However much there is, it takes no more memory: nobody has read on, so all but the first of it is still to come.
     let peak = |more: &[&str]| {
-        let mut export = Running::start(&project, &[&["audit", "export"][..], more].concat());
+        let mut export = ToolgateProcess::start(&project, &[&["audit", "export"][..], more].concat());
         BufReader::new(export.0.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
-        export.status("VmHWM").unwrap().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+        export.proc_status("VmHWM").unwrap().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
     };
     let (few, all) = (peak(&["--tool", "lookup_order"]), peak(&[]));
     assert!(all < few + whole.len() / 2, "{all} after {few} for {}", whole.len());

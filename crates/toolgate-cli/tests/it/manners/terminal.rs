@@ -4,31 +4,31 @@ use std::process::Stdio;
 
 use serde_json::json;
 
-use crate::hook::Project;
-use crate::verbs::{CODER, desk, tell};
+use crate::hook::TestProject;
+use crate::verbs::{CODER_CONFIG, demo_project, send_hook_event};
 
 /// What a person at a terminal sees.
-fn at_a_terminal(project: &Project, variables: &[(&str, &str)], args: &[&str]) -> String {
+fn run_in_terminal(project: &TestProject, variables: &[(&str, &str)], args: &[&str]) -> String {
     let line = format!("'{}' {}", assert_cmd::cargo::cargo_bin("toolgate").display(), args.join(" "));
     let mut command = std::process::Command::new("script");
-    project.environment(&mut command);
+    project.set_environment(&mut command);
     command.env("TERM", "xterm").envs(variables.iter().copied()).args(["-qec", &line, "/dev/null"]).stdin(Stdio::null());
     String::from_utf8(command.output().unwrap().stdout).unwrap()
 }
 
 #[test]
-fn colours_are_for_terminals_whose_user_wants_them() {
+fn colors_appear_only_in_color_terminals() {
     if std::process::Command::new("script").arg("--version").output().is_err() {
         eprintln!("SKIPPED: `script`, which makes a terminal, is not installed");
         return;
     }
-    let project = desk();
+    let project = demo_project();
     project.write("project/bad.toml", "[tools.look]\nkind = \"clint\"\n");
     for line in ["audit query", "audit verify", "doctor --config bad.toml", "trust bad.toml", "lint --config bad.toml", "dmeo", "--help"] {
         let args: Vec<&str> = line.split(' ').collect();
-        assert!(at_a_terminal(&project, &[], &args).contains('\u{1b}'), "{line} has colours");
+        assert!(run_in_terminal(&project, &[], &args).contains('\u{1b}'), "{line} has colours");
         for off in [("NO_COLOR", "1"), ("CLICOLOR", "0"), ("TERM", "dumb")] {
-            let seen = at_a_terminal(&project, &[off], &args);
+            let seen = run_in_terminal(&project, &[off], &args);
             assert!(!seen.is_empty() && !seen.contains('\u{1b}'), "{line} with {off:?}: {seen}");
         }
         let (_, stdout, stderr) = project.run_with(&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")], &args, "");
@@ -37,23 +37,23 @@ fn colours_are_for_terminals_whose_user_wants_them() {
 }
 
 #[test]
-fn who_is_waited_for_is_told() {
+fn terminal_prompt_names_expected_input() {
     if std::process::Command::new("script").arg("--version").output().is_err() {
         eprintln!("SKIPPED: `script`, which makes a terminal, is not installed");
         return;
     }
-    let project = Project::with(CODER);
-    assert!(at_a_terminal(&project, &[], &["check"]).contains("type one call per line"));
+    let project = TestProject::with_config(CODER_CONFIG);
+    assert!(run_in_terminal(&project, &[], &["check"]).contains("type one call per line"));
     assert!(!project.run(&["check"], "").2.contains("type one call"));
-    assert!(at_a_terminal(&project, &[], &["hook"]).contains("waiting for one JSON event"));
+    assert!(run_in_terminal(&project, &[], &["hook"]).contains("waiting for one JSON event"));
     assert!(!project.run(&["hook"], "").2.contains("waiting"));
 }
 
 #[test]
-fn what_others_wrote_moves_no_cursor_and_begins_no_line() {
-    let project = Project::with(CODER);
+fn untrusted_text_is_escaped_in_terminal() {
+    let project = TestProject::with_config(CODER_CONFIG);
     let odd = "rm \u{202e}x\u{1b}[2J\r\nls";
-    tell(&project, "PreToolUse", odd, &json!({}));
+    send_hook_event(&project, "PreToolUse", odd, &json!({}));
     assert_eq!(project.run(&["pause", "--principal", odd, "--because", odd], "").0, 0);
     for (line, lines) in [("approvals list", 4), ("audit query", 3), ("audit tail", 1), ("pause", 1)] {
         let (_, stdout, _) = project.run(&line.split(' ').collect::<Vec<_>>(), "");

@@ -2,30 +2,30 @@
 
 use serde_json::Value;
 
-use crate::hook::Project;
+use crate::hook::TestProject;
 
 #[test]
-fn a_gate_that_is_off_is_seen_to_be_off() {
-    type Break = (&'static str, fn(&Project));
-    fn edit(project: &Project, from: &str, to: &str) {
+fn doctor_reports_disabled_gate() {
+    type BreakageCase = (&'static str, fn(&TestProject));
+    fn edit_settings(project: &TestProject, from: &str, to: &str) {
         let file = "project/.claude/settings.json";
         project.write(file, &project.read(file).replace(from, to));
     }
-    let cases: [Break; 17] = [
+    let cases: [BreakageCase; 17] = [
         ("the hooks are gone", |project| {
             project.run(&["eject"], "");
         }),
-        ("it lets calls run when it fails", |project| edit(project, ",\n            \"onFailure\": \"block\"", "")),
+        ("it lets calls run when it fails", |project| edit_settings(project, ",\n            \"onFailure\": \"block\"", "")),
         ("another program", |project| {
             let file = project.read("project/.claude/settings.json");
             let written: Value = serde_json::from_str(&file).unwrap();
             let program = written["hooks"]["PreToolUse"][0]["hooks"][0]["command"].as_str().unwrap();
-            edit(project, program, "/nowhere/toolgate-hook");
+            edit_settings(project, program, "/nowhere/toolgate-hook");
         }),
-        ("only for some tools", |project| edit(project, "\"matcher\": \"*\"", "\"matcher\": \"Read\"")),
-        ("hooks are switched off", |project| edit(project, "{\n  \"hooks\"", "{\n  \"disableAllHooks\": true,\n  \"hooks\"")),
+        ("only for some tools", |project| edit_settings(project, "\"matcher\": \"*\"", "\"matcher\": \"Read\"")),
+        ("hooks are switched off", |project| edit_settings(project, "{\n  \"hooks\"", "{\n  \"disableAllHooks\": true,\n  \"hooks\"")),
         ("hooks are switched off elsewhere", |project| project.write("project/.claude/settings.local.json", "{\"disableAllHooks\": true}")),
-        ("started with other words", |project| edit(project, "[\"--client\"", "[\"--help\", \"--client\"")),
+        ("started with other words", |project| edit_settings(project, "[\"--client\"", "[\"--help\", \"--client\"")),
         ("a line that ends well whatever it says", |project| {
             let file = project.read("project/.claude/settings.json");
             let mut written: Value = serde_json::from_str(&file).unwrap();
@@ -48,12 +48,12 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
             ledger.execute_batch("BEGIN IMMEDIATE").unwrap();
             std::mem::forget(ledger);
         }),
-        ("not waited for", |project| edit(project, "\"timeout\": 10", "\"async\": true, \"timeout\": 10")),
+        ("not waited for", |project| edit_settings(project, "\"timeout\": 10", "\"async\": true, \"timeout\": 10")),
         ("a configuration for something else", |project| {
             project.write("project/toolgate.toml", "[tools.look]\neffect = \"read\"\n");
             project.run(&["trust"], "");
         }),
-        ("a time-out that is text", |project| edit(project, "\"timeout\": 10", "\"timeout\": \"10\"")),
+        ("a time-out that is text", |project| edit_settings(project, "\"timeout\": 10", "\"timeout\": \"10\"")),
         ("a changed file", |project| project.write("project/toolgate.toml", "name = \"x\"\n")),
         ("a ledger that is gone", |project| {
             let ledger = project.path(".local/state/toolgate/ledger.db");
@@ -74,10 +74,10 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
     ];
     let mut told = String::new();
     for (name, break_it) in cases {
-        let project = Project::new();
+        let project = TestProject::new();
         assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
         break_it(&project);
-        let said = project.said(&["doctor"], "");
+        let said = project.masked_output(&["doctor"], "");
         assert!(said.starts_with("exit 1\n"), "{name}: {said}");
         assert!(!project.path("project/ran").exists(), "{name}: a line that anybody may have written was run");
         let ill: Vec<&str> = said
@@ -92,9 +92,9 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
 }
 
 #[test]
-fn hooks_that_an_administrator_shuts_out_are_seen() {
+fn doctor_reports_hooks_blocked_by_managed_settings() {
     let told = |client: &str, files: &[(&str, &str)]| {
-        let project = Project::new();
+        let project = TestProject::new();
         assert_eq!(project.run(&["init", "--for", client], "").0, 0);
         for (name, text) in files {
             // As `init` writes them.
@@ -109,8 +109,8 @@ fn hooks_that_an_administrator_shuts_out_are_seen() {
     let all = "managed/managed-settings.json";
     let (one, two) = ("managed/managed-settings.d/10-one.json", "managed/managed-settings.d/20-two.json");
     let (on, off) = ("{\"allowManagedHooksOnly\": true}", "{\"allowManagedHooksOnly\": false}");
-    type Files<'a> = &'a [(&'a str, &'a str)];
-    let cases: [(Files<'_>, Option<&str>); 9] = [
+    type SettingsFiles<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(SettingsFiles<'_>, Option<&str>); 9] = [
         (&[], None),
         (&[(all, off)], None),
         (&[(all, on)], Some("`allowManagedHooksOnly` is on in MANAGED/managed-settings.json: Claude Code runs no hooks of users")),
@@ -135,7 +135,7 @@ fn hooks_that_an_administrator_shuts_out_are_seen() {
 }
 
 #[test]
-fn settings_that_a_client_leaves_aside_are_seen() {
+fn doctor_reports_settings_that_client_ignores() {
     let (claude, codex, cursor) = (".claude/settings.json", ".codex/hooks.json", ".cursor/hooks.json");
     let strict = Some("comments and trailing commas are not allowed");
     for (client, file, from, to, why) in [
@@ -153,13 +153,13 @@ fn settings_that_a_client_leaves_aside_are_seen() {
             Some("`hooks.Stop[0]` has a `matcher` that is not a string"),
         ),
     ] {
-        let project = Project::new();
+        let project = TestProject::new();
         assert_eq!(project.run(&["init", "--for", client], "").0, 0, "{client}");
         let path = format!("project/{file}");
         let written = project.read(&path);
         assert!(written.contains(from), "{written}");
         project.write(&path, &written.replacen(from, to, 1));
-        let (doctor, again) = (project.said(&["doctor"], ""), project.said(&["init", "--for", client], ""));
+        let (doctor, again) = (project.masked_output(&["doctor"], ""), project.masked_output(&["init", "--for", client], ""));
         match why {
             None => assert!(doctor.starts_with("exit 0\n") && !again.contains("ignores this file"), "{client}: {doctor}{again}"),
             Some(why) => {
@@ -175,9 +175,9 @@ fn settings_that_a_client_leaves_aside_are_seen() {
         ("{\"hooks\": {\"Stop\": [], \"Stop\": []}}\n", "duplicate key `hooks.Stop`"),
         ("[]\n", ".claude/settings.json: not a JSON object; replace it with `{}` or move it away"),
     ] {
-        let project = Project::new();
+        let project = TestProject::new();
         project.write("project/.claude/settings.json", text);
-        let said = project.said(&["init", "--for", "claude-code"], "");
+        let said = project.masked_output(&["init", "--for", "claude-code"], "");
         assert!(said.starts_with("exit 2\n") && said.contains(why), "{text}: {said}");
         assert_eq!(project.read("project/.claude/settings.json"), text);
         assert!(!project.path("project/toolgate.toml").exists());
@@ -185,8 +185,8 @@ fn settings_that_a_client_leaves_aside_are_seen() {
 }
 
 #[test]
-fn another_program_of_the_same_name_is_seen() {
-    let project = Project::new();
+fn doctor_reports_other_program_of_same_name() {
+    let project = TestProject::new();
     let own = assert_cmd::cargo::cargo_bin("toolgate");
     std::fs::create_dir(project.path("bin")).unwrap();
     for name in ["toolgate", "toolgate-hook"] {
@@ -194,7 +194,7 @@ fn another_program_of_the_same_name_is_seen() {
     }
     let doctor = |verb: &[&str]| {
         let mut command = std::process::Command::new(project.path("bin/toolgate"));
-        project.environment(&mut command);
+        project.set_environment(&mut command);
         let output = command.args(verb).output().unwrap();
         (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
     };
@@ -207,46 +207,48 @@ fn another_program_of_the_same_name_is_seen() {
 }
 
 #[test]
-fn a_call_that_something_else_refuses_proves_nothing() {
+fn doctor_rejects_canary_denied_by_other_rule() {
     let config = "principals = [\"somebody else\"]\n[tools.bash]\nkind = \"client\"\nshell = \"/command\"\npolicy = \"open\"\n";
-    let project = Project::with(config);
-    let said = project.said(&["doctor", "--config", "toolgate.toml"], "");
+    let project = TestProject::with_config(config);
+    let said = project.masked_output(&["doctor", "--config", "toolgate.toml"], "");
     let why = "✗ canary         a call that must be refused was refused, but not by the rule that protects toolgate: ";
     assert!(said.starts_with("exit 1\n") && said.contains(why) && said.contains("may not act as the agent"), "{said}");
 }
 
 #[test]
-fn tools_that_take_little_can_be_looked_at_too() {
-    let project = Project::new();
+fn doctor_sends_canary_to_tools_with_closed_schema() {
+    let project = TestProject::new();
     assert_eq!(project.run(&["init"], "").0, 0);
-    let said = project.said(&["doctor"], "");
+    let said = project.masked_output(&["doctor"], "");
     assert!(!said.contains("✗ canary"), "{said}");
     let closed = "[tools.look]\nkind = \"client\"\neffect = \"read\"\ninput = { type = \"object\", required = [\"where\"], properties = { where = { type = \"string\" } } }\n";
     project.write("project/toolgate.toml", closed);
     assert!(
-        project.said(&["doctor", "--config", "toolgate.toml"], "").contains("✓ canary         a call that must be refused was refused")
+        project
+            .masked_output(&["doctor", "--config", "toolgate.toml"], "")
+            .contains("✓ canary         a call that must be refused was refused")
     );
     project.write("project/toolgate.toml", &closed.replace("type = \"string\"", "type = \"integer\""));
-    assert!(project.said(&["doctor", "--config", "toolgate.toml"], "").contains("! canary         no declared tool can be asked"));
+    assert!(project.masked_output(&["doctor", "--config", "toolgate.toml"], "").contains("! canary         no declared tool can be asked"));
 }
 
 #[test]
-fn a_new_ledger_is_begun_on_purpose_only() {
-    let project = Project::new();
+fn new_ledger_requires_flag_and_empty_path() {
+    let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
-    let said = project.said(&["trust", "--new-ledger"], "");
+    let said = project.masked_output(&["trust", "--new-ledger"], "");
     assert!(said.contains("exists; move it away first"), "{said}");
     for name in ["ledger.db", "ledger.db-wal", "ledger.db-shm"] {
         let _ = std::fs::remove_file(project.path(&format!(".local/state/toolgate/{name}")));
     }
     // What is left of the old one is in the way, and nothing is begun before it is gone.
     let known = project.read(".local/state/toolgate/ledgers.json");
-    let said = project.said(&["trust", "--new-ledger"], "");
+    let said = project.masked_output(&["trust", "--new-ledger"], "");
     assert!(said.starts_with("exit 2\n") && said.contains("ledger.db.state exists; move it away first"), "{said}");
     assert!(!project.path(".local/state/toolgate/ledger.db").exists());
     assert_eq!(project.read(".local/state/toolgate/ledgers.json"), known);
     std::fs::remove_dir_all(project.path(".local/state/toolgate/ledger.db.state")).unwrap();
-    assert!(project.said(&["doctor"], "").starts_with("exit 1\n"));
-    assert!(project.said(&["trust", "--new-ledger"], "").contains("created a new ledger"));
-    assert!(project.said(&["doctor"], "").starts_with("exit 0\n"));
+    assert!(project.masked_output(&["doctor"], "").starts_with("exit 1\n"));
+    assert!(project.masked_output(&["trust", "--new-ledger"], "").contains("created a new ledger"));
+    assert!(project.masked_output(&["doctor"], "").starts_with("exit 0\n"));
 }

@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
-use crate::hook::Project;
+use crate::hook::TestProject;
 
 #[test]
-fn a_configuration_is_looked_over_and_mended() {
-    let project = Project::new();
+fn lint_fix_corrects_misspelled_names() {
+    let project = TestProject::new();
     let config = r#"
 lint = [{ allow = "thin_description", of = "check_fraud", reason = "it is internal" }]
 
@@ -37,11 +37,11 @@ tools = ["issue_refund"]
 where = [{ argument = "/amount", above = 5 }]
 "#;
     project.write("project/toolgate.toml", config);
-    insta::assert_snapshot!("lint", project.said(&["lint"], ""));
-    insta::assert_snapshot!("lint_fix", project.said(&["lint", "--fix"], ""));
+    insta::assert_snapshot!("lint", project.masked_output(&["lint"], ""));
+    insta::assert_snapshot!("lint_fix", project.masked_output(&["lint", "--fix"], ""));
     let mended = project.read("project/toolgate.toml");
     assert_eq!(mended, config.replace("efect", "effect").replace("verify_custmer", "verify_customer"));
-    insta::assert_snapshot!("lint_github", project.said(&["lint", "--format", "github"], ""));
+    insta::assert_snapshot!("lint_github", project.masked_output(&["lint", "--format", "github"], ""));
     let (_, sarif, _) = project.run(&["lint", "--format", "sarif"], "");
     let sarif: Value = serde_json::from_str(&sarif).unwrap();
     assert_eq!(sarif["runs"][0]["results"][0]["ruleId"], "thin_description");
@@ -53,8 +53,8 @@ where = [{ argument = "/amount", above = 5 }]
 }
 
 #[test]
-fn files_have_addresses_in_sarif() {
-    let project = Project::new();
+fn sarif_locations_are_encoded_uris() {
+    let project = TestProject::new();
     let home = project.path("").display().to_string();
     let outside = format!("file://{home}other/my%20rules%23.toml");
     for (file, written, address) in [
@@ -72,8 +72,8 @@ fn files_have_addresses_in_sarif() {
 }
 
 #[test]
-fn every_code_can_be_found() {
-    let project = Project::new();
+fn every_lint_code_is_reachable() {
+    let project = TestProject::new();
     let tool = |name: &str, more: &str| format!("[agents.a.tools.{name}]\ndescription = \"{name}\"\neffect = \"read\"\n{more}");
     let words = "Finds the orders of one customer by name";
     let many: String = (0..5).map(|n| tool(&format!("tool_{n}"), "")).collect();
@@ -122,8 +122,8 @@ fn every_code_can_be_found() {
 }
 
 #[test]
-fn a_condition_that_no_argument_can_meet_is_found_and_mended() {
-    let project = Project::new();
+fn lint_fixes_condition_no_argument_can_satisfy() {
+    let project = TestProject::new();
     let config = r#"
 [tools.close]
 description = """Close a case.
@@ -172,8 +172,8 @@ reason = "Leave it as it is."
 }
 
 #[test]
-fn a_schema_that_is_misspelt_is_found() {
-    let project = Project::new();
+fn lint_reports_unknown_schema_keywords() {
+    let project = TestProject::new();
     for (schema, wanted) in [
         ("{ propertes = { a = {} } }", Some("has `propertes`, which is not a JSON Schema keyword (did you mean `properties`?)")),
         ("{ require = [] }", Some("has `require`, which is not a JSON Schema keyword (did you mean `required`?)")),
@@ -219,8 +219,8 @@ fn a_schema_that_is_misspelt_is_found() {
 }
 
 #[test]
-fn a_secret_that_is_misspelt_is_found() {
-    let project = Project::new();
+fn lint_reports_secret_paths_that_match_nothing() {
+    let project = TestProject::new();
     let input = "input = { type = \"object\", properties = { password = { type = \"string\" }, of = { type = \"array\", items = { type = \"object\", properties = { pin = {} } } } } }";
     let closed = "output = { type = \"object\", properties = { token = { type = \"string\" } }, additionalProperties = false }";
     let open = "output = { type = \"object\", properties = { token = { type = \"string\" } } }";
@@ -272,11 +272,11 @@ fn a_secret_that_is_misspelt_is_found() {
         )
     };
     project.write("project/toolgate.toml", &text("/pasword"));
-    assert!(project.said(&["lint", "--fix"], "").contains("toolgate.toml:4: \"/pasword\" -> \"/password\""));
+    assert!(project.masked_output(&["lint", "--fix"], "").contains("toolgate.toml:4: \"/pasword\" -> \"/password\""));
     assert_eq!(project.read("project/toolgate.toml"), text("/password"));
-    assert_eq!(project.said(&["lint", "--fix"], ""), "exit 0\nno findings\n");
+    assert_eq!(project.masked_output(&["lint", "--fix"], ""), "exit 0\nno findings\n");
     project.write("project/toolgate.toml", &text("/pasword").replace(closed, ""));
-    assert!(project.said(&["lint", "--fix"], "").ends_with("0 errors, 0 warnings, 1 note\n"));
+    assert!(project.masked_output(&["lint", "--fix"], "").ends_with("0 errors, 0 warnings, 1 note\n"));
     let (_, github, _) = project.run(&["lint", "--format", "github"], "");
     assert!(github.starts_with("::notice file=toolgate.toml,line=4,col=13,title=unknown_secret::"), "{github}");
     let (_, sarif, _) = project.run(&["lint", "--format", "sarif"], "");
@@ -285,8 +285,8 @@ fn a_secret_that_is_misspelt_is_found() {
 }
 
 #[test]
-fn a_gateway_that_anybody_could_reach_is_found_before_it_is_served() {
-    let project = Project::new();
+fn lint_reports_public_gateway_without_authentication() {
+    let project = TestProject::new();
     let tool = "[tools.look]\nkind = \"client\"\neffect = \"read\"\n";
     let digest = "0".repeat(64);
     let token = format!("tokens = [{{ principal = \"ci\", sha256 = \"{digest}\" }}]");
@@ -300,7 +300,7 @@ fn a_gateway_that_anybody_could_reach_is_found_before_it_is_served() {
         ("0.0.0.0:7070", jwt, false),
     ] {
         project.write("project/toolgate.toml", &format!("{tool}[gateway]\nlisten = \"{listen}\"\n{more}\n"));
-        let said = project.said(&["lint"], "");
+        let said = project.masked_output(&["lint"], "");
         let wanted = match is_found {
             true => format!(
                 "exit 1\nerror: {listen} is reachable from other machines, and no token is required [open_listener]\n --> toolgate.toml:5:10\n"
@@ -313,12 +313,12 @@ fn a_gateway_that_anybody_could_reach_is_found_before_it_is_served() {
     }
     let left = "lint = [{ allow = \"open_listener\", of = \"gateway\", reason = \"only hooks read this file\" }]\n";
     project.write("project/toolgate.toml", &format!("{left}{tool}[gateway]\nlisten = \"0.0.0.0:7070\"\n"));
-    assert_eq!(project.said(&["lint"], ""), "exit 0\nno findings\n");
+    assert_eq!(project.masked_output(&["lint"], ""), "exit 0\nno findings\n");
 }
 
 #[test]
-fn an_agent_that_lets_nothing_through_is_found() {
-    let project = Project::new();
+fn lint_reports_agent_that_denies_every_call() {
+    let project = TestProject::new();
     let tool = "[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\n";
     for (head, place) in [
         ("principals = []", Some("1:14")),
@@ -328,7 +328,7 @@ fn an_agent_that_lets_nothing_through_is_found() {
         ("principals = [\"ann\"]\nlimits = { session = { calls = 1 } }", None),
     ] {
         project.write("project/toolgate.toml", &format!("{head}\n{tool}"));
-        let said = project.said(&["lint"], "");
+        let said = project.masked_output(&["lint"], "");
         let wanted = place.map_or_else(
             || "exit 0\nno findings\n".to_owned(),
             |place| format!("exit 0\nwarning: the agent `default` refuses every call [dead_rule]\n --> toolgate.toml:{place}\n"),
@@ -338,8 +338,8 @@ fn an_agent_that_lets_nothing_through_is_found() {
 }
 
 #[test]
-fn what_is_mended_means_what_was_meant() {
-    let project = Project::new();
+fn lint_fix_changes_only_unambiguous_names() {
+    let project = TestProject::new();
     let config = r#"
 [tools.pay]
 description = "Pays."
@@ -384,15 +384,15 @@ where = [{ argument = "/ordr/amount", above = 5 }]
         (format!("{pay}[gateway]\nport = 7070\n"), "did you mean `rate`?"),
     ] {
         project.write("project/toolgate.toml", &wrong);
-        let said = project.said(&["lint", "--fix"], "");
+        let said = project.masked_output(&["lint", "--fix"], "");
         assert!(said.starts_with("exit 1\nerror") && said.contains(help), "{wrong}: {said}");
         assert_eq!(project.read("project/toolgate.toml"), wrong);
     }
 }
 
 #[test]
-fn a_tool_that_is_hardly_used_is_found_in_the_ledger() {
-    let project = Project::new();
+fn lint_reports_rarely_used_tool_from_ledger() {
+    let project = TestProject::new();
     let tool = |name: &str| format!("[tools.{name}]\ndescription = \"a\\nb\\nc {name}\\nd\"\neffect = \"read\"\n");
     project.write("project/toolgate.toml", &format!("store = \"ledger.db\"\n{}{}", tool("often"), tool("seldom")));
     for n in 0..25 {
@@ -403,6 +403,6 @@ fn a_tool_that_is_hardly_used_is_found_in_the_ledger() {
             assert_eq!(project.run(&["hook", "--config", "toolgate.toml"], &event.to_string()).0, 0);
         }
     }
-    let said = project.said(&["lint", "--store", "ledger.db"], "");
+    let said = project.masked_output(&["lint", "--store", "ledger.db"], "");
     assert!(said.contains("`seldom` was used in 1 of 25 sessions [rarely_used]") && !said.contains("`often` was"), "{said}");
 }

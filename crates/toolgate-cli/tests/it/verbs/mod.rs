@@ -7,10 +7,10 @@ use assert_cmd::cargo::CommandCargoExt;
 use regex::Regex;
 use serde_json::{Value, json};
 
-use crate::hook::Project;
+use crate::hook::TestProject;
 
 /// An agent runs commands, and asks before it deletes.
-pub(crate) const CODER: &str = r#"
+pub(crate) const CODER_CONFIG: &str = r#"
 store = "ledger.db"
 name = "coder"
 [tools.bash]
@@ -27,14 +27,14 @@ approvers = ["boss", "ann"]
 "#;
 
 /// A project that looks into the ledger of the demonstration.
-pub(crate) fn desk() -> Project {
-    let project = Project::with("store = \"ledger.db\"\n");
+pub(crate) fn demo_project() -> TestProject {
+    let project = TestProject::with_config("store = \"ledger.db\"\n");
     assert_eq!(project.run(&["demo", "--store", "ledger.db"], "").0, 0);
     project
 }
 
 /// A client tells of a command.
-pub(crate) fn tell(project: &Project, event: &str, command: &str, more: &Value) {
+pub(crate) fn send_hook_event(project: &TestProject, event: &str, command: &str, more: &Value) {
     let mut told = json!({"hook_event_name": event, "session_id": "s1", "tool_name": "Bash", "tool_use_id": command});
     told["tool_input"] = json!({"command": command});
     told.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -43,16 +43,16 @@ pub(crate) fn tell(project: &Project, event: &str, command: &str, more: &Value) 
 }
 
 /// One of the programs that stand beside `toolgate`, or itself.
-pub(crate) fn program(project: &Project, name: &str, args: &[&str], input: &[u8]) -> (i32, String, String) {
+pub(crate) fn run_program(project: &TestProject, name: &str, args: &[&str], input: &[u8]) -> (i32, String, String) {
     let mut command = std::process::Command::cargo_bin(name).unwrap();
-    project.environment(&mut command);
+    project.set_environment(&mut command);
     let output = Command::from_std(command).args(args).write_stdin(input).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap_or_else(|| panic!("killed")), text(output.stdout), text(output.stderr))
 }
 
 /// Without what is different every time, or on another machine.
-pub(crate) fn plain(text: &str) -> String {
+pub(crate) fn mask_variable_parts(text: &str) -> String {
     let each_time = [
         ("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL"),
         ("[0-9a-f]{128}", "SIGNATURE"),
@@ -67,33 +67,33 @@ pub(crate) fn plain(text: &str) -> String {
 }
 
 /// What is said to each command of a line, after its exit code. What changes in files is left out: other tests look at the files.
-pub(crate) fn told(project: &Project, line: &str) -> String {
+pub(crate) fn transcript(project: &TestProject, line: &str) -> String {
     let one = |command: &str| {
-        let said = project.said(&command.split(' ').collect::<Vec<_>>(), "");
+        let said = project.masked_output(&command.split(' ').collect::<Vec<_>>(), "");
         let (code, said) = said.strip_prefix("exit ").unwrap().split_once('\n').unwrap();
         let is_diff = |line: &str| line.starts_with("  +") || (line.starts_with("  -") && !line.starts_with("  --"));
         // What the kernel can do is the machine's business.
         let wanted = said.lines().filter(|line| !line.is_empty() && !is_diff(line) && !line.contains(" sandbox "));
         format!("$ {command} [{code}]\n{}", wanted.map(|line| format!("{line}\n")).collect::<String>())
     };
-    plain(&line.split("; ").map(one).collect::<String>())
+    mask_variable_parts(&line.split("; ").map(one).collect::<String>())
 }
 
 /// Of each line that a verb says as JSON, one field.
-fn each(project: &Project, args: &[&str], field: &str) -> Vec<String> {
+fn json_field_values(project: &TestProject, args: &[&str], field: &str) -> Vec<String> {
     let (_, stdout, _) = project.run(args, "");
     stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()[field].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]
-fn calls_that_wait_are_listed_and_answered() {
-    let project = Project::with(CODER);
-    tell(&project, "PreToolUse", "ls", &json!({}));
-    assert_eq!(told(&project, "approvals list"), "$ approvals list [0]\nno approvals are waiting in HOME/project/ledger.db\n");
-    tell(&project, "PreToolUse", "rm x", &json!({}));
-    tell(&project, "PreToolUse", "rm y", &json!({}));
-    let [one, two] = each(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
-    let said = told(
+fn approvals_are_listed_and_answered() {
+    let project = TestProject::with_config(CODER_CONFIG);
+    send_hook_event(&project, "PreToolUse", "ls", &json!({}));
+    assert_eq!(transcript(&project, "approvals list"), "$ approvals list [0]\nno approvals are waiting in HOME/project/ledger.db\n");
+    send_hook_event(&project, "PreToolUse", "rm x", &json!({}));
+    send_hook_event(&project, "PreToolUse", "rm y", &json!({}));
+    let [one, two] = json_field_values(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
+    let said = transcript(
         &project,
         &format!(
             "approvals list; approvals list --json; approvals approve {one} --as mallory; approvals approve apr_none; approvals deny; \
@@ -136,12 +136,12 @@ fn calls_that_wait_are_listed_and_answered() {
 }
 
 #[test]
-fn a_part_of_an_id_answers_one_call_or_none() {
-    let project = Project::with(CODER);
+fn approval_id_part_must_be_unambiguous() {
+    let project = TestProject::with_config(CODER_CONFIG);
     for command in ["rm x", "rm y", "rm z"] {
-        tell(&project, "PreToolUse", command, &json!({}));
+        send_hook_event(&project, "PreToolUse", command, &json!({}));
     }
-    let [x, y, z] = each(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
+    let [x, y, z] = json_field_values(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
     let digits = |id: &String| id.trim_start_matches("apr_").to_owned();
     // Asked at about the same time, they begin alike, as far as a clock goes; each ends in its own way.
     let (x, y, z) = (digits(&x), digits(&y), digits(&z));
@@ -150,7 +150,7 @@ fn a_part_of_an_id_answers_one_call_or_none() {
     let end = |id: &str| id.chars().skip(id.len() - 8).collect::<String>();
     let short = |id: &str| id.chars().take(id.len() - 4).collect::<String>();
     let answer = |verb: &str, id: &str| project.run(&["approvals", verb, id, "--as", "boss"], "");
-    let waiting = || each(&project, &["approvals", "list", "--json"], "id").len();
+    let waiting = || json_field_values(&project, &["approvals", "list", "--json"], "id").len();
     for said in [alike.to_owned(), format!("apr_{alike}"), format!("apr_{alike}…")] {
         let (code, _, stderr) = answer("approve", &said);
         assert_eq!(code, 2, "{said}");
@@ -178,10 +178,10 @@ fn a_part_of_an_id_answers_one_call_or_none() {
 }
 
 #[test]
-fn whoever_is_stopped_is_listed_and_let_go() {
+fn pause_and_resume_list_their_targets() {
     let session = "--agent refund-desk --principal agent-7 --session monday";
-    let said = told(
-        &desk(),
+    let said = transcript(
+        &demo_project(),
         &format!(
             "pause; pause --agent refund-desk --because incident-7; pause --principal agent-7 --because on-leave; \
              pause {session} --because it-loops; pause; resume --agent refund-desk; resume --agent refund-desk; \
@@ -217,12 +217,12 @@ fn whoever_is_stopped_is_listed_and_let_go() {
 }
 
 #[test]
-fn toolgate_is_taken_out_of_every_client_or_of_one() {
-    let project = Project::new();
+fn eject_removes_one_or_all_clients() {
+    let project = TestProject::new();
     for client in ["cursor", "vscode"] {
         assert_eq!(project.run(&["init", "--for", client], "").0, 0);
     }
-    insta::assert_snapshot!(told(&project, "eject --dry-run; eject --for cursor; eject; eject; eject --for emacs"), @"
+    insta::assert_snapshot!(transcript(&project, "eject --dry-run; eject --for cursor; eject; eject; eject --for emacs"), @"
     $ eject --dry-run [0]
     would remove HOME/project/.cursor/hooks.json
     would remove HOME/project/.github/hooks/toolgate.json
@@ -241,13 +241,13 @@ fn toolgate_is_taken_out_of_every_client_or_of_one() {
     ");
     project.write("project/.codex/hooks.json", "{\"hooks\": [");
     let broken = "error: HOME/project/.codex/hooks.json: Unterminated array on line 1 column 11";
-    assert_eq!(told(&project, "eject"), format!("$ eject [2]\n{broken}\n"));
+    assert_eq!(transcript(&project, "eject"), format!("$ eject [2]\n{broken}\n"));
 }
 
 #[test]
-fn a_configuration_is_accepted_with_what_it_holds() {
-    let project = Project::new();
-    insta::assert_snapshot!(told(&project, "trust; trust nowhere.toml"), @"
+fn trust_accepts_config_and_reports_its_contents() {
+    let project = TestProject::new();
+    insta::assert_snapshot!(transcript(&project, "trust; trust nowhere.toml"), @"
     $ trust [2]
     error: no toolgate.toml here; create one with `toolgate init`
     $ trust nowhere.toml [2]
@@ -255,7 +255,7 @@ fn a_configuration_is_accepted_with_what_it_holds() {
     ");
     project.write("project/more.toml", "[[policy]]\nname = \"no\"\nrule = \"deny\"\ntools = [\"look\"]\n");
     project.write("project/toolgate.toml", "include = [\"more.toml\"]\nname = \"c\"\n[tools.look]\nkind = \"client\"\neffect = \"read\"\n");
-    insta::assert_snapshot!(told(&project, "trust; trust --revoke; trust --revoke"), @"
+    insta::assert_snapshot!(transcript(&project, "trust; trust --revoke; trust --revoke"), @"
     $ trust [0]
     trusted HOME/project/toolgate.toml
       c has 1 tool and 1 rule
@@ -267,7 +267,7 @@ fn a_configuration_is_accepted_with_what_it_holds() {
     HOME/project/toolgate.toml was not trusted
     ");
     project.write("project/toolgate.toml", "[tools.look]\nkind = \"clint\"\n");
-    insta::assert_snapshot!(told(&project, "trust"), @r#"
+    insta::assert_snapshot!(transcript(&project, "trust"), @r#"
     $ trust [2]
     error: invalid configuration, so it is not trusted
     error: there is no kind `clint`
@@ -281,8 +281,8 @@ fn a_configuration_is_accepted_with_what_it_holds() {
 }
 
 #[test]
-fn a_token_comes_with_the_lines_for_the_configuration() {
-    let said = told(&Project::new(), "token ci --agents support,billing; token ci --json; token");
+fn token_verb_prints_config_lines() {
+    let said = transcript(&TestProject::new(), "token ci --agents support,billing; token ci --json; token");
     insta::assert_snapshot!(said, @r#"
     $ token ci --agents support,billing [0]
     tg_HEX
@@ -302,8 +302,8 @@ fn a_token_comes_with_the_lines_for_the_configuration() {
 }
 
 #[test]
-fn the_kill_switch_goes_to_the_ledger_that_the_hook_uses() {
-    let project = Project::with(CODER);
+fn pause_writes_to_ledger_of_hook() {
+    let project = TestProject::with_config(CODER_CONFIG);
     let own = ".config/toolgate/toolgate.toml";
     let mut call = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": "Bash", "tool_use_id": "t1"});
     call["tool_input"] = json!({"command": "ls"});
@@ -324,20 +324,20 @@ fn the_kill_switch_goes_to_the_ledger_that_the_hook_uses() {
         assert!(code == 2 && stdout.is_empty() && stderr.contains("give the ledger with `--store`"), "{stdout}{stderr}");
     }
     // Beside one's own, a file that nobody has accepted has no say.
-    project.write(own, &CODER.replace("store = \"ledger.db\"\n", ""));
+    project.write(own, &CODER_CONFIG.replace("store = \"ledger.db\"\n", ""));
     project.run(&["hook"], &call.to_string());
     let (code, stdout, stderr) = project.run(&stop, "");
     assert!(code == 0 && stdout.ends_with("/.local/state/toolgate/ledger.db\n"), "{stdout}{stderr}");
-    project.write("project/toolgate.toml", CODER);
+    project.write("project/toolgate.toml", CODER_CONFIG);
     std::fs::remove_file(project.path(own)).unwrap();
     std::fs::create_dir(project.path("project/deep")).unwrap();
     let mut below = std::process::Command::cargo_bin("toolgate").unwrap();
-    project.environment(&mut below);
+    project.set_environment(&mut below);
     let output = Command::from_std(below).current_dir(project.path("project/deep")).args(stop).output().unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().ends_with("/project/ledger.db\n"));
     // As for the hook, the client's word for where the project is counts for more.
     let mut elsewhere = std::process::Command::cargo_bin("toolgate").unwrap();
-    project.environment(&mut elsewhere);
+    project.set_environment(&mut elsewhere);
     elsewhere.env("CLAUDE_PROJECT_DIR", project.path("project"));
     let output = Command::from_std(elsewhere).current_dir("/").args(stop).output().unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().ends_with("/project/ledger.db\n"));

@@ -2,25 +2,25 @@
 
 use serde_json::{Value, json};
 
-use super::{CODER, desk, each, tell, told};
-use crate::hook::Project;
+use super::{CODER_CONFIG, demo_project, json_field_values, send_hook_event, transcript};
+use crate::hook::TestProject;
 
 #[test]
-fn a_rule_about_all_arguments_is_no_rule_about_nothing() {
+fn replay_is_undecidable_if_rule_reads_redacted_argument() {
     let config = "store = \"ledger.db\"\nredact = ['\\d{16}']\n[tools.bash]\nkind = \"client\"\npolicy = \"open\"\n";
-    let project = Project::with(config);
+    let project = TestProject::with_config(config);
     let command = "pay 1234567890123456";
-    tell(&project, "PreToolUse", command, &json!({}));
-    tell(&project, "PostToolUse", command, &json!({"tool_response": {"stdout": ""}}));
+    send_hook_event(&project, "PreToolUse", command, &json!({}));
+    send_hook_event(&project, "PostToolUse", command, &json!({"tool_response": {"stdout": ""}}));
     let (_, stdout, _) = project.run(&["replay", "s1"], "");
     assert!(stdout.contains("undecidable: an argument was redacted, and a rule reads all of them"), "{stdout}");
 }
 
 #[test]
-fn a_ledger_is_exported_pruned_and_signed_anew() {
+fn export_prune_and_key_rotation_outputs() {
     let nobody = "5f".repeat(32);
-    let said = told(
-        &desk(),
+    let said = transcript(
+        &demo_project(),
         &format!(
             "audit export --out out.jsonl; audit export --tool nothing --out none.jsonl; audit export --out nowhere/out.jsonl; \
              audit prune --older-than 0s --dry-run --json; audit prune; audit key; audit key --rotate; \
@@ -60,9 +60,9 @@ fn a_ledger_is_exported_pruned_and_signed_anew() {
 }
 
 #[test]
-fn what_happened_is_counted_and_the_newest_of_it_listed() {
-    let project = desk();
-    let said = told(&project, "audit stats");
+fn stats_and_tail_outputs() {
+    let project = demo_project();
+    let said = transcript(&project, "audit stats");
     // How long each gate took is different every time.
     insta::assert_snapshot!(said.split("gate  ").next().unwrap(), @"
     $ audit stats [0]
@@ -96,7 +96,7 @@ fn what_happened_is_counted_and_the_newest_of_it_listed() {
     unknown_tool        1
     upstream_forbidden  1
     ");
-    let said = told(
+    let said = transcript(
         &project,
         "audit tail -n 3; audit tail --decision replayed; audit tail --tool nothing; audit stats --tool nothing; \
          audit stats --tool nothing --json",
@@ -118,14 +118,14 @@ fn what_happened_is_counted_and_the_newest_of_it_listed() {
 }
 
 #[test]
-fn what_nobody_knows_is_settled_by_name() {
-    let project = Project::with(CODER);
+fn pending_calls_are_settled_with_name_of_person() {
+    let project = TestProject::with_config(CODER_CONFIG);
     for command in ["make", "make install"] {
-        tell(&project, "PreToolUse", command, &json!({}));
-        tell(&project, "PostToolUseFailure", command, &json!({"error": "cut off", "is_interrupt": true}));
+        send_hook_event(&project, "PreToolUse", command, &json!({}));
+        send_hook_event(&project, "PostToolUseFailure", command, &json!({"error": "cut off", "is_interrupt": true}));
     }
-    let [one, two] = each(&project, &["audit", "settle", "--json"], "call").try_into().unwrap();
-    let said = told(
+    let [one, two] = json_field_values(&project, &["audit", "settle", "--json"], "call").try_into().unwrap();
+    let said = transcript(
         &project,
         &format!(
             "audit settle; audit settle --json; audit settle {one}; audit settle {one} --never; \
@@ -167,8 +167,8 @@ fn what_nobody_knows_is_settled_by_name() {
 }
 
 #[test]
-fn a_receipt_is_held_against_the_ledger_or_its_key() {
-    let project = Project::new();
+fn receipt_is_verified_against_ledger_or_key() {
+    let project = TestProject::new();
     let store = "--store ledger.db";
     let run = |line: &str| project.run(&format!("{line} {store}").split(' ').collect::<Vec<_>>(), "").1;
     run("demo");
@@ -179,7 +179,7 @@ fn a_receipt_is_held_against_the_ledger_or_its_key() {
     project.write("project/forged.json", &receipt.replace("succeeded", "refused"));
     project.write("project/junk.json", "{}");
     let key = run("audit key");
-    let said = told(
+    let said = transcript(
         &project,
         &format!(
             "audit show {call} --receipt {store}; audit receipt receipt.json {store}; audit receipt receipt.json --key {}; \

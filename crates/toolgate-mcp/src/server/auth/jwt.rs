@@ -12,31 +12,31 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use toolgate::policy::source::CANARY_PRINCIPAL;
-use toolgate_config::Jwt;
+use toolgate_config::JwtConfig;
 
-use super::{NotLetIn, is_url};
+use super::{AuthError, is_url};
 use crate::gateway::lock;
-use crate::server::identity::{Caller, Proof, is_session_name};
+use crate::server::identity::{AuthMethod, Caller, is_session_name};
 
 /// Minimum time between fetches while keys are known, however many tokens use unknown ones.
-const SOONEST: Duration = Duration::from_secs(30);
+const MIN_KEY_FETCH_INTERVAL: Duration = Duration::from_secs(30);
 /// Minimum time between fetches while no key is known.
-const RETRY: Duration = Duration::from_secs(1);
+const EMPTY_KEY_SET_FETCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Age after which keys are fetched again in the background.
-const OLDEST: Duration = Duration::from_secs(10 * 60);
+const KEY_REFRESH_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// Age after which keys must be fetched again before a token is accepted.
-const IDLE: Duration = Duration::from_secs(2 * 10 * 60);
+const KEY_SET_TTL: Duration = Duration::from_secs(2 * 10 * 60);
 /// Timeout for waiting on a fetch that another request started.
-const PATIENCE: Duration = Duration::from_secs(10);
+const KEY_FETCH_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Allowed clock difference in seconds.
-const LEEWAY: f64 = 30.0;
+const MAX_CLOCK_SKEW_SECONDS: f64 = 30.0;
 /// Maximum number of keys with the same ID that are tried for a token.
-const MOST: usize = 16;
+const MAX_KEYS_PER_ID: usize = 16;
 /// Messages for keys that cannot be fetched, and for a set without usable keys.
-pub(crate) const UNFETCHED: &str = "cannot fetch the keys for tokens";
-pub(crate) const NO_KEY: &str = "the key set for tokens has no usable key";
+pub(crate) const KEY_FETCH_FAILED_MESSAGE: &str = "cannot fetch the keys for tokens";
+pub(crate) const EMPTY_KEY_SET_MESSAGE: &str = "the key set for tokens has no usable key";
 /// Asymmetric algorithms only: with a symmetric one, the verification key can also sign.
-const ALGORITHMS: [Algorithm; 9] = [
+const ALLOWED_ALGORITHMS: [Algorithm; 9] = [
     Algorithm::RS256,
     Algorithm::RS384,
     Algorithm::RS512,
@@ -49,24 +49,24 @@ const ALGORITHMS: [Algorithm; 9] = [
 ];
 
 /// A key, and its algorithm if the key set names one.
-struct Key {
+struct IssuerKey {
     key: DecodingKey,
     algorithm: Option<Algorithm>,
 }
 
-impl Key {
+impl IssuerKey {
     fn is_usable_with(&self, algorithm: Algorithm) -> bool {
         self.algorithm.is_none_or(|own| own == algorithm) && self.key.family() == algorithm.family()
     }
 }
 
 /// Keys by ID. Several keys may have the same ID or none.
-type Ring = HashMap<String, Vec<Key>>;
+type KeySet = HashMap<String, Vec<IssuerKey>>;
 
 /// Verifies the tokens of one issuer.
-pub(crate) struct Issuer {
-    pub(crate) jwt: Jwt,
-    keys: RwLock<Arc<Ring>>,
+pub(crate) struct TokenIssuer {
+    pub(crate) jwt: JwtConfig,
+    keys: RwLock<Arc<KeySet>>,
     /// When the last fetch started.
     fetch_started: Mutex<Option<Instant>>,
     /// When the last fetch ended, successful or not.
@@ -75,20 +75,20 @@ pub(crate) struct Issuer {
     fetch_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Issuer {
-    pub(crate) fn new(jwt: Jwt) -> Self {
+impl TokenIssuer {
+    pub(crate) fn new(jwt: JwtConfig) -> Self {
         Self { jwt, keys: RwLock::default(), fetch_started: Mutex::default(), fetch_ended: Mutex::default(), fetch_lock: Arc::default() }
     }
 
     /// Authenticates the bearer of a token.
-    pub(crate) async fn authenticate(self: &Arc<Self>, token: &str) -> Result<Caller, NotLetIn> {
-        let header = jsonwebtoken::decode_header(token).map_err(|_| NotLetIn::Invalid("the token is malformed"))?;
-        if !ALGORITHMS.contains(&header.alg) {
-            return Err(NotLetIn::Invalid("the signature algorithm of the token is not allowed"));
+    pub(crate) async fn authenticate(self: &Arc<Self>, token: &str) -> Result<Caller, AuthError> {
+        let header = jsonwebtoken::decode_header(token).map_err(|_| AuthError::Invalid("the token is malformed"))?;
+        if !ALLOWED_ALGORITHMS.contains(&header.alg) {
+            return Err(AuthError::Invalid("the signature algorithm of the token is not allowed"));
         }
         // Critical header parameters are not supported (RFC 7515, section 4.1.11).
         if header.crit.is_some() {
-            return Err(NotLetIn::Invalid("the token has an unsupported critical header parameter"));
+            return Err(AuthError::Invalid("the token has an unsupported critical header parameter"));
         }
         if self.is_stale() {
             let turn = self.lock_fetch().await?;
@@ -105,7 +105,7 @@ impl Issuer {
             // unverifiable token wait for a fetch, and fetches are rate limited. While no key is
             // known, fetches are more frequent.
             let turn = self.lock_fetch().await?;
-            let age = if self.is_empty() { RETRY } else { SOONEST };
+            let age = if self.is_empty() { EMPTY_KEY_SET_FETCH_INTERVAL } else { MIN_KEY_FETCH_INTERVAL };
             if Arc::ptr_eq(&known, &self.keys()) && self.is_due(age) {
                 let _ = self.spawn_fetch(turn).await;
             }
@@ -114,11 +114,11 @@ impl Issuer {
                 claims = self.verify_claims(&renewed, token, &kid, header.alg);
             }
         }
-        let claims = claims.ok_or(NotLetIn::Invalid("the token is signed with an unknown key"))??;
+        let claims = claims.ok_or(AuthError::Invalid("the token is signed with an unknown key"))??;
         // Refreshes in the background, unless a fetch is running. Requests with a new key wait for
         // it.
         if let Ok(turn) = Arc::clone(&self.fetch_lock).try_lock_owned()
-            && self.is_due(OLDEST)
+            && self.is_due(KEY_REFRESH_INTERVAL)
         {
             drop(self.spawn_fetch(turn));
         }
@@ -126,7 +126,7 @@ impl Issuer {
     }
 
     /// Returns the claims of a valid token, or `None` if none of these keys signed it.
-    fn verify_claims(&self, keys: &Ring, token: &str, kid: &str, algorithm: Algorithm) -> Option<Result<Value, NotLetIn>> {
+    fn verify_claims(&self, keys: &KeySet, token: &str, kid: &str, algorithm: Algorithm) -> Option<Result<Value, AuthError>> {
         let mut validation = Validation::new(algorithm);
         validation.set_audience(&[&self.jwt.audience]);
         validation.set_issuer(&[&self.jwt.issuer]);
@@ -135,37 +135,37 @@ impl Issuer {
         validation.validate_exp = false;
         // A token without a key ID refers to the only key.
         let named = keys.get(kid).or_else(|| keys.values().next().filter(|_| kid.is_empty() && keys.len() == 1))?;
-        named.iter().filter(|key| key.is_usable_with(algorithm)).take(MOST).find_map(|key| {
+        named.iter().filter(|key| key.is_usable_with(algorithm)).take(MAX_KEYS_PER_ID).find_map(|key| {
             match jsonwebtoken::decode::<Value>(token, &key.key, &validation) {
                 Ok(token) => Some(check_dates(&token.claims).map(|()| token.claims)),
                 Err(error) => match error.kind() {
                     ErrorKind::InvalidSignature => None,
-                    ErrorKind::InvalidAudience => Some(Err(NotLetIn::Invalid("the token is for another audience"))),
-                    ErrorKind::InvalidIssuer => Some(Err(NotLetIn::Invalid("the token is from another issuer"))),
-                    _ => Some(Err(NotLetIn::Invalid("the token is not valid"))),
+                    ErrorKind::InvalidAudience => Some(Err(AuthError::Invalid("the token is for another audience"))),
+                    ErrorKind::InvalidIssuer => Some(Err(AuthError::Invalid("the token is from another issuer"))),
+                    _ => Some(Err(AuthError::Invalid("the token is not valid"))),
                 },
             }
         })
     }
 
     /// Builds the caller from the claims.
-    fn caller_from_claims(&self, claims: &Value) -> Result<Caller, NotLetIn> {
+    fn caller_from_claims(&self, claims: &Value) -> Result<Caller, AuthError> {
         let claim = |name: &str| claims.get(name);
         let principal = claim(&self.jwt.principal).and_then(Value::as_str).filter(|who| !who.is_empty());
-        let principal = principal.ok_or(NotLetIn::Invalid("the token does not name a principal"))?.to_owned();
+        let principal = principal.ok_or(AuthError::Invalid("the token does not name a principal"))?.to_owned();
         if principal == CANARY_PRINCIPAL {
-            return Err(NotLetIn::Invalid("the token names a reserved principal"));
+            return Err(AuthError::Invalid("the token names a reserved principal"));
         }
         // Ignoring a claim of another type would ignore a restriction.
         let session = match self.jwt.session.as_deref().and_then(claim) {
             None | Some(Value::Null) => None,
             Some(Value::String(name)) => Some(name.clone()),
             Some(Value::Number(name)) => Some(name.to_string()),
-            Some(_) => return Err(NotLetIn::Invalid("the session claim of the token is not text")),
+            Some(_) => return Err(AuthError::Invalid("the session claim of the token is not text")),
         };
         // The bearer cannot correct the claim, so the token is rejected.
         if session.as_deref().is_some_and(|name| !is_session_name(name)) {
-            return Err(NotLetIn::Invalid(
+            return Err(AuthError::Invalid(
                 "the session claim of the token must have 1 to 128 ASCII letters, digits or punctuation characters",
             ));
         }
@@ -175,10 +175,10 @@ impl Issuer {
             Some(Value::String(names)) => names.split_whitespace().map(str::to_owned).collect(),
             _ => Vec::new(),
         });
-        Ok(Caller { principal, agents, session, auth_method: Proof::Issuer(self.jwt.issuer.clone()) })
+        Ok(Caller { principal, agents, session, auth_method: AuthMethod::Issuer(self.jwt.issuer.clone()) })
     }
 
-    fn keys(&self) -> Arc<Ring> {
+    fn keys(&self) -> Arc<KeySet> {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -198,13 +198,13 @@ impl Issuer {
 
     /// Returns whether keys must be fetched before any of them is trusted.
     fn is_stale(&self) -> bool {
-        lock(&self.fetch_ended).is_some_and(|at| at.elapsed() > IDLE)
+        lock(&self.fetch_ended).is_some_and(|at| at.elapsed() > KEY_SET_TTL)
     }
 
     /// Waits until no fetch is running.
-    async fn lock_fetch(&self) -> Result<OwnedMutexGuard<()>, NotLetIn> {
-        let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.fetch_lock).lock_owned()).await;
-        turn.map_err(|_| NotLetIn::Invalid("the keys for tokens are not available now"))
+    async fn lock_fetch(&self) -> Result<OwnedMutexGuard<()>, AuthError> {
+        let turn = tokio::time::timeout(KEY_FETCH_LOCK_TIMEOUT, Arc::clone(&self.fetch_lock).lock_owned()).await;
+        turn.map_err(|_| AuthError::Invalid("the keys for tokens are not available now"))
     }
 
     /// Fetches the keys in a separate task, so that a disconnect does not cancel the fetch for
@@ -215,7 +215,7 @@ impl Issuer {
         let own = Arc::clone(self);
         tokio::spawn(async move {
             if let Err(error) = own.fetch().await {
-                tracing::warn!(error, "{UNFETCHED}");
+                tracing::warn!(error, "{KEY_FETCH_FAILED_MESSAGE}");
             }
             drop(turn);
         })
@@ -234,7 +234,7 @@ impl Issuer {
     async fn replace_keys(&self) -> Result<(), String> {
         let text = self.read_key_set().await?;
         let set: JwkSet = serde_json::from_str(&text).map_err(|error| format!("the key set for tokens is not valid: {error}"))?;
-        let mut keys = Ring::new();
+        let mut keys = KeySet::new();
         for jwk in &set.keys {
             // Skips keys for encryption and for unsupported algorithms.
             if jwk.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
@@ -242,11 +242,11 @@ impl Issuer {
             }
             let Ok(algorithm) = jwk.common.key_algorithm.map(Algorithm::try_from).transpose() else { continue };
             if let Ok(key) = DecodingKey::from_jwk(jwk) {
-                keys.entry(jwk.common.key_id.clone().unwrap_or_default()).or_default().push(Key { key, algorithm });
+                keys.entry(jwk.common.key_id.clone().unwrap_or_default()).or_default().push(IssuerKey { key, algorithm });
             }
         }
         if keys.is_empty() {
-            tracing::warn!("{NO_KEY}");
+            tracing::warn!("{EMPTY_KEY_SET_MESSAGE}");
         }
         // An empty set also counts: it withdraws all keys.
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
@@ -274,17 +274,17 @@ impl Issuer {
 ///
 /// A date is a number of seconds, possibly with a fraction or exponent (RFC 7519, section 2). The
 /// library does not recognize such a number when numbers keep their digits.
-fn check_dates(claims: &Value) -> Result<(), NotLetIn> {
+fn check_dates(claims: &Value) -> Result<(), AuthError> {
     let now = toolgate::Timestamp::now().as_duration().as_secs_f64();
     let date = |name: &str| claims.get(name).map(Value::as_f64);
     match date("exp") {
-        Some(Some(end)) if end < now - LEEWAY => return Err(NotLetIn::Invalid("the token has expired")),
+        Some(Some(end)) if end < now - MAX_CLOCK_SKEW_SECONDS => return Err(AuthError::Invalid("the token has expired")),
         Some(Some(_)) => {}
-        None | Some(None) => return Err(NotLetIn::Invalid("`exp` of the token is missing or not a number of seconds")),
+        None | Some(None) => return Err(AuthError::Invalid("`exp` of the token is missing or not a number of seconds")),
     }
     match date("nbf") {
-        Some(Some(begin)) if begin > now + LEEWAY => Err(NotLetIn::Invalid("the token is not valid yet")),
-        Some(None) => Err(NotLetIn::Invalid("`nbf` of the token is not a number of seconds")),
+        Some(Some(begin)) if begin > now + MAX_CLOCK_SKEW_SECONDS => Err(AuthError::Invalid("the token is not valid yet")),
+        Some(None) => Err(AuthError::Invalid("`nbf` of the token is not a number of seconds")),
         Some(Some(_)) | None => Ok(()),
     }
 }
@@ -300,20 +300,20 @@ mod tests {
 
     include!("../../../tests/it/keys.rs");
 
-    type Pair = (&'static str, &'static str, &'static str);
+    type TestKeyPair = (&'static str, &'static str, &'static str);
 
-    fn issuer(keys: String) -> Arc<Issuer> {
+    fn issuer(keys: String) -> Arc<TokenIssuer> {
         let (issuer, audience, principal) = ("i".to_owned(), "a".to_owned(), "sub".to_owned());
-        Arc::new(Issuer::new(Jwt { issuer, audience, keys, resource: None, principal, session: None, agents: None }))
+        Arc::new(TokenIssuer::new(JwtConfig { issuer, audience, keys, resource: None, principal, session: None, agents: None }))
     }
 
     /// Publishes keys in a file.
-    struct Signer {
+    struct TestTokenSigner {
         home: tempfile::TempDir,
-        issuer: Arc<Issuer>,
+        issuer: Arc<TokenIssuer>,
     }
 
-    impl Signer {
+    impl TestTokenSigner {
         fn new() -> Self {
             let home = tempfile::tempdir().unwrap();
             let issuer = issuer(home.path().join("keys.json").display().to_string());
@@ -324,12 +324,12 @@ mod tests {
             std::fs::write(self.home.path().join("keys.json"), json!({"keys": keys}).to_string()).unwrap();
         }
 
-        async fn accepts(&self, token: &str) -> bool {
+        async fn is_accepted(&self, token: &str) -> bool {
             self.issuer.authenticate(token).await.is_ok()
         }
     }
 
-    fn public(kid: Option<&str>, pair: Pair) -> Value {
+    fn public_jwk(kid: Option<&str>, pair: TestKeyPair) -> Value {
         let mut key = json!({"kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "x": pair.1, "y": pair.2});
         if let Some(kid) = kid {
             key["kid"] = json!(kid);
@@ -337,7 +337,7 @@ mod tests {
         key
     }
 
-    fn signed(kid: Option<&str>, pair: Pair) -> String {
+    fn sign_token(kid: Option<&str>, pair: TestKeyPair) -> String {
         let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::ES256) };
         let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
         jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(pair.0.as_bytes()).unwrap()).unwrap()
@@ -349,19 +349,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn withdrawn_key_is_rejected() {
-        let signer = Signer::new();
-        let (one, token) = (Some("one"), signed(Some("one"), ONE));
-        for others in [vec![], vec![public(Some("two"), TWO)]] {
-            signer.publish(&[public(one, ONE)]);
+        let signer = TestTokenSigner::new();
+        let (one, token) = (Some("one"), sign_token(Some("one"), FIRST_KEY));
+        for others in [vec![], vec![public_jwk(Some("two"), SECOND_KEY)]] {
+            signer.publish(&[public_jwk(one, FIRST_KEY)]);
             signer.issuer.fetch().await.unwrap();
             // An invalid key set does not replace the known keys.
             std::fs::write(signer.home.path().join("keys.json"), "busy").unwrap();
-            assert!(signer.issuer.fetch().await.is_err() && signer.accepts(&token).await, "{others:?}");
+            assert!(signer.issuer.fetch().await.is_err() && signer.is_accepted(&token).await, "{others:?}");
             signer.publish(&others);
-            assert!(signer.accepts(&token).await, "the keys are fresh: {others:?}");
-            advance_past(OLDEST).await;
+            assert!(signer.is_accepted(&token).await, "the keys are fresh: {others:?}");
+            advance_past(KEY_REFRESH_INTERVAL).await;
             let refused = async {
-                while signer.accepts(&token).await {
+                while signer.is_accepted(&token).await {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             };
@@ -373,45 +373,45 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn withdrawn_key_is_rejected_after_idle_time() {
-        let signer = Signer::new();
-        let (first, second) = (signed(Some("one"), ONE), signed(Some("two"), TWO));
-        signer.publish(&[public(Some("one"), ONE)]);
+        let signer = TestTokenSigner::new();
+        let (first, second) = (sign_token(Some("one"), FIRST_KEY), sign_token(Some("two"), SECOND_KEY));
+        signer.publish(&[public_jwk(Some("one"), FIRST_KEY)]);
         signer.issuer.fetch().await.unwrap();
-        advance_past(IDLE).await;
-        signer.publish(&[public(Some("two"), TWO)]);
+        advance_past(KEY_SET_TTL).await;
+        signer.publish(&[public_jwk(Some("two"), SECOND_KEY)]);
         // The withdrawn key is rejected, also for concurrent requests.
-        assert_eq!(tokio::join!(signer.accepts(&first), signer.accepts(&first), signer.accepts(&second)), (false, false, true));
+        assert_eq!(tokio::join!(signer.is_accepted(&first), signer.is_accepted(&first), signer.is_accepted(&second)), (false, false, true));
         // If the fetch fails, the known keys count, and requests do not wait for another fetch.
         std::fs::write(signer.home.path().join("keys.json"), "busy").unwrap();
-        advance_past(IDLE).await;
-        assert!(signer.accepts(&second).await);
+        advance_past(KEY_SET_TTL).await;
+        assert!(signer.is_accepted(&second).await);
         signer.publish(&[]);
-        assert!(signer.accepts(&second).await);
+        assert!(signer.is_accepted(&second).await);
     }
 
     #[tokio::test(start_paused = true)]
     async fn key_can_be_replaced_under_the_same_id() {
         for kid in [None, Some("same")] {
-            let signer = Signer::new();
-            let (first, second) = (signed(kid, ONE), signed(kid, TWO));
-            signer.publish(&[public(kid, ONE)]);
+            let signer = TestTokenSigner::new();
+            let (first, second) = (sign_token(kid, FIRST_KEY), sign_token(kid, SECOND_KEY));
+            signer.publish(&[public_jwk(kid, FIRST_KEY)]);
             signer.issuer.fetch().await.unwrap();
-            assert!(signer.accepts(&first).await && !signer.accepts(&second).await, "{kid:?}");
-            advance_past(SOONEST).await;
-            signer.publish(&[public(kid, TWO)]);
-            assert!(signer.accepts(&second).await, "{kid:?}");
-            assert!(!signer.accepts(&first).await, "the key was withdrawn: {kid:?}");
+            assert!(signer.is_accepted(&first).await && !signer.is_accepted(&second).await, "{kid:?}");
+            advance_past(MIN_KEY_FETCH_INTERVAL).await;
+            signer.publish(&[public_jwk(kid, SECOND_KEY)]);
+            assert!(signer.is_accepted(&second).await, "{kid:?}");
+            assert!(!signer.is_accepted(&first).await, "the key was withdrawn: {kid:?}");
             // Many tokens with an unknown key cause no earlier fetch; known keys are accepted
             // meanwhile.
-            advance_past(SOONEST).await;
-            assert!(!signer.accepts(&first).await, "{kid:?}");
-            signer.publish(&[public(kid, ONE)]);
+            advance_past(MIN_KEY_FETCH_INTERVAL).await;
+            assert!(!signer.is_accepted(&first).await, "{kid:?}");
+            signer.publish(&[public_jwk(kid, FIRST_KEY)]);
             for _ in 0..20 {
-                assert!(!signer.accepts(&first).await && signer.accepts(&second).await, "{kid:?}");
+                assert!(!signer.is_accepted(&first).await && signer.is_accepted(&second).await, "{kid:?}");
                 tokio::time::advance(Duration::from_secs(1)).await;
             }
             advance_past(Duration::from_secs(10)).await;
-            assert!(signer.accepts(&first).await, "{kid:?}");
+            assert!(signer.is_accepted(&first).await, "{kid:?}");
         }
     }
 
@@ -419,30 +419,33 @@ mod tests {
     async fn several_keys_may_share_an_id() {
         // A key of another type, which signs nothing here.
         let other = |kid: Option<&str>| {
-            let mut key = json!({"kty": "OKP", "crv": "Ed25519", "x": ONE.1});
+            let mut key = json!({"kty": "OKP", "crv": "Ed25519", "x": FIRST_KEY.1});
             if let Some(kid) = kid {
                 key["kid"] = json!(kid);
             }
             key
         };
         for kid in [None, Some("same")] {
-            let signer = Signer::new();
-            signer.publish(&[public(kid, ONE), public(kid, TWO), other(kid)]);
+            let signer = TestTokenSigner::new();
+            signer.publish(&[public_jwk(kid, FIRST_KEY), public_jwk(kid, SECOND_KEY), other(kid)]);
             signer.issuer.fetch().await.unwrap();
-            assert!(signer.accepts(&signed(kid, ONE)).await && signer.accepts(&signed(kid, TWO)).await, "{kid:?}");
-            assert!(!signer.accepts(&signed(Some("other"), ONE)).await, "{kid:?}");
+            assert!(
+                signer.is_accepted(&sign_token(kid, FIRST_KEY)).await && signer.is_accepted(&sign_token(kid, SECOND_KEY)).await,
+                "{kid:?}"
+            );
+            assert!(!signer.is_accepted(&sign_token(Some("other"), FIRST_KEY)).await, "{kid:?}");
             // An expired token is reported as such, whichever key signed it.
             let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": 1});
             let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::ES256) };
-            let token = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(TWO.0.as_bytes()).unwrap()).unwrap();
-            assert_eq!(signer.issuer.authenticate(&token).await, Err(NotLetIn::Invalid("the token has expired")), "{kid:?}");
+            let token = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(SECOND_KEY.0.as_bytes()).unwrap()).unwrap();
+            assert_eq!(signer.issuer.authenticate(&token).await, Err(AuthError::Invalid("the token has expired")), "{kid:?}");
         }
     }
 
     #[tokio::test]
     async fn dates_may_have_fraction_or_exponent() {
-        let signer = Signer::new();
-        signer.publish(&[public(None, ONE)]);
+        let signer = TestTokenSigner::new();
+        signer.publish(&[public_jwk(None, FIRST_KEY)]);
         signer.issuer.fetch().await.unwrap();
         let now = toolgate::Timestamp::now().as_second();
         let (end, ended) = (format!("{}.25", now + 600), format!("{}.25", now - 600));
@@ -466,9 +469,9 @@ mod tests {
             ("\"exp\": 4e9, \"nbf\": null".to_owned(), Some(no_begin)),
         ] {
             let claims: Value = serde_json::from_str(&format!("{{\"iss\": \"i\", \"aud\": \"a\", \"sub\": \"ann\", {dates}}}")).unwrap();
-            let key = EncodingKey::from_ec_pem(ONE.0.as_bytes()).unwrap();
+            let key = EncodingKey::from_ec_pem(FIRST_KEY.0.as_bytes()).unwrap();
             let token = jsonwebtoken::encode(&Header::new(Algorithm::ES256), &claims, &key).unwrap();
-            assert_eq!(signer.issuer.authenticate(&token).await.err(), why.map(NotLetIn::Invalid), "{dates}");
+            assert_eq!(signer.issuer.authenticate(&token).await.err(), why.map(AuthError::Invalid), "{dates}");
         }
     }
 
@@ -481,17 +484,17 @@ mod tests {
         let gone = Arc::new(tokio::sync::Notify::new());
         let hung_up = Arc::clone(&gone);
         tokio::spawn(async move {
-            for pair in [ONE, TWO, TWO] {
+            for pair in [FIRST_KEY, SECOND_KEY, SECOND_KEY] {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 let mut head = Vec::new();
                 while !head.ends_with(b"\r\n\r\n") {
                     head.push(stream.read_u8().await.unwrap());
                 }
                 asked.send(()).unwrap();
-                if pair == TWO {
+                if pair == SECOND_KEY {
                     hung_up.notified().await;
                 }
-                let said = json!({"keys": [public(None, pair)]}).to_string();
+                let said = json!({"keys": [public_jwk(None, pair)]}).to_string();
                 let said = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{said}", said.len());
                 stream.write_all(said.as_bytes()).await.unwrap();
             }
@@ -499,13 +502,13 @@ mod tests {
         issuer.fetch().await.unwrap();
         asks.recv().await.unwrap();
         *lock(&issuer.fetch_started) = None;
-        let (own, token) = (Arc::clone(&issuer), signed(None, TWO));
+        let (own, token) = (Arc::clone(&issuer), sign_token(None, SECOND_KEY));
         let comes = tokio::spawn(async move { own.authenticate(&token).await });
         asks.recv().await.unwrap();
         comes.abort();
         assert!(comes.await.is_err());
         gone.notify_one();
         // A second fetch would not be due yet.
-        assert!(issuer.authenticate(&signed(None, TWO)).await.is_ok());
+        assert!(issuer.authenticate(&sign_token(None, SECOND_KEY)).await.is_ok());
     }
 }

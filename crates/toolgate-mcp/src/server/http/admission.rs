@@ -15,12 +15,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::gateway::lock;
 
 /// Maximum bytes of requests that are still arriving, in total.
-const ARRIVING: usize = 512 << 20;
+const MAX_ARRIVING_BYTES: usize = 512 << 20;
 
 /// Counts the bytes of an arriving request. It has no permit yet, and must not exhaust memory.
-pub(crate) struct Held<'h>(&'h AtomicUsize, usize);
+pub(crate) struct ArrivingBytes<'h>(&'h AtomicUsize, usize);
 
-impl<'h> Held<'h> {
+impl<'h> ArrivingBytes<'h> {
     /// Starts with no bytes.
     pub(crate) fn new(all: &'h AtomicUsize) -> Self {
         Self(all, 0)
@@ -29,11 +29,11 @@ impl<'h> Held<'h> {
     /// Adds bytes, and returns whether the total is within the limit.
     pub(crate) fn try_add(&mut self, more: usize) -> bool {
         self.1 += more;
-        self.0.fetch_add(more, Ordering::Relaxed) + more <= ARRIVING
+        self.0.fetch_add(more, Ordering::Relaxed) + more <= MAX_ARRIVING_BYTES
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for ArrivingBytes<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(self.1, Ordering::Relaxed);
     }
@@ -43,14 +43,14 @@ impl Drop for Held<'_> {
 ///
 /// If there are several principals, each gets at most half of the permits. Slow requests of one
 /// principal then do not block the others.
-pub(crate) struct Seats {
+pub(crate) struct PrincipalLimiter {
     permits: Arc<Semaphore>,
     capacity: usize,
     /// Number of permits of each principal that has any.
     in_use: Arc<Mutex<HashMap<String, usize>>>,
 }
 
-impl Seats {
+impl PrincipalLimiter {
     pub(crate) fn new(all: usize) -> Self {
         let all = all.min(Semaphore::MAX_PERMITS);
         Self { permits: Arc::new(Semaphore::new(all)), capacity: all, in_use: Arc::default() }
@@ -62,7 +62,7 @@ impl Seats {
     }
 
     /// Takes permits for a principal: all of them, or none.
-    pub(crate) fn try_acquire(&self, principal: &str, many: u32, is_shared: bool) -> Option<Seat> {
+    pub(crate) fn try_acquire(&self, principal: &str, many: u32, is_shared: bool) -> Option<ConcurrencyPermit> {
         let mut own = lock(&self.in_use);
         let taken = own.get(principal).copied().unwrap_or_default() + many as usize;
         if taken > self.max_per_principal(is_shared) {
@@ -70,19 +70,19 @@ impl Seats {
         }
         let free = Arc::clone(&self.permits).try_acquire_many_owned(many).ok()?;
         own.insert(principal.to_owned(), taken);
-        Some(Seat { _permits: free, in_use: Arc::clone(&self.in_use), principal: principal.to_owned(), count: many as usize })
+        Some(ConcurrencyPermit { _permits: free, in_use: Arc::clone(&self.in_use), principal: principal.to_owned(), count: many as usize })
     }
 }
 
 /// Permits of one request, until this is dropped.
-pub(crate) struct Seat {
+pub(crate) struct ConcurrencyPermit {
     _permits: OwnedSemaphorePermit,
     in_use: Arc<Mutex<HashMap<String, usize>>>,
     principal: String,
     count: usize,
 }
 
-impl Drop for Seat {
+impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
         let mut own = lock(&self.in_use);
         if let Some(taken) = own.get_mut(&self.principal) {
@@ -96,9 +96,9 @@ impl Drop for Seat {
 
 /// Keeps a session alive: each running request and each listener has a copy.
 #[derive(Clone, Default)]
-pub(crate) struct Hold(Arc<()>);
+pub(crate) struct SessionKeepAlive(Arc<()>);
 
-impl Hold {
+impl SessionKeepAlive {
     /// Returns whether there is another copy.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
@@ -106,13 +106,13 @@ impl Hold {
 }
 
 /// A response body that holds the permit and the session of its request until it ends.
-pub(crate) struct Seated {
+pub(crate) struct GuardedBody {
     pub(crate) body: BoxBody<Bytes, Infallible>,
-    pub(crate) _permit: Arc<Seat>,
-    pub(crate) _keep_alive: Option<Hold>,
+    pub(crate) _permit: Arc<ConcurrencyPermit>,
+    pub(crate) _keep_alive: Option<SessionKeepAlive>,
 }
 
-impl Body for Seated {
+impl Body for GuardedBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -135,9 +135,12 @@ mod tests {
 
     #[test]
     fn one_principal_gets_at_most_half_of_the_permits() {
-        let seats = Seats::new(5);
+        let seats = PrincipalLimiter::new(5);
         let has = |who: &str| lock(&seats.in_use).get(who).copied();
-        assert_eq!((seats.max_per_principal(true), seats.max_per_principal(false), Seats::new(1).max_per_principal(true)), (2, 5, 1));
+        assert_eq!(
+            (seats.max_per_principal(true), seats.max_per_principal(false), PrincipalLimiter::new(1).max_per_principal(true)),
+            (2, 5, 1)
+        );
         let (one, two) = (seats.try_acquire("ann", 1, true).unwrap(), seats.try_acquire("ann", 1, true).unwrap());
         assert!(seats.try_acquire("ann", 1, true).is_none() && seats.try_acquire("bob", 3, true).is_none());
         let both = seats.try_acquire("bob", 2, true).unwrap();

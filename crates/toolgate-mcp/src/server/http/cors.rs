@@ -7,21 +7,21 @@ use http::header::{
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 
-use super::{Answer, Http, full_body};
+use super::{HttpResponse, HttpServer, full_body};
 
 /// Methods that a page may use.
-const METHODS: &str = "GET, POST, DELETE";
+const ALLOWED_METHODS: &str = "GET, POST, DELETE";
 /// Headers that a page may send, besides arguments of tools.
 const ALLOWED_HEADERS: &str = "content-type, authorization, accept, last-event-id, mcp-protocol-version, mcp-session-id, mcp-method, mcp-name, \
     toolgate-session, traceparent, tracestate";
 /// Prefix of headers with arguments of tools.
-const ARGUMENT: &str = "mcp-param-";
+const ARGUMENT_HEADER_PREFIX: &str = "mcp-param-";
 /// Response headers that a page may read.
-const TOLD: &str = "mcp-session-id, www-authenticate, retry-after";
+const EXPOSED_HEADERS: &str = "mcp-session-id, www-authenticate, retry-after";
 /// How long a browser may cache a preflight response, in seconds.
-const AGE: u64 = 600;
+const MAX_PREFLIGHT_AGE_SECONDS: u64 = 600;
 
-impl Http {
+impl HttpServer {
     /// Returns whether pages of an origin may send requests.
     pub(crate) fn is_allowed_origin(&self, origin: &HeaderValue) -> bool {
         let of = |text: &str| url::Url::parse(text).ok().map(|url| url.origin()).filter(url::Origin::is_tuple);
@@ -40,15 +40,15 @@ impl Http {
 /// Permits the page that sent the request to read the response.
 ///
 /// Credentials are not permitted: pages send tokens explicitly, and cookies are not used.
-pub(crate) fn add_cors_headers(answer: &mut Answer, page: HeaderValue) {
+pub(crate) fn add_cors_headers(answer: &mut HttpResponse, page: HeaderValue) {
     let headers = answer.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, page);
-    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(TOLD));
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED_HEADERS));
     headers.append(VARY, HeaderValue::from_static("Origin"));
 }
 
 /// Answers a preflight request, which has no token. Its origin was checked before.
-pub(crate) fn preflight_response(parts: &Parts) -> Option<Answer> {
+pub(crate) fn preflight_response(parts: &Parts) -> Option<HttpResponse> {
     let asks = parts.method == Method::OPTIONS && parts.headers.contains_key(ORIGIN);
     if !asks || !parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
         return None;
@@ -56,7 +56,7 @@ pub(crate) fn preflight_response(parts: &Parts) -> Option<Answer> {
     let mut allowed = ALLOWED_HEADERS.to_owned();
     for wanted in parts.headers.get_all(ACCESS_CONTROL_REQUEST_HEADERS).iter().filter_map(|wanted| wanted.to_str().ok()) {
         for name in wanted.split(',').filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok()) {
-            if name.as_str().starts_with(ARGUMENT) {
+            if name.as_str().starts_with(ARGUMENT_HEADER_PREFIX) {
                 allowed.push_str(", ");
                 allowed.push_str(name.as_str());
             }
@@ -65,8 +65,8 @@ pub(crate) fn preflight_response(parts: &Parts) -> Option<Answer> {
     let mut answer = Response::new(full_body(""));
     *answer.status_mut() = StatusCode::NO_CONTENT;
     let headers = answer.headers_mut();
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(ALLOWED_METHODS));
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed.parse().unwrap_or(HeaderValue::from_static(ALLOWED_HEADERS)));
-    headers.insert(ACCESS_CONTROL_MAX_AGE, AGE.into());
+    headers.insert(ACCESS_CONTROL_MAX_AGE, MAX_PREFLIGHT_AGE_SECONDS.into());
     Some(answer)
 }

@@ -13,13 +13,13 @@ use tokio::time::Instant;
 use crate::gateway::lock;
 
 /// How long an answer is kept.
-const WAITS: Duration = Duration::from_secs(5 * 60);
+const BUFFERED_ANSWER_TTL: Duration = Duration::from_secs(5 * 60);
 /// Maximum number of events in a buffer, with the answer.
-const WORDS: usize = 64;
+const MAX_EVENTS_PER_BUFFER: usize = 64;
 /// Maximum number of buffers of a session that contain an answer.
-const ANSWERS: usize = 64;
+const MAX_ANSWERS_PER_SESSION: usize = 64;
 /// Maximum size of all buffers. Above it, the session with the most bytes loses its oldest buffer.
-const BYTES: usize = 256 << 20;
+const MAX_TOTAL_BUFFER_BYTES: usize = 256 << 20;
 
 pub(crate) fn is_answer(event: &ServerSseMessage) -> bool {
     matches!(event.message.as_deref(), Some(JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_)))
@@ -27,18 +27,18 @@ pub(crate) fn is_answer(event: &ServerSseMessage) -> bool {
 
 /// Buffers of events, by session and request.
 #[derive(Clone, Default)]
-pub(crate) struct Tapes(Arc<Mutex<All>>);
+pub(crate) struct EventBuffers(Arc<Mutex<EventBufferIndex>>);
 
 #[derive(Default)]
-struct All {
-    sessions: HashMap<SessionId, HashMap<String, Tape>>,
+struct EventBufferIndex {
+    sessions: HashMap<SessionId, HashMap<String, EventBuffer>>,
     bytes: usize,
     /// Number of buffers that were ever created.
     created: u64,
     last_sweep: Option<Instant>,
 }
 
-struct Tape {
+struct EventBuffer {
     /// Distinguishes it from another buffer of the same request.
     id: u64,
     events: VecDeque<(ServerSseMessage, usize)>,
@@ -51,8 +51,8 @@ struct Tape {
     changed: Arc<Notify>,
 }
 
-impl All {
-    fn buffer(&mut self, session: &SessionId, request: &str, number: u64) -> Option<&mut Tape> {
+impl EventBufferIndex {
+    fn buffer(&mut self, session: &SessionId, request: &str, number: u64) -> Option<&mut EventBuffer> {
         self.sessions.get_mut(session)?.get_mut(request).filter(|tape| tape.id == number)
     }
 
@@ -64,7 +64,7 @@ impl All {
             return tape.ended_at.is_none().then_some(tape.id);
         }
         self.created += 1;
-        let tape = Tape { id: self.created, events: VecDeque::new(), bytes: 0, writers: 1, ended_at: None, changed: Arc::default() };
+        let tape = EventBuffer { id: self.created, events: VecDeque::new(), bytes: 0, writers: 1, ended_at: None, changed: Arc::default() };
         self.sessions.entry(session.clone()).or_default().insert(request.to_owned(), tape);
         Some(self.created)
     }
@@ -79,12 +79,12 @@ impl All {
         }
         tape.events.push_back((event, bytes));
         // The answer is the last event, so it is never dropped here.
-        let gone = if tape.events.len() > WORDS { tape.events.pop_front().map_or(0, |(_, bytes)| bytes) } else { 0 };
+        let gone = if tape.events.len() > MAX_EVENTS_PER_BUFFER { tape.events.pop_front().map_or(0, |(_, bytes)| bytes) } else { 0 };
         tape.bytes = tape.bytes + bytes - gone;
         tape.changed.notify_waiters();
         self.bytes = self.bytes + bytes - gone;
-        let all = |tapes: &HashMap<String, Tape>| tapes.values().map(|tape| tape.bytes).sum::<usize>();
-        while self.bytes > BYTES {
+        let all = |tapes: &HashMap<String, EventBuffer>| tapes.values().map(|tape| tape.bytes).sum::<usize>();
+        while self.bytes > MAX_TOTAL_BUFFER_BYTES {
             let most = self.sessions.iter().max_by_key(|(_, tapes)| all(tapes)).map(|(session, _)| session.clone());
             let Some(session) = most else { break };
             self.drop_oldest(&session, |_| true);
@@ -107,7 +107,7 @@ impl All {
         }
         // The number of running calls limits the number of unfinished buffers.
         let over = self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| tape.ended_at.is_some()).count();
-        if over > ANSWERS {
+        if over > MAX_ANSWERS_PER_SESSION {
             self.drop_oldest(session, |tape| tape.ended_at.is_some());
         }
     }
@@ -124,7 +124,7 @@ impl All {
     }
 
     /// Drops the oldest of the matching buffers of a session.
-    fn drop_oldest(&mut self, session: &SessionId, which: impl Fn(&Tape) -> bool) {
+    fn drop_oldest(&mut self, session: &SessionId, which: impl Fn(&EventBuffer) -> bool) {
         let tapes = self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| which(tape));
         if let Some(request) = tapes.min_by_key(|(_, tape)| tape.id).map(|(request, _)| request.clone()) {
             tracing::warn!("dropped a buffered answer that its client did not fetch, to make room for others");
@@ -134,13 +134,13 @@ impl All {
 
     /// Removes expired buffers, at intervals.
     fn remove_expired(&mut self) {
-        if self.last_sweep.is_some_and(|at| at.elapsed() < WAITS / 10) {
+        if self.last_sweep.is_some_and(|at| at.elapsed() < BUFFERED_ANSWER_TTL / 10) {
             return;
         }
         self.last_sweep = Some(Instant::now());
         for tapes in self.sessions.values_mut() {
             tapes.retain(|_, tape| {
-                let stays = tape.ended_at.is_none_or(|over| over.elapsed() < WAITS);
+                let stays = tape.ended_at.is_none_or(|over| over.elapsed() < BUFFERED_ANSWER_TTL);
                 self.bytes -= if stays { 0 } else { tape.bytes };
                 stays
             });
@@ -154,7 +154,7 @@ fn event_bytes(event: &ServerSseMessage) -> usize {
     event.message.as_ref().and_then(|message| serde_json::to_vec(message).ok()).map_or(0, |text| text.len())
 }
 
-impl Tapes {
+impl EventBuffers {
     pub(crate) fn open(&self, session: &SessionId, request: &str) -> Option<u64> {
         lock(&self.0).open(session, request)
     }
@@ -232,7 +232,7 @@ mod tests {
         ServerSseMessage::new(name, JsonRpcMessage::Response(response))
     }
 
-    async fn replayed(tapes: &Tapes, session: &SessionId, request: &str) -> usize {
+    async fn count_replayed_events(tapes: &EventBuffers, session: &SessionId, request: &str) -> usize {
         match tapes.replay(session, request, format!("0/{request}")) {
             Some(replay) => replay.count().await,
             None => 0,
@@ -241,20 +241,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn oldest_answers_are_dropped_and_expire() {
-        let (tapes, session, other): (_, SessionId, SessionId) = (Tapes::default(), "one".into(), "two".into());
-        for n in 0..ANSWERS + 1 {
+        let (tapes, session, other): (_, SessionId, SessionId) = (EventBuffers::default(), "one".into(), "two".into());
+        for n in 0..MAX_ANSWERS_PER_SESSION + 1 {
             tapes.store_answer(&session, &n.to_string(), answer("1"));
         }
         tapes.store_answer(&other, "0", answer("1"));
-        assert_eq!((replayed(&tapes, &session, "0").await, replayed(&tapes, &session, "1").await), (0, 1));
-        assert_eq!(replayed(&tapes, &other, "0").await, 1);
+        assert_eq!((count_replayed_events(&tapes, &session, "0").await, count_replayed_events(&tapes, &session, "1").await), (0, 1));
+        assert_eq!(count_replayed_events(&tapes, &other, "0").await, 1);
         // Only finished buffers count for the limit.
-        let numbers: Vec<u64> = (0..2 * ANSWERS).filter_map(|n| tapes.open(&other, &format!("open {n}"))).collect();
+        let numbers: Vec<u64> = (0..2 * MAX_ANSWERS_PER_SESSION).filter_map(|n| tapes.open(&other, &format!("open {n}"))).collect();
         assert!(tapes.push(&other, "open 0", numbers[0], answer("1")));
-        tokio::time::advance(WAITS).await;
+        tokio::time::advance(BUFFERED_ANSWER_TTL).await;
         tapes.store_answer(&other, "new", answer("1"));
-        assert_eq!((replayed(&tapes, &session, "1").await, replayed(&tapes, &other, "0").await), (0, 0));
-        assert_eq!(replayed(&tapes, &other, "new").await, 1);
+        assert_eq!((count_replayed_events(&tapes, &session, "1").await, count_replayed_events(&tapes, &other, "0").await), (0, 0));
+        assert_eq!(count_replayed_events(&tapes, &other, "new").await, 1);
         tapes.drop_session(&other);
         let all = lock(&tapes.0);
         assert!(all.bytes == 0 && all.sessions.is_empty(), "{} bytes", all.bytes);
@@ -262,17 +262,17 @@ mod tests {
 
     #[tokio::test]
     async fn newest_events_are_kept() {
-        let (tapes, session): (_, SessionId) = (Tapes::default(), "one".into());
+        let (tapes, session): (_, SessionId) = (EventBuffers::default(), "one".into());
         let number = tapes.open(&session, "7").unwrap();
-        for n in 1..=2 * WORDS {
+        for n in 1..=2 * MAX_EVENTS_PER_BUFFER {
             assert!(tapes.push(&session, "7", number, ServerSseMessage::priming(format!("{n}/7"), Duration::ZERO)));
         }
         assert!(tapes.push(&session, "7", number, answer("last/7")));
         tapes.close(&session, "7", number);
         let heard: Vec<_> = tapes.replay(&session, "7", "0/7".to_owned()).unwrap().collect().await;
-        assert_eq!((heard.len(), heard.last().is_some_and(is_answer)), (WORDS, true));
+        assert_eq!((heard.len(), heard.last().is_some_and(is_answer)), (MAX_EVENTS_PER_BUFFER, true));
         // A client that has some of the events receives the rest.
-        let heard: Vec<_> = tapes.replay(&session, "7", format!("{}/7", 2 * WORDS)).unwrap().collect().await;
+        let heard: Vec<_> = tapes.replay(&session, "7", format!("{}/7", 2 * MAX_EVENTS_PER_BUFFER)).unwrap().collect().await;
         assert_eq!(heard.len(), 1);
         // A disconnect that is noticed late does not affect a client that has resumed since.
         assert_eq!(tapes.open(&session, "7"), None);
@@ -281,7 +281,7 @@ mod tests {
         assert!(tapes.push(&session, "9", early, answer("1/9")));
         tapes.close(&session, "9", early);
         assert!(tapes.push(&session, "9", early, ServerSseMessage::priming("0/9", Duration::ZERO)));
-        assert_eq!(replayed(&tapes, &session, "9").await, 1);
+        assert_eq!(count_replayed_events(&tapes, &session, "9").await, 1);
         // A stream that ends without an answer cannot be resumed.
         let number = tapes.open(&session, "8").unwrap();
         tapes.close(&session, "8", number);

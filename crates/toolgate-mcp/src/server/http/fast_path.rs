@@ -23,19 +23,19 @@ use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
-use toolgate::Spec;
+use toolgate::ToolSpec;
 
-use crate::gateway::Running;
-use crate::server::http::{Answer, Http};
+use crate::gateway::ActiveConfig;
+use crate::server::http::{HttpResponse, HttpServer};
 use crate::server::identity;
-use crate::server::identity::{Asked, Caller};
-use crate::server::tool_call::{Client, Ear, WORDS};
+use crate::server::identity::{Caller, PathSelector};
+use crate::server::tool_call::{CLIENT_CHANNEL_CAPACITY, CallClient, ClientChannel};
 
 /// How long a stream is silent at most.
-const PULSE: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// A call that says everything in its place.
-pub(crate) struct Straight {
+pub(crate) struct FastPathCall {
     id: NumberOrString,
     request: CallToolRequestParams,
     meta: RequestMetaObject,
@@ -43,21 +43,21 @@ pub(crate) struct Straight {
 }
 
 /// The one value of a header.
-fn only<'p>(parts: &'p Parts, name: &str) -> Option<&'p str> {
+fn single_header<'p>(parts: &'p Parts, name: &str) -> Option<&'p str> {
     let mut values = parts.headers.get_all(name).iter();
     let first = values.next()?.to_str().ok()?;
     values.next().is_none().then_some(first)
 }
 
-impl Straight {
+impl FastPathCall {
     /// The call that a request asks for, where it can go this way. What it takes of the body it takes only then.
-    pub(crate) fn of(running: &Running, parts: &Parts, body: &mut Value) -> Option<Self> {
-        let is = |name: &str, value: &str| only(parts, name) == Some(value);
+    pub(crate) fn from_request(running: &ActiveConfig, parts: &Parts, body: &mut Value) -> Option<Self> {
+        let is = |name: &str, value: &str| single_header(parts, name) == Some(value);
         let accepts = |accept: &str| accept.contains("application/json") && accept.contains("text/event-stream");
-        let fits = is("mcp-protocol-version", crate::MODERN)
+        let fits = is("mcp-protocol-version", crate::REVISION_2026_07_28)
             && is("mcp-method", "tools/call")
-            && only(parts, CONTENT_TYPE.as_str()).is_some_and(|kind| kind.starts_with("application/json"))
-            && only(parts, ACCEPT.as_str()).is_some_and(accepts)
+            && single_header(parts, CONTENT_TYPE.as_str()).is_some_and(|kind| kind.starts_with("application/json"))
+            && single_header(parts, ACCEPT.as_str()).is_some_and(accepts)
             && !parts.headers.contains_key("mcp-session-id")
             && !parts.headers.keys().any(|name| name.as_str().starts_with("mcp-param-"));
         let message = body.as_object().filter(|message| fits && message.len() == 4)?;
@@ -78,11 +78,11 @@ impl Straight {
             return None;
         }
         // Only what its caller sees goes the other way, which can be told from this one.
-        if running.header_tools.contains(&name) && Self::is_in_headers(running, parts, &name) {
+        if running.header_tools.contains(&name) && Self::has_arguments_in_headers(running, parts, &name) {
             return None;
         }
         let meta = params.get("_meta")?.as_object()?;
-        if meta.get("io.modelcontextprotocol/protocolVersion")?.as_str()? != crate::MODERN {
+        if meta.get("io.modelcontextprotocol/protocolVersion")?.as_str()? != crate::REVISION_2026_07_28 {
             return None;
         }
         let capabilities = ClientCapabilities::deserialize(meta.get("io.modelcontextprotocol/clientCapabilities")?).ok()?;
@@ -98,55 +98,55 @@ impl Straight {
     }
 
     /// Whether arguments of a tool are said in headers as well, as far as its caller can know.
-    fn is_in_headers(running: &Running, parts: &Parts, name: &str) -> bool {
+    fn has_arguments_in_headers(running: &ActiveConfig, parts: &Parts, name: &str) -> bool {
         let Some(caller) = parts.extensions.get::<Caller>() else { return true };
-        let asked = parts.extensions.get::<Asked>().and_then(|asked| asked.agent.as_deref());
-        let schema = identity::find_visible_tool(running, caller, asked, name).and_then(Spec::input_schema);
+        let asked = parts.extensions.get::<PathSelector>().and_then(|asked| asked.agent.as_deref());
+        let schema = identity::find_visible_tool(running, caller, asked, name).and_then(ToolSpec::input_schema);
         schema.is_some_and(crate::has_header_arguments)
     }
 
     /// Makes the call, and answers.
-    pub(crate) async fn answer(self, http: &Arc<Http>, parts: Parts) -> Answer {
-        let (tell, mut told) = mpsc::channel(WORDS);
-        let mut work = Box::pin(self.work(Arc::clone(http), parts, tell));
+    pub(crate) async fn respond(self, http: &Arc<HttpServer>, parts: Parts) -> HttpResponse {
+        let (tell, mut told) = mpsc::channel(CLIENT_CHANNEL_CAPACITY);
+        let mut work = Box::pin(self.run_call(Arc::clone(http), parts, tell));
         tokio::select! {
             biased;
             said = &mut work => match told.try_recv() {
-                Err(_) => whole(&said),
-                Ok(first) => streamed(first, told, Box::pin(std::future::ready(Some(said)))),
+                Err(_) => complete_response(&said),
+                Ok(first) => stream_response(first, told, Box::pin(std::future::ready(Some(said)))),
             },
             Some(first) = told.recv() => {
                 // Nobody who reads slowly holds up the call; whoever hangs up ends the wait for it.
                 let work = AbortOnDropHandle::new(tokio::spawn(work));
-                streamed(first, told, Box::pin(async move { work.await.ok() }))
+                stream_response(first, told, Box::pin(async move { work.await.ok() }))
             }
         }
     }
 
-    async fn work(self, http: Arc<Http>, parts: Parts, tell: mpsc::Sender<ServerNotification>) -> Said {
-        let client = Client {
-            id: Client::format_id(&self.id),
+    async fn run_call(self, http: Arc<HttpServer>, parts: Parts, tell: mpsc::Sender<ServerNotification>) -> FastPathResponse {
+        let client = CallClient {
+            id: CallClient::format_id(&self.id),
             meta: &self.meta,
             parts: Some(&parts),
             raw_arguments: parts.extensions.get(),
             capabilities: Some(self.capabilities),
             is_modern: true,
             disconnected: &http.gateway.0.closed,
-            channel: Ear::ResponseStream(&tell),
+            channel: ClientChannel::ResponseStream(&tell),
         };
         let said = http.server.handle_call(self.request, &client).await;
-        Said { id: self.id, said }
+        FastPathResponse { id: self.id, result: said }
     }
 }
 
 /// What a call came to.
-struct Said {
+struct FastPathResponse {
     id: NumberOrString,
-    said: Result<CallToolResponse, ErrorData>,
+    result: Result<CallToolResponse, ErrorData>,
 }
 
 #[derive(Serialize)]
-struct Message<'m, T: Serialize> {
+struct FastPathMessage<'m, T: Serialize> {
     jsonrpc: &'static str,
     id: &'m NumberOrString,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -155,28 +155,28 @@ struct Message<'m, T: Serialize> {
     error: Option<&'m ErrorData>,
 }
 
-impl Said {
-    fn text(&self) -> Vec<u8> {
-        fn written<T: Serialize>(id: &NumberOrString, result: Option<T>, error: Option<&ErrorData>) -> Vec<u8> {
-            serde_json::to_vec(&Message { jsonrpc: "2.0", id, result, error }).unwrap_or_default()
+impl FastPathResponse {
+    fn to_json(&self) -> Vec<u8> {
+        fn serialize_response<T: Serialize>(id: &NumberOrString, result: Option<T>, error: Option<&ErrorData>) -> Vec<u8> {
+            serde_json::to_vec(&FastPathMessage { jsonrpc: "2.0", id, result, error }).unwrap_or_default()
         }
-        match &self.said {
-            Ok(CallToolResponse::Complete(result)) => written(&self.id, Some(result), None),
-            Ok(CallToolResponse::InputRequired(asked)) => written(&self.id, Some(asked), None),
-            Ok(_) => written::<()>(&self.id, None, Some(&ErrorData::internal_error("there is no word for this", None))),
-            Err(error) => written::<()>(&self.id, None, Some(error)),
+        match &self.result {
+            Ok(CallToolResponse::Complete(result)) => serialize_response(&self.id, Some(result), None),
+            Ok(CallToolResponse::InputRequired(asked)) => serialize_response(&self.id, Some(asked), None),
+            Ok(_) => serialize_response::<()>(&self.id, None, Some(&ErrorData::internal_error("there is no word for this", None))),
+            Err(error) => serialize_response::<()>(&self.id, None, Some(error)),
         }
     }
 
     fn status(&self) -> StatusCode {
-        match self.said.as_ref().err().map(|error| error.code) {
+        match self.result.as_ref().err().map(|error| error.code) {
             Some(ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY) => StatusCode::BAD_REQUEST,
             _ => StatusCode::OK,
         }
     }
 }
 
-fn head(status: StatusCode, kind: &'static str) -> Response<()> {
+fn response_head(status: StatusCode, kind: &'static str) -> Response<()> {
     let mut answer = Response::new(());
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -184,17 +184,18 @@ fn head(status: StatusCode, kind: &'static str) -> Response<()> {
 }
 
 /// The answer alone.
-fn whole(said: &Said) -> Answer {
-    head(said.status(), "application/json").map(|()| Full::new(Bytes::from(said.text())).boxed())
+fn complete_response(said: &FastPathResponse) -> HttpResponse {
+    response_head(said.status(), "application/json").map(|()| Full::new(Bytes::from(said.to_json())).boxed())
 }
 
 /// What a call comes to; `None` where it does not come to an end.
-type Waits = Pin<Box<dyn Future<Output = Option<Said>> + Send + Sync>>;
+type FastPathFuture = Pin<Box<dyn Future<Output = Option<FastPathResponse>> + Send + Sync>>;
 
 /// What was said before the answer, and the answer.
-fn streamed(first: ServerNotification, told: mpsc::Receiver<ServerNotification>, work: Waits) -> Answer {
+fn stream_response(first: ServerNotification, told: mpsc::Receiver<ServerNotification>, work: FastPathFuture) -> HttpResponse {
     let event = |text: &[u8]| Some(Bytes::from([b"data: ", text, b"\n\n"].concat()));
-    let word = move |said: &ServerNotification| event(&serde_json::to_vec(&Notified { jsonrpc: "2.0", said }).unwrap_or_default());
+    let word =
+        move |said: &ServerNotification| event(&serde_json::to_vec(&FastPathNotification { jsonrpc: "2.0", said }).unwrap_or_default());
     let events = stream::unfold((Some(first), told, Some(work)), move |(first, mut told, mut work)| async move {
         if let Some(first) = first {
             return Some((word(&first), (None, told, work)));
@@ -205,27 +206,29 @@ fn streamed(first: ServerNotification, told: mpsc::Receiver<ServerNotification>,
             Some(next) = told.recv() => word(&next),
             said = waits => {
                 work = None;
-                said.and_then(|said| event(&said.text()))
+                said.and_then(|said| event(&said.to_json()))
             }
-            () = tokio::time::sleep(PULSE) => Some(Bytes::from_static(b":\n\n")),
+            () = tokio::time::sleep(KEEP_ALIVE_INTERVAL) => Some(Bytes::from_static(b":\n\n")),
         };
         Some((said, (None, told, work)))
     });
     let frames =
         futures_util::StreamExt::filter_map(events, |event| async move { event.map(|event| Ok::<_, Infallible>(Frame::data(event))) });
-    event_stream(frames)
+    event_stream_response(frames)
 }
 
 /// An answer that is told bit by bit.
-pub(crate) fn event_stream(frames: impl stream::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + Sync + 'static) -> Answer {
-    let mut answer = head(StatusCode::OK, "text/event-stream").map(|()| BodyExt::boxed(StreamBody::new(frames)));
+pub(crate) fn event_stream_response(
+    frames: impl stream::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + Sync + 'static,
+) -> HttpResponse {
+    let mut answer = response_head(StatusCode::OK, "text/event-stream").map(|()| BodyExt::boxed(StreamBody::new(frames)));
     answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     answer.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     answer
 }
 
 #[derive(Serialize)]
-struct Notified<'n> {
+struct FastPathNotification<'n> {
     jsonrpc: &'static str,
     #[serde(flatten)]
     said: &'n ServerNotification,

@@ -10,37 +10,42 @@ use http_body_util::Full;
 use rmcp::transport::streamable_http_server::session::{SessionId, SessionManager as _};
 use serde_json::Value;
 
-use super::{Answer, Http, error_response};
-use crate::gateway::{Running, lock};
-use crate::server::http::admission::Hold;
+use super::{HttpResponse, HttpServer, error_response};
+use crate::gateway::{ActiveConfig, lock};
+use crate::server::http::admission::SessionKeepAlive;
 use crate::server::identity::Caller;
 
 /// Maximum number of sessions: in total, and of a principal if there are several. Each takes tens
 /// of kilobytes for its lifetime.
-const SESSIONS: usize = 20_000;
-const OWN_SESSIONS: usize = 1_000;
+const MAX_SESSIONS: usize = 20_000;
+const MAX_SESSIONS_PER_PRINCIPAL: usize = 1_000;
 /// How long a session lives without a request.
-pub(crate) const SESSION_LIFE: Duration = Duration::from_secs(30 * 60);
+pub(crate) const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// Caller and agent that opened a session, and when it was last used.
-pub(crate) struct Owner {
+pub(crate) struct SessionOwner {
     caller: Caller,
     agent: Option<String>,
     last_used: Instant,
-    keep_alive: Hold,
+    keep_alive: SessionKeepAlive,
 }
 
-impl Owner {
+impl SessionOwner {
     fn new(caller: Caller, agent: Option<String>) -> Self {
-        Self { caller, agent, last_used: Instant::now(), keep_alive: Hold::default() }
+        Self { caller, agent, last_used: Instant::now(), keep_alive: SessionKeepAlive::default() }
     }
 }
 
-impl Http {
+impl HttpServer {
     /// Checks that a session belongs to the caller and the agent.
     ///
     /// The session does not expire while the returned value is kept.
-    pub(crate) fn check_session(&self, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<Option<Hold>, Box<Answer>> {
+    pub(crate) fn check_session(
+        &self,
+        headers: &HeaderMap,
+        caller: &Caller,
+        agent: Option<&str>,
+    ) -> Result<Option<SessionKeepAlive>, Box<HttpResponse>> {
         let Some(id) = headers.get("mcp-session-id") else { return Ok(None) };
         let id = id.to_str().map_err(|_| error_response(StatusCode::BAD_REQUEST, "the session ID is not valid text", None))?;
         match lock(&self.sessions.owners).get_mut(id) {
@@ -54,7 +59,7 @@ impl Http {
     }
 
     /// Returns the answer, or 404 if the session has ended by itself.
-    pub(crate) fn replace_ended_session_error(&self, session: Option<&HeaderValue>, answer: Answer) -> Answer {
+    pub(crate) fn replace_ended_session_error(&self, session: Option<&HeaderValue>, answer: HttpResponse) -> HttpResponse {
         let gone = |id: &HeaderValue| id.to_str().is_ok_and(|id| !lock(&self.sessions.owners).contains_key(id));
         match answer.status().is_server_error() && session.is_some_and(gone) {
             true => *unknown_session(),
@@ -68,13 +73,13 @@ impl Http {
     /// on uncounted.
     pub(crate) async fn open_session(
         self: &Arc<Self>,
-        running: &Running,
+        running: &ActiveConfig,
         request: Request<Full<Bytes>>,
         caller: &Caller,
         agent: Option<&str>,
-    ) -> Result<Answer, Box<Answer>> {
-        let bound = (!running.authenticator.is_auth_disabled()).then_some(OWN_SESSIONS);
-        if has_too_many_sessions(&lock(&self.sessions.owners), &caller.principal, SESSIONS, bound) {
+    ) -> Result<HttpResponse, Box<HttpResponse>> {
+        let bound = (!running.authenticator.is_auth_disabled()).then_some(MAX_SESSIONS_PER_PRINCIPAL);
+        if has_too_many_sessions(&lock(&self.sessions.owners), &caller.principal, MAX_SESSIONS, bound) {
             return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "too many sessions", Some(60)));
         }
         let (http, caller, agent) = (Arc::clone(self), caller.clone(), agent.map(str::to_owned));
@@ -86,12 +91,12 @@ impl Http {
         opened.await.map_err(|_| error_response(StatusCode::INTERNAL_SERVER_ERROR, "cannot open the session", None))
     }
 
-    async fn register_owner(&self, answer: &Answer, caller: Caller, agent: Option<String>) {
+    async fn register_owner(&self, answer: &HttpResponse, caller: Caller, agent: Option<String>) {
         let Some(id) = answer.headers().get("mcp-session-id").and_then(|id| id.to_str().ok()) else { return };
         // A session that has already ended would be counted for a whole lifetime.
         let sessions = self.sessions.local.sessions.read().await;
         if sessions.contains_key(id) {
-            lock(&self.sessions.owners).insert(id.into(), Owner::new(caller, agent));
+            lock(&self.sessions.owners).insert(id.into(), SessionOwner::new(caller, agent));
         }
     }
 
@@ -114,12 +119,12 @@ impl Http {
     }
 }
 
-fn unknown_session() -> Box<Answer> {
+fn unknown_session() -> Box<HttpResponse> {
     error_response(StatusCode::NOT_FOUND, "unknown session", None)
 }
 
 /// Returns whether a principal can open no more sessions, by the total or by its own limit.
-fn has_too_many_sessions(owners: &HashMap<SessionId, Owner>, principal: &str, most: usize, own: Option<usize>) -> bool {
+fn has_too_many_sessions(owners: &HashMap<SessionId, SessionOwner>, principal: &str, most: usize, own: Option<usize>) -> bool {
     // One principal must not use up the sessions of all others.
     let owned = || owners.values().filter(|owner| owner.caller.principal == principal).count();
     owners.len() >= most || own.is_some_and(|own| owners.len() >= own && owned() >= own)
@@ -138,23 +143,23 @@ pub(crate) mod tests {
     use toolgate_config::Config;
 
     use super::*;
-    use crate::gateway::{Gateway, Options};
-    use crate::server::identity::Asked;
+    use crate::gateway::{Gateway, GatewayOptions};
+    use crate::server::identity::PathSelector;
 
     pub(crate) fn test_caller(who: &str) -> Caller {
-        Caller { principal: who.to_owned(), agents: None, session: None, auth_method: crate::server::identity::Proof::Anonymous }
+        Caller { principal: who.to_owned(), agents: None, session: None, auth_method: crate::server::identity::AuthMethod::Anonymous }
     }
 
     /// Opens a gateway with one tool, which does not listen.
-    pub(crate) async fn test_server() -> Arc<Http> {
+    pub(crate) async fn test_server() -> Arc<HttpServer> {
         Arc::new(test_server_with("").await)
     }
 
     /// Opens such a gateway, with additions to its configuration.
-    pub(crate) async fn test_server_with(more: &str) -> Http {
-        let options = Options {
+    pub(crate) async fn test_server_with(more: &str) -> HttpServer {
+        let options = GatewayOptions {
             store: Arc::new(toolgate::MemoryStore::default()),
-            upstreams: crate::Starting::default(),
+            upstreams: crate::UpstreamOptions::default(),
             upstream_start_timeout: Duration::from_secs(5),
             launcher: None,
             built_in_rules: None,
@@ -165,7 +170,7 @@ pub(crate) mod tests {
         let config = move || Ok(Config::parse("toolgate.toml", &text));
         let gateway = Gateway::open(config, options).await.unwrap();
         let running = gateway.active_config();
-        Http::new(gateway, &running, "127.0.0.1:7070".parse().unwrap())
+        HttpServer::new(gateway, &running, "127.0.0.1:7070".parse().unwrap())
     }
 
     /// Builds a request of a client of an earlier revision.
@@ -181,14 +186,14 @@ pub(crate) mod tests {
 
     /// Builds a handshake request that names a newer revision.
     pub(crate) fn initialize_request() -> Request<Full<Bytes>> {
-        let about = json!({"protocolVersion": crate::MODERN, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+        let about = json!({"protocolVersion": crate::REVISION_2026_07_28, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
         let mut request = legacy_request(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about}));
-        request.headers_mut().insert("mcp-protocol-version", HeaderValue::from_static(crate::MODERN));
+        request.headers_mut().insert("mcp-protocol-version", HeaderValue::from_static(crate::REVISION_2026_07_28));
         request
     }
 
     /// Returns the headers of a request in the session that a response has opened.
-    pub(crate) fn session_headers(opened: &Answer) -> HeaderMap {
+    pub(crate) fn session_headers(opened: &HttpResponse) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert("mcp-session-id", opened.headers()["mcp-session-id"].clone());
         headers
@@ -209,19 +214,22 @@ pub(crate) mod tests {
         assert_eq!(http.sessions.local.sessions.read().await.len(), 1);
         let (parts, _) = initialize_request().into_parts();
         assert!(is_session_start(&parts.headers, &json!({"method": "initialize"})));
-        lock(&http.sessions.owners).extend((0..SESSIONS).map(|n| (n.to_string().into(), Owner::new(ann.clone(), None))));
+        lock(&http.sessions.owners).extend((0..MAX_SESSIONS).map(|n| (n.to_string().into(), SessionOwner::new(ann.clone(), None))));
         let refused = http.open_session(&running, initialize_request(), &ann, None).await.err();
         let told = refused.map(|answer| (answer.status(), answer.headers().contains_key(RETRY_AFTER)));
         assert_eq!(told, Some((StatusCode::SERVICE_UNAVAILABLE, true)));
         // All sessions fit into two gigabytes, at 80 KB each.
-        const { assert!(SESSIONS * 80_000 < 2 << 30) };
+        const { assert!(MAX_SESSIONS * 80_000 < 2 << 30) };
         http.gateway.shut_down().await;
     }
 
     #[test]
     fn sessions_are_limited_per_principal() {
-        let owners: HashMap<SessionId, Owner> =
-            ["ann", "ann", "bob"].iter().enumerate().map(|(n, who)| (n.to_string().into(), Owner::new(test_caller(who), None))).collect();
+        let owners: HashMap<SessionId, SessionOwner> = ["ann", "ann", "bob"]
+            .iter()
+            .enumerate()
+            .map(|(n, who)| (n.to_string().into(), SessionOwner::new(test_caller(who), None)))
+            .collect();
         for (who, most, own, full) in [
             ("ann", 10, Some(2), true),
             ("ann", 10, None, false),
@@ -238,7 +246,7 @@ pub(crate) mod tests {
         let http = test_server().await;
         let (running, ann) = (http.gateway.active_config(), test_caller("ann"));
         let mut refused = initialize_request();
-        refused.extensions_mut().insert(Asked { agent: Some("nobody".to_owned()), session: None });
+        refused.extensions_mut().insert(PathSelector { agent: Some("nobody".to_owned()), session: None });
         assert!(http.open_session(&running, refused, &ann, Some("nobody")).await.is_ok(), "the stream contains the error");
         assert!(lock(&http.sessions.owners).is_empty());
         assert!(http.sessions.local.sessions.read().await.is_empty());

@@ -19,28 +19,28 @@ use tokio_rustls::rustls::ServerConfig as TlsConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::{Http, PATIENCE};
-use crate::gateway::{Gateway, LAST, lock};
-use crate::server::http::legacy_sessions::SESSION_LIFE;
-use crate::server::http::self_wake::InPlace;
+use super::{HttpServer, REQUEST_READ_TIMEOUT};
+use crate::gateway::{CALL_SHUTDOWN_TIMEOUT, Gateway, lock};
+use crate::server::http::legacy_sessions::SESSION_IDLE_TIMEOUT;
+use crate::server::http::self_wake::SelfWakingTask;
 
 /// Write timeout: how long a client may read nothing of its response.
-const UNREAD: Duration = Duration::from_secs(60);
+const CLIENT_WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Size of the send buffer of a socket. With a larger one, the system reports progress too rarely.
-const WAITING: usize = 256 << 10;
+const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Interval of the check for expired sessions.
-const SWEEP: Duration = Duration::from_secs(60);
+const SESSION_SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of connections; fewer if the limit of open files is lower.
-pub(crate) const CONNECTIONS: usize = 16_384;
+pub(crate) const MAX_CONNECTIONS: usize = 16_384;
 
 /// A gateway that listens on an address.
-pub struct Listening {
+pub struct HttpListener {
     /// The address that it listens on.
     pub address: SocketAddr,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Listening {
+impl HttpListener {
     /// Waits until it stops listening and all requests are answered.
     pub async fn wait_stopped(self) {
         let _ = self.task.await;
@@ -53,7 +53,7 @@ impl Gateway {
     ///
     /// # Errors
     /// The address cannot be bound, or is not local although no token is required.
-    pub async fn listen(&self, address: SocketAddr) -> io::Result<Listening> {
+    pub async fn listen(&self, address: SocketAddr) -> io::Result<HttpListener> {
         let running = self.active_config();
         if running.authenticator.is_auth_disabled() && !address.ip().is_loopback() {
             return Err(io::Error::other(format!(
@@ -66,10 +66,10 @@ impl Gateway {
         })?;
         let address = listener.local_addr()?;
         lock(&self.0.addresses).push(address);
-        let http = Arc::new(Http::new(self.clone(), &running, address));
+        let http = Arc::new(HttpServer::new(self.clone(), &running, address));
         let gateway = self.clone();
         let task = self.0.listeners.spawn(async move { accept_connections(listener, http, tls, gateway).await });
-        Ok(Listening { address, task })
+        Ok(HttpListener { address, task })
     }
 }
 
@@ -88,16 +88,16 @@ fn tls_acceptor(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-async fn accept_connections(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>, gateway: Gateway) {
-    let seats = Arc::new(Semaphore::new(toolgate_process::nofile_limit::max_connections(CONNECTIONS)));
+async fn accept_connections(listener: TcpListener, http: Arc<HttpServer>, tls: Option<TlsAcceptor>, gateway: Gateway) {
+    let seats = Arc::new(Semaphore::new(toolgate_process::nofile_limit::max_connections(MAX_CONNECTIONS)));
     let graceful = hyper_util::server::graceful::GracefulShutdown::new();
-    let mut sweep = tokio::time::interval(SWEEP);
+    let mut sweep = tokio::time::interval(SESSION_SWEEP_INTERVAL);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = sweep.tick() => {
                 let http = Arc::clone(&http);
-                tokio::spawn(async move { http.close_idle_sessions(SESSION_LIFE).await });
+                tokio::spawn(async move { http.close_idle_sessions(SESSION_IDLE_TIMEOUT).await });
                 continue;
             }
             () = gateway.0.stop.cancelled() => break,
@@ -109,16 +109,16 @@ async fn accept_connections(listener: TcpListener, http: Arc<Http>, tls: Option<
         };
         let Ok(seat) = Arc::clone(&seats).try_acquire_owned() else { continue };
         let _ = stream.set_nodelay(true);
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, WAITING);
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER_BYTES);
         let (http, tls, watcher) = (Arc::clone(&http), tls.clone(), graceful.watcher());
-        tokio::spawn(InPlace::new(async move {
+        tokio::spawn(SelfWakingTask::new(async move {
             let _seat = seat;
             serve_connection(stream, http, tls, watcher).await;
         }));
     }
     drop(listener);
     // Running requests finish, up to a timeout. Then streams that only listen are closed.
-    gateway.wait_idle(LAST).await;
+    gateway.wait_idle(CALL_SHUTDOWN_TIMEOUT).await;
     let mut shutdown = std::pin::pin!(graceful.shutdown());
     if tokio::time::timeout(Duration::from_millis(500), &mut shutdown).await.is_err() {
         gateway.0.closed.cancel();
@@ -132,23 +132,28 @@ async fn accept_connections(listener: TcpListener, http: Arc<Http>, tls: Option<
     lock(&http.sessions.owners).clear();
 }
 
-async fn serve_connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>, watcher: hyper_util::server::graceful::Watcher) {
+async fn serve_connection(
+    stream: TcpStream,
+    http: Arc<HttpServer>,
+    tls: Option<TlsAcceptor>,
+    watcher: hyper_util::server::graceful::Watcher,
+) {
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let http = Arc::clone(&http);
         async move { Ok::<_, Infallible>(http.respond(request).await) }
     });
     // A client that stops reading would occupy one of the limited connections.
     let mut stream = TimeoutStream::new(stream);
-    stream.set_write_timeout(Some(UNREAD));
+    stream.set_write_timeout(Some(CLIENT_WRITE_TIMEOUT));
     let stream = Box::pin(stream);
     let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(64 << 10);
+    builder.timer(TokioTimer::new()).header_read_timeout(REQUEST_READ_TIMEOUT).max_buf_size(64 << 10);
     match tls {
         None => {
             let _ = watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await;
         }
         Some(tls) => {
-            let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, tls.accept(stream)).await else { return };
+            let Ok(Ok(stream)) = tokio::time::timeout(REQUEST_READ_TIMEOUT, tls.accept(stream)).await else { return };
             let _ = watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await;
         }
     }
@@ -163,7 +168,7 @@ mod tests {
     use tokio::io::AsyncWriteExt as _;
 
     use super::*;
-    use crate::server::http::admission::Seats;
+    use crate::server::http::admission::PrincipalLimiter;
     use crate::server::http::legacy_sessions::tests::test_server_with;
 
     fn token_config(principal: &str) -> String {
@@ -172,7 +177,7 @@ mod tests {
     }
 
     /// Listens for clients, and returns the URL.
-    async fn listen_on_free_port(http: Http) -> (Arc<Http>, String) {
+    async fn listen_on_free_port(http: HttpServer) -> (Arc<HttpServer>, String) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
         let (gateway, http) = (http.gateway.clone(), Arc::new(http));
@@ -192,18 +197,18 @@ mod tests {
 
     /// Builds a request of a client of 2026-07-28.
     fn modern_request(http: &reqwest::Client, url: &str, method: &str, name: Option<&str>, mut params: Value) -> RequestBuilder {
-        params["_meta"] = json!({"io.modelcontextprotocol/protocolVersion": crate::MODERN, "io.modelcontextprotocol/clientCapabilities": {},
+        params["_meta"] = json!({"io.modelcontextprotocol/protocolVersion": crate::REVISION_2026_07_28, "io.modelcontextprotocol/clientCapabilities": {},
             "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
         let request = http.post(url).header("accept", "application/json, text/event-stream").header("mcp-method", method);
         let request = name.into_iter().fold(request, |request, name| request.header("mcp-name", name));
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-        request.header("mcp-protocol-version", crate::MODERN).json(&body)
+        request.header("mcp-protocol-version", crate::REVISION_2026_07_28).json(&body)
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn one_principal_gets_at_most_half_of_the_streams() {
         let mut http = test_server_with(&(token_config("ann") + &token_config("bob"))).await;
-        http.stream_permits = Seats::new(4);
+        http.stream_permits = PrincipalLimiter::new(4);
         let (http, url) = listen_on_free_port(http).await;
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let listen = async |who: &str| {

@@ -19,15 +19,15 @@ use rmcp::model::ErrorCode;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::{Value, json};
 
-use crate::gateway::{Gateway, Running, lock};
-use crate::server::handler::{AGENT, Door};
-use crate::server::http::admission::{Held, Seated, Seats};
-use crate::server::http::fast_path::Straight;
+use crate::gateway::{ActiveConfig, Gateway, lock};
+use crate::server::handler::{CURRENT_AGENT, McpServer};
+use crate::server::http::admission::{ArrivingBytes, GuardedBody, PrincipalLimiter};
+use crate::server::http::fast_path::FastPathCall;
 use crate::server::identity;
-use crate::server::identity::{Asked, Caller};
+use crate::server::identity::{Caller, PathSelector};
 use crate::server::malformed_call;
 use crate::server::parse_message;
-use crate::server::parse_message::Message;
+use crate::server::parse_message::ParsedMessage;
 use crate::server::stdio::message_bounds;
 
 pub(crate) mod admission;
@@ -41,40 +41,40 @@ mod resumable_sessions;
 pub(crate) mod self_wake;
 
 use crate::server::http::legacy_sessions::is_session_start;
-pub use crate::server::http::listener::Listening;
-use crate::server::http::resumable_sessions::Returning;
+pub use crate::server::http::listener::HttpListener;
+use crate::server::http::resumable_sessions::ResumableSessions;
 
 /// Timeout for receiving a request, and for the TLS handshake.
-const PATIENCE: Duration = Duration::from_secs(15);
+const REQUEST_READ_TIMEOUT: Duration = Duration::from_secs(15);
 /// Messages for exceeded limits.
-const HASTY: &str = "rate limit exceeded";
-const CROWDED: &str = "too many concurrent requests";
+const RATE_LIMITED_MESSAGE: &str = "rate limit exceeded";
+const OVERLOADED_MESSAGE: &str = "too many concurrent requests";
 
-pub(crate) type Answer = Response<BoxBody<Bytes, Infallible>>;
+pub(crate) type HttpResponse = Response<BoxBody<Bytes, Infallible>>;
 
 /// State that all requests share.
-pub(crate) struct Http {
+pub(crate) struct HttpServer {
     pub(crate) gateway: Gateway,
     /// Handles stateless calls.
-    pub(crate) server: Door,
-    pub(crate) mcp: StreamableHttpService<Door, Returning>,
+    pub(crate) server: McpServer,
+    pub(crate) mcp: StreamableHttpService<McpServer, ResumableSessions>,
     /// Sessions of clients of earlier revisions.
-    sessions: Arc<Returning>,
-    request_permits: Seats,
+    sessions: Arc<ResumableSessions>,
+    request_permits: PrincipalLimiter,
     /// Permits for messages that are not requests.
-    message_permits: Seats,
+    message_permits: PrincipalLimiter,
     /// Permits for streams that only listen, each as long as its stream.
-    stream_permits: Seats,
+    stream_permits: PrincipalLimiter,
     /// Bytes of requests that are still arriving.
     arriving_bytes: AtomicUsize,
-    request_times: Mutex<Rates>,
+    request_times: Mutex<RequestTimes>,
 }
 
 /// Times of recent requests, by principal.
-type Rates = HashMap<String, VecDeque<Instant>>;
+type RequestTimes = HashMap<String, VecDeque<Instant>>;
 
-impl Http {
-    fn new(gateway: Gateway, running: &Running, address: SocketAddr) -> Self {
+impl HttpServer {
+    fn new(gateway: Gateway, running: &ActiveConfig, address: SocketAddr) -> Self {
         let settings = &running.settings;
         let own = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).chain([address.ip().to_string()]);
         let config = StreamableHttpServerConfig::default()
@@ -83,11 +83,12 @@ impl Http {
             .enforce_origin_validation()
             .with_max_request_body_bytes(settings.max_request_bytes)
             .with_cancellation_token(gateway.0.closed.child_token());
-        let (doors, sessions) = (gateway.clone(), Arc::new(Returning::new(gateway.clone())));
-        let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
-        let (seats, beside) = (Seats::new(settings.max_concurrency), Seats::new(settings.max_concurrency));
-        let listening = Seats::new(toolgate_process::nofile_limit::max_connections(crate::server::http::listener::CONNECTIONS));
-        let door = Door::new(gateway.clone(), None);
+        let (doors, sessions) = (gateway.clone(), Arc::new(ResumableSessions::new(gateway.clone())));
+        let mcp = StreamableHttpService::new(move || Ok(McpServer::new(doors.clone(), None)), Arc::clone(&sessions), config);
+        let (seats, beside) = (PrincipalLimiter::new(settings.max_concurrency), PrincipalLimiter::new(settings.max_concurrency));
+        let listening =
+            PrincipalLimiter::new(toolgate_process::nofile_limit::max_connections(crate::server::http::listener::MAX_CONNECTIONS));
+        let door = McpServer::new(gateway.clone(), None);
         let arriving = AtomicUsize::new(0);
         let rates = Mutex::default();
         Self {
@@ -103,7 +104,7 @@ impl Http {
         }
     }
 
-    async fn respond(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
+    async fn respond(self: &Arc<Self>, request: Request<Incoming>) -> HttpResponse {
         let page = self.allowed_origin(request.headers());
         let mut answer = match self.handle_request(request).await {
             Ok(answer) => answer,
@@ -121,7 +122,7 @@ impl Http {
         answer
     }
 
-    async fn handle_request(self: &Arc<Self>, request: Request<Incoming>) -> Result<Answer, Box<Answer>> {
+    async fn handle_request(self: &Arc<Self>, request: Request<Incoming>) -> Result<HttpResponse, Box<HttpResponse>> {
         let running = self.gateway.active_config();
         let (mut parts, body) = request.into_parts();
         self.check_headers(&parts)?;
@@ -151,13 +152,13 @@ impl Http {
         self.check_rate_limit(&running, &caller)?;
         // A request takes no permit while its body arrives, which may take long.
         let is_shared = !running.authenticator.is_auth_disabled();
-        let full = || error_response(StatusCode::SERVICE_UNAVAILABLE, CROWDED, Some(1));
+        let full = || error_response(StatusCode::SERVICE_UNAVAILABLE, OVERLOADED_MESSAGE, Some(1));
         let seats = |many: u32| self.request_permits.try_acquire(&caller.principal, many, is_shared).ok_or_else(full);
         match words.as_slice() {
             ["metrics"] => self.metrics_response(&running, &caller),
             ["mcp", _, _, _, ..] => Err(error_response(StatusCode::NOT_FOUND, "unknown path; use /mcp/{agent}/{session}", None)),
             ["mcp", rest @ ..] => {
-                let Some(asked) = Asked::from_segments(rest) else {
+                let Some(asked) = PathSelector::from_segments(rest) else {
                     return Err(error_response(StatusCode::BAD_REQUEST, "the percent-encoding of the URL path is not valid UTF-8", None));
                 };
                 let hold = self.check_session(&parts.headers, &caller, asked.agent.as_deref())?;
@@ -169,7 +170,7 @@ impl Http {
                 let mut message = match parts.method == Method::POST {
                     true => parse_message::parse_message(text.clone(), &message_bounds(running.settings.max_request_bytes))
                         .map_err(|error| rejection_response(error.code(), parse_message::find_request_id(&text), error.message()))?,
-                    false => Message::default(),
+                    false => ParsedMessage::default(),
                 };
                 if let Some(why) = parse_message::metadata_size_error(&message.value) {
                     return Err(rejection_response(ErrorCode::INVALID_REQUEST, Value::Null, &why));
@@ -201,8 +202,8 @@ impl Http {
                 if let Some(hold) = &hold {
                     parts.extensions.insert(hold.clone());
                 }
-                let answer = match Straight::of(&running, &parts, &mut message.value) {
-                    Some(call) => call.answer(self, parts).await,
+                let answer = match FastPathCall::from_request(&running, &parts, &mut message.value) {
+                    Some(call) => call.respond(self, parts).await,
                     None => {
                         let opens = is_session_start(&parts.headers, &message.value);
                         let request = Request::from_parts(parts, Full::new(message.text));
@@ -213,7 +214,7 @@ impl Http {
                     }
                 };
                 // The response body holds the permit until it is sent.
-                Ok(answer.map(|body| Seated { body, _permit: seat, _keep_alive: hold }.boxed()))
+                Ok(answer.map(|body| GuardedBody { body, _permit: seat, _keep_alive: hold }.boxed()))
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let counted = self.gateway.count_call();
@@ -244,7 +245,7 @@ impl Http {
     }
 
     /// Checks what the headers alone decide.
-    fn check_headers(&self, parts: &Parts) -> Result<(), Box<Answer>> {
+    fn check_headers(&self, parts: &Parts) -> Result<(), Box<HttpResponse>> {
         let once = |name: &http::HeaderName| parts.headers.get_all(name).iter().count() <= 1;
         // hyper rejects two different `Content-Length` headers, and ignores them beside chunked
         // encoding.
@@ -272,13 +273,13 @@ impl Http {
         Ok(())
     }
 
-    async fn authenticate(&self, running: &Running, parts: &Parts, words: &[&str]) -> Result<Caller, Box<Answer>> {
+    async fn authenticate(&self, running: &ActiveConfig, parts: &Parts, words: &[&str]) -> Result<Caller, Box<HttpResponse>> {
         let found = running.authenticator.authenticate(&parts.headers, self.gateway.default_principal()).await;
         found.map_err(|why| crate::server::http::resource_metadata::unauthorized_response(running, parts, words, why))
     }
 
     /// Serves the metrics of all agents to callers that may see all of them.
-    fn metrics_response(&self, running: &Running, caller: &Caller) -> Result<Answer, Box<Answer>> {
+    fn metrics_response(&self, running: &ActiveConfig, caller: &Caller) -> Result<HttpResponse, Box<HttpResponse>> {
         if !identity::can_see_all(running, caller) {
             let why = "metrics cover all agents and tools; use a token that may see all of them";
             return Err(error_response(StatusCode::FORBIDDEN, why, None));
@@ -290,7 +291,7 @@ impl Http {
     }
 
     /// Counts a request against the rate limit of a caller.
-    fn check_rate_limit(&self, running: &Running, caller: &Caller) -> Result<(), Box<Answer>> {
+    fn check_rate_limit(&self, running: &ActiveConfig, caller: &Caller) -> Result<(), Box<HttpResponse>> {
         let Some(rate) = running.settings.rate else { return Ok(()) };
         let mut rates = lock(&self.request_times);
         let now = Instant::now();
@@ -300,28 +301,28 @@ impl Http {
         let asked = recent_requests(&mut rates, &caller.principal, rate.per, now);
         if asked.len() >= rate.calls as usize {
             let wait = asked.front().map_or(rate.per, |first| rate.per.saturating_sub(now.duration_since(*first)));
-            return Err(error_response(StatusCode::TOO_MANY_REQUESTS, HASTY, Some(wait.as_secs() + 1)));
+            return Err(error_response(StatusCode::TOO_MANY_REQUESTS, RATE_LIMITED_MESSAGE, Some(wait.as_secs() + 1)));
         }
         asked.push_back(now);
         Ok(())
     }
 
     /// Passes a request to the library, with the agent for its `get_tool`.
-    pub(crate) async fn handle_mcp(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> Answer {
+    pub(crate) async fn handle_mcp(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> HttpResponse {
         let agent =
             identity::resolve_agent(&self.gateway.active_config(), caller, agent).ok().map(|agent| (agent, caller.principal.clone()));
         let session = request.headers().get("mcp-session-id").filter(|_| !is_modern_request(request.headers())).cloned();
-        let answer = AGENT.scope(agent, self.mcp.handle(request)).await;
+        let answer = CURRENT_AGENT.scope(agent, self.mcp.handle(request)).await;
         self.replace_ended_session_error(session.as_ref(), answer)
     }
 
     /// Reads the body of a request, within limits for size and time.
-    async fn read_body(&self, running: &Running, parts: &Parts, body: Incoming) -> Result<Bytes, Box<Answer>> {
+    async fn read_body(&self, running: &ActiveConfig, parts: &Parts, body: Incoming) -> Result<Bytes, Box<HttpResponse>> {
         if parts.method != Method::POST {
             return Ok(Bytes::new());
         }
         let most = running.settings.max_request_bytes;
-        let mut held = Held::new(&self.arriving_bytes);
+        let mut held = ArrivingBytes::new(&self.arriving_bytes);
         let mut body = Limited::new(body, most);
         let collect = async {
             let mut bytes = Vec::new();
@@ -339,13 +340,13 @@ impl Http {
             }
             Ok(Bytes::from(bytes))
         };
-        let collected = tokio::time::timeout(PATIENCE, collect).await;
+        let collected = tokio::time::timeout(REQUEST_READ_TIMEOUT, collect).await;
         collected.map_err(|_| error_response(StatusCode::REQUEST_TIMEOUT, "the request body took too long to arrive", None))?
     }
 }
 
 /// Returns the times of the requests of a principal that still count.
-fn recent_requests<'r>(rates: &'r mut Rates, principal: &str, per: Duration, now: Instant) -> &'r mut VecDeque<Instant> {
+fn recent_requests<'r>(rates: &'r mut RequestTimes, principal: &str, per: Duration, now: Instant) -> &'r mut VecDeque<Instant> {
     let asked = rates.entry(principal.to_owned()).or_default();
     while asked.front().is_some_and(|first| now.duration_since(*first) >= per) {
         asked.pop_front();
@@ -355,7 +356,7 @@ fn recent_requests<'r>(rates: &'r mut Rates, principal: &str, per: Duration, now
 
 /// Returns whether a request is of 2026-07-28 or later.
 fn is_modern_request(headers: &HeaderMap) -> bool {
-    headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= crate::MODERN.as_bytes())
+    headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= crate::REVISION_2026_07_28.as_bytes())
 }
 
 /// Returns the origins of pages that the gateway itself would serve.
@@ -368,14 +369,14 @@ fn full_body(text: impl Into<Bytes>) -> BoxBody<Bytes, Infallible> {
     Full::new(text.into()).boxed()
 }
 
-fn text_response(status: StatusCode, said: &str) -> Answer {
+fn text_response(status: StatusCode, said: &str) -> HttpResponse {
     let mut answer = Response::new(full_body(said.to_owned()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("text/plain; charset=utf-8"));
     answer
 }
 
-pub(crate) fn json_response(status: StatusCode, said: &Value) -> Answer {
+pub(crate) fn json_response(status: StatusCode, said: &Value) -> HttpResponse {
     let mut answer = Response::new(full_body(said.to_string()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
@@ -383,11 +384,11 @@ pub(crate) fn json_response(status: StatusCode, said: &Value) -> Answer {
 }
 
 /// Builds the response to a message that is not a valid request.
-fn rejection_response(code: ErrorCode, id: Value, why: &str) -> Box<Answer> {
-    Box::new(json_response(StatusCode::BAD_REQUEST, &malformed_call::rejection(code, id, why)))
+fn rejection_response(code: ErrorCode, id: Value, why: &str) -> Box<HttpResponse> {
+    Box::new(json_response(StatusCode::BAD_REQUEST, &malformed_call::rejection_message(code, id, why)))
 }
 
-fn error_response(status: StatusCode, why: &str, retry: Option<u64>) -> Box<Answer> {
+fn error_response(status: StatusCode, why: &str, retry: Option<u64>) -> Box<HttpResponse> {
     let mut answer = json_response(status, &json!({"error": why}));
     if let Some(seconds) = retry {
         answer.headers_mut().insert(RETRY_AFTER, seconds.into());

@@ -4,18 +4,18 @@ use http::StatusCode;
 use http::header::{HOST, WWW_AUTHENTICATE};
 use http::request::Parts;
 use serde_json::json;
-use toolgate_config::Jwt;
+use toolgate_config::JwtConfig;
 use url::Url;
 
-use super::{Answer, error_response, json_response};
-use crate::gateway::Running;
-use crate::server::auth::NotLetIn;
+use super::{HttpResponse, error_response, json_response};
+use crate::gateway::ActiveConfig;
+use crate::server::auth::AuthError;
 
 /// Path prefix of the metadata document.
-const METADATA: &str = "/.well-known/oauth-protected-resource";
+const METADATA_PATH_PREFIX: &str = "/.well-known/oauth-protected-resource";
 
 /// Public addresses of this gateway.
-struct Place {
+struct ProtectedResource {
     /// Scheme, host and port.
     origin: String,
     /// Public path of `/mcp`, without a slash at the end.
@@ -24,10 +24,10 @@ struct Place {
     identifier: String,
 }
 
-impl Place {
+impl ProtectedResource {
     /// Uses the configured resource, else the audience if it is a URL, else the address of the
     /// request.
-    fn from_config(running: &Running, jwt: &Jwt, parts: &Parts) -> Self {
+    fn from_config(running: &ActiveConfig, jwt: &JwtConfig, parts: &Parts) -> Self {
         let address = |text: &str| Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
         let parted = |url: &Url| (url.origin().ascii_serialization(), url.path().trim_end_matches('/').to_owned());
         if let Some((said, url)) = jwt.resource.as_ref().and_then(|said| Some((said, address(said)?))) {
@@ -46,7 +46,7 @@ impl Place {
 }
 
 /// Returns scheme and host of a request.
-fn request_origin(running: &Running, parts: &Parts) -> String {
+fn request_origin(running: &ActiveConfig, parts: &Parts) -> String {
     let host = parts.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
     format!("{}://{host}", if running.settings.tls.is_some() { "https" } else { "http" })
 }
@@ -60,11 +60,11 @@ fn path_after_mcp(words: &[&str]) -> Option<String> {
 }
 
 /// Serves the metadata document for the path with these segments.
-pub(crate) fn metadata_response(running: &Running, parts: &Parts, words: &[&str]) -> Answer {
+pub(crate) fn metadata_response(running: &ActiveConfig, parts: &Parts, words: &[&str]) -> HttpResponse {
     let Some(jwt) = &running.settings.jwt else {
         return *error_response(StatusCode::NOT_FOUND, "no token issuer is configured", None);
     };
-    let place = Place::from_config(running, jwt, parts);
+    let place = ProtectedResource::from_config(running, jwt, parts);
     let own: Vec<&str> = place.path.split('/').filter(|word| !word.is_empty()).collect();
     if !words.is_empty() && words.strip_prefix(own.as_slice()).and_then(path_after_mcp).is_none() {
         return *error_response(StatusCode::NOT_FOUND, "unknown resource", None);
@@ -76,16 +76,16 @@ pub(crate) fn metadata_response(running: &Running, parts: &Parts, words: &[&str]
 }
 
 /// Builds the response to an unauthenticated request for the path with these segments.
-pub(crate) fn unauthorized_response(running: &Running, parts: &Parts, words: &[&str], why: NotLetIn) -> Box<Answer> {
+pub(crate) fn unauthorized_response(running: &ActiveConfig, parts: &Parts, words: &[&str], why: AuthError) -> Box<HttpResponse> {
     let (said, error) = match why {
-        NotLetIn::Missing => ("a token is required", ""),
-        NotLetIn::Invalid(why) => (why, ", error=\"invalid_token\""),
+        AuthError::Missing => ("a token is required", ""),
+        AuthError::Invalid(why) => (why, ", error=\"invalid_token\""),
     };
     let mut answer = error_response(StatusCode::UNAUTHORIZED, said, None);
     let named = running.settings.jwt.as_ref().map(|jwt| {
-        let place = Place::from_config(running, jwt, parts);
+        let place = ProtectedResource::from_config(running, jwt, parts);
         let rest = words.strip_prefix(&["mcp"]).and_then(path_after_mcp).unwrap_or_default();
-        format!(" resource_metadata=\"{}{METADATA}{}{rest}\"{error}", place.origin, place.path)
+        format!(" resource_metadata=\"{}{METADATA_PATH_PREFIX}{}{rest}\"{error}", place.origin, place.path)
     });
     if let Ok(value) = format!("Bearer{}", named.unwrap_or_default()).parse() {
         answer.headers_mut().insert(WWW_AUTHENTICATE, value);

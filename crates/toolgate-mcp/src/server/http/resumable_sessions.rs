@@ -20,48 +20,51 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::gateway::{Gateway, lock};
-use crate::server::http::event_buffer::{Tapes, is_answer};
-use crate::server::http::legacy_sessions::Owner;
+use crate::server::http::event_buffer::{EventBuffers, is_answer};
+use crate::server::http::legacy_sessions::SessionOwner;
 
 /// Duration from which on the answer of a call is buffered in any case.
-const SLOW: Duration = Duration::from_secs(1);
-type Events = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
-type Refused = LocalSessionManagerError;
+const MIN_SLOW_CALL_DURATION: Duration = Duration::from_secs(1);
+type ServerEventStream = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
+type ResumableSessionError = LocalSessionManagerError;
 
 /// Session manager for earlier revisions.
-pub(crate) struct Returning {
+pub(crate) struct ResumableSessions {
     pub(crate) local: LocalSessionManager,
     gateway: Gateway,
-    buffers: Tapes,
+    buffers: EventBuffers,
     /// Sessions whose clients resume streams that end early: those of 2025-11-25 and later.
     resumable: Mutex<HashSet<SessionId>>,
     /// Owners of open sessions.
-    pub(crate) owners: Mutex<HashMap<SessionId, Owner>>,
+    pub(crate) owners: Mutex<HashMap<SessionId, SessionOwner>>,
 }
 
-impl Returning {
+impl ResumableSessions {
     pub(crate) fn new(gateway: Gateway) -> Self {
         let mut local = LocalSessionManager::default();
         // The library does not count a running call as activity.
         local.session_config.keep_alive = None;
-        Self { local, gateway, buffers: Tapes::default(), resumable: Mutex::default(), owners: Mutex::default() }
+        Self { local, gateway, buffers: EventBuffers::default(), resumable: Mutex::default(), owners: Mutex::default() }
     }
 
     /// Returns the error. Removes a session that has ended by itself, so that its client starts
     /// another.
-    async fn close_if_ended(&self, id: &SessionId, why: Refused) -> Refused {
-        if matches!(why, Refused::SessionNotFound(_) | Refused::SessionError(SessionError::SessionServiceTerminated)) {
+    async fn close_if_ended(&self, id: &SessionId, why: ResumableSessionError) -> ResumableSessionError {
+        if matches!(
+            why,
+            ResumableSessionError::SessionNotFound(_) | ResumableSessionError::SessionError(SessionError::SessionServiceTerminated)
+        ) {
             drop(self.close_session(id).await);
         }
         why
     }
 
     /// Wraps a stream that ends with the answer, or earlier if its client can resume it.
-    fn wrap_stream(&self, session: &SessionId, rest: Rest) -> Events {
+    fn wrap_stream(&self, session: &SessionId, rest: StreamRemainder) -> ServerEventStream {
         let returns = || lock(&self.resumable).contains(session);
         let life = self.gateway.active_config().settings.max_stream_duration.filter(|_| returns());
-        let keeper = Keeper { buffers: self.buffers.clone(), session: session.clone(), closed: self.gateway.0.closed.clone() };
-        Box::pin(Heard {
+        let keeper = StreamRecorder { buffers: self.buffers.clone(), session: session.clone(), closed: self.gateway.0.closed.clone() };
+        Box::pin(ResumableStream {
             rest: Some(rest),
             started: Instant::now(),
             deadline: life.map(|life| Box::pin(tokio::time::sleep(life))),
@@ -76,15 +79,19 @@ fn request_of_event(event: &str) -> Option<&str> {
     event.split_once('/').map(|(_, request)| request)
 }
 
-impl SessionManager for Returning {
-    type Error = Refused;
+impl SessionManager for ResumableSessions {
+    type Error = ResumableSessionError;
     type Transport = <LocalSessionManager as SessionManager>::Transport;
 
-    async fn create_session(&self) -> Result<(SessionId, Self::Transport), Refused> {
+    async fn create_session(&self) -> Result<(SessionId, Self::Transport), ResumableSessionError> {
         self.local.create_session().await
     }
 
-    async fn initialize_session(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<ServerJsonRpcMessage, Refused> {
+    async fn initialize_session(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<ServerJsonRpcMessage, ResumableSessionError> {
         let answer = self.local.initialize_session(id, message).await?;
         if let JsonRpcMessage::Response(response) = &answer
             && let ServerResult::InitializeResult(agreed) = &response.result
@@ -99,11 +106,11 @@ impl SessionManager for Returning {
         Ok(answer)
     }
 
-    async fn has_session(&self, id: &SessionId) -> Result<bool, Refused> {
+    async fn has_session(&self, id: &SessionId) -> Result<bool, ResumableSessionError> {
         self.local.has_session(id).await
     }
 
-    async fn close_session(&self, id: &SessionId) -> Result<(), Refused> {
+    async fn close_session(&self, id: &SessionId) -> Result<(), ResumableSessionError> {
         self.buffers.drop_session(id);
         lock(&self.resumable).remove(id);
         drop(lock(&self.owners).remove(id));
@@ -114,14 +121,16 @@ impl SessionManager for Returning {
         &self,
         id: &SessionId,
         message: ClientJsonRpcMessage,
-    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, ResumableSessionError> {
         match self.local.create_stream(id, message).await {
-            Ok(events) => Ok(self.wrap_stream(id, Rest { events: Box::pin(events), request: None, is_resumed: false, is_buffered: false })),
+            Ok(events) => {
+                Ok(self.wrap_stream(id, StreamRemainder { events: Box::pin(events), request: None, is_resumed: false, is_buffered: false }))
+            }
             Err(why) => Err(self.close_if_ended(id, why).await),
         }
     }
 
-    async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Refused> {
+    async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), ResumableSessionError> {
         match self.local.accept_message(id, message).await {
             Ok(()) => Ok(()),
             Err(why) => Err(self.close_if_ended(id, why).await),
@@ -131,22 +140,26 @@ impl SessionManager for Returning {
     async fn create_standalone_stream(
         &self,
         id: &SessionId,
-    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, ResumableSessionError> {
         match self.local.create_standalone_stream(id).await {
             Ok(events) => Ok(events),
             Err(why) => Err(self.close_if_ended(id, why).await),
         }
     }
 
-    async fn resume(&self, id: &SessionId, last: String) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
+    async fn resume(
+        &self,
+        id: &SessionId,
+        last: String,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, ResumableSessionError> {
         let Some(request) = request_of_event(&last).map(str::to_owned) else {
             return match self.local.resume(id, last).await {
-                Ok(rest) => Ok(Box::pin(rest) as Events),
+                Ok(rest) => Ok(Box::pin(rest) as ServerEventStream),
                 Err(why) => Err(self.close_if_ended(id, why).await),
             };
         };
         let taped = self.buffers.replay(id, &request, last.clone());
-        let (rest, taped): (Events, bool) = match taped {
+        let (rest, taped): (ServerEventStream, bool) = match taped {
             Some(taped) => (Box::pin(taped), true),
             None => match self.local.resume(id, last.clone()).await {
                 Ok(rest) => (Box::pin(rest), false),
@@ -159,17 +172,17 @@ impl SessionManager for Returning {
         let (first, known) = (ServerSseMessage::priming(last.clone(), retry), last);
         let rest = rest.filter(move |event| std::future::ready(event.event_id.as_ref() != Some(&known)));
         let events = Box::pin(stream::once(std::future::ready(first)).chain(rest));
-        Ok(self.wrap_stream(id, Rest { events, request: Some(request), is_resumed: true, is_buffered: taped }))
+        Ok(self.wrap_stream(id, StreamRemainder { events, request: Some(request), is_resumed: true, is_buffered: taped }))
     }
 
-    async fn restore_session(&self, id: SessionId) -> Result<RestoreOutcome<Self::Transport>, Refused> {
+    async fn restore_session(&self, id: SessionId) -> Result<RestoreOutcome<Self::Transport>, ResumableSessionError> {
         self.local.restore_session(id).await
     }
 }
 
 /// The rest of a stream.
-struct Rest {
-    events: Events,
+struct StreamRemainder {
+    events: ServerEventStream,
     /// Known from the first event on.
     request: Option<String>,
     /// Whether a client has resumed the stream.
@@ -179,17 +192,17 @@ struct Rest {
 }
 
 /// A response stream. If its client leaves before the answer, the rest is buffered.
-struct Heard {
+struct ResumableStream {
     /// `None` after the last event.
-    rest: Option<Rest>,
+    rest: Option<StreamRemainder>,
     started: Instant,
     deadline: Option<Pin<Box<Sleep>>>,
     /// During shutdown no stream ends early, because its client could not resume it.
     stop: CancellationToken,
-    recorder: Keeper,
+    recorder: StreamRecorder,
 }
 
-impl Stream for Heard {
+impl Stream for ResumableStream {
     type Item = ServerSseMessage;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<ServerSseMessage>> {
@@ -212,7 +225,7 @@ impl Stream for Heard {
                 rest.request = rest.request.take().or_else(named);
             }
             ended => {
-                let slow = (rest.is_resumed || this.started.elapsed() >= SLOW) && !rest.is_buffered;
+                let slow = (rest.is_resumed || this.started.elapsed() >= MIN_SLOW_CALL_DURATION) && !rest.is_buffered;
                 if let (Some(answer), Some(request), true) = (ended, &rest.request, slow) {
                     this.recorder.buffers.store_answer(&this.recorder.session, request, answer.clone());
                 }
@@ -223,24 +236,24 @@ impl Stream for Heard {
     }
 }
 
-impl Drop for Heard {
+impl Drop for ResumableStream {
     fn drop(&mut self) {
         // Events from a buffer are still in it.
-        if let Some(Rest { events, request: Some(request), is_buffered: false, .. }) = self.rest.take() {
+        if let Some(StreamRemainder { events, request: Some(request), is_buffered: false, .. }) = self.rest.take() {
             self.recorder.record(request, events);
         }
     }
 }
 
 /// Buffers the rest of a stream that no client reads.
-struct Keeper {
-    buffers: Tapes,
+struct StreamRecorder {
+    buffers: EventBuffers,
     session: SessionId,
     closed: CancellationToken,
 }
 
-impl Keeper {
-    fn record(&self, request: String, mut rest: Events) {
+impl StreamRecorder {
+    fn record(&self, request: String, mut rest: ServerEventStream) {
         let Ok(runtime) = Handle::try_current() else { return };
         let Some(number) = self.buffers.open(&self.session, &request) else { return };
         let (tapes, session, closed) = (self.buffers.clone(), self.session.clone(), self.closed.clone());

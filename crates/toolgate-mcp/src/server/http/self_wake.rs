@@ -9,57 +9,57 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures_util::task::AtomicWaker;
 
 /// How often in a row, before others have their turn.
-const MOST: usize = 32;
+const MAX_CONSECUTIVE_POLLS: usize = 32;
 
 /// Nobody runs it; it runs; it is to run again, and somebody will see to that.
-const IDLE: u8 = 0;
-const RUNS: u8 = 1;
-const AGAIN: u8 = 2;
+const STATE_IDLE: u8 = 0;
+const STATE_RUNNING: u8 = 1;
+const STATE_WOKEN: u8 = 2;
 
 /// Runs a future in place.
-pub(crate) struct InPlace<F> {
+pub(crate) struct SelfWakingTask<F> {
     inner: Pin<Box<F>>,
-    bell: Arc<Bell>,
+    self_waker: Arc<SelfWaker>,
     waker: Waker,
 }
 
-struct Bell {
+struct SelfWaker {
     state: AtomicU8,
     outer: AtomicWaker,
 }
 
-impl Wake for Bell {
+impl Wake for SelfWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
         // Whoever runs it sees the mark before it goes idle; else the scheduler is asked.
-        if self.state.swap(AGAIN, Ordering::SeqCst) == IDLE {
+        if self.state.swap(STATE_WOKEN, Ordering::SeqCst) == STATE_IDLE {
             self.outer.wake();
         }
     }
 }
 
-impl<F: Future> InPlace<F> {
+impl<F: Future> SelfWakingTask<F> {
     pub(crate) fn new(inner: F) -> Self {
-        let bell = Arc::new(Bell { state: AtomicU8::new(IDLE), outer: AtomicWaker::new() });
-        Self { inner: Box::pin(inner), waker: Waker::from(Arc::clone(&bell)), bell }
+        let bell = Arc::new(SelfWaker { state: AtomicU8::new(STATE_IDLE), outer: AtomicWaker::new() });
+        Self { inner: Box::pin(inner), waker: Waker::from(Arc::clone(&bell)), self_waker: bell }
     }
 }
 
-impl<F: Future> Future for InPlace<F> {
+impl<F: Future> Future for SelfWakingTask<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let own = &mut *self;
-        own.bell.outer.register(context.waker());
-        for _ in 0..MOST {
-            own.bell.state.swap(RUNS, Ordering::SeqCst);
+        own.self_waker.outer.register(context.waker());
+        for _ in 0..MAX_CONSECUTIVE_POLLS {
+            own.self_waker.state.swap(STATE_RUNNING, Ordering::SeqCst);
             if let Poll::Ready(done) = own.inner.as_mut().poll(&mut Context::from_waker(&own.waker)) {
                 return Poll::Ready(done);
             }
-            if own.bell.state.compare_exchange(RUNS, IDLE, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            if own.self_waker.state.compare_exchange(STATE_RUNNING, STATE_IDLE, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
                 return Poll::Pending;
             }
         }

@@ -11,25 +11,25 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use super::{Known, Pins};
+use super::{PinFileContents, Pins};
 use crate::gateway::lock;
 
 /// Identifies a version of a file: modification time, length and inode.
-pub(crate) type Stamp = (SystemTime, u64, u64);
+pub(crate) type PinFileVersion = (SystemTime, u64, u64);
 
 /// The result of locking the file; `None` if there is no file.
-pub(crate) type Taken = io::Result<Option<Turn>>;
+pub(crate) type PinFileLockResult = io::Result<Option<PinFileLock>>;
 
 /// How long to wait for the lock: the process that holds it may be suspended.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PIN_FILE_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Makes the names of temporary files unique.
-static DRAFTS: AtomicU64 = AtomicU64::new(0);
+static NEXT_TEMP_FILE_ID: AtomicU64 = AtomicU64::new(0);
 
 /// An exclusive lock on the pin file. The kernel releases it when the process ends.
-pub(crate) struct Turn(File);
+pub(crate) struct PinFileLock(File);
 
-impl Turn {
+impl PinFileLock {
     fn acquire(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let taken = || flock(&file, FlockOperation::NonBlockingLockExclusive);
@@ -39,7 +39,7 @@ impl Turn {
         };
         match outcome {
             Ok(()) => Ok(Self(file)),
-            Err(Errno::WOULDBLOCK) => Err(io::Error::other(format!("locked by another process for more than {PATIENCE:?}"))),
+            Err(Errno::WOULDBLOCK) => Err(io::Error::other(format!("locked by another process for more than {PIN_FILE_LOCK_TIMEOUT:?}"))),
             Err(error) => Err(error.into()),
         }
     }
@@ -50,7 +50,7 @@ fn lock_with_retry(taken: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
     loop {
         std::thread::sleep(Duration::from_millis(1));
         match taken() {
-            Err(Errno::WOULDBLOCK | Errno::INTR) if begun.elapsed() < PATIENCE => {}
+            Err(Errno::WOULDBLOCK | Errno::INTR) if begun.elapsed() < PIN_FILE_LOCK_TIMEOUT => {}
             last => return last,
         }
     }
@@ -66,13 +66,13 @@ fn wait_off_worker<T>(wait: impl FnOnce() -> T) -> T {
 
 /// Unlocks explicitly. Closing is not enough: a child between fork and exec still has a copy of the
 /// descriptor.
-impl Drop for Turn {
+impl Drop for PinFileLock {
     fn drop(&mut self) {
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
-fn file_version(file: &Metadata) -> Option<Stamp> {
+fn file_version(file: &Metadata) -> Option<PinFileVersion> {
     Some((file.modified().ok()?, file.len(), file.ino()))
 }
 
@@ -95,10 +95,10 @@ impl Pins {
         let text = std::fs::read(path).map_err(|error| self.with_file_name(&error))?;
         let spoiled =
             |error| self.with_file_name(&io::Error::other(format!("invalid pin file ({error}); remove it to pin all tools again")));
-        let read: Known = serde_json::from_slice(&text).map_err(spoiled)?;
+        let read: PinFileContents = serde_json::from_slice(&text).map_err(spoiled)?;
         // The definitions of the own upstream are not in the file.
         let own = std::mem::take(&mut known.own);
-        *known = Known { own, ..read };
+        *known = PinFileContents { own, ..read };
         *before = now;
         Ok(())
     }
@@ -106,16 +106,17 @@ impl Pins {
     /// Locks the file for a change, and reads it again if another process has written it.
     ///
     /// Do not hold the mutex of the pins while waiting: calls must not wait for other processes.
-    pub(crate) fn lock_file(&self) -> Taken {
+    pub(crate) fn lock_file(&self) -> PinFileLockResult {
         let Some(path) = &self.file else { return Ok(None) };
         let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        let turn = made.and_then(|()| Turn::acquire(&path.with_extension("json.lock"))).map_err(|error| self.with_file_name(&error))?;
+        let turn =
+            made.and_then(|()| PinFileLock::acquire(&path.with_extension("json.lock"))).map_err(|error| self.with_file_name(&error))?;
         self.reload()?;
         Ok(Some(turn))
     }
 
     /// Writes the pins, and returns the reason if that fails.
-    pub(crate) fn write_or_explain(&self, known: &Known, turn: Taken) -> Result<(), String> {
+    pub(crate) fn write_or_explain(&self, known: &PinFileContents, turn: PinFileLockResult) -> Result<(), String> {
         self.write(known, turn).map_err(|error| {
             tracing::error!(%error, "cannot write the pin file");
             error.to_string()
@@ -123,14 +124,14 @@ impl Pins {
     }
 
     /// Writes the pins and releases the lock. If the file is already up to date, no lock is needed.
-    pub(crate) fn write(&self, known: &Known, turn: Taken) -> io::Result<()> {
+    pub(crate) fn write(&self, known: &PinFileContents, turn: PinFileLockResult) -> io::Result<()> {
         let Some(path) = &self.file else { return Ok(()) };
         let text = serde_json::to_vec_pretty(known)?;
         if std::fs::read(path).is_ok_and(|before| before == text) {
             return Ok(());
         }
         let _turn = turn?;
-        let draft = path.with_extension(format!("new-{}-{}", std::process::id(), DRAFTS.fetch_add(1, Ordering::Relaxed)));
+        let draft = path.with_extension(format!("new-{}-{}", std::process::id(), NEXT_TEMP_FILE_ID.fetch_add(1, Ordering::Relaxed)));
         let written = (|| {
             let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
             file.write_all(&text)?;

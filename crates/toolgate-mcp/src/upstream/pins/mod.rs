@@ -14,36 +14,36 @@ use rmcp::model::Tool;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use toolgate::Timestamp;
-use toolgate_config::Upstream;
+use toolgate_config::UpstreamConfig;
 use toolgate_json::Digest;
 
-use crate::upstream::pins::file::{Stamp, Taken};
-use crate::upstream::scan_poisoning::{Suspicion, scan_tool, tool_text};
-use crate::upstream::scan_shadowing::Names;
+use crate::upstream::pins::file::{PinFileLockResult, PinFileVersion};
+use crate::upstream::scan_poisoning::{QuarantineReason, scan_tool, tool_text};
+use crate::upstream::scan_shadowing::ToolNameIndex;
 
 /// The pins of one upstream, as stored in the pin file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Known {
+struct PinFileContents {
     upstream: String,
-    tools: BTreeMap<String, Pin>,
+    tools: BTreeMap<String, ToolPin>,
     /// The last definition that this process received from its own upstream, by tool name.
     ///
     /// Calls depend on this map. The differing definition in a pin can come from another process,
     /// whose upstream may have another version.
     #[serde(skip)]
-    own: HashMap<String, Offered>,
+    own: HashMap<String, OfferedDefinition>,
 }
 
 /// A definition that this process's own upstream offers under one name.
 #[derive(Debug, Clone)]
-struct Offered {
+struct OfferedDefinition {
     tool: Tool,
     digest: Digest,
     /// The upstream offers two definitions under this name, so the called one is unknown.
     ambiguous: bool,
 }
 
-impl Offered {
+impl OfferedDefinition {
     /// Returns whether this is the accepted definition.
     fn is_accepted(&self, accepted: Option<Digest>) -> bool {
         !self.ambiguous && accepted == Some(self.digest)
@@ -52,7 +52,7 @@ impl Offered {
 
 /// The pin of one tool.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Pin {
+struct ToolPin {
     /// The accepted definition; `None` if the tool was never accepted.
     accepted: Option<Tool>,
     /// The digest of the accepted definition, computed on first use.
@@ -63,7 +63,7 @@ struct Pin {
     seen: Option<Tool>,
     /// Why a person has to review the tool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    why: Vec<Suspicion>,
+    why: Vec<QuarantineReason>,
     first: Timestamp,
     /// The digest of the definition that was last shown to a person. Only this one can be accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ struct Pin {
     vouched: Option<Digest>,
 }
 
-impl Pin {
+impl ToolPin {
     /// Returns the digest of the accepted definition.
     fn accepted_digest(&self) -> Option<Digest> {
         *self.known_digest.get_or_init(|| self.accepted.as_ref().map(tool_digest))
@@ -82,7 +82,7 @@ impl Pin {
     /// Returns the new pin if the offered definition differs from the stored pin.
     ///
     /// `before` is the digest that the own upstream offered under this name before.
-    fn next_pin(known: Option<&Self>, now: &Offered, before: Option<Digest>) -> Option<Self> {
+    fn next_pin(known: Option<&Self>, now: &OfferedDefinition, before: Option<Digest>) -> Option<Self> {
         let Some(pin) = known else {
             let why = scan_tool(&now.tool);
             let is_fine = why.is_empty() && !now.ambiguous;
@@ -107,10 +107,10 @@ impl Pin {
 /// The limits on what is stored for one upstream, in tools and in bytes.
 ///
 /// Pins are never evicted: a tool that was accepted once could come back changed.
-const MOST_TOOLS: usize = 20_000;
-const MOST_BYTES: usize = 96 << 20;
+const MAX_PINNED_TOOLS: usize = 20_000;
+const MAX_PINNED_BYTES: usize = 96 << 20;
 
-impl Known {
+impl PinFileContents {
     /// Returns whether the offered tools fit beside all stored pins.
     fn has_room_for(&self, tools: &[Tool]) -> bool {
         let long = |tool: &Tool| serde_json::to_vec(tool).map_or(0, |text| text.len());
@@ -125,22 +125,22 @@ impl Known {
         let names = self.tools.len() + tools.iter().filter(|tool| !self.tools.contains_key(&*tool.name)).count();
         let kept: usize = self.tools.values().flat_map(|pin| pin.accepted.iter().chain(&pin.seen)).map(long).sum();
         let more: usize = tools.iter().filter(is_new).map(long).sum();
-        names <= MOST_TOOLS && kept + more <= MOST_BYTES
+        names <= MAX_PINNED_TOOLS && kept + more <= MAX_PINNED_BYTES
     }
 
     /// Indexes a list by name. If two tools share a name, the unaccepted definition wins.
-    fn index_by_name(&self, tools: &[Tool]) -> BTreeMap<String, Offered> {
-        let mut offered = BTreeMap::<String, Offered>::new();
+    fn index_by_name(&self, tools: &[Tool]) -> BTreeMap<String, OfferedDefinition> {
+        let mut offered = BTreeMap::<String, OfferedDefinition>::new();
         for tool in tools {
             let digest = tool_digest(tool);
             let Some(other) = offered.get_mut(&*tool.name) else {
-                offered.insert(tool.name.to_string(), Offered { tool: tool.clone(), digest, ambiguous: false });
+                offered.insert(tool.name.to_string(), OfferedDefinition { tool: tool.clone(), digest, ambiguous: false });
                 continue;
             };
             if other.digest == digest {
                 continue;
             }
-            let accepted = self.tools.get(&*tool.name).and_then(Pin::accepted_digest);
+            let accepted = self.tools.get(&*tool.name).and_then(ToolPin::accepted_digest);
             if accepted == Some(other.digest) {
                 (other.tool, other.digest) = (tool.clone(), digest);
             }
@@ -151,16 +151,17 @@ impl Known {
 
     /// Returns the definitions of the own upstream that differ from the accepted ones and are not
     /// stored as such.
-    fn unstored_differences(&self) -> Vec<Offered> {
-        let is_untold = |(name, now): &(&String, &Offered)| Pin::next_pin(self.tools.get(*name), now, Some(now.digest)).is_some();
+    fn unstored_differences(&self) -> Vec<OfferedDefinition> {
+        let is_untold =
+            |(name, now): &(&String, &OfferedDefinition)| ToolPin::next_pin(self.tools.get(*name), now, Some(now.digest)).is_some();
         self.own.iter().filter(is_untold).map(|(_, now)| now.clone()).collect()
     }
 
     /// Quarantines tools that mention another upstream's tool. Returns whether any of it is new.
-    fn quarantine_shadowing(&mut self, own: &Upstream, names: &Names<'_>) -> bool {
+    fn quarantine_shadowing(&mut self, own: &UpstreamConfig, names: &ToolNameIndex<'_>) -> bool {
         let mut found = false;
         for pin in self.tools.values_mut() {
-            let is_told = pin.why.iter().any(|why| matches!(why, Suspicion::Shadow { .. }));
+            let is_told = pin.why.iter().any(|why| matches!(why, QuarantineReason::Shadow { .. }));
             // Do not ask again about a definition that a person accepted.
             let vouched = |tool: &&Tool| pin.vouched.is_some_and(|vouched| vouched == tool_digest(tool));
             let speaks = |tool: &Tool, since| names.find_foreign_mention(own, since, &tool_text(tool));
@@ -170,14 +171,14 @@ impl Known {
             // it.
             let accepted = pin.accepted.as_ref().filter(|tool| !vouched(tool)).and_then(|tool| speaks(tool, pin.first));
             found |= seen.is_some() || accepted.is_some();
-            pin.why.extend(seen.map(|tool| Suspicion::Shadow { tool }));
+            pin.why.extend(seen.map(|tool| QuarantineReason::Shadow { tool }));
             if let Some(tool) = accepted {
                 let accepted = pin.accepted.take();
                 pin.known_digest.take();
                 // A pending change is reviewed first.
                 if pin.seen.is_none() {
                     pin.seen = accepted;
-                    pin.why.push(Suspicion::Shadow { tool });
+                    pin.why.push(QuarantineReason::Shadow { tool });
                 }
             }
         }
@@ -188,16 +189,16 @@ impl Known {
 /// The pinned tools of one upstream.
 pub struct Pins {
     file: Option<PathBuf>,
-    contents: Mutex<Known>,
+    contents: Mutex<PinFileContents>,
     /// The state of the file when it was last read.
-    file_version: Mutex<Option<Stamp>>,
+    file_version: Mutex<Option<PinFileVersion>>,
     /// New tools that could not be stored and are therefore not accepted, and the reason.
     unwritten_tools: Mutex<(String, Vec<Tool>)>,
 }
 
 /// A quarantined tool and the reasons.
 #[derive(Debug, Clone, Serialize)]
-pub struct Change {
+pub struct QuarantinedTool {
     /// The upstream.
     pub upstream: String,
     /// The tool.
@@ -209,12 +210,12 @@ pub struct Change {
     pub now: Value,
     /// The findings about the tool.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub why: Vec<Suspicion>,
+    pub why: Vec<QuarantineReason>,
 }
 
 /// The result of accepting tools.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Accepted {
+pub struct PinAcceptResult {
     /// The accepted tools.
     pub tools: Vec<String>,
     /// Tools whose current definition was not shown to a person, so they are not accepted.
@@ -225,9 +226,9 @@ fn to_json(tool: &Tool) -> Value {
     serde_json::to_value(tool).unwrap_or_default()
 }
 
-fn quarantined_tools(known: &Known) -> Vec<Change> {
-    let one = |(name, pin): (&String, &Pin)| {
-        Some(Change {
+fn quarantined_tools(known: &PinFileContents) -> Vec<QuarantinedTool> {
+    let one = |(name, pin): (&String, &ToolPin)| {
+        Some(QuarantinedTool {
             upstream: known.upstream.clone(),
             tool: name.clone(),
             before: pin.accepted.as_ref().map(to_json),
@@ -239,7 +240,7 @@ fn quarantined_tools(known: &Known) -> Vec<Change> {
 }
 
 /// Returns the quarantined tools with their current definitions.
-fn quarantined_definitions(known: &Known) -> Vec<(String, Tool)> {
+fn quarantined_definitions(known: &PinFileContents) -> Vec<(String, Tool)> {
     known.tools.iter().filter_map(|(name, pin)| Some((name.clone(), pin.seen.clone()?))).collect()
 }
 
@@ -262,9 +263,9 @@ impl Pins {
     ///
     /// # Errors
     /// The file exists and cannot be read.
-    pub fn open(directory: Option<&Path>, upstream: &Upstream) -> io::Result<Self> {
+    pub fn open(directory: Option<&Path>, upstream: &UpstreamConfig) -> io::Result<Self> {
         let file = directory.map(|directory| directory.join(format!("{}.json", upstream.name)));
-        let known = Known { upstream: upstream.name.clone(), ..Known::default() };
+        let known = PinFileContents { upstream: upstream.name.clone(), ..PinFileContents::default() };
         let pins = Self { file, contents: Mutex::new(known), file_version: Mutex::default(), unwritten_tools: Mutex::default() };
         pins.reload()?;
         Ok(pins)
@@ -276,7 +277,7 @@ impl Pins {
         self.file.as_deref()
     }
 
-    fn lock_reloaded(&self) -> std::sync::MutexGuard<'_, Known> {
+    fn lock_reloaded(&self) -> std::sync::MutexGuard<'_, PinFileContents> {
         if let Err(error) = self.reload() {
             tracing::error!(%error, "cannot read the pin file");
         }
@@ -294,14 +295,14 @@ impl Pins {
         let mut known = self.lock_reloaded();
         if !known.has_room_for(tools) {
             return Err(format!(
-                "the upstream has offered more than {MOST_TOOLS} tools or {MOST_BYTES} bytes of tools since it was pinned"
+                "the upstream has offered more than {MAX_PINNED_TOOLS} tools or {MAX_PINNED_BYTES} bytes of tools since it was pinned"
             ));
         }
         let offered = known.index_by_name(tools);
-        let Known { tools: pins, own, .. } = &mut *known;
+        let PinFileContents { tools: pins, own, .. } = &mut *known;
         // Keep removed tools: a tool is called as it was accepted or not at all.
         own.retain(|name, _| pins.contains_key(name));
-        let with_before = |(name, now): (String, Offered)| {
+        let with_before = |(name, now): (String, OfferedDefinition)| {
             let before = own.insert(name, now.clone());
             (now, before.map(|before| before.digest))
         };
@@ -321,7 +322,7 @@ impl Pins {
         let tools: Vec<Tool> = untold.iter().map(|now| now.tool.clone()).collect();
         // The next listing reports it if there is no room.
         if known.has_room_for(&tools) {
-            let as_before = |now: Offered| {
+            let as_before = |now: OfferedDefinition| {
                 let digest = now.digest;
                 (now, Some(digest))
             };
@@ -332,12 +333,17 @@ impl Pins {
     /// Stores offered definitions, each with the digest that was offered under the name before.
     ///
     /// Returns whether the set of quarantined tools changed.
-    fn store_offered(&self, known: &mut Known, offered: Vec<(Offered, Option<Digest>)>, turn: Taken) -> bool {
+    fn store_offered(
+        &self,
+        known: &mut PinFileContents,
+        offered: Vec<(OfferedDefinition, Option<Digest>)>,
+        turn: PinFileLockResult,
+    ) -> bool {
         let (before, mut fresh) = (quarantined_definitions(known), Vec::new());
         for (now, was) in offered {
             let name = now.tool.name.to_string();
             let found = known.tools.get(&name);
-            let Some(pin) = Pin::next_pin(found, &now, was) else { continue };
+            let Some(pin) = ToolPin::next_pin(found, &now, was) else { continue };
             if found.is_none() {
                 fresh.extend(pin.accepted.clone());
             }
@@ -359,7 +365,7 @@ impl Pins {
     /// Quarantines tools that mention another upstream's tool, even if the tools did not change.
     ///
     /// Tools that are already quarantined get one more finding. All changes are stored at once.
-    pub(super) fn quarantine_shadowing(&self, own: &Upstream, names: &Names<'_>) {
+    pub(super) fn quarantine_shadowing(&self, own: &UpstreamConfig, names: &ToolNameIndex<'_>) {
         let found = self.lock_reloaded().quarantine_shadowing(own, names);
         // If storing fails, the check runs again after the next start.
         if found {
@@ -415,20 +421,20 @@ impl Pins {
     ///
     /// If this process has listed its own upstream, that list decides. Otherwise the file does.
     #[must_use]
-    pub fn quarantined(&self) -> Vec<Change> {
+    pub fn quarantined(&self) -> Vec<QuarantinedTool> {
         let known = self.lock_reloaded();
         let unwritten = crate::gateway::lock(&self.unwritten_tools);
         let (why, tools) = &*unwritten;
         // Another process may have stored these tools meanwhile.
-        let waiting = tools.iter().filter(|tool| !known.tools.contains_key(&*tool.name)).map(|tool| Change {
+        let waiting = tools.iter().filter(|tool| !known.tools.contains_key(&*tool.name)).map(|tool| QuarantinedTool {
             upstream: known.upstream.clone(),
             tool: tool.name.to_string(),
             before: None,
             now: to_json(tool),
-            why: vec![Suspicion::Unwritten { why: why.clone() }],
+            why: vec![QuarantineReason::Unwritten { why: why.clone() }],
         });
         let is_as_accepted =
-            |tool: &str| known.own.get(tool).is_some_and(|now| now.is_accepted(known.tools.get(tool).and_then(Pin::accepted_digest)));
+            |tool: &str| known.own.get(tool).is_some_and(|now| now.is_accepted(known.tools.get(tool).and_then(ToolPin::accepted_digest)));
         quarantined_tools(&known).into_iter().filter(|change| !is_as_accepted(&change.tool)).chain(waiting).collect()
     }
 
@@ -436,10 +442,10 @@ impl Pins {
     ///
     /// # Errors
     /// The pin file cannot be written.
-    pub fn accept(&self, tool: Option<&str>) -> io::Result<Accepted> {
+    pub fn accept(&self, tool: Option<&str>) -> io::Result<PinAcceptResult> {
         let turn = self.lock_file();
         let mut known = self.lock_reloaded();
-        let (mut next, mut accepted) = (known.clone(), Accepted::default());
+        let (mut next, mut accepted) = (known.clone(), PinAcceptResult::default());
         for (name, pin) in next.tools.iter_mut().filter(|(name, _)| tool.is_none_or(|tool| tool == *name)) {
             let Some(seen) = &pin.seen else { continue };
             if pin.shown != Some(tool_digest(seen)) {
@@ -461,7 +467,7 @@ impl Pins {
     ///
     /// # Errors
     /// The pin file cannot be written.
-    pub fn show_quarantined(&self) -> io::Result<Vec<Change>> {
+    pub fn show_quarantined(&self) -> io::Result<Vec<QuarantinedTool>> {
         let turn = self.lock_file();
         // Hold the lock, so that the recorded definitions are exactly the returned ones.
         let mut known = self.lock_reloaded();

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-fn upstream() -> Upstream {
+fn upstream() -> UpstreamConfig {
     toolgate_config::Config::parse("toolgate.toml", "[upstreams.a]\ncommand = \"a\"\n").upstreams.remove(0)
 }
 
@@ -193,7 +193,9 @@ fn a_stuck_lock_holder_neither_blocks_nor_accepts() {
     rustix::fs::flock(&stopped, rustix::fs::FlockOperation::LockExclusive).unwrap();
     pins.record_offered(&[tool("look", "Looks further."), tool("find", "Finds.")]).unwrap();
     assert!(!pins.is_current("look", accepted) && pins.accepted_digest("find").is_none());
-    assert!(pins.quarantined().iter().any(|change| change.tool == "find" && matches!(&change.why[..], [Suspicion::Unwritten { .. }])));
+    assert!(
+        pins.quarantined().iter().any(|change| change.tool == "find" && matches!(&change.why[..], [QuarantineReason::Unwritten { .. }]))
+    );
     assert!(stored_quarantine(home.path()).is_empty());
     // The kernel releases the lock when the process ends.
     drop(stopped);
@@ -220,8 +222,8 @@ fn new_tools_are_accepted_once_they_are_stored() {
         pins.record_offered(&offered).unwrap();
         assert_eq!(names(&pins), ["old"]);
         let changes = pins.quarantined();
-        let [Change { tool, before: None, why, .. }] = &changes[..] else { panic!("{changes:?}") };
-        assert!(tool == "new" && matches!(&why[..], [Suspicion::Unwritten { why }] if why.contains("a.json")), "{why:?}");
+        let [QuarantinedTool { tool, before: None, why, .. }] = &changes[..] else { panic!("{changes:?}") };
+        assert!(tool == "new" && matches!(&why[..], [QuarantineReason::Unwritten { why }] if why.contains("a.json")), "{why:?}");
         assert!(!pins.is_current("new", pins.accepted_digest("new")) && pins.is_current("old", pins.accepted_digest("old")));
     }
     // A changed tool is quarantined even if nothing can be stored.
@@ -282,7 +284,7 @@ fn a_change_of_any_part_is_quarantined() {
         assert!(pins.quarantined().is_empty() && pins.is_current("look", accepted), "{part}");
         pins.record_offered(&[tool(&second)]).unwrap();
         let changes = pins.quarantined();
-        let [Change { before, now, .. }] = &changes[..] else { panic!("{part}: {other}") };
+        let [QuarantinedTool { before, now, .. }] = &changes[..] else { panic!("{part}: {other}") };
         assert_eq!((before.as_ref(), now), (Some(&first), &second), "{part}");
         // Neither definition is callable, and the accepted one stays in the list.
         assert!(!pins.is_current("look", accepted) && !pins.is_current("look", Some(tool_digest(&tool(&second)))), "{part}: {other}");

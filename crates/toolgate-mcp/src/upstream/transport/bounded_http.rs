@@ -22,29 +22,29 @@ use rmcp::transport::streamable_http_client::{
 use serde_json::{Value, json};
 use sse_stream::{Sse, SseStream};
 
-use crate::upstream::client_handler::ORIGIN;
+use crate::upstream::client_handler::LOG_ORIGIN_META_KEY;
 
 /// The maximum size of a response or event, in bytes.
-pub(crate) const LONGEST: usize = 16 << 20;
+pub(crate) const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
 /// The error code that replaces a response over the limit.
-pub(crate) const TOO_LONG: ErrorCode = ErrorCode(-31_413);
+pub(crate) const RESPONSE_TOO_LONG_CODE: ErrorCode = ErrorCode(-31_413);
 
-const JSON: &str = "application/json";
-const EVENTS: &str = "text/event-stream";
-const SESSION: &str = "mcp-session-id";
-const MESSAGE: &str = "notifications/message";
+const JSON_CONTENT_TYPE: &str = "application/json";
+const EVENT_STREAM_CONTENT_TYPE: &str = "text/event-stream";
+const SESSION_ID_HEADER: &str = "mcp-session-id";
+const LOG_NOTIFICATION_METHOD: &str = "notifications/message";
 
 /// Headers that only the transport may set.
-const RESERVED: [&str; 3] = ["accept", SESSION, "last-event-id"];
+const RESERVED_HEADERS: [&str; 3] = ["accept", SESSION_ID_HEADER, "last-event-id"];
 
 /// A streamable HTTP client with size limits.
 #[derive(Clone)]
-pub(crate) struct Bounded(pub(crate) Client);
+pub(crate) struct BoundedHttpClient(pub(crate) Client);
 
-type Refused = StreamableHttpError<reqwest::Error>;
+type HttpTransportError = StreamableHttpError<reqwest::Error>;
 
-impl StreamableHttpClient for Bounded {
+impl StreamableHttpClient for BoundedHttpClient {
     type Error = reqwest::Error;
 
     async fn post_message(
@@ -54,13 +54,17 @@ impl StreamableHttpClient for Bounded {
         session: Option<Arc<str>>,
         token: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<StreamableHttpPostResponse, Refused> {
-        if let Some(name) = custom.keys().find(|name| RESERVED.contains(&name.as_str())) {
+    ) -> Result<StreamableHttpPostResponse, HttpTransportError> {
+        if let Some(name) = custom.keys().find(|name| RESERVED_HEADERS.contains(&name.as_str())) {
             return Err(StreamableHttpError::ReservedHeaderConflict(name.to_string()));
         }
-        let mut request = self.0.post(&*uri).headers(custom.into_iter().collect::<HeaderMap>()).header(ACCEPT, format!("{EVENTS}, {JSON}"));
+        let mut request = self
+            .0
+            .post(&*uri)
+            .headers(custom.into_iter().collect::<HeaderMap>())
+            .header(ACCEPT, format!("{EVENT_STREAM_CONTENT_TYPE}, {JSON_CONTENT_TYPE}"));
         if let Some(session) = &session {
-            request = request.header(SESSION, &**session);
+            request = request.header(SESSION_ID_HEADER, &**session);
         }
         if let Some(token) = token {
             request = request.bearer_auth(token);
@@ -71,7 +75,7 @@ impl StreamableHttpClient for Bounded {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
         let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let (given, kind, retry_after) = (header(SESSION), header(CONTENT_TYPE.as_str()), header(RETRY_AFTER.as_str()));
+        let (given, kind, retry_after) = (header(SESSION_ID_HEADER), header(CONTENT_TYPE.as_str()), header(RETRY_AFTER.as_str()));
         let is = |wanted: &str| kind.as_deref().is_some_and(|kind| kind.starts_with(wanted));
         let asked = match &message {
             ClientJsonRpcMessage::Request(request) => Some(request),
@@ -81,7 +85,7 @@ impl StreamableHttpClient for Bounded {
         if status.is_success() && asked.is_none() && answer.content_length() == Some(0) {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
-        if status.is_success() && is(EVENTS) {
+        if status.is_success() && is(EVENT_STREAM_CONTENT_TYPE) {
             let id = asked.map(|request| request.id.clone());
             let events = bounded_events(answer.bytes_stream()).scan(false, move |over, event| {
                 let last = std::mem::replace(over, event.is_err());
@@ -101,7 +105,7 @@ impl StreamableHttpClient for Bounded {
         }
         // For 401, 403 and 429 the status alone decides.
         let shut = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
-        let said: Option<ServerJsonRpcMessage> = match is(JSON) && !shut {
+        let said: Option<ServerJsonRpcMessage> = match is(JSON_CONTENT_TYPE) && !shut {
             true => match read_body(answer).await? {
                 Some(text) => serde_json::from_slice(&text).ok(),
                 None => Some(too_long_message(asked.map(|request| request.id.clone()))),
@@ -145,11 +149,15 @@ impl StreamableHttpClient for Bounded {
                 Err(StreamableHttpError::SessionExpired)
             }
             // An event stream with an error status is not read, but it may contain the result.
-            _ if status.is_client_error() && asked.is_some() && !shut && is(EVENTS) => Err(StreamableHttpError::UnexpectedEndOfStream),
+            _ if status.is_client_error() && asked.is_some() && !shut && is(EVENT_STREAM_CONTENT_TYPE) => {
+                Err(StreamableHttpError::UnexpectedEndOfStream)
+            }
             _ if !status.is_success() => Err(HttpStatusError::new(status.as_u16(), retry_after).into()),
             // The body of a response to a notification does not matter.
             _ if asked.is_none() => Ok(StreamableHttpPostResponse::Accepted),
-            _ if is(JSON) => Err(StreamableHttpError::UnexpectedServerResponse("the response is not a JSON-RPC message".into())),
+            _ if is(JSON_CONTENT_TYPE) => {
+                Err(StreamableHttpError::UnexpectedServerResponse("the response is not a JSON-RPC message".into()))
+            }
             _ => Err(StreamableHttpError::UnexpectedContentType(kind)),
         }
     }
@@ -161,8 +169,8 @@ impl StreamableHttpClient for Bounded {
         last: Option<String>,
         token: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Refused> {
-        let stream = self.0.get_stream_with_max_sse_event_size(uri, session, last, token, custom, LONGEST).await;
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpTransportError> {
+        let stream = self.0.get_stream_with_max_sse_event_size(uri, session, last, token, custom, MAX_RESPONSE_BYTES).await;
         // If the session or stream is unknown, rmcp would retry forever. This error stops it, and
         // the next request finds out why.
         let unknown = |error: &reqwest::Error| matches!(error.status(), Some(StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST));
@@ -178,7 +186,7 @@ impl StreamableHttpClient for Bounded {
         session: Arc<str>,
         token: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), HttpTransportError> {
         self.0.delete_session(uri, session, token, custom).await
     }
 }
@@ -188,9 +196,9 @@ impl StreamableHttpClient for Bounded {
 fn mark_log_origin(event: Sse, id: &RequestId) -> Sse {
     // Search without the slash, which some servers escape. Parse only events that match.
     let Some(text) = event.data.as_deref().filter(|text| text.contains("notifications")) else { return event };
-    let Some(origin) = ORIGIN.as_deref() else { return event };
+    let Some(origin) = LOG_ORIGIN_META_KEY.as_deref() else { return event };
     let Ok(mut said) = serde_json::from_str::<Value>(text) else { return event };
-    if said.get("method").and_then(Value::as_str) != Some(MESSAGE) {
+    if said.get("method").and_then(Value::as_str) != Some(LOG_NOTIFICATION_METHOD) {
         return event;
     }
     let meta = said.get_mut("params").and_then(Value::as_object_mut).map(|params| params.entry("_meta").or_insert_with(|| json!({})));
@@ -201,14 +209,14 @@ fn mark_log_origin(event: Sse, id: &RequestId) -> Sse {
 }
 
 fn too_long_message(id: Option<RequestId>) -> ServerJsonRpcMessage {
-    ServerJsonRpcMessage::error(ErrorData::new(TOO_LONG, format!("response exceeds {LONGEST} bytes"), None), id)
+    ServerJsonRpcMessage::error(ErrorData::new(RESPONSE_TOO_LONG_CODE, format!("response exceeds {MAX_RESPONSE_BYTES} bytes"), None), id)
 }
 
 /// Reads a response body; `None` if it exceeds the limit.
 pub(crate) async fn read_body(mut answer: reqwest::Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
     let mut text = Vec::new();
     while let Some(chunk) = answer.chunk().await? {
-        if text.len() + chunk.len() > LONGEST {
+        if text.len() + chunk.len() > MAX_RESPONSE_BYTES {
             return Ok(None);
         }
         text.extend_from_slice(&chunk);
@@ -220,7 +228,7 @@ pub(crate) async fn read_body(mut answer: reqwest::Response) -> Result<Option<Ve
 pub(crate) fn bounded_events<E: Error + Send + Sync + 'static>(
     bytes: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
-    let mut event = Event::default();
+    let mut event = EventSizeMeter::default();
     let bytes = bytes.map(move |chunk| match chunk {
         Ok(chunk) if event.has_room_for(&chunk) => Ok(chunk),
         Ok(_) => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
@@ -237,7 +245,7 @@ pub(crate) fn is_too_long(error: &SseError) -> bool {
 
 /// Measures the current event, which ends with an empty line.
 #[derive(Default)]
-struct Event {
+struct EventSizeMeter {
     bytes: usize,
     /// The current line, or the line that just ended, is not empty.
     has_line_content: bool,
@@ -245,7 +253,7 @@ struct Event {
     is_after_cr: bool,
 }
 
-impl Event {
+impl EventSizeMeter {
     fn has_room_for(&mut self, chunk: &[u8]) -> bool {
         for byte in chunk {
             self.bytes += 1;
@@ -259,7 +267,7 @@ impl Event {
                 }
                 _ => (self.has_line_content, self.is_after_cr) = (true, false),
             }
-            if self.bytes > LONGEST {
+            if self.bytes > MAX_RESPONSE_BYTES {
                 return false;
             }
         }
@@ -275,7 +283,7 @@ mod tests {
     fn log_messages_are_marked_with_their_request() {
         let said = |data: &str| mark_log_origin(Sse::default().data(data), &RequestId::Number(7)).data.unwrap();
         let meta = |data: &str| serde_json::from_str::<Value>(&said(data)).unwrap().pointer("/params/_meta").cloned().unwrap();
-        let origin = ORIGIN.as_deref().unwrap();
+        let origin = LOG_ORIGIN_META_KEY.as_deref().unwrap();
         for name in ["notifications/message", r"notifications\/message"] {
             assert_eq!(meta(&format!(r#"{{"method":"{name}","params":{{"data":1.50}}}}"#)), json!({origin: 7}));
         }
@@ -290,15 +298,15 @@ mod tests {
 
     #[test]
     fn an_event_ends_with_an_empty_line() {
-        let half = vec![b'x'; LONGEST / 2 + 10];
+        let half = vec![b'x'; MAX_RESPONSE_BYTES / 2 + 10];
         for (between, fits) in
             [("", false), ("\n", false), ("\r\n", false), ("\n\n", true), ("\r\n\r\n", true), ("\r\r", true), ("\n: x\n", false)]
         {
-            let mut event = Event::default();
+            let mut event = EventSizeMeter::default();
             let chunks = [&half[..], between.as_bytes(), &half[..]];
             // For every split into chunks.
             let whole = chunks.concat();
-            assert_eq!(Event::default().has_room_for(&whole), fits, "{between:?}");
+            assert_eq!(EventSizeMeter::default().has_room_for(&whole), fits, "{between:?}");
             assert_eq!(chunks.iter().flat_map(|chunk| chunk.chunks(7)).all(|chunk| event.has_room_for(chunk)), fits, "{between:?}");
         }
     }

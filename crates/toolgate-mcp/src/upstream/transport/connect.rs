@@ -6,11 +6,11 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::upstream::client_handler::Ears;
-use crate::upstream::oauth::Asking;
+use crate::upstream::client_handler::UpstreamClientHandler;
+use crate::upstream::oauth::AccessTokenRequest;
 use crate::upstream::supervisor::is_modern;
-use crate::upstream::transport::bounded_http::{Bounded, LONGEST};
-use crate::upstream::transport::direct_http::Straight;
+use crate::upstream::transport::bounded_http::{BoundedHttpClient, MAX_RESPONSE_BYTES};
+use crate::upstream::transport::direct_http::DirectClient;
 use crate::upstream::transport::legacy_sse::SseTransport;
 use reqwest::header::{HeaderName, HeaderValue};
 use rmcp::RoleClient;
@@ -21,29 +21,29 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
-use toolgate_config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
+use toolgate_config::{Credentials, SecretRef, UPSTREAM_ENVIRONMENT, UpstreamConfig, UpstreamTransport};
 
 /// Extra concurrent requests for lists, resources and subscriptions, so that these never wait
 /// behind calls.
-const BESIDE: usize = 4;
+const EXTRA_REQUEST_SLOTS: usize = 4;
 
 /// The timeout for probing the 2024-11-05 transport if no transport is configured.
-const BEGUN: Duration = Duration::from_secs(5);
+const SSE_PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An open connection after a successful handshake.
-pub(crate) struct Connection {
-    pub(crate) service: RunningService<RoleClient, Ears>,
+pub(crate) struct UpstreamConnection {
+    pub(crate) service: RunningService<RoleClient, UpstreamClientHandler>,
     /// The child process. Dropping it kills the process and its descendants.
-    pub(crate) child: Option<Process>,
+    pub(crate) child: Option<UpstreamProcess>,
     /// The fast path for calls, if the server supports revision 2026-07-28.
-    pub(crate) direct: Option<Straight>,
+    pub(crate) direct: Option<DirectClient>,
     /// Cancelled when the server closed the connection.
     pub(crate) closed: CancellationToken,
 }
 
 /// The protocol era of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Greeting {
+pub(crate) enum HandshakeMode {
     /// `server/discover`, then `initialize` if the server rejects it or does not respond for a
     /// while.
     Auto,
@@ -53,10 +53,10 @@ pub(crate) enum Greeting {
     Initialize,
 }
 
-impl Greeting {
+impl HandshakeMode {
     /// Returns the next handshake to try after a failed one. Some servers exit on a request of the
     /// other era.
-    pub(crate) const fn next_after(self, refused: &Refused) -> Option<Self> {
+    pub(crate) const fn next_after(self, refused: &UpstreamConnectError) -> Option<Self> {
         match self {
             Self::Auto if refused.is_late_response => Some(Self::Discover),
             Self::Auto | Self::Discover => Some(Self::Initialize),
@@ -76,7 +76,7 @@ impl Greeting {
 
 /// Why a connection failed.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct UpstreamConnectError {
     pub(crate) reason: String,
     /// The HTTP status of the rejection, if there was one.
     status: Option<u16>,
@@ -85,13 +85,13 @@ pub(crate) struct Refused {
     is_late_response: bool,
 }
 
-impl From<String> for Refused {
+impl From<String> for UpstreamConnectError {
     fn from(why: String) -> Self {
         Self { reason: why, status: None, is_late_response: false }
     }
 }
 
-impl From<ClientInitializeError> for Refused {
+impl From<ClientInitializeError> for UpstreamConnectError {
     fn from(error: ClientInitializeError) -> Self {
         let late = matches!(error, ClientInitializeError::ConflictInitResponseId(..));
         Self {
@@ -103,7 +103,7 @@ impl From<ClientInitializeError> for Refused {
 }
 
 /// A child process and its descendants.
-pub(crate) struct Process {
+pub(crate) struct UpstreamProcess {
     child: Child,
     id: Option<Pid>,
     /// The child is the supervisor process, which kills the program and its descendants on
@@ -111,12 +111,13 @@ pub(crate) struct Process {
     is_supervised: bool,
 }
 
-impl Process {
+impl UpstreamProcess {
     /// Waits for the process to exit after its input was closed, then kills it.
     pub(crate) async fn stop(mut self, patience: Duration) {
         let _ = tokio::time::timeout(patience, self.child.wait()).await;
         self.kill();
-        let time = if self.is_supervised { toolgate_process::supervisor::GONE + Duration::from_secs(1) } else { Duration::from_secs(2) };
+        let time =
+            if self.is_supervised { toolgate_process::supervisor::KILL_TIMEOUT + Duration::from_secs(1) } else { Duration::from_secs(2) };
         if tokio::time::timeout(time, self.child.wait()).await.is_err() {
             self.is_supervised = false;
             self.kill();
@@ -129,7 +130,7 @@ impl Process {
     /// The supervisor process reports that by its exit code, and the reason on standard error.
     async fn has_failed_to_start(&mut self) -> bool {
         let ended = tokio::time::timeout(Duration::from_secs(1), self.child.wait()).await;
-        self.is_supervised && matches!(ended, Ok(Ok(status)) if status.code() == Some(toolgate_process::supervisor::NOT_BEGUN))
+        self.is_supervised && matches!(ended, Ok(Ok(status)) if status.code() == Some(toolgate_process::supervisor::NOT_STARTED_EXIT_CODE))
     }
 
     fn kill(&mut self) {
@@ -151,7 +152,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for UpstreamProcess {
     fn drop(&mut self) {
         self.kill();
     }
@@ -159,15 +160,15 @@ impl Drop for Process {
 
 /// Connects to an upstream. Lines of standard error go to `hear`.
 pub(crate) async fn connect(
-    upstream: &Upstream,
-    handler: Ears,
+    upstream: &UpstreamConfig,
+    handler: UpstreamClientHandler,
     launcher: Option<&Path>,
-    greeting: Greeting,
+    greeting: HandshakeMode,
     hear: Arc<dyn Fn(String) + Send + Sync>,
-) -> Result<Connection, Refused> {
+) -> Result<UpstreamConnection, UpstreamConnectError> {
     match &upstream.transport {
-        Reach::Command { program, args, env, inherit, directory } => {
-            let words = args.iter().map(Reference::resolve_and_remember).collect::<Result<Vec<_>, _>>()?;
+        UpstreamTransport::Command { program, args, env, inherit, directory } => {
+            let words = args.iter().map(SecretRef::resolve_and_remember).collect::<Result<Vec<_>, _>>()?;
             // A bare name is searched in `PATH`. A path must not depend on the working directory.
             let program = if program.components().count() > 1 {
                 std::path::absolute(program).unwrap_or_else(|_| program.clone())
@@ -177,7 +178,7 @@ pub(crate) async fn connect(
             let mut command = match launcher {
                 Some(launcher) => {
                     let mut command = Command::new(launcher);
-                    command.arg(toolgate_process::supervisor::WORD).arg(std::process::id().to_string()).arg(&program);
+                    command.arg(toolgate_process::supervisor::SUPERVISE_ARG).arg(std::process::id().to_string()).arg(&program);
                     command
                 }
                 None => Command::new(&program),
@@ -190,7 +191,7 @@ pub(crate) async fn connect(
             }
             // The supervisor process restores the file limit that toolgate raised for its clients.
             let files = launcher.and_then(|_| toolgate_process::nofile_limit::previous_limit());
-            command.envs(files.map(|before| (toolgate_process::supervisor::FILES, before.to_string())));
+            command.envs(files.map(|before| (toolgate_process::supervisor::NOFILE_ENV, before.to_string())));
             if let Some(directory) = directory {
                 command.current_dir(directory);
             }
@@ -199,16 +200,16 @@ pub(crate) async fn connect(
             let mut child = command.spawn().map_err(|error| format!("`{}` cannot be started: {error}", program.display()))?;
             let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
             let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-            let mut process = Process { child, id, is_supervised: launcher.is_some() };
+            let mut process = UpstreamProcess { child, id, is_supervised: launcher.is_some() };
             let (Some(stdin), Some(stdout)) = (stdin, stdout) else {
                 return Err("cannot open the standard streams of the process".to_owned().into());
             };
             let listening = stderr.map(|stderr| tokio::spawn(read_stderr(stderr, upstream.clone(), hear)));
-            let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST);
-            let transport = handler.ordered(transport);
+            let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(MAX_RESPONSE_BYTES);
+            let transport = handler.wrap_transport(transport);
             let over = transport.closed();
             match serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await {
-                Ok(service) => Ok(Connection { service, child: Some(process), direct: None, closed: over }),
+                Ok(service) => Ok(UpstreamConnection { service, child: Some(process), direct: None, closed: over }),
                 Err(error) => {
                     let never_started = over.is_cancelled() && process.has_failed_to_start().await;
                     drop(process);
@@ -224,12 +225,12 @@ pub(crate) async fn connect(
                 }
             }
         }
-        Reach::Http { url, headers, credentials, sse } => {
-            let address = Address::resolve(upstream, url, headers, credentials).await?;
+        UpstreamTransport::Http { url, headers, credentials, sse } => {
+            let address = HttpUpstreamAddress::resolve(upstream, url, headers, credentials).await?;
             if *sse == Some(true) {
                 return connect_sse(handler, address.open_sse().await?).await;
             }
-            let most = upstream.max_concurrency.saturating_add(BESIDE);
+            let most = upstream.max_concurrency.saturating_add(EXTRA_REQUEST_SLOTS);
             let refused = match address.clone().connect_http(handler.clone(), most, greeting).await {
                 Ok(connection) => return Ok(connection),
                 Err(refused) => refused,
@@ -237,8 +238,8 @@ pub(crate) async fn connect(
             match (sse, refused.status) {
                 // As the specification asks of clients: a server that rejects `POST` may use the
                 // older transport, so probe it.
-                (None, Some(400 | 404 | 405)) if greeting == Greeting::Initialize => {
-                    match tokio::time::timeout(BEGUN, address.open_sse()).await {
+                (None, Some(400 | 404 | 405)) if greeting == HandshakeMode::Initialize => {
+                    match tokio::time::timeout(SSE_PROBE_TIMEOUT, address.open_sse()).await {
                         Ok(Ok(events)) => connect_sse(handler, events).await,
                         Ok(Err(_)) | Err(_) => Err(refused),
                     }
@@ -256,18 +257,18 @@ pub(crate) async fn connect(
 
 /// The address of an HTTP upstream, and what is sent with each request.
 #[derive(Clone)]
-struct Address {
+struct HttpUpstreamAddress {
     client: reqwest::Client,
     url: String,
     headers: HashMap<HeaderName, HeaderValue>,
     token: Option<String>,
 }
 
-impl Address {
+impl HttpUpstreamAddress {
     async fn resolve(
-        upstream: &Upstream,
-        url: &Reference,
-        headers: &[(String, Reference)],
+        upstream: &UpstreamConfig,
+        url: &SecretRef,
+        headers: &[(String, SecretRef)],
         credentials: &Credentials,
     ) -> Result<Self, String> {
         let url = url.resolve_and_remember()?;
@@ -284,7 +285,8 @@ impl Address {
             Credentials::None => None,
             Credentials::Bearer(token) => Some(token.resolve_and_remember()?),
             Credentials::ClientCredentials { source, client_id, client_secret, scope } => {
-                let token = Asking { source, client_id, client_secret, scope: scope.as_deref() }.fetch_token(&client, &url).await?;
+                let token =
+                    AccessTokenRequest { source, client_id, client_secret, scope: scope.as_deref() }.fetch_token(&client, &url).await?;
                 upstream.remember_token(&token);
                 Some(token)
             }
@@ -293,8 +295,13 @@ impl Address {
     }
 
     /// Performs the handshake over streamable HTTP.
-    async fn connect_http(self, handler: Ears, most: usize, greeting: Greeting) -> Result<Connection, Refused> {
-        let straight = Straight::new(&self.url, self.headers.clone(), self.token.as_deref());
+    async fn connect_http(
+        self,
+        handler: UpstreamClientHandler,
+        most: usize,
+        greeting: HandshakeMode,
+    ) -> Result<UpstreamConnection, UpstreamConnectError> {
+        let straight = DirectClient::new(&self.url, self.headers.clone(), self.token.as_deref());
         let mut config = StreamableHttpClientTransportConfig::with_uri(self.url)
             .custom_headers(self.headers)
             .max_concurrent_requests(most)
@@ -303,11 +310,11 @@ impl Address {
         if let Some(token) = self.token {
             config = config.auth_header(token);
         }
-        let transport = handler.ordered(StreamableHttpClientTransport::with_client(Bounded(self.client), config));
+        let transport = handler.wrap_transport(StreamableHttpClientTransport::with_client(BoundedHttpClient(self.client), config));
         let over = transport.closed();
         let service = serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await?;
         let straight = straight.filter(|_| is_modern(service.peer()));
-        Ok(Connection { service, child: None, direct: straight, closed: over })
+        Ok(UpstreamConnection { service, child: None, direct: straight, closed: over })
     }
 
     /// Opens the event stream of the 2024-11-05 transport.
@@ -317,17 +324,17 @@ impl Address {
 }
 
 /// Performs the handshake over the 2024-11-05 transport.
-async fn connect_sse(handler: Ears, events: SseTransport) -> Result<Connection, Refused> {
-    let transport = handler.ordered(events);
+async fn connect_sse(handler: UpstreamClientHandler, events: SseTransport) -> Result<UpstreamConnection, UpstreamConnectError> {
+    let transport = handler.wrap_transport(events);
     let over = transport.closed();
-    let service = serve_client_with_lifecycle(handler, transport, Greeting::Initialize.lifecycle()).await?;
-    Ok(Connection { service, child: None, direct: None, closed: over })
+    let service = serve_client_with_lifecycle(handler, transport, HandshakeMode::Initialize.lifecycle()).await?;
+    Ok(UpstreamConnection { service, child: None, direct: None, closed: over })
 }
 
 /// Reads standard error line by line.
 ///
 /// Long lines are passed on in pieces, never split inside a secret.
-async fn read_stderr(stderr: impl AsyncRead + Unpin, upstream: Upstream, hear: Arc<dyn Fn(String) + Send + Sync>) -> String {
+async fn read_stderr(stderr: impl AsyncRead + Unpin, upstream: UpstreamConfig, hear: Arc<dyn Fn(String) + Send + Sync>) -> String {
     let mut lines = BufReader::new(stderr);
     let (mut line, mut last) = (Vec::new(), String::new());
     loop {
@@ -346,17 +353,17 @@ async fn read_stderr(stderr: impl AsyncRead + Unpin, upstream: Upstream, hear: A
 
 /// Returns how many trailing bytes of a piece to keep for the next one: an incomplete character or
 /// the start of a secret.
-fn pending_tail_bytes(upstream: &Upstream, piece: &[u8]) -> usize {
+fn pending_tail_bytes(upstream: &UpstreamConfig, piece: &[u8]) -> usize {
     let Some(last) = piece.utf8_chunks().last() else { return 0 };
     last.invalid().len() + last.valid().len() - upstream.safe_prefix_len(last.valid())
 }
 
 /// Lines of bounded length.
-trait TakeLine {
+trait BoundedLineReader {
     async fn read_bounded_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<usize>;
 }
 
-impl<R: tokio::io::AsyncBufRead + Unpin> TakeLine for R {
+impl<R: tokio::io::AsyncBufRead + Unpin> BoundedLineReader for R {
     async fn read_bounded_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<usize> {
         use tokio::io::AsyncReadExt;
         self.take(8 << 10).read_until(b'\n', line).await
@@ -375,7 +382,11 @@ mod tests {
     use super::*;
 
     /// Connects to a program that starts after 12 s and then answers all pending requests.
-    async fn connect_slow_server(newer: bool, older: bool, greeting: Greeting) -> Result<RunningService<RoleClient, Ears>, Refused> {
+    async fn connect_slow_server(
+        newer: bool,
+        older: bool,
+        greeting: HandshakeMode,
+    ) -> Result<RunningService<RoleClient, UpstreamClientHandler>, UpstreamConnectError> {
         connect_scripted_server(if newer { json!(["2026-07-28"]) } else { Value::Bool(false) }, older, greeting).await
     }
 
@@ -383,7 +394,11 @@ mod tests {
     ///
     /// `false` means that the program does not know `server/discover`, and `null` that its result
     /// is empty.
-    async fn connect_scripted_server(newer: Value, older: bool, greeting: Greeting) -> Result<RunningService<RoleClient, Ears>, Refused> {
+    async fn connect_scripted_server(
+        newer: Value,
+        older: bool,
+        greeting: HandshakeMode,
+    ) -> Result<RunningService<RoleClient, UpstreamClientHandler>, UpstreamConnectError> {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(12)).await;
@@ -412,36 +427,36 @@ mod tests {
             }
         });
         let (input, output) = tokio::io::split(ours);
-        let handler = Ears::new(Weak::new());
-        let transport = handler.ordered(AsyncRwTransport::new_client(input, output));
+        let handler = UpstreamClientHandler::new(Weak::new());
+        let transport = handler.wrap_transport(AsyncRwTransport::new_client(input, output));
         Ok(serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await?)
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_handshake_with_a_slow_server_succeeds() {
         // A late error to `server/discover` must not count as the response to `initialize`.
-        let service = connect_slow_server(false, true, Greeting::Auto).await.unwrap_or_else(|refused| panic!("{refused:?}"));
+        let service = connect_slow_server(false, true, HandshakeMode::Auto).await.unwrap_or_else(|refused| panic!("{refused:?}"));
         assert!(!is_modern(service.peer()));
         for older in [false, true] {
-            let refused = connect_slow_server(true, older, Greeting::Auto).await.err().unwrap();
-            assert_eq!(Greeting::Auto.next_after(&refused), Some(Greeting::Discover), "{refused:?}");
-            let service = connect_slow_server(true, older, Greeting::Discover).await.unwrap_or_else(|refused| panic!("{refused:?}"));
+            let refused = connect_slow_server(true, older, HandshakeMode::Auto).await.err().unwrap();
+            assert_eq!(HandshakeMode::Auto.next_after(&refused), Some(HandshakeMode::Discover), "{refused:?}");
+            let service = connect_slow_server(true, older, HandshakeMode::Discover).await.unwrap_or_else(|refused| panic!("{refused:?}"));
             assert!(is_modern(service.peer()));
         }
         // A server that supports both requests, but not the newest revision, connects in the end.
         for newest in [json!(["2025-11-25"]), Value::Null] {
-            let refused = connect_scripted_server(newest.clone(), true, Greeting::Auto).await.err().unwrap();
-            assert_eq!(Greeting::Auto.next_after(&refused), Some(Greeting::Discover), "{refused:?}");
-            let refused = connect_scripted_server(newest.clone(), true, Greeting::Discover).await.err().unwrap();
-            assert_eq!(Greeting::Discover.next_after(&refused), Some(Greeting::Initialize), "{refused:?}");
-            assert!(connect_scripted_server(newest, true, Greeting::Initialize).await.is_ok());
+            let refused = connect_scripted_server(newest.clone(), true, HandshakeMode::Auto).await.err().unwrap();
+            assert_eq!(HandshakeMode::Auto.next_after(&refused), Some(HandshakeMode::Discover), "{refused:?}");
+            let refused = connect_scripted_server(newest.clone(), true, HandshakeMode::Discover).await.err().unwrap();
+            assert_eq!(HandshakeMode::Discover.next_after(&refused), Some(HandshakeMode::Initialize), "{refused:?}");
+            assert!(connect_scripted_server(newest, true, HandshakeMode::Initialize).await.is_ok());
         }
         // The number of attempts is limited.
-        let refused = connect_slow_server(false, false, Greeting::Auto).await.err().unwrap();
-        let next = Greeting::Auto.next_after(&refused);
-        assert_eq!(next, Some(Greeting::Initialize));
-        let refused = connect_slow_server(false, false, Greeting::Initialize).await.err().unwrap();
-        assert_eq!(Greeting::Initialize.next_after(&refused), None);
+        let refused = connect_slow_server(false, false, HandshakeMode::Auto).await.err().unwrap();
+        let next = HandshakeMode::Auto.next_after(&refused);
+        assert_eq!(next, Some(HandshakeMode::Initialize));
+        let refused = connect_slow_server(false, false, HandshakeMode::Initialize).await.err().unwrap();
+        assert_eq!(HandshakeMode::Initialize.next_after(&refused), None);
         assert!(refused.reason.contains("unknown"), "{refused:?}");
     }
 

@@ -32,31 +32,31 @@ use sse_stream::Sse;
 use tokio::net::TcpStream;
 
 use crate::gateway::lock;
-use crate::upstream::callbacks::{FromUpstream, LONGEST_WORD};
+use crate::upstream::callbacks::{MAX_BUFFERED_MESSAGE_BYTES, UpstreamEvent};
 use crate::upstream::transport::bounded_http;
-use crate::upstream::transport::bounded_http::{LONGEST, is_too_long};
+use crate::upstream::transport::bounded_http::{MAX_RESPONSE_BYTES, is_too_long};
 
 /// The timeout for opening a connection.
-const HELLO: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an idle connection stays in the pool.
 ///
 /// Many servers close idle connections after 5 s, and a request sent at that moment is lost.
-const KEPT: Duration = Duration::from_secs(4);
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// The maximum number of idle connections.
-const MOST: usize = 64;
+const MAX_IDLE_CONNECTIONS: usize = 64;
 
-type Drive = Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>;
+type ConnectionFuture = Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>;
 
 /// An HTTP connection and the future that drives it.
-struct Wire {
+struct PooledConnection {
     send: SendRequest<Full<Bytes>>,
     /// `None` once the connection has ended. Waiting requests then fail.
-    connection: Option<Drive>,
+    connection: Option<ConnectionFuture>,
     /// The unread end of the last response.
-    unread_events: Option<Events>,
+    unread_events: Option<SseEventStream>,
 }
 
-impl Wire {
+impl PooledConnection {
     /// Returns whether the connection can take the next request.
     fn is_ready(&mut self, context: &mut Context<'_>) -> bool {
         if !self.is_open(context) {
@@ -79,17 +79,17 @@ impl Wire {
 }
 
 /// An HTTP client for calls to one upstream: address, headers, and idle connections.
-pub(crate) struct Straight {
+pub(crate) struct DirectClient {
     host: String,
     port: u16,
     target: Uri,
     headers: HeaderMap,
-    idle: Mutex<Vec<(Instant, Wire)>>,
+    idle: Mutex<Vec<(Instant, PooledConnection)>>,
     next_id: AtomicU64,
 }
 
 /// Why a call on the fast path has no result.
-pub(crate) enum Broken {
+pub(crate) enum DirectCallError {
     /// The upstream returned a JSON-RPC error.
     JsonRpc(ErrorData),
     /// The connection could not be opened, and nothing was sent.
@@ -110,7 +110,7 @@ pub(crate) enum Broken {
 /// The parameters of a `tools/call` request.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Params<'p> {
+pub(crate) struct DirectCallParams<'p> {
     pub(crate) name: &'p str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) arguments: Option<&'p serde_json::Map<String, Value>>,
@@ -123,16 +123,16 @@ pub(crate) struct Params<'p> {
 }
 
 #[derive(Serialize)]
-struct Asked<'p> {
+struct DirectCallRequest<'p> {
     jsonrpc: &'static str,
     id: u64,
     method: &'static str,
-    params: &'p Params<'p>,
+    params: &'p DirectCallParams<'p>,
 }
 
 /// Any JSON-RPC message from an upstream.
 #[derive(Deserialize)]
-struct Said<'s> {
+struct UpstreamMessage<'s> {
     #[serde(borrow, default)]
     id: Option<&'s RawValue>,
     #[serde(borrow, default)]
@@ -146,16 +146,16 @@ struct Said<'s> {
 }
 
 /// A notification that arrives during a call.
-pub(crate) enum Word {
+pub(crate) enum DirectCallEvent {
     /// For the client of the call.
-    Client(FromUpstream),
+    Client(UpstreamEvent),
     /// A list of the upstream changed.
     ListsChanged,
     /// A resource changed.
     ResourceUpdated(String),
 }
 
-impl Straight {
+impl DirectClient {
     /// Creates a client for a URL; `None` if the fast path does not support the URL.
     pub(crate) fn new(url: &str, custom: impl IntoIterator<Item = (HeaderName, HeaderValue)>, token: Option<&str>) -> Option<Self> {
         let url = url::Url::parse(url).ok()?;
@@ -182,7 +182,7 @@ impl Straight {
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("toolgate/", env!("CARGO_PKG_VERSION"))));
         headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert("mcp-protocol-version", HeaderValue::from_static(crate::MODERN));
+        headers.insert("mcp-protocol-version", HeaderValue::from_static(crate::REVISION_2026_07_28));
         headers.insert("mcp-method", HeaderValue::from_static("tools/call"));
         Some(Self {
             host,
@@ -197,21 +197,25 @@ impl Straight {
     /// Calls a tool, and passes notifications to `tell`.
     ///
     /// Dropping the future closes the connection, which cancels the request in this revision.
-    pub(crate) async fn call(&self, params: &Params<'_>, mut tell: impl FnMut(Word)) -> Result<ServerResult, Broken> {
+    pub(crate) async fn call(
+        &self,
+        params: &DirectCallParams<'_>,
+        mut tell: impl FnMut(DirectCallEvent),
+    ) -> Result<ServerResult, DirectCallError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let asked = Asked { jsonrpc: "2.0", id, method: "tools/call", params };
-        let body = serde_json::to_vec(&asked).map_err(|error| Broken::NotConnected(error.to_string()))?;
+        let asked = DirectCallRequest { jsonrpc: "2.0", id, method: "tools/call", params };
+        let body = serde_json::to_vec(&asked).map_err(|error| DirectCallError::NotConnected(error.to_string()))?;
         let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.target.clone();
         *request.headers_mut() = self.headers.clone();
         request
             .headers_mut()
-            .insert("mcp-name", HeaderValue::from_str(params.name).map_err(|error| Broken::NotConnected(error.to_string()))?);
+            .insert("mcp-name", HeaderValue::from_str(params.name).map_err(|error| DirectCallError::NotConnected(error.to_string()))?);
         loop {
             let (mut wire, kept) = match self.take_idle().await {
                 Some(wire) => (wire, true),
-                None => (self.open_connection().await.map_err(Broken::NotConnected)?, false),
+                None => (self.open_connection().await.map_err(DirectCallError::NotConnected)?, false),
             };
             let sent = drive_while(&mut wire.connection, wire.send.try_send_request(request)).await;
             let answer = match sent {
@@ -222,8 +226,8 @@ impl Straight {
                         request = unsent;
                         continue;
                     }
-                    Some(_) => return Err(Broken::NotConnected(failed.error().to_string())),
-                    None => return Err(Broken::Unknown(failed.error().to_string())),
+                    Some(_) => return Err(DirectCallError::NotConnected(failed.error().to_string())),
+                    None => return Err(DirectCallError::Unknown(failed.error().to_string())),
                 },
             };
             let heard = drive_while(&mut wire.connection, read_response(answer, id, &mut tell)).await?;
@@ -234,10 +238,10 @@ impl Straight {
     }
 
     /// Takes an idle connection that is still open.
-    async fn take_idle(&self) -> Option<Wire> {
+    async fn take_idle(&self) -> Option<PooledConnection> {
         loop {
             let (since, mut wire) = lock(&self.idle).pop()?;
-            if since.elapsed() > KEPT {
+            if since.elapsed() > POOL_IDLE_TIMEOUT {
                 // All others in the stack are older.
                 lock(&self.idle).clear();
                 return None;
@@ -249,16 +253,16 @@ impl Straight {
         }
     }
 
-    fn return_idle(&self, wire: Wire) {
+    fn return_idle(&self, wire: PooledConnection) {
         let mut kept = lock(&self.idle);
-        if kept.len() < MOST && wire.connection.is_some() {
+        if kept.len() < MAX_IDLE_CONNECTIONS && wire.connection.is_some() {
             kept.push((Instant::now(), wire));
         }
     }
 
     /// Closes connections that were idle for too long.
     pub(crate) fn close_idle(&self) {
-        lock(&self.idle).retain(|(since, _)| since.elapsed() <= KEPT);
+        lock(&self.idle).retain(|(since, _)| since.elapsed() <= POOL_IDLE_TIMEOUT);
     }
 
     /// Connects to the first address of the host that responds.
@@ -266,7 +270,7 @@ impl Straight {
         let addresses = tokio::net::lookup_host((self.host.as_str(), self.port)).await.map_err(|error| error.to_string())?;
         let mut why = "the host name has no address".to_owned();
         for address in addresses {
-            match tokio::time::timeout(HELLO / 4, TcpStream::connect(address)).await {
+            match tokio::time::timeout(CONNECT_TIMEOUT / 4, TcpStream::connect(address)).await {
                 Ok(Ok(stream)) => return Ok(stream),
                 Ok(Err(error)) => why = error.to_string(),
                 Err(_) => why = format!("{address} did not respond"),
@@ -275,14 +279,14 @@ impl Straight {
         Err(why)
     }
 
-    async fn open_connection(&self) -> Result<Wire, String> {
-        let standing = tokio::time::timeout(HELLO, async {
+    async fn open_connection(&self) -> Result<PooledConnection, String> {
+        let standing = tokio::time::timeout(CONNECT_TIMEOUT, async {
             let stream = self.connect_tcp().await?;
             let _ = stream.set_nodelay(true);
             let (send, drive) = http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-            Ok(Wire { send, connection: Some(Box::pin(drive)), unread_events: None })
+            Ok(PooledConnection { send, connection: Some(Box::pin(drive)), unread_events: None })
         });
-        standing.await.map_err(|_| format!("no connection within {HELLO:?}"))?
+        standing.await.map_err(|_| format!("no connection within {CONNECT_TIMEOUT:?}"))?
     }
 }
 
@@ -308,87 +312,99 @@ async fn drive_while<T, D: Future + Unpin>(drive: &mut Option<D>, work: impl Fut
 }
 
 /// A response and the unread rest of its stream.
-struct Heard {
-    result: Result<ServerResult, Broken>,
-    unread_events: Option<Events>,
+struct DirectCallResponse {
+    result: Result<ServerResult, DirectCallError>,
+    unread_events: Option<SseEventStream>,
 }
 
-type Events = BoxStream<'static, Result<Sse, SseError>>;
+type SseEventStream = BoxStream<'static, Result<Sse, SseError>>;
 
 /// Reads a response. After an error the connection cannot be used any more.
-async fn read_response(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) -> Result<Heard, Broken> {
+async fn read_response(
+    answer: Response<Incoming>,
+    id: u64,
+    tell: &mut impl FnMut(DirectCallEvent),
+) -> Result<DirectCallResponse, DirectCallError> {
     let status = answer.status();
     let kind = answer.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let (json, events) = (kind.starts_with(b"application/json"), kind.starts_with(b"text/event-stream"));
     if events && status.is_success() {
-        let mut events: Events = bounded_http::bounded_events(answer.into_body().into_data_stream());
+        let mut events: SseEventStream = bounded_http::bounded_events(answer.into_body().into_data_stream());
         while let Some(event) = events.next().await {
-            let event = event.map_err(|error| if is_too_long(&error) { Broken::TooLong } else { Broken::Unknown(error.to_string()) })?;
+            let event =
+                event.map_err(
+                    |error| if is_too_long(&error) { DirectCallError::TooLong } else { DirectCallError::Unknown(error.to_string()) },
+                )?;
             let is_message = event.event.as_deref().is_none_or(|kind| matches!(kind, "" | "message"));
             // Empty events only keep the connection alive.
             let Some(text) = event.data.filter(|text| is_message && !text.trim().is_empty()) else { continue };
             if let Some(said) = interpret_message(text.as_bytes(), id, true, tell) {
                 // Many servers end the stream right after the response.
                 let over = matches!(futures_util::poll!(events.next()), Poll::Ready(None));
-                return Ok(Heard { result: said, unread_events: (!over).then_some(events) });
+                return Ok(DirectCallResponse { result: said, unread_events: (!over).then_some(events) });
             }
         }
-        return Err(Broken::Unknown("the response ended early".to_owned()));
+        return Err(DirectCallError::Unknown("the response ended early".to_owned()));
     }
     let wait = crate::http_tool::retry_after_ms(answer.headers());
     let turned_away = (400..500).contains(&status.as_u16()) && status != StatusCode::REQUEST_TIMEOUT;
     let refused = || match turned_away {
-        true => Broken::Rejected(status.as_u16(), wait),
-        false if status.is_success() => Broken::InvalidResponse("the response is not a JSON-RPC message".to_owned()),
-        false => Broken::ServerError(status.as_u16(), wait),
+        true => DirectCallError::Rejected(status.as_u16(), wait),
+        false if status.is_success() => DirectCallError::InvalidResponse("the response is not a JSON-RPC message".to_owned()),
+        false => DirectCallError::ServerError(status.as_u16(), wait),
     };
     // An event stream with an error status is not read, but it may contain the result.
     if events && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
-        return Err(Broken::ServerError(status.as_u16(), wait));
+        return Err(DirectCallError::ServerError(status.as_u16(), wait));
     }
     // For 401, 403 and 429 the status alone decides.
     if !json || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
         return Err(refused());
     }
-    let text = match Limited::new(answer.into_body(), LONGEST).collect().await {
+    let text = match Limited::new(answer.into_body(), MAX_RESPONSE_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
-        Err(error) if error.is::<LengthLimitError>() => return Err(Broken::TooLong),
-        Err(error) => return Err(Broken::Unknown(error.to_string())),
+        Err(error) if error.is::<LengthLimitError>() => return Err(DirectCallError::TooLong),
+        Err(error) => return Err(DirectCallError::Unknown(error.to_string())),
     };
     let said = match interpret_message(&text, id, status.is_success(), tell) {
         // Some servers also express the result by the status.
         Some(said) => said,
         None if !status.is_success() => Err(refused()),
-        None => Err(Broken::InvalidResponse("the response does not match the request".to_owned())),
+        None => Err(DirectCallError::InvalidResponse("the response does not match the request".to_owned())),
     };
-    Ok(Heard { result: said, unread_events: None })
+    Ok(DirectCallResponse { result: said, unread_events: None })
 }
 
 /// Interprets a message: the response, or a notification before it.
 ///
 /// An error without an id, or an invalid message, is the response only if the request was accepted
 /// (`taken`).
-fn interpret_message(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Word)) -> Option<Result<ServerResult, Broken>> {
-    let said: Said<'_> = match serde_json::from_slice(text) {
+fn interpret_message(
+    text: &[u8],
+    id: u64,
+    taken: bool,
+    tell: &mut impl FnMut(DirectCallEvent),
+) -> Option<Result<ServerResult, DirectCallError>> {
+    let said: UpstreamMessage<'_> = match serde_json::from_slice(text) {
         Ok(said) => said,
-        Err(error) => return taken.then(|| Err(Broken::InvalidResponse(error.to_string()))),
+        Err(error) => return taken.then(|| Err(DirectCallError::InvalidResponse(error.to_string()))),
     };
     if let Some(method) = said.method {
         let params = said.params.map_or("{}", RawValue::get);
         // Drop long notifications: they would be buffered for a slow client.
         let word = match &*method {
-            "notifications/progress" | "notifications/message" if params.len() > LONGEST_WORD => None,
-            "notifications/progress" => {
-                serde_json::from_str::<ProgressNotificationParam>(params).ok().map(|said| Word::Client(FromUpstream::Progress(said)))
-            }
-            "notifications/message" => {
-                serde_json::from_str::<LoggingMessageNotificationParam>(params).ok().map(|said| Word::Client(FromUpstream::Log(said)))
-            }
+            "notifications/progress" | "notifications/message" if params.len() > MAX_BUFFERED_MESSAGE_BYTES => None,
+            "notifications/progress" => serde_json::from_str::<ProgressNotificationParam>(params)
+                .ok()
+                .map(|said| DirectCallEvent::Client(UpstreamEvent::Progress(said))),
+            "notifications/message" => serde_json::from_str::<LoggingMessageNotificationParam>(params)
+                .ok()
+                .map(|said| DirectCallEvent::Client(UpstreamEvent::Log(said))),
             "notifications/resources/updated" => serde_json::from_str::<rmcp::model::ResourceUpdatedNotificationParam>(params)
                 .ok()
-                .map(|said| Word::ResourceUpdated(said.uri)),
+                .map(|said| DirectCallEvent::ResourceUpdated(said.uri)),
             "notifications/tools/list_changed" | "notifications/prompts/list_changed" | "notifications/resources/list_changed" => {
-                Some(Word::ListsChanged)
+                Some(DirectCallEvent::ListsChanged)
             }
             _ => None,
         };
@@ -403,14 +419,14 @@ fn interpret_message(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Wo
         // A server that could not parse the request does not know its id. If the request was
         // rejected, the status says more.
         let nobodys = taken && said.id.is_none_or(|id| id.get() == "null");
-        return (own || nobodys).then_some(Err(Broken::JsonRpc(error)));
+        return (own || nobodys).then_some(Err(DirectCallError::JsonRpc(error)));
     }
     let result = said.result.filter(|_| own)?.get();
     Some(match serde_json::from_str::<CallToolResult>(result) {
         Ok(result) => Ok(ServerResult::CallToolResult(result)),
         Err(error) => match serde_json::from_str::<InputRequiredResult>(result) {
             Ok(asked) => Ok(ServerResult::InputRequiredResult(asked)),
-            Err(_) => Err(Broken::InvalidResponse(error.to_string())),
+            Err(_) => Err(DirectCallError::InvalidResponse(error.to_string())),
         },
     })
 }

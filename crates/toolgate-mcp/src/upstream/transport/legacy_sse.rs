@@ -12,7 +12,7 @@ use rmcp::transport::Transport;
 use tokio::sync::mpsc;
 
 /// The timeout for the `endpoint` event.
-const HELLO: Duration = Duration::from_secs(15);
+const ENDPOINT_EVENT_TIMEOUT: Duration = Duration::from_secs(15);
 
 pub(crate) struct SseTransport {
     client: Client,
@@ -65,7 +65,8 @@ impl SseTransport {
             }
             None
         };
-        let said = tokio::time::timeout(HELLO, endpoint).await.ok().flatten().ok_or("the server sent no `endpoint` event")?;
+        let said =
+            tokio::time::timeout(ENDPOINT_EVENT_TIMEOUT, endpoint).await.ok().flatten().ok_or("the server sent no `endpoint` event")?;
         let post = base.join(said.trim()).map_err(|error| format!("the `endpoint` event has an invalid URL: {error}"))?;
         // Never send credentials to another origin.
         if post.origin() != base.origin() {

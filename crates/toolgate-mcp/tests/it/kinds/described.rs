@@ -4,39 +4,39 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::entering::plain;
-use crate::support::Gate;
+use crate::entering::http_client;
+use crate::support::TestGateway;
 
 /// All that is referred to in a description.
-fn references(value: &Value) -> Vec<String> {
+fn schema_references(value: &Value) -> Vec<String> {
     match value {
         Value::Object(map) => {
             let own = map.get("$ref").and_then(Value::as_str).map(str::to_owned);
-            own.into_iter().chain(map.values().flat_map(references)).collect()
+            own.into_iter().chain(map.values().flat_map(schema_references)).collect()
         }
-        Value::Array(items) => items.iter().flat_map(references).collect(),
+        Value::Array(items) => items.iter().flat_map(schema_references).collect(),
         _ => Vec::new(),
     }
 }
 
-fn keys(value: &Value) -> BTreeSet<&str> {
+fn key_set(value: &Value) -> BTreeSet<&str> {
     value.as_object().unwrap_or_else(|| panic!("{value}")).keys().map(String::as_str).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_description_says_what_is_served() {
-    let gate = Gate::open("[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n").await;
-    let http = plain();
+async fn openapi_document_describes_served_paths() {
+    let gate = TestGateway::open("[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n").await;
+    let http = http_client();
     let page = http.get(format!("{}/openapi.json", gate.url)).send().await.unwrap().text().await.unwrap();
     let described: Value = serde_json::from_str(&page).unwrap();
-    for to in references(&described) {
+    for to in schema_references(&described) {
         assert!(to.strip_prefix('#').and_then(|at| described.pointer(at)).is_some(), "{to} leads nowhere");
     }
     // Whoever asks for something else is told what there is.
     let lost = http.post(format!("{}/v1/calls/else", gate.url)).json(&json!({})).send().await.unwrap().json::<Value>().await.unwrap();
     let served: BTreeSet<&str> = lost["error"].as_str().unwrap().split_whitespace().filter(|word| word.starts_with("/v1/")).collect();
     assert!(!served.is_empty(), "{lost}");
-    let named: BTreeSet<&str> = keys(&described["paths"]).into_iter().filter(|path| path.starts_with("/v1/")).collect();
+    let named: BTreeSet<&str> = key_set(&described["paths"]).into_iter().filter(|path| path.starts_with("/v1/")).collect();
     assert_eq!(named, served);
     for path in ["/healthz", "/readyz"] {
         let status = http.get(format!("{}{path}", gate.url)).send().await.unwrap().status().as_u16();
@@ -51,7 +51,7 @@ async fn the_description_says_what_is_served() {
     for (path, mut body, either) in [("/v1/calls/check", call, None), ("/v1/calls/report", report, Some("error"))] {
         let post = &described["paths"][path]["post"];
         let taken = &post["requestBody"]["content"]["application/json"]["schema"];
-        assert_eq!(keys(&taken["properties"]), keys(&body), "{path}");
+        assert_eq!(key_set(&taken["properties"]), key_set(&body), "{path}");
         // It came to one of the two.
         if let Some(other) = either {
             body.as_object_mut().unwrap().remove(other);
@@ -60,8 +60,8 @@ async fn the_description_says_what_is_served() {
         assert_eq!(answer.status().as_u16(), 200, "{path}");
         let said: Value = answer.json().await.unwrap();
         let told = &post["responses"]["200"]["content"]["application/json"]["schema"];
-        assert!(keys(&said).is_subset(&keys(&told["properties"])), "{path}: {said}");
+        assert!(key_set(&said).is_subset(&key_set(&told["properties"])), "{path}: {said}");
         assert!(told["required"].as_array().unwrap().iter().all(|key| said.get(key.as_str().unwrap()).is_some()), "{path}: {said}");
     }
-    gate.end().await;
+    gate.shut_down().await;
 }

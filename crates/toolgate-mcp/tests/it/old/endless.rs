@@ -7,48 +7,48 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::{about, answer, listen, request, result, tools};
-use crate::support::{Gate, until};
+use super::{http_response, initialize_result, json_rpc_result, read_request, serve_connections, talk_tool_list};
+use crate::support::{TestGateway, wait_until};
 
 /// What is sent at most: somebody has to stop.
-const MOST: usize = 200 << 20;
+const MAX_SENT_BYTES: usize = 200 << 20;
 
-async fn serve(mut stream: TcpStream, sent: Arc<AtomicUsize>) {
-    let Some((head, asked)) = request(&mut stream).await else { return };
-    let result = |said: Value| result(&asked, said);
+async fn serve_endless_answer(mut stream: TcpStream, sent: Arc<AtomicUsize>) {
+    let Some((head, asked)) = read_request(&mut stream).await else { return };
+    let result = |said: Value| json_rpc_result(&asked, said);
     let begun = match (asked["method"].as_str().unwrap_or_default(), asked.pointer("/params/arguments/how").and_then(Value::as_str)) {
-        ("initialize", _) => result(about()),
+        ("initialize", _) => result(initialize_result()),
         ("ping", _) => result(json!({})),
-        ("tools/list", _) => result(tools()),
+        ("tools/list", _) => result(talk_tool_list()),
         ("tools/call", Some("answer")) => result(json!({"content": [{"type": "text", "text": "done"}]})),
-        ("tools/call", Some("json")) => answer("200 OK", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
-        ("tools/call", Some("event")) => answer("200 OK", "text/event-stream", ": hello\n\ndata: x"),
-        ("tools/call", Some("error")) => answer("500 Oh", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
-        ("tools/call", Some("turned away")) => answer("400 No", "text/html", "<p>"),
-        ("tools/call", Some("not let in")) => answer("401 No", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
-        ("", _) if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-        ("server/discover", _) => answer("404 No", "text/html", "<p>"),
-        _ => answer("202 Accepted", "text/plain", ""),
+        ("tools/call", Some("json")) => http_response("200 OK", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
+        ("tools/call", Some("event")) => http_response("200 OK", "text/event-stream", ": hello\n\ndata: x"),
+        ("tools/call", Some("error")) => http_response("500 Oh", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
+        ("tools/call", Some("turned away")) => http_response("400 No", "text/html", "<p>"),
+        ("tools/call", Some("not let in")) => http_response("401 No", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
+        ("", _) if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
+        ("server/discover", _) => http_response("404 No", "text/html", "<p>"),
+        _ => http_response("202 Accepted", "text/plain", ""),
     };
     if stream.write_all(begun.as_bytes()).await.is_err() || !begun.ends_with(['x', '"', '>']) {
         return;
     }
     let mut total = 0;
-    while total < MOST && stream.write_all(&[b'x'; 1 << 16]).await.is_ok() {
+    while total < MAX_SENT_BYTES && stream.write_all(&[b'x'; 1 << 16]).await.is_ok() {
         total += 1 << 16;
     }
     sent.fetch_max(total, Ordering::SeqCst);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_answer_is_read_without_end() {
+async fn endless_answer_is_cut_off() {
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&sent);
-    let address = listen(move |stream| serve(stream, Arc::clone(&counted))).await;
+    let address = serve_connections(move |stream| serve_endless_answer(stream, Arc::clone(&counted))).await;
     let config = format!(
         "[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n[tools.talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"write\"\npolicy = \"open\"\n"
     );
-    let gate = Gate::open(&config).await;
+    let gate = TestGateway::open(&config).await;
     for (n, (how, code, effects)) in [
         ("answer", "ok", ""),
         // It was asked, it answered, and nobody knows what.
@@ -65,7 +65,7 @@ async fn no_answer_is_read_without_end() {
         let client = gate.client().in_session(&format!("s{n}"));
         let mut said = Value::Null;
         // Whoever has not answered too often is left alone for a moment.
-        until("it is asked", async || {
+        wait_until("it is asked", async || {
             said = client.call("talk", json!({"how": how})).await["_meta"]["toolgate/error"].clone();
             said["code"] != "upstream_unavailable"
         })
@@ -75,30 +75,31 @@ async fn no_answer_is_read_without_end() {
     }
     let most = sent.load(Ordering::SeqCst);
     assert!(most < 64 << 20, "{most} bytes of one answer were read");
-    gate.end().await;
+    gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_of_the_old_transport_ends_too() {
+async fn endless_legacy_sse_event_is_cut_off() {
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&sent);
-    let address = listen(move |mut stream| {
+    let address = serve_connections(move |mut stream| {
         let counted = Arc::clone(&counted);
         async move {
-            let _ = request(&mut stream).await;
-            let begun = answer("200 OK", "text/event-stream", "event: endpoint\ndata: /post\n\ndata: x");
+            let _ = read_request(&mut stream).await;
+            let begun = http_response("200 OK", "text/event-stream", "event: endpoint\ndata: /post\n\ndata: x");
             let _ = stream.write_all(begun.as_bytes()).await;
             let mut total = 0;
-            while total < MOST && stream.write_all(&[b'x'; 1 << 16]).await.is_ok() {
+            while total < MAX_SENT_BYTES && stream.write_all(&[b'x'; 1 << 16]).await.is_ok() {
                 total += 1 << 16;
             }
             counted.fetch_max(total, Ordering::SeqCst);
         }
     })
     .await;
-    let gate = Gate::open(&format!("[upstreams.old]\nurl = \"http://{address}/sse\"\ntransport = \"sse\"\nundeclared = \"read\"\n")).await;
-    until("it was heard", async || sent.load(Ordering::SeqCst) > 0).await;
+    let gate =
+        TestGateway::open(&format!("[upstreams.old]\nurl = \"http://{address}/sse\"\ntransport = \"sse\"\nundeclared = \"read\"\n")).await;
+    wait_until("it was heard", async || sent.load(Ordering::SeqCst) > 0).await;
     let most = sent.load(Ordering::SeqCst);
     assert!(most < 64 << 20, "{most} bytes of one event were read");
-    gate.end().await;
+    gate.shut_down().await;
 }

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 use serde_json::{Value, json};
-use toolgate::{Backtest, Compared, Definition, Failure, ManualClock, Replay, Row, Tool, Toolgate};
+use toolgate::{AgentDefinition, Backtest, Failure, ManualClock, Replay, ReplayComparison, Row, Tool, Toolgate};
 use toolgate_json::Digest;
-use toolgate_store::{Filter, SqliteStore};
+use toolgate_store::{RowFilter, SqliteStore};
 
-use crate::world::{Desk, agent_under, noon, runtime};
+use crate::world::{LedgerFixture, agent_with_rules, noon, runtime};
 
 #[test]
-fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
-    let desk = Desk::new();
+fn replay_repeats_decisions_and_other_rules_change_them() {
+    let desk = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon()));
     runtime().block_on(async {
         let gate = desk.open_at(clock.clone());
@@ -32,11 +32,11 @@ fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
         pay(&session, 50, "e").await;
         drop(gate);
         let ledger = desk.ledger();
-        let rows = ledger.find(&Filter::default()).unwrap();
-        let definition = Definition::parse(&ledger.definition(rows[0].row.config).unwrap().unwrap()).unwrap();
+        let rows = ledger.find(&RowFilter::default()).unwrap();
+        let definition = AgentDefinition::parse(&ledger.definition(rows[0].row.config).unwrap().unwrap()).unwrap();
         let replay = Replay::new([definition.clone().build().unwrap()]).unwrap();
         for entry in &rows {
-            assert_eq!(replay.decide(&entry.row).await, Compared::Same, "{:?}", entry.row);
+            assert_eq!(replay.decide(&entry.row).await, ReplayComparison::Same, "{:?}", entry.row);
         }
         let index = ledger.backtest_places("desk", None, None).unwrap();
         let played = async |rules: &str| {
@@ -56,7 +56,7 @@ fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
                 .unwrap();
             changes
                 .into_iter()
-                .filter(|(_, change)| change.now != Compared::Same)
+                .filter(|(_, change)| change.now != ReplayComparison::Same)
                 .map(|(name, change)| (name, change.now, change.counterfactual))
                 .collect::<Vec<_>>()
         };
@@ -65,19 +65,19 @@ fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
         let stricter = played(&crate::world::RULES.replace("above = 300", "above = 220")).await;
         let told: Vec<(&str, bool)> = stricter.iter().map(|(name, _, counterfactual)| (name.as_str(), *counterfactual)).collect();
         assert_eq!(told, [("a", false), ("c", true)], "{stricter:?}");
-        assert!(matches!(&stricter[0].1, Compared::Differs(toolgate::Ruling::Refused { rule: Some(rule), .. }) if rule == "cap"));
-        assert!(matches!(&stricter[1].1, Compared::Differs(toolgate::Ruling::Admitted)));
+        assert!(matches!(&stricter[0].1, ReplayComparison::Differs(toolgate::AdmissionDecision::Refused { rule: Some(rule), .. }) if rule == "cap"));
+        assert!(matches!(&stricter[1].1, ReplayComparison::Differs(toolgate::AdmissionDecision::Admitted)));
         // A shorter memory lets through what a longer one refused.
         let shorter = played(&crate::world::RULES.replace("24h", "1m")).await;
         assert_eq!(shorter.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), ["c"]);
         // A rule about something that was never asked for cannot be decided by the facts alone, and is by playing.
-        let new = agent_under(
-            &desk.world(),
+        let new = agent_with_rules(
+            &desk.world_path(),
             &format!("{}\n[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"pay\"]\ncalls = 1\n", crate::world::RULES),
         );
         let replay = Replay::new([new]).unwrap();
         let paid = rows.iter().find(|entry| entry.row.arguments["name"] == "b").unwrap();
-        assert!(matches!(replay.decide(&paid.row).await, Compared::Undecidable(_)));
+        assert!(matches!(replay.decide(&paid.row).await, ReplayComparison::Undecidable(_)));
         let few = played(&format!(
             "{}\n[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"pay\"]\ncalls = 0\n",
             crate::world::RULES.replace("max = 500", "max = 5000")
@@ -88,8 +88,8 @@ fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
 }
 
 #[test]
-fn many_may_look_back_at_once() {
-    let desk = Desk::new();
+fn several_replays_run_at_once() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
         let gate = desk.open();
         let session = gate.session("desk", "alice", "s");
@@ -97,14 +97,14 @@ fn many_may_look_back_at_once() {
             session.call("look", json!({"customer": "C-1"})).await;
             session.call("pay", json!({"customer": "C-1", "amount": amount, "name": "x"})).await;
         }
-        let rows = desk.ledger().find(&Filter::default()).unwrap();
-        let replay = Arc::new(Replay::of(&gate).unwrap());
+        let rows = desk.ledger().find(&RowFilter::default()).unwrap();
+        let replay = Arc::new(Replay::from_toolgate(&gate).unwrap());
         let tasks = (0..4).map(|_| {
             let (replay, rows) = (Arc::clone(&replay), rows.clone());
             tokio::spawn(async move {
                 for _ in 0..50 {
                     for entry in &rows {
-                        assert_eq!(replay.decide(&entry.row).await, Compared::Same);
+                        assert_eq!(replay.decide(&entry.row).await, ReplayComparison::Same);
                     }
                 }
             })
@@ -116,8 +116,8 @@ fn many_may_look_back_at_once() {
 }
 
 #[test]
-fn the_same_rules_on_the_same_traffic_change_nothing() {
-    let desk = Desk::new();
+fn backtest_with_same_rules_changes_nothing() {
+    let desk = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon()));
     let slow = Arc::new(std::sync::atomic::AtomicBool::new(true));
     let agent = move || {
@@ -127,7 +127,7 @@ fn the_same_rules_on_the_same_traffic_change_nothing() {
             let offline = offline.swap(false, std::sync::atomic::Ordering::SeqCst);
             async move {
                 if offline {
-                    Err(Failure::transient("offline", "offline").effects(toolgate::Effects::None).retry_after_ms(60_000))
+                    Err(Failure::transient("offline", "offline").effects(toolgate::CallEffects::None).retry_after_ms(60_000))
                 } else {
                     Ok(json!({"paid": true}))
                 }
@@ -139,17 +139,17 @@ fn the_same_rules_on_the_same_traffic_change_nothing() {
             if args["n"] == 404 { Err(Failure::http(404, "not found")) } else { Ok(json!({"ok": true})) }
         })
         .effect(toolgate::Effect::Read)
-        .empty_on(404);
+        .empty_on_status(404);
         let rules = "[[policy]]\nname = \"sum\"\nrule = \"limit\"\ntools = [\"pay\"]\nsum = \"/amount\"\nmax = 500\nper = \"principal\"\nwithin = \"24h\"\n[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
         toolgate::Agent::builder("desk")
             .tool(pay)
             .tool(look)
-            .rules(toolgate::policy::source::Rules::parse("r.toml", rules))
+            .rules(toolgate::policy::source::RuleSet::parse("r.toml", rules))
             .build()
             .unwrap()
     };
     runtime().block_on(async {
-        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
         let gate = Toolgate::builder().agent(agent()).store(store).clock(clock.clone()).build().unwrap();
         let session = gate.session("desk", "alice", "s");
         let pay = async |amount: u32| {
@@ -180,17 +180,17 @@ fn the_same_rules_on_the_same_traffic_change_nothing() {
             })
             .await
             .unwrap();
-        assert!(said.iter().all(|(_, now, _)| *now == Compared::Same), "{said:#?}");
+        assert!(said.iter().all(|(_, now, _)| *now == ReplayComparison::Same), "{said:#?}");
         assert!(said.len() >= 11);
     });
 }
 
 /// What would not be decided the same, of all that the desk has recorded: the payment's name, and what it comes to.
-async fn tried(
-    desk: &Desk,
+async fn backtest_changes(
+    desk: &LedgerFixture,
     agents: impl FnMut(Digest) -> Result<(toolgate::Agent, toolgate::Agent), String> + 'static,
     read: impl Fn(Row) -> Row,
-) -> Vec<(String, Compared)> {
+) -> Vec<(String, ReplayComparison)> {
     let ledger = desk.ledger();
     let index = ledger.backtest_places("desk", None, None).unwrap();
     let mut said = Vec::new();
@@ -202,14 +202,14 @@ async fn tried(
         })
         .await
         .unwrap();
-    said.retain(|(_, now)| *now != Compared::Same);
+    said.retain(|(_, now)| *now != ReplayComparison::Same);
     said
 }
 
 #[test]
-fn what_was_known_by_its_key_is_decided_under_other_rules_too() {
-    use toolgate::policy::{RecallFact, RecalledBy};
-    let desk = Desk::new();
+fn backtest_covers_calls_replayed_by_key() {
+    use toolgate::policy::{DedupKeyKind, PriorCallFact};
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
         let gate = desk.open();
         let session = gate.session("desk", "alice", "s");
@@ -219,37 +219,40 @@ fn what_was_known_by_its_key_is_decided_under_other_rules_too() {
             gate.call(session.prepare("pay", pay).idempotency_key(name)).await;
         }
         drop(gate);
-        let rows = desk.ledger().find(&Filter::default()).unwrap();
+        let rows = desk.ledger().find(&RowFilter::default()).unwrap();
         let known: Vec<_> = rows.iter().filter_map(|entry| Some((entry.row.facts.recalled?, entry.row.facts.recalled_by?))).collect();
-        let by_key = |fact| (fact, RecalledBy::Key);
-        assert_eq!(known, [by_key(RecallFact::Settled), by_key(RecallFact::KeyReused), by_key(RecallFact::Settled)]);
+        let by_key = |fact| (fact, DedupKeyKind::Key);
+        assert_eq!(known, [by_key(PriorCallFact::Settled), by_key(PriorCallFact::KeyReused), by_key(PriorCallFact::Settled)]);
         let under = |rules: String| {
-            let world = desk.world();
-            move |_: Digest| Ok((agent_under(&world, crate::world::RULES), agent_under(&world, &rules)))
+            let world = desk.world_path();
+            move |_: Digest| Ok((agent_with_rules(&world, crate::world::RULES), agent_with_rules(&world, &rules)))
         };
-        assert_eq!(tried(&desk, under(crate::world::RULES.to_owned()), |row| row).await, []);
+        assert_eq!(backtest_changes(&desk, under(crate::world::RULES.to_owned()), |row| row).await, []);
         // What is refused now cannot be repeated; what came before it can.
-        let said = tried(&desk, under(crate::world::RULES.replace("above = 300", "above = 220")), |row| row).await;
-        assert!(matches!(&said[..], [(a, Compared::Differs(_)), (b, Compared::Undecidable(_))] if a == "b" && b == "b"), "{said:?}");
+        let said = backtest_changes(&desk, under(crate::world::RULES.replace("above = 300", "above = 220")), |row| row).await;
+        assert!(
+            matches!(&said[..], [(a, ReplayComparison::Differs(_)), (b, ReplayComparison::Undecidable(_))] if a == "b" && b == "b"),
+            "{said:?}"
+        );
         // Rows of a time when none said it.
         let old = |mut row: Row| {
             row.facts.recalled_by = None;
             row
         };
-        let said = tried(&desk, under(crate::world::RULES.to_owned()), old).await;
-        assert!(said.len() == 3 && said.iter().all(|(_, now)| matches!(now, Compared::Undecidable(_))), "{said:?}");
+        let said = backtest_changes(&desk, under(crate::world::RULES.to_owned()), old).await;
+        assert!(said.len() == 3 && said.iter().all(|(_, now)| matches!(now, ReplayComparison::Undecidable(_))), "{said:?}");
     });
 }
 
 #[test]
-fn what_a_person_refused_is_let_through_where_nobody_asks() {
-    const ASK: &str =
+fn backtest_without_ask_rule_allows_refused_approval() {
+    const APPROVAL_RULE: &str =
         "\n[[policy]]\nname = \"large\"\nrule = \"ask\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 150 }]\n";
-    let desk = Desk::new();
-    let asking = format!("{}{ASK}", crate::world::RULES);
+    let desk = LedgerFixture::new();
+    let asking = format!("{}{APPROVAL_RULE}", crate::world::RULES);
     runtime().block_on(async {
-        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
-        let gate = Toolgate::builder().agent(agent_under(&desk.world(), &asking)).store(store).build().unwrap();
+        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+        let gate = Toolgate::builder().agent(agent_with_rules(&desk.world_path(), &asking)).store(store).build().unwrap();
         let session = gate.session("desk", "alice", "s");
         session.call("look", json!({"customer": "C-1"})).await;
         let pay = async || {
@@ -261,59 +264,63 @@ fn what_a_person_refused_is_let_through_where_nobody_asks() {
         assert_eq!(pay().await.code, "approval_denied");
         drop(gate);
         let under = |rules: &str| {
-            let (world, then, now) = (desk.world(), asking.clone(), rules.to_owned());
-            move |_: Digest| Ok((agent_under(&world, &then), agent_under(&world, &now)))
+            let (world, then, now) = (desk.world_path(), asking.clone(), rules.to_owned());
+            move |_: Digest| Ok((agent_with_rules(&world, &then), agent_with_rules(&world, &now)))
         };
-        assert_eq!(tried(&desk, under(&asking), |row| row).await, []);
-        let said = tried(&desk, under(crate::world::RULES), |row| row).await;
-        let through = |now: &Compared| *now == Compared::Differs(toolgate::Ruling::Admitted);
+        assert_eq!(backtest_changes(&desk, under(&asking), |row| row).await, []);
+        let said = backtest_changes(&desk, under(crate::world::RULES), |row| row).await;
+        let through = |now: &ReplayComparison| *now == ReplayComparison::Differs(toolgate::AdmissionDecision::Admitted);
         assert!(said.len() == 2 && said.iter().all(|(_, now)| through(now)), "{said:?}");
     });
 }
 
 #[test]
-fn what_a_tool_would_know_again_is_not_taken_for_a_new_call() {
-    const LOOKED: &str = "[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
-    const CAP: &str = "[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 300 }]\n";
-    let desk = Desk::new();
+fn backtest_of_replayed_once_call_is_undecidable() {
+    const REQUIRE_LOOK_RULE: &str = "[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
+    const CAP_RULE: &str =
+        "[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 300 }]\n";
+    let desk = LedgerFixture::new();
     let agent = |rules: &str| {
         let schema = || json!({"type": "object", "properties": {"name": {"type": "string"}, "amount": {"type": "number"}}});
         let pay = Tool::dynamic("pay", "Pays.", schema(), |_, _| async { Ok(json!({"paid": true})) }).once();
         let look = Tool::dynamic("look", "Looks.", schema(), |_, _| async { Ok(json!({})) }).effect(toolgate::Effect::Read);
-        let rules = toolgate::policy::source::Rules::parse("r.toml", rules);
+        let rules = toolgate::policy::source::RuleSet::parse("r.toml", rules);
         toolgate::Agent::builder("desk").tool(pay).tool(look).rules(rules).build().unwrap()
     };
     runtime().block_on(async {
-        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
-        let gate = Toolgate::builder().agent(agent(LOOKED)).store(store).build().unwrap();
+        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+        let gate = Toolgate::builder().agent(agent(REQUIRE_LOOK_RULE)).store(store).build().unwrap();
         let session = gate.session("desk", "alice", "s");
         let pay = async || session.call("pay", json!({"name": "a", "amount": 1})).await;
         assert_eq!(pay().await.rule.as_deref(), Some("looked"));
         session.call("look", json!({})).await;
         assert!(pay().await.outcome.success().is_some());
         drop(gate);
-        let said = tried(&desk, move |_| Ok((agent(LOOKED), agent(CAP))), |row| row).await;
-        assert!(matches!(&said[..], [(_, Compared::Differs(_)), (_, Compared::Undecidable(why))] if why.contains("once")), "{said:?}");
+        let said = backtest_changes(&desk, move |_| Ok((agent(REQUIRE_LOOK_RULE), agent(CAP_RULE))), |row| row).await;
+        assert!(
+            matches!(&said[..], [(_, ReplayComparison::Differs(_)), (_, ReplayComparison::Undecidable(why))] if why.contains("once")),
+            "{said:?}"
+        );
     });
 }
 
 #[test]
-fn what_hangs_on_a_redacted_value_is_undecidable() {
-    let desk = Desk::new();
+fn rule_on_redacted_value_is_undecidable() {
+    let desk = LedgerFixture::new();
     let rules = "[[policy]]\nname = \"card\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/card\", glob = \"4*\" }]\n";
     let free = "[[policy]]\nname = \"card\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 500 }]\n";
     runtime().block_on(async {
         let gate = |rules: &str| {
-            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
-            Toolgate::builder().agent(agent_under(&desk.world(), rules)).store(store).build().unwrap()
+            let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+            Toolgate::builder().agent(agent_with_rules(&desk.world_path(), rules)).store(store).build().unwrap()
         };
         let pay = json!({"customer": "C-1", "amount": 10, "card": "5111", "name": "x"});
         gate(rules).session("desk", "alice", "s").call("pay", pay.clone()).await;
         gate(free).session("desk", "alice", "t").call("pay", pay).await;
-        let rows = desk.ledger().find(&Filter::default()).unwrap();
-        let replay = |rules: &str| Replay::new([agent_under(&desk.world(), rules)]).unwrap();
+        let rows = desk.ledger().find(&RowFilter::default()).unwrap();
+        let replay = |rules: &str| Replay::new([agent_with_rules(&desk.world_path(), rules)]).unwrap();
         let said = replay(rules).decide(&rows[0].row).await;
-        assert!(matches!(&said, Compared::Undecidable(why) if why.contains("/card")), "{said:?}");
-        assert_eq!(replay(free).decide(&rows[1].row).await, Compared::Same, "what no rule looks at does not matter");
+        assert!(matches!(&said, ReplayComparison::Undecidable(why) if why.contains("/card")), "{said:?}");
+        assert_eq!(replay(free).decide(&rows[1].row).await, ReplayComparison::Same, "what no rule looks at does not matter");
     });
 }

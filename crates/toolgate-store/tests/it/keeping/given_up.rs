@@ -7,21 +7,21 @@ use serde_json::json;
 use toolgate::{ManualClock, Outcome, Tool, Toolgate};
 use toolgate_store::SqliteStore;
 
-use crate::world::{Desk, noon, runtime};
+use crate::world::{LedgerFixture, noon, runtime};
 
-const LONG: std::time::Duration = std::time::Duration::from_secs(60);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Waits for the calls that are pending once the threads of their processes have let go.
-async fn are_given_up(gate: &Toolgate, calls: usize) {
+async fn wait_for_pending_calls(gate: &Toolgate, calls: usize) {
     let begun = std::time::Instant::now();
-    while gate.pending_calls().await.unwrap().len() < calls && begun.elapsed() < LONG {
+    while gate.pending_calls().await.unwrap().len() < calls && begun.elapsed() < TEST_TIMEOUT {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
     assert_eq!(gate.pending_calls().await.unwrap().len(), calls);
 }
 
 #[test]
-fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
+fn abandoned_call_revokes_evidence() {
     let directory = tempfile::tempdir().unwrap();
     let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
     let started = Arc::new(tokio::sync::Notify::new());
@@ -66,19 +66,19 @@ fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
     dying.block_on(async {
         let gate = open();
         tokio::spawn(async move { gate.session("a", "al", "s").call("end", json!({})).await });
-        tokio::time::timeout(LONG, started.notified()).await.unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, started.notified()).await.unwrap();
     });
     dying.shutdown_background();
     runtime().block_on(async {
         let gate = open();
-        are_given_up(&gate, 1).await;
+        wait_for_pending_calls(&gate, 1).await;
         assert_eq!(act(&gate, 4).await.as_deref(), Some("prerequisite_missing"));
     });
 }
 
 #[test]
-fn what_is_under_way_holds_its_share_also_when_its_window_has_passed() {
-    let desk = Desk::new();
+fn running_call_keeps_reservation_after_window() {
+    let desk = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon()));
     let (started, end) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
     let (begun, told) = (Arc::clone(&started), Arc::clone(&end));
@@ -92,9 +92,9 @@ fn what_is_under_way_holds_its_share_also_when_its_window_has_passed() {
             Ok(json!({}))
         }
     });
-    let limit = toolgate::policy::Limit::calls("two", ["wait"], 2).per(toolgate::policy::Per::Principal);
-    let agent = toolgate::Agent::builder("a").tool(wait.timeout(LONG)).policy(limit.within(SignedDuration::from_mins(1)));
-    let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+    let limit = toolgate::policy::Limit::calls("two", ["wait"], 2).per(toolgate::policy::LimitOwner::Principal);
+    let agent = toolgate::Agent::builder("a").tool(wait.timeout(TEST_TIMEOUT)).policy(limit.within(SignedDuration::from_mins(1)));
+    let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
     let gate = Toolgate::builder().agent(agent.build().unwrap()).store(store).clock(clock.clone()).build().unwrap();
     runtime().block_on(async {
         let call = async |n: u32| {
@@ -105,7 +105,7 @@ fn what_is_under_way_holds_its_share_also_when_its_window_has_passed() {
             let gate = gate.clone();
             async move { gate.session("a", "al", "1").call("wait", json!({"n": 1})).await }
         });
-        tokio::time::timeout(LONG, started.notified()).await.unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, started.notified()).await.unwrap();
         assert_eq!(call(2).await, None);
         // What has ended has left the window by now, and what is under way has not.
         clock.advance(SignedDuration::from_mins(2));
@@ -119,7 +119,7 @@ fn what_is_under_way_holds_its_share_also_when_its_window_has_passed() {
 }
 
 #[test]
-fn a_call_that_ends_its_own_process_is_seen_to_be_repeated() {
+fn repeated_crashing_call_is_a_loop() {
     let directory = tempfile::tempdir().unwrap();
     let started = Arc::new(tokio::sync::Notify::new());
     let open = || {
@@ -139,22 +139,22 @@ fn a_call_that_ends_its_own_process_is_seen_to_be_repeated() {
         let dying = runtime();
         dying.block_on(async {
             let gate = open();
-            are_given_up(&gate, before).await;
+            wait_for_pending_calls(&gate, before).await;
             tokio::spawn(async move { gate.session("a", "al", "s").call("hang", json!({})).await });
-            tokio::time::timeout(LONG, started.notified()).await.unwrap();
+            tokio::time::timeout(TEST_TIMEOUT, started.notified()).await.unwrap();
         });
         dying.shutdown_background();
     }
     runtime().block_on(async {
         let gate = open();
-        are_given_up(&gate, 2).await;
+        wait_for_pending_calls(&gate, 2).await;
         let third = gate.session("a", "al", "s").call("hang", json!({})).await;
         assert_eq!(third.outcome.error().map(|error| error.code.to_string()).as_deref(), Some("loop_detected"));
     });
 }
 
 #[test]
-fn a_call_that_nobody_ended_may_have_written() {
+fn abandoned_call_counts_as_write() {
     let directory = tempfile::tempdir().unwrap();
     let started = Arc::new(tokio::sync::Notify::new());
     let open = || {
@@ -182,12 +182,12 @@ fn a_call_that_nobody_ended_may_have_written() {
     dying.block_on(async {
         let gate = open();
         tokio::spawn(async move { gate.session("a", "al", "s").call("hang", json!({"id": "7"})).await });
-        tokio::time::timeout(LONG, started.notified()).await.unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, started.notified()).await.unwrap();
     });
     dying.shutdown_background();
     runtime().block_on(async {
         let gate = open();
-        are_given_up(&gate, 1).await;
+        wait_for_pending_calls(&gate, 1).await;
         for (id, believed) in [("7", false), ("8", true)] {
             let session = gate.session("a", "al", id);
             session.call("read", json!({ "id": id })).await;
@@ -198,28 +198,28 @@ fn a_call_that_nobody_ended_may_have_written() {
 }
 
 /// A gate with one tool, which its client runs.
-fn run_outside(desk: &Desk, clock: &Arc<ManualClock>) -> Toolgate {
+fn gate_with_external_tool(desk: &LedgerFixture, clock: &Arc<ManualClock>) -> Toolgate {
     let agent = toolgate::Agent::builder("a").tool(Tool::external("run", "Runs.", None).open()).build().unwrap();
-    let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+    let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
     Toolgate::builder().agent(agent).store(store).clock(clock.clone()).build().unwrap()
 }
 
 #[test]
-fn a_pass_ends_with_its_call_and_hides_no_other_of_the_same_name() {
-    let desk = Desk::new();
+fn settled_deferred_call_hides_no_other_of_same_client_id() {
+    let desk = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon()));
     runtime().block_on(async {
-        let gate = run_outside(&desk, &clock);
+        let gate = gate_with_external_tool(&desk, &clock);
         let session = gate.session("a", "al", "s");
         let call = |n: u32| session.prepare("run", json!({"n": n})).client_id("c").idempotency_key(n.to_string());
         let _ = gate.admit(call(1)).await.unwrap();
         let newer = gate.admit(call(2)).await.unwrap().call;
         clock.advance(SignedDuration::from_hours(25));
         assert_eq!(gate.pending_calls().await.unwrap().len(), 2);
-        let done = Outcome::Success(toolgate::Output::of(json!("done")));
+        let done = Outcome::Success(toolgate::CallOutput::from_value(json!("done")));
         assert!(gate.settle_pending(newer, Some(done), "eve").await.unwrap());
         let kept = "SELECT count(*) FROM claims WHERE pass IS NOT NULL";
-        let kept: i64 = rusqlite::Connection::open(desk.path()).unwrap().query_row(kept, [], |row| row.get(0)).unwrap();
+        let kept: i64 = rusqlite::Connection::open(desk.ledger_path()).unwrap().query_row(kept, [], |row| row.get(0)).unwrap();
         assert_eq!(kept, 1, "nobody needs the other any more");
         let late = gate.report(call(1), Ok(json!({}))).await;
         assert_eq!(late.outcome.error().map(|error| error.code.to_string()), None);
@@ -228,11 +228,11 @@ fn a_pass_ends_with_its_call_and_hides_no_other_of_the_same_name() {
 }
 
 #[test]
-fn a_session_that_ends_keeps_no_pass_of_what_was_given_up_before() {
-    let desk = Desk::new();
+fn closed_session_drops_abandoned_deferred_calls() {
+    let desk = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon()));
     runtime().block_on(async {
-        let gate = run_outside(&desk, &clock);
+        let gate = gate_with_external_tool(&desk, &clock);
         let session = gate.session("a", "al", "s");
         let call = || session.prepare("run", json!({})).client_id("c");
         let _ = gate.admit(call()).await.unwrap();

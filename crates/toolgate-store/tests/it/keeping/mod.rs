@@ -8,20 +8,20 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
-use toolgate::{Decision, Failure, ManualClock, Outcome, Reconcile, Reconciled, Tool, Toolgate};
-use toolgate_store::{Filter, Ledger, SqliteStore, Trust, check_receipt};
+use toolgate::{Decision, Failure, ManualClock, Outcome, ReconcileOutcome, ReconcileSpec, Tool, Toolgate};
+use toolgate_store::{Ledger, RowFilter, SqliteStore, TrustRoots, check_receipt};
 
-use crate::world::{Desk, noon, runtime};
+use crate::world::{LedgerFixture, noon, runtime};
 
-fn bytes_of(desk: &Desk) -> Vec<u8> {
-    fn all(path: &std::path::Path, into: &mut Vec<u8>) {
+fn all_bytes(desk: &LedgerFixture) -> Vec<u8> {
+    fn collect_bytes(path: &std::path::Path, into: &mut Vec<u8>) {
         for entry in std::fs::read_dir(path).unwrap() {
             let path = entry.unwrap().path();
-            if path.is_dir() { all(&path, into) } else { into.extend(std::fs::read(path).unwrap()) }
+            if path.is_dir() { collect_bytes(&path, into) } else { into.extend(std::fs::read(path).unwrap()) }
         }
     }
     let mut bytes = Vec::new();
-    all(desk.directory.path(), &mut bytes);
+    collect_bytes(desk.directory.path(), &mut bytes);
     bytes
 }
 
@@ -30,8 +30,8 @@ fn contains(bytes: &[u8], text: &str) -> bool {
 }
 
 #[test]
-fn what_is_old_goes_and_what_is_left_holds() {
-    let desk = Desk::new();
+fn prune_removes_old_rows_and_keeps_chain_valid() {
+    let desk = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon() - SignedDuration::from_hours(24 * 200)));
     runtime().block_on(async {
         let gate = desk.open_at(clock.clone());
@@ -48,12 +48,12 @@ fn what_is_old_goes_and_what_is_left_holds() {
         clock.set(noon() - SignedDuration::from_hours(1));
         pay("both", "p3").await;
         pay("new", "p4").await;
-        let everything = desk.ledger().count(&Filter::default()).unwrap();
+        let everything = desk.ledger().count(&RowFilter::default()).unwrap();
         assert_eq!(everything, 9);
-        let store = SqliteStore::open(desk.path()).unwrap();
+        let store = SqliteStore::open(desk.ledger_path()).unwrap();
         let nothing = store.prune(Timestamp::MIN, Timestamp::MIN).await.unwrap();
         assert_eq!((nothing.rows, nothing.sealed), (0, 0), "to keep for ever is to keep");
-        assert!(contains(&bytes_of(&desk), "only_in_its_row"));
+        assert!(contains(&all_bytes(&desk), "only_in_its_row"));
         let gone = store.prune(noon() - SignedDuration::from_hours(24 * 90), noon() - SignedDuration::from_hours(24 * 30)).await.unwrap();
         assert_eq!((gone.rows, gone.sealed), (5, 2));
         // A second payment under an old name is still no second payment, though its result is not kept.
@@ -61,7 +61,7 @@ fn what_is_old_goes_and_what_is_left_holds() {
         assert_eq!(again.outcome.error().unwrap().code, "duplicate_call");
         let call = gate.session("desk", "alice", "new").prepare("pay", json!({"customer": "C-1", "amount": 200, "name": "p1"}));
         let why = gate.explain(&call.idempotency_key("p1")).await;
-        assert!(matches!(&why.would, toolgate::Would::Refuse(error) if error.code == "duplicate_call"), "{why}");
+        assert!(matches!(&why.would, toolgate::PredictedOutcome::Refuse(error) if error.code == "duplicate_call"), "{why}");
         // What was proved and what was spent stays.
         let state = gate.session("desk", "alice", "old").state().await.unwrap();
         assert!(!state.evidence.is_empty());
@@ -70,10 +70,10 @@ fn what_is_old_goes_and_what_is_left_holds() {
     });
     let verified = desk.verify();
     assert_eq!((verified.pruned, verified.rows), (5, 8));
-    assert!(!contains(&bytes_of(&desk), "only_in_its_row"), "what is gone is not to be read in free pages");
+    assert!(!contains(&all_bytes(&desk), "only_in_its_row"), "what is gone is not to be read in free pages");
     // All of it may go.
     runtime().block_on(async {
-        let store = SqliteStore::open(desk.path()).unwrap();
+        let store = SqliteStore::open(desk.ledger_path()).unwrap();
         store.prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::now()).await.unwrap();
     });
     assert_eq!((desk.verify().pruned, desk.verify().rows), (13, 0));
@@ -85,8 +85,8 @@ fn what_is_old_goes_and_what_is_left_holds() {
 }
 
 #[test]
-fn what_a_call_asked_for_goes_with_its_row() {
-    let desk = Desk::new();
+fn prune_removes_arguments_of_call() {
+    let desk = LedgerFixture::new();
     // Long enough to fill pages of its own, and what no evidence is about.
     let note = "only_in_its_row".repeat(500);
     runtime().block_on(async {
@@ -96,37 +96,37 @@ fn what_a_call_asked_for_goes_with_its_row() {
         let paid = session.call("pay", json!({"customer": "C-1", "amount": 100, "note": note})).await;
         assert!(paid.outcome.success().is_some(), "{paid:?}");
     });
-    let is_there = || contains(&std::fs::read(desk.path()).unwrap(), "only_in_its_row");
+    let is_there = || contains(&std::fs::read(desk.ledger_path()).unwrap(), "only_in_its_row");
     assert!(is_there());
     runtime().block_on(async {
-        let store = SqliteStore::open(desk.path()).unwrap();
+        let store = SqliteStore::open(desk.ledger_path()).unwrap();
         store.prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::now()).await.unwrap();
     });
     assert!(!is_there(), "nor what its claim said of it while it ran");
 }
 
 #[test]
-fn what_rows_are_found_by_goes_with_them_also_where_one_cannot_be_read() {
-    let desk = Desk::new();
+fn prune_removes_entities_of_unreadable_rows() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
         let gate = desk.open();
         for customer in ["C-1", "C-2", "C-1"] {
             gate.session("desk", "alice", "s").call("look", json!({"customer": customer})).await;
         }
     });
-    let sql = rusqlite::Connection::open(desk.path()).unwrap();
+    let sql = rusqlite::Connection::open(desk.ledger_path()).unwrap();
     let about = || sql.query_row("SELECT count(*) FROM entities", [], |row| row.get::<_, i64>(0)).unwrap();
     assert_eq!(about(), 3);
     sql.execute("UPDATE ledger SET body = 'odd' WHERE seq = 2", []).unwrap();
     runtime().block_on(async {
-        let store = SqliteStore::open(desk.path()).unwrap();
+        let store = SqliteStore::open(desk.ledger_path()).unwrap();
         assert_eq!(store.prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::MIN).await.unwrap().rows, 3);
     });
     assert_eq!(about(), 0);
 }
 
 #[test]
-fn an_entity_that_is_no_text_is_found_by_how_it_is_written() {
+fn entity_of_any_json_type_is_found_by_its_text() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
     let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"ok": {}}}), |_, _| async { Ok(json!(1)) });
@@ -139,19 +139,19 @@ fn an_entity_that_is_no_text_is_found_by_how_it_is_written() {
     });
     let ledger = Ledger::open(&path).unwrap();
     for (text, count) in [("true", 1), ("false", 1), ("7", 1), ("x", 1), ("nothing", 0)] {
-        let about = Filter { entity: Some(("ok".to_owned(), text.into())), ..Filter::default() };
+        let about = RowFilter { entity: Some(("ok".to_owned(), text.into())), ..RowFilter::default() };
         assert_eq!(ledger.count(&about).unwrap(), count, "{text}");
     }
 }
 
 #[test]
-fn a_key_can_be_changed_and_the_old_one_is_still_believed() {
-    let desk = Desk::new();
+fn signatures_of_old_key_stay_valid_after_rotation() {
+    let desk = LedgerFixture::new();
     let (first, second, receipt) = runtime().block_on(async {
         let gate = desk.open();
         let session = gate.session("desk", "alice", "s");
         let answer = session.call("look", json!({"customer": "C-1"})).await;
-        let other = SqliteStore::open(desk.path()).unwrap();
+        let other = SqliteStore::open(desk.ledger_path()).unwrap();
         let first = other.public_key();
         let second = other.rotate_key().await.unwrap();
         drop(other);
@@ -164,34 +164,34 @@ fn a_key_can_be_changed_and_the_old_one_is_still_believed() {
     let verified = desk.verify();
     assert_eq!(verified.signed_to, 2);
     for key in [&first, &second] {
-        let elsewhere = Ledger::open_with_state_dir(desk.path(), std::path::Path::new("/nowhere")).unwrap();
-        elsewhere.verify(&Trust { key: Some(key.to_string()), anchor: None }, |_| ()).unwrap();
+        let elsewhere = Ledger::open_with_state_dir(desk.ledger_path(), std::path::Path::new("/nowhere")).unwrap();
+        elsewhere.verify(&TrustRoots { key: Some(key.to_string()), anchor: None }, |_| ()).unwrap();
     }
-    let elsewhere = Ledger::open_with_state_dir(desk.path(), std::path::Path::new("/nowhere")).unwrap();
-    assert!(elsewhere.verify(&Trust { key: Some("11".repeat(32)), anchor: None }, |_| ()).is_err());
+    let elsewhere = Ledger::open_with_state_dir(desk.ledger_path(), std::path::Path::new("/nowhere")).unwrap();
+    assert!(elsewhere.verify(&TrustRoots { key: Some("11".repeat(32)), anchor: None }, |_| ()).is_err());
 }
 
 #[test]
-fn a_rotation_that_is_undone_is_found() {
-    let desk = Desk::new();
-    let look = |desk: &Desk, n: u32| {
+fn undone_key_rotation_is_detected() {
+    let desk = LedgerFixture::new();
+    let look = |desk: &LedgerFixture, n: u32| {
         let call = async { desk.open().session("desk", "alice", "s").call("look", json!({"customer": format!("C-{n}")})).await };
         runtime().block_on(call);
     };
-    let rotate = || runtime().block_on(async { SqliteStore::open(desk.path()).unwrap().rotate_key().await.unwrap() });
+    let rotate = || runtime().block_on(async { SqliteStore::open(desk.ledger_path()).unwrap().rotate_key().await.unwrap() });
     look(&desk, 1);
     let first = desk.verify().keys.remove(0);
     let (second, third) = (rotate(), rotate());
     look(&desk, 2);
     desk.verify();
     // What a pruning leaves is in order as well.
-    let pruned = async { SqliteStore::open(desk.path()).unwrap().prune(Timestamp::now(), Timestamp::MIN).await.unwrap().rows };
+    let pruned = async { SqliteStore::open(desk.ledger_path()).unwrap().prune(Timestamp::now(), Timestamp::MIN).await.unwrap().rows };
     assert_eq!(runtime().block_on(pruned), 2);
     desk.verify();
-    let flaw = |desk: &Desk| desk.ledger().verify(&Trust::default(), |_| ()).unwrap_err().to_string();
+    let flaw = |desk: &LedgerFixture| desk.ledger().verify(&TrustRoots::default(), |_| ()).unwrap_err().to_string();
     for key in [&*first, &*second] {
         let copy = desk.copy();
-        let sql = rusqlite::Connection::open(copy.path()).unwrap();
+        let sql = rusqlite::Connection::open(copy.ledger_path()).unwrap();
         sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [key]).unwrap();
         let found = flaw(&copy);
         assert!(found.starts_with(&format!("the next signature would use {key}, but {third} is current")), "{found}");
@@ -205,13 +205,13 @@ fn a_rotation_that_is_undone_is_found() {
 
 /// A key that cannot be read for a while keeps nobody from being signed later, though nobody calls any more.
 #[test]
-fn what_could_not_be_signed_is_signed_later() {
-    let desk = Desk::new();
+fn missing_signature_is_added_later() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
         let gate = desk.open();
         let session = gate.session("desk", "alice", "s");
         session.call("look", json!({"customer": "C-1"})).await;
-        let other = SqliteStore::open(desk.path()).unwrap();
+        let other = SqliteStore::open(desk.ledger_path()).unwrap();
         let key = other.rotate_key().await.unwrap();
         drop(other);
         let file = desk.directory.path().join(format!("ledger.db.state/keys/sign-{}.key", &key.get(..16).unwrap()));
@@ -234,16 +234,16 @@ fn what_could_not_be_signed_is_signed_later() {
 }
 
 #[test]
-fn a_configuration_that_comes_after_its_row_is_kept_all_the_same() {
-    let desk = Desk::new();
+fn definition_can_arrive_after_its_row() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
-        let elsewhere = Desk::new();
+        let elsewhere = LedgerFixture::new();
         let session = elsewhere.open().session("desk", "alice", "s");
         session.call("look", json!({"customer": "C-1"})).await;
         let row = session.rows().await.unwrap().remove(0);
-        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
-        toolgate::Store::take_in(&*store, row).await.unwrap();
-        let agent = crate::world::agent(&desk.world());
+        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+        toolgate::Store::append_spooled(&*store, row).await.unwrap();
+        let agent = crate::world::default_agent(&desk.world_path());
         let gate = Toolgate::builder().agent(agent).store(store).build().unwrap();
         gate.session("desk", "alice", "s").call("look", json!({"customer": "C-2"})).await;
     });
@@ -251,28 +251,28 @@ fn a_configuration_that_comes_after_its_row_is_kept_all_the_same() {
 }
 
 #[test]
-fn a_definition_that_does_not_fit_is_put_right_by_whoever_knows_it() {
-    let desk = Desk::new();
+fn damaged_definition_is_repaired_by_its_agent() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async { desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await });
     for body in ["", "{}"] {
-        let changed = rusqlite::Connection::open(desk.path()).unwrap().execute("UPDATE configs SET body = ?1", [body]).unwrap();
+        let changed = rusqlite::Connection::open(desk.ledger_path()).unwrap().execute("UPDATE configs SET body = ?1", [body]).unwrap();
         assert_eq!(changed, 1);
-        assert!(desk.ledger().verify(&Trust::default(), |_| ()).is_err());
+        assert!(desk.ledger().verify(&TrustRoots::default(), |_| ()).is_err());
         runtime().block_on(async { desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await });
         desk.verify();
     }
 }
 
 #[test]
-fn a_kill_switch_holds_at_once_in_every_process() {
-    let desk = Desk::new();
+fn pause_applies_to_every_process_at_once() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
         let gate = desk.open();
         let session = gate.session("desk", "alice", "s");
-        let other = SqliteStore::open(desk.path()).unwrap();
+        let other = SqliteStore::open(desk.ledger_path()).unwrap();
         for n in 0..20 {
             assert!(session.call("look", json!({"customer": format!("C-{n}")})).await.outcome.success().is_some());
-            let target = toolgate::store::Target::Tool("look".into());
+            let target = toolgate::store::PauseTarget::Tool("look".into());
             toolgate::Store::set_pause(&other, target.clone(), Some("stop".to_owned())).await.unwrap();
             assert_eq!(session.call("look", json!({"customer": "C-0"})).await.outcome.error().unwrap().code, "paused");
             toolgate::Store::set_pause(&other, target, None).await.unwrap();
@@ -281,13 +281,13 @@ fn a_kill_switch_holds_at_once_in_every_process() {
 }
 
 #[test]
-fn a_receipt_holds_for_what_it_was_given_for() {
-    let desk = Desk::new();
+fn receipt_is_valid_only_for_its_row() {
+    let desk = LedgerFixture::new();
     let receipt = runtime().block_on(async {
         let answer = desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await;
         answer.receipt().unwrap()
     });
-    let key = SqliteStore::open(desk.path()).unwrap().public_key();
+    let key = SqliteStore::open(desk.ledger_path()).unwrap().public_key();
     assert!(check_receipt(&receipt, &key));
     let text = serde_json::to_string(&receipt).unwrap();
     for (from, to) in [("look", "pay"), ("succeeded", "refused"), ("\"seq\":1", "\"seq\":2")] {
@@ -299,21 +299,21 @@ fn a_receipt_holds_for_what_it_was_given_for() {
 }
 
 /// A desk whose payments end in the dark.
-pub(crate) fn dark(desk: &Desk) -> Toolgate {
-    let world = desk.world();
+pub(crate) fn gate_with_unknown_outcomes(desk: &LedgerFixture) -> Toolgate {
+    let world = desk.world_path();
     let schema = json!({"type": "object", "properties": {"name": {"type": "string"}, "arrives": {"type": "boolean"}}});
     let found = world.clone();
     let pay = Tool::dynamic("pay", "Pays.", schema, move |_, args: Value| {
         let world = world.clone();
         async move {
             if args["arrives"] == true {
-                crate::world::append(&world, args["name"].as_str().unwrap());
+                crate::world::append_line(&world, args["name"].as_str().unwrap());
             }
             Err(Failure::transient("upstream_timeout", "no answer"))
         }
     })
     .open()
-    .reconcile(Reconcile::with("find").argument("name", "/name").happened_if("/found", true).never_if("/found", false));
+    .reconcile(ReconcileSpec::new("find").argument("name", "/name").happened_if("/found", true).never_if("/found", false));
     let find =
         Tool::dynamic("find", "Finds.", json!({"type": "object", "properties": {"name": {"type": "string"}}}), move |_, args: Value| {
             let found = found.clone();
@@ -321,46 +321,46 @@ pub(crate) fn dark(desk: &Desk) -> Toolgate {
                 if args["name"] == "hidden" {
                     Ok(json!({"found": "perhaps"}))
                 } else {
-                    Ok(json!({"found": crate::world::lines(&found).iter().any(|line| *line == args["name"])}))
+                    Ok(json!({"found": crate::world::read_lines(&found).iter().any(|line| *line == args["name"])}))
                 }
             }
         })
         .effect(toolgate::Effect::Read);
     let agent = toolgate::Agent::builder("desk").tool(pay).tool(find).build().unwrap();
-    Toolgate::builder().agent(agent).store(Arc::new(SqliteStore::open(desk.path()).unwrap())).build().unwrap()
+    Toolgate::builder().agent(agent).store(Arc::new(SqliteStore::open(desk.ledger_path()).unwrap())).build().unwrap()
 }
 
 #[test]
-fn what_nobody_knows_is_found_out_by_the_tool_that_was_named_for_it() {
-    let desk = Desk::new();
+fn pending_call_is_settled_by_reconcile_tool() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
-        let gate = dark(&desk);
+        let gate = gate_with_unknown_outcomes(&desk);
         let session = gate.session("desk", "alice", "s");
         let pay = async |name: &str, arrives: bool| {
             gate.call(session.prepare("pay", json!({"name": name, "arrives": arrives})).idempotency_key(name)).await
         };
         for (name, arrives) in [("a", true), ("b", false), ("hidden", true)] {
-            assert_eq!(pay(name, arrives).await.outcome.error().unwrap().effects, toolgate::Effects::Unknown);
+            assert_eq!(pay(name, arrives).await.outcome.error().unwrap().effects, toolgate::CallEffects::Unknown);
             assert_eq!(pay(name, arrives).await.outcome.error().unwrap().code, "pending_reconciliation");
         }
-        let said: Vec<Reconciled> = gate.reconcile().await.unwrap().into_iter().map(|(_, said)| said).collect();
-        assert_eq!(said[..2], [Reconciled::Happened, Reconciled::Never]);
-        assert!(matches!(&said[2], Reconciled::Unknown(why) if why.contains("inconclusive")), "{said:?}");
+        let said: Vec<ReconcileOutcome> = gate.reconcile().await.unwrap().into_iter().map(|(_, said)| said).collect();
+        assert_eq!(said[..2], [ReconcileOutcome::Happened, ReconcileOutcome::Never]);
+        assert!(matches!(&said[2], ReconcileOutcome::Unknown(why) if why.contains("inconclusive")), "{said:?}");
         assert_eq!(gate.pending_calls().await.unwrap().len(), 1);
         let again = pay("a", true).await;
         assert!(again.outcome.success().is_some_and(|output| output.replayed), "{again:?}");
         let again = pay("b", false).await;
         assert_eq!(again.outcome.error().unwrap().code, "upstream_timeout", "what never happened may be made again");
-        assert_eq!(crate::world::lines(&desk.world()), ["a", "hidden"]);
+        assert_eq!(crate::world::read_lines(&desk.world_path()), ["a", "hidden"]);
     });
-    let settled = desk.ledger().find(&Filter { decision: Some(Decision::Settled), ..Filter::default() }).unwrap();
+    let settled = desk.ledger().find(&RowFilter { decision: Some(Decision::Settled), ..RowFilter::default() }).unwrap();
     let by: Vec<&str> = settled.iter().map(|entry| entry.row.settles.as_ref().unwrap().by.split(' ').next().unwrap()).collect();
     assert_eq!(by, ["`find`", "`find`"], "and the ledger says by whom");
     desk.verify();
 }
 
 #[test]
-fn wrong_reconciliations_do_not_load() {
+fn invalid_reconcile_settings_do_not_load() {
     let tool = |reconcile| {
         Tool::dynamic(
             "pay",
@@ -372,16 +372,16 @@ fn wrong_reconciliations_do_not_load() {
         .reconcile(reconcile)
     };
     let build = |reconcile| toolgate::Agent::builder("desk").tool(tool(reconcile)).build().unwrap_err().to_string();
-    let error = build(Reconcile::with("fnd").argument("card", "/card"));
+    let error = build(ReconcileSpec::new("fnd").argument("card", "/card"));
     for part in ["not a tool of this agent", "no result means that the call took effect", "`/card` is secret"] {
         assert!(error.contains(part), "{error}");
     }
-    assert!(build(Reconcile::with("pay").happened_if("/a", 1)).contains("it does not only read"));
+    assert!(build(ReconcileSpec::new("pay").happened_if("/a", 1)).contains("it does not only read"));
 }
 
 #[test]
-fn outcomes_are_answers_of_a_kind() {
-    let desk = Desk::new();
+fn repeated_calls_need_key_to_be_replayed() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
         let gate = desk.open();
         let session = gate.session("desk", "alice", "s");
@@ -395,7 +395,7 @@ fn outcomes_are_answers_of_a_kind() {
         for amount in [1, 2, 1] {
             session.call("pay", json!({"customer": "C-1", "amount": amount, "name": "w"})).await;
         }
-        assert_eq!(crate::world::lines(&desk.world()), ["once", "w", "w", "w"]);
+        assert_eq!(crate::world::read_lines(&desk.world_path()), ["once", "w", "w", "w"]);
         let other = gate.call(session.prepare("pay", json!({"customer": "C-1", "amount": 11, "name": "once"})).idempotency_key("k")).await;
         assert_eq!(other.outcome.error().unwrap().code, "key_reused");
     });

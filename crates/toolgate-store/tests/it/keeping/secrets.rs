@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use toolgate::policy::{Limit, Per};
+use toolgate::policy::{Limit, LimitOwner};
 use toolgate::{Failure, Tool, Toolgate};
-use toolgate_store::{Filter, SqliteStore};
+use toolgate_store::{RowFilter, SqliteStore};
 
-use super::{bytes_of, contains};
-use crate::world::{Desk, runtime};
+use super::{all_bytes, contains};
+use crate::world::{LedgerFixture, runtime};
 
 #[test]
-fn no_secret_is_written_down_and_equal_ones_can_be_matched() {
-    let desk = Desk::new();
+fn equal_secrets_are_redacted_to_equal_marks() {
+    let desk = LedgerFixture::new();
     runtime().block_on(async {
         let run = async |session: &str| {
-            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
-            let world = desk.world();
+            let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+            let world = desk.world_path();
             let agent = toolgate::Agent::builder("desk")
                 .tool(
                     Tool::dynamic(
@@ -45,27 +45,27 @@ fn no_secret_is_written_down_and_equal_ones_can_be_matched() {
         // After a restart the same call is the same call, and its outcome comes back as it was.
         assert!(run("two").await.outcome.success().unwrap().replayed);
     });
-    let bytes = bytes_of(&desk);
+    let bytes = all_bytes(&desk);
     assert!(!contains(&bytes, "4111-2222"), "a pattern is redacted wherever it stands");
     assert!(!contains(&bytes, "tops3cret"), "a secret is redacted");
-    let entries = desk.ledger().find(&Filter::default()).unwrap();
+    let entries = desk.ledger().find(&RowFilter::default()).unwrap();
     let cards: Vec<&Value> = entries.iter().map(|entry| &entry.row.arguments["card"]).collect();
     assert!(cards[0].as_str().unwrap().starts_with("[redacted "), "{cards:?}");
     assert_eq!(cards[0], cards[2], "equal secrets leave equal marks, after a restart too");
-    let by_account = Filter { entity: Some(("account".to_owned(), "4111-2222-3333-4444".into())), ..Filter::default() };
+    let by_account = RowFilter { entity: Some(("account".to_owned(), "4111-2222-3333-4444".into())), ..RowFilter::default() };
     assert_eq!(desk.ledger().find(&by_account).unwrap().len(), 2, "and can be searched for by who knows them");
     desk.verify();
 }
 
 #[test]
-fn a_call_that_nobody_reports_leaves_no_secret_in_its_row() {
-    let (desk, card) = (Desk::new(), "4111111111111111");
+fn abandoned_call_leaves_no_secret_in_row() {
+    let (desk, card) = (LedgerFixture::new(), "4111111111111111");
     runtime().block_on(async {
         let schema = json!({"type": "object", "properties": {"card": {"type": "string"}, "n": {"type": "integer"}}});
         let agent = toolgate::Agent::builder("desk")
             .tool(Tool::external("pay", "Pays.", Some(schema)))
-            .policy(Limit::calls("n", ["pay"], 5).per(Per::Entity("/card".into())));
-        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+            .policy(Limit::calls("n", ["pay"], 5).per(LimitOwner::Entity("/card".into())));
+        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
         let gate = Toolgate::builder().agent(agent.build().unwrap()).store(store).redact_pattern(r"\b\d{16}\b").unwrap().build().unwrap();
         let session = gate.session("desk", "alice", "s");
         for n in 0..2 {
@@ -76,7 +76,7 @@ fn a_call_that_nobody_reports_leaves_no_secret_in_its_row() {
         let rows = session.rows().await.unwrap();
         assert_eq!(rows.iter().map(|row| row.code()).collect::<Vec<_>>(), [Some("abandoned"); 2]);
         for row in &rows {
-            let text = String::from_utf8(row.canonical().unwrap()).unwrap();
+            let text = String::from_utf8(row.to_canonical_bytes().unwrap()).unwrap();
             assert!(!text.contains(card) && text.contains("[redacted "), "{text}");
             // What was used by then is told all the same.
             let used: Vec<_> =

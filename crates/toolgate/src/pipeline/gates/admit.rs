@@ -8,34 +8,36 @@ use rust_decimal::Decimal;
 use rust_decimal::prelude::ToPrimitive;
 use tokio::time::Instant;
 
-use crate::agent::{Agent, Registered};
+use crate::agent::{Agent, ToolEntry};
 use crate::call::error::{FieldError, ToolError};
 use crate::call::error_code;
 use crate::call::outcome::Outcome;
-use crate::call::{Arguments, Call, Judged, SessionKey};
+use crate::call::{Arguments, Call, CheckedArguments, SessionKey};
 use crate::ledger::row::Gate;
-use crate::limits::{Charge, Over, Unit};
-use crate::pipeline::call_state::Trail;
+use crate::limits::{Charge, ChargeError, ChargeUnit};
+use crate::pipeline::call_state::CallState;
 use crate::pipeline::gates::approval::{approval_unusable_error, approval_waiting_error, handler_refusal};
-use crate::pipeline::{Stop, Toolgate};
+use crate::pipeline::{Rejection, Toolgate};
 use crate::policy::ApprovalFact;
-use crate::store::{Approval, ApprovalState, Enter, Entered, RecallKey, Recalled, Target, over_error, recalled_error};
+use crate::store::{
+    Approval, ApprovalState, DedupKey, PauseTarget, PriorCall, SessionRequest, SessionSnapshot, prior_call_error, with_limit_details,
+};
 use crate::tool::Effect;
-use crate::tool::context::Remaining;
+use crate::tool::context::RemainingBudget;
 use toolgate_json;
 use toolgate_json::{Digest, Pointer};
-use toolgate_text::shown;
+use toolgate_text::escape_for_display;
 
 impl Toolgate {
     /// Gate 1: checks that the principal may act as this agent, that nothing is paused, and that
     /// the arguments are not too large.
-    pub(crate) async fn check_principal(&self, call: &Call, trail: &mut Trail) -> Result<Arc<Agent>, Stop> {
+    pub(crate) async fn check_principal(&self, call: &Call, trail: &mut CallState) -> Result<Arc<Agent>, Rejection> {
         if let Some(why) = &call.transport_rejection {
             (trail.facts.turned_away, trail.facts.misread) = (Some(why.clone()), call.is_unparsable);
             let error = if call.is_unparsable {
-                ToolError::of(error_code::INVALID_REQUEST, why.clone())
+                ToolError::from_code(error_code::INVALID_REQUEST, why.clone())
             } else {
-                ToolError::of(error_code::FORBIDDEN, why.clone())
+                ToolError::from_code(error_code::FORBIDDEN, why.clone())
             };
             return Err(error.into());
         }
@@ -48,7 +50,7 @@ impl Toolgate {
         let seen = agent.tools.get(call.tool.as_str()).is_none_or(|tool| tool.is_visible_to(&call.key.principal));
         let tool = if seen { Arc::clone(&trail.tool) } else { Arc::from("") };
         if self.0.store.may_be_paused()
-            && let Some((target, why)) = self.0.store.paused(&call.key, &tool).await?
+            && let Some((target, why)) = self.0.store.find_pause(&call.key, &tool).await?
         {
             let error = paused_target_error(&target, &why);
             trail.facts.paused = Some((target, why));
@@ -59,13 +61,13 @@ impl Toolgate {
             Arguments::Value(value) => toolgate_json::find_exceeded_bound_of_value(value, &agent.bounds),
         };
         match over {
-            Some(why) => Err(ToolError::of(error_code::PAYLOAD_TOO_LARGE, format!("the arguments are too large: {why}")).into()),
+            Some(why) => Err(ToolError::from_code(error_code::PAYLOAD_TOO_LARGE, format!("the arguments are too large: {why}")).into()),
             None => Ok(agent),
         }
     }
 
     /// Gate 2: finds the tool, if this caller may see it.
-    pub(crate) fn resolve_tool(&self, agent: &Agent, call: &Call) -> Result<Arc<Registered>, Stop> {
+    pub(crate) fn resolve_tool(&self, agent: &Agent, call: &Call) -> Result<Arc<ToolEntry>, Rejection> {
         if let Some(tool) = agent.tools.get(call.tool.as_str()).filter(|tool| tool.is_visible_to(&call.key.principal)) {
             return Ok(Arc::clone(tool));
         }
@@ -74,17 +76,17 @@ impl Toolgate {
         if call.extension.is_some() {
             names.retain(|name| agent.tools.get(*name).is_some_and(|tool| !tool.spec.is_run_by_client()));
         }
-        let suggestion = toolgate_text::suggest::closest(&call.tool, names.iter().copied());
+        let suggestion = toolgate_text::suggest::find_closest(&call.tool, names.iter().copied());
         let did_you_mean = suggestion.map(|name| format!("; did you mean `{name}`?")).unwrap_or_else(|| ".".to_owned());
         let available = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        let mut error = ToolError::of(
+        let mut error = ToolError::from_code(
             error_code::UNKNOWN_TOOL,
-            format!("there is no tool `{}`{did_you_mean} Available: {available}", shown(&call.tool)),
+            format!("there is no tool `{}`{did_you_mean} Available: {available}", escape_for_display(&call.tool)),
         );
         error.errors.push(FieldError {
             path: String::new(),
             expected: "the name of a tool".to_owned(),
-            got: shown(&call.tool),
+            got: escape_for_display(&call.tool),
             did_you_mean: suggestion.map(str::to_owned),
         });
         Err(error.into())
@@ -94,9 +96,9 @@ impl Toolgate {
     pub(crate) async fn load_named_approval(
         &self,
         call: &Call,
-        tool: &Registered,
-        trail: &mut Trail,
-    ) -> Result<Option<Box<Approval>>, Stop> {
+        tool: &ToolEntry,
+        trail: &mut CallState,
+    ) -> Result<Option<Box<Approval>>, Rejection> {
         let Some(id) = &call.approval else { return Ok(None) };
         trail.enter_gate(Gate::Approval);
         let known = self.0.store.approval(id).await?;
@@ -110,9 +112,9 @@ impl Toolgate {
             // everything else.
             Some(approval) if call.idempotency_key.is_some() || tool.spec.once => Ok(Some(Box::new(approval))),
             Some(approval) => Err(approval_unusable_error(&approval).into()),
-            None => Err(ToolError::of(
+            None => Err(ToolError::from_code(
                 error_code::APPROVAL_DENIED,
-                format!("there is no approval `{}` for this tool in this session", shown(id)),
+                format!("there is no approval `{}` for this tool in this session", escape_for_display(id)),
             )
             .into()),
         }
@@ -122,12 +124,13 @@ impl Toolgate {
     pub(crate) fn validate_arguments(
         &self,
         agent: &Agent,
-        tool: &Registered,
+        tool: &ToolEntry,
         call: &Call,
         resumed: Option<&Approval>,
-        trail: &mut Trail,
-    ) -> Result<Judged, Stop> {
-        let refuse = |message: String| Stop::new(ToolError::of(error_code::INVALID_ARGUMENTS, format!("{}: {message}", tool.spec.name)));
+        trail: &mut CallState,
+    ) -> Result<CheckedArguments, Rejection> {
+        let refuse =
+            |message: String| Rejection::new(ToolError::from_code(error_code::INVALID_ARGUMENTS, format!("{}: {message}", tool.spec.name)));
         let value = match (&call.arguments, resumed) {
             (_, Some(approval)) => approval.arguments.clone(),
             (Arguments::Text(text), _) if text.iter().all(u8::is_ascii_whitespace) => serde_json::json!({}),
@@ -146,14 +149,22 @@ impl Toolgate {
     }
 
     /// Checks arguments against the schema. Also used after a hook has rewritten them.
-    pub(crate) fn check_input_schema(&self, tool: &Registered, mut value: serde_json::Value, trail: &mut Trail) -> Result<Judged, Stop> {
+    pub(crate) fn check_input_schema(
+        &self,
+        tool: &ToolEntry,
+        mut value: serde_json::Value,
+        trail: &mut CallState,
+    ) -> Result<CheckedArguments, Rejection> {
         // The changed definition does not say which arguments are secret, so all of them are
         // masked.
         if tool.spec.veiled {
             trail.arguments = Arc::new(self.0.redactor.mark(&value));
             let held = || {
-                ToolError::of(error_code::DEFINITION_CHANGED, format!("`{}` is quarantined because its definition changed", tool.spec.name))
-                    .with_effects(crate::Effects::None)
+                ToolError::from_code(
+                    error_code::DEFINITION_CHANGED,
+                    format!("`{}` is quarantined because its definition changed", tool.spec.name),
+                )
+                .with_effects(crate::CallEffects::None)
             };
             return Err(handler_refusal(tool).unwrap_or_else(|| held().into()));
         }
@@ -163,10 +174,10 @@ impl Toolgate {
         };
         match checked {
             Ok(()) => {
-                let judged = Judged::new(&tool.spec.name, value);
+                let judged = CheckedArguments::new(&tool.spec.name, value);
                 // The digest is always keyed. Which arguments are secret may change, but a call
                 // must keep its digest.
-                let judged = judged.with_digest(|digest| self.0.redactor.keyed(digest));
+                let judged = judged.with_digest(|digest| self.0.redactor.key_digest(digest));
                 trail.digest = Some(judged.digest());
                 trail.arguments = self.0.redactor.redact_shared(judged.shared_value(), &tool.secrets);
                 Ok(judged)
@@ -175,7 +186,7 @@ impl Toolgate {
                 // A misspelled argument name may carry a secret. If the tool has secrets, mask all
                 // invalid arguments.
                 trail.arguments = if tool.secrets.is_empty() { Arc::new(value) } else { Arc::new(self.0.redactor.mark(&value)) };
-                let mut error = ToolError::of(error_code::INVALID_ARGUMENTS, invalid.message);
+                let mut error = ToolError::from_code(error_code::INVALID_ARGUMENTS, invalid.message);
                 error.errors = invalid.errors;
                 Err(error.into())
             }
@@ -189,17 +200,17 @@ impl Toolgate {
     pub(crate) async fn open_session(
         &self,
         call: &Call,
-        tool: &Registered,
-        arguments: &Judged,
+        tool: &ToolEntry,
+        arguments: &CheckedArguments,
         resumed: bool,
         held: bool,
-        trail: &mut Trail,
-    ) -> Result<Box<Entered>, Stop> {
+        trail: &mut CallState,
+    ) -> Result<Box<SessionSnapshot>, Rejection> {
         trail.requested_digest = Some(arguments.digest());
-        let recall = recall_keys(call, tool, arguments.digest());
+        let recall = dedup_keys(call, tool, arguments.digest());
         let left = trail.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let wait = left.map_or(self.0.busy_timeout, |left| left.min(self.0.busy_timeout));
-        let enter = Enter {
+        let enter = SessionRequest {
             key: &call.key,
             digest: arguments.digest(),
             dedup_keys: &recall,
@@ -210,13 +221,13 @@ impl Toolgate {
         };
         let entered = tokio::select! {
             biased;
-            entered = self.0.store.enter(enter) => entered?,
-            () = trail.cancel.cancelled() => return Err(Stop::at_gate(Gate::Claim, ToolError::of(error_code::CANCELLED, "the call was cancelled before it began"))),
+            entered = self.0.store.open_session(enter) => entered?,
+            () = trail.cancel.cancelled() => return Err(Rejection::at_gate(Gate::Claim, ToolError::from_code(error_code::CANCELLED, "the call was cancelled before it began"))),
         };
         let entered = entered.ok_or_else(busy_rejection)?;
         trail.facts.after = Some(entered.row_count);
         trail.facts.opened = Some(entered.started_at);
-        (trail.facts.recalled, trail.facts.recalled_by) = (entered.prior_call.as_ref().map(Recalled::fact), entered.dedup_key_kind);
+        (trail.facts.recalled, trail.facts.recalled_by) = (entered.prior_call.as_ref().map(PriorCall::fact), entered.dedup_key_kind);
         trail.facts.progress = Some(entered.repetitions);
         Ok(entered)
     }
@@ -227,18 +238,18 @@ impl Toolgate {
         &self,
         agent: &Agent,
         call: &Call,
-        tool: &Arc<Registered>,
-        arguments: &Judged,
-        entered: &Entered,
-        trail: &mut Trail,
-    ) -> Result<Option<Outcome>, Stop> {
+        tool: &Arc<ToolEntry>,
+        arguments: &CheckedArguments,
+        entered: &SessionSnapshot,
+        trail: &mut CallState,
+    ) -> Result<Option<Outcome>, Rejection> {
         match &entered.prior_call {
             None => Ok(None),
-            Some(Recalled::Settled(Some(outcome))) => {
+            Some(PriorCall::Settled(Some(outcome))) => {
                 Box::pin(self.recheck_policies(agent, call, tool, (arguments, outcome), &entered.state, trail)).await?;
                 Ok(Some(outcome.clone()))
             }
-            Some(other) => Err(recalled_error(other).into()),
+            Some(other) => Err(prior_call_error(other).into()),
         }
     }
 
@@ -246,16 +257,16 @@ impl Toolgate {
     pub(crate) async fn check_repetition(
         &self,
         call: &Call,
-        tool: &Registered,
-        entered: &Entered,
+        tool: &ToolEntry,
+        entered: &SessionSnapshot,
         resumed: Option<&Approval>,
-        trail: &mut Trail,
-    ) -> Result<(), Stop> {
+        trail: &mut CallState,
+    ) -> Result<(), Rejection> {
         // No call was made with an approval that is used, expired or denied, so there is nothing to
         // replay.
         match resumed {
             Some(approval) if approval.is_usable(trail.started) => return Ok(()),
-            Some(approval) => return Err(Stop::at_gate(Gate::Approval, approval_unusable_error(approval))),
+            Some(approval) => return Err(Rejection::at_gate(Gate::Approval, approval_unusable_error(approval))),
             None => {}
         }
         let Err(error) = entered.repetitions.check(&tool.spec.name, tool.spec.polling.as_ref()) else { return Ok(()) };
@@ -273,19 +284,19 @@ impl Toolgate {
         &self,
         agent: &Agent,
         call: &Call,
-        tool: &Registered,
-        entered: &Entered,
-        trail: &mut Trail,
-    ) -> Result<(Vec<(Charge, ToolError)>, Remaining), Stop> {
+        tool: &ToolEntry,
+        entered: &SessionSnapshot,
+        trail: &mut CallState,
+    ) -> Result<(Vec<(Charge, ToolError)>, RemainingBudget), Rejection> {
         if trail.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             trail.facts.late = true;
-            return Err(ToolError::of(error_code::DEADLINE_EXCEEDED, "the deadline of the call has passed").into());
+            return Err(ToolError::from_code(error_code::DEADLINE_EXCEEDED, "the deadline of the call has passed").into());
         }
         if let Some(wall) = agent.limits.session.wall {
             let left =
                 |at: jiff::Timestamp| wall.saturating_sub(Duration::try_from(at.duration_since(entered.started_at)).unwrap_or_default());
             if left(trail.started).is_zero() {
-                return Err(ToolError::of(
+                return Err(ToolError::from_code(
                     error_code::DEADLINE_EXCEEDED,
                     format!("the session has used up its time limit of {wall:?}; stop and report what you have"),
                 )
@@ -295,21 +306,21 @@ impl Toolgate {
             trail.deadline = crate::pipeline::earlier_deadline(trail.deadline, Instant::now().checked_add(left(self.now())));
         }
         let charges = agent.limits.charges(&call.key, tool.spec.cost);
-        let mut remaining = Remaining::default();
+        let mut remaining = RemainingBudget::default();
         if charges.is_empty() {
             return Ok((charges, remaining));
         }
         let bare: Vec<Charge> = charges.iter().map(|(charge, _)| charge.clone()).collect();
-        let room = self.0.store.room(&bare, trail.started).await?;
-        let used = |room: &Result<Decimal, Over>| room.map_or_else(|over| over.used, |used| used);
+        let room = self.0.store.check_charges(&bare, trail.started).await?;
+        let used = |room: &Result<Decimal, ChargeError>| room.map_or_else(|over| over.used, |used| used);
         trail.facts.budget = room.iter().zip(&bare).map(|(room, c)| (c.counter.clone(), c.window, used(room))).collect();
         for (room, (charge, error)) in room.iter().zip(&charges) {
-            let used = room.map_err(|over| over_error(error.clone(), &over))?;
+            let used = room.map_err(|over| with_limit_details(error.clone(), &over))?;
             let left = (charge.cap - used).max(Decimal::ZERO);
             match charge.unit {
-                Unit::Tokens => remaining.tokens = min_of_options(remaining.tokens, left.to_u64()),
-                Unit::Money => remaining.money = min_of_options(remaining.money, Some(left)),
-                Unit::Fixed | Unit::Attempt => {}
+                ChargeUnit::Tokens => remaining.tokens = min_of_options(remaining.tokens, left.to_u64()),
+                ChargeUnit::Money => remaining.money = min_of_options(remaining.money, Some(left)),
+                ChargeUnit::Fixed | ChargeUnit::Attempt => {}
             }
         }
         Ok((charges, remaining))
@@ -327,18 +338,18 @@ fn min_of_options<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
 /// `once`, its arguments.
 ///
 /// The second key prevents a client from repeating a `once` call under another key.
-pub(crate) fn recall_keys(call: &Call, tool: &Registered, digest: Digest) -> Vec<RecallKey> {
-    let by_key = call.idempotency_key.as_ref().map(|key| recall_key(&call.key, tool, format!("key:{key}")));
+pub(crate) fn dedup_keys(call: &Call, tool: &ToolEntry, digest: Digest) -> Vec<DedupKey> {
+    let by_key = call.idempotency_key.as_ref().map(|key| dedup_key(&call.key, tool, format!("key:{key}")));
     by_key.into_iter().chain(once_key(&call.key, tool, digest)).collect()
 }
 
 /// Returns the key under which a call of a `once` tool is recalled.
-pub(crate) fn once_key(key: &SessionKey, tool: &Registered, digest: Digest) -> Option<RecallKey> {
-    tool.spec.once.then(|| recall_key(key, tool, format!("once:{digest}")))
+pub(crate) fn once_key(key: &SessionKey, tool: &ToolEntry, digest: Digest) -> Option<DedupKey> {
+    tool.spec.once.then(|| dedup_key(key, tool, format!("once:{digest}")))
 }
 
-fn recall_key(of: &SessionKey, tool: &Registered, key: String) -> RecallKey {
-    RecallKey { principal: Arc::clone(&of.principal), agent: Arc::clone(&of.agent), tool: Arc::clone(&tool.spec.name), key }
+fn dedup_key(of: &SessionKey, tool: &ToolEntry, key: String) -> DedupKey {
+    DedupKey { principal: Arc::clone(&of.principal), agent: Arc::clone(&of.agent), tool: Arc::clone(&tool.spec.name), key }
 }
 
 /// Returns how long a claim stays valid before the call counts as abandoned.
@@ -347,25 +358,28 @@ pub(crate) fn lease_duration(timeout: Duration) -> SignedDuration {
 }
 
 /// Rejects a call because another call holds the session lock.
-pub(crate) fn busy_rejection() -> Stop {
-    Stop::at_gate(
+pub(crate) fn busy_rejection() -> Rejection {
+    Rejection::at_gate(
         Gate::Claim,
-        ToolError::of(error_code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000),
+        ToolError::from_code(error_code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000),
     )
 }
 
 /// Rejects a call because the principal may not act as the agent.
-pub(crate) fn forbidden_rejection(key: &SessionKey) -> Stop {
-    Stop::new(ToolError::of(error_code::FORBIDDEN, format!("`{}` may not act as the agent `{}`", shown(&key.principal), shown(&key.agent))))
+pub(crate) fn forbidden_rejection(key: &SessionKey) -> Rejection {
+    Rejection::new(ToolError::from_code(
+        error_code::FORBIDDEN,
+        format!("`{}` may not act as the agent `{}`", escape_for_display(&key.principal), escape_for_display(&key.agent)),
+    ))
 }
 
 /// Returns the error for a paused target.
-pub(crate) fn paused_target_error(target: &Target, why: &str) -> ToolError {
+pub(crate) fn paused_target_error(target: &PauseTarget, why: &str) -> ToolError {
     let what = match target {
-        Target::Agent(name) => format!("the agent `{name}`"),
-        Target::Tool(name) => format!("the tool `{name}`"),
-        Target::Principal(name) => format!("`{}`", shown(name)),
-        Target::Session(_) => "this session".to_owned(),
+        PauseTarget::Agent(name) => format!("the agent `{name}`"),
+        PauseTarget::Tool(name) => format!("the tool `{name}`"),
+        PauseTarget::Principal(name) => format!("`{}`", escape_for_display(name)),
+        PauseTarget::Session(_) => "this session".to_owned(),
     };
-    ToolError::of(error_code::PAUSED, format!("{what} is paused by an operator: {why}"))
+    ToolError::from_code(error_code::PAUSED, format!("{what} is paused by an operator: {why}"))
 }

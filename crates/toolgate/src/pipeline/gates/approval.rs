@@ -7,29 +7,29 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::run::panic_failure;
-use crate::agent::Registered;
-use crate::call::error::{ApprovalRef, Effects, ToolError};
+use crate::agent::ToolEntry;
+use crate::call::error::{ApprovalRef, CallEffects, ToolError};
 use crate::call::error_code;
 use crate::call::{Call, CallId};
-use crate::pipeline::call_state::Trail;
-use crate::pipeline::gates::policy::{Judgement, Permit};
-use crate::pipeline::{Stop, Toolgate};
+use crate::pipeline::call_state::CallState;
+use crate::pipeline::gates::policy::{Permit, PolicyDecision};
+use crate::pipeline::{Rejection, Toolgate};
 use crate::store::{Approval, ApprovalState};
-use crate::tool::Kind;
+use crate::tool::FailureKind;
 use toolgate_json;
 use toolgate_json::Pointer;
 
 /// Prefix of `answered_by` in a row if the client asks its own user. The principal follows.
-pub(crate) const LEFT_TO: &str = "left to the client of ";
+pub(crate) const CLIENT_APPROVER_PREFIX: &str = "left to the client of ";
 
 impl Toolgate {
     /// Returns the permit and, if there is one, the id and expiry of the approval that it uses.
     pub(crate) async fn require_approval(
         &self,
-        judgement: Judgement,
+        judgement: PolicyDecision,
         call: &Call,
-        trail: &mut Trail,
-    ) -> Result<(Permit, Option<(String, Timestamp)>), Stop> {
+        trail: &mut CallState,
+    ) -> Result<(Permit, Option<(String, Timestamp)>), Rejection> {
         trail.rule = judgement.approval_requests().first().map(|asked| asked.asked_by.clone());
         let digest = judgement.arguments().digest();
         let known = self.0.store.approval_for(&call.key, digest).await?;
@@ -54,9 +54,9 @@ impl Toolgate {
             return Err(refused);
         }
         // The client's own user may answer if no approver is named.
-        if call.client_asks && judgement.approval_requests().iter().all(|asked| asked.approvers.is_empty()) {
+        if call.can_ask_user && judgement.approval_requests().iter().all(|asked| asked.approvers.is_empty()) {
             let approval = self.build_approval(&judgement, call, trail);
-            let by = Some(format!("{LEFT_TO}{}", call.key.principal));
+            let by = Some(format!("{CLIENT_APPROVER_PREFIX}{}", call.key.principal));
             let approval = Approval { state: ApprovalState::Approved, answered_by: by, ..approval };
             if let Ok(permit) = judgement.into_permit(Some(&approval)) {
                 trail.rule = None;
@@ -88,13 +88,13 @@ impl Toolgate {
         !fits || toolgate_json::to_canonical_bytes(&given) != toolgate_json::to_canonical_bytes(&approval.arguments)
     }
 
-    async fn create_approval(&self, judgement: &Judgement, call: &Call, trail: &Trail) -> Result<Approval, Stop> {
+    async fn create_approval(&self, judgement: &PolicyDecision, call: &Call, trail: &CallState) -> Result<Approval, Rejection> {
         let approval = self.build_approval(judgement, call, trail);
-        self.0.store.ask(approval.clone()).await?;
+        self.0.store.create_approval(approval.clone()).await?;
         Ok(approval)
     }
 
-    fn build_approval(&self, judgement: &Judgement, call: &Call, trail: &Trail) -> Approval {
+    fn build_approval(&self, judgement: &PolicyDecision, call: &Call, trail: &CallState) -> Approval {
         let mut shown = self.0.redactor.redact(judgement.arguments().value(), &judgement.tool().secrets);
         self.0.redactor.scrub(&mut shown);
         let life = SignedDuration::try_from(self.0.approval_ttl).unwrap_or(SignedDuration::MAX);
@@ -106,7 +106,7 @@ impl Toolgate {
             arguments: judgement.arguments().value().clone(),
             shown,
             asked_by: judgement.approval_requests().iter().map(|asked| asked.asked_by.clone()).collect(),
-            reason: self.0.redactor.text(&approval_reasons(judgement).join(" ")),
+            reason: self.0.redactor.scrub_to_string(&approval_reasons(judgement).join(" ")),
             approvers: judgement
                 .approval_requests()
                 .iter()
@@ -122,7 +122,7 @@ impl Toolgate {
 }
 
 /// Collects the distinct reasons for the approval.
-fn approval_reasons(judgement: &Judgement) -> Vec<&str> {
+fn approval_reasons(judgement: &PolicyDecision) -> Vec<&str> {
     let mut reasons = Vec::new();
     for asked in judgement.approval_requests() {
         if !reasons.contains(&asked.reason.as_str()) {
@@ -133,13 +133,13 @@ fn approval_reasons(judgement: &Judgement) -> Vec<&str> {
 }
 
 /// Returns the error of a tool that would not run even if a person approved the call.
-pub(crate) fn handler_refusal(tool: &Registered) -> Option<Stop> {
+pub(crate) fn handler_refusal(tool: &ToolEntry) -> Option<Rejection> {
     let handler = tool.handler.as_ref()?;
     // A handler that panics here would also fail after an approval.
-    let refused = catch_unwind(AssertUnwindSafe(|| handler.refuses()));
+    let refused = catch_unwind(AssertUnwindSafe(|| handler.refusal()));
     match refused.unwrap_or_else(|panic| Some(panic_failure(&tool.spec.name, panic.as_ref())))?.into_kind() {
-        Kind::Error { error, .. } => Some(error.with_effects(Effects::None).into()),
-        Kind::Signal(_) => None,
+        FailureKind::Error { error, .. } => Some(error.with_effects(CallEffects::None).into()),
+        FailureKind::Signal(_) => None,
     }
 }
 
@@ -150,7 +150,7 @@ pub(crate) fn approval_waiting_error(approval: &Approval) -> ToolError {
     let end = if reason.ends_with(['!', '?', '…']) { "" } else { "." };
     let message =
         format!("{reason}{end} A person must approve this call; tell the user, then repeat the identical call after it is approved");
-    let mut error = ToolError::of(error_code::APPROVAL_REQUIRED, message);
+    let mut error = ToolError::from_code(error_code::APPROVAL_REQUIRED, message);
     error.approval = Some(ApprovalRef { id: approval.id.clone(), expires_at: approval.expires.to_string() });
     error
 }
@@ -164,5 +164,5 @@ pub(crate) fn approval_unusable_error(approval: &Approval) -> ToolError {
         ApprovalState::Used => "the approval was used; make the call without it to request a new one".to_owned(),
         _ => "the approval has expired; make the call without it to request a new one".to_owned(),
     };
-    ToolError::of(error_code::APPROVAL_DENIED, message)
+    ToolError::from_code(error_code::APPROVAL_DENIED, message)
 }

@@ -8,22 +8,22 @@ use futures_util::FutureExt;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::agent::Registered;
-use crate::call::error::{Effects, ToolError};
+use crate::agent::ToolEntry;
+use crate::call::error::{CallEffects, ToolError};
 use crate::call::error_code;
-use crate::call::outcome::Signal;
+use crate::call::outcome::PromptSignal;
 use crate::ledger::row::Gate;
-use crate::limits::Spend;
-use crate::pipeline::admission::Passed;
-use crate::pipeline::call_state::Trail;
+use crate::limits::Cost;
+use crate::pipeline::admission::AdmittedCall;
+use crate::pipeline::call_state::CallState;
 use crate::pipeline::{Toolgate, earlier_deadline};
-use crate::tool::context::{Ctx, Parts, Txn};
-use crate::tool::{Effect, Failure, Kind};
+use crate::tool::context::{CallTransaction, ToolContext, ToolContextParts};
+use crate::tool::{Effect, Failure, FailureKind};
 
 /// Result of a run.
-pub(crate) struct Ran {
+pub(crate) struct RunResult {
     pub(crate) result: Result<Value, Failure>,
-    pub(crate) txn: Txn,
+    pub(crate) txn: CallTransaction,
     /// The service reports that the requested object does not exist: a success without a value.
     pub(crate) is_empty: bool,
     /// A file could not be rolled back.
@@ -32,29 +32,29 @@ pub(crate) struct Ran {
     pub(crate) has_started: bool,
 }
 
-impl Ran {
+impl RunResult {
     /// Builds the result of a run that was stopped before the tool started.
     pub(crate) fn not_started(failure: Failure) -> Self {
-        Self { has_started: false, ..Self::ended(Err(failure.effects(Effects::None)), Txn::default()) }
+        Self { has_started: false, ..Self::ended(Err(failure.effects(CallEffects::None)), CallTransaction::default()) }
     }
 
-    pub(crate) const fn ended(result: Result<Value, Failure>, txn: Txn) -> Self {
+    pub(crate) const fn ended(result: Result<Value, Failure>, txn: CallTransaction) -> Self {
         Self { result, txn, is_empty: false, is_unclean: false, has_started: true }
     }
 }
 
 /// A failure with its effects decided.
-pub(crate) enum Failed {
+pub(crate) enum ResolvedFailure {
     Error(Box<ToolError>),
-    Signal(Signal),
+    Signal(PromptSignal),
 }
 
 /// Decides the effects of a failure. Effects that the tool does not declare are assumed at their
 /// worst.
-pub(crate) fn resolve_effects(failure: Failure, passed: &Passed) -> Failed {
+pub(crate) fn resolve_effects(failure: Failure, passed: &AdmittedCall) -> ResolvedFailure {
     match failure.into_kind() {
-        Kind::Signal(signal) => Failed::Signal(signal),
-        Kind::Error { error, effects, .. } => {
+        FailureKind::Signal(signal) => ResolvedFailure::Signal(signal),
+        FailureKind::Error { error, effects, .. } => {
             // A read has no effects, unless the client ran something else.
             let reads = passed.authorization.tool().spec.effect == Effect::Read && error.code != error_code::NOT_AS_ADMITTED;
             let effects = effects.filter(|_| !reads).unwrap_or_else(|| passed.effects_of_failure());
@@ -62,20 +62,20 @@ pub(crate) fn resolve_effects(failure: Failure, passed: &Passed) -> Failed {
             if error.retryable && error.retry_after_ms.is_none() {
                 error.retry_after_ms = Some(1_000);
             }
-            Failed::Error(Box::new(error))
+            ResolvedFailure::Error(Box::new(error))
         }
     }
 }
 
 /// Longest retry delay, as requested by the tool, that toolgate itself waits.
-const MOMENT: Duration = Duration::from_secs(1);
+const MAX_INLINE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Toolgate {
     /// Runs the tool, and retries with backoff if that is safe.
     ///
     /// A retry is safe for a read, an idempotent tool, or a request that was provably not sent. The
     /// timeout covers all attempts.
-    pub(crate) async fn run_tool(&self, passed: &Passed, trail: &mut Trail) -> Ran {
+    pub(crate) async fn run_tool(&self, passed: &AdmittedCall, trail: &mut CallState) -> RunResult {
         trail.enter_gate(Gate::Run);
         let spec = &passed.authorization.tool().spec;
         let timeout = Instant::now().checked_add(spec.timeout);
@@ -85,9 +85,9 @@ impl Toolgate {
             .with_jitter()
             .build();
         if let Some(failure) = failure_before_start(trail) {
-            return Ran::not_started(failure);
+            return RunResult::not_started(failure);
         }
-        let (mut logs, mut spent, mut dirty) = (Vec::new(), None::<Spend>, false);
+        let (mut logs, mut spent, mut dirty) = (Vec::new(), None::<Cost>, false);
         loop {
             let mut ran = self.run_once(passed, trail, timeout).await;
             logs.append(&mut ran.txn.logs);
@@ -99,7 +99,7 @@ impl Toolgate {
             // Never retry sooner than the tool asks. For longer delays, tell the model to wait
             // instead.
             let told = ran.result.as_ref().err().and_then(Failure::retry_after).unwrap_or_default();
-            let delay = delay.filter(|_| told <= MOMENT).map(|delay| delay.max(told));
+            let delay = delay.filter(|_| told <= MAX_INLINE_RETRY_DELAY).map(|delay| delay.max(told));
             let end = earlier_deadline(timeout, trail.deadline);
             let in_time = |delay: Duration| Instant::now().checked_add(delay).is_some_and(|then| end.is_none_or(|end| then < end));
             if let Some(delay) = delay.filter(|delay| in_time(*delay)) {
@@ -124,23 +124,23 @@ impl Toolgate {
         }
     }
 
-    async fn run_once(&self, passed: &Passed, trail: &Trail, timeout: Option<Instant>) -> Ran {
+    async fn run_once(&self, passed: &AdmittedCall, trail: &CallState, timeout: Option<Instant>) -> RunResult {
         let tool = passed.authorization.tool();
         let (Some(handler), Some(permit)) = (&tool.handler, passed.authorization.run_permit()) else {
-            let failure = Failure::of(
+            let failure = Failure::from_code(
                 error_code::NO_HANDLER,
                 format!("`{}` is run by the client; admit the call and report the result", tool.spec.name),
             );
-            return Ran::not_started(failure);
+            return RunResult::not_started(failure);
         };
-        let ctx = Ctx::new(Parts {
+        let ctx = ToolContext::new(ToolContextParts {
             call: trail.id,
             key: passed.key.clone(),
             effect: tool.spec.effect,
             state: passed.state.clone().unwrap_or_default(),
             resources: passed.agent.resources.clone(),
             store: self.0.store.clone(),
-            expects: permit.expects().to_vec(),
+            file_expectations: permit.file_expectations().to_vec(),
             deadline: earlier_deadline(timeout, trail.deadline),
             remaining: passed.remaining,
             cancel: trail.cancel.clone(),
@@ -156,10 +156,10 @@ impl Toolgate {
                 over = true;
                 ended.unwrap_or_else(|panic| Err(panic_failure(&tool.spec.name, panic.as_ref())))
             }
-            () = trail.cancel.cancelled() => Err(Failure::of(error_code::CANCELLED, "the call was cancelled while it ran")),
-            () = wait_for_deadline(trail.deadline, &ctx) => Err(Failure::of(error_code::DEADLINE_EXCEEDED, "the deadline of the call passed while it ran")),
-            () = sleep_until(timeout) => Err(Failure::of(error_code::TIMEOUT, format!("`{}` timed out after {:?}", tool.spec.name, tool.spec.timeout))),
-            every = wait_for_missed_heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::of(error_code::HEARTBEAT_MISSED, format!("`{}` sent no heartbeat for {every:?}", tool.spec.name))),
+            () = trail.cancel.cancelled() => Err(Failure::from_code(error_code::CANCELLED, "the call was cancelled while it ran")),
+            () = wait_for_deadline(trail.deadline, &ctx) => Err(Failure::from_code(error_code::DEADLINE_EXCEEDED, "the deadline of the call passed while it ran")),
+            () = sleep_until(timeout) => Err(Failure::from_code(error_code::TIMEOUT, format!("`{}` timed out after {:?}", tool.spec.name, tool.spec.timeout))),
+            every = wait_for_missed_heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::from_code(error_code::HEARTBEAT_MISSED, format!("`{}` sent no heartbeat for {every:?}", tool.spec.name))),
         };
         // Background work that the tool started must end too.
         if !over {
@@ -168,19 +168,19 @@ impl Toolgate {
         let txn = ctx.finish();
         match result {
             Err(failure) if failure.status().is_some_and(|status| tool.spec.empty_statuses.contains(&status)) => {
-                Ran { is_empty: true, ..Ran::ended(Ok(Value::Null), txn) }
+                RunResult { is_empty: true, ..RunResult::ended(Ok(Value::Null), txn) }
             }
-            result => Ran::ended(result, txn),
+            result => RunResult::ended(result, txn),
         }
     }
 }
 
 /// Returns a failure if the call was cancelled or its deadline passed before the start.
-fn failure_before_start(trail: &Trail) -> Option<Failure> {
+fn failure_before_start(trail: &CallState) -> Option<Failure> {
     let why = if trail.cancel.is_cancelled() {
-        Failure::of(error_code::CANCELLED, "the call was cancelled before the tool began")
+        Failure::from_code(error_code::CANCELLED, "the call was cancelled before the tool began")
     } else if trail.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-        Failure::of(error_code::DEADLINE_EXCEEDED, "the deadline of the call passed before the tool began")
+        Failure::from_code(error_code::DEADLINE_EXCEEDED, "the deadline of the call passed before the tool began")
     } else {
         return None;
     };
@@ -188,20 +188,20 @@ fn failure_before_start(trail: &Trail) -> Option<Failure> {
 }
 
 /// Returns the effects of a failed attempt. A read has none, whatever it declares.
-fn effects_of_attempt(ran: &Ran, passed: &Passed) -> Effects {
+fn effects_of_attempt(ran: &RunResult, passed: &AdmittedCall) -> CallEffects {
     let reads = passed.authorization.tool().spec.effect == Effect::Read;
     let declared = ran.result.as_ref().err().and_then(Failure::declared_effects).filter(|_| !reads);
     declared.unwrap_or_else(|| passed.effects_of_failure())
 }
 
-fn can_retry(ran: &Ran, tool: &Registered) -> bool {
+fn can_retry(ran: &RunResult, tool: &ToolEntry) -> bool {
     let Err(failure) = &ran.result else { return false };
-    let safe = tool.spec.effect == Effect::Read || tool.spec.idempotent || failure.declared_effects().is_some_and(Effects::is_clean);
+    let safe = tool.spec.effect == Effect::Read || tool.spec.idempotent || failure.declared_effects().is_some_and(CallEffects::is_clean);
     failure.is_retryable() && safe
 }
 
 /// Undoes the file changes of a run. Returns true if everything was restored.
-pub(crate) fn roll_back_files(txn: &mut Txn) -> bool {
+pub(crate) fn roll_back_files(txn: &mut CallTransaction) -> bool {
     match txn.files.take().map(|mut files| files.rollback()) {
         None | Some(Ok(())) => true,
         Some(Err(error)) => {
@@ -215,7 +215,7 @@ pub(crate) fn panic_failure(tool: &str, panic: &(dyn std::any::Any + Send)) -> F
     let said = panic.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
     // The panic message goes to the operator only.
     tracing::error!(tool, panic = said.as_deref().unwrap_or("?"), "tool panicked");
-    Failure::of(error_code::TOOL_PANICKED, format!("`{tool}` crashed because of a bug; do not repeat the call, tell the user"))
+    Failure::from_code(error_code::TOOL_PANICKED, format!("`{tool}` crashed because of a bug; do not repeat the call, tell the user"))
 }
 
 /// Waits until a moment, or forever.
@@ -232,13 +232,13 @@ pub(crate) async fn sleep_until(moment: Option<Instant>) {
 ///
 /// The tool is cancelled before it is dropped, because its own timeout is longer. An upstream that
 /// has not answered in the shorter time is not at fault.
-async fn wait_for_deadline(deadline: Option<Instant>, ctx: &Ctx) {
+async fn wait_for_deadline(deadline: Option<Instant>, ctx: &ToolContext) {
     sleep_until(deadline).await;
     ctx.cancellation_token().cancel();
 }
 
 /// Waits until the run misses a heartbeat. Returns the interval.
-async fn wait_for_missed_heartbeat(ctx: &Ctx, every: Option<Duration>) -> Duration {
+async fn wait_for_missed_heartbeat(ctx: &ToolContext, every: Option<Duration>) -> Duration {
     let Some(every) = every else { return std::future::pending().await };
     loop {
         let Some(due) = ctx.last_heartbeat().checked_add(every) else { return std::future::pending().await };

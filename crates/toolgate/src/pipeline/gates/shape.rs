@@ -10,30 +10,30 @@ use serde_json::Value;
 use crate::call::CallId;
 use crate::call::error::ToolError;
 use crate::call::error_code;
-use crate::call::outcome::{Output, Stored};
-use crate::hook::{HookCall, HookFault};
+use crate::call::outcome::{CallOutput, StoredOutputRef};
+use crate::hook::{HookCall, HookError};
 use crate::ledger::row::Gate;
 use crate::pipeline::Toolgate;
-use crate::pipeline::admission::Passed;
-use crate::pipeline::call_state::Trail;
-use crate::pipeline::mask_secrets::Secrets;
-use crate::policy::{Ask, Done, Mode};
+use crate::pipeline::admission::AdmittedCall;
+use crate::pipeline::call_state::CallState;
+use crate::pipeline::mask_secrets::SecretValues;
+use crate::policy::{EnforcementMode, PolicyInput, SuccessfulCall};
 use crate::redact::Redactor;
-use crate::session::state::{Changes, Evidence, Origin};
-use crate::tool::context::Txn;
+use crate::session::state::{Evidence, EvidenceOrigin, SessionChanges};
+use crate::tool::context::CallTransaction;
 use toolgate_json;
-use toolgate_json::Bounds;
+use toolgate_json::JsonBounds;
 
 /// Bounds of every tool result. A ledger row that contains the result must stay readable.
-pub(crate) const OUTPUT_BOUNDS: Bounds = Bounds { bytes: 64 << 20, depth: 100, nodes: 2_000_000 };
+pub(crate) const OUTPUT_BOUNDS: JsonBounds = JsonBounds { bytes: 64 << 20, depth: 100, nodes: 2_000_000 };
 /// Size of the part of a truncated result that the model sees at once.
-const HEAD: usize = 4 << 10;
+const MAX_PREVIEW_BYTES: usize = 4 << 10;
 
 /// A result that may be returned, and the data that commits with it.
-pub(crate) struct Shaped {
-    pub(crate) output: Output,
+pub(crate) struct ShapedResult {
+    pub(crate) output: CallOutput,
     pub(crate) stored: Option<(String, Arc<str>)>,
-    pub(crate) changes: Changes,
+    pub(crate) changes: SessionChanges,
     pub(crate) digest: Option<toolgate_json::Digest>,
     /// The untruncated result, if provenance rules need it.
     pub(crate) untruncated: Option<Value>,
@@ -46,26 +46,29 @@ impl Toolgate {
         &self,
         mut value: Value,
         empty: bool,
-        passed: &Passed,
-        txn: &mut Txn,
-        trail: &mut Trail,
-    ) -> Result<Shaped, ToolError> {
+        passed: &AdmittedCall,
+        txn: &mut CallTransaction,
+        trail: &mut CallState,
+    ) -> Result<ShapedResult, ToolError> {
         let tool = passed.authorization.tool();
         if let Some(why) = toolgate_json::find_exceeded_bound_of_value(&value, &OUTPUT_BOUNDS) {
             toolgate_json::drop_iteratively(value);
-            return Err(ToolError::of(error_code::INVALID_RESULT, format!("the result of `{}` is too large: {why}", tool.spec.name)));
+            return Err(ToolError::from_code(
+                error_code::INVALID_RESULT,
+                format!("the result of `{}` is too large: {why}", tool.spec.name),
+            ));
         }
         if !empty {
-            crate::normalize::apply(&tool.spec.normalize, &mut value).map_err(|e| {
+            crate::normalize::apply_rules(&tool.spec.normalize, &mut value).map_err(|e| {
                 let what = if tool.secrets.is_empty() { e.to_string() } else { format!("the value at `{}` {}", e.path, e.reason) };
-                ToolError::of(error_code::INVALID_RESULT, format!("cannot normalize the result of `{}`: {what}", tool.spec.name))
+                ToolError::from_code(error_code::INVALID_RESULT, format!("cannot normalize the result of `{}`: {what}", tool.spec.name))
             })?;
         }
         self.run_after_hooks(&mut value, passed, trail).await?;
         if let Some(schema) = tool.output.as_ref().filter(|_| !empty) {
             schema.check(&tool.spec.name, &value).map_err(|invalid| {
                 let mut error =
-                    ToolError::of(error_code::INVALID_RESULT, format!("the result does not match its schema: {}", invalid.message));
+                    ToolError::from_code(error_code::INVALID_RESULT, format!("the result does not match its schema: {}", invalid.message));
                 error.errors = invalid.errors;
                 error
             })?;
@@ -75,32 +78,32 @@ impl Toolgate {
         }
         let changes = self.collect_changes(&value, empty, passed, txn, trail)?;
         let digest = tool.spec.polling.map(|_| toolgate_json::digest_of(&value));
-        let mut output = Output { message: txn.message.take(), value, hidden: txn.is_value_hidden, empty, ..Output::default() };
+        let mut output = CallOutput { message: txn.message.take(), value, hidden: txn.is_value_hidden, empty, ..CallOutput::default() };
         let most = tool.spec.max_output.unwrap_or(passed.agent.max_output);
         let whole = (passed.agent.tracked_sources.is_some() && !is_certainly_small(&output.value, most)).then(|| output.value.clone());
         let stored = truncate_output(&mut output, most, &self.0.redactor);
-        Ok(Shaped { output, stored, changes, digest, untruncated: whole })
+        Ok(ShapedResult { output, stored, changes, digest, untruncated: whole })
     }
 
-    async fn run_after_hooks(&self, value: &mut Value, passed: &Passed, trail: &mut Trail) -> Result<(), ToolError> {
+    async fn run_after_hooks(&self, value: &mut Value, passed: &AdmittedCall, trail: &mut CallState) -> Result<(), ToolError> {
         let tool = passed.authorization.tool();
         for hook in &tool.hooks {
-            let ran_ms = trail.latency().at(Gate::Run) / 1_000_000;
+            let ran_ms = trail.latency().nanos_at(Gate::Run) / 1_000_000;
             let call =
                 HookCall { call: trail.id, key: &passed.key, tool: &tool.spec.name, input: passed.authorization.arguments().value() };
             let given: &Value = value;
             let work = futures_util::FutureExt::catch_unwind(AssertUnwindSafe(async move { hook.after(call, given, ran_ms).await }));
             let answer = match tokio::time::timeout(hook.timeout(), work).await {
                 Ok(Ok(answer)) => answer,
-                Ok(Err(_)) => Err(HookFault("it panicked".to_owned())),
-                Err(_) => Err(HookFault(format!("it gave no answer within {:?}", hook.timeout()))),
+                Ok(Err(_)) => Err(HookError("it panicked".to_owned())),
+                Err(_) => Err(HookError(format!("it gave no answer within {:?}", hook.timeout()))),
             };
             match answer {
                 Ok(Some(rewritten)) => {
                     if let Some(why) = toolgate_json::find_exceeded_bound_of_value(&rewritten, &OUTPUT_BOUNDS) {
                         toolgate_json::drop_iteratively(rewritten);
                         trail.rule = Some(hook.name().to_owned());
-                        return Err(ToolError::of(
+                        return Err(ToolError::from_code(
                             error_code::HOOK_FAILED,
                             format!("the hook `{}` rewrote the result, and it is too large: {why}", hook.name()),
                         ));
@@ -110,10 +113,10 @@ impl Toolgate {
                 Ok(None) => {}
                 Err(fault) => {
                     trail.rule = Some(hook.name().to_owned());
-                    let mut secrets = Secrets::from_arguments(passed.authorization.arguments().value(), tool);
+                    let mut secrets = SecretValues::from_arguments(passed.authorization.arguments().value(), tool);
                     secrets.add_document(value, tool);
                     let fault = secrets.mask_text(&fault.0);
-                    return Err(ToolError::of(
+                    return Err(ToolError::from_code(
                         error_code::HOOK_FAILED,
                         format!("the hook `{}` failed after the tool had run, so its result is withheld: {fault}", hook.name()),
                     ));
@@ -124,32 +127,39 @@ impl Toolgate {
     }
 
     /// Returns the session changes of a success: slices, evidence and policy marks.
-    fn collect_changes(&self, value: &Value, empty: bool, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Changes, ToolError> {
+    fn collect_changes(
+        &self,
+        value: &Value,
+        empty: bool,
+        passed: &AdmittedCall,
+        txn: &mut CallTransaction,
+        trail: &mut CallState,
+    ) -> Result<SessionChanges, ToolError> {
         let tool = passed.authorization.tool();
         let arguments = passed.authorization.arguments();
-        let ask = Ask::new(trail.id, &passed.key, &tool.spec, arguments, &trail.facts);
-        let revoked = tool.takes_away(&trail.arguments, Some(value));
+        let ask = PolicyInput::new(trail.id, &passed.key, &tool.spec, arguments, &trail.facts);
+        let revoked = tool.revoked_evidence(&trail.arguments, Some(value));
         let mut marks = Vec::new();
         for policy in &tool.observers {
             let heard = catch_unwind(AssertUnwindSafe(|| {
-                policy.on_result(&Done { input: ask, value, file_accesses: &txn.observations, revoked: &revoked })
+                policy.on_result(&SuccessfulCall { input: ask, value, file_accesses: &txn.observations, revoked: &revoked })
             }));
             match heard {
                 Ok(Ok(mut more)) => marks.append(&mut more),
                 // A failure of a rule in observe mode must not affect the call.
-                _ if policy.mode() == Mode::Observe => {
+                _ if policy.mode() == EnforcementMode::Observe => {
                     tracing::warn!(policy = policy.name(), "a rule in observe mode failed in `on_result`")
                 }
                 Ok(Err(fault)) => {
                     trail.rule = Some(policy.name().to_owned());
-                    return Err(ToolError::of(
+                    return Err(ToolError::from_code(
                         error_code::POLICY_FAULT,
                         format!("the policy `{}` cannot record the result: {fault}", policy.name()),
                     ));
                 }
                 Err(_) => {
                     trail.rule = Some(policy.name().to_owned());
-                    return Err(ToolError::of(error_code::POLICY_FAULT, format!("the policy `{}` panicked", policy.name())));
+                    return Err(ToolError::from_code(error_code::POLICY_FAULT, format!("the policy `{}` panicked", policy.name())));
                 }
             }
         }
@@ -166,7 +176,7 @@ impl Toolgate {
         // revoked. If the tool revokes its own evidence, it did so at admission, after its writes
         // were recorded.
         let own = if tool.spec.revokes.iter().any(|(of, _)| *of == tool.spec.name) {
-            tool.takes_away(&trail.arguments, None).len() + usize::from(passed.agent.tracked_sources.is_some())
+            tool.revoked_evidence(&trail.arguments, None).len() + usize::from(passed.agent.tracked_sources.is_some())
         } else {
             0
         };
@@ -176,17 +186,17 @@ impl Toolgate {
             entities: entities.collect(),
             fields: Value::Object(fields.collect()),
             at: trail.started,
-            origin: if passed.is_reported { Origin::Reported } else { Origin::RunHere },
+            origin: if passed.is_reported { EvidenceOrigin::Reported } else { EvidenceOrigin::RunHere },
             stamp,
         };
         // An empty result is not evidence.
         let evidence = (!empty).then_some(evidence);
-        Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence })
+        Ok(SessionChanges { slices: std::mem::take(&mut txn.slices), marks, evidence })
     }
 }
 
 /// Stores a result that is too large. The model gets its beginning and a handle.
-fn truncate_output(output: &mut Output, most: usize, redactor: &Redactor) -> Option<(String, Arc<str>)> {
+fn truncate_output(output: &mut CallOutput, most: usize, redactor: &Redactor) -> Option<(String, Arc<str>)> {
     if output.hidden || is_certainly_small(&output.value, most) {
         return None;
     }
@@ -198,17 +208,17 @@ fn truncate_output(output: &mut Output, most: usize, redactor: &Redactor) -> Opt
         return None;
     }
     let handle = format!("out_{}", CallId::generate());
-    let mut end = HEAD.min(most);
+    let mut end = MAX_PREVIEW_BYTES.min(most);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
     // Do not cut through a secret, because no pattern would match the rest.
-    let end = redactor.cut(&text, end);
+    let end = redactor.find_cut_position(&text, end);
     let said =
         format!("The result has {} bytes; this is its beginning. Read on with `read_output`, handle `{handle}`, offset {end}.", text.len());
     output.message = Some(output.message.take().map_or(said.clone(), |message| format!("{message}\n{said}")));
     output.value = Value::String(text.get(..end).unwrap_or_default().to_owned());
-    output.stored = Some(Stored { handle: handle.clone(), bytes: text.len() });
+    output.stored = Some(StoredOutputRef { handle: handle.clone(), bytes: text.len() });
     Some((handle, text))
 }
 
@@ -219,7 +229,7 @@ fn is_certainly_small(value: &Value, most: usize) -> bool {
         Value::Number(number) => number.as_str().len() <= most,
         Value::String(text) => text.len() <= most,
         Value::Array(_) | Value::Object(_) => {
-            toolgate_json::find_exceeded_bound_of_value(value, &Bounds { bytes: most / 8, depth: 128, nodes: most / 8 }).is_none()
+            toolgate_json::find_exceeded_bound_of_value(value, &JsonBounds { bytes: most / 8, depth: 128, nodes: most / 8 }).is_none()
         }
     }
 }

@@ -7,134 +7,137 @@ use std::cell::Cell;
 
 use serde_json::Value;
 
-use super::{Arithmetic, Compare, Each, Expression, Function, Kind, Name, Node};
-use crate::policy::cel::value::{Val, apply, arithmetic, compare, field, index_of, proved_in, too_large, unfit, unlike, weight};
-use crate::policy::flow::each_value;
-use crate::policy::{Ask, Fault};
+use super::{ArithmeticOp, CelComprehension, CelExpression, CelFunction, CelNode, CelNodeKind, CelVariable, CompareOp};
+use crate::policy::cel::value::{
+    CelValue, call_function, compare_values, compute, get_field, get_index, json_read_cost, mismatch_fault, overflow_fault,
+    split_evidence_path, type_fault,
+};
+use crate::policy::flow::visit_values;
+use crate::policy::{PolicyError, PolicyInput};
 use crate::session::state::Evidence;
 use toolgate_json::Pointer;
 
 /// Maximum number of steps of one evaluation, because macros iterate over lists from the model.
 const MAX_STEPS: usize = 100_000;
 
-pub(super) struct Evaluation<'a> {
-    ask: Ask<'a>,
+pub(super) struct CelEvaluation<'a> {
+    ask: PolicyInput<'a>,
     evidence: Option<&'a Evidence>,
-    expression: &'a Expression,
+    expression: &'a CelExpression,
     steps: Cell<usize>,
 }
 
-impl<'a> Evaluation<'a> {
-    pub(super) fn new(ask: &Ask<'a>, proof: Option<&'a Evidence>, expression: &'a Expression) -> Self {
+impl<'a> CelEvaluation<'a> {
+    pub(super) fn new(ask: &PolicyInput<'a>, proof: Option<&'a Evidence>, expression: &'a CelExpression) -> Self {
         Self { ask: *ask, evidence: proof, expression, steps: Cell::new(0) }
     }
 
-    pub(super) fn holds(&self, root: &'a Node) -> Result<bool, Fault> {
-        self.eval(root, &mut Vec::new())?.bool()
+    pub(super) fn is_true(&self, root: &'a CelNode) -> Result<bool, PolicyError> {
+        self.eval(root, &mut Vec::new())?.as_bool()
     }
 
-    fn eval(&self, node: &'a Node, locals: &mut Vec<Val<'a>>) -> Result<Val<'a>, Fault> {
-        self.charge(1)?;
+    fn eval(&self, node: &'a CelNode, locals: &mut Vec<CelValue<'a>>) -> Result<CelValue<'a>, PolicyError> {
+        self.charge_steps(1)?;
         Ok(match &node.kind {
-            Kind::Null => Val::Null,
-            Kind::Bool(value) => Val::Bool(*value),
-            Kind::Number(value) => Val::Number(*value),
-            Kind::Text(text) => Val::Text((&**text).into()),
-            Kind::Input(path) => Val::of(self.argument(path)?)?,
-            Kind::Result(path) => Val::of(self.proved(path)?)?,
-            Kind::Variable(name) => self.name(*name),
-            Kind::Local(slot) => {
-                let local = locals.get(*slot).ok_or_else(|| Fault::new("a local variable is not defined"))?;
-                self.charge(local.length())?;
+            CelNodeKind::Null => CelValue::Null,
+            CelNodeKind::Bool(value) => CelValue::Bool(*value),
+            CelNodeKind::Number(value) => CelValue::Number(*value),
+            CelNodeKind::Text(text) => CelValue::Text((&**text).into()),
+            CelNodeKind::Input(path) => CelValue::from_json(self.argument(path)?)?,
+            CelNodeKind::Result(path) => CelValue::from_json(self.evidence_field(path)?)?,
+            CelNodeKind::Variable(name) => self.variable_value(*name),
+            CelNodeKind::Local(slot) => {
+                let local = locals.get(*slot).ok_or_else(|| PolicyError::new("a local variable is not defined"))?;
+                self.charge_steps(local.read_cost())?;
                 local.clone()
             }
-            Kind::Field(of, name) => field(&self.eval(of, locals)?, name)?,
-            Kind::Index(of, index) => {
+            CelNodeKind::Field(of, name) => get_field(&self.eval(of, locals)?, name)?,
+            CelNodeKind::Index(of, index) => {
                 let (of, index) = (self.eval(of, locals)?, self.eval(index, locals)?);
-                self.charge(of.length())?;
-                index_of(&of, &index)?
+                self.charge_steps(of.read_cost())?;
+                get_index(&of, &index)?
             }
-            Kind::Has(of) => Val::Bool(self.has(of, locals)?),
-            Kind::Not(of) => Val::Bool(!self.eval(of, locals)?.bool()?),
-            Kind::Negate(of) => match self.eval(of, locals)? {
-                Val::Number(number) => Val::Number(-number),
-                Val::Duration(span) => Val::Duration(span.checked_neg().ok_or_else(too_large)?),
-                other => return Err(unfit("a number", &other)),
+            CelNodeKind::Has(of) => CelValue::Bool(self.has_value(of, locals)?),
+            CelNodeKind::Not(of) => CelValue::Bool(!self.eval(of, locals)?.as_bool()?),
+            CelNodeKind::Negate(of) => match self.eval(of, locals)? {
+                CelValue::Number(number) => CelValue::Number(-number),
+                CelValue::Duration(span) => CelValue::Duration(span.checked_neg().ok_or_else(overflow_fault)?),
+                other => return Err(type_fault("a number", &other)),
             },
-            Kind::And(nodes) => {
+            CelNodeKind::And(nodes) => {
                 for node in nodes {
-                    if !self.eval(node, locals)?.bool()? {
-                        return Ok(Val::Bool(false));
+                    if !self.eval(node, locals)?.as_bool()? {
+                        return Ok(CelValue::Bool(false));
                     }
                 }
-                Val::Bool(true)
+                CelValue::Bool(true)
             }
-            Kind::Or(nodes) => {
+            CelNodeKind::Or(nodes) => {
                 for node in nodes {
-                    if self.eval(node, locals)?.bool()? {
-                        return Ok(Val::Bool(true));
+                    if self.eval(node, locals)?.as_bool()? {
+                        return Ok(CelValue::Bool(true));
                     }
                 }
-                Val::Bool(false)
+                CelValue::Bool(false)
             }
-            Kind::If(nodes) => {
+            CelNodeKind::If(nodes) => {
                 let [condition, then, otherwise] = &**nodes;
-                let chosen = if self.eval(condition, locals)?.bool()? { then } else { otherwise };
+                let chosen = if self.eval(condition, locals)?.as_bool()? { then } else { otherwise };
                 self.eval(chosen, locals)?
             }
-            Kind::Compare(op, nodes) => {
+            CelNodeKind::Compare(op, nodes) => {
                 let [a, b] = &**nodes;
-                let asks_for_null = matches!(a.kind, Kind::Null) || matches!(b.kind, Kind::Null);
+                let asks_for_null = matches!(a.kind, CelNodeKind::Null) || matches!(b.kind, CelNodeKind::Null);
                 let (a, b) = (self.eval(a, locals)?, self.eval(b, locals)?);
-                let are_null = matches!((&a, &b), (Val::Null, Val::Null));
-                Val::Bool(match op {
+                let are_null = matches!((&a, &b), (CelValue::Null, CelValue::Null));
+                CelValue::Bool(match op {
                     // Any value can be compared with a literal null.
-                    Compare::Equal if asks_for_null => are_null,
-                    Compare::NotEqual if asks_for_null => !are_null,
-                    Compare::Equal => self.equals(&a, &b)?,
-                    Compare::NotEqual => !self.equals(&a, &b)?,
-                    _ => compare(*op, &a, &b)?,
+                    CompareOp::Equal if asks_for_null => are_null,
+                    CompareOp::NotEqual if asks_for_null => !are_null,
+                    CompareOp::Equal => self.equals(&a, &b)?,
+                    CompareOp::NotEqual => !self.equals(&a, &b)?,
+                    _ => compare_values(*op, &a, &b)?,
                 })
             }
-            Kind::Arithmetic(op, nodes) => {
+            CelNodeKind::Arithmetic(op, nodes) => {
                 let [a, b] = &**nodes;
                 let (a, b) = (self.eval(a, locals)?, self.eval(b, locals)?);
-                self.charge(a.length() + b.length())?;
-                arithmetic(*op, a, b)?
+                self.charge_steps(a.read_cost() + b.read_cost())?;
+                compute(*op, a, b)?
             }
-            Kind::In(nodes) => {
+            CelNodeKind::In(nodes) => {
                 let [a, list] = &**nodes;
-                Val::Bool(self.is_in(a, list, locals)?)
+                CelValue::Bool(self.is_in(a, list, locals)?)
             }
-            Kind::List(nodes) => Val::List(nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<_, _>>()?),
-            Kind::Call(Function::IsSame, nodes) => Val::Bool(self.same(nodes, locals)?),
-            Kind::Call(function, nodes) => {
+            CelNodeKind::List(nodes) => CelValue::List(nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<_, _>>()?),
+            CelNodeKind::Call(CelFunction::IsSame, nodes) => CelValue::Bool(self.is_same(nodes, locals)?),
+            CelNodeKind::Call(function, nodes) => {
                 let values = nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<Vec<_>, _>>()?;
-                self.charge(values.iter().map(Val::length).sum())?;
-                apply(*function, &values)?
+                self.charge_steps(values.iter().map(CelValue::read_cost).sum())?;
+                call_function(*function, &values)?
             }
-            Kind::Matches(of, pattern) => {
+            CelNodeKind::Matches(of, pattern) => {
                 let text = self.eval(of, locals)?;
-                self.charge(text.text()?.len() / 16)?;
-                Val::Bool(pattern.is_match(text.text()?))
+                self.charge_steps(text.as_text()?.len() / 16)?;
+                CelValue::Bool(pattern.is_match(text.as_text()?))
             }
-            Kind::CameFrom(path, source) => Val::Bool(self.came_from(path, source)?),
-            Kind::LimitUsage(name) => {
-                let limit = self.expression.limit(name).ok_or_else(|| Fault(format!("unknown limit `{name}`")))?;
-                Val::Number(self.ask.counter(&limit.counter(&self.ask)?, limit.window())?)
+            CelNodeKind::CameFrom(path, source) => CelValue::Bool(self.has_source(path, source)?),
+            CelNodeKind::LimitUsage(name) => {
+                let limit = self.expression.limit(name).ok_or_else(|| PolicyError(format!("unknown limit `{name}`")))?;
+                CelValue::Number(self.ask.counter(&limit.counter(&self.ask)?, limit.window())?)
             }
-            Kind::Comprehension(each) => self.walk(each, locals)?,
+            CelNodeKind::Comprehension(each) => self.evaluate_comprehension(each, locals)?,
         })
     }
 
     /// Adds steps to the budget; reading a list costs one step for each item.
-    fn charge(&self, steps: usize) -> Result<(), Fault> {
+    fn charge_steps(&self, steps: usize) -> Result<(), PolicyError> {
         self.steps.set(self.steps.get().saturating_add(steps));
-        if self.steps.get() > MAX_STEPS { Err(Fault::new("the expression takes too many steps on these arguments")) } else { Ok(()) }
+        if self.steps.get() > MAX_STEPS { Err(PolicyError::new("the expression takes too many steps on these arguments")) } else { Ok(()) }
     }
 
-    fn items(&self, of: &Val<'a>) -> Result<Vec<Val<'a>>, Fault> {
-        self.charge(of.length())?;
+    fn list_items(&self, of: &CelValue<'a>) -> Result<Vec<CelValue<'a>>, PolicyError> {
+        self.charge_steps(of.read_cost())?;
         of.items()
     }
 
@@ -142,111 +145,113 @@ impl<'a> Evaluation<'a> {
     ///
     /// A tool may convert another type (`["admin"]` to `"admin"`, `"3"` to 3), so comparing two
     /// types is a fault.
-    fn equals(&self, a: &Val<'a>, b: &Val<'a>) -> Result<bool, Fault> {
-        self.charge(1)?;
+    fn equals(&self, a: &CelValue<'a>, b: &CelValue<'a>) -> Result<bool, PolicyError> {
+        self.charge_steps(1)?;
         Ok(match (a, b) {
-            (Val::Null, Val::Null) => true,
-            (Val::Bool(a), Val::Bool(b)) => a == b,
-            (Val::Number(a), Val::Number(b)) => a == b,
-            (Val::Text(a), Val::Text(b)) => {
-                self.charge(a.len().min(b.len()) / 16)?;
+            (CelValue::Null, CelValue::Null) => true,
+            (CelValue::Bool(a), CelValue::Bool(b)) => a == b,
+            (CelValue::Number(a), CelValue::Number(b)) => a == b,
+            (CelValue::Text(a), CelValue::Text(b)) => {
+                self.charge_steps(a.len().min(b.len()) / 16)?;
                 a == b
             }
-            (Val::Time(a), Val::Time(b)) => a == b,
-            (Val::Duration(a), Val::Duration(b)) => a == b,
-            (Val::Json(Value::Object(a)), Val::Json(Value::Object(b))) => {
+            (CelValue::Time(a), CelValue::Time(b)) => a == b,
+            (CelValue::Duration(a), CelValue::Duration(b)) => a == b,
+            (CelValue::Json(Value::Object(a)), CelValue::Json(Value::Object(b))) => {
                 if a.len() != b.len() {
                     return Ok(false);
                 }
-                self.charge(a.len())?;
+                self.charge_steps(a.len())?;
                 if !a.keys().all(|key| b.contains_key(key)) {
                     return Ok(false);
                 }
                 for (a, b) in a.iter().filter_map(|(key, value)| Some((value, b.get(key)?))) {
-                    if !self.equals(&Val::of(a)?, &Val::of(b)?)? {
+                    if !self.equals(&CelValue::from_json(a)?, &CelValue::from_json(b)?)? {
                         return Ok(false);
                     }
                 }
                 true
             }
-            (Val::Json(Value::Array(_)) | Val::List(_), Val::Json(Value::Array(_)) | Val::List(_)) => {
+            (CelValue::Json(Value::Array(_)) | CelValue::List(_), CelValue::Json(Value::Array(_)) | CelValue::List(_)) => {
                 if a.count() != b.count() {
                     return Ok(false);
                 }
-                for (a, b) in self.items(a)?.iter().zip(&self.items(b)?) {
+                for (a, b) in self.list_items(a)?.iter().zip(&self.list_items(b)?) {
                     if !self.equals(a, b)? {
                         return Ok(false);
                     }
                 }
                 true
             }
-            _ => return Err(unlike(a, b)),
+            _ => return Err(mismatch_fault(a, b)),
         })
     }
 
-    fn argument(&self, path: &Pointer) -> Result<&'a Value, Fault> {
-        self.ask.argument(path).ok_or_else(|| Fault(format!("`{path}` is missing, and the rule depends on it")))
+    fn argument(&self, path: &Pointer) -> Result<&'a Value, PolicyError> {
+        self.ask.argument(path).ok_or_else(|| PolicyError(format!("`{path}` is missing, and the rule depends on it")))
     }
 
     /// Returns a proved field or a value inside one.
-    fn proved(&self, path: &Pointer) -> Result<&'a Value, Fault> {
-        let gone = || Fault(format!("the evidence has no `{path}`"));
+    fn evidence_field(&self, path: &Pointer) -> Result<&'a Value, PolicyError> {
+        let gone = || PolicyError(format!("the evidence has no `{path}`"));
         let fields = self.evidence.and_then(|proof| proof.fields.as_object()).ok_or_else(gone)?;
-        proved_in(fields.keys().map(String::as_str), path)
+        split_evidence_path(fields.keys().map(String::as_str), path)
             .and_then(|(field, rest)| fields.get(field).and_then(|value| rest.get(value)))
             .ok_or_else(gone)
     }
 
-    fn name(&self, name: Name) -> Val<'a> {
+    fn variable_value(&self, name: CelVariable) -> CelValue<'a> {
         match name {
-            Name::Session => Val::Text((&*self.ask.key.session).into()),
-            Name::Principal => Val::Text((&*self.ask.key.principal).into()),
-            Name::Agent => Val::Text((&*self.ask.key.agent).into()),
-            Name::Tool => Val::Text(self.ask.tool.name().into()),
-            Name::Now => Val::Time(self.ask.facts.now),
+            CelVariable::Session => CelValue::Text((&*self.ask.key.session).into()),
+            CelVariable::Principal => CelValue::Text((&*self.ask.key.principal).into()),
+            CelVariable::Agent => CelValue::Text((&*self.ask.key.agent).into()),
+            CelVariable::Tool => CelValue::Text(self.ask.tool.name().into()),
+            CelVariable::Now => CelValue::Time(self.ask.facts.now),
         }
     }
 
-    fn has(&self, of: &'a Node, locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
+    fn has_value(&self, of: &'a CelNode, locals: &mut Vec<CelValue<'a>>) -> Result<bool, PolicyError> {
         Ok(match &of.kind {
-            Kind::Input(path) => self.ask.argument(path).is_some(),
-            Kind::Result(path) => self.proved(path).is_ok(),
-            Kind::Field(inner, name) => match self.eval(inner, locals)? {
-                Val::Json(Value::Object(map)) => map.contains_key(name),
-                other => return Err(unfit("an object", &other)),
+            CelNodeKind::Input(path) => self.ask.argument(path).is_some(),
+            CelNodeKind::Result(path) => self.evidence_field(path).is_ok(),
+            CelNodeKind::Field(inner, name) => match self.eval(inner, locals)? {
+                CelValue::Json(Value::Object(map)) => map.contains_key(name),
+                other => return Err(type_fault("an object", &other)),
             },
             _ => true,
         })
     }
 
     /// Returns whether two values are equal; an absent value equals nothing, null only null.
-    fn same(&self, nodes: &'a [Node], locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
-        let [a, b] = nodes else { return Err(Fault::new("`same` compares two values")) };
+    fn is_same(&self, nodes: &'a [CelNode], locals: &mut Vec<CelValue<'a>>) -> Result<bool, PolicyError> {
+        let [a, b] = nodes else { return Err(PolicyError::new("`same` compares two values")) };
         for node in [a, b] {
-            if matches!(node.kind, Kind::Input(_) | Kind::Result(_) | Kind::Field(..)) && !self.has(node, locals)? {
+            if matches!(node.kind, CelNodeKind::Input(_) | CelNodeKind::Result(_) | CelNodeKind::Field(..))
+                && !self.has_value(node, locals)?
+            {
                 return Ok(false);
             }
         }
         let (a, b) = (self.eval(a, locals)?, self.eval(b, locals)?);
-        if matches!(a, Val::Null) != matches!(b, Val::Null) {
+        if matches!(a, CelValue::Null) != matches!(b, CelValue::Null) {
             return Ok(false);
         }
         self.equals(&a, &b)
     }
 
-    fn is_in(&self, a: &'a Node, list: &'a Node, locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
-        let asks_for_null = matches!(a.kind, Kind::Null);
+    fn is_in(&self, a: &'a CelNode, list: &'a CelNode, locals: &mut Vec<CelValue<'a>>) -> Result<bool, PolicyError> {
+        let asks_for_null = matches!(a.kind, CelNodeKind::Null);
         let a = self.eval(a, locals)?;
         // A literal list is searched without building it. It may contain several types, and the
         // type of `a` must be one of them.
-        if let Kind::List(nodes) = &list.kind {
+        if let CelNodeKind::List(nodes) = &list.kind {
             let (mut is_alike, mut fault) = (false, None);
             for node in nodes {
                 let item = self.eval(node, locals)?;
                 match (&a, &item) {
-                    (Val::Null, Val::Null) => return Ok(true),
-                    _ if asks_for_null || matches!(node.kind, Kind::Null) => {}
-                    _ if a.kind() != item.kind() => fault = fault.or_else(|| Some(unlike(&a, &item))),
+                    (CelValue::Null, CelValue::Null) => return Ok(true),
+                    _ if asks_for_null || matches!(node.kind, CelNodeKind::Null) => {}
+                    _ if a.type_name() != item.type_name() => fault = fault.or_else(|| Some(mismatch_fault(&a, &item))),
                     _ if self.equals(&a, &item)? => return Ok(true),
                     _ => is_alike = true,
                 }
@@ -254,16 +259,16 @@ impl<'a> Evaluation<'a> {
             return fault.filter(|_| !is_alike).map_or(Ok(false), Err);
         }
         let list = self.eval(list, locals)?;
-        if let (Val::Text(key), Val::Json(Value::Object(map))) = (&a, &list) {
+        if let (CelValue::Text(key), CelValue::Json(Value::Object(map))) = (&a, &list) {
             return Ok(map.contains_key(&**key));
         }
         // Any other list comes from a call: an item of another type may mean the same value.
         let mut fault = None;
-        for item in self.items(&list)? {
+        for item in self.list_items(&list)? {
             match (&a, &item) {
-                (Val::Null, Val::Null) => return Ok(true),
+                (CelValue::Null, CelValue::Null) => return Ok(true),
                 _ if asks_for_null => {}
-                _ if a.kind() != item.kind() => fault = fault.or_else(|| Some(unlike(&a, &item))),
+                _ if a.type_name() != item.type_name() => fault = fault.or_else(|| Some(mismatch_fault(&a, &item))),
                 _ if self.equals(&a, &item)? => return Ok(true),
                 _ => {}
             }
@@ -272,14 +277,14 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Checks provenance: one untrusted value is enough for `untrusted`, all must come from a tool.
-    fn came_from(&self, path: &Pointer, source: &str) -> Result<bool, Fault> {
+    fn has_source(&self, path: &Pointer, source: &str) -> Result<bool, PolicyError> {
         if self.ask.argument(path).is_none() {
-            return Err(Fault(format!("`{path}` is missing, and the rule depends on it")));
+            return Err(PolicyError(format!("`{path}` is missing, and the rule depends on it")));
         }
         let (mut any, mut all, mut fault, mut count) = (false, true, None, 0);
-        let all_of_it = path.entries_or_scalars(self.ask.arguments.value()).iter().map(|(_, value)| weight(value)).sum();
-        self.charge(all_of_it)?;
-        each_value(&self.ask, path, &mut |place, _, _| match self.ask.origin(place) {
+        let all_of_it = path.entries_or_scalars(self.ask.arguments.value()).iter().map(|(_, value)| json_read_cost(value)).sum();
+        self.charge_steps(all_of_it)?;
+        visit_values(&self.ask, path, &mut |place, _, _| match self.ask.provenance(place) {
             Ok(known) => {
                 count += 1;
                 any |= known.may_be_untrusted();
@@ -291,14 +296,14 @@ impl<'a> Evaluation<'a> {
             Some(fault) => Err(fault),
             None if source == "untrusted" => Ok(any),
             // Without a value, there is no provenance.
-            None if count == 0 => Err(Fault(format!("there is no value at `{path}`, and the rule depends on it"))),
+            None if count == 0 => Err(PolicyError(format!("there is no value at `{path}`, and the rule depends on it"))),
             None => Ok(all),
         }
     }
 
-    fn walk(&self, each: &'a Each, locals: &mut Vec<Val<'a>>) -> Result<Val<'a>, Fault> {
+    fn evaluate_comprehension(&self, each: &'a CelComprehension, locals: &mut Vec<CelValue<'a>>) -> Result<CelValue<'a>, PolicyError> {
         let range = self.eval(&each.range, locals)?;
-        let items = self.items(&range)?;
+        let items = self.list_items(&range)?;
         let depth = locals.len();
         let accumulated = self.eval(&each.init, locals)?;
         locals.push(accumulated);
@@ -306,16 +311,16 @@ impl<'a> Evaluation<'a> {
             for item in items {
                 locals.push(item);
                 // `map` and `filter` build a list: append to it instead of copying it each time.
-                if let Some((condition, element)) = pushes(&each.step, depth) {
-                    let taken = condition.map_or(Ok(true), |condition| self.eval(condition, locals)?.bool())?;
+                if let Some((condition, element)) = match_append(&each.step, depth) {
+                    let taken = condition.map_or(Ok(true), |condition| self.eval(condition, locals)?.as_bool())?;
                     let element = if taken { Some(self.eval(element, locals)?) } else { None };
                     locals.pop();
-                    if let (Some(Val::List(list)), Some(element)) = (locals.get_mut(depth), element) {
+                    if let (Some(CelValue::List(list)), Some(element)) = (locals.get_mut(depth), element) {
                         list.push(element);
                     }
                     continue;
                 }
-                let go_on = self.eval(&each.condition, locals)?.bool()?;
+                let go_on = self.eval(&each.condition, locals)?.as_bool()?;
                 let next = if go_on { Some(self.eval(&each.step, locals)?) } else { None };
                 locals.pop();
                 let Some(next) = next else { break };
@@ -331,25 +336,27 @@ impl<'a> Evaluation<'a> {
 }
 
 /// Returns the `x` of `list + [x]`, for the list in this slot.
-fn pushed_element(node: &Node, slot: usize) -> Option<&Node> {
-    let Kind::Arithmetic(Arithmetic::Add, pair) = &node.kind else { return None };
+fn appended_element(node: &CelNode, slot: usize) -> Option<&CelNode> {
+    let CelNodeKind::Arithmetic(ArithmeticOp::Add, pair) = &node.kind else { return None };
     match &**pair {
-        [Node { kind: Kind::Local(of), .. }, Node { kind: Kind::List(elements), .. }] if *of == slot => match elements.as_slice() {
-            [element] => Some(element),
-            _ => None,
-        },
+        [CelNode { kind: CelNodeKind::Local(of), .. }, CelNode { kind: CelNodeKind::List(elements), .. }] if *of == slot => {
+            match elements.as_slice() {
+                [element] => Some(element),
+                _ => None,
+            }
+        }
         _ => None,
     }
 }
 
 /// Returns the element that a step appends to the list in this slot, and the condition, if the
 /// step does nothing else.
-fn pushes(step: &Node, slot: usize) -> Option<(Option<&Node>, &Node)> {
-    let is_slot = |node: &Node| matches!(node.kind, Kind::Local(of) if of == slot);
+fn match_append(step: &CelNode, slot: usize) -> Option<(Option<&CelNode>, &CelNode)> {
+    let is_slot = |node: &CelNode| matches!(node.kind, CelNodeKind::Local(of) if of == slot);
     match &step.kind {
-        Kind::Arithmetic(..) => pushed_element(step, slot).map(|element| (None, element)),
-        Kind::If(nodes) => match &**nodes {
-            [condition, then, otherwise] if is_slot(otherwise) => pushed_element(then, slot).map(|element| (Some(condition), element)),
+        CelNodeKind::Arithmetic(..) => appended_element(step, slot).map(|element| (None, element)),
+        CelNodeKind::If(nodes) => match &**nodes {
+            [condition, then, otherwise] if is_slot(otherwise) => appended_element(then, slot).map(|element| (Some(condition), element)),
             _ => None,
         },
         _ => None,

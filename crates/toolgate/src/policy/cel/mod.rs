@@ -20,21 +20,21 @@ use std::sync::Arc;
 use regex::Regex;
 use rust_decimal::Decimal;
 
-pub(super) use crate::policy::cel::schema_type::{Ty, of_schema};
+pub(super) use crate::policy::cel::schema_type::{CelType, type_of_schema};
 
-use super::flow::each_value;
-use super::{Ask, Fault, Limit, Needs, Note, Problem};
-use crate::policy::unsatisfiable::NEVER_TRUE;
+use super::flow::visit_values;
+use super::{Diagnostic, FactRequest, Limit, PolicyError, PolicyInput, RuleCheck};
+use crate::policy::unsatisfiable::NEVER_TRUE_LINT;
 use crate::session::state::Evidence;
-use crate::tool::Spec;
+use crate::tool::ToolSpec;
 use toolgate_json::Pointer;
 
 /// Maximum length of an expression, in bytes.
-pub const MAX_LENGTH: usize = 2_000;
+pub const MAX_EXPRESSION_BYTES: usize = 2_000;
 /// Maximum number of operators and dots in an expression.
 pub const MAX_OPERATORS: usize = 200;
 /// Maximum nesting depth of an expression.
-pub const MAX_DEPTH: usize = 32;
+pub const MAX_EXPRESSION_DEPTH: usize = 32;
 
 /// A compiled condition.
 ///
@@ -43,64 +43,64 @@ pub const MAX_DEPTH: usize = 32;
 /// let rule = Deny::new("office_hours", ["call_customer"]).when_cel("now.getHours() < 8 || now.getHours() >= 18");
 /// ```
 #[derive(Debug, Clone)]
-pub struct Expression {
+pub struct CelExpression {
     source: Arc<str>,
     /// The compiled expression, or the problems that prevent its evaluation.
-    compiled: Result<Arc<Node>, Vec<Problem>>,
+    compiled: Result<Arc<CelNode>, Vec<Diagnostic>>,
     /// The limits that `sum_of` names.
     limits: Vec<Limit>,
 }
 
 /// A node of a compiled expression.
 #[derive(Debug, Clone)]
-struct Node {
-    kind: Kind,
+struct CelNode {
+    kind: CelNodeKind,
     /// The byte range in the source.
     span: Range<usize>,
 }
 
 #[derive(Debug, Clone)]
-enum Kind {
+enum CelNodeKind {
     Null,
     Bool(bool),
     Number(Decimal),
     Text(Arc<str>),
     Input(Pointer),
     Result(Pointer),
-    Variable(Name),
+    Variable(CelVariable),
     Local(usize),
-    Field(Box<Node>, String),
-    Index(Box<Node>, Box<Node>),
-    Has(Box<Node>),
-    Not(Box<Node>),
-    Negate(Box<Node>),
-    And(Vec<Node>),
-    Or(Vec<Node>),
-    If(Box<[Node; 3]>),
-    Compare(Compare, Box<[Node; 2]>),
-    Arithmetic(Arithmetic, Box<[Node; 2]>),
-    In(Box<[Node; 2]>),
-    List(Vec<Node>),
-    Call(Function, Vec<Node>),
-    Matches(Box<Node>, Regex),
+    Field(Box<CelNode>, String),
+    Index(Box<CelNode>, Box<CelNode>),
+    Has(Box<CelNode>),
+    Not(Box<CelNode>),
+    Negate(Box<CelNode>),
+    And(Vec<CelNode>),
+    Or(Vec<CelNode>),
+    If(Box<[CelNode; 3]>),
+    Compare(CompareOp, Box<[CelNode; 2]>),
+    Arithmetic(ArithmeticOp, Box<[CelNode; 2]>),
+    In(Box<[CelNode; 2]>),
+    List(Vec<CelNode>),
+    Call(CelFunction, Vec<CelNode>),
+    Matches(Box<CelNode>, Regex),
     CameFrom(Pointer, Arc<str>),
     /// The used amount of a limit.
     LimitUsage(Arc<str>),
-    Comprehension(Box<Each>),
+    Comprehension(Box<CelComprehension>),
 }
 
 /// A loop over a list, to which the macros of CEL compile.
 #[derive(Debug, Clone)]
-struct Each {
-    range: Node,
-    init: Node,
-    condition: Node,
-    step: Node,
-    result: Node,
+struct CelComprehension {
+    range: CelNode,
+    init: CelNode,
+    condition: CelNode,
+    step: CelNode,
+    result: CelNode,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Name {
+enum CelVariable {
     Session,
     Principal,
     Agent,
@@ -109,7 +109,7 @@ enum Name {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Compare {
+enum CompareOp {
     Equal,
     NotEqual,
     Less,
@@ -119,7 +119,7 @@ enum Compare {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Arithmetic {
+enum ArithmeticOp {
     Add,
     Subtract,
     Multiply,
@@ -128,7 +128,7 @@ enum Arithmetic {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Function {
+enum CelFunction {
     Decimal,
     Duration,
     Timestamp,
@@ -140,12 +140,12 @@ enum Function {
     EndsWith,
     Contains,
     LowerAscii,
-    Part(Part),
+    Part(TimestampPart),
 }
 
 /// A component of a timestamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum TimestampPart {
     Year,
     Month,
     Day,
@@ -154,7 +154,7 @@ enum Part {
     Minute,
 }
 
-impl Expression {
+impl CelExpression {
     /// Compiles an expression.
     ///
     /// [`super::Policy::problems`] of the rule reports errors in the expression.
@@ -178,27 +178,33 @@ impl Expression {
     /// Lets `sum_of("name")` read a limit.
     ///
     /// An expression without `sum_of` stores no limits, because there may be many.
-    pub(super) fn reads(&mut self, limit: &Limit) {
+    pub(super) fn bind_limit(&mut self, limit: &Limit) {
         let mut asks = false;
-        self.each(&mut |node| asks |= matches!(node.kind, Kind::LimitUsage(_)));
+        self.visit_nodes(&mut |node| asks |= matches!(node.kind, CelNodeKind::LimitUsage(_)));
         if asks {
             self.limits.push(limit.clone());
         }
     }
 
     /// Returns the problems of the expression for the governed tools, in an agent with these tools.
-    pub(super) fn problems(&self, field: &str, governed: &[&Spec], tools: &[&Spec], evidence: Option<&[&Spec]>) -> Vec<Problem> {
-        let placed = |problem: Problem| Problem { field: field.to_owned(), ..problem };
+    pub(super) fn problems(
+        &self,
+        field: &str,
+        governed: &[&ToolSpec],
+        tools: &[&ToolSpec],
+        evidence: Option<&[&ToolSpec]>,
+    ) -> Vec<Diagnostic> {
+        let placed = |problem: Diagnostic| Diagnostic { field: field.to_owned(), ..problem };
         let root = match &self.compiled {
             Ok(root) => root,
             Err(problems) => return problems.iter().cloned().map(placed).collect(),
         };
-        let rule = crate::policy::cel::typecheck::Context { tools, evidence, limits: &self.limits };
-        let mut problems: Vec<Problem> = Vec::new();
+        let rule = crate::policy::cel::typecheck::TypeCheckContext { tools, evidence, limits: &self.limits };
+        let mut problems: Vec<Diagnostic> = Vec::new();
         let mut never = Vec::new();
-        let mut vain: Option<Vec<crate::policy::cel::typecheck::Never>> = None;
+        let mut vain: Option<Vec<crate::policy::cel::typecheck::UnsatisfiableComparison>> = None;
         for tool in governed {
-            let checked = crate::policy::cel::typecheck::check(root, tool, &rule);
+            let checked = crate::policy::cel::typecheck::check_types(root, tool, &rule);
             never.extend(checked.always_false);
             vain = Some(match vain {
                 None => checked.unsatisfiable,
@@ -214,8 +220,8 @@ impl Expression {
         if never.len() == governed.len() {
             problems.extend(never.into_iter().next().map(placed));
         } else if problems.is_empty() {
-            let told = |(span, help): crate::policy::cel::typecheck::Never| {
-                Problem::new("this can never be true").within(span).help(help).warning().found_as(NEVER_TRUE)
+            let told = |(span, help): crate::policy::cel::typecheck::UnsatisfiableComparison| {
+                Diagnostic::new("this can never be true").with_range(span).with_help(help).into_warning().with_lint_code(NEVER_TRUE_LINT)
             };
             problems.extend(vain.unwrap_or_default().into_iter().map(told).map(placed));
         }
@@ -223,25 +229,25 @@ impl Expression {
     }
 
     /// Returns the sources in `came_from`, or `None` if the expression does not use provenance.
-    pub(super) fn sources(&self) -> Option<Vec<&str>> {
+    pub(super) fn provenance_sources(&self) -> Option<Vec<&str>> {
         let mut found: Option<Vec<&str>> = None;
-        self.each(&mut |node| {
-            if let Kind::CameFrom(_, source) = &node.kind {
+        self.visit_nodes(&mut |node| {
+            if let CelNodeKind::CameFrom(_, source) = &node.kind {
                 found.get_or_insert_default().push(source);
             }
         });
         found
     }
 
-    pub(super) fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        self.each(&mut |node| match &node.kind {
-            Kind::CameFrom(path, _) => {
+    pub(super) fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
+        self.visit_nodes(&mut |node| match &node.kind {
+            CelNodeKind::CameFrom(path, _) => {
                 // If there are too many values, the evaluation reports the fault.
-                let _ = each_value(ask, path, &mut |place, leaf, _| needs.origins.push((place.to_owned(), leaf.clone())));
+                let _ = visit_values(ask, path, &mut |place, leaf, _| needs.origins.push((place.to_owned(), leaf.clone())));
             }
-            Kind::LimitUsage(name) => {
+            CelNodeKind::LimitUsage(name) => {
                 let Some(limit) = self.limit(name) else { return };
-                crate::policy::Policy::needs(limit, ask, needs);
+                crate::policy::Policy::request_facts(limit, ask, needs);
                 match limit.counter(ask) {
                     Ok(counter) => needs.counters.push((counter, limit.window())),
                     // The owner of the counter may depend on evidence that is not loaded yet.
@@ -253,63 +259,71 @@ impl Expression {
     }
 
     fn limit(&self, name: &str) -> Option<&Limit> {
-        self.limits.iter().find(|limit| limit.is_called(name))
+        self.limits.iter().find(|limit| limit.has_name(name))
     }
 
     /// Evaluates the condition; `proof` is the evidence that `result` refers to.
-    pub(super) fn holds(&self, ask: &Ask<'_>, proof: Option<&Evidence>) -> Result<bool, Fault> {
-        let root = self.compiled.as_ref().map_err(|_| Fault::new("the expression does not compile"))?;
-        let held = eval::Evaluation::new(ask, proof, self).holds(root);
+    pub(super) fn is_true(&self, ask: &PolicyInput<'_>, proof: Option<&Evidence>) -> Result<bool, PolicyError> {
+        let root = self.compiled.as_ref().map_err(|_| PolicyError::new("the expression does not compile"))?;
+        let held = eval::CelEvaluation::new(ask, proof, self).is_true(root);
         if !ask.is_traced() {
             return held;
         }
-        self.each(&mut |node| {
-            if let Kind::Input(path) = &node.kind {
-                ask.note(|| {
-                    let found = ask.argument(path).map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
-                    Note { what: format!("input{path}"), found, holds: ask.argument(path).is_some() }
+        self.visit_nodes(&mut |node| {
+            if let CelNodeKind::Input(path) = &node.kind {
+                ask.record_check(|| {
+                    let found = ask.argument(path).map_or_else(|| "nothing".to_owned(), |value| ask.display_argument(path, value));
+                    RuleCheck { what: format!("input{path}"), found, holds: ask.argument(path).is_some() }
                 });
             }
         });
-        ask.note(|| {
+        ask.record_check(|| {
             let found = held.as_ref().map_or_else(|fault| fault.to_string(), ToString::to_string);
-            Note { what: format!("when {}", self.source), found, holds: matches!(held, Ok(true)) }
+            RuleCheck { what: format!("when {}", self.source), found, holds: matches!(held, Ok(true)) }
         });
         held
     }
 
-    fn each<'a>(&'a self, f: &mut dyn FnMut(&'a Node)) {
+    fn visit_nodes<'a>(&'a self, f: &mut dyn FnMut(&'a CelNode)) {
         if let Ok(root) = &self.compiled {
-            root.each(f);
+            root.visit_nodes(f);
         }
     }
 }
 
-impl Node {
-    fn each<'a>(&'a self, f: &mut dyn FnMut(&'a Self)) {
+impl CelNode {
+    fn visit_nodes<'a>(&'a self, f: &mut dyn FnMut(&'a Self)) {
         f(self);
         match &self.kind {
-            Kind::Field(node, _) | Kind::Has(node) | Kind::Not(node) | Kind::Negate(node) | Kind::Matches(node, _) => node.each(f),
-            Kind::Index(a, b) => {
-                a.each(f);
-                b.each(f);
+            CelNodeKind::Field(node, _)
+            | CelNodeKind::Has(node)
+            | CelNodeKind::Not(node)
+            | CelNodeKind::Negate(node)
+            | CelNodeKind::Matches(node, _) => node.visit_nodes(f),
+            CelNodeKind::Index(a, b) => {
+                a.visit_nodes(f);
+                b.visit_nodes(f);
             }
-            Kind::And(nodes) | Kind::Or(nodes) | Kind::List(nodes) | Kind::Call(_, nodes) => nodes.iter().for_each(|node| node.each(f)),
-            Kind::If(nodes) => nodes.iter().for_each(|node| node.each(f)),
-            Kind::Compare(_, nodes) | Kind::Arithmetic(_, nodes) | Kind::In(nodes) => nodes.iter().for_each(|node| node.each(f)),
-            Kind::Comprehension(each) => {
-                [&each.range, &each.init, &each.condition, &each.step, &each.result].into_iter().for_each(|n| n.each(f))
+            CelNodeKind::And(nodes) | CelNodeKind::Or(nodes) | CelNodeKind::List(nodes) | CelNodeKind::Call(_, nodes) => {
+                nodes.iter().for_each(|node| node.visit_nodes(f))
             }
-            Kind::Null
-            | Kind::Bool(_)
-            | Kind::Number(_)
-            | Kind::Text(_)
-            | Kind::Input(_)
-            | Kind::Result(_)
-            | Kind::Variable(_)
-            | Kind::Local(_)
-            | Kind::CameFrom(..)
-            | Kind::LimitUsage(_) => {}
+            CelNodeKind::If(nodes) => nodes.iter().for_each(|node| node.visit_nodes(f)),
+            CelNodeKind::Compare(_, nodes) | CelNodeKind::Arithmetic(_, nodes) | CelNodeKind::In(nodes) => {
+                nodes.iter().for_each(|node| node.visit_nodes(f))
+            }
+            CelNodeKind::Comprehension(each) => {
+                [&each.range, &each.init, &each.condition, &each.step, &each.result].into_iter().for_each(|n| n.visit_nodes(f))
+            }
+            CelNodeKind::Null
+            | CelNodeKind::Bool(_)
+            | CelNodeKind::Number(_)
+            | CelNodeKind::Text(_)
+            | CelNodeKind::Input(_)
+            | CelNodeKind::Result(_)
+            | CelNodeKind::Variable(_)
+            | CelNodeKind::Local(_)
+            | CelNodeKind::CameFrom(..)
+            | CelNodeKind::LimitUsage(_) => {}
         }
     }
 }

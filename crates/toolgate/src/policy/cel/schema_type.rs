@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use rust_decimal::Decimal;
 use serde_json::Value;
 
-use super::Compare;
-use crate::schema::resolve;
-use crate::tool::Extra;
+use super::CompareOp;
+use crate::schema::resolve_object;
+use crate::tool::ExtraArguments;
 use toolgate_json::decimal_of;
 
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Ty {
+pub(crate) enum CelType {
     /// Any value.
     Any,
     Null,
@@ -23,13 +23,13 @@ pub(crate) enum Ty {
     Text(Option<Vec<String>>),
     Time,
     Duration,
-    List(Box<Ty>),
+    List(Box<CelType>),
     /// An object with these members, and whether other members are possible.
-    Object(BTreeMap<String, Ty>, bool),
+    Object(BTreeMap<String, CelType>, bool),
 }
 
-impl Ty {
-    pub(crate) const fn kind(&self) -> &'static str {
+impl CelType {
+    pub(crate) const fn type_name(&self) -> &'static str {
         match self {
             Self::Any => "anything",
             Self::Null => "null",
@@ -43,7 +43,7 @@ impl Ty {
         }
     }
 
-    pub(crate) fn is_like(&self, other: &Self) -> bool {
+    pub(crate) fn is_comparable_with(&self, other: &Self) -> bool {
         matches!(self, Self::Any) || matches!(other, Self::Any) || std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 
@@ -69,109 +69,109 @@ impl Ty {
 }
 
 /// The maximum number of subschemas that are read for one reference.
-const MAX_PARTS: usize = 500;
+const MAX_SUBSCHEMAS: usize = 500;
 
 /// Returns the type that a schema describes.
-pub(crate) fn of_schema(schema: &Value, root: &Value, extra: Extra) -> Ty {
-    Looking { root, extra, budget: MAX_PARTS }.ty(schema)
+pub(crate) fn type_of_schema(schema: &Value, root: &Value, extra: ExtraArguments) -> CelType {
+    SchemaTypeBuilder { root, extra, budget: MAX_SUBSCHEMAS }.build_type(schema)
 }
 
-struct Looking<'s> {
+struct SchemaTypeBuilder<'s> {
     root: &'s Value,
-    extra: Extra,
+    extra: ExtraArguments,
     budget: usize,
 }
 
-impl<'s> Looking<'s> {
-    fn ty(&mut self, schema: &'s Value) -> Ty {
+impl<'s> SchemaTypeBuilder<'s> {
+    fn build_type(&mut self, schema: &'s Value) -> CelType {
         self.budget = self.budget.saturating_sub(1);
-        let Some(plain) = schema.as_object().filter(|_| self.budget > 0) else { return Ty::Any };
+        let Some(plain) = schema.as_object().filter(|_| self.budget > 0) else { return CelType::Any };
         if let Some(options) = plain.get("anyOf").or_else(|| plain.get("oneOf")).and_then(Value::as_array)
             && plain.keys().all(|key| matches!(key.as_str(), "anyOf" | "oneOf" | "description" | "title" | "default"))
         {
-            return options.iter().map(|option| self.ty(option)).reduce(Ty::join).unwrap_or(Ty::Any);
+            return options.iter().map(|option| self.build_type(option)).reduce(CelType::join).unwrap_or(CelType::Any);
         }
-        let Some(map) = resolve(schema, self.root) else { return Ty::Any };
+        let Some(map) = resolve_object(schema, self.root) else { return CelType::Any };
         if let Some(constant) = map.get("const") {
-            return of_value(constant);
+            return type_of_value(constant);
         }
         if let Some(values) = map.get("enum").and_then(Value::as_array) {
-            return values.iter().map(of_value).reduce(Ty::join).unwrap_or(Ty::Any);
+            return values.iter().map(type_of_value).reduce(CelType::join).unwrap_or(CelType::Any);
         }
         match map.get("type") {
-            Some(Value::String(name)) => self.named(name, map),
+            Some(Value::String(name)) => self.named_type(name, map),
             Some(Value::Array(names)) => {
-                names.iter().filter_map(Value::as_str).map(|name| self.named(name, map)).reduce(Ty::join).unwrap_or(Ty::Any)
+                names.iter().filter_map(Value::as_str).map(|name| self.named_type(name, map)).reduce(CelType::join).unwrap_or(CelType::Any)
             }
-            _ if map.contains_key("properties") => self.named("object", map),
-            _ => Ty::Any,
+            _ if map.contains_key("properties") => self.named_type("object", map),
+            _ => CelType::Any,
         }
     }
 
-    fn named(&mut self, name: &str, map: &'s serde_json::Map<String, Value>) -> Ty {
+    fn named_type(&mut self, name: &str, map: &'s serde_json::Map<String, Value>) -> CelType {
         let number = |name: &str| map.get(name).and_then(decimal_of);
         match name {
-            "null" => Ty::Null,
-            "boolean" => Ty::Bool(None),
-            "integer" | "number" => Ty::Number(
+            "null" => CelType::Null,
+            "boolean" => CelType::Bool(None),
+            "integer" | "number" => CelType::Number(
                 number("minimum").max(number("exclusiveMinimum")),
                 number("maximum").into_iter().chain(number("exclusiveMaximum")).min(),
             ),
-            "string" => Ty::Text(None),
-            "array" => Ty::List(Box::new(match map.get("items") {
+            "string" => CelType::Text(None),
+            "array" => CelType::List(Box::new(match map.get("items") {
                 // With `prefixItems`, the first items may have other types.
-                Some(items) if !map.contains_key("prefixItems") => self.ty(items),
-                _ => Ty::Any,
+                Some(items) if !map.contains_key("prefixItems") => self.build_type(items),
+                _ => CelType::Any,
             })),
             "object" => {
-                let Some(properties) = map.get("properties").and_then(Value::as_object) else { return Ty::Any };
+                let Some(properties) = map.get("properties").and_then(Value::as_object) else { return CelType::Any };
                 let open = map.contains_key("patternProperties")
-                    || map.get("additionalProperties").map_or(self.extra == Extra::Pass, |more| *more != Value::Bool(false));
-                let members = properties.iter().map(|(name, schema)| (name.clone(), self.ty(schema)));
-                let members: BTreeMap<String, Ty> = members.collect();
+                    || map.get("additionalProperties").map_or(self.extra == ExtraArguments::Pass, |more| *more != Value::Bool(false));
+                let members = properties.iter().map(|(name, schema)| (name.clone(), self.build_type(schema)));
+                let members: BTreeMap<String, CelType> = members.collect();
                 // If the budget is exhausted, unread subschemas may allow other members.
-                Ty::Object(members, open || self.budget == 0)
+                CelType::Object(members, open || self.budget == 0)
             }
-            _ => Ty::Any,
+            _ => CelType::Any,
         }
     }
 }
 
-fn of_value(value: &Value) -> Ty {
+fn type_of_value(value: &Value) -> CelType {
     match value {
-        Value::Null => Ty::Null,
-        Value::Bool(value) => Ty::Bool(Some(*value)),
-        Value::Number(_) => decimal_of(value).map_or(Ty::Number(None, None), |n| Ty::Number(Some(n), Some(n))),
-        Value::String(text) => Ty::Text(Some(vec![text.clone()])),
-        Value::Array(_) | Value::Object(_) => Ty::Any,
+        Value::Null => CelType::Null,
+        Value::Bool(value) => CelType::Bool(Some(*value)),
+        Value::Number(_) => decimal_of(value).map_or(CelType::Number(None, None), |n| CelType::Number(Some(n), Some(n))),
+        Value::String(text) => CelType::Text(Some(vec![text.clone()])),
+        Value::Array(_) | Value::Object(_) => CelType::Any,
     }
 }
 
-pub(crate) type Bounds = (Option<Decimal>, Option<Decimal>);
+pub(crate) type NumberBounds = (Option<Decimal>, Option<Decimal>);
 
 /// Returns the result of comparing two bounded numbers, if the bounds decide the result.
-pub(crate) fn numbers(op: Compare, (al, ah): Bounds, (bl, bh): Bounds) -> Option<bool> {
+pub(crate) fn compare_bounds(op: CompareOp, (al, ah): NumberBounds, (bl, bh): NumberBounds) -> Option<bool> {
     let below = |high: Option<Decimal>, low: Option<Decimal>| high.zip(low).is_some_and(|(high, low)| high < low);
     let at_most = |high: Option<Decimal>, low: Option<Decimal>| high.zip(low).is_some_and(|(high, low)| high <= low);
     let (yes, no) = match op {
-        Compare::Less => (below(ah, bl), at_most(bh, al)),
-        Compare::LessOrEqual => (at_most(ah, bl), below(bh, al)),
-        Compare::Greater => (below(bh, al), at_most(ah, bl)),
-        Compare::GreaterOrEqual => (at_most(bh, al), below(ah, bl)),
-        Compare::Equal => (al.is_some() && al == ah && al == bl && bl == bh, below(ah, bl) || below(bh, al)),
-        Compare::NotEqual => (below(ah, bl) || below(bh, al), al.is_some() && al == ah && al == bl && bl == bh),
+        CompareOp::Less => (below(ah, bl), at_most(bh, al)),
+        CompareOp::LessOrEqual => (at_most(ah, bl), below(bh, al)),
+        CompareOp::Greater => (below(bh, al), at_most(ah, bl)),
+        CompareOp::GreaterOrEqual => (at_most(bh, al), below(ah, bl)),
+        CompareOp::Equal => (al.is_some() && al == ah && al == bl && bl == bh, below(ah, bl) || below(bh, al)),
+        CompareOp::NotEqual => (below(ah, bl) || below(bh, al), al.is_some() && al == ah && al == bl && bl == bh),
     };
     if yes { Some(true) } else { no.then_some(false) }
 }
 
-pub(crate) fn texts(op: Compare, a: &[String], b: &[String]) -> Option<bool> {
+pub(crate) fn compare_texts(op: CompareOp, a: &[String], b: &[String]) -> Option<bool> {
     let apart = !a.iter().any(|a| b.contains(a));
     let same = matches!((a, b), ([a], [b]) if a == b);
     match op {
-        Compare::Equal if apart => Some(false),
-        Compare::Equal if same => Some(true),
-        Compare::NotEqual if apart => Some(true),
-        Compare::NotEqual if same => Some(false),
+        CompareOp::Equal if apart => Some(false),
+        CompareOp::Equal if same => Some(true),
+        CompareOp::NotEqual if apart => Some(true),
+        CompareOp::NotEqual if same => Some(false),
         _ => None,
     }
 }

@@ -4,474 +4,498 @@ use std::ops::Range;
 
 use rust_decimal::Decimal;
 
-use super::{Arithmetic, Compare, Each, Function, Kind, Name, Node, Part};
-use crate::diagnostic::lacking;
-use crate::policy::cel::schema_type::{Ty, numbers, of_schema, texts};
-use crate::policy::cel::value::{decimal, duration, proved_in};
-use crate::policy::{Limit, Problem};
-use crate::provenance::USER;
-use crate::schema::{At, at};
-use crate::tool::{Extra, Spec};
+use super::{ArithmeticOp, CelComprehension, CelFunction, CelNode, CelNodeKind, CelVariable, CompareOp, TimestampPart};
+use crate::diagnostic::undeclared_path_problem;
+use crate::policy::cel::schema_type::{CelType, compare_bounds, compare_texts, type_of_schema};
+use crate::policy::cel::value::{parse_decimal, parse_duration, split_evidence_path};
+use crate::policy::{Diagnostic, Limit};
+use crate::provenance::USER_SOURCE;
+use crate::schema::{SchemaLookup, lookup_input};
+use crate::tool::{ExtraArguments, ToolSpec};
 use toolgate_json::Pointer;
 
 /// A comparison that a schema rules out, and the values that the schema allows.
-pub(crate) type Never = (Range<usize>, String);
+pub(crate) type UnsatisfiableComparison = (Range<usize>, String);
 
 /// The result of checking an expression for one tool.
 #[derive(Default)]
-pub(crate) struct Checked {
+pub(crate) struct TypeCheckResult {
     /// The problems of the expression.
-    pub(crate) errors: Vec<Problem>,
+    pub(crate) errors: Vec<Diagnostic>,
     /// The problem that the expression can never be true; an error if this holds for all tools.
-    pub(crate) always_false: Option<Problem>,
+    pub(crate) always_false: Option<Diagnostic>,
     /// Comparisons of arguments that can never be true.
-    pub(crate) unsatisfiable: Vec<Never>,
+    pub(crate) unsatisfiable: Vec<UnsatisfiableComparison>,
 }
 
 /// Checks an expression for one tool.
-pub(crate) fn check(root: &Node, tool: &Spec, rule: &Context<'_>) -> Checked {
-    let mut checking = Checking { tool, context: rule, problems: Vec::new(), unsatisfiable: Vec::new() };
-    let ty = checking.ty(root, &mut Vec::new());
-    let Checking { problems: mut wrong, unsatisfiable: never, .. } = checking;
+pub(crate) fn check_types(root: &CelNode, tool: &ToolSpec, rule: &TypeCheckContext<'_>) -> TypeCheckResult {
+    let mut checking = TypeChecker { tool, context: rule, problems: Vec::new(), unsatisfiable: Vec::new() };
+    let ty = checking.infer_type(root, &mut Vec::new());
+    let TypeChecker { problems: mut wrong, unsatisfiable: never, .. } = checking;
     if !wrong.is_empty() {
-        return Checked { errors: wrong, ..Checked::default() };
+        return TypeCheckResult { errors: wrong, ..TypeCheckResult::default() };
     }
     let first = || never.first().cloned();
     let impossible = match ty {
-        Ty::Any | Ty::Bool(None | Some(true)) => None,
-        Ty::Bool(Some(false)) => {
+        CelType::Any | CelType::Bool(None | Some(true)) => None,
+        CelType::Bool(Some(false)) => {
             let help = || (root.span.clone(), "remove the rule, or change the expression".to_owned());
             let (span, help) = first().unwrap_or_else(help);
-            Some(Problem::new("this can never be true").within(span).help(help))
+            Some(Diagnostic::new("this can never be true").with_range(span).with_help(help))
         }
         other => {
-            let problem = Problem::new(format!("a condition must be true or false, but this is {}", other.kind()));
-            wrong.push(problem.within(root.span.clone()).help("compare it with something"));
+            let problem = Diagnostic::new(format!("a condition must be true or false, but this is {}", other.type_name()));
+            wrong.push(problem.with_range(root.span.clone()).with_help("compare it with something"));
             None
         }
     };
     let mut about_arguments = Vec::new();
-    root.each(&mut |node| {
-        if matches!(node.kind, Kind::Compare(..) | Kind::In(_)) && speaks_of_arguments(node) {
+    root.visit_nodes(&mut |node| {
+        if matches!(node.kind, CelNodeKind::Compare(..) | CelNodeKind::In(_)) && has_argument_reference(node) {
             about_arguments.push(node.span.clone());
         }
     });
-    let mut vain: Vec<Never> = Vec::new();
+    let mut vain: Vec<UnsatisfiableComparison> = Vec::new();
     for (span, help) in never {
         if about_arguments.contains(&span) && !vain.iter().any(|(known, _)| *known == span) {
             vain.push((span, help));
         }
     }
-    Checked { errors: wrong, always_false: impossible, unsatisfiable: vain }
+    TypeCheckResult { errors: wrong, always_false: impossible, unsatisfiable: vain }
 }
 
-fn speaks_of_arguments(node: &Node) -> bool {
+fn has_argument_reference(node: &CelNode) -> bool {
     let mut found = false;
-    node.each(&mut |node| found |= matches!(node.kind, Kind::Input(_)));
+    node.visit_nodes(&mut |node| found |= matches!(node.kind, CelNodeKind::Input(_)));
     found
 }
 
 /// The names that an expression can refer to.
-pub(crate) struct Context<'s> {
+pub(crate) struct TypeCheckContext<'s> {
     /// All tools of the agent.
-    pub(crate) tools: &'s [&'s Spec],
+    pub(crate) tools: &'s [&'s ToolSpec],
     /// The tools whose evidence is `result`, if `result` is available.
-    pub(crate) evidence: Option<&'s [&'s Spec]>,
+    pub(crate) evidence: Option<&'s [&'s ToolSpec]>,
     /// The limits that can be read.
     pub(crate) limits: &'s [Limit],
 }
 
-struct Checking<'s> {
-    tool: &'s Spec,
-    context: &'s Context<'s>,
-    problems: Vec<Problem>,
+struct TypeChecker<'s> {
+    tool: &'s ToolSpec,
+    context: &'s TypeCheckContext<'s>,
+    problems: Vec<Diagnostic>,
     /// The comparisons that a schema rules out.
-    unsatisfiable: Vec<Never>,
+    unsatisfiable: Vec<UnsatisfiableComparison>,
 }
 
-impl Checking<'_> {
-    fn wrong(&mut self, node: &Node, problem: Problem) -> Ty {
-        self.problems.push(problem.within(node.span.clone()));
-        Ty::Any
+impl TypeChecker<'_> {
+    fn report(&mut self, node: &CelNode, problem: Diagnostic) -> CelType {
+        self.problems.push(problem.with_range(node.span.clone()));
+        CelType::Any
     }
 
-    fn ty(&mut self, node: &Node, locals: &mut Vec<Ty>) -> Ty {
+    fn infer_type(&mut self, node: &CelNode, locals: &mut Vec<CelType>) -> CelType {
         match &node.kind {
-            Kind::Null => Ty::Null,
-            Kind::Bool(value) => Ty::Bool(Some(*value)),
-            Kind::Number(number) => Ty::Number(Some(*number), Some(*number)),
-            Kind::Text(text) => Ty::Text(Some(vec![text.to_string()])),
-            Kind::Input(path) => self.input(node, path),
-            Kind::Result(path) => self.result(node, path),
-            Kind::Variable(Name::Now) => Ty::Time,
-            Kind::Variable(_) => Ty::Text(None),
-            Kind::Local(slot) => locals.get(*slot).cloned().unwrap_or(Ty::Any),
-            Kind::Field(of, name) => {
-                let of = self.ty(of, locals);
-                self.member(node, of, name)
+            CelNodeKind::Null => CelType::Null,
+            CelNodeKind::Bool(value) => CelType::Bool(Some(*value)),
+            CelNodeKind::Number(number) => CelType::Number(Some(*number), Some(*number)),
+            CelNodeKind::Text(text) => CelType::Text(Some(vec![text.to_string()])),
+            CelNodeKind::Input(path) => self.input_type(node, path),
+            CelNodeKind::Result(path) => self.result_type(node, path),
+            CelNodeKind::Variable(CelVariable::Now) => CelType::Time,
+            CelNodeKind::Variable(_) => CelType::Text(None),
+            CelNodeKind::Local(slot) => locals.get(*slot).cloned().unwrap_or(CelType::Any),
+            CelNodeKind::Field(of, name) => {
+                let of = self.infer_type(of, locals);
+                self.member_type(node, of, name)
             }
-            Kind::Index(of, index) => {
-                self.ty(index, locals);
-                match self.ty(of, locals) {
-                    Ty::List(item) => *item,
-                    Ty::Any | Ty::Object(..) => Ty::Any,
-                    other => self.wrong(node, Problem::new(format!("{} has no items", other.kind()))),
+            CelNodeKind::Index(of, index) => {
+                self.infer_type(index, locals);
+                match self.infer_type(of, locals) {
+                    CelType::List(item) => *item,
+                    CelType::Any | CelType::Object(..) => CelType::Any,
+                    other => self.report(node, Diagnostic::new(format!("{} has no items", other.type_name()))),
                 }
             }
-            Kind::Has(of) => {
-                self.ty(of, locals);
-                Ty::Bool(None)
+            CelNodeKind::Has(of) => {
+                self.infer_type(of, locals);
+                CelType::Bool(None)
             }
-            Kind::Not(of) => match self.bool(of, locals) {
-                Some(value) => Ty::Bool(Some(!value)),
-                None => Ty::Bool(None),
+            CelNodeKind::Not(of) => match self.infer_bool(of, locals) {
+                Some(value) => CelType::Bool(Some(!value)),
+                None => CelType::Bool(None),
             },
-            Kind::Negate(of) => match self.ty(of, locals) {
-                Ty::Number(low, high) => Ty::Number(high.map(|n| -n), low.map(|n| -n)),
-                ty @ (Ty::Any | Ty::Duration) => ty,
-                other => self.wrong(node, Problem::new(format!("{} cannot be negated", other.kind()))),
+            CelNodeKind::Negate(of) => match self.infer_type(of, locals) {
+                CelType::Number(low, high) => CelType::Number(high.map(|n| -n), low.map(|n| -n)),
+                ty @ (CelType::Any | CelType::Duration) => ty,
+                other => self.report(node, Diagnostic::new(format!("{} cannot be negated", other.type_name()))),
             },
-            Kind::And(nodes) => Ty::Bool(self.logic(nodes, locals, false)),
-            Kind::Or(nodes) => Ty::Bool(self.logic(nodes, locals, true)),
-            Kind::If(nodes) => {
+            CelNodeKind::And(nodes) => CelType::Bool(self.check_logic(nodes, locals, false)),
+            CelNodeKind::Or(nodes) => CelType::Bool(self.check_logic(nodes, locals, true)),
+            CelNodeKind::If(nodes) => {
                 let [condition, then, otherwise] = &**nodes;
-                self.bool(condition, locals);
-                self.ty(then, locals).join(self.ty(otherwise, locals))
+                self.infer_bool(condition, locals);
+                self.infer_type(then, locals).join(self.infer_type(otherwise, locals))
             }
-            Kind::Compare(op, nodes) => {
+            CelNodeKind::Compare(op, nodes) => {
                 let [a, b] = &**nodes;
-                let (left, right) = (self.ty(a, locals), self.ty(b, locals));
-                self.compare(node, *op, &left, &right)
+                let (left, right) = (self.infer_type(a, locals), self.infer_type(b, locals));
+                self.check_comparison(node, *op, &left, &right)
             }
-            Kind::Arithmetic(op, nodes) => {
+            CelNodeKind::Arithmetic(op, nodes) => {
                 let [a, b] = &**nodes;
-                let (left, right) = (self.ty(a, locals), self.ty(b, locals));
-                self.arithmetic(node, *op, left, right)
+                let (left, right) = (self.infer_type(a, locals), self.infer_type(b, locals));
+                self.check_arithmetic(node, *op, left, right)
             }
-            Kind::In(nodes) => {
+            CelNodeKind::In(nodes) => {
                 let [a, list] = &**nodes;
-                let (item, list) = (self.ty(a, locals), self.ty(list, locals));
-                self.is_in(node, &item, &list)
+                let (item, list) = (self.infer_type(a, locals), self.infer_type(list, locals));
+                self.check_membership(node, &item, &list)
             }
-            Kind::List(nodes) => Ty::List(Box::new(nodes.iter().map(|node| self.ty(node, locals)).reduce(Ty::join).unwrap_or(Ty::Any))),
-            Kind::Call(function, nodes) => self.call(node, *function, nodes, locals),
-            Kind::Matches(of, _) => {
-                self.wants(of, &Ty::Text(None), locals);
-                Ty::Bool(None)
+            CelNodeKind::List(nodes) => CelType::List(Box::new(
+                nodes.iter().map(|node| self.infer_type(node, locals)).reduce(CelType::join).unwrap_or(CelType::Any),
+            )),
+            CelNodeKind::Call(function, nodes) => self.check_call(node, *function, nodes, locals),
+            CelNodeKind::Matches(of, _) => {
+                self.expect_type(of, &CelType::Text(None), locals);
+                CelType::Bool(None)
             }
-            Kind::CameFrom(path, source) => {
-                self.input(node, path);
-                self.source(node, source);
-                Ty::Bool(None)
+            CelNodeKind::CameFrom(path, source) => {
+                self.input_type(node, path);
+                self.check_source(node, source);
+                CelType::Bool(None)
             }
-            Kind::LimitUsage(name) => {
-                if !self.context.limits.iter().any(|limit| limit.is_called(name)) {
-                    let problem = Problem::new(format!("unknown limit `{}`", toolgate_text::shown(name)));
+            CelNodeKind::LimitUsage(name) => {
+                if !self.context.limits.iter().any(|limit| limit.has_name(name)) {
+                    let problem = Diagnostic::new(format!("unknown limit `{}`", toolgate_text::escape_for_display(name)));
                     let names: Vec<&str> = self.context.limits.iter().map(crate::policy::Policy::name).collect();
-                    let problem = problem.help("`sum_of` takes the name of a `limit` rule").did_you_mean(name, names.iter());
-                    return self.wrong(node, problem);
+                    let problem = problem.with_help("`sum_of` takes the name of a `limit` rule").with_suggestion(name, names.iter());
+                    return self.report(node, problem);
                 }
-                let lacking = self.context.limits.iter().filter(|limit| limit.is_called(name)).find_map(|limit| limit.lacks(self.tool));
+                let lacking =
+                    self.context.limits.iter().filter(|limit| limit.has_name(name)).find_map(|limit| limit.undeclared_argument(self.tool));
                 if let Some(path) = lacking {
                     let message = format!(
                         "the limit `{}` depends on `{path}`, which `{}` does not accept",
-                        toolgate_text::shown(name),
+                        toolgate_text::escape_for_display(name),
                         self.tool.name()
                     );
-                    return self.wrong(node, Problem::new(message).help("use it in a rule for the tools of the limit"));
+                    return self.report(node, Diagnostic::new(message).with_help("use it in a rule for the tools of the limit"));
                 }
-                Ty::Number(Some(Decimal::ZERO), None)
+                CelType::Number(Some(Decimal::ZERO), None)
             }
-            Kind::Comprehension(each) => self.each(each, locals),
+            CelNodeKind::Comprehension(each) => self.check_comprehension(each, locals),
         }
     }
 
-    fn input(&mut self, node: &Node, path: &Pointer) -> Ty {
-        let Some(root) = self.tool.input_schema() else { return Ty::Any };
-        match at(self.tool, path) {
-            At::Known(schema) => of_schema(schema, root, self.tool.extra),
-            At::Open => Ty::Any,
-            At::Missing(name, known) => self.wrong(node, lacking(self.tool, path, &name, &known)),
+    fn input_type(&mut self, node: &CelNode, path: &Pointer) -> CelType {
+        let Some(root) = self.tool.input_schema() else { return CelType::Any };
+        match lookup_input(self.tool, path) {
+            SchemaLookup::Known(schema) => type_of_schema(schema, root, self.tool.extra),
+            SchemaLookup::Open => CelType::Any,
+            SchemaLookup::Missing(name, known) => self.report(node, undeclared_path_problem(self.tool, path, &name, &known)),
         }
     }
 
-    fn result(&mut self, node: &Node, path: &Pointer) -> Ty {
+    fn result_type(&mut self, node: &CelNode, path: &Pointer) -> CelType {
         let Some(sources) = self.context.evidence else {
-            return self.wrong(node, Problem::new("`result` is not available here").help("use `result` in a `require` rule"));
+            return self.report(node, Diagnostic::new("`result` is not available here").with_help("use `result` in a `require` rule"));
         };
-        let mut joined: Option<Ty> = None;
+        let mut joined: Option<CelType> = None;
         for source in sources {
             let declared: Vec<String> = source.proves.iter().map(ToString::to_string).collect();
-            let Some((field, _)) = proved_in(declared.iter().map(String::as_str), path) else {
+            let Some((field, _)) = split_evidence_path(declared.iter().map(String::as_str), path) else {
                 let wanted = path.parts().join(".");
                 let known: Vec<String> = source.proves.iter().map(|p| p.parts().join(".")).collect();
-                let problem = Problem::new(format!("`{}` does not declare that it proves `{path}`", source.name()));
-                return self.wrong(node, problem.help("declare it with `proves`").did_you_mean(&wanted, known.iter()));
+                let problem = Diagnostic::new(format!("`{}` does not declare that it proves `{path}`", source.name()));
+                return self.report(node, problem.with_help("declare it with `proves`").with_suggestion(&wanted, known.iter()));
             };
-            let ty = source.output_schema().filter(|_| Pointer::from(field) == *path).map_or(Ty::Any, |schema| {
-                let found = path.parts().iter().try_fold(of_schema(schema, schema, Extra::Pass), |ty, part| match ty {
-                    Ty::Object(mut members, _) => members.remove(part),
+            let ty = source.output_schema().filter(|_| Pointer::from(field) == *path).map_or(CelType::Any, |schema| {
+                let found = path.parts().iter().try_fold(type_of_schema(schema, schema, ExtraArguments::Pass), |ty, part| match ty {
+                    CelType::Object(mut members, _) => members.remove(part),
                     _ => None,
                 });
-                found.unwrap_or(Ty::Any)
+                found.unwrap_or(CelType::Any)
             });
             joined = Some(joined.map_or(ty.clone(), |known| known.join(ty)));
         }
-        joined.unwrap_or(Ty::Any)
+        joined.unwrap_or(CelType::Any)
     }
 
     /// Reports a source that does not exist or that is untrusted.
-    fn source(&mut self, node: &Node, source: &str) {
-        if source == USER || source == "untrusted" {
+    fn check_source(&mut self, node: &CelNode, source: &str) {
+        if source == USER_SOURCE || source == "untrusted" {
             return;
         }
         let tools = || self.context.tools.iter().map(|tool| tool.name());
         match self.context.tools.iter().find(|tool| tool.name() == source) {
             None => {
-                let problem = Problem::new(format!("`{}` is not a source", toolgate_text::shown(source)))
-                    .help("use the name of a tool, \"user\" or \"untrusted\"");
-                let problem = problem.did_you_mean(source, tools().chain([USER, "untrusted"]));
-                self.wrong(node, problem);
+                let problem = Diagnostic::new(format!("`{}` is not a source", toolgate_text::escape_for_display(source)))
+                    .with_help("use the name of a tool, \"user\" or \"untrusted\"");
+                let problem = problem.with_suggestion(source, tools().chain([USER_SOURCE, "untrusted"]));
+                self.report(node, problem);
             }
             Some(tool) if tool.untrusted => {
-                let problem = Problem::new(format!("`{source}` is untrusted, so it cannot be a source")).help("use \"untrusted\"");
-                self.wrong(node, problem);
+                let problem = Diagnostic::new(format!("`{source}` is untrusted, so it cannot be a source")).with_help("use \"untrusted\"");
+                self.report(node, problem);
             }
             Some(_) => {}
         }
     }
 
-    fn member(&mut self, node: &Node, of: Ty, name: &str) -> Ty {
+    fn member_type(&mut self, node: &CelNode, of: CelType, name: &str) -> CelType {
         match of {
-            Ty::Any => Ty::Any,
-            Ty::Object(mut members, open) => match members.remove(name) {
+            CelType::Any => CelType::Any,
+            CelType::Object(mut members, open) => match members.remove(name) {
                 Some(ty) => ty,
-                None if open => Ty::Any,
-                None => self.wrong(
+                None if open => CelType::Any,
+                None => self.report(
                     node,
-                    Problem::new(format!("unknown member `{}`", toolgate_text::shown(name))).did_you_mean(name, members.keys()),
+                    Diagnostic::new(format!("unknown member `{}`", toolgate_text::escape_for_display(name)))
+                        .with_suggestion(name, members.keys()),
                 ),
             },
-            other => self.wrong(node, Problem::new(format!("{} has no `{}`", other.kind(), toolgate_text::shown(name)))),
+            other => {
+                self.report(node, Diagnostic::new(format!("{} has no `{}`", other.type_name(), toolgate_text::escape_for_display(name))))
+            }
         }
     }
 
-    fn wants(&mut self, node: &Node, wanted: &Ty, locals: &mut Vec<Ty>) -> Ty {
-        let ty = self.ty(node, locals);
-        if ty.is_like(wanted) { ty } else { self.wrong(node, Problem::new(format!("expected {}, found {}", wanted.kind(), ty.kind()))) }
+    fn expect_type(&mut self, node: &CelNode, wanted: &CelType, locals: &mut Vec<CelType>) -> CelType {
+        let ty = self.infer_type(node, locals);
+        if ty.is_comparable_with(wanted) {
+            ty
+        } else {
+            self.report(node, Diagnostic::new(format!("expected {}, found {}", wanted.type_name(), ty.type_name())))
+        }
     }
 
-    fn bool(&mut self, node: &Node, locals: &mut Vec<Ty>) -> Option<bool> {
-        match self.wants(node, &Ty::Bool(None), locals) {
-            Ty::Bool(known) => known,
+    fn infer_bool(&mut self, node: &CelNode, locals: &mut Vec<CelType>) -> Option<bool> {
+        match self.expect_type(node, &CelType::Bool(None), locals) {
+            CelType::Bool(known) => known,
             _ => None,
         }
     }
 
     /// Checks `&&` or `||`; `short` is the operand that decides the result: false or true.
-    fn logic(&mut self, nodes: &[Node], locals: &mut Vec<Ty>, short: bool) -> Option<bool> {
-        let known: Vec<Option<bool>> = nodes.iter().map(|node| self.bool(node, locals)).collect();
+    fn check_logic(&mut self, nodes: &[CelNode], locals: &mut Vec<CelType>, short: bool) -> Option<bool> {
+        let known: Vec<Option<bool>> = nodes.iter().map(|node| self.infer_bool(node, locals)).collect();
         if known.contains(&Some(short)) {
             return Some(short);
         }
         known.iter().all(|k| *k == Some(!short)).then_some(!short)
     }
 
-    fn compare(&mut self, node: &Node, op: Compare, a: &Ty, b: &Ty) -> Ty {
-        let ordered = !matches!(op, Compare::Equal | Compare::NotEqual);
-        let unordered = |ty: &Ty| matches!(ty, Ty::Null | Ty::Bool(_) | Ty::List(_) | Ty::Object(..));
-        let null = matches!(a, Ty::Null) || matches!(b, Ty::Null);
-        if (ordered && (unordered(a) || unordered(b))) || !(a.is_like(b) || null) {
+    fn check_comparison(&mut self, node: &CelNode, op: CompareOp, a: &CelType, b: &CelType) -> CelType {
+        let ordered = !matches!(op, CompareOp::Equal | CompareOp::NotEqual);
+        let unordered = |ty: &CelType| matches!(ty, CelType::Null | CelType::Bool(_) | CelType::List(_) | CelType::Object(..));
+        let null = matches!(a, CelType::Null) || matches!(b, CelType::Null);
+        if (ordered && (unordered(a) || unordered(b))) || !(a.is_comparable_with(b) || null) {
             let help = match (a, b) {
-                (Ty::Text(_), Ty::Number(..)) | (Ty::Number(..), Ty::Text(_)) => "turn the text into a number with `decimal(…)`",
-                (Ty::Text(_), Ty::Time) | (Ty::Time, Ty::Text(_)) => "turn the text into a time with `timestamp(…)`",
-                (Ty::Text(_), Ty::Duration) | (Ty::Duration, Ty::Text(_)) => "turn the text into a duration with `duration(…)`",
+                (CelType::Text(_), CelType::Number(..)) | (CelType::Number(..), CelType::Text(_)) => {
+                    "turn the text into a number with `decimal(…)`"
+                }
+                (CelType::Text(_), CelType::Time) | (CelType::Time, CelType::Text(_)) => "turn the text into a time with `timestamp(…)`",
+                (CelType::Text(_), CelType::Duration) | (CelType::Duration, CelType::Text(_)) => {
+                    "turn the text into a duration with `duration(…)`"
+                }
                 _ => "compare values of one kind",
             };
-            return self.wrong(node, Problem::new(format!("{} cannot be compared with {}", a.kind(), b.kind())).help(help));
+            return self
+                .report(node, Diagnostic::new(format!("{} cannot be compared with {}", a.type_name(), b.type_name())).with_help(help));
         }
         let known = match (a, b) {
-            (Ty::Number(al, ah), Ty::Number(bl, bh)) => numbers(op, (*al, *ah), (*bl, *bh)),
-            (Ty::Text(Some(a)), Ty::Text(Some(b))) => texts(op, a, b),
+            (CelType::Number(al, ah), CelType::Number(bl, bh)) => compare_bounds(op, (*al, *ah), (*bl, *bh)),
+            (CelType::Text(Some(a)), CelType::Text(Some(b))) => compare_texts(op, a, b),
             _ => None,
         };
         if known == Some(false) {
-            let help = allowed(a)
-                .or_else(|| allowed(b))
+            let help = describe_allowed_values(a)
+                .or_else(|| describe_allowed_values(b))
                 .map_or_else(|| "the result is always the same".to_owned(), |allowed| format!("allowed by the schema: {allowed}"));
             self.unsatisfiable.push((node.span.clone(), help));
         }
-        Ty::Bool(known)
+        CelType::Bool(known)
     }
 
-    fn is_in(&mut self, node: &Node, item: &Ty, list: &Ty) -> Ty {
+    fn check_membership(&mut self, node: &CelNode, item: &CelType, list: &CelType) -> CelType {
         match list {
-            Ty::List(of) if !item.is_like(of) && !matches!(**of, Ty::Null) => {
-                self.wrong(node, Problem::new(format!("cannot look for {} in a list that contains {}", item.kind(), of.kind())))
-            }
-            Ty::List(of) => match (item, &**of) {
-                (Ty::Text(Some(a)), Ty::Text(Some(b))) if !a.iter().any(|a| b.contains(a)) => self.is_in_vain(node, item, of),
-                (Ty::Number(al, ah), Ty::Number(bl, bh)) if numbers(Compare::Equal, (*al, *ah), (*bl, *bh)) == Some(false) => {
-                    self.is_in_vain(node, item, of)
+            CelType::List(of) if !item.is_comparable_with(of) && !matches!(**of, CelType::Null) => self
+                .report(node, Diagnostic::new(format!("cannot look for {} in a list that contains {}", item.type_name(), of.type_name()))),
+            CelType::List(of) => match (item, &**of) {
+                (CelType::Text(Some(a)), CelType::Text(Some(b))) if !a.iter().any(|a| b.contains(a)) => {
+                    self.report_never_in(node, item, of)
                 }
-                _ => Ty::Bool(None),
+                (CelType::Number(al, ah), CelType::Number(bl, bh))
+                    if compare_bounds(CompareOp::Equal, (*al, *ah), (*bl, *bh)) == Some(false) =>
+                {
+                    self.report_never_in(node, item, of)
+                }
+                _ => CelType::Bool(None),
             },
-            Ty::Any | Ty::Object(..) => Ty::Bool(None),
-            other => self.wrong(node, Problem::new(format!("cannot look for a value in {}", other.kind()))),
+            CelType::Any | CelType::Object(..) => CelType::Bool(None),
+            other => self.report(node, Diagnostic::new(format!("cannot look for a value in {}", other.type_name()))),
         }
     }
 
     /// Records that a value is never in a list.
-    fn is_in_vain(&mut self, node: &Node, item: &Ty, of: &Ty) -> Ty {
-        let help = allowed(item)
-            .or_else(|| allowed(of))
+    fn report_never_in(&mut self, node: &CelNode, item: &CelType, of: &CelType) -> CelType {
+        let help = describe_allowed_values(item)
+            .or_else(|| describe_allowed_values(of))
             .map_or_else(|| "the value is never in this list".to_owned(), |allowed| format!("allowed by the schema: {allowed}"));
         self.unsatisfiable.push((node.span.clone(), help));
-        Ty::Bool(Some(false))
+        CelType::Bool(Some(false))
     }
 
-    fn arithmetic(&mut self, node: &Node, op: Arithmetic, a: Ty, b: Ty) -> Ty {
-        use Arithmetic::{Add, Subtract};
+    fn check_arithmetic(&mut self, node: &CelNode, op: ArithmeticOp, a: CelType, b: CelType) -> CelType {
+        use ArithmeticOp::{Add, Subtract};
         match (op, a, b) {
-            (_, Ty::Number(..) | Ty::Any, Ty::Number(..)) | (_, Ty::Number(..), Ty::Any) => Ty::Number(None, None),
-            (Add, Ty::Text(_), Ty::Text(_) | Ty::Any) | (Add, Ty::Any, Ty::Text(_)) => Ty::Text(None),
-            (Add, Ty::List(a), Ty::List(b)) => Ty::List(Box::new(a.join(*b))),
-            (Add, Ty::Time, Ty::Duration) | (Add, Ty::Duration, Ty::Time) | (Subtract, Ty::Time, Ty::Duration) => Ty::Time,
-            (Subtract, Ty::Time, Ty::Time) | (Add | Subtract, Ty::Duration, Ty::Duration) => Ty::Duration,
-            (_, Ty::Any, _) | (_, _, Ty::Any) => Ty::Any,
-            (_, a, b) => self.wrong(node, Problem::new(format!("cannot calculate with {} and {}", a.kind(), b.kind()))),
+            (_, CelType::Number(..) | CelType::Any, CelType::Number(..)) | (_, CelType::Number(..), CelType::Any) => {
+                CelType::Number(None, None)
+            }
+            (Add, CelType::Text(_), CelType::Text(_) | CelType::Any) | (Add, CelType::Any, CelType::Text(_)) => CelType::Text(None),
+            (Add, CelType::List(a), CelType::List(b)) => CelType::List(Box::new(a.join(*b))),
+            (Add, CelType::Time, CelType::Duration)
+            | (Add, CelType::Duration, CelType::Time)
+            | (Subtract, CelType::Time, CelType::Duration) => CelType::Time,
+            (Subtract, CelType::Time, CelType::Time) | (Add | Subtract, CelType::Duration, CelType::Duration) => CelType::Duration,
+            (_, CelType::Any, _) | (_, _, CelType::Any) => CelType::Any,
+            (_, a, b) => self.report(node, Diagnostic::new(format!("cannot calculate with {} and {}", a.type_name(), b.type_name()))),
         }
     }
 
-    fn call(&mut self, node: &Node, function: Function, nodes: &[Node], locals: &mut Vec<Ty>) -> Ty {
-        let text = Ty::Text(None);
+    fn check_call(&mut self, node: &CelNode, function: CelFunction, nodes: &[CelNode], locals: &mut Vec<CelType>) -> CelType {
+        let text = CelType::Text(None);
         let mut literal = |parse: &dyn Fn(&str) -> bool, wants: (&str, &str)| {
-            if let Some(Node { kind: Kind::Text(text), span }) = nodes.first()
+            if let Some(CelNode { kind: CelNodeKind::Text(text), span }) = nodes.first()
                 && !parse(text)
             {
-                let problem = Problem::new(format!("`{}` is not a valid {}", toolgate_text::shown(text), wants.0)).within(span.clone());
-                self.problems.push(problem.help(format!("like `{}`", wants.1)));
+                let problem = Diagnostic::new(format!("`{}` is not a valid {}", toolgate_text::escape_for_display(text), wants.0))
+                    .with_range(span.clone());
+                self.problems.push(problem.with_help(format!("like `{}`", wants.1)));
             }
         };
         match function {
-            Function::Decimal => literal(&|t| decimal(t).is_ok(), ("number", "12.50")),
-            Function::Duration => literal(&|t| duration(t).is_ok(), ("duration", "90d`, `1h` or `30s")),
-            Function::Timestamp => literal(&|t| t.parse::<jiff::Timestamp>().is_ok(), ("RFC 3339 time", "2026-01-31T12:00:00Z")),
+            CelFunction::Decimal => literal(&|t| parse_decimal(t).is_ok(), ("number", "12.50")),
+            CelFunction::Duration => literal(&|t| parse_duration(t).is_ok(), ("duration", "90d`, `1h` or `30s")),
+            CelFunction::Timestamp => literal(&|t| t.parse::<jiff::Timestamp>().is_ok(), ("RFC 3339 time", "2026-01-31T12:00:00Z")),
             _ => {}
         }
         match function {
-            Function::Decimal => {
-                let ty = nodes.first().map_or(Ty::Any, |n| self.ty(n, locals));
+            CelFunction::Decimal => {
+                let ty = nodes.first().map_or(CelType::Any, |n| self.infer_type(n, locals));
                 match ty {
-                    Ty::Number(..) => ty,
-                    Ty::Any | Ty::Text(_) => Ty::Number(None, None),
-                    other => self.wrong(node, Problem::new(format!("{} is not a number", other.kind()))),
+                    CelType::Number(..) => ty,
+                    CelType::Any | CelType::Text(_) => CelType::Number(None, None),
+                    other => self.report(node, Diagnostic::new(format!("{} is not a number", other.type_name()))),
                 }
             }
-            Function::IsSame => {
-                let [a, b] = nodes else { return Ty::Bool(None) };
-                let (a, b) = (self.ty(a, locals), self.ty(b, locals));
-                if !a.is_like(&b) {
-                    return self.wrong(node, Problem::new(format!("{} is never the same as {}", a.kind(), b.kind())));
+            CelFunction::IsSame => {
+                let [a, b] = nodes else { return CelType::Bool(None) };
+                let (a, b) = (self.infer_type(a, locals), self.infer_type(b, locals));
+                if !a.is_comparable_with(&b) {
+                    return self.report(node, Diagnostic::new(format!("{} is never the same as {}", a.type_name(), b.type_name())));
                 }
-                Ty::Bool(None)
+                CelType::Bool(None)
             }
-            Function::SumOf => {
-                let Some(of) = nodes.first() else { return Ty::Any };
-                match self.wants(of, &Ty::List(Box::new(Ty::Any)), locals) {
-                    Ty::List(item) if !item.is_like(&Ty::Number(None, None)) => {
-                        self.wrong(of, Problem::new(format!("`sum_of` needs numbers, but each item is {}", item.kind())))
+            CelFunction::SumOf => {
+                let Some(of) = nodes.first() else { return CelType::Any };
+                match self.expect_type(of, &CelType::List(Box::new(CelType::Any)), locals) {
+                    CelType::List(item) if !item.is_comparable_with(&CelType::Number(None, None)) => {
+                        self.report(of, Diagnostic::new(format!("`sum_of` needs numbers, but each item is {}", item.type_name())))
                     }
-                    _ => Ty::Number(None, None),
+                    _ => CelType::Number(None, None),
                 }
             }
-            Function::Size => {
-                let Some(of) = nodes.first() else { return Ty::Any };
-                match self.ty(of, locals) {
-                    Ty::Any | Ty::Text(_) | Ty::List(_) | Ty::Object(..) => Ty::Number(Some(Decimal::ZERO), None),
-                    other => self.wrong(node, Problem::new(format!("{} has no size", other.kind()))),
+            CelFunction::Size => {
+                let Some(of) = nodes.first() else { return CelType::Any };
+                match self.infer_type(of, locals) {
+                    CelType::Any | CelType::Text(_) | CelType::List(_) | CelType::Object(..) => CelType::Number(Some(Decimal::ZERO), None),
+                    other => self.report(node, Diagnostic::new(format!("{} has no size", other.type_name()))),
                 }
             }
-            Function::Part(part) => {
+            CelFunction::Part(part) => {
                 if let Some((time, zone)) = nodes.split_first() {
-                    self.wants(time, &Ty::Time, locals);
-                    if let Some(Node { kind: Kind::Text(name), span }) = zone.first()
+                    self.expect_type(time, &CelType::Time, locals);
+                    if let Some(CelNode { kind: CelNodeKind::Text(name), span }) = zone.first()
                         && jiff::tz::TimeZone::get(name).is_err()
                     {
-                        let problem = Problem::new(format!("`{}` is not a time zone", toolgate_text::shown(name))).within(span.clone());
-                        self.problems.push(problem.help("like `Europe/Berlin`"));
+                        let problem = Diagnostic::new(format!("`{}` is not a time zone", toolgate_text::escape_for_display(name)))
+                            .with_range(span.clone());
+                        self.problems.push(problem.with_help("like `Europe/Berlin`"));
                     }
                 }
                 let most = match part {
-                    Part::Year => return Ty::Number(None, None),
-                    Part::Month => 11,
-                    Part::Day => 30,
-                    Part::Weekday => 6,
-                    Part::Hour => 23,
-                    Part::Minute => 59,
+                    TimestampPart::Year => return CelType::Number(None, None),
+                    TimestampPart::Month => 11,
+                    TimestampPart::Day => 30,
+                    TimestampPart::Weekday => 6,
+                    TimestampPart::Hour => 23,
+                    TimestampPart::Minute => 59,
                 };
-                Ty::Number(Some(Decimal::ZERO), Some(Decimal::from(most)))
+                CelType::Number(Some(Decimal::ZERO), Some(Decimal::from(most)))
             }
-            Function::Duration | Function::Timestamp | Function::LowerAscii => {
+            CelFunction::Duration | CelFunction::Timestamp | CelFunction::LowerAscii => {
                 for of in nodes {
-                    self.wants(of, &text, locals);
+                    self.expect_type(of, &text, locals);
                 }
                 match function {
-                    Function::Duration => Ty::Duration,
-                    Function::Timestamp => Ty::Time,
+                    CelFunction::Duration => CelType::Duration,
+                    CelFunction::Timestamp => CelType::Time,
                     _ => text,
                 }
             }
-            Function::Glob | Function::StartsWith | Function::EndsWith | Function::Contains => {
+            CelFunction::Glob | CelFunction::StartsWith | CelFunction::EndsWith | CelFunction::Contains => {
                 for of in nodes {
-                    self.wants(of, &text, locals);
+                    self.expect_type(of, &text, locals);
                 }
-                Ty::Bool(None)
+                CelType::Bool(None)
             }
         }
     }
 
-    fn each(&mut self, each: &Each, locals: &mut Vec<Ty>) -> Ty {
-        let item = match self.ty(&each.range, locals) {
-            Ty::List(item) => *item,
-            Ty::Object(..) => Ty::Text(None),
-            Ty::Any => Ty::Any,
-            other => return self.wrong(&each.range, Problem::new(format!("cannot iterate over {}", other.kind()))),
+    fn check_comprehension(&mut self, each: &CelComprehension, locals: &mut Vec<CelType>) -> CelType {
+        let item = match self.infer_type(&each.range, locals) {
+            CelType::List(item) => *item,
+            CelType::Object(..) => CelType::Text(None),
+            CelType::Any => CelType::Any,
+            other => return self.report(&each.range, Diagnostic::new(format!("cannot iterate over {}", other.type_name()))),
         };
-        let init = match self.ty(&each.init, locals) {
+        let init = match self.infer_type(&each.init, locals) {
             // The accumulator starts with a literal and changes, so drop the known value.
-            Ty::Bool(_) => Ty::Bool(None),
-            Ty::Number(..) => Ty::Number(None, None),
+            CelType::Bool(_) => CelType::Bool(None),
+            CelType::Number(..) => CelType::Number(None, None),
             other => other,
         };
         locals.push(init);
         locals.push(item);
-        self.ty(&each.condition, locals);
-        let stepped = self.ty(&each.step, locals);
+        self.infer_type(&each.condition, locals);
+        let stepped = self.infer_type(&each.step, locals);
         locals.pop();
         if let Some(slot) = locals.last_mut() {
             *slot = match (slot.clone(), stepped) {
-                (Ty::List(_), stepped @ Ty::List(_)) => stepped,
+                (CelType::List(_), stepped @ CelType::List(_)) => stepped,
                 (known, _) => known,
             };
         }
-        let result = self.ty(&each.result, locals);
+        let result = self.infer_type(&each.result, locals);
         locals.pop();
         match result {
-            Ty::Bool(_) => Ty::Bool(None),
+            CelType::Bool(_) => CelType::Bool(None),
             other => other,
         }
     }
 }
 
 /// Describes the values that a type allows, if a schema restricts them.
-fn allowed(ty: &Ty) -> Option<String> {
+fn describe_allowed_values(ty: &CelType) -> Option<String> {
     match ty {
-        Ty::Number(Some(low), Some(high)) if low == high => None,
-        Ty::Number(Some(low), Some(high)) => Some(format!("between {low} and {high}")),
-        Ty::Number(None, Some(high)) => Some(format!("at most {high}")),
-        Ty::Number(Some(low), None) => Some(format!("at least {low}")),
-        Ty::Text(Some(values)) if values.len() > 1 => {
+        CelType::Number(Some(low), Some(high)) if low == high => None,
+        CelType::Number(Some(low), Some(high)) => Some(format!("between {low} and {high}")),
+        CelType::Number(None, Some(high)) => Some(format!("at most {high}")),
+        CelType::Number(Some(low), None) => Some(format!("at least {low}")),
+        CelType::Text(Some(values)) if values.len() > 1 => {
             Some(format!("one of {}", values.iter().map(|v| format!("\"{v}\"")).collect::<Vec<_>>().join(", ")))
         }
         _ => None,

@@ -32,15 +32,15 @@ use std::sync::Arc;
 use annotate_snippets::renderer::DecorStyle;
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 
-use crate::policy::{Place, Policy, Problem, Severity};
+use crate::policy::{Diagnostic, Policy, Severity, SourceSpan};
 
 /// Prefix of the names of rules that toolgate itself adds.
-pub const BUILT_IN: &str = "toolgate:";
+pub const BUILT_IN_RULE_PREFIX: &str = "toolgate:";
 
 /// Names the agent, and its only tool, of the self-test call that a gateway must refuse.
 ///
 /// No configuration may declare an agent of this name.
-pub const CANARY: &str = "toolgate-canary";
+pub const CANARY_AGENT: &str = "toolgate-canary";
 
 /// Names the principal of the self-test call.
 ///
@@ -49,7 +49,7 @@ pub const CANARY_PRINCIPAL: &str = "(canary)";
 
 /// Defines where a policy is attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub(crate) enum PolicyScope {
     Tools(Vec<String>),
     Section(String),
     Prompt,
@@ -58,22 +58,22 @@ pub(crate) enum Scope {
 
 /// A rule and its position in a file.
 #[derive(Clone)]
-pub struct Written {
-    pub(crate) scope: Scope,
+pub struct SourcedRule {
+    pub(crate) scope: PolicyScope,
     pub policy: Arc<dyn Policy>,
-    source: Option<Arc<Source>>,
+    source: Option<Arc<RuleSource>>,
 }
 
 /// The file of a rule, and the byte ranges of its parts.
-struct Source {
+struct RuleSource {
     file: Arc<str>,
     text: Arc<str>,
     part_spans: BTreeMap<String, Range<usize>>,
 }
 
-impl Written {
+impl SourcedRule {
     /// Wraps a rule that was written in Rust.
-    pub(crate) fn from_code(scope: Scope, policy: Arc<dyn Policy>) -> Self {
+    pub(crate) fn from_code(scope: PolicyScope, policy: Arc<dyn Policy>) -> Self {
         Self { scope, policy, source: None }
     }
 
@@ -101,7 +101,7 @@ impl Written {
     }
 
     /// Returns the position of a field, or of the closest enclosing part if the field is absent.
-    pub fn source_span(&self, field: &str, within: Option<Range<usize>>) -> Option<Place> {
+    pub fn source_span(&self, field: &str, within: Option<Range<usize>>) -> Option<SourceSpan> {
         let source = self.source.as_ref()?;
         let mut field = field;
         let span = loop {
@@ -112,7 +112,7 @@ impl Written {
             }
         };
         let span = within.and_then(|within| map_inner_range(&source.text, &span, within)).unwrap_or(span);
-        Some(Place { file: Arc::clone(&source.file), text: Arc::clone(&source.text), span })
+        Some(SourceSpan { file: Arc::clone(&source.file), text: Arc::clone(&source.text), range: span })
     }
 }
 
@@ -132,12 +132,12 @@ fn map_inner_range(text: &str, span: &Range<usize>, within: Range<usize>) -> Opt
 
 /// The rules of one or more files.
 #[derive(Clone, Default)]
-pub struct Rules {
-    policies: Vec<Written>,
-    pub problems: Vec<Problem>,
+pub struct RuleSet {
+    policies: Vec<SourcedRule>,
+    pub problems: Vec<Diagnostic>,
 }
 
-impl Rules {
+impl RuleSet {
     /// Reads rules from the text of a file.
     ///
     /// Problems are collected and reported when an agent is built with these rules.
@@ -171,7 +171,7 @@ impl Rules {
     ///
     /// Problems that depend on the tools of an agent are reported when the agent is built.
     #[must_use]
-    pub fn problems(&self) -> &[Problem] {
+    pub fn problems(&self) -> &[Diagnostic] {
         &self.problems
     }
 
@@ -180,7 +180,7 @@ impl Rules {
         self.policies.iter().map(|written| written.policy.name())
     }
 
-    pub fn sourced_rules(&self) -> impl Iterator<Item = &Written> {
+    pub fn sourced_rules(&self) -> impl Iterator<Item = &SourcedRule> {
         self.policies.iter()
     }
 
@@ -194,32 +194,32 @@ impl Rules {
 
     /// Appends the rules that are not yet present, so that one rule in two files counts once.
     pub fn append_new(self, mut others: Self) -> Self {
-        let is_known = |other: &Written| self.policies.iter().any(|own| own.is_identical(other));
+        let is_known = |other: &SourcedRule| self.policies.iter().any(|own| own.is_identical(other));
         others.policies.retain(|other| !is_known(other));
         self.append(others)
     }
 
-    pub(crate) fn into_parts(self) -> (Vec<Written>, Vec<Problem>) {
+    pub(crate) fn into_parts(self) -> (Vec<SourcedRule>, Vec<Diagnostic>) {
         (self.policies, self.problems)
     }
 }
 
 /// Renders problems for a terminal.
-pub fn render_problems(problems: &[Problem], colours: bool) -> String {
+pub fn render_problems(problems: &[Diagnostic], colours: bool) -> String {
     let renderer = if colours { Renderer::styled() } else { Renderer::plain() }.decor_style(DecorStyle::Ascii);
-    let one = |problem: &Problem| {
+    let one = |problem: &Diagnostic| {
         let level = match problem.severity {
             Severity::Error => Level::ERROR,
             Severity::Warning => Level::WARNING,
             Severity::Note => Level::NOTE,
         };
         let title = match &problem.rule {
-            Some(rule) => format!("policy `{}`: {}", toolgate_text::shown(rule), problem.message),
+            Some(rule) => format!("policy `{}`: {}", toolgate_text::escape_for_display(rule), problem.message),
             None => problem.message.clone(),
         };
         let mut group =
-            level.primary_title(title).elements(problem.place.iter().map(|place| {
-                Snippet::source(&*place.text).path(&*place.file).annotation(AnnotationKind::Primary.span(place.span.clone()))
+            level.primary_title(title).elements(problem.span.iter().map(|place| {
+                Snippet::source(&*place.text).path(&*place.file).annotation(AnnotationKind::Primary.span(place.range.clone()))
             }));
         if let Some(help) = &problem.help {
             group = group.element(Level::HELP.message(help));

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// Maximum length of a configuration or secret.
-const LONGEST: u64 = 16 << 20;
+const MAX_TEXT_FILE_BYTES: u64 = 16 << 20;
 
 /// Reads a text file.
 pub fn read_text_file(path: &Path) -> io::Result<String> {
@@ -37,8 +37,8 @@ pub fn read_untrusted_text_file(path: &Path) -> io::Result<String> {
 
 fn read_bounded(file: File) -> io::Result<String> {
     let mut text = String::new();
-    let length = file.take(LONGEST + 1).read_to_string(&mut text)?;
-    if length as u64 > LONGEST {
+    let length = file.take(MAX_TEXT_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if length as u64 > MAX_TEXT_FILE_BYTES {
         return Err(io::Error::other("the file is longer than 16 MiB"));
     }
     Ok(text)
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_configuration_names_is_a_plain_file() {
+    fn only_regular_files_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let [plain, empty, pipe, socket] = ["plain", "empty", "pipe", "socket"].map(|name| directory.path().join(name));
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();

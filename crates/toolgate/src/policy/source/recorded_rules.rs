@@ -2,23 +2,23 @@
 
 use toml::de::DeTable;
 
-use super::Rules;
+use super::RuleSet;
 use crate::policy::source::rule_table;
-use crate::policy::source::table_reader::{File, Shared, Table};
+use crate::policy::source::table_reader::{TableReadState, TomlSource, TomlTable};
 
 /// Reads the rules of an agent from its policy files and configurations.
-pub(crate) fn parse_recorded_rules<'a>(agent: &str, files: &[(&'a str, &'a str)]) -> Rules {
+pub(crate) fn parse_recorded_rules<'a>(agent: &str, files: &[(&'a str, &'a str)]) -> RuleSet {
     let is_configuration = |text: &str| {
         let (document, _) = DeTable::parse_recoverable(text);
         document.get_ref().keys().any(|key| key.get_ref() != "policy")
     };
     let (configurations, policies): (Vec<_>, Vec<_>) = files.iter().copied().partition(|(_, text)| is_configuration(text));
-    let Some(((name, text), more)) = configurations.split_first() else { return Rules::parse_all(policies) };
+    let Some(((name, text), more)) = configurations.split_first() else { return RuleSet::parse_all(policies) };
     let rules = |name: &str, text: &str, policies: Vec<(&'a str, &'a str)>| {
-        let file = File { name: name.into(), text: text.into() };
+        let file = TomlSource { name: name.into(), text: text.into() };
         let (document, _) = DeTable::parse_recoverable(text);
-        let shared = Shared::default();
-        let table = Table::new(&file, document.get_ref(), 0..0, &shared);
+        let shared = TableReadState::default();
+        let table = TomlTable::new(&file, document.get_ref(), 0..0, &shared);
         let own = table.table("agents").and_then(|agents| agents.table(agent));
         rule_table::read_rules(&file, &own.as_ref().unwrap_or(&table).tables("policy"), policies)
     };

@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use toml::de::{DeTable, DeValue};
 
-use super::{Rules, Scope, Source, Written};
-use crate::policy::source::table_reader::{File, Shared, Table, toml_type_name};
-use crate::policy::{Condition, Deny, Flow, Limit, Mode, Per, Policy, Problem, Proved, ReadBeforeWrite, Require, Sequence, observe};
+use super::{PolicyScope, RuleSet, RuleSource, SourcedRule};
+use crate::policy::source::table_reader::{TableReadState, TomlSource, TomlTable, toml_type_name};
+use crate::policy::{
+    Condition, Deny, Diagnostic, EnforcementMode, EvidenceEntity, Flow, Limit, LimitOwner, Policy, ReadBeforeWrite, Require, Sequence,
+    observe,
+};
 use toolgate_json::Pointer;
 
 /// The kinds of rules that a file can contain.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum RuleKind {
     Require,
     Deny,
     Ask,
@@ -22,19 +25,19 @@ enum Kind {
     OnlyFrom,
 }
 
-const KINDS: [(&str, Kind); 8] = [
-    ("require", Kind::Require),
-    ("deny", Kind::Deny),
-    ("ask", Kind::Ask),
-    ("limit", Kind::Limit),
-    ("sequence", Kind::Sequence),
-    ("read_before_write", Kind::ReadBeforeWrite),
-    ("flow", Kind::Flow),
-    ("only_from", Kind::OnlyFrom),
+const RULE_KINDS: [(&str, RuleKind); 8] = [
+    ("require", RuleKind::Require),
+    ("deny", RuleKind::Deny),
+    ("ask", RuleKind::Ask),
+    ("limit", RuleKind::Limit),
+    ("sequence", RuleKind::Sequence),
+    ("read_before_write", RuleKind::ReadBeforeWrite),
+    ("flow", RuleKind::Flow),
+    ("only_from", RuleKind::OnlyFrom),
 ];
 
 /// A rule that is not yet wrapped in its mode.
-enum Draft {
+enum RuleDraft {
     Require(Require),
     Deny(Deny),
     Limit(Limit),
@@ -43,14 +46,14 @@ enum Draft {
     Flow(Flow),
 }
 
-pub(crate) fn read_policy_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
+pub(crate) fn read_policy_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> RuleSet {
     assemble_rules(Vec::new(), files)
 }
 
 /// Reads the rules of a larger file and of the policy files that it includes.
 ///
 /// Problems of the larger file are reported where that file is read.
-pub fn read_rules<'a>(file: &File, tables: &[Table<'_>], files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
+pub fn read_rules<'a>(file: &TomlSource, tables: &[TomlTable<'_>], files: impl IntoIterator<Item = (&'a str, &'a str)>) -> RuleSet {
     let mut drafts = Vec::new();
     for table in tables {
         let before = table.problem_count();
@@ -58,53 +61,60 @@ pub fn read_rules<'a>(file: &File, tables: &[Table<'_>], files: impl IntoIterato
         if table.problem_count() > before {
             table.assign_rule(before, table.text("name").unwrap_or("unnamed"));
         } else if let Some((draft, mode, scope)) = read {
-            let source = Source { file: Arc::clone(&file.name), text: Arc::clone(&file.text), part_spans: table.part_spans() };
+            let source = RuleSource { file: Arc::clone(&file.name), text: Arc::clone(&file.text), part_spans: table.part_spans() };
             drafts.push((draft, mode, scope, source));
         }
     }
     assemble_rules(drafts, files)
 }
 
-fn assemble_rules<'a>(mut drafts: Vec<(Draft, Mode, Scope, Source)>, files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
+fn assemble_rules<'a>(
+    mut drafts: Vec<(RuleDraft, EnforcementMode, PolicyScope, RuleSource)>,
+    files: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> RuleSet {
     let mut problems = Vec::new();
     for (name, text) in files {
-        let file = File { name: name.into(), text: text.into() };
+        let file = TomlSource { name: name.into(), text: text.into() };
         read_policy_file(&file, &mut drafts, &mut problems);
     }
     // An expression in any rule may read a limit of any file.
     let limits: Vec<Limit> =
-        drafts.iter().filter_map(|(draft, ..)| if let Draft::Limit(limit) = draft { Some(limit.clone()) } else { None }).collect();
+        drafts.iter().filter_map(|(draft, ..)| if let RuleDraft::Limit(limit) = draft { Some(limit.clone()) } else { None }).collect();
     let policies = drafts.into_iter().map(|(draft, mode, scope, source)| {
         let draft = match draft {
-            Draft::Deny(rule) => Draft::Deny(limits.iter().fold(rule, Deny::reading)),
-            Draft::Require(rule) => Draft::Require(limits.iter().fold(rule, Require::reading)),
+            RuleDraft::Deny(rule) => RuleDraft::Deny(limits.iter().fold(rule, Deny::reading)),
+            RuleDraft::Require(rule) => RuleDraft::Require(limits.iter().fold(rule, Require::reading)),
             other => other,
         };
-        Written { scope, policy: draft.into_policy(mode), source: Some(Arc::new(source)) }
+        SourcedRule { scope, policy: draft.into_policy(mode), source: Some(Arc::new(source)) }
     });
-    Rules { policies: policies.collect(), problems }
+    RuleSet { policies: policies.collect(), problems }
 }
 
-impl Draft {
-    fn into_policy(self, mode: Mode) -> Arc<dyn Policy> {
-        fn at<P: Policy + 'static>(policy: P, mode: Mode) -> Arc<dyn Policy> {
+impl RuleDraft {
+    fn into_policy(self, mode: EnforcementMode) -> Arc<dyn Policy> {
+        fn apply_mode<P: Policy + 'static>(policy: P, mode: EnforcementMode) -> Arc<dyn Policy> {
             match mode {
-                Mode::Enforce => Arc::new(policy),
-                Mode::Observe => Arc::new(observe(policy)),
+                EnforcementMode::Enforce => Arc::new(policy),
+                EnforcementMode::Observe => Arc::new(observe(policy)),
             }
         }
         match self {
-            Self::Require(rule) => at(rule, mode),
-            Self::Deny(rule) => at(rule, mode),
-            Self::Limit(rule) => at(rule, mode),
-            Self::Sequence(rule) => at(rule, mode),
-            Self::ReadBeforeWrite(rule) => at(rule, mode),
-            Self::Flow(rule) => at(rule, mode),
+            Self::Require(rule) => apply_mode(rule, mode),
+            Self::Deny(rule) => apply_mode(rule, mode),
+            Self::Limit(rule) => apply_mode(rule, mode),
+            Self::Sequence(rule) => apply_mode(rule, mode),
+            Self::ReadBeforeWrite(rule) => apply_mode(rule, mode),
+            Self::Flow(rule) => apply_mode(rule, mode),
         }
     }
 }
 
-fn read_policy_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, problems: &mut Vec<Problem>) {
+fn read_policy_file(
+    file: &TomlSource,
+    drafts: &mut Vec<(RuleDraft, EnforcementMode, PolicyScope, RuleSource)>,
+    problems: &mut Vec<Diagnostic>,
+) {
     let (document, errors) = DeTable::parse_recoverable(&file.text);
     problems.extend(errors.iter().map(|error| file.syntax_problem(error)));
     // The parser recovers from syntax errors, but the recovered rules may differ from the intended
@@ -114,74 +124,77 @@ fn read_policy_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>,
     }
     for (key, value) in document.get_ref() {
         if key.get_ref() != "policy" {
-            let problem = Problem::new(format!("unknown key `{}` in a policy file", toolgate_text::shown(key.get_ref())));
-            let problem = problem.help("rules are `[[policy]]` tables").did_you_mean(key.get_ref(), ["policy"].iter());
-            problems.push(Problem { place: Some(file.span_at(key.span())), ..problem });
+            let problem = Diagnostic::new(format!("unknown key `{}` in a policy file", toolgate_text::escape_for_display(key.get_ref())));
+            let problem = problem.with_help("rules are `[[policy]]` tables").with_suggestion(key.get_ref(), ["policy"].iter());
+            problems.push(Diagnostic { span: Some(file.span_at(key.span())), ..problem });
             continue;
         }
         let DeValue::Array(tables) = value.get_ref() else {
-            let problem = Problem::new(format!("`policy` must be a list of tables, not {}", toml_type_name(value.get_ref())));
-            problems.push(Problem { place: Some(file.span_at(key.span())), ..problem.help("write `[[policy]]`") });
+            let problem = Diagnostic::new(format!("`policy` must be a list of tables, not {}", toml_type_name(value.get_ref())));
+            problems.push(Diagnostic { span: Some(file.span_at(key.span())), ..problem.with_help("write `[[policy]]`") });
             continue;
         };
         for item in tables {
             let DeValue::Table(table) = item.get_ref() else {
-                let problem = Problem::new(format!("a rule must be a table, not {}", toml_type_name(item.get_ref())));
-                problems.push(Problem { place: Some(file.span_at(item.span())), ..problem });
+                let problem = Diagnostic::new(format!("a rule must be a table, not {}", toml_type_name(item.get_ref())));
+                problems.push(Diagnostic { span: Some(file.span_at(item.span())), ..problem });
                 continue;
             };
-            let shared = Shared::default();
-            let read = read_rule(&Table::new(file, table, item.span(), &shared).with_header("policy"));
+            let shared = TableReadState::default();
+            let read = read_rule(&TomlTable::new(file, table, item.span(), &shared).with_header("policy"));
             let (wrong, parts) = shared.into_parts();
             if let (Some((draft, mode, scope)), true) = (read, wrong.is_empty()) {
-                let source = Source { file: Arc::clone(&file.name), text: Arc::clone(&file.text), part_spans: parts };
+                let source = RuleSource { file: Arc::clone(&file.name), text: Arc::clone(&file.text), part_spans: parts };
                 drafts.push((draft, mode, scope, source));
             }
             let named = table.get("name").and_then(|name| name.get_ref().as_str());
             problems.extend(wrong.into_iter().map(|problem| match named {
-                Some(name) => problem.of(name),
+                Some(name) => problem.with_rule(name),
                 None => problem,
             }));
         }
     }
 }
 
-fn read_rule(table: &Table<'_>) -> Option<(Draft, Mode, Scope)> {
+fn read_rule(table: &TomlTable<'_>) -> Option<(RuleDraft, EnforcementMode, PolicyScope)> {
     let name = table.text("name");
     if !table.has_key("name") || name.is_some_and(|name| name.trim().is_empty()) {
-        table.report("name", Problem::new("a rule needs a `name`").help("the name is shown in refusals, in the ledger and by `explain`"));
+        table.report(
+            "name",
+            Diagnostic::new("a rule needs a `name`").with_help("the name is shown in refusals, in the ledger and by `explain`"),
+        );
     }
     if !table.has_key("rule") {
-        let kinds = KINDS.map(|(kind, _)| format!("`{kind}`")).join(", ");
-        table.report("rule", Problem::new("a rule needs a `rule` kind").help(format!("one of {kinds}")));
+        let kinds = RULE_KINDS.map(|(kind, _)| format!("`{kind}`")).join(", ");
+        table.report("rule", Diagnostic::new("a rule needs a `rule` kind").with_help(format!("one of {kinds}")));
         return None;
     }
-    let kind = table.keyword("rule", &KINDS)?;
+    let kind = table.keyword("rule", &RULE_KINDS)?;
     let name = name.unwrap_or("unnamed");
     let draft = match kind {
-        Kind::Require => read_require(table, name),
-        Kind::Deny | Kind::Ask => read_deny(table, name, kind == Kind::Ask),
-        Kind::Limit => read_limit(table, name),
-        Kind::Sequence => read_sequence(table, name),
-        Kind::ReadBeforeWrite => read_write_guard(table, name),
-        Kind::Flow | Kind::OnlyFrom => read_flow(table, name, kind == Kind::OnlyFrom),
+        RuleKind::Require => read_require(table, name),
+        RuleKind::Deny | RuleKind::Ask => read_deny(table, name, kind == RuleKind::Ask),
+        RuleKind::Limit => read_limit(table, name),
+        RuleKind::Sequence => read_sequence(table, name),
+        RuleKind::ReadBeforeWrite => read_write_guard(table, name),
+        RuleKind::Flow | RuleKind::OnlyFrom => read_flow(table, name, kind == RuleKind::OnlyFrom),
     };
-    let mode = table.keyword("mode", &[("enforce", Mode::Enforce), ("observe", Mode::Observe)]).unwrap_or_default();
+    let mode = table.keyword("mode", &[("enforce", EnforcementMode::Enforce), ("observe", EnforcementMode::Observe)]).unwrap_or_default();
     let scope = read_scope(table);
     let draft = draft?;
-    let word = KINDS.iter().find(|(_, known)| *known == kind).map_or("", |(word, _)| *word);
+    let word = RULE_KINDS.iter().find(|(_, known)| *known == kind).map_or("", |(word, _)| *word);
     table.reject_unknown_keys(&format!("a `{word}` rule"));
     Some((draft, mode, scope))
 }
 
 /// Reads where the rule is attached, from the narrowest scope to the widest: tool, section, prompt,
 /// agent.
-fn read_scope(table: &Table<'_>) -> Scope {
+fn read_scope(table: &TomlTable<'_>) -> PolicyScope {
     if let Some(section) = table.text("section") {
         if table.has_key("level") {
-            table.report("level", Problem::new("a rule has a `section` or a `level`, not both").help("remove one of them"));
+            table.report("level", Diagnostic::new("a rule has a `section` or a `level`, not both").with_help("remove one of them"));
         }
-        return Scope::Section(section.to_owned());
+        return PolicyScope::Section(section.to_owned());
     }
     match table.keyword("level", &[("agent", 0), ("prompt", 1), ("tool", 2)]) {
         Some(2) => {
@@ -191,17 +204,17 @@ fn read_scope(table: &Table<'_>) -> Scope {
                 Some(key) => table.table(key).map(|inner| inner.keys()).unwrap_or_default(),
                 None => vec!["write_file".to_owned()],
             };
-            Scope::Tools(tools)
+            PolicyScope::Tools(tools)
         }
-        Some(1) => Scope::Prompt,
-        _ => Scope::Agent,
+        Some(1) => PolicyScope::Prompt,
+        _ => PolicyScope::Agent,
     }
 }
 
 /// Reads the tools that a rule governs.
-fn read_tools<'t>(table: &Table<'t>) -> Vec<&'t str> {
+fn read_tools<'t>(table: &TomlTable<'t>) -> Vec<&'t str> {
     if !table.has_key("tools") {
-        table.report("tools", Problem::new("a rule needs the `tools` that it governs").help("like `tools = [\"issue_refund\"]`"));
+        table.report("tools", Diagnostic::new("a rule needs the `tools` that it governs").with_help("like `tools = [\"issue_refund\"]`"));
     }
     table.names("tools").unwrap_or_default()
 }
@@ -226,12 +239,12 @@ macro_rules! refusal {
     }};
 }
 
-fn read_require(table: &Table<'_>, name: &str) -> Option<Draft> {
+fn read_require(table: &TomlTable<'_>, name: &str) -> Option<RuleDraft> {
     if !table.has_key("any_of") {
         table.report(
             "any_of",
-            Problem::new("a `require` rule needs `any_of`: the tools of which one must have succeeded")
-                .help("like `any_of = [\"verify_customer\"]`"),
+            Diagnostic::new("a `require` rule needs `any_of`: the tools of which one must have succeeded")
+                .with_help("like `any_of = [\"verify_customer\"]`"),
         );
     }
     let mut rule = Require::new(name, read_tools(table), table.names("any_of").unwrap_or_default());
@@ -243,7 +256,7 @@ fn read_require(table: &Table<'_>, name: &str) -> Option<Draft> {
         let [entity] = keys.as_slice() else {
             table.report(
                 "same",
-                Problem::new("`same` must name exactly one entity").help("like `same = { customer_id = \"/customer_id\" }`"),
+                Diagnostic::new("`same` must name exactly one entity").with_help("like `same = { customer_id = \"/customer_id\" }`"),
             );
             return None;
         };
@@ -258,7 +271,8 @@ fn read_require(table: &Table<'_>, name: &str) -> Option<Draft> {
                     if !inner.has_key("argument") {
                         inner.report(
                             "argument",
-                            Problem::new("the `argument` to compare with is missing").help("like `{ argument = \"/customer_id\" }`"),
+                            Diagnostic::new("the `argument` to compare with is missing")
+                                .with_help("like `{ argument = \"/customer_id\" }`"),
                         );
                     }
                     rule.field_is_argument(path.as_str(), argument?)
@@ -276,10 +290,10 @@ fn read_require(table: &Table<'_>, name: &str) -> Option<Draft> {
     if table.bool("reported") == Some(true) {
         rule = rule.accept_reported();
     }
-    Some(Draft::Require(refusal!(table, rule)))
+    Some(RuleDraft::Require(refusal!(table, rule)))
 }
 
-fn read_deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
+fn read_deny(table: &TomlTable<'_>, name: &str, asks: bool) -> Option<RuleDraft> {
     let tools = read_tools(table);
     let mut rule = if asks { Deny::ask(name, tools) } else { Deny::new(name, tools) };
     for (argument, condition) in read_conditions(table) {
@@ -289,33 +303,35 @@ fn read_deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
         rule = rule.when_cel(when);
     }
     if !asks {
-        return Some(Draft::Deny(refusal!(table, rule)));
+        return Some(RuleDraft::Deny(refusal!(table, rule)));
     }
     // The model always reads `approval_required`, so code, category and redirect cannot be set.
     if let Some(people) = table.names("approvers") {
         // An empty list is more likely a mistake than permission for everyone.
         if people.is_empty() {
-            let problem = Problem::new("`approvers` is empty, which would allow everyone to answer");
-            table.report("approvers", problem.help("name the approvers, or remove the key to allow everyone"));
+            let problem = Diagnostic::new("`approvers` is empty, which would allow everyone to answer");
+            table.report("approvers", problem.with_help("name the approvers, or remove the key to allow everyone"));
         }
         rule = rule.approvers(people);
     }
     if let Some(reason) = table.text("reason") {
         rule = rule.reason(reason);
     }
-    Some(Draft::Deny(rule))
+    Some(RuleDraft::Deny(rule))
 }
 
 /// Reads the conditions on arguments.
-fn read_conditions(table: &Table<'_>) -> Vec<(Pointer, Condition)> {
+fn read_conditions(table: &TomlTable<'_>) -> Vec<(Pointer, Condition)> {
     let mut conditions = Vec::new();
     for inner in table.tables("where") {
         inner.mark_read("argument");
         // With `touches` alone, all arguments are searched for files.
         let argument = if inner.has_key("argument") { inner.pointer("argument") } else { inner.has_key("touches").then(Pointer::default) };
         if !inner.has_key("argument") && argument.is_none() {
-            inner
-                .report("argument", Problem::new("a condition needs an `argument`").help("like `{ argument = \"/amount\", above = 500 }`"));
+            inner.report(
+                "argument",
+                Diagnostic::new("a condition needs an `argument`").with_help("like `{ argument = \"/amount\", above = 500 }`"),
+            );
         }
         if let Some(condition) = read_condition(&inner)
             && let Some(argument) = argument
@@ -328,15 +344,18 @@ fn read_conditions(table: &Table<'_>) -> Vec<(Pointer, Condition)> {
 }
 
 /// Reads the directory where a search begins.
-fn read_search_root(table: &Table<'_>) -> Option<String> {
+fn read_search_root(table: &TomlTable<'_>) -> Option<String> {
     let from = table.text("from")?;
     if !from.starts_with('/') {
-        table.report("from", Problem::new("`from` must be the absolute path of a directory").help("like `from = \"/home/ann/desk\"`"));
+        table.report(
+            "from",
+            Diagnostic::new("`from` must be the absolute path of a directory").with_help("like `from = \"/home/ann/desk\"`"),
+        );
     }
     Some(from.to_owned())
 }
 
-fn read_condition(table: &Table<'_>) -> Option<Condition> {
+fn read_condition(table: &TomlTable<'_>) -> Option<Condition> {
     let pattern = |text: &str| match Condition::matches(text) {
         Ok(condition) => Some(condition),
         Err(error) => {
@@ -344,8 +363,8 @@ fn read_condition(table: &Table<'_>) -> Option<Condition> {
             let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
             table.report(
                 "matches",
-                Problem::new(format!("not a valid regular expression: {why}"))
-                    .help("use the syntax of the `regex` crate, with `\\\\` before literal special characters"),
+                Diagnostic::new(format!("not a valid regular expression: {why}"))
+                    .with_help("use the syntax of the `regex` crate, with `\\\\` before literal special characters"),
             );
             None
         }
@@ -369,40 +388,40 @@ fn read_condition(table: &Table<'_>) -> Option<Condition> {
         }),
     ];
     if asked.len() != 1 {
-        let problem = Problem::new(format!("a condition needs exactly one test, not {}", asked.len()));
+        let problem = Diagnostic::new(format!("a condition needs exactly one test, not {}", asked.len()));
         table.report(
             asked.get(1).copied().unwrap_or_default(),
-            problem.help("one of `above`, `below`, `in`, `not_in`, `glob`, `matches`, `runs`, `touches`"),
+            problem.with_help("one of `above`, `below`, `in`, `not_in`, `glob`, `matches`, `runs`, `touches`"),
         );
         return None;
     }
     found.into_iter().flatten().next()
 }
 
-fn read_limit(table: &Table<'_>, name: &str) -> Option<Draft> {
+fn read_limit(table: &TomlTable<'_>, name: &str) -> Option<RuleDraft> {
     let tools = read_tools(table);
     let (calls, sum, most) = (table.count("calls"), table.pointer("sum"), table.number("max"));
     let mut rule = match (table.has_key("calls"), table.has_key("sum")) {
         (true, false) => {
             if table.has_key("max") {
-                table.report("max", Problem::new("`max` belongs to `sum`, but this limit counts calls").help("remove one of them"));
+                table.report("max", Diagnostic::new("`max` belongs to `sum`, but this limit counts calls").with_help("remove one of them"));
             }
             Limit::calls(name, tools, calls?)
         }
         (false, true) => {
             if !table.has_key("max") {
-                table.report("sum", Problem::new("a limit with `sum` needs `max`").help("like `max = 500`"));
+                table.report("sum", Diagnostic::new("a limit with `sum` needs `max`").with_help("like `max = 500`"));
             }
             Limit::sum(name, tools, sum?, most?)
         }
         (true, true) => {
-            table.report("calls", Problem::new("a limit has `calls` or `sum`, not both").help("write two rules"));
+            table.report("calls", Diagnostic::new("a limit has `calls` or `sum`, not both").with_help("write two rules"));
             return None;
         }
         (false, false) => {
             table.report(
                 "calls",
-                Problem::new("a limit needs `calls` or `sum`").help("like `calls = 3`, or `sum = \"/amount\"` with `max = 500`"),
+                Diagnostic::new("a limit needs `calls` or `sum`").with_help("like `calls = 3`, or `sum = \"/amount\"` with `max = 500`"),
             );
             return None;
         }
@@ -417,38 +436,41 @@ fn read_limit(table: &Table<'_>, name: &str) -> Option<Draft> {
     if let Some(window) = table.positive_duration("within") {
         rule = rule.within(window);
     }
-    Some(Draft::Limit(refusal!(table, rule)))
+    Some(RuleDraft::Limit(refusal!(table, rule)))
 }
 
-fn read_per(table: &Table<'_>) -> Option<Per> {
+fn read_per(table: &TomlTable<'_>) -> Option<LimitOwner> {
     if !table.is_table("per") {
         return match table.text("per")? {
-            path if path.starts_with('/') => Some(Per::Entity(path.into())),
+            path if path.starts_with('/') => Some(LimitOwner::Entity(path.into())),
             _ => table
                 .keyword("per", &[("session", false), ("principal", true)])
-                .map(|principal| if principal { Per::Principal } else { Per::Session }),
+                .map(|principal| if principal { LimitOwner::Principal } else { LimitOwner::Session }),
         };
     }
     let inner = table.table("per")?;
     let same = inner.table("same");
     let (tool, field, otherwise) = (inner.text("proved_by"), inner.pointer("field"), inner.pointer("argument"));
     inner.reject_unknown_keys("`per`");
-    let keys = same.as_ref().map(Table::keys).unwrap_or_default();
+    let keys = same.as_ref().map(TomlTable::keys).unwrap_or_default();
     let (Some(tool), Some(field), Some(same), [entity]) = (tool, field, same, keys.as_slice()) else {
         let help = "like `per = { proved_by = \"lookup_order\", same = { order_id = \"/order_id\" }, field = \"/customer_id\" }`";
-        table.report("per", Problem::new("an entity from evidence needs `proved_by`, `same` with one entity, and `field`").help(help));
+        table.report(
+            "per",
+            Diagnostic::new("an entity from evidence needs `proved_by`, `same` with one entity, and `field`").with_help(help),
+        );
         return None;
     };
     let same = (Arc::from(entity.as_str()), same.pointer(entity)?);
-    Some(Per::ProvedEntity(Box::new(Proved { tool: tool.into(), entity: same, field, fallback: otherwise })))
+    Some(LimitOwner::EvidenceEntity(Box::new(EvidenceEntity { tool: tool.into(), entity: same, field, fallback: otherwise })))
 }
 
-fn read_sequence(table: &Table<'_>, name: &str) -> Option<Draft> {
+fn read_sequence(table: &TomlTable<'_>, name: &str) -> Option<RuleDraft> {
     if !table.has_key("after") {
         table.report(
             "after",
-            Problem::new("a sequence needs `after`: each tool with the tools that come before it")
-                .help("like `after = { deploy = [\"test\", \"build\"] }`"),
+            Diagnostic::new("a sequence needs `after`: each tool with the tools that come before it")
+                .with_help("like `after = { deploy = [\"test\", \"build\"] }`"),
         );
     }
     let after = table.table("after")?;
@@ -459,10 +481,10 @@ fn read_sequence(table: &Table<'_>, name: &str) -> Option<Draft> {
     if table.bool("reported") == Some(true) {
         rule = rule.accept_reported();
     }
-    Some(Draft::Sequence(rule))
+    Some(RuleDraft::Sequence(rule))
 }
 
-fn read_write_guard(table: &Table<'_>, name: &str) -> Option<Draft> {
+fn read_write_guard(table: &TomlTable<'_>, name: &str) -> Option<RuleDraft> {
     let mut rule = ReadBeforeWrite::new(name);
     match table.table("guard") {
         Some(guard) => {
@@ -475,13 +497,13 @@ fn read_write_guard(table: &Table<'_>, name: &str) -> Option<Draft> {
     if let Some(tool) = table.text("read_tool") {
         rule = rule.read_with(tool);
     }
-    Some(Draft::ReadBeforeWrite(rule))
+    Some(RuleDraft::ReadBeforeWrite(rule))
 }
 
-fn read_flow(table: &Table<'_>, name: &str, strict: bool) -> Option<Draft> {
+fn read_flow(table: &TomlTable<'_>, name: &str, strict: bool) -> Option<RuleDraft> {
     let tools = read_tools(table);
     if !table.has_key("arguments") {
-        table.report("arguments", Problem::new("the `arguments` to guard are missing").help("like `arguments = [\"/to\"]`"));
+        table.report("arguments", Diagnostic::new("the `arguments` to guard are missing").with_help("like `arguments = [\"/to\"]`"));
     }
     let arguments = table.names("arguments").unwrap_or_default();
     let mut rule = if strict { Flow::only_from(name, tools, arguments) } else { Flow::new(name, tools, arguments) };
@@ -493,5 +515,5 @@ fn read_flow(table: &Table<'_>, name: &str, strict: bool) -> Option<Draft> {
         rule = rule.accept_reported();
     }
     rule = rule.trust_values(table.values("values").unwrap_or_default());
-    Some(Draft::Flow(refusal!(table, rule)))
+    Some(RuleDraft::Flow(refusal!(table, rule)))
 }

@@ -12,30 +12,30 @@ use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::call::error::Category;
-use crate::policy::{Place, Problem};
+use crate::call::error::ErrorCategory;
+use crate::policy::{Diagnostic, SourceSpan};
 use toolgate_json::Pointer;
 
 /// A file that is being parsed.
-pub struct File {
+pub struct TomlSource {
     pub name: Arc<str>,
     pub text: Arc<str>,
 }
 
-impl File {
-    pub fn span_at(&self, span: Range<usize>) -> Place {
-        Place { file: Arc::clone(&self.name), text: Arc::clone(&self.text), span }
+impl TomlSource {
+    pub fn span_at(&self, span: Range<usize>) -> SourceSpan {
+        SourceSpan { file: Arc::clone(&self.name), text: Arc::clone(&self.text), range: span }
     }
 
     /// Converts a TOML syntax error into a problem.
-    pub fn syntax_problem(&self, error: &toml::de::Error) -> Problem {
+    pub fn syntax_problem(&self, error: &toml::de::Error) -> Diagnostic {
         let span = error.span().unwrap_or(0..0);
         let help = match error.message() {
             "duplicate key" => self.duplicate_key_help(&span),
             _ => "put text in quotes, a list in `[ ]`, a table in `{ }`".to_owned(),
         };
-        let problem = Problem::new(format!("not valid TOML: {}", error.message())).help(help);
-        Problem { place: Some(self.span_at(span)), ..problem }
+        let problem = Diagnostic::new(format!("not valid TOML: {}", error.message())).with_help(help);
+        Diagnostic { span: Some(self.span_at(span)), ..problem }
     }
 
     /// Suggests how to resolve a duplicate key.
@@ -43,7 +43,7 @@ impl File {
         let before = self.text.get(..span.start).and_then(|before| before.rsplit('\n').next()).unwrap_or_default().trim_start();
         let name = self.text.get(span.clone()).unwrap_or_default();
         match before.strip_prefix('[').map(|above| above.trim_start_matches('[')) {
-            Some(above) if LISTS.contains(&name) => format!("for a list of tables, write `[[{above}{name}]]` each time"),
+            Some(above) if TABLE_LIST_KEYS.contains(&name) => format!("for a list of tables, write `[[{above}{name}]]` each time"),
             Some(_) => "merge the two tables of this name".to_owned(),
             None => "remove one of the two".to_owned(),
         }
@@ -51,11 +51,11 @@ impl File {
 }
 
 /// Keys that hold a list of tables.
-const LISTS: [&str; 9] = ["policy", "where", "hooks", "lint", "normalize", "examples", "errors", "tokens", "test"];
+const TABLE_LIST_KEYS: [&str; 9] = ["policy", "where", "hooks", "lint", "normalize", "examples", "errors", "tokens", "test"];
 
 /// A table that is being read.
-pub struct Table<'t> {
-    file: &'t File,
+pub struct TomlTable<'t> {
+    file: &'t TomlSource,
     table: &'t DeTable<'t>,
     span: Range<usize>,
     /// Path of this table inside its rule, such as `where.0.`, or empty.
@@ -63,24 +63,24 @@ pub struct Table<'t> {
     /// Prefix of the table header in the file, such as `policy.`, or empty.
     header: String,
     read_keys: RefCell<BTreeSet<String>>,
-    context: &'t Shared,
+    context: &'t TableReadState,
 }
 
 /// State that all tables of one rule share.
 #[derive(Default)]
-pub struct Shared {
-    problems: RefCell<Vec<Problem>>,
+pub struct TableReadState {
+    problems: RefCell<Vec<Diagnostic>>,
     part_spans: RefCell<BTreeMap<String, Range<usize>>>,
 }
 
-impl Shared {
-    pub fn into_parts(self) -> (Vec<Problem>, BTreeMap<String, Range<usize>>) {
+impl TableReadState {
+    pub fn into_parts(self) -> (Vec<Diagnostic>, BTreeMap<String, Range<usize>>) {
         (self.problems.into_inner(), self.part_spans.into_inner())
     }
 }
 
-impl<'t> Table<'t> {
-    pub fn new(file: &'t File, table: &'t DeTable<'t>, span: Range<usize>, shared: &'t Shared) -> Self {
+impl<'t> TomlTable<'t> {
+    pub fn new(file: &'t TomlSource, table: &'t DeTable<'t>, span: Range<usize>, shared: &'t TableReadState) -> Self {
         shared.part_spans.borrow_mut().insert(String::new(), span.clone());
         Self { file, table, span, prefix: String::new(), header: String::new(), read_keys: RefCell::default(), context: shared }
     }
@@ -91,18 +91,18 @@ impl<'t> Table<'t> {
     }
 
     /// Reports a problem at a key, or at the whole table if the key is absent.
-    pub fn report(&self, key: &str, problem: Problem) {
+    pub fn report(&self, key: &str, problem: Diagnostic) {
         let span = self.table.get(key).map_or_else(|| self.span.clone(), Spanned::span);
         self.push_problem(span, problem);
     }
 
     /// Reports a problem elsewhere in the file.
-    pub fn report_at(&self, place: &Place, problem: Problem) {
-        self.push_problem(place.span.clone(), problem);
+    pub fn report_at(&self, place: &SourceSpan, problem: Diagnostic) {
+        self.push_problem(place.range.clone(), problem);
     }
 
-    fn push_problem(&self, span: Range<usize>, problem: Problem) {
-        self.context.problems.borrow_mut().push(Problem { place: Some(self.file.span_at(span)), ..problem });
+    fn push_problem(&self, span: Range<usize>, problem: Diagnostic) {
+        self.context.problems.borrow_mut().push(Diagnostic { span: Some(self.file.span_at(span)), ..problem });
     }
 
     /// Returns a value and records its key as read.
@@ -117,8 +117,8 @@ impl<'t> Table<'t> {
         let value = self.read_value(key)?;
         let converted = convert(value.get_ref());
         if converted.is_none() {
-            let problem = Problem::new(format!("`{key}` must be {}, not {}", wanted.0, toml_type_name(value.get_ref())));
-            self.push_problem(value.span(), problem.help(format!("like `{key} = {}`", wanted.1)));
+            let problem = Diagnostic::new(format!("`{key}` must be {}, not {}", wanted.0, toml_type_name(value.get_ref())));
+            self.push_problem(value.span(), problem.with_help(format!("like `{key} = {}`", wanted.1)));
         }
         converted
     }
@@ -143,7 +143,7 @@ impl<'t> Table<'t> {
     pub fn non_negative(&self, key: &str) -> Option<Decimal> {
         let amount = self.number(key)?;
         if amount.is_sign_negative() && !amount.is_zero() {
-            self.report(key, Problem::new(format!("`{key}` must not be negative")).help(format!("like `{key} = 0.02`")));
+            self.report(key, Diagnostic::new(format!("`{key}` must not be negative")).with_help(format!("like `{key} = 0.02`")));
         }
         Some(amount)
     }
@@ -152,7 +152,7 @@ impl<'t> Table<'t> {
     pub fn concurrency(&self, key: &str) -> Option<usize> {
         let most = self.count(key)?;
         if most == 0 {
-            self.report(key, Problem::new(format!("`{key}` of 0 allows no calls")).help(format!("like `{key} = 16`")));
+            self.report(key, Diagnostic::new(format!("`{key}` of 0 allows no calls")).with_help(format!("like `{key} = 16`")));
         }
         Some(usize::try_from(most).unwrap_or(usize::MAX).max(1))
     }
@@ -194,8 +194,8 @@ impl<'t> Table<'t> {
         let text = self.read_typed(key, ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""), DeValue::as_str)?;
         let length = crate::clock::parse_duration(text);
         if length.is_none() {
-            let problem = Problem::new(format!("`{}` is not a duration", toolgate_text::shown(text)));
-            self.report(key, problem.help(crate::clock::LENGTHS));
+            let problem = Diagnostic::new(format!("`{}` is not a duration", toolgate_text::escape_for_display(text)));
+            self.report(key, problem.with_help(crate::clock::DURATION_HELP));
         }
         length
     }
@@ -204,7 +204,7 @@ impl<'t> Table<'t> {
     pub(crate) fn positive_duration(&self, key: &str) -> Option<SignedDuration> {
         let length = self.duration(key)?;
         if !length.is_positive() {
-            self.report(key, Problem::new(format!("`{key}` must be longer than zero")).help(format!("like `{key} = \"1s\"`")));
+            self.report(key, Diagnostic::new(format!("`{key}` must be longer than zero")).with_help(format!("like `{key} = \"1s\"`")));
         }
         Some(length).filter(SignedDuration::is_positive)
     }
@@ -219,7 +219,7 @@ impl<'t> Table<'t> {
     }
 
     /// Reports a problem inside a value, at the deepest part of the path that exists.
-    pub fn report_inside(&self, key: &str, at: &Pointer, problem: Problem) {
+    pub fn report_inside(&self, key: &str, at: &Pointer, problem: Diagnostic) {
         let Some(mut value) = self.table.get(key) else { return self.report(key, problem) };
         for part in at.parts() {
             let inner = match value.get_ref() {
@@ -242,21 +242,21 @@ impl<'t> Table<'t> {
         if found.is_none() {
             let known = words.iter().map(|(word, _)| format!("`{word}`")).collect::<Vec<_>>().join(", ");
             let help = if words.len() == 1 { format!("the only value is {known}") } else { format!("expected one of {known}") };
-            let problem = Problem::new(format!("unknown {key} `{}`", toolgate_text::shown(text))).help(help);
+            let problem = Diagnostic::new(format!("unknown {key} `{}`", toolgate_text::escape_for_display(text))).with_help(help);
             // Suggest only near misspellings: in a short list, another word has another meaning.
-            let slips = words.iter().map(|(word, _)| *word).filter(|word| toolgate_text::suggest::is_nearly(word, text));
-            self.report(key, problem.did_you_mean(text, slips));
+            let slips = words.iter().map(|(word, _)| *word).filter(|word| toolgate_text::suggest::is_misspelling(word, text));
+            self.report(key, problem.with_suggestion(text, slips));
         }
         found
     }
 
     /// Reads the category of an error.
-    pub fn category(&self) -> Option<Category> {
+    pub fn category(&self) -> Option<ErrorCategory> {
         let words = [
-            ("BUSINESS", Category::Business),
-            ("PERMISSION", Category::Permission),
-            ("VALIDATION", Category::Validation),
-            ("TRANSIENT", Category::Transient),
+            ("BUSINESS", ErrorCategory::Business),
+            ("PERMISSION", ErrorCategory::Permission),
+            ("VALIDATION", ErrorCategory::Validation),
+            ("TRANSIENT", ErrorCategory::Transient),
         ];
         self.keyword("category", &words)
     }
@@ -277,8 +277,9 @@ impl<'t> Table<'t> {
                 Some(names)
             }
             _ => {
-                let problem = Problem::new(format!("`{key}` must be a name or a list of names, not {}", toml_type_name(value.get_ref())));
-                self.push_problem(value.span(), problem.help(format!("like `{key} = [\"…\"]`")));
+                let problem =
+                    Diagnostic::new(format!("`{key}` must be a name or a list of names, not {}", toml_type_name(value.get_ref())));
+                self.push_problem(value.span(), problem.with_help(format!("like `{key} = [\"…\"]`")));
                 None
             }
         }
@@ -296,25 +297,25 @@ impl<'t> Table<'t> {
     }
 
     /// Reads a nested table.
-    pub fn table(&self, key: &str) -> Option<Table<'t>> {
+    pub fn table(&self, key: &str) -> Option<TomlTable<'t>> {
         let value = self.read_value(key)?;
         match value.get_ref() {
             DeValue::Table(table) => Some(self.nested(key, format!("{}{key}.", self.prefix), table, value.span())),
             other => {
-                let problem = Problem::new(format!("`{key}` must be a table, not {}", toml_type_name(other)));
+                let problem = Diagnostic::new(format!("`{key}` must be a table, not {}", toml_type_name(other)));
                 let line = self.header_of(key);
-                self.push_problem(value.span(), problem.help(format!("like `{key} = {{ … }}`, or under a header `[{line}]`")));
+                self.push_problem(value.span(), problem.with_help(format!("like `{key} = {{ … }}`, or under a header `[{line}]`")));
                 None
             }
         }
     }
 
     /// Reads a list of nested tables.
-    pub fn tables(&self, key: &str) -> Vec<Table<'t>> {
+    pub fn tables(&self, key: &str) -> Vec<TomlTable<'t>> {
         let Some(value) = self.read_value(key) else { return Vec::new() };
         let wrong = |span, other: &DeValue<'_>| {
-            let problem = Problem::new(format!("`{key}` must be a list of tables, not {}", toml_type_name(other)));
-            self.push_problem(span, problem.help(format!("like `[[{}]]`, or `{key} = [{{ … }}]`", self.header_of(key))));
+            let problem = Diagnostic::new(format!("`{key}` must be a list of tables, not {}", toml_type_name(other)));
+            self.push_problem(span, problem.with_help(format!("like `[[{}]]`, or `{key} = [{{ … }}]`", self.header_of(key))));
         };
         let Some(items) = value.get_ref().as_array() else {
             wrong(value.span(), value.get_ref());
@@ -334,9 +335,9 @@ impl<'t> Table<'t> {
         tables.collect()
     }
 
-    fn nested(&self, key: &str, prefix: String, table: &'t DeTable<'t>, span: Range<usize>) -> Table<'t> {
+    fn nested(&self, key: &str, prefix: String, table: &'t DeTable<'t>, span: Range<usize>) -> TomlTable<'t> {
         let header = format!("{}.", self.header_of(key));
-        Table { file: self.file, table, span, prefix, header, read_keys: RefCell::default(), context: self.context }
+        TomlTable { file: self.file, table, span, prefix, header, read_keys: RefCell::default(), context: self.context }
     }
 
     /// Returns the header of a nested table, such as `policy.same`.
@@ -355,7 +356,7 @@ impl<'t> Table<'t> {
     }
 
     /// Returns the position of a key.
-    pub fn span_of(&self, key: &str) -> Place {
+    pub fn span_of(&self, key: &str) -> SourceSpan {
         self.file.span_at(self.table.get(key).map_or_else(|| self.span.clone(), Spanned::span))
     }
 
@@ -400,8 +401,8 @@ impl<'t> Table<'t> {
         let read = self.read_keys.borrow();
         for key in self.table.keys().filter(|key| !read.contains(&**key.get_ref())) {
             let name = key.get_ref();
-            let problem = Problem::new(format!("{kind} has no `{}`", toolgate_text::shown(name)));
-            self.push_problem(key.span(), problem.did_you_mean(name, read.iter()));
+            let problem = Diagnostic::new(format!("{kind} has no `{}`", toolgate_text::escape_for_display(name)));
+            self.push_problem(key.span(), problem.with_suggestion(name, read.iter()));
         }
     }
 }

@@ -14,24 +14,24 @@ use rust_decimal::Decimal;
 use tokio::sync::RwLock;
 
 use super::{
-    Approval, ApprovalState, Conflict, Enter, Entered, Finish, Guard, Hold, Intent, NotClaimed, RecallKey, Recalled, Settle, Store,
-    StoreError, Taken, Target, room_for,
+    Approval, ApprovalState, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest, DedupKey, DeferredClaim,
+    PauseTarget, PriorCall, SessionLock, SessionLockGuard, SessionRequest, SessionSnapshot, Store, StoreError, check_call_charges,
 };
 use crate::call::outcome::Outcome;
 use crate::call::{CallId, SessionKey};
-use crate::ledger::row::{Decision, Recorded, Row};
-use crate::limits::{Charge, Counter, Over};
-use crate::policy::{Facts, Needs, Used};
-use crate::provenance::Carriers;
-use crate::session::repetition::Progress;
-use crate::session::state::{Alter, State};
-use crate::store::open_claims::Open;
+use crate::ledger::row::{Decision, LazyReceipt, Row};
+use crate::limits::{Charge, ChargeError, Counter};
+use crate::policy::{CounterReading, DecisionFacts, FactRequest};
+use crate::provenance::MemoryCarrierStore;
+use crate::session::repetition::RepetitionState;
+use crate::session::state::{SessionEdit, SessionState};
+use crate::store::open_claims::OpenClaims;
 use toolgate_json::Digest;
 
 /// The number of large outputs that are stored, and the default number of rows. Claims, limits and
 /// sessions are never dropped.
-const OUTPUTS: usize = 256;
-const ROWS: usize = 10_000;
+const MAX_OUTPUTS: usize = 256;
+const DEFAULT_MAX_ROWS: usize = 10_000;
 
 /// A store that lives only as long as the process: for tests, demos and short-lived agents.
 pub struct MemoryStore {
@@ -43,19 +43,19 @@ pub struct MemoryStore {
 
 impl Default for MemoryStore {
     fn default() -> Self {
-        Self { inner: Mutex::default(), max_rows: ROWS, any_paused: AtomicBool::new(false) }
+        Self { inner: Mutex::default(), max_rows: DEFAULT_MAX_ROWS, any_paused: AtomicBool::new(false) }
     }
 }
 
 #[derive(Default)]
 struct Inner {
-    paused: HashMap<Target, String>,
-    sessions: HashMap<SessionKey, Session>,
+    paused: HashMap<PauseTarget, String>,
+    sessions: HashMap<SessionKey, MemorySession>,
     /// Counters by name and time window.
     counters: HashMap<(String, Option<SignedDuration>), Counter>,
-    claims: HashMap<CallId, Claim>,
-    open_claims: Open,
-    dedup_keys: HashMap<RecallKey, (Digest, CallId)>,
+    claims: HashMap<CallId, MemoryClaim>,
+    open_claims: OpenClaims,
+    dedup_keys: HashMap<DedupKey, (Digest, CallId)>,
     approvals: HashMap<String, Approval>,
     approval_ids: HashMap<(SessionKey, Digest), String>,
     outputs: HashMap<(SessionKey, String), Arc<str>>,
@@ -63,27 +63,27 @@ struct Inner {
     rows: VecDeque<Arc<Row>>,
     /// The number of rows ever recorded.
     rows_recorded: u64,
-    carriers: Carriers,
+    carriers: MemoryCarrierStore,
 }
 
-struct Session {
+struct MemorySession {
     version: u64,
     opened: Option<Timestamp>,
-    state: Arc<State>,
-    progress: Progress,
+    state: Arc<SessionState>,
+    progress: RepetitionState,
     lock: Arc<RwLock<()>>,
 }
 
-struct Claim {
-    record: Box<Intent>,
+struct MemoryClaim {
+    record: Box<ClaimRecord>,
     charges: Vec<Charge>,
-    used: Vec<Used>,
+    used: Vec<CounterReading>,
     /// The outcome; `None` while it is unknown.
     outcome: Option<Outcome>,
     pending: bool,
 }
 
-impl Claim {
+impl MemoryClaim {
     fn is_pending(&self, now: Timestamp) -> bool {
         self.outcome.is_none() && self.record.effect && (self.pending || now > self.record.lease)
     }
@@ -98,48 +98,51 @@ impl MemoryStore {
 
     /// Creates an empty store that keeps this many rows.
     #[must_use]
-    pub fn keeping(rows: usize) -> Self {
+    pub fn with_max_rows(rows: usize) -> Self {
         Self { max_rows: rows, ..Self::default() }
     }
 }
 
 impl MemoryStore {
     /// Records the end of a call that has no other effect on the store.
-    pub(crate) fn note_end(&self, key: &SessionKey, ended: &crate::session::repetition::Ended) {
-        crate::lock(&self.inner).session(key).progress.ended(ended);
+    pub(crate) fn record_call_end(&self, key: &SessionKey, ended: &crate::session::repetition::CallEnd) {
+        crate::lock(&self.inner).session_mut(key).progress.record_end(ended);
     }
 
     /// Sets the progress and the start of a session whose earlier rows are not available.
-    pub(crate) fn seed(&self, key: &SessionKey, progress: Progress, opened: Timestamp) {
+    pub(crate) fn seed_session(&self, key: &SessionKey, progress: RepetitionState, opened: Timestamp) {
         let mut inner = crate::lock(&self.inner);
-        let session = inner.session(key);
+        let session = inner.session_mut(key);
         (session.progress, session.opened) = (progress, Some(opened));
     }
 
-    async fn acquire(&self, key: &SessionKey, alone: bool, wait: Duration) -> Option<Hold> {
-        let lock = Arc::clone(&crate::lock(&self.inner).session(key).lock);
+    async fn acquire_lock(&self, key: &SessionKey, alone: bool, wait: Duration) -> Option<SessionLock> {
+        let lock = Arc::clone(&crate::lock(&self.inner).session_mut(key).lock);
         // The uncontended case needs no timer.
         if alone {
             if let Ok(guard) = Arc::clone(&lock).try_write_owned() {
-                return Some(Hold::of(Guard::Exclusive(guard)));
+                return Some(SessionLock::from_guard(SessionLockGuard::Exclusive(guard)));
             }
-            tokio::time::timeout(wait, lock.write_owned()).await.ok().map(|guard| Hold::of(Guard::Exclusive(guard)))
+            tokio::time::timeout(wait, lock.write_owned())
+                .await
+                .ok()
+                .map(|guard| SessionLock::from_guard(SessionLockGuard::Exclusive(guard)))
         } else {
             if let Ok(guard) = Arc::clone(&lock).try_read_owned() {
-                return Some(Hold::of(Guard::Shared(guard)));
+                return Some(SessionLock::from_guard(SessionLockGuard::Shared(guard)));
             }
-            tokio::time::timeout(wait, lock.read_owned()).await.ok().map(|guard| Hold::of(Guard::Shared(guard)))
+            tokio::time::timeout(wait, lock.read_owned()).await.ok().map(|guard| SessionLock::from_guard(SessionLockGuard::Shared(guard)))
         }
     }
 }
 
 #[async_trait]
 impl Store for MemoryStore {
-    async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
-        Ok(crate::lock(&self.inner).paused(key, tool))
+    async fn find_pause(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(PauseTarget, String)>, StoreError> {
+        Ok(crate::lock(&self.inner).find_pause(key, tool))
     }
 
-    async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError> {
+    async fn set_pause(&self, target: PauseTarget, reason: Option<String>) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         match reason {
             Some(reason) => inner.paused.insert(target, reason),
@@ -149,26 +152,26 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
-        Ok(self.acquire(key, alone, wait).await)
+    async fn lock_session(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<SessionLock>, StoreError> {
+        Ok(self.acquire_lock(key, alone, wait).await)
     }
 
-    async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
+    async fn open_session(&self, enter: SessionRequest<'_>) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
         let hold = match enter.lock {
-            Some((alone, wait)) => match self.acquire(enter.key, alone, wait).await {
+            Some((alone, wait)) => match self.acquire_lock(enter.key, alone, wait).await {
                 Some(hold) => Some(hold),
                 None => return Ok(None),
             },
             None => None,
         };
         let mut inner = crate::lock(&self.inner);
-        let (recalled, recalled_by) = inner.recall_any(enter.dedup_keys, enter.digest, enter.now).unzip();
+        let (recalled, recalled_by) = inner.find_prior_call(enter.dedup_keys, enter.digest, enter.now).unzip();
         let rows = inner.rows_recorded;
-        let session = inner.session(enter.key);
-        if enter.counts_repetition && !matches!(recalled, Some(Recalled::Settled(_))) {
-            session.progress.count(enter.digest, enter.now, enter.polling);
+        let session = inner.session_mut(enter.key);
+        if enter.counts_repetition && !matches!(recalled, Some(PriorCall::Settled(_))) {
+            session.progress.count_call(enter.digest, enter.now, enter.polling);
         }
-        Ok(Some(Box::new(Entered {
+        Ok(Some(Box::new(SessionSnapshot {
             version: session.version,
             started_at: *session.opened.get_or_insert(enter.now),
             state: Arc::clone(&session.state),
@@ -180,15 +183,15 @@ impl Store for MemoryStore {
         })))
     }
 
-    async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
+    async fn inspect_session(&self, enter: SessionRequest<'_>) -> Result<Box<SessionSnapshot>, StoreError> {
         let inner = crate::lock(&self.inner);
-        let (recalled, recalled_by) = inner.recall_any(enter.dedup_keys, enter.digest, enter.now).unzip();
+        let (recalled, recalled_by) = inner.find_prior_call(enter.dedup_keys, enter.digest, enter.now).unzip();
         let session = inner.sessions.get(enter.key);
         let mut progress = session.map(|session| session.progress).unwrap_or_default();
         if enter.counts_repetition {
-            progress.count(enter.digest, enter.now, enter.polling);
+            progress.count_call(enter.digest, enter.now, enter.polling);
         }
-        Ok(Box::new(Entered {
+        Ok(Box::new(SessionSnapshot {
             version: session.map_or(0, |session| session.version),
             started_at: session.and_then(|session| session.opened).unwrap_or(enter.now),
             state: session.map(|session| Arc::clone(&session.state)).unwrap_or_default(),
@@ -204,43 +207,49 @@ impl Store for MemoryStore {
         self.any_paused.load(Ordering::SeqCst)
     }
 
-    fn snapshots_are_complete(&self) -> bool {
+    fn has_complete_snapshots(&self) -> bool {
         true
     }
 
-    async fn load(&self, _: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError> {
+    async fn load_facts(
+        &self,
+        _: &SessionKey,
+        needs: &FactRequest,
+        at: &SessionState,
+        facts: &mut DecisionFacts,
+    ) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         for (counter, window) in &needs.counters {
             let used = inner.counters.get_mut(&(counter.clone(), *window)).map_or(Decimal::ZERO, |c| c.used(facts.now, *window));
             facts.counters.push((counter.clone(), *window, used));
         }
         drop(inner);
-        let Needs { evidence, marks, origins, .. } = needs;
-        let mut rest = Needs { evidence: evidence.clone(), marks: marks.clone(), origins: origins.clone(), ..Needs::default() };
-        facts.take_from(&mut rest, at);
+        let FactRequest { evidence, marks, origins, .. } = needs;
+        let mut rest = FactRequest { evidence: evidence.clone(), marks: marks.clone(), origins: origins.clone(), ..FactRequest::default() };
+        facts.load_from_session(&mut rest, at);
         Ok(())
     }
 
-    async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
+    async fn check_charges(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        Ok(charges.iter().map(|charge| inner.fits(charge, now)).collect())
+        Ok(charges.iter().map(|charge| inner.check_charge(charge, now)).collect())
     }
 
-    async fn begin(
+    async fn claim(
         &self,
-        mut intent: Box<Intent>,
+        mut intent: Box<ClaimRecord>,
         charges: &[Charge],
         approval: Option<&str>,
         now: Timestamp,
-    ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
+    ) -> Result<Result<Vec<Decimal>, ClaimError>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        if let Some((target, why)) = inner.paused(&intent.key, &intent.tool) {
-            return Ok(Err(NotClaimed::Paused(target, why)));
+        if let Some((target, why)) = inner.find_pause(&intent.key, &intent.tool) {
+            return Ok(Err(ClaimError::Paused(target, why)));
         }
-        if let Some((recalled, by)) = inner.recall_any(&intent.recall, intent.asked, now) {
-            return Ok(Err(NotClaimed::PriorCall(recalled, by)));
+        if let Some((recalled, by)) = inner.find_prior_call(&intent.recall, intent.asked, now) {
+            return Ok(Err(ClaimError::PriorCall(recalled, by)));
         }
-        let used = match room_for(charges, |charge| Ok(inner.fits(charge, now)))? {
+        let used = match check_call_charges(charges, |charge| Ok(inner.check_charge(charge, now)))? {
             Ok(used) => used,
             Err(full) => return Ok(Err(full)),
         };
@@ -249,7 +258,7 @@ impl Store for MemoryStore {
                 Some(a) if a.is_usable(now) && a.digest == intent.digest && a.key == intent.key => {
                     a.state = ApprovalState::Used;
                 }
-                _ => return Ok(Err(NotClaimed::ApprovalUnavailable)),
+                _ => return Ok(Err(ClaimError::ApprovalUnavailable)),
             }
         }
         for charge in charges {
@@ -260,102 +269,102 @@ impl Store for MemoryStore {
         }
         let call = intent.call;
         if let Some(seen) = intent.seen.take() {
-            inner.see(&intent.key, *seen);
+            inner.record_provenance(&intent.key, *seen);
         }
         if intent.is_run_by_client() {
-            inner.carry(&intent.key, &intent.carriers);
+            inner.record_carriers(&intent.key, &intent.carriers);
         }
         for revoked in intent.revokes.iter().filter(|_| intent.is_run_by_client()) {
-            Arc::make_mut(&mut inner.session(&intent.key).state).revoke(revoked.clone());
+            Arc::make_mut(&mut inner.session_mut(&intent.key).state).revoke(revoked.clone());
         }
         let before = charges.iter().zip(&used).map(|(charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
-        inner.open_claims.begin(&intent);
-        inner.claims.insert(call, Claim { record: intent, charges: charges.to_vec(), used: before, outcome: None, pending: false });
+        inner.open_claims.insert(&intent);
+        inner.claims.insert(call, MemoryClaim { record: intent, charges: charges.to_vec(), used: before, outcome: None, pending: false });
         Ok(Ok(used))
     }
 
-    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError> {
+    async fn commit(&self, finish: Box<CommitRequest>) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let session = inner.session(&finish.row.key);
-        if finish.changes.as_ref().is_some_and(|c| c.needs_version()) && session.version != finish.version {
-            return Ok(Err(Conflict));
+        let session = inner.session_mut(&finish.row.key);
+        if finish.changes.as_ref().is_some_and(|c| c.can_conflict()) && session.version != finish.version {
+            return Ok(Err(CommitConflictError));
         }
         if !finish.logs.is_empty() {
-            Arc::make_mut(&mut session.state).append(finish.logs);
+            Arc::make_mut(&mut session.state).append_logs(finish.logs);
         }
         for revoked in finish.revoked {
             Arc::make_mut(&mut session.state).revoke(revoked);
         }
         if let Some(changes) = finish.changes {
-            session.version += u64::from(changes.needs_version());
-            Arc::make_mut(&mut session.state).apply(changes);
+            session.version += u64::from(changes.can_conflict());
+            Arc::make_mut(&mut session.state).apply_changes(changes);
         }
         if let Some(ended) = &finish.ended {
-            session.progress.ended(ended);
+            session.progress.record_end(ended);
         }
         if let Some(seen) = finish.provenance {
-            inner.see(&finish.row.key, *seen);
+            inner.record_provenance(&finish.row.key, *seen);
         }
-        inner.end_claim(finish.row.call, finish.resolution, finish.spent, finish.outcome, finish.row.ended_at());
+        inner.resolve_claim(finish.row.call, finish.resolution, finish.spent, finish.outcome, finish.row.ended_at());
         for (handle, text) in finish.outputs {
             let at = (finish.row.key.clone(), handle);
             inner.output_order.push_back(at.clone());
             inner.outputs.insert(at, text);
-            if inner.output_order.len() > OUTPUTS
+            if inner.output_order.len() > MAX_OUTPUTS
                 && let Some(oldest) = inner.output_order.pop_front()
             {
                 inner.outputs.remove(&oldest);
             }
         }
-        let oldest = inner.record(finish.row, self.max_rows);
+        let oldest = inner.record_row(finish.row, self.max_rows);
         // Drop the old row outside of the lock.
         drop(inner);
         drop(oldest);
         Ok(Ok(None))
     }
 
-    async fn take_pass(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<Taken>, StoreError> {
+    async fn take_deferred_claim(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<DeferredClaim>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        for call in inner.open_claims.of(key) {
+        for call in inner.open_claims.deferred_calls(key) {
             let Some(claim) = inner.claims.get_mut(&call).filter(|claim| *claim.record.tool == *tool) else { continue };
             if let Some((_, pass)) = claim.record.pass.take_if(|(name, _)| *name == *client) {
-                return Ok(Some(Taken { claim: (*claim.record).clone(), state: pass, counters_before: claim.used.clone() }));
+                return Ok(Some(DeferredClaim { claim: (*claim.record).clone(), state: pass, counters_before: claim.used.clone() }));
             }
         }
         Ok(None)
     }
 
-    async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
+    async fn close_client_session(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         let Inner { open_claims, claims, .. } = &mut *inner;
         let over = now.checked_sub(SignedDuration::from_nanos(1)).unwrap_or(Timestamp::MIN);
-        for call in open_claims.of(key) {
+        for call in open_claims.deferred_calls(key) {
             if let Some(claim) = claims.get_mut(&call).filter(|claim| claim.record.is_run_by_client()) {
                 claim.record.pass = None;
-                open_claims.renew(&mut claim.record, over);
+                open_claims.set_lease(&mut claim.record, over);
             }
         }
-        inner.sweep(now);
+        inner.expire_leases(now);
         Ok(())
     }
 
-    async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
+    async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<SessionState>), StoreError> {
         Ok(crate::lock(&self.inner).sessions.get(key).map(|s| (s.version, Arc::clone(&s.state))).unwrap_or_default())
     }
 
-    async fn session(&self, key: &SessionKey) -> Result<Option<Arc<State>>, StoreError> {
+    async fn load_session(&self, key: &SessionKey) -> Result<Option<Arc<SessionState>>, StoreError> {
         Ok(crate::lock(&self.inner).sessions.get(key).map(|s| Arc::clone(&s.state)))
     }
 
-    async fn alter(&self, key: &SessionKey, alter: Alter) -> Result<(), StoreError> {
+    async fn edit_session(&self, key: &SessionKey, alter: SessionEdit) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let session = inner.session(key);
+        let session = inner.session_mut(key);
         session.version += 1;
-        Arc::make_mut(&mut session.state).alter(alter);
+        Arc::make_mut(&mut session.state).apply_edit(alter);
         Ok(())
     }
 
-    async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
+    async fn add_cost(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         let call = CallId::generate();
         for charge in charges {
@@ -364,7 +373,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn ask(&self, approval: Approval) -> Result<(), StoreError> {
+    async fn create_approval(&self, approval: Approval) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         inner.approval_ids.insert((approval.key.clone(), approval.digest), approval.id.clone());
         inner.approvals.insert(approval.id.clone(), approval);
@@ -381,48 +390,49 @@ impl Store for MemoryStore {
         Ok(crate::lock(&self.inner).approvals.get(id).cloned())
     }
 
-    async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
+    async fn answer_approval(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
         let mut inner = crate::lock(&self.inner);
         let waiting =
-            inner.approvals.get_mut(id).filter(|a| a.state == ApprovalState::Waiting && now <= a.expires && a.may_be_answered_by(by));
+            inner.approvals.get_mut(id).filter(|a| a.state == ApprovalState::Waiting && now <= a.expires && a.can_be_answered_by(by));
         let Some(approval) = waiting else { return Ok(false) };
         approval.state = if approved { ApprovalState::Approved } else { ApprovalState::Denied };
         approval.answered_by = Some(by.to_owned());
         Ok(true)
     }
 
-    async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
+    async fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        inner.sweep(now);
-        let mut pending: Vec<Intent> = inner.claims.values().filter(|c| c.is_pending(now)).map(|c| c.record.as_ref().clone()).collect();
+        inner.expire_leases(now);
+        let mut pending: Vec<ClaimRecord> =
+            inner.claims.values().filter(|c| c.is_pending(now)).map(|c| c.record.as_ref().clone()).collect();
         pending.sort_unstable_by_key(|intent| intent.call);
         Ok(pending)
     }
 
-    async fn settle(
+    async fn settle_claim(
         &self,
         call: CallId,
-        settle: Settle,
+        settle: ClaimResolution,
         outcome: Outcome,
         shown: Outcome,
         by: &str,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        inner.sweep(now);
-        let Some(claim) = inner.claims.get(&call).filter(|claim| claim.is_pending(now) && settle != Settle::Pending) else {
+        inner.expire_leases(now);
+        let Some(claim) = inner.claims.get(&call).filter(|claim| claim.is_pending(now) && settle != ClaimResolution::Pending) else {
             return Ok(false);
         };
         let row = inner.rows.iter().rev().find(|row| row.call == call).or(claim.record.row.as_ref());
-        let row = row.map(|row| row.settlement(shown.clone(), settle.effects(), by, now));
-        inner.end_claim(call, settle, None, Some(outcome), now);
+        let row = row.map(|row| row.settlement_row(shown.clone(), settle.effects(), by, now));
+        inner.resolve_claim(call, settle, None, Some(outcome), now);
         if let Some(row) = row {
-            inner.record(Arc::new(row), self.max_rows);
+            inner.record_row(Arc::new(row), self.max_rows);
         }
         Ok(true)
     }
 
-    async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
+    async fn load_output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
         Ok(crate::lock(&self.inner).outputs.get(&(key.clone(), handle.to_owned())).cloned())
     }
 
@@ -435,14 +445,14 @@ impl Store for MemoryStore {
         Ok(inner.rows.iter().any(|row| row.call == call && row.decision == Decision::Succeeded))
     }
 
-    async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
+    async fn append_spooled(&self, row: Arc<Row>) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         if !inner.rows.iter().any(|known| known.call == row.call) {
-            if Settle::by(row.effects) != Settle::Released {
-                inner.revoke_for(row.call);
+            if ClaimResolution::from_effects(row.effects) != ClaimResolution::Released {
+                inner.revoke_evidence_of(row.call);
             }
-            inner.end_claim(row.call, Settle::by(row.effects), row.spent, Some(row.outcome.clone()), row.ended_at());
-            inner.record(row, self.max_rows);
+            inner.resolve_claim(row.call, ClaimResolution::from_effects(row.effects), row.spent, Some(row.outcome.clone()), row.ended_at());
+            inner.record_row(row, self.max_rows);
         }
         Ok(())
     }

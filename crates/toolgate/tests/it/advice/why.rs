@@ -4,20 +4,20 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::json;
-use toolgate::policy::source::Rules;
+use toolgate::policy::source::RuleSet;
 use toolgate::policy::{Condition, Deny, Limit, Policy, Require, observe};
-use toolgate::{Agent, Decision, Effect, Explanation, Gate, Replay, Said, SignedDuration, Would};
+use toolgate::{Agent, Decision, Effect, Explanation, Gate, GateResult, PredictedOutcome, Replay, SignedDuration};
 
-use super::{next, start, tool};
-use crate::support::Built;
+use super::{call_and_next_step, entity_tool, start_session};
+use crate::support::BuildWithReplayCheck;
 
 #[tokio::test]
-async fn why_is_told_gate_by_gate_and_rule_by_rule() {
-    let session = start(
+async fn explain_lists_every_gate_and_rule() {
+    let session = start_session(
         Agent::builder("a")
-            .tool(tool("act"))
-            .tool(tool("proof").effect(Effect::Read))
-            .tool(tool("person").open())
+            .tool(entity_tool("act"))
+            .tool(entity_tool("proof").effect(Effect::Read))
+            .tool(entity_tool("person").open())
             .policy(
                 Require::new("proved", ["act"], ["proof"])
                     .same("entity", "/entity")
@@ -30,45 +30,45 @@ async fn why_is_told_gate_by_gate_and_rule_by_rule() {
             .policy(Deny::ask("unrelated", ["person"]).when_cel("input.entity > 5")),
     );
     insta::assert_snapshot!(session.explain("act", json!({"entity": 1, "amount": 600})).await);
-    assert_eq!(next(&session, "proof", json!({"entity": 1})).await.0, "ok");
+    assert_eq!(call_and_next_step(&session, "proof", json!({"entity": 1})).await.0, "ok");
     let why = session.explain("act", json!({"entity": 1, "amount": 400})).await;
-    assert_eq!(why.would, Would::Run);
+    assert_eq!(why.would, PredictedOutcome::Run);
     insta::assert_snapshot!(why);
-    assert_eq!(next(&session, "act", json!({"entity": 1, "amount": 400})).await.0, "ok");
+    assert_eq!(call_and_next_step(&session, "act", json!({"entity": 1, "amount": 400})).await.0, "ok");
     let why = session.explain("act", json!({"entity": 1, "amount": 201})).await;
-    assert!(matches!(&why.would, Would::Refuse(error) if error.code == "daily"));
-    assert!(why.rules.iter().any(|r| r.rule == "daily" && r.said == Said::Deny), "{why}");
+    assert!(matches!(&why.would, PredictedOutcome::Refuse(error) if error.code == "daily"));
+    assert!(why.rules.iter().any(|r| r.rule == "daily" && r.said == GateResult::Deny), "{why}");
     let why = session.explain("person", json!({"entity": 6})).await;
-    assert_eq!((why.would, why.gates[8].gate, why.gates[8].said), (Would::Ask, Gate::Approval, Said::Ask));
+    assert_eq!((why.would, why.gates[8].gate, why.gates[8].said), (PredictedOutcome::Ask, Gate::Approval, GateResult::Ask));
     // What is too much by itself is told, whoever refuses first.
     let why = session.explain("act", json!({"entity": 1, "amount": 601})).await;
-    assert!(matches!(&why.would, Would::Refuse(error) if error.code == "cap"));
-    assert!(why.rules.iter().any(|r| r.rule == "daily" && r.said == Said::Deny), "{why}");
+    assert!(matches!(&why.would, PredictedOutcome::Refuse(error) if error.code == "cap"));
+    assert!(why.rules.iter().any(|r| r.rule == "daily" && r.said == GateResult::Deny), "{why}");
     // Looking leaves no trace.
     assert_eq!(session.rows().await.unwrap().len(), 2);
     for _ in 0..5 {
-        assert_eq!(session.explain("proof", json!({"entity": 1})).await.would, Would::Run);
+        assert_eq!(session.explain("proof", json!({"entity": 1})).await.would, PredictedOutcome::Run);
     }
     let strange = session.explain("atc", json!({})).await;
-    assert!(matches!(&strange.would, Would::Refuse(error) if error.code == "unknown_tool"));
-    assert_eq!(strange.gates[1].said, Said::Deny);
+    assert!(matches!(&strange.would, PredictedOutcome::Refuse(error) if error.code == "unknown_tool"));
+    assert_eq!(strange.gates[1].said, GateResult::Deny);
 }
 
 #[tokio::test]
-async fn what_is_looked_at_has_a_name() {
+async fn explain_names_inspected_arguments() {
     let text = "[[policy]]\nname = \"keys\"\nrule = \"deny\"\ntools = [\"act\"]\nwhere = [{ touches = [\"/keys\"] }]\n";
-    let session = start(Agent::builder("a").tool(tool("act")).rules(Rules::parse("policy.toml", text)));
+    let session = start_session(Agent::builder("a").tool(entity_tool("act")).rules(RuleSet::parse("policy.toml", text)));
     let why = session.explain("act", json!({"entity": 1})).await;
     let looked_at: Vec<&str> = why.rules.iter().flat_map(|note| note.looked_at.iter().map(|look| look.what.as_str())).collect();
     assert_eq!(looked_at, ["arguments naming `/keys`"], "{why}");
 }
 
 #[tokio::test]
-async fn explanations_agree_with_what_happens() {
-    let session = start(
+async fn explain_predicts_actual_outcome() {
+    let session = start_session(
         Agent::builder("a")
-            .tool(tool("act"))
-            .tool(tool("proof").effect(Effect::Read))
+            .tool(entity_tool("act"))
+            .tool(entity_tool("proof").effect(Effect::Read))
             .policy(Require::new("proved", ["act"], ["proof"]).same("entity", "/entity"))
             .policy(Limit::calls("three", ["act"], 3))
             .policy(Deny::ask("ask", ["act"]).when("/amount", Condition::Above(8.into()))),
@@ -81,24 +81,24 @@ async fn explanations_agree_with_what_happens() {
         let why = session.explain(name, args.clone()).await;
         let answer = session.call(name, args).await;
         let expected = match &why.would {
-            Would::Run => "ok".to_owned(),
-            Would::Ask => "approval_required".to_owned(),
-            Would::Replay => "replay".to_owned(),
-            Would::Refuse(error) => error.code.to_string(),
+            PredictedOutcome::Run => "ok".to_owned(),
+            PredictedOutcome::Ask => "approval_required".to_owned(),
+            PredictedOutcome::Replay => "replay".to_owned(),
+            PredictedOutcome::Refuse(error) => error.code.to_string(),
         };
         assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), expected, "{why}");
     }
 }
 
 #[tokio::test]
-async fn a_recorded_call_is_explained_as_it_was_decided() {
+async fn recorded_call_is_explained_as_decided() {
     let agent = Agent::builder("a")
-        .tool(tool("act"))
-        .tool(tool("proof").effect(Effect::Read))
+        .tool(entity_tool("act"))
+        .tool(entity_tool("proof").effect(Effect::Read))
         .policy(Require::new("proved", ["act"], ["proof"]).same("entity", "/entity"))
         .policy(Limit::sum("daily", ["act"], "/amount", 600.into()))
         .policy(Deny::ask("large", ["act"]).when("/amount", Condition::Above(500.into())));
-    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+    let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
     let session = gate.session("a", "alice", "s");
     for amount in [100, 100, 100, 0, 400, 300, 501] {
         let (name, args) = if amount == 0 { ("proof", json!({"entity": 1})) } else { ("act", json!({"entity": 1, "amount": amount})) };
@@ -106,14 +106,15 @@ async fn a_recorded_call_is_explained_as_it_was_decided() {
     }
     session.call("act", json!({"amount": 1})).await;
     session.call("atc", json!({})).await;
-    let replay = Replay::of(&gate).unwrap();
+    let replay = Replay::from_toolgate(&gate).unwrap();
     let mut told: Vec<Explanation> = Vec::new();
     for row in session.rows().await.unwrap() {
         let why = replay.explain(&row).await.unwrap();
-        let no: Vec<Gate> = why.gates.iter().filter(|note| matches!(note.said, Said::Deny | Said::Ask)).map(|note| note.gate).collect();
+        let no: Vec<Gate> =
+            why.gates.iter().filter(|note| matches!(note.said, GateResult::Deny | GateResult::Ask)).map(|note| note.gate).collect();
         let refused = row.decision == Decision::Refused;
         assert_eq!(no, if refused { vec![row.gate] } else { Vec::new() }, "{why}");
-        assert_eq!(why.gates.last().map(|note| note.said), Some(if refused { Said::NotReached } else { Said::Pass }), "{why}");
+        assert_eq!(why.gates.last().map(|note| note.said), Some(if refused { GateResult::NotReached } else { GateResult::Pass }), "{why}");
         told.push(why);
     }
     assert_eq!(told.len(), 9);
@@ -121,37 +122,40 @@ async fn a_recorded_call_is_explained_as_it_was_decided() {
     assert!(told[0].to_string().contains("`proof` succeeded about the same `entity`: never in this session"), "{}", told[0]);
     assert!(told[4].to_string().contains("daily 0 of 600 used"), "{}", told[4]);
     let said = |n: usize, rule: &str| told[n].rules.iter().find(|note| note.rule == rule).map(|note| note.said);
-    assert_eq!((said(5, "proved"), said(5, "daily")), (Some(Said::Pass), Some(Said::Deny)));
-    assert_eq!((&told[6].would, said(6, "large")), (&Would::Ask, Some(Said::Ask)));
+    assert_eq!((said(5, "proved"), said(5, "daily")), (Some(GateResult::Pass), Some(GateResult::Deny)));
+    assert_eq!((&told[6].would, said(6, "large")), (&PredictedOutcome::Ask, Some(GateResult::Ask)));
     // Who was not asked then says nothing.
-    assert_eq!((told[2].gates[4].said, said(2, "proved")), (Said::Deny, Some(Said::NotReached)));
+    assert_eq!((told[2].gates[4].said, said(2, "proved")), (GateResult::Deny, Some(GateResult::NotReached)));
     assert!(told[2].rules.iter().all(|note| note.looked_at.is_empty() && note.why.is_none()), "{}", told[2]);
 }
 
 #[tokio::test]
-async fn a_rule_on_trial_touches_nothing_and_counts_everything() {
-    struct Broken;
-    impl Policy for Broken {
+async fn observed_rule_denies_nothing_and_counts_calls() {
+    struct PanickingPolicy;
+    impl Policy for PanickingPolicy {
         fn name(&self) -> &str {
             "broken"
         }
-        fn check(&self, _: &toolgate::policy::Ask<'_>) -> Result<toolgate::policy::Verdict, toolgate::policy::Fault> {
+        fn check(&self, _: &toolgate::policy::PolicyInput<'_>) -> Result<toolgate::policy::Verdict, toolgate::policy::PolicyError> {
             panic!("on trial, and failing")
         }
-        fn on_result(&self, _: &toolgate::policy::Done<'_>) -> Result<Vec<toolgate::session::state::Change>, toolgate::policy::Fault> {
+        fn on_result(
+            &self,
+            _: &toolgate::policy::SuccessfulCall<'_>,
+        ) -> Result<Vec<toolgate::session::state::NamedChange>, toolgate::policy::PolicyError> {
             panic!("here as well")
         }
     }
-    let session = start(
+    let session = start_session(
         Agent::builder("a")
-            .tool(tool("act").open())
+            .tool(entity_tool("act").open())
             .policy(observe(Deny::new("cap", ["act"]).when("/amount", Condition::Above(5.into())).reason("too much")))
             .policy(observe(Limit::calls("two", ["act"], 2)))
             .policy(observe(Deny::ask("ask", ["act"]).when_cel("input.amount > 8").reason("ask first")))
-            .policy(observe(Broken)),
+            .policy(observe(PanickingPolicy)),
     );
     for amount in [1, 6, 9] {
-        assert_eq!(next(&session, "act", json!({"entity": 1, "amount": amount})).await.0, "ok");
+        assert_eq!(call_and_next_step(&session, "act", json!({"entity": 1, "amount": amount})).await.0, "ok");
     }
     let seen: Vec<Vec<String>> = session
         .rows()
@@ -172,30 +176,32 @@ async fn a_rule_on_trial_touches_nothing_and_counts_everything() {
 }
 
 #[tokio::test]
-async fn only_those_who_may_answer_can() {
+async fn only_common_approvers_can_answer() {
     let rule = |name: &str, people: &[&str]| Deny::ask(name, ["act"]).approvers(people.iter().copied());
-    let session = start(Agent::builder("a").tool(tool("act")).policy(rule("money", &["ann", "bob"])).policy(rule("law", &["bob", "cem"])));
+    let session = start_session(
+        Agent::builder("a").tool(entity_tool("act")).policy(rule("money", &["ann", "bob"])).policy(rule("law", &["bob", "cem"])),
+    );
     let answer = session.call("act", json!({"entity": 1})).await;
     let id = answer.outcome.error().unwrap().approval.clone().unwrap().id;
     for (who, expected) in [("ann", false), ("cem", false), ("model", false), ("bob", true)] {
         assert_eq!(session.toolgate().answer_approval(&id, true, who).await, Ok(expected), "{who}");
     }
-    assert_eq!(next(&session, "act", json!({"entity": 1})).await.0, "ok");
+    assert_eq!(call_and_next_step(&session, "act", json!({"entity": 1})).await.0, "ok");
 }
 
 #[test]
-fn rules_of_several_files_are_read_as_one_and_all_their_errors_said_at_once() {
+fn rule_files_are_merged_and_report_all_errors() {
     let limits = "[[policy]]\nname = \"daily\"\nrule = \"limit\"\ntools = [\"issue_refund\"]\nsum = \"/amount_usd\"\nmax = 500\n";
     let soft = "[[policy]]\nname = \"soft\"\nrule = \"ask\"\ntools = [\"issue_refund\"]\nwhen = 'sum_of(\"daily\") > 100'\n";
-    let rules = Rules::parse_all([("limits.toml", limits), ("soft.toml", soft)]);
+    let rules = RuleSet::parse_all([("limits.toml", limits), ("soft.toml", soft)]);
     assert_eq!(rules.names().collect::<Vec<_>>(), ["daily", "soft"]);
-    assert!(crate::broken::desk().rules(rules).build().is_ok());
-    let wrong = Rules::parse_all([
+    assert!(crate::broken::refund_desk_builder().rules(rules).build().is_ok());
+    let wrong = RuleSet::parse_all([
         ("one.toml", "[[policy]]\nname = 3\n"),
         ("two.toml", "policy = 1"),
         ("three.toml", &limits.replace("issue_refund", "issue_refnd")),
     ]);
-    let error = crate::broken::desk().rules(wrong).build().unwrap_err();
+    let error = crate::broken::refund_desk_builder().rules(wrong).build().unwrap_err();
     insta::assert_snapshot!(error, @"
     cannot build the agent `desk`:
       - one.toml:2:8: `name` must be a string, not a number; like `name = \"…\"`

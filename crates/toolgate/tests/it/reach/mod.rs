@@ -8,20 +8,20 @@ use toolgate::policy::{Condition, Deny};
 use toolgate::{Agent, Tool, Toolgate};
 
 use crate::shell::verdict;
-use crate::support::Built;
+use crate::support::BuildWithReplayCheck;
 
 /// A gate with a lenient rule about places, as toolgate protects its own; with `from`, also against searches that begin there.
-pub(crate) fn gate(places: &[&str], from: Option<&str>) -> Toolgate {
+pub(crate) fn gate_with_path_rule(places: &[&str], from: Option<&str>) -> Toolgate {
     let places = places.iter().map(|place| (*place).to_owned()).collect();
     let condition = Condition::Touches { places, lenient: true, trees: false, whole: false, from: from.map(str::to_owned) };
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
         .policy(Deny::new("own", ["bash"]).when("/command", condition).reason("Not for agents."));
-    crate::support::gate().agent(agent.build().unwrap()).built()
+    crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked()
 }
 
-pub(crate) async fn each_is(gate: &Toolgate, expected: &str, commands: &[&str]) {
+pub(crate) async fn assert_verdicts(gate: &Toolgate, expected: &str, commands: &[&str]) {
     let mut wrong = Vec::new();
     for (n, command) in commands.iter().enumerate() {
         let said = verdict(gate, n, command).await;
@@ -32,11 +32,11 @@ pub(crate) async fn each_is(gate: &Toolgate, expected: &str, commands: &[&str]) 
     assert!(wrong.is_empty(), "not {expected}:\n{}", wrong.join("\n"));
 }
 
-pub(crate) const OWN: [&str; 4] =
+pub(crate) const OWN_PATHS: [&str; 4] =
     ["/home/ann/desk/toolgate.toml", "/home/ann/desk/.claude/settings.json", "/home/ann/.local/state/toolgate", "/usr/local/bin/toolgate"];
 
 #[tokio::test]
-async fn what_may_be_unpacked_over_a_place_is_asked() {
+async fn unpacking_over_protected_path_asks() {
     let commands = [
         "tar xzf a.tgz",
         "tar -xzf a.tgz",
@@ -180,11 +180,11 @@ async fn what_may_be_unpacked_over_a_place_is_asked() {
         "bunx rimraf .claude",
         "eatmydata rm -rf .cla*",
     ];
-    each_is(&gate(&OWN, None), "ask", &commands).await;
+    assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "ask", &commands).await;
 }
 
 #[tokio::test]
-async fn everyday_commands_reach_nothing_of_it() {
+async fn everyday_commands_reach_no_protected_path() {
     let commands = [
         "tar xzf a.tgz -C /tmp/x",
         "tar -xzf a.tgz -C build",
@@ -312,5 +312,5 @@ async fn everyday_commands_reach_nothing_of_it() {
         "gcc -MD -MF x.d -c x.c",
         "pytest --junitxml=report.xml",
     ];
-    each_is(&gate(&OWN, None), "allow", &commands).await;
+    assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "allow", &commands).await;
 }

@@ -1,9 +1,9 @@
 //! Places that are named behind an option, an address or a suffix.
 
-use super::{OWN, each_is, gate};
+use super::{OWN_PATHS, assert_verdicts, gate_with_path_rule};
 
 #[tokio::test]
-async fn a_place_is_named_behind_an_option_an_address_or_a_suffix() {
+async fn path_in_option_url_or_suffix_is_matched() {
     let commands = [
         "cp -t .claude x",
         "pytest --junitxml=.claude/settings.json",
@@ -132,5 +132,5 @@ async fn a_place_is_named_behind_an_option_an_address_or_a_suffix() {
         "echo x | tee toolgate.toml",
         "busybox cp x toolgate.toml",
     ];
-    each_is(&gate(&OWN, None), "deny", &commands).await;
+    assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "deny", &commands).await;
 }

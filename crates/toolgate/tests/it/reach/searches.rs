@@ -4,12 +4,12 @@ use serde_json::json;
 use toolgate::policy::{Condition, Deny};
 use toolgate::{Agent, Tool};
 
-use super::{OWN, each_is, gate};
-use crate::support::Built;
+use super::{OWN_PATHS, assert_verdicts, gate_with_path_rule};
+use crate::support::BuildWithReplayCheck;
 
 #[tokio::test]
-async fn a_search_above_a_place_reads_it() {
-    let new = || gate(&["/home/ann/.local/state/toolgate"], Some("/home/ann/desk"));
+async fn search_above_protected_path_is_denied() {
+    let new = || gate_with_path_rule(&["/home/ann/.local/state/toolgate"], Some("/home/ann/desk"));
     let refused = [
         "grep -r x /home/ann",
         "grep -rn x ..",
@@ -63,7 +63,7 @@ async fn a_search_above_a_place_reads_it() {
         "grep -r --exclude-dir=toolgate x /home/ann",
         "cat /home/ann/.local/state/toolgate/key",
     ];
-    each_is(&new(), "deny", &refused).await;
+    assert_verdicts(&new(), "deny", &refused).await;
     let asked = [
         "grep -r x /home/ann/.*",
         "curl 'file:///home/ann/.local/state/{toolgate}/ledger.db'",
@@ -79,7 +79,7 @@ async fn a_search_above_a_place_reads_it() {
         "cd /usr; cd /tmp; cd /var; cd /etc; cd /opt; cd /srv; cd /home/ann; rg key",
         "cd a; cd b; cd c; cd d; cd e; cd f; cd g; cd /home; rg key ann",
     ];
-    each_is(&new(), "ask", &asked).await;
+    assert_verdicts(&new(), "ask", &asked).await;
     let allowed = [
         "grep -rn x .",
         "grep -rn x src",
@@ -111,15 +111,15 @@ async fn a_search_above_a_place_reads_it() {
         "git grep x",
         "grep -r x \"$DIR\"",
     ];
-    each_is(&new(), "allow", &allowed).await;
+    assert_verdicts(&new(), "allow", &allowed).await;
 }
 
 #[tokio::test]
-async fn a_place_in_the_directory_where_a_search_begins_is_read_by_it() {
-    let new = || gate(&["/home/ann/desk/ledger.db", "/home/ann/desk/ledger.db.state"], Some("/home/ann/desk"));
+async fn search_in_directory_of_protected_file_is_denied() {
+    let new = || gate_with_path_rule(&["/home/ann/desk/ledger.db", "/home/ann/desk/ledger.db.state"], Some("/home/ann/desk"));
     let refused = ["grep -rn x .", "grep -rn x", "rg x", "rg x /home/ann/desk", "tar czf /tmp/a.tgz .", "cd src; rg x"];
-    each_is(&new(), "deny", &refused).await;
-    each_is(&new(), "ask", &["grep -rn x *"]).await;
+    assert_verdicts(&new(), "deny", &refused).await;
+    assert_verdicts(&new(), "ask", &["grep -rn x *"]).await;
     let allowed = [
         "grep -rn x src",
         "cd src && rg x",
@@ -129,27 +129,29 @@ async fn a_place_in_the_directory_where_a_search_begins_is_read_by_it() {
         "tar czf a.tgz -C /tmp/x .",
         "grep -rn --exclude='ledger.db*' --exclude-dir='ledger.db*' x .",
     ];
-    each_is(&new(), "allow", &allowed).await;
+    assert_verdicts(&new(), "allow", &allowed).await;
 }
 
 #[tokio::test]
-async fn who_goes_home_in_other_words_searches_there() {
-    let new = || gate(&["~/.local/state/toolgate"], Some("/nowhere/desk"));
-    each_is(&new(), "deny", &["cd; rg key", "cd --; rg key", "cd -P; rg key", "cd -P && rg key", "cd ~ && rg key"]).await;
-    each_is(&new(), "allow", &["rg key", "cd src; rg key", "time grep -rn cd ."]).await;
+async fn search_after_cd_to_home_is_denied() {
+    let new = || gate_with_path_rule(&["~/.local/state/toolgate"], Some("/nowhere/desk"));
+    assert_verdicts(&new(), "deny", &["cd; rg key", "cd --; rg key", "cd -P; rg key", "cd -P && rg key", "cd ~ && rg key"]).await;
+    assert_verdicts(&new(), "allow", &["rg key", "cd src; rg key", "time grep -rn cd ."]).await;
 }
 
 #[tokio::test]
-async fn a_star_in_a_place_is_seen_from_above() {
+async fn wildcard_path_matches_search_above_it() {
     let places = ["/home/*/.ssh"];
-    each_is(&gate(&places, Some("/home/ann/desk")), "deny", &["grep -r x /home/ann", "rg x /home", "cd .. && rg x"]).await;
-    each_is(&gate(&places, Some("/home/ann/desk")), "allow", &["grep -rn x .", "rg x src", "grep -r x /srv/ann"]).await;
-    each_is(&gate(&places, None), "ask", &["tar xf a -C /home/ann"]).await;
-    each_is(&gate(&places, None), "allow", &["tar xf a -C /home/ann/desk/build"]).await;
+    assert_verdicts(&gate_with_path_rule(&places, Some("/home/ann/desk")), "deny", &["grep -r x /home/ann", "rg x /home", "cd .. && rg x"])
+        .await;
+    assert_verdicts(&gate_with_path_rule(&places, Some("/home/ann/desk")), "allow", &["grep -rn x .", "rg x src", "grep -r x /srv/ann"])
+        .await;
+    assert_verdicts(&gate_with_path_rule(&places, None), "ask", &["tar xf a -C /home/ann"]).await;
+    assert_verdicts(&gate_with_path_rule(&places, None), "allow", &["tar xf a -C /home/ann/desk/build"]).await;
 }
 
 #[tokio::test]
-async fn a_tree_that_is_only_read_counts_unless_it_is_said_not_to() {
+async fn tree_reads_match_unless_disabled() {
     let with = |trees: &str| {
         let text = format!(
             "[[policy]]\nname = \"own\"\nrule = \"deny\"\ntools = [\"bash\"]\nreason = \"No.\"\n\
@@ -158,25 +160,25 @@ async fn a_tree_that_is_only_read_counts_unless_it_is_said_not_to() {
         let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
         let agent = Agent::builder("coder")
             .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
-            .rules(toolgate::policy::source::Rules::parse("rules.toml", &text));
-        crate::support::gate().agent(agent.build().unwrap()).built()
+            .rules(toolgate::policy::source::RuleSet::parse("rules.toml", &text));
+        crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked()
     };
     let commands = ["tar czf - ~/", "grep -r . ~/", "zip -r a.zip ~"];
-    each_is(&with(""), "deny", &commands).await;
-    each_is(&with(", recursive = true"), "deny", &commands).await;
-    each_is(&with(", recursive = false"), "allow", &commands).await;
-    each_is(&with(", recursive = false"), "deny", &["rm -r ~/", "cat ~/.ssh/key"]).await;
-    each_is(&with(""), "allow", &["grep -rn x .", "tar czf a.tgz src", "cat \"$FILE\""]).await;
+    assert_verdicts(&with(""), "deny", &commands).await;
+    assert_verdicts(&with(", recursive = true"), "deny", &commands).await;
+    assert_verdicts(&with(", recursive = false"), "allow", &commands).await;
+    assert_verdicts(&with(", recursive = false"), "deny", &["rm -r ~/", "cat ~/.ssh/key"]).await;
+    assert_verdicts(&with(""), "allow", &["grep -rn x .", "tar czf a.tgz src", "cat \"$FILE\""]).await;
 }
 
 #[tokio::test]
-async fn who_goes_through_many_directories_may_be_anywhere() {
+async fn many_directory_changes_ask() {
     let command = format!("env {}rg key", (0..300).map(|n| format!("-C a{n} ")).collect::<String>());
-    each_is(&gate(&OWN, Some("/home/ann/desk")), "ask", &[command.as_str()]).await;
+    assert_verdicts(&gate_with_path_rule(&OWN_PATHS, Some("/home/ann/desk")), "ask", &[command.as_str()]).await;
 }
 
 #[tokio::test]
-async fn a_tool_that_searches_is_told_where_not_to() {
+async fn search_tool_path_is_checked() {
     let places = vec!["/home/ann/.local/state/toolgate".to_owned()];
     let searches = |from: &str| {
         let condition =
@@ -184,7 +186,7 @@ async fn a_tool_that_searches_is_told_where_not_to() {
         let agent = Agent::builder("coder")
             .tool(Tool::external("grep", "Searches.", None).effect(toolgate::Effect::Read))
             .policy(Deny::new("own", ["grep"]).when("/path", condition).reason("Not for agents."));
-        crate::support::gate().agent(agent.build().unwrap()).built()
+        crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked()
     };
     let (below, above) = (searches("/home/ann/desk"), searches("/home/ann"));
     let cases = [
@@ -218,9 +220,9 @@ async fn a_tool_that_searches_is_told_where_not_to() {
 }
 
 #[test]
-fn where_a_search_begins_is_a_whole_path() {
+fn search_base_must_be_absolute() {
     let text = "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ touches = [\"/x\"], from = \"here\" }]\n";
-    let rules = toolgate::policy::source::Rules::parse("rules.toml", text);
+    let rules = toolgate::policy::source::RuleSet::parse("rules.toml", text);
     let problems: Vec<String> = rules.problems().iter().map(ToString::to_string).collect();
     assert!(problems.iter().any(|problem| problem.contains("`from` must be the absolute path of a directory")), "{problems:?}");
 }

@@ -1,13 +1,13 @@
 //! What patterns take out of a row, and what they leave.
 
 use serde_json::json;
-use toolgate::{Agent, Compared, Effect, Replay, Tool};
+use toolgate::{Agent, Effect, Replay, ReplayComparison, Tool};
 
-use crate::support::Built;
+use crate::support::BuildWithReplayCheck;
 
 /// A pattern that half of all times and names match: what callers said goes, what toolgate knows by itself stays.
 #[tokio::test]
-async fn a_pattern_takes_nothing_out_of_a_row_that_is_toolgates_own() {
+async fn patterns_keep_values_written_by_toolgate() {
     let schema = || json!({"type": "object", "properties": {"card": {"type": "string"}}});
     let pay = Tool::dynamic("pay", "Pays.", schema(), |_, _| async { Ok(json!({"said": "paid 4111"})) })
         .effect(Effect::Write)
@@ -17,7 +17,7 @@ async fn a_pattern_takes_nothing_out_of_a_row_that_is_toolgates_own() {
     let rule = toolgate::policy::Require::new("looked", ["pay"], ["look"]).same("card", "/card");
     let agent = Agent::builder("a").tool(pay).tool(look).policy(rule).build().unwrap();
     let clock = std::sync::Arc::new(toolgate::ManualClock::at("2026-04-11T10:41:11.411141114Z".parse().unwrap()));
-    let gate = crate::support::gate().clock(clock).redact_pattern("[0-9]+").unwrap().agent(agent).built();
+    let gate = crate::support::runtime_builder().clock(clock).redact_pattern("[0-9]+").unwrap().agent(agent).build_checked();
     let s = gate.session("a", "alice", "s");
     let key = toolgate::SessionKey::new("nobody", "alice", "s");
     gate.call(toolgate::Call::new(key, "pay", toolgate::Arguments::Value(json!({}))).with_parse_error("4111 is no object")).await;
@@ -44,15 +44,15 @@ async fn a_pattern_takes_nothing_out_of_a_row_that_is_toolgates_own() {
 
 /// Each pattern sees what was said, and not what another has left of it; what matches nothing takes out nothing; a mark is nobody's secret.
 #[tokio::test]
-async fn patterns_take_nothing_from_each_other() {
+async fn overlapping_patterns_each_see_original_text() {
     let properties = json!({"text": {"type": "string"}, "n": {"type": "integer"}, "pin": {"type": "string", "writeOnly": true}});
     let say = Tool::dynamic("say", "Says.", json!({"type": "object", "properties": properties}), |_, _| async { Ok(json!({})) });
     let agent = Agent::builder("a").tool(say.effect(Effect::Read)).build().unwrap();
-    let mut gate = crate::support::gate().agent(agent);
+    let mut gate = crate::support::runtime_builder().agent(agent);
     for pattern in [r"\d{4}", "sk-[0-9a-z-]{10,}", "[0-9a-f]{32}", "q*"] {
         gate = gate.redact_pattern(pattern).unwrap();
     }
-    let s = gate.built().session("a", "alice", "s");
+    let s = gate.build_checked().session("a", "alice", "s");
     for args in [
         json!({"text": "4111"}),
         json!({"text": "key sk-abcd-4111-efgh, then 4111"}),
@@ -76,7 +76,7 @@ async fn patterns_take_nothing_from_each_other() {
 
 /// Keys of evidence and counters, and errors, hold values as they are spelled in JSON.
 #[tokio::test]
-async fn a_pattern_finds_what_is_spelled_as_in_json() {
+async fn patterns_match_json_escaped_text() {
     let schema = |user: serde_json::Value| json!({"type": "object", "properties": {"user": user}});
     let tool = |name: &str, user| Tool::dynamic(name, "T.", schema(user), |_, _| async { Ok(json!({})) }).entity("user", "/user");
     let text = || json!({"type": "string"});
@@ -85,10 +85,10 @@ async fn a_pattern_finds_what_is_spelled_as_in_json() {
         .tool(tool("pay", text()).effect(Effect::Write))
         .tool(tool("pick", json!({"enum": ["a"]})).effect(Effect::Read))
         .policy(toolgate::policy::Require::new("looked", ["pay"], ["look"]).same("user", "/user"))
-        .policy(toolgate::policy::Limit::calls("few", ["pay"], 9).per(toolgate::policy::Per::Entity("/user".into())))
+        .policy(toolgate::policy::Limit::calls("few", ["pay"], 9).per(toolgate::policy::LimitOwner::Entity("/user".into())))
         .build()
         .unwrap();
-    let s = crate::support::gate().redact_pattern(r"CORP\\\w+").unwrap().agent(agent).built().session("a", "alice", "s");
+    let s = crate::support::runtime_builder().redact_pattern(r"CORP\\\w+").unwrap().agent(agent).build_checked().session("a", "alice", "s");
     for (tool, expected) in [("pay", "prerequisite_missing"), ("look", "ok"), ("pay", "ok"), ("pick", "invalid_arguments")] {
         let answer = s.call(tool, json!({"user": r"CORP\mallory"})).await;
         assert_eq!(answer.outcome.error().map_or("ok", |error| &error.code), expected);
@@ -106,7 +106,7 @@ async fn a_pattern_finds_what_is_spelled_as_in_json() {
 
 /// What a refusal is known by, and what a file was like, is no secret, whatever it looks like.
 #[tokio::test]
-async fn a_pattern_makes_no_decision_another_one() {
+async fn patterns_change_no_replayed_decision() {
     let tool = |name: &str| Tool::dynamic(name, "T.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
     let agent = |more: &str| {
         let rule = toolgate::policy::Require::new("looked", ["pay"], ["look"]).code("step-1");
@@ -121,7 +121,7 @@ async fn a_pattern_makes_no_decision_another_one() {
             .build()
             .unwrap()
     };
-    let gate = crate::support::gate()
+    let gate = crate::support::runtime_builder()
         .redact_pattern("[0-9]+")
         .unwrap()
         .redact_pattern("[0-9a-f]{9,}")
@@ -141,29 +141,34 @@ async fn a_pattern_makes_no_decision_another_one() {
     }
     let rows = s.rows().await.unwrap();
     assert_eq!(rows[0].code(), Some("step-1"));
-    let replay = Replay::of(&gate).unwrap();
+    let replay = Replay::from_toolgate(&gate).unwrap();
     for row in &rows {
-        assert_eq!(replay.decide(row).await, Compared::Same, "{row:?}");
+        assert_eq!(replay.decide(row).await, ReplayComparison::Same, "{row:?}");
     }
     // Of a tool that is new nobody knows whether it was the one that was meant.
     let known = Replay::new([agent("tool-4111")]).unwrap();
     let compared = known.decide(&rows[3]).await;
-    assert!(matches!(&compared, Compared::Undecidable(why) if why.contains("name is redacted")), "{compared:?}");
-    assert_eq!(Replay::new([agent("tool-")]).unwrap().decide(&rows[3]).await, Compared::Same);
+    assert!(matches!(&compared, ReplayComparison::Undecidable(why) if why.contains("name is redacted")), "{compared:?}");
+    assert_eq!(Replay::new([agent("tool-")]).unwrap().decide(&rows[3]).await, ReplayComparison::Same);
     // What a rule remembers and was redacted decides nothing.
     let mut row = (*rows[2]).clone();
     let mark = row.facts.marks.values_mut().next().unwrap();
     *mark = Some(json!("[redacted 0123]"));
-    assert!(matches!(replay.decide(&row).await, Compared::Undecidable(_)));
+    assert!(matches!(replay.decide(&row).await, ReplayComparison::Undecidable(_)));
 }
 
 /// Half a secret would be found by no pattern.
 #[tokio::test]
-async fn a_result_is_not_cut_in_the_middle_of_a_secret() {
+async fn truncation_does_not_split_secret() {
     let long = || format!("{}4111-1111-1111-1111{}", "x".repeat(4090), "y".repeat(100_000));
     let tell = Tool::dynamic("tell", "Tells.", json!({"type": "object"}), move |_, _| async move { Ok(json!(long())) });
     let agent = Agent::builder("a").tool(tell.effect(Effect::Read)).tool(toolgate::builtin::read_output()).build().unwrap();
-    let s = crate::support::gate().redact_pattern(r"\d{4}(-\d{4}){3}").unwrap().agent(agent).built().session("a", "alice", "s");
+    let s = crate::support::runtime_builder()
+        .redact_pattern(r"\d{4}(-\d{4}){3}")
+        .unwrap()
+        .agent(agent)
+        .build_checked()
+        .session("a", "alice", "s");
     let answer = s.call("tell", json!({})).await;
     let row = s.rows().await.unwrap().remove(0);
     assert_eq!(row.outcome.success().unwrap().value, json!("x".repeat(4090)));

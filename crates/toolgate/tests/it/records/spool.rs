@@ -5,22 +5,22 @@ use std::sync::atomic::Ordering;
 use serde_json::json;
 use toolgate::{Effect, Tool};
 
-use crate::support::{Fails, World};
+use crate::support::{InjectedFault, TestWorld};
 
 #[tokio::test]
-async fn a_spooled_row_is_taken_in_when_the_store_is_back() {
-    let world = World::new(|agent| agent);
-    world.store.fail(&[Fails::Finish]);
+async fn spooled_row_is_added_when_store_recovers() {
+    let world = TestWorld::new(|agent| agent);
+    world.store.inject_faults(&[InjectedFault::Commit]);
     let lost = world.session.call("act", json!({"how": "ok"})).await;
     assert_eq!(world.rows().await.1, 1);
-    world.store.fail(&[]);
+    world.store.inject_faults(&[]);
     // The next call that is recorded brings it along.
     world.session.call("look", json!({})).await;
     let (rows, spooled) = world.rows().await;
     assert_eq!((rows.len(), spooled), (2, 0));
     assert_eq!(rows.iter().filter(|row| row.call == lost.call).count(), 1);
     assert_eq!(
-        (world.metered().await, world.gate.pending_calls().await.unwrap().len()),
+        (world.meter_value().await, world.gate.pending_calls().await.unwrap().len()),
         (1.into(), 0),
         "it happened, and its claim has ended"
     );
@@ -28,9 +28,9 @@ async fn a_spooled_row_is_taken_in_when_the_store_is_back() {
 }
 
 /// The store is away, one row is spooled, and after it stands what is none.
-async fn spoilt(more: &[u8]) -> World {
-    let world = World::new(|agent| agent);
-    world.store.fail(&[Fails::Finish]);
+async fn world_with_damaged_spool(more: &[u8]) -> TestWorld {
+    let world = TestWorld::new(|agent| agent);
+    world.store.inject_faults(&[InjectedFault::Commit]);
     world.session.call("look", json!({"at": "1"})).await;
     let path = world.spool.path().join("rows.jsonl");
     let mut rows = std::fs::read(&path).unwrap();
@@ -40,10 +40,10 @@ async fn spoilt(more: &[u8]) -> World {
 }
 
 #[tokio::test]
-async fn a_spool_with_a_torn_line_gives_back_the_rest() {
-    let world = spoilt(b"\n{\"call\": \"cut \xc3").await;
+async fn torn_spool_line_loses_no_other_row() {
+    let world = world_with_damaged_spool(b"\n{\"call\": \"cut \xc3").await;
     world.session.call("look", json!({"at": "2"})).await;
-    world.store.fail(&[]);
+    world.store.inject_faults(&[]);
     for _ in 0..3 {
         world.session.call("look", json!({})).await;
     }
@@ -54,23 +54,23 @@ async fn a_spool_with_a_torn_line_gives_back_the_rest() {
 }
 
 #[tokio::test]
-async fn while_the_store_is_away_a_call_does_not_read_all_that_waits_for_it() {
+async fn call_during_outage_does_not_read_whole_spool() {
     // Whoever reads as far as this makes a copy of the file.
-    let world = spoilt(b"\nno row\n").await;
+    let world = world_with_damaged_spool(b"\nno row\n").await;
     let path = world.spool.path().join("rows.jsonl");
     for at in ["2", "3", "4"] {
         world.session.call("look", json!({"at": at})).await;
     }
     let copies = || std::fs::read_dir(world.spool.path()).unwrap().filter(|e| e.as_ref().unwrap().path() != path).count();
-    assert_eq!((world.spooled().len(), copies()), (5, 0));
-    world.store.fail(&[]);
+    assert_eq!((world.spooled_lines().len(), copies()), (5, 0));
+    world.store.inject_faults(&[]);
     assert_eq!(world.gate.recover_spool().await, Ok(4));
     assert_eq!((world.rows().await.0.len(), copies()), (4, 1));
 }
 
 /// Two runtimes that were given one file for their spools lose nothing of each other's.
 #[tokio::test]
-async fn a_spool_may_be_shared() {
+async fn runtimes_can_share_one_spool() {
     let store = std::sync::Arc::new(crate::support::FaultyStore::default());
     let directory = tempfile::tempdir().unwrap();
     let open = || {
@@ -81,24 +81,24 @@ async fn a_spool_may_be_shared() {
     let gates = [open(), open()];
     let call =
         async |gate: usize, n: u32| gates[gate].session("a", "alice", "s").call("calc", json!({"expression": format!("{n} + 1")})).await;
-    store.fail(&[Fails::Finish]);
+    store.inject_faults(&[InjectedFault::Commit]);
     call(0, 1).await;
     call(1, 2).await;
-    store.fail(&[]);
+    store.inject_faults(&[]);
     gates[0].recover_spool().await.unwrap();
-    store.fail(&[Fails::Finish]);
+    store.inject_faults(&[InjectedFault::Commit]);
     call(1, 3).await;
     call(0, 4).await;
-    store.fail(&[]);
+    store.inject_faults(&[]);
     gates[1].recover_spool().await.unwrap();
     let rows = gates[0].session("a", "alice", "s").rows().await.unwrap();
     assert_eq!(rows.len(), 4, "{rows:#?}");
 }
 
 /// `ship` wants a `check`, which an `edit` takes away.
-fn shipping() -> World {
+fn shipping_world() -> TestWorld {
     let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
-    World::new(|agent| {
+    TestWorld::new(|agent| {
         let edit = plain("edit").effect(Effect::Write).open().revokes("check");
         let ship = plain("ship").effect(Effect::Write);
         let rule = toolgate::policy::Require::new("checked", ["ship"], ["check"]);
@@ -107,45 +107,45 @@ fn shipping() -> World {
 }
 
 #[tokio::test]
-async fn what_ended_while_the_store_was_away_takes_away_nothing_that_is_proved_after_it() {
-    let world = shipping();
+async fn spooled_revocation_keeps_later_evidence() {
+    let world = shipping_world();
     let code = async |tool: &str| world.session.call(tool, json!({})).await.outcome.error().map(|error| error.code.to_string());
     assert_eq!(code("check").await, None);
-    world.store.fail(&[Fails::Finish]);
+    world.store.inject_faults(&[InjectedFault::Commit]);
     assert_eq!(code("edit").await.as_deref(), Some("store_unavailable"));
-    world.store.fail(&[]);
+    world.store.inject_faults(&[]);
     // What was proved before it is gone, and what is proved after it stands.
     assert_eq!(code("ship").await.as_deref(), Some("prerequisite_missing"));
     assert_eq!((code("check").await, code("ship").await), (None, None));
 }
 
 #[tokio::test]
-async fn as_long_as_what_has_ended_cannot_be_taken_in_nothing_runs_on_what_it_takes_away() {
-    let world = shipping();
+async fn call_waits_for_spooled_revocation() {
+    let world = shipping_world();
     let code = async |tool: &str| world.session.call(tool, json!({})).await.outcome.error().map(|error| error.code.to_string());
     assert_eq!(code("check").await, None);
-    world.store.fail(&[Fails::Finish]);
+    world.store.inject_faults(&[InjectedFault::Commit]);
     code("edit").await;
     // The store takes calls again, but not yet what is spooled.
-    world.store.fail(&[Fails::TakeIn]);
+    world.store.inject_faults(&[InjectedFault::AppendSpooled]);
     assert_eq!(code("ship").await.as_deref(), Some("store_unavailable"));
-    world.store.fail(&[]);
+    world.store.inject_faults(&[]);
     assert_eq!(code("ship").await.as_deref(), Some("prerequisite_missing"));
     assert_eq!(world.rows().await.0.len(), 4);
 }
 
 #[tokio::test]
-async fn a_call_beside_a_recovery_is_judged_when_the_rows_are_in() {
-    let world = shipping();
+async fn call_during_recovery_waits_for_spooled_rows() {
+    let world = shipping_world();
     assert!(world.session.call("check", json!({})).await.outcome.success().is_some());
-    world.store.fail(&[Fails::Finish]);
+    world.store.inject_faults(&[InjectedFault::Commit]);
     world.session.call("edit", json!({})).await;
-    world.store.fail(&[]);
+    world.store.inject_faults(&[]);
     // The store is slow to take the first row in.
-    let (held, before) = (world.store.takes_in.lock().await, world.store.offered.load(Ordering::SeqCst));
+    let (held, before) = (world.store.append_lock.lock().await, world.store.append_attempts.load(Ordering::SeqCst));
     let gate = world.gate.clone();
     let recovery = tokio::spawn(async move { gate.recover_spool().await });
-    while world.store.offered.load(Ordering::SeqCst) == before {
+    while world.store.append_attempts.load(Ordering::SeqCst) == before {
         tokio::task::yield_now().await;
     }
     let session = world.session.clone();
@@ -161,17 +161,17 @@ async fn a_call_beside_a_recovery_is_judged_when_the_rows_are_in() {
 }
 
 #[tokio::test]
-async fn those_who_wait_for_a_recovery_in_vain_do_not_try_one_after_the_other() {
-    let world = World::new(|agent| agent);
-    world.store.fail(&[Fails::Finish]);
+async fn waiters_of_failed_recovery_do_not_retry_one_by_one() {
+    let world = TestWorld::new(|agent| agent);
+    world.store.inject_faults(&[InjectedFault::Commit]);
     world.session.call("look", json!({})).await;
-    let (held, before) = (world.store.takes_in.lock().await, world.store.offered.load(Ordering::SeqCst));
+    let (held, before) = (world.store.append_lock.lock().await, world.store.append_attempts.load(Ordering::SeqCst));
     let recover = || {
         let gate = world.gate.clone();
         tokio::spawn(async move { gate.recover_spool().await })
     };
     let mut all = vec![recover()];
-    while world.store.offered.load(Ordering::SeqCst) == before {
+    while world.store.append_attempts.load(Ordering::SeqCst) == before {
         tokio::task::yield_now().await;
     }
     all.extend((0..20).map(|_| recover()));
@@ -183,5 +183,5 @@ async fn those_who_wait_for_a_recovery_in_vain_do_not_try_one_after_the_other() 
     for one in all {
         assert!(one.await.unwrap().is_err());
     }
-    assert_eq!(world.store.offered.load(Ordering::SeqCst) - before, 2);
+    assert_eq!(world.store.append_attempts.load(Ordering::SeqCst) - before, 2);
 }

@@ -2,53 +2,58 @@
 
 use jiff::SignedDuration;
 use serde_json::{Value, json};
-use toolgate::policy::{Limit, Per, Proved, observe};
-use toolgate::{Agent, Category, Effect, Tool};
+use toolgate::policy::{EvidenceEntity, Limit, LimitOwner, observe};
+use toolgate::{Agent, Effect, ErrorCategory, Tool};
 
-use super::{agent, code, session, tool};
-use crate::support::Built;
+use super::{agent, call_code, start_session, tool};
+use crate::support::BuildWithReplayCheck;
 
 #[tokio::test]
-async fn limits_hold_over_sessions_and_are_settled_by_effect() {
-    let daily =
-        Limit::sum("daily", ["act"], "/amount", 500.into()).per(Per::Entity("/entity".into())).within(SignedDuration::from_hours(24));
-    let once = Limit::calls("once", ["act"], 1).per(Per::Entity("/n".into()));
-    let (s, clock) = session(agent(|a| a.policy(daily).policy(once)));
+async fn limits_span_sessions_and_settle_by_effect() {
+    let daily = Limit::sum("daily", ["act"], "/amount", 500.into())
+        .per(LimitOwner::Entity("/entity".into()))
+        .within(SignedDuration::from_hours(24));
+    let once = Limit::calls("once", ["act"], 1).per(LimitOwner::Entity("/n".into()));
+    let (s, clock) = start_session(agent(|a| a.policy(daily).policy(once)));
     let act = |amount: f64, n: i64| json!({"entity": 1, "amount": amount, "n": n});
     assert_eq!(
-        code(&s, "act", json!({"entity": 1, "amount": 499, "n": 1, "fail": true})).await,
+        call_code(&s, "act", json!({"entity": 1, "amount": 499, "n": 1, "fail": true})).await,
         "failed",
         "what fails without effect gives it back"
     );
-    assert_eq!(code(&s, "act", act(499.0, 1)).await, "ok");
-    assert_eq!(code(&s, "act", act(499.0, 2)).await, "daily", "two of 499 do not slip under 500");
-    assert_eq!(code(&s, "act", act(1.0, 1)).await, "once");
-    assert_eq!(code(&s, "act", act(-100.0, 3)).await, "invalid_arguments", "a sum does not go down");
-    assert_eq!(code(&s, "act", act(1.01, 4)).await, "daily");
-    assert_eq!(code(&s, "act", act(1.0, 5)).await, "ok");
-    assert_eq!(code(&s, "act", json!({"entity": 2, "amount": 500, "n": 6})).await, "ok");
-    assert_eq!(code(&s, "act", json!({"amount": 1, "n": 7})).await, "invalid_arguments", "whose it is must be said");
+    assert_eq!(call_code(&s, "act", act(499.0, 1)).await, "ok");
+    assert_eq!(call_code(&s, "act", act(499.0, 2)).await, "daily", "two of 499 do not slip under 500");
+    assert_eq!(call_code(&s, "act", act(1.0, 1)).await, "once");
+    assert_eq!(call_code(&s, "act", act(-100.0, 3)).await, "invalid_arguments", "a sum does not go down");
+    assert_eq!(call_code(&s, "act", act(1.01, 4)).await, "daily");
+    assert_eq!(call_code(&s, "act", act(1.0, 5)).await, "ok");
+    assert_eq!(call_code(&s, "act", json!({"entity": 2, "amount": 500, "n": 6})).await, "ok");
+    assert_eq!(call_code(&s, "act", json!({"amount": 1, "n": 7})).await, "invalid_arguments", "whose it is must be said");
     clock.advance(SignedDuration::from_hours(24));
-    assert_eq!(code(&s, "act", act(500.0, 8)).await, "ok", "the window slides");
+    assert_eq!(call_code(&s, "act", act(500.0, 8)).await, "ok", "the window slides");
 }
 
 #[tokio::test]
-async fn evidence_that_does_not_say_whose_it_is_leaves_it_to_nobody() {
+async fn limit_faults_if_evidence_lacks_owner() {
     let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), |_, _| async {
         Ok(json!({"found": false}))
     });
     let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
-    let proved =
-        Proved { tool: "look".into(), entity: ("entity".into(), "/entity".into()), field: "/owner".into(), fallback: Some("/to".into()) };
-    let rule = Limit::calls("r", ["act"], 5).per(Per::ProvedEntity(Box::new(proved)));
-    let (s, _) = session(Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap());
-    assert_eq!(code(&s, "act", json!({"entity": 1, "to": "me"})).await, "ok");
-    assert_eq!(code(&s, "look", json!({"entity": 1})).await, "ok");
-    assert_eq!(code(&s, "act", json!({"entity": 1, "to": "me", "n": 2})).await, "policy_fault");
+    let proved = EvidenceEntity {
+        tool: "look".into(),
+        entity: ("entity".into(), "/entity".into()),
+        field: "/owner".into(),
+        fallback: Some("/to".into()),
+    };
+    let rule = Limit::calls("r", ["act"], 5).per(LimitOwner::EvidenceEntity(Box::new(proved)));
+    let (s, _) = start_session(Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap());
+    assert_eq!(call_code(&s, "act", json!({"entity": 1, "to": "me"})).await, "ok");
+    assert_eq!(call_code(&s, "look", json!({"entity": 1})).await, "ok");
+    assert_eq!(call_code(&s, "act", json!({"entity": 1, "to": "me", "n": 2})).await, "policy_fault");
 }
 
 #[tokio::test]
-async fn what_is_nobodys_name_is_no_purse() {
+async fn limit_faults_if_owner_is_no_scalar() {
     for (owner, expected) in [
         (json!("al"), "ok"),
         (json!(7), "ok"),
@@ -68,24 +73,25 @@ async fn what_is_nobodys_name_is_no_purse() {
             },
         );
         let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
-        let proved = Proved { tool: "look".into(), entity: ("entity".into(), "/entity".into()), field: "/owner".into(), fallback: None };
-        let rule = Limit::calls("r", ["act"], 5).per(Per::ProvedEntity(Box::new(proved)));
-        let (s, _) = session(Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap());
-        assert_eq!(code(&s, "look", json!({"entity": 1})).await, "ok");
-        assert_eq!(code(&s, "act", json!({"entity": 1})).await, expected, "{owner}");
+        let proved =
+            EvidenceEntity { tool: "look".into(), entity: ("entity".into(), "/entity".into()), field: "/owner".into(), fallback: None };
+        let rule = Limit::calls("r", ["act"], 5).per(LimitOwner::EvidenceEntity(Box::new(proved)));
+        let (s, _) = start_session(Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap());
+        assert_eq!(call_code(&s, "look", json!({"entity": 1})).await, "ok");
+        assert_eq!(call_code(&s, "act", json!({"entity": 1})).await, expected, "{owner}");
     }
 }
 
 #[tokio::test]
-async fn what_a_limit_cannot_count_is_the_models_to_mend() {
-    const AMOUNT: &str = "a number of at least 0, with at most 28 digits";
+async fn uncountable_amount_is_invalid_argument() {
+    const AMOUNT_EXPECTATION: &str = "a number of at least 0, with at most 28 digits";
     let pay = |amount: Value| {
         let schema = json!({"type": "object", "properties": {"amount": amount, "currency": {"type": "string"}, "to": {"type": "string"}}});
         Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) })
     };
     let limited = |amount: Value| {
-        let limit = Limit::sum("daily", ["pay"], "/amount", 500.into()).currency("/currency").per(Per::Entity("/to".into()));
-        session(Agent::builder("a").tool(pay(amount)).policy(limit).build().unwrap()).0
+        let limit = Limit::sum("daily", ["pay"], "/amount", 500.into()).currency("/currency").per(LimitOwner::Entity("/to".into()));
+        start_session(Agent::builder("a").tool(pay(amount)).policy(limit).build().unwrap()).0
     };
     let said = async |session: &toolgate::Session, args: Value| {
         let answer = session.call("pay", args).await;
@@ -93,7 +99,7 @@ async fn what_a_limit_cannot_count_is_the_models_to_mend() {
         let fields: Vec<_> = error.errors.iter().map(|e| format!("{} {} got {}", e.path, e.expected, e.got)).collect();
         (error.code.to_string(), error.category, fields.join("; "))
     };
-    let invalid = |field: String| ("invalid_arguments".to_owned(), Category::Validation, field);
+    let invalid = |field: String| ("invalid_arguments".to_owned(), ErrorCategory::Validation, field);
     // Nothing is said of its kind, or a number is one of them: the model can send one.
     for schema in [json!({}), json!({"type": ["number", "string", "null"]})] {
         let s = limited(schema);
@@ -103,7 +109,7 @@ async fn what_a_limit_cannot_count_is_the_models_to_mend() {
             (json!({"amount": "5", "currency": "EUR", "to": "a"}), "\"5\""),
             (json!({"amount": null, "currency": "EUR", "to": "a"}), "null"),
         ] {
-            assert_eq!(said(&s, args).await, invalid(format!("/amount {AMOUNT} got {got}")));
+            assert_eq!(said(&s, args).await, invalid(format!("/amount {AMOUNT_EXPECTATION} got {got}")));
         }
         let long = json!({"amount": serde_json::from_str::<Value>("1e40").unwrap(), "currency": "EUR", "to": "a"});
         assert_eq!(said(&s, long).await.0, "invalid_arguments", "more digits than can be added up");
@@ -111,7 +117,7 @@ async fn what_a_limit_cannot_count_is_the_models_to_mend() {
         assert_eq!(said(&s, json!({"amount": 1, "currency": "EUR"})).await, invalid("/to given got nothing".to_owned()));
         assert_eq!(said(&s, json!({"amount": 1, "currency": "", "to": "a"})).await, invalid("/currency given got \"\"".to_owned()));
         assert_eq!(said(&s, json!({"amount": 1, "currency": "EUR", "to": ""})).await, invalid("/to given got \"\"".to_owned()));
-        assert_eq!(code(&s, "pay", json!({"amount": 1, "currency": "EUR", "to": "a"})).await, "ok");
+        assert_eq!(call_code(&s, "pay", json!({"amount": 1, "currency": "EUR", "to": "a"})).await, "ok");
     }
     // Where the tool takes nothing but text, no model can help it: the rule does not load.
     for kind in [json!({"type": "string"}), json!({"type": ["string", "null"]})] {
@@ -123,26 +129,26 @@ async fn what_a_limit_cannot_count_is_the_models_to_mend() {
     let s = limited(json!({"writeOnly": true}));
     assert_eq!(
         said(&s, json!({"amount": "hunter2", "currency": "EUR", "to": "a"})).await,
-        invalid(format!("/amount {AMOUNT} got (hidden)"))
+        invalid(format!("/amount {AMOUNT_EXPECTATION} got (hidden)"))
     );
 }
 
 #[tokio::test]
-async fn a_currency_is_one_purse_however_it_is_written() {
+async fn currency_spellings_share_one_counter() {
     let schema = json!({"type": "object", "properties": {"amount": {"type": "number"}, "currency": {"type": "string"}}});
     let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) });
     let limit = Limit::sum("sum", ["pay"], "/amount", 100.into()).currency("/currency");
-    let (s, _) = session(Agent::builder("a").tool(pay).policy(limit).build().unwrap());
+    let (s, _) = start_session(Agent::builder("a").tool(pay).policy(limit).build().unwrap());
     for (amount, currency, expected) in
         [(60, "EUR", "ok"), (60, "eur", "sum"), (60, " Eur ", "sum"), (60, "USD", "ok"), (40, "eur", "ok"), (1, "EUR", "sum")]
     {
-        assert_eq!(code(&s, "pay", json!({"amount": amount, "currency": currency})).await, expected, "{amount} {currency}");
+        assert_eq!(call_code(&s, "pay", json!({"amount": amount, "currency": currency})).await, expected, "{amount} {currency}");
     }
     // Nothing is no purse of its own.
     let schema = json!({"type": "object", "properties": {"amount": {"type": "number"}, "currency": {}}});
     let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) });
     let limit = Limit::sum("sum", ["pay"], "/amount", 500.into()).currency("/currency");
-    let (s, _) = session(Agent::builder("a").tool(pay).policy(limit).build().unwrap());
+    let (s, _) = start_session(Agent::builder("a").tool(pay).policy(limit).build().unwrap());
     for (currency, expected) in [
         (json!("USD"), "ok"),
         (json!(null), "invalid_arguments"),
@@ -150,33 +156,34 @@ async fn a_currency_is_one_purse_however_it_is_written() {
         (json!(" "), "invalid_arguments"),
         (json!("usd"), "sum"),
     ] {
-        assert_eq!(code(&s, "pay", json!({"amount": 500, "currency": currency})).await, expected, "{currency}");
+        assert_eq!(call_code(&s, "pay", json!({"amount": 500, "currency": currency})).await, expected, "{currency}");
     }
 }
 
 #[tokio::test]
-async fn a_limit_on_trial_never_refuses() {
-    let (s, _) = session(agent(|a| a.policy(observe(Limit::sum("huge", ["act"], "/amount", 1.into())))));
+async fn observed_limit_never_refuses() {
+    let (s, _) = start_session(agent(|a| a.policy(observe(Limit::sum("huge", ["act"], "/amount", 1.into())))));
     for n in 0..3 {
-        assert_eq!(code(&s, "act", json!({"amount": 70_000_000_000_000_000_000_000_000_000_f64, "n": n})).await, "ok");
+        assert_eq!(call_code(&s, "act", json!({"amount": 70_000_000_000_000_000_000_000_000_000_f64, "n": n})).await, "ok");
     }
 }
 
 #[tokio::test]
-async fn a_limit_withholds_no_replay() {
-    let proved = Proved { tool: "look".into(), entity: ("entity".into(), "/entity".into()), field: "/owner".into(), fallback: None };
+async fn exhausted_limit_does_not_withhold_replay() {
+    let proved =
+        EvidenceEntity { tool: "look".into(), entity: ("entity".into(), "/entity".into()), field: "/owner".into(), fallback: None };
     let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), |_, _| async {
         Ok(json!({"owner": "al"}))
     });
     let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
-    let rule = Limit::calls("r", ["act"], 5).per(Per::ProvedEntity(Box::new(proved)));
+    let rule = Limit::calls("r", ["act"], 5).per(LimitOwner::EvidenceEntity(Box::new(proved)));
     let agent = Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap();
-    let gate = crate::support::gate().agent(agent).built();
+    let gate = crate::support::runtime_builder().agent(agent).build_checked();
     let act = async |session: &str| {
         let session = gate.session("a", "alice", session);
         gate.call(session.prepare("act", json!({"entity": 1})).idempotency_key("k")).await
     };
-    assert_eq!(code(&gate.session("a", "alice", "s"), "look", json!({"entity": 1})).await, "ok");
+    assert_eq!(call_code(&gate.session("a", "alice", "s"), "look", json!({"entity": 1})).await, "ok");
     assert!(act("s").await.outcome.success().is_some());
     // Whose limit it is, nothing says in the other session.
     let again = act("other").await;

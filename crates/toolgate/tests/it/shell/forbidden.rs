@@ -4,17 +4,17 @@ use serde_json::json;
 use toolgate::policy::{Condition, Deny};
 use toolgate::{Agent, Tool};
 
-use super::spellings::{MISREAD, PLAIN, TRIED};
-use super::{gate, verdict};
-use crate::support::Built;
+use super::spellings::{DELETE_SPELLINGS, GRAMMAR_MISREADS, KNOWN_ATTEMPTS};
+use super::{shell_gate, verdict};
+use crate::support::BuildWithReplayCheck;
 
 #[tokio::test]
-async fn what_comes_in_and_is_run_is_asked_about_by_a_rule_on_programs_alone() {
+async fn commands_built_from_stdin_ask() {
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
         .policy(Deny::new("no_delete", ["bash"]).when("/command", Condition::Runs(vec!["rm -r".to_owned()])).reason("No."));
-    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+    let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
     let commands = [
         "echo rm -r d | xargs sudo -u root",
         "echo rm -r d | xargs sudo -nu root",
@@ -31,7 +31,7 @@ async fn what_comes_in_and_is_run_is_asked_about_by_a_rule_on_programs_alone() {
         "make \"$(rev <<< 'd r- mr;:a=lave--')\" a",
         "for t in a '--eval=a:;rm -r d'; do make $t a; done",
     ];
-    crate::reach::each_is(&gate, "ask", &commands).await;
+    crate::reach::assert_verdicts(&gate, "ask", &commands).await;
     let everyday = [
         "ls | xargs sudo -u root chown ann",
         "ls | xargs env -u X wc -l",
@@ -40,11 +40,11 @@ async fn what_comes_in_and_is_run_is_asked_about_by_a_rule_on_programs_alone() {
         "docker ps -q | xargs docker stop",
         "ls | xargs timeout +5 wc -l",
     ];
-    crate::reach::each_is(&gate, "allow", &everyday).await;
+    crate::reach::assert_verdicts(&gate, "allow", &everyday).await;
 }
 
 #[tokio::test]
-async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
+async fn forbidden_commands_are_denied_or_asked_in_any_spelling() {
     let others = [
         // As Bash reads it, and the grammar does not.
         "! ! curl\"$@\" x",
@@ -237,9 +237,9 @@ async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
         "cd /x && ./toolgate --store l.db audit settle c1 --done",
         "T=toolgate; $T audit settle c1",
     ];
-    let spellings = [PLAIN, TRIED, MISREAD, &others].concat();
+    let spellings = [DELETE_SPELLINGS, KNOWN_ATTEMPTS, GRAMMAR_MISREADS, &others].concat();
     assert!(spellings.len() >= 270);
-    let gate = gate();
+    let gate = shell_gate();
     let mut allowed = Vec::new();
     for (n, command) in spellings.iter().enumerate() {
         if verdict(&gate, n, command).await == "allow" {

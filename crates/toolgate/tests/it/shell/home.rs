@@ -2,13 +2,13 @@
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny, Require};
-use toolgate::{Agent, Compared, Replay, Row, Tool, Toolgate};
+use toolgate::{Agent, Replay, ReplayComparison, Row, Tool, Toolgate};
 
-use super::gate;
-use crate::support::Built;
+use super::shell_gate;
+use crate::support::BuildWithReplayCheck;
 
 /// The row of a call that was made, or refused.
-async fn row_of(gate: &Toolgate, agent: &str, tool: &str, arguments: serde_json::Value) -> Row {
+async fn record_row(gate: &Toolgate, agent: &str, tool: &str, arguments: serde_json::Value) -> Row {
     let session = gate.session(agent, "alice", &format!("{tool} {arguments}"));
     if let Ok(pass) = session.admit(tool, arguments).await {
         session.report(&pass, Ok(json!({}))).await;
@@ -17,35 +17,35 @@ async fn row_of(gate: &Toolgate, agent: &str, tool: &str, arguments: serde_json:
 }
 
 /// The same row, as another user would have left it.
-fn at_home_in(home: &str, row: &Row) -> Row {
+fn with_home(home: &str, row: &Row) -> Row {
     let mut row = row.clone();
     row.facts.home = Some(home.to_owned());
     row
 }
 
 #[tokio::test]
-async fn a_look_back_takes_the_home_of_its_time() {
-    let gate = gate();
-    let replay = Replay::of(&gate).unwrap();
+async fn replay_uses_recorded_home_directory() {
+    let gate = shell_gate();
+    let replay = Replay::from_toolgate(&gate).unwrap();
     // The rule speaks of what lies under a home.
-    let there = row_of(&gate, "coder", "bash", json!({"command": "cat /srv/agent/.ssh/key"})).await;
+    let there = record_row(&gate, "coder", "bash", json!({"command": "cat /srv/agent/.ssh/key"})).await;
     assert!(there.facts.home.as_ref().is_some_and(|home| !home.ends_with('/')), "{:?}", there.facts);
-    assert_eq!(replay.decide(&there).await, Compared::Same);
-    assert!(matches!(replay.decide(&at_home_in("/srv/agent", &there)).await, Compared::Differs(_)));
+    assert_eq!(replay.decide(&there).await, ReplayComparison::Same);
+    assert!(matches!(replay.decide(&with_home("/srv/agent", &there)).await, ReplayComparison::Differs(_)));
     // Wherever that is, `~` is the same in the rule and in the command.
-    let here = row_of(&gate, "coder", "bash", json!({"command": "cat \"$HOME/.ssh/key\""})).await;
-    assert_eq!(replay.decide(&at_home_in("/srv/agent", &here)).await, Compared::Same);
+    let here = record_row(&gate, "coder", "bash", json!({"command": "cat \"$HOME/.ssh/key\""})).await;
+    assert_eq!(replay.decide(&with_home("/srv/agent", &here)).await, ReplayComparison::Same);
     // A row that does not tell is taken for one's own.
     let mut old = there.clone();
     old.facts.home = None;
-    assert_eq!(replay.decide(&old).await, Compared::Same);
+    assert_eq!(replay.decide(&old).await, ReplayComparison::Same);
     // What nobody knows any more decides nothing.
-    let said = replay.decide(&at_home_in("[redacted 00]", &there)).await;
-    assert!(matches!(&said, Compared::Undecidable(why) if why.contains("home")), "{said:?}");
+    let said = replay.decide(&with_home("[redacted 00]", &there)).await;
+    assert!(matches!(&said, ReplayComparison::Undecidable(why) if why.contains("home")), "{said:?}");
 }
 
 #[tokio::test]
-async fn a_row_holds_the_home_only_where_it_may_matter() {
+async fn row_records_home_only_if_rule_needs_it() {
     let touches =
         || Condition::Touches { places: vec!["/srv/agent/.ssh".to_owned()], lenient: false, trees: true, whole: false, from: None };
     let agent = Agent::builder("coder")
@@ -55,8 +55,8 @@ async fn a_row_holds_the_home_only_where_it_may_matter() {
         .policy(Require::new("read_first", ["write"], ["read"]).accept_reported().only_when("/path", touches()))
         .policy(Deny::new("no_keys", ["bash"]).when("/command", touches()))
         .policy(Deny::new("no_files", ["read"]).when("/path", touches()));
-    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
-    let replay = Replay::of(&gate).unwrap();
+    let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
+    let replay = Replay::from_toolgate(&gate).unwrap();
     for (tool, arguments, matters) in [
         ("bash", json!({"command": "cat ~/.ssh/key"}), true),
         ("bash", json!({"command": "cat $HOME/.ssh/key"}), true),
@@ -68,28 +68,28 @@ async fn a_row_holds_the_home_only_where_it_may_matter() {
         ("write", json!({"path": "~/.ssh/key"}), true),
         ("write", json!({"path": "notes.txt"}), false),
     ] {
-        let row = row_of(&gate, "coder", tool, arguments).await;
+        let row = record_row(&gate, "coder", tool, arguments).await;
         assert_eq!(row.facts.home.is_some(), matters, "{:?}", row.arguments);
-        assert_eq!(replay.decide(&row).await, Compared::Same, "{:?}", row.arguments);
-        let said = replay.decide(&at_home_in("/srv/agent", &row)).await;
-        assert_eq!(matches!(said, Compared::Differs(_)), matters, "{said:?} {:?}", row.arguments);
+        assert_eq!(replay.decide(&row).await, ReplayComparison::Same, "{:?}", row.arguments);
+        let said = replay.decide(&with_home("/srv/agent", &row)).await;
+        assert_eq!(matches!(said, ReplayComparison::Differs(_)), matters, "{said:?} {:?}", row.arguments);
     }
 }
 
 #[tokio::test]
-async fn a_search_that_does_not_say_where_hangs_on_the_home() {
+async fn row_of_search_without_path_records_home() {
     let places = vec!["~/.ssh".to_owned()];
     let touches = Condition::Touches { places, lenient: true, trees: true, whole: false, from: Some("/srv/agent".to_owned()) };
     let agent = Agent::builder("coder")
         .tool(Tool::external("grep", "Searches.", None))
         .policy(Deny::new("no_keys", ["grep"]).when("/path", touches));
-    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
-    let replay = Replay::of(&gate).unwrap();
+    let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
+    let replay = Replay::from_toolgate(&gate).unwrap();
     for arguments in [json!({"pattern": "x"}), json!({"pattern": "x", "path": null}), json!({"pattern": "x", "path": []})] {
-        let row = row_of(&gate, "coder", "grep", arguments).await;
+        let row = record_row(&gate, "coder", "grep", arguments).await;
         assert!(row.facts.home.is_some(), "{:?}", row.arguments);
-        assert_eq!(replay.decide(&row).await, Compared::Same, "{:?}", row.arguments);
-        let said = replay.decide(&at_home_in("/srv/agent", &row)).await;
-        assert!(matches!(said, Compared::Differs(_)), "{said:?} {:?}", row.arguments);
+        assert_eq!(replay.decide(&row).await, ReplayComparison::Same, "{:?}", row.arguments);
+        let said = replay.decide(&with_home("/srv/agent", &row)).await;
+        assert!(matches!(said, ReplayComparison::Differs(_)), "{said:?} {:?}", row.arguments);
     }
 }

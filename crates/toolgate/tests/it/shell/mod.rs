@@ -9,9 +9,9 @@ use serde_json::json;
 use toolgate::policy::{Condition, Deny};
 use toolgate::{Agent, Tool, Toolgate};
 
-use crate::support::Built;
+use crate::support::BuildWithReplayCheck;
 
-fn gate() -> Toolgate {
+fn shell_gate() -> Toolgate {
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
     let rule = |name: &str, condition| Deny::new(name, ["bash"]).when("/command", condition).reason(format!("{name}."));
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
@@ -25,7 +25,7 @@ fn gate() -> Toolgate {
             Condition::Touches { places: texts(&[".env", "~/.ssh", "/etc/shadow"]), lenient: false, trees: true, whole: false, from: None },
         ))
         .policy(rule("no_answers", Condition::Runs(texts(&["toolgate approvals approve", "toolgate pause", "toolgate audit settle"]))));
-    crate::support::gate().agent(agent.build().unwrap()).built()
+    crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked()
 }
 
 pub(crate) async fn verdict(gate: &Toolgate, n: usize, command: &str) -> &'static str {
@@ -44,7 +44,7 @@ async fn verdict_of(gate: &Toolgate, n: usize, arguments: serde_json::Value) -> 
 }
 
 #[tokio::test]
-async fn a_command_that_is_no_text_is_not_let_through_unread() {
+async fn command_that_is_no_string_asks() {
     for argument in ["", "argument = \"/command\", "] {
         let text = format!(
             "[[policy]]\nname = \"keys\"\nrule = \"deny\"\ntools = [\"bash\"]\nreason = \"No.\"\n\
@@ -52,8 +52,8 @@ async fn a_command_that_is_no_text_is_not_let_through_unread() {
         );
         let agent = Agent::builder("coder")
             .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
-            .rules(toolgate::policy::source::Rules::parse("rules.toml", &text));
-        let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+            .rules(toolgate::policy::source::RuleSet::parse("rules.toml", &text));
+        let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
         let cases = [
             (json!({"command": "cat ~/.ssh/id_rsa"}), "deny"),
             (json!({"command": ["bash", "-lc", "cat ~/.ssh/id_rsa"]}), "ask"),
@@ -70,7 +70,7 @@ async fn a_command_that_is_no_text_is_not_let_through_unread() {
 }
 
 #[tokio::test]
-async fn everyday_commands_are_let_through() {
+async fn everyday_commands_are_allowed() {
     let everyday = [
         "ls -la",
         "[[ -n $x ]] && [ -f Cargo.toml ] && echo \"${x:-\"a b\"}\"",
@@ -283,7 +283,7 @@ async fn everyday_commands_are_let_through() {
         "if [[ -f x && # comment\n   -f y ]]; then echo a; fi",
         "sh ./scripts/1",
     ];
-    let gate = gate();
+    let gate = shell_gate();
     let mut stopped = Vec::new();
     for (n, command) in everyday.iter().enumerate() {
         let verdict = verdict(&gate, n, command).await;
@@ -301,8 +301,8 @@ fn nested_env() -> String {
 }
 
 #[tokio::test]
-async fn a_hostile_command_is_answered_in_time() {
-    let gate = gate();
+async fn hostile_command_is_answered_in_time() {
+    let gate = shell_gate();
     let bombs = [
         "sudo ".repeat(3_000) + "rm -rf /",
         "(".repeat(10_000),
@@ -350,14 +350,14 @@ async fn a_hostile_command_is_answered_in_time() {
 }
 
 #[tokio::test]
-async fn a_path_counts_with_space_around_it_and_contents_do_not() {
+async fn path_with_surrounding_space_matches_and_content_does_not() {
     let text = "[[policy]]\nname = \"no_secrets\"\nrule = \"deny\"\ntools = [\"write\"]\nwhere = [{ touches = [\".env\", \"/etc/shadow\"] }]\n\
                 [[policy]]\nname = \"no_names\"\nrule = \"deny\"\ntools = [\"note\"]\nwhere = [{ argument = \"/text\", touches = [\".env\"] }]\n";
     let agent = Agent::builder("coder")
         .tool(Tool::external("write", "Writes a file.", None))
         .tool(Tool::external("note", "Notes a file.", None))
-        .rules(toolgate::policy::source::Rules::parse("rules.toml", text));
-    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+        .rules(toolgate::policy::source::RuleSet::parse("rules.toml", text));
+    let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
     let cases = [
         ("write", json!({"file_path": ".env\n"}), false),
         ("write", json!({"file_path": " .env"}), false),
@@ -389,7 +389,7 @@ async fn a_path_counts_with_space_around_it_and_contents_do_not() {
 }
 
 #[test]
-fn a_rule_about_commands_needs_a_command() {
+fn command_rule_needs_declared_shell_argument() {
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", None))
         .policy(Deny::new("no_push", ["bash"]).when("/command", Condition::Runs(vec!["git push".to_owned()])));

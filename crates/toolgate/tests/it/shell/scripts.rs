@@ -5,16 +5,16 @@ use toolgate::policy::{Condition, Deny};
 use toolgate::{Agent, Tool};
 
 use super::verdict;
-use crate::support::Built;
+use crate::support::BuildWithReplayCheck;
 
 #[tokio::test]
-async fn a_script_that_a_shell_or_another_program_reads_is_run() {
+async fn script_passed_to_interpreter_matches_rule() {
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
     let runs = ["deploy.sh --prod", "wipe.py", "setup.mjs"].map(str::to_owned).to_vec();
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
         .policy(Deny::new("no_scripts", ["bash"]).when("/command", Condition::Runs(runs)).reason("Not that."));
-    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+    let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
     for (n, (command, expected)) in [
         ("./deploy.sh --prod", "deny"),
         ("bash deploy.sh --prod", "deny"),
@@ -64,13 +64,13 @@ async fn a_script_that_a_shell_or_another_program_reads_is_run() {
 }
 
 #[tokio::test]
-async fn a_star_before_a_name_may_stand_for_nothing() {
+async fn leading_wildcard_matches_empty_text() {
     let places = vec!["secrets.yaml".to_owned()];
     let condition = Condition::Touches { places, lenient: false, trees: true, whole: false, from: None };
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
         .policy(Deny::new("no_secrets", ["bash"]).when("/command", condition).reason("Not that."));
-    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+    let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
     for (n, (command, expected)) in [
         ("cat *secrets.yaml", "ask"),
         ("cat conf/*secrets.yaml", "ask"),

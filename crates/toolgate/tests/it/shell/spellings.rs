@@ -1,7 +1,7 @@
 //! Ways to spell what is forbidden.
 
 /// To delete a tree.
-pub(super) const PLAIN: &[&str] = &[
+pub(super) const DELETE_SPELLINGS: &[&str] = &[
     "rm -rf /tmp/x",
     "rm -r -f /tmp/x",
     "rm --recursive /tmp/x",
@@ -113,7 +113,7 @@ pub(super) const PLAIN: &[&str] = &[
 ];
 
 /// As others have tried it.
-pub(super) const TRIED: &[&str] = &[
+pub(super) const KNOWN_ATTEMPTS: &[&str] = &[
     "rm 2>/dev/null -r d",
     "git 2>&1 push",
     "toolgate >/dev/null pause",
@@ -362,7 +362,7 @@ pub(super) const TRIED: &[&str] = &[
 ];
 
 /// What the grammar reads otherwise than a shell.
-pub(super) const MISREAD: &[&str] = &[
+pub(super) const GRAMMAR_MISREADS: &[&str] = &[
     "echo ok\n\\rm -rf d",
     "git status\n\\git push --force",
     "echo ==\nrm -rf d",
