@@ -2,25 +2,27 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
 
-mod answered;
+mod approval_while_serving;
+mod broken_environment;
 mod check;
-mod ending;
+pub(crate) mod doctor;
 mod gateway;
 mod hook;
-mod hostile;
+mod init_trust;
 mod ledger;
+pub(crate) mod lint;
 mod lookback;
-mod manners;
-mod orphans;
-mod protected;
+mod output_snapshots;
+mod process_behaviour;
+mod process_cleanup;
+mod protected_files;
 mod sandbox;
 mod secrets;
-mod serving;
-mod setup;
-mod slips;
-mod staying;
+mod serve_environment;
+mod serve_resilience;
+mod serve_shutdown;
 mod telemetry;
-mod verbs;
+mod user_errors;
 mod workspace;
 
 use assert_cmd::Command;

@@ -232,10 +232,10 @@ fn read_remote(name: &str, table: &TomlTable<'_>) -> Option<ToolBackend> {
 fn read_builtin(name: &str, table: &TomlTable<'_>) -> Option<Tool> {
     let known: BTreeMap<&str, fn() -> Tool> = BTreeMap::from([
         ("calc", toolgate::builtin::calc as fn() -> Tool),
-        ("json_query", builtin::json_query),
+        ("json_query", toolgate::builtin::json_query),
         ("list_files", builtin::list_files),
         ("read_file", builtin::read_file),
-        ("read_output", builtin::read_output),
+        ("read_output", toolgate::builtin::read_output),
         ("write_file", builtin::write_file),
     ]);
     let found = known.get(name).map(|make| make());

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::old::{http_response, initialize_result, json_rpc_result, serve_connections};
+use crate::legacy_upstreams::{http_response, initialize_result, json_rpc_result, serve_connections};
 use crate::support::TestGateway;
 
 /// What the issuer gives.

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use toolgate::SessionKey;
 use toolgate::store::PauseTarget;
 
-use crate::old::{http_response, initialize_result, json_rpc_result, read_request, serve_connections};
+use crate::legacy_upstreams::{http_response, initialize_result, json_rpc_result, read_request, serve_connections};
 use crate::support::{ClientLines, TestGateway, fixture_path, kill_processes_with_number, wait_until};
 
 /// Serves one prompt and one resource until it is told to be gone; what it was asked for is noted.

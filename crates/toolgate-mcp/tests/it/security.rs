@@ -9,8 +9,8 @@ use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::entering::LegacyHttpClient;
 use crate::support::{McpTestClient, TestGateway, fixture_config};
+use crate::tls_and_authentication::LegacyHttpClient;
 
 pub(crate) const CALC_TOOL_CONFIG: &str = "[tools.calc]\nkind = \"builtin\"\n";
 

@@ -39,7 +39,10 @@ impl Ledger {
             None => match LedgerKeys::read_own_public_keys(&self.state_dir.keys_dir()) {
                 Ok(keys) if !keys.is_empty() => keys,
                 Ok(_) => {
-                    return Err(VerifyError::unchecked(format!("no key in {}; pass one with `--key`", self.state_dir.keys_dir().display())));
+                    return Err(VerifyError::unchecked(format!(
+                        "no key in {}; pass one with `--key`",
+                        self.state_dir.keys_dir().display()
+                    )));
                 }
                 Err(error) => {
                     return Err(VerifyError::unchecked(format!(

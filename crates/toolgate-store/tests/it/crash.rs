@@ -10,7 +10,7 @@ use serde_json::json;
 use toolgate::{Agent, CallOutput, Outcome, Toolgate};
 use toolgate_store::{RowFilter, SqliteStore};
 
-use crate::world::{
+use crate::ledger_fixture::{
     LedgerFixture, SeededRng, agent_with_rules, append_line, read_lines, round_count, runtime, worker_command as process, worker_directory,
 };
 

@@ -6,7 +6,7 @@ use jiff::SignedDuration;
 use serde_json::{Value, json};
 use toolgate::{Call, ManualClock, MemoryStore, Session, Toolgate};
 
-use crate::world::{LedgerFixture, SeededRng, default_agent, noon, round_count, runtime};
+use crate::ledger_fixture::{LedgerFixture, SeededRng, default_agent, noon, round_count, runtime};
 
 /// What is done next.
 enum RestartStep {

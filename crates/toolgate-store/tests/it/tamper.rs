@@ -6,7 +6,7 @@ use toolgate::{Row, SessionKey};
 use toolgate_json::{Digest, to_canonical_bytes};
 use toolgate_store::{Ledger, LedgerAnchor, SqliteStore, TrustRoots, VerificationReport, VerifyError, hash_chain};
 
-use crate::world::{LedgerFixture, SeededRng, round_count, runtime};
+use crate::ledger_fixture::{LedgerFixture, SeededRng, round_count, runtime};
 
 /// A ledger of several sessions, closed, so that all of it is signed.
 fn signed_ledger() -> LedgerFixture {
@@ -403,7 +403,7 @@ fn flipped_bit_is_detected_or_changes_no_row() {
         std::fs::write(copy.ledger_path(), &flipped).unwrap();
         let checked = Ledger::open(copy.ledger_path()).map_err(|e| e.to_string()).and_then(|ledger| {
             let checked = ledger.verify(&TrustRoots::default(), |_| ()).map_err(|flaw| flaw.to_string());
-            checked.map(|_| crate::world::export(&ledger))
+            checked.map(|_| crate::ledger_fixture::export(&ledger))
         });
         match checked {
             Err(_) => found += 1,

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use toolgate::files::{FileError, FileExpectation, FileSystem, normalize_path};
 use toolgate::policy::ReadBeforeWrite;
-use toolgate::{Agent, CallId, Failure, HostFs, MemoryFs, PromptSection, Session, Tool, ToolContext, builtin};
+use toolgate::{Agent, CallId, Failure, HostFs, MemoryFs, PromptSection, Session, Tool, ToolContext};
 
 struct HostFixture {
     root: TempDir,

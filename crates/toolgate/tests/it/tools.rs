@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toolgate::limits::{Limits, RateLimit};
 use toolgate::normalize::NormalizationRule;
-use toolgate::{Agent, CallEffects, Effect, ExtraArguments, Tool, ToolContext, builtin};
+use toolgate::{Agent, CallEffects, Effect, ExtraArguments, Tool, ToolContext};
 
 use crate::support::TestWorld;
 
@@ -187,7 +187,7 @@ async fn large_result_is_stored_and_read_in_pages() {
         async move { Ok(json!(text)) }
     })
     .effect(Effect::Read);
-    let world = TestWorld::new(|a| a.tool(dump).tool(builtin::read_output()));
+    let world = TestWorld::new(|a| a.tool(dump).tool(toolgate::builtin::read_output()));
     let answer = world.session.call("dump", json!({})).await;
     let output = answer.outcome.success().unwrap();
     let stored = output.stored.clone().unwrap();
@@ -291,8 +291,8 @@ async fn useless_settings_are_refused_at_build() {
 fn builtin_tools_have_complete_declarations() {
     let agent = Agent::builder("a")
         .tool(toolgate::builtin::calc())
-        .tool(builtin::json_query())
-        .tool(builtin::read_output())
+        .tool(toolgate::builtin::json_query())
+        .tool(toolgate::builtin::read_output())
         .tools(toolgate::builtin::files())
         .policy(toolgate::policy::ReadBeforeWrite::default())
         .build()

@@ -1,9 +1,9 @@
 //! The door of coding agents: what a client asks, what it is answered, and that nothing is let through when something is wrong.
 
-mod holds;
+mod effective_config;
+mod failures;
 mod results;
 mod service;
-mod wrong;
 
 use std::path::{Path, PathBuf};
 

@@ -105,7 +105,7 @@ fn result_of_unreadable_event_is_withheld() {
         (early, late)
     };
     let said = |name: &str, args: &[&str], event: &[u8]| {
-        let (code, stdout, stderr) = crate::verbs::run_program(&project, name, args, event);
+        let (code, stdout, stderr) = crate::output_snapshots::run_program(&project, name, args, event);
         assert!(!stdout.contains("secret") && !stderr.contains("secret"), "{stdout}{stderr}");
         (code, serde_json::from_str::<Value>(&stdout).unwrap_or_default())
     };

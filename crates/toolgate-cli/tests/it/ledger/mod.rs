@@ -1,6 +1,6 @@
 //! A ledger that is kept: what a user of `audit` sees.
 
-mod again;
+mod replay_and_backtest;
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};

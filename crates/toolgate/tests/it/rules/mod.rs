@@ -1,7 +1,8 @@
 //! The typed rules, one by one.
 
 mod limits;
-mod meaning;
+pub(crate) mod reference_model;
+mod reference_model_agreement;
 
 use std::sync::Arc;
 

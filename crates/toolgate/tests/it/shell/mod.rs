@@ -1,9 +1,13 @@
 //! Shell commands: what is let through, and what is read in them.
 
-mod forbidden;
+mod bypass_attempts;
 mod home;
-mod scripts;
-mod spellings;
+pub(crate) mod implicit_access;
+mod interpreters;
+pub(crate) mod operands;
+pub(crate) mod path_patterns;
+mod spelling_variants;
+pub(crate) mod tree_readers;
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny};

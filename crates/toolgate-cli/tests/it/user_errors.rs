@@ -1,0 +1,500 @@
+//! Things that are easily said wrong, or done to the wrong file.
+
+use assert_cmd::cargo::CommandCargoExt;
+use serde_json::json;
+
+use crate::hook::TestProject;
+use crate::output_snapshots::{demo_project, run_program, transcript};
+
+#[test]
+fn export_keeps_existing_part_file() {
+    let project = demo_project();
+    let at = |name: &str| project.path("project").join(name);
+    for name in ["ledger.db", "ledger.db-wal"] {
+        if at(name).exists() {
+            std::fs::copy(at(name), at(&name.replace("ledger.db", "out.part"))).unwrap();
+        }
+    }
+    std::fs::write(at("mine.part"), "mine").unwrap();
+    let before = std::fs::read(at("out.part")).unwrap();
+    for out in ["out.jsonl", "mine.jsonl"] {
+        let (code, _, stderr) = project.run(&["audit", "export", "--out", out, "--store", "ledger.db"], "");
+        assert_eq!((code, stderr.as_str()), (0, ""), "{out}");
+        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(at(out)).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600, "{out}");
+    }
+    assert_eq!(std::fs::read(at("out.part")).unwrap(), before, "the ledger of that name is as it was");
+    assert_eq!(std::fs::read_to_string(at("mine.part")).unwrap(), "mine");
+    // Nothing is left of one that did not come to its end.
+    let files = || std::fs::read_dir(at("")).unwrap().count();
+    let (was, code) = (files(), project.run(&["audit", "export", "--out", ".", "--store", "ledger.db"], "").0);
+    assert_eq!((code, files()), (2, was));
+}
+
+#[test]
+fn export_writes_through_links_and_pipes() {
+    let project = demo_project();
+    let at = |name: &str| project.path("project").join(name);
+    let export = |out: &str| project.run(&["audit", "export", "--out", out, "--store", "ledger.db"], "");
+    project.write("project/real.jsonl", "old");
+    for (link, to) in [("link.jsonl", "real.jsonl"), ("ahead.jsonl", "later.jsonl")] {
+        std::os::unix::fs::symlink(to, at(link)).unwrap();
+        assert_eq!(export(link).0, 0, "{link}");
+        assert!(at(link).is_symlink(), "{link}");
+        assert_eq!(project.read(&format!("project/{to}")).lines().count(), 31, "{link}");
+    }
+    assert!(std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let pipe = at("pipe");
+        move || std::fs::read_to_string(pipe).unwrap().lines().count()
+    });
+    assert_eq!(export("pipe").0, 0);
+    // Where it was replaced, whoever reads it waits for ever.
+    assert!(!at("pipe").is_file());
+    assert_eq!(reader.join().unwrap(), 31);
+    // Whoever goes before it has all of it has not got it. What fits into the pipe may be written before that.
+    let cut_off = || {
+        let (pipe, reader) = (
+            at("pipe"),
+            std::thread::spawn({
+                let pipe = at("pipe");
+                move || drop(std::fs::File::open(pipe).unwrap())
+            }),
+        );
+        let said = export("pipe");
+        reader.join().unwrap();
+        said.0 == 2 && said.2.contains(&pipe.display().to_string().rsplit('/').next().unwrap().to_owned())
+    };
+    assert!((0..20).any(|_| cut_off()));
+    for (out, why) in [(".", ".: is a directory"), ("toolgate.toml", "toolgate.toml is a configuration")] {
+        let (code, _, stderr) = export(out);
+        assert!(code == 2 && stderr.contains(why), "{stderr}");
+    }
+    assert_eq!(project.read("project/toolgate.toml"), "store = \"ledger.db\"\n");
+}
+
+#[test]
+fn invalid_arguments_are_reported_with_input() {
+    let project = demo_project();
+    std::fs::write(project.path("project/file"), "").unwrap();
+    let said = transcript(
+        &project,
+        "man file; audit query --since tomorrow; audit query --since 999999999d --tool nothing; audit prune --older-than 2026-11-15T09:00:00Z; \
+         pause --agent a --principal p --because x",
+    );
+    insta::assert_snapshot!(said, @"
+    $ man file [2]
+    error: file: File exists (os error 17)
+    $ audit query --since tomorrow [2]
+    error: invalid value 'tomorrow' for '--since <TIME>': not a time: use MOMENT, 2026-11-15, today, yesterday, or a duration like 90s, 15m, 2h, 7d or 3w
+    For more information, try '--help'.
+    $ audit query --since 999999999d --tool nothing [0]
+    no matching rows
+    $ audit prune --older-than MOMENT [2]
+    error: invalid value 'MOMENT' for '--older-than <TIME>': not a duration: use a form like 90s, 15m, 2h, 7d or 3w
+    For more information, try '--help'.
+    $ pause --agent a --principal p --because x [2]
+    error: missing `--session`: add it, or leave out `--agent` or `--principal`
+    ");
+    for args in [&["pause", "--agent", "a", "--because", " "][..], &["token", ""], &["-q", "pause", "--agent", "a", "--because", "x"]] {
+        let (code, _, stderr) = project.run(args, "");
+        assert_eq!((code, stderr.is_empty()), if args[0] == "-q" { (0, true) } else { (2, false) }, "{args:?}: {stderr}");
+    }
+    project.write("project/toolgate.toml", crate::output_snapshots::CODER_CONFIG);
+    let (code, _, stderr) =
+        run_program(&project, "toolgate", &["hook", "--serve", "--config", "toolgate.toml", "--socket", "/nowhere/x.sock"], b"");
+    assert_eq!(code, 2);
+    assert!(stderr.contains("/nowhere/x.sock: "), "{stderr}");
+}
+
+#[test]
+fn misplaced_subcommand_gets_suggestion() {
+    let said = transcript(&demo_project(), "query; list; init claude-code; lint sarif; doctor codex");
+    insta::assert_snapshot!(said, @"
+    $ query [2]
+    error: unrecognized subcommand 'query'
+      tip: did you mean `toolgate audit query`?
+    Usage: toolgate [OPTIONS] <COMMAND>
+    For more information, try '--help'.
+    $ list [2]
+    error: unrecognized subcommand 'list'
+      tip: did you mean `toolgate approvals list` or `toolgate upstream list`?
+    Usage: toolgate [OPTIONS] <COMMAND>
+    For more information, try '--help'.
+    $ init claude-code [2]
+    error: unexpected argument 'claude-code' found
+      tip: did you mean `--for claude-code`?
+    Usage: toolgate init [OPTIONS]
+    For more information, try '--help'.
+    $ lint sarif [2]
+    error: unexpected argument 'sarif' found
+      tip: did you mean `--format sarif`?
+    Usage: toolgate lint [OPTIONS]
+    For more information, try '--help'.
+    $ doctor codex [2]
+    error: unexpected argument 'codex' found
+    Usage: toolgate doctor [OPTIONS]
+    For more information, try '--help'.
+    ");
+}
+
+#[test]
+fn version_is_printed_and_invalid_numbers_are_explained() {
+    let project = demo_project();
+    for name in ["toolgate-hook"] {
+        let said = run_program(&project, name, &["--version"], b"");
+        assert_eq!(said, (0, format!("{name} {}\n", env!("CARGO_PKG_VERSION")), String::new()));
+    }
+    let wrong: [(&[&str], &str); 4] = [
+        (&["serve", "--listen", "7381"], "an address and a port are wanted, like 127.0.0.1:7381"),
+        (&["audit", "query", "-n", "abc"], "expected a whole number"),
+        (&["audit", "tail", "-n", "1.5"], "expected a whole number"),
+        (&["replay", "monday", "--until", "x"], "expected a whole number"),
+    ];
+    for (args, why) in wrong {
+        let (code, _, stderr) = project.run(args, "");
+        assert!(code == 2 && stderr.contains(why), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn file_of_wrong_kind_is_named_in_error() {
+    let project = TestProject::with_config(crate::output_snapshots::CODER_CONFIG);
+    project.write("project/some.toml", &"x = \"no ledger, and long enough to have a header\"\n".repeat(40));
+    project.write("project/empty.json", "");
+    project.write("project/pretty.jsonl", "{\n  \"tool\": \"bash\"\n}\n");
+    std::fs::write(project.path("project/wide.jsonl"), b"\xff\xfe{\0\n\0").unwrap();
+    let key = "a".repeat(64);
+    let wrong: [(&[&str], &str); 10] = [
+        (&["audit", "query", "--store", "."], "is a directory; name a file"),
+        (&["audit", "verify", "--store", "."], "is a directory; name a file"),
+        (&["pause", "--store", "."], "is a directory; name a file"),
+        (&["audit", "query", "--store", "some.toml"], "not a toolgate ledger"),
+        (&["demo", "--store", "some.toml"], "not a toolgate ledger"),
+        (&["demo", "--store", "nowhere/ledger.db"], "check that the directory exists and is writable"),
+        (&["audit", "receipt", "empty.json", "--key", &key], "empty.json: not valid JSON"),
+        (&["check", "."], ".: is a directory; name a file"),
+        (&["check", "wide.jsonl"], "wide.jsonl, line 1: "),
+        (&["check", "pretty.jsonl"], "one object per line"),
+    ];
+    for (args, why) in wrong {
+        let (code, _, stderr) = project.run(args, "");
+        assert!(code == 2 && stderr.contains(why), "{args:?}: {stderr}");
+    }
+    let (code, stdout, stderr) = project.run(&["check"], "\u{feff}{\"tool\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n");
+    assert!(code == 0 && stdout.starts_with("allow"), "{stdout}{stderr}");
+}
+
+#[test]
+fn json_array_is_not_a_hook_event() {
+    let project = TestProject::with_config(crate::output_snapshots::CODER_CONFIG);
+    for event in ["[]", " [1]", r#"["PreToolUse", "s", null, "Bash", {"command": "ls"}, null, null, null, null, null, null, false, null]"#]
+    {
+        let (code, _, stderr) = project.run(&["hook", "--config", "toolgate.toml"], event);
+        assert_eq!(code, 2, "{event}");
+        assert!(stderr.contains("a list, not a JSON object"), "{event}: {stderr}");
+    }
+}
+
+#[test]
+fn eject_removes_files_that_init_created() {
+    for client in ["claude-code", "codex", "cursor", "vscode"] {
+        let project = TestProject::new();
+        let files = || -> Vec<_> {
+            let mut files = crate::hook::list_files(&project.path("project"));
+            files.retain(|file| !file.ends_with("toolgate.toml"));
+            files.sort();
+            files
+        };
+        let before = files();
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0, "{client}");
+        assert_ne!(files(), before, "{client}");
+        assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
+        assert_eq!(files(), before, "{client}");
+        assert_eq!(std::fs::read_dir(project.path("project")).unwrap().count(), 1, "{client}: no empty directory is left");
+    }
+    let project = TestProject::new();
+    assert_eq!(project.run(&["init", "--for", "claude-desktop"], "").0, 0);
+    assert_eq!(project.run(&["eject", "--for", "claude-desktop"], "").0, 0);
+    assert!(!project.path(".config/Claude").exists());
+    // What somebody else has said there stays.
+    let project = TestProject::new();
+    project.write("project/.claude/settings.json", "{\n  // mine\n}\n");
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    assert_eq!(project.run(&["eject"], "").0, 0);
+    assert!(project.read("project/.claude/settings.json").contains("// mine"));
+}
+
+#[test]
+fn init_draft_does_not_follow_project_symlink() {
+    let project = TestProject::new();
+    project.write("mine", "mine");
+    std::fs::create_dir(project.path("project/.claude")).unwrap();
+    for draft in ["project/toolgate.toolgate-new", "project/.claude/settings.toolgate-new"] {
+        std::os::unix::fs::symlink(project.path("mine"), project.path(draft)).unwrap();
+    }
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    assert_eq!(project.read("mine"), "mine");
+    for written in ["project/toolgate.toml", "project/.claude/settings.json"] {
+        let path = project.path(written);
+        assert!(path.is_file() && !path.is_symlink(), "{written}");
+        // As private as the user has files, and not more.
+        let mode = |path: &std::path::Path| std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions());
+        assert_eq!(mode(&path), mode(&project.path("mine")), "{written}");
+    }
+    assert_eq!(std::fs::read_dir(project.path("project")).unwrap().count(), 3, "no draft is left");
+}
+
+#[test]
+fn eject_edits_symlink_target_and_keeps_link() {
+    for (client, file) in [("claude-code", ".claude/settings.json"), ("cursor", ".cursor/hooks.json")] {
+        let project = TestProject::new();
+        project.write("dotfiles/settings.json", "{}\n");
+        let link = project.path("project").join(file);
+        std::fs::create_dir(link.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(project.path("dotfiles/settings.json"), &link).unwrap();
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0, "{client}");
+        assert!(project.read("dotfiles/settings.json").contains("toolgate"), "{client}");
+        let said = project.masked_output(&["eject"], "");
+        assert!(said.contains(&format!("changed HOME/project/{file}")), "{client}: {said}");
+        assert!(link.is_symlink() && !project.read("dotfiles/settings.json").contains("toolgate"), "{client}");
+        assert!(project.masked_output(&["eject"], "").contains("no settings with toolgate found"), "{client}");
+    }
+}
+
+#[test]
+fn undeclared_tool_is_asked_and_its_result_recorded() {
+    let project = TestProject::with_config(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::output_snapshots::CODER_CONFIG));
+    let event = |name: &str, more: serde_json::Value| {
+        let mut event =
+            json!({"hook_event_name": name, "session_id": "s1", "tool_name": "mcp__x__y", "tool_use_id": "u1", "tool_input": {"a": 1}});
+        event.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        project.run(&["hook", "--config", "toolgate.toml"], &event.to_string())
+    };
+    for _ in 0..2 {
+        let (code, stdout, _) = event("PreToolUse", json!({}));
+        assert!(
+            code == 0
+                && stdout.contains("\"ask\"")
+                && stdout.contains("This tool is not declared. To declare it, add `[tools.mcp__x__y]` to the configuration."),
+            "{stdout}"
+        );
+        assert_eq!(event("PostToolUse", json!({"tool_response": {"done": true}})), (0, "{}\n".to_owned(), String::new()));
+    }
+    // Not even that may look into the state of toolgate.
+    let path = json!({"tool_input": {"path": project.path("project/ledger.db")}, "tool_use_id": "u2"});
+    let (_, stdout, _) = event("PreToolUse", path);
+    assert!(stdout.contains("\"deny\"") && stdout.contains("toolgate's own state"), "{stdout}");
+    let rows = project.run(&["audit", "query", "--json"], "").1;
+    let decisions: Vec<String> = rows
+        .lines()
+        .map(|row| serde_json::from_str::<serde_json::Value>(row).unwrap()["row"]["decision"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(decisions, ["succeeded", "succeeded", "refused"], "{rows}");
+    let first: serde_json::Value = serde_json::from_str(rows.lines().next().unwrap()).unwrap();
+    let (_, why, told) = project.run(&["explain", first["row"]["call"].as_str().unwrap()], "");
+    assert!(why.contains("left to the client of ") && !why.contains("approved by"), "{why}{told}");
+}
+
+#[test]
+fn config_test_fails_if_given_call_is_refused() {
+    let project = TestProject::with_config(
+        "name = \"desk\"\n[tools.verify]\neffect = \"read\"\n\
+         input = { type = \"object\", properties = { id = { type = \"string\" } }, required = [\"id\"] }\nentities = { id = \"/id\" }\n\
+         [tools.pay]\ninput = { type = \"object\", properties = { id = { type = \"string\" } }, required = [\"id\"] }\n\
+         [[policy]]\nname = \"verified\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"verify\"]\nsame = { id = \"/id\" }\n",
+    );
+    let test = |given: &str, expect: &str| {
+        let text = format!(
+            "[[test]]\nname = \"t\"\ngiven = [{{ tool = \"verify\", {given} }}]\ncall = {{ tool = \"pay\", arguments = {{ id = \"C\" }} }}\nexpect = \"{expect}\"\n"
+        );
+        project.write("project/tests.toml", &text);
+        let (code, stdout, stderr) = project.run(&["check", "--config", "toolgate.toml", "--tests", "tests.toml"], "");
+        (code, stdout + &stderr)
+    };
+    let (code, said) = test("arguments = { id = \"C\" }, result = {}", "allow");
+    assert_eq!(code, 0, "{said}");
+    let (code, said) = test("arguments = { ident = \"C\" }, result = {}", "deny");
+    assert!(code == 1 && said.contains("call 1 of `given` is refused: invalid_arguments"), "{said}");
+    let (code, said) = test("arguments = { ident = \"C\" }, refused = true", "deny");
+    assert_eq!(code, 0, "{said}");
+    let (code, said) = test("arguments = { id = \"C\" }, result = {}, refused = true", "allow");
+    assert!(code == 1 && said.contains("is allowed"), "{said}");
+}
+
+#[test]
+fn rows_are_found_by_call_id_part_and_day_name() {
+    let project = demo_project();
+    let rows = project.run(&["audit", "query", "--json", "--store", "ledger.db"], "").1;
+    let call = serde_json::from_str::<serde_json::Value>(rows.lines().next().unwrap()).unwrap()["row"]["call"].as_str().unwrap().to_owned();
+    for part in [call.get(24..).unwrap(), call.get(28..).unwrap(), &call] {
+        let (code, stdout, stderr) = project.run(&["audit", "show", part, "--store", "ledger.db"], "");
+        assert!(code == 0 && stdout.contains(&call), "{part}: {stderr}");
+    }
+    // A name begins with its time: six letters last for hours, eight for a minute, which may end between two calls.
+    for (part, why) in [
+        (call.get(..6).unwrap(), "several calls match"),
+        ("000000000000", "has no call `000000000000`"),
+        ("abc", "at least 6"),
+        ("nothing", "at least 6"),
+    ] {
+        let (code, _, stderr) = project.run(&["audit", "show", part, "--store", "ledger.db"], "");
+        assert!(code == 2 && stderr.contains(why), "{part}: {stderr}");
+    }
+    let count = |args: &[&str]| project.run(&[&["audit", "query", "--json", "--store", "ledger.db"], args].concat(), "").1.lines().count();
+    assert_eq!((count(&["--since", "yesterday"]), count(&["--since", "2w"]), count(&["--until", "yesterday"])), (31, 31, 0));
+    assert_eq!((count(&["--since", "2020-01-01"]), count(&["--since", "3 weeks"])), (31, 31));
+    for (kept, wanted) in [("3w", 0), ("90 days", 0), ("1 day ago", 2), ("+3w", 2)] {
+        let (code, _, stderr) = project.run(&["audit", "prune", "--dry-run", "--older-than", kept, "--store", "ledger.db"], "");
+        assert_eq!(code, wanted, "{kept}: {stderr}");
+    }
+    let (_, said, _) = project.run(&["audit", "query", "--entity", "customer=C-1001", "--store", "ledger.db"], "");
+    assert!(said.contains("no row has the entity `customer`, known entities: customer_id, order_id"), "{said}");
+}
+
+#[test]
+fn receipt_is_verified_without_ledger() {
+    let project = demo_project();
+    let said = |args: &[&str]| project.run(args, "").1;
+    let rows = said(&["audit", "query", "--json", "--store", "ledger.db"]);
+    let call = serde_json::from_str::<serde_json::Value>(rows.lines().next().unwrap()).unwrap()["row"]["call"].as_str().unwrap().to_owned();
+    project.write("elsewhere/receipt.json", &said(&["audit", "show", &call, "--receipt", "--store", "ledger.db"]));
+    let key = said(&["audit", "key", "--store", "ledger.db"]).trim().to_owned();
+    // A ledger of somebody else stands here.
+    std::fs::remove_dir_all(project.path("project/ledger.db.state")).unwrap();
+    std::fs::remove_file(project.path("project/ledger.db")).unwrap();
+    assert_eq!(project.run(&["demo", "--store", "ledger.db"], "").0, 0);
+    let (code, stdout, stderr) = project.run(&["audit", "receipt", "../elsewhere/receipt.json", "--key", &key], "");
+    assert!(code == 0 && stdout.contains("the receipt is valid"), "{stdout}{stderr}");
+}
+
+#[test]
+fn truncated_service_answer_is_refused() {
+    let project = TestProject::with_config(crate::output_snapshots::CODER_CONFIG);
+    let event = r#"{"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "Bash", "tool_input": {"command": "ls"}}"#;
+    for (reply, code) in [("0", 2), ("0{\"hookSpecific", 2), ("0{}", 2), ("", 2), ("1{}\n", 2), ("2no", 2), ("0{}\n", 0)] {
+        let socket = project.path("socket");
+        let _ = std::fs::remove_file(&socket);
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            std::io::Read::read_to_end(&mut stream, &mut Vec::new()).unwrap();
+            std::io::Write::write_all(&mut stream, reply.as_bytes()).unwrap();
+        });
+        let (said, ..) = run_program(&project, "toolgate-hook", &["--socket", socket.to_str().unwrap()], event.as_bytes());
+        serving.join().unwrap();
+        assert_eq!(said, code, "{reply}");
+    }
+}
+
+#[test]
+fn paths_through_links_and_proc_ask() {
+    let project = TestProject::with_config(
+        "store = \"ledger.db\"\nname = \"coder\"\n[tools.write]\nkind = \"client\"\npolicy = \"open\"\n[tools.read]\nkind = \"client\"\neffect = \"read\"\n",
+    );
+    let long = "a=b, ".repeat(40) + "and so on";
+    for (tool, path, decision) in [
+        ("Write", "/proc/self/cwd/toolgate.toml", "ask"),
+        ("Write", "/proc/self/cwd/.claude/settings.json", "ask"),
+        ("Write", "/tmp/x/../project/toolgate.toml", "ask"),
+        ("Read", "/proc/self/fd/3/ledger.db", "ask"),
+        ("Write", "/proc/sys/kernel/x", "{}"),
+        ("Write", long.as_str(), "{}"),
+        ("Write", "src/main.rs", "{}"),
+    ] {
+        let event = json!({"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": tool, "tool_use_id": path, "tool_input": {"file_path": path}});
+        let (_, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+        assert!(stdout.contains(decision), "{path}: {stdout}{stderr}");
+    }
+}
+
+#[test]
+fn long_tool_names_stay_distinct_after_truncation() {
+    let project = TestProject::with_config(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::output_snapshots::CODER_CONFIG));
+    let long = format!("mcp__server__{}", "a".repeat(70));
+    let mut names = Vec::new();
+    for name in [long.clone(), format!("{long}b")] {
+        let event = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name, "tool_input": {}});
+        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+        assert!(code == 0 && stdout.contains("\"ask\""), "{stdout}{stderr}");
+        let event = json!({"hook_event_name": "PostToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name, "tool_input": {}, "tool_response": {}});
+        project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+    }
+    for row in project.run(&["audit", "query", "--json"], "").1.lines() {
+        names.push(serde_json::from_str::<serde_json::Value>(row).unwrap()["row"]["tool"].as_str().unwrap().to_owned());
+    }
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 2, "{names:?}");
+}
+
+#[test]
+fn similar_client_tool_names_stay_distinct() {
+    let declared = |name: &str| format!("[tools.{name}]\nkind = \"client\"\neffect = \"read\"\nskip_client_prompt = true\n");
+    // What `READ.ALL` is declared as.
+    let told_apart = toolgate::tool::name::tool_name_from_client("READ.ALL");
+    let head = format!("{}\n[client]\nundeclared = \"ask\"\n{}", crate::output_snapshots::CODER_CONFIG, declared("read_all"));
+    let plain = TestProject::with_config(&head);
+    let both = TestProject::with_config(&format!("{head}{}", declared(&told_apart)));
+    let ask = |project: &TestProject, name: &str| {
+        let mut event = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name});
+        event["tool_input"] = json!({"of": name});
+        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+        assert_eq!(code, 0, "{stderr}");
+        let said: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+        said["hookSpecificOutput"]["permissionDecision"].as_str().unwrap_or("none").to_owned()
+    };
+    for (name, alone, beside) in [
+        ("read_all", "allow", "allow"),
+        ("Read_All", "allow", "allow"),
+        ("READ.ALL", "ask", "allow"),
+        ("read.all", "ask", "ask"),
+        ("read all", "ask", "ask"),
+        ("read\u{2024}all", "ask", "ask"),
+        // Nor is one whose name was made up to look like it.
+        (told_apart.as_str(), "ask", "ask"),
+        ("..", "ask", "ask"),
+    ] {
+        assert_eq!((ask(&plain, name), ask(&both, name)), (alone.to_owned(), beside.to_owned()), "{name}");
+    }
+    // `check` says what the hook would, and whoever writes the client's name into the file is told the other.
+    let tried = both.masked_output(&["check", "--config", "toolgate.toml", r#"{"tool": "READ.ALL", "arguments": {}}"#], "");
+    assert!(tried.contains(&told_apart) && !tried.contains("unknown_tool"), "{tried}");
+    both.write("project/named.toml", &declared("\"READ.ALL\""));
+    let tried = both.masked_output(&["check", "--config", "named.toml", r#"{"tool": "bash", "arguments": {}}"#], "");
+    assert!(tried.contains(&format!("write `{told_apart}`")), "{tried}");
+    // Whoever looks whether the gate is on asks for a tool by the name that a client has for it.
+    both.write("project/two.toml", &format!("store = \"two.db\"\n{}{}", declared(&told_apart), declared("write_all")));
+    let seen = both.masked_output(&["doctor", "--config", "two.toml"], "");
+    assert!(seen.contains("✓ canary"), "{seen}");
+}
+
+#[test]
+fn init_and_eject_finish_if_stdout_is_closed() {
+    let project = TestProject::new();
+    let unread = |args: &[&str]| {
+        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+        project.set_environment(&mut command);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        command.args(args).stdout(writer).status().unwrap().code()
+    };
+    assert_eq!(unread(&["init", "--for", "claude-code"]), Some(0));
+    let (code, stdout, _) = project.run(&["doctor"], "");
+    assert_eq!(code, 0, "{stdout}");
+    assert_eq!(unread(&["eject"]), Some(0));
+    assert!(!project.path("project/.claude").exists());
+    // What cannot be done is not said to be done.
+    std::os::unix::fs::symlink("nowhere", project.path("project/.claude")).unwrap();
+    let (code, stdout, stderr) = project.run(&["init", "--for", "claude-code"], "");
+    assert!(code == 2 && !stdout.contains("wrote") && stderr.contains(".claude/settings.json: "), "{stdout}{stderr}");
+}
+
+#[test]
+fn failed_pause_is_not_reported_as_paused() {
+    let project = demo_project();
+    // Its keys are not there: it can be read, and not written.
+    std::fs::rename(project.path("project/ledger.db.state"), project.path("project/away")).unwrap();
+    let (code, stdout, stderr) = project.run(&["pause", "--tool", "unheard_of", "--because", "x"], "");
+    assert!(code == 2 && !stdout.contains("paused") && !stderr.contains("paused"), "{stdout}{stderr}");
+}

@@ -1,0 +1,109 @@
+//! Gateways whose upstreams say garbage, half of it, too much of it or nothing at all: nothing is left of them.
+
+use std::path::Path;
+
+use futures_util::future::{join, join_all};
+use serde_json::json;
+
+use super::{alive_tasks, call_mark, open_files, scripted_upstream_config, wait_until_stable};
+use crate::legacy_upstreams::{http_response, start_tool_server};
+use crate::support::{McpTestClient, TestGateway, child_processes, fixture_path, run_in_own_process, wait_until};
+use crate::upstream_faults::{well_and_ill_config, write_script};
+
+/// What the tests of others take for endless, and more than any answer may have.
+const HUGE_RESULT_BYTES: u64 = 100_000_000;
+const OVERSIZED_RESULT_BYTES: usize = 17 << 20;
+
+/// In a process of its own, where nobody else opens files.
+#[test]
+fn faulty_upstreams_leak_no_resources() {
+    run_in_own_process("load::garbage_upstreams::faulty_upstreams_in_own_process");
+}
+
+/// One that answers well, one that does as it is told, one that says too much in either way, and three that never come to say hello.
+async fn faulty_upstreams_config(home: &Path) -> String {
+    let flood = start_tool_server("talk", |_| http_response("200 OK", "application/json", &"x".repeat(OVERSIZED_RESULT_BYTES))).await;
+    let mut text = well_and_ill_config(&scripted_upstream_config(home, 84, "timeout = \"3s\""));
+    text += &format!(
+        "[upstreams.big]\ncommand = {}\nargs = [\"--stdio\", \"--tools\", \"85\"]\n\
+         [tools.big_big]\nkind = \"mcp\"\nupstream = \"big\"\neffect = \"read\"\ntimeout = \"2s\"\n\
+         [upstreams.flood]\nurl = \"http://{flood}/mcp\"\nundeclared = \"read\"\n",
+        json!(fixture_path())
+    );
+    for (name, says) in
+        [("mute", "sleep 1000"), ("cut", "printf '{\"jsonrpc\":\"2.0\",\"id\":0,\"resu'; sleep 1000"), ("gone", "echo garbage; exit 7")]
+    {
+        let command = write_script(home, name, says);
+        text += &format!(
+            "[upstreams.{name}]\ncommand = {command}\n[tools.{name}_talk]\nkind = \"mcp\"\nupstream = \"{name}\"\neffect = \"read\"\n"
+        );
+    }
+    text
+}
+
+/// Calls all of them, and hears of each what it came to.
+async fn call_faulty_upstreams(client: &McpTestClient, round: usize) {
+    let done = call_mark(client, &format!("garbage-{round}"), "garbage", 0).await;
+    assert!(done["toolgate/error"].is_null(), "{done}");
+    let unsaid = ["half", "glued", "hang"].map(|how| async move {
+        let said = call_mark(client, &format!("{how}-{round}"), how, 0).await;
+        assert!(said["toolgate/error"]["code"].is_string(), "{how}: {said}");
+    });
+    let read = [
+        ("big_big", json!({"bytes": HUGE_RESULT_BYTES}), "timeout"),
+        ("flood_talk", json!({}), "invalid_result"),
+        ("mute_talk", json!({}), "upstream_unavailable"),
+        ("cut_talk", json!({}), "upstream_unavailable"),
+        ("gone_talk", json!({}), "upstream_unavailable"),
+        ("well_echo", json!({"text": "x"}), "ok"),
+    ];
+    let read = read.map(|(tool, arguments, code)| async move {
+        let said = client.in_session(&format!("{tool}-{round}")).call_code(tool, arguments).await;
+        assert_eq!(said, code, "{tool}");
+    });
+    join(join_all(unsaid), join_all(read)).await;
+    // What was too long was read to its end.
+    let mut turn = 0;
+    wait_until("it is heard again", async || {
+        turn += 1;
+        client.in_session(&format!("small-{round}-{turn}")).call_code("big_big", json!({"bytes": 300})).await == "ok"
+    })
+    .await;
+}
+
+/// Files that are open, and tasks.
+fn resource_counts() -> (usize, usize) {
+    (open_files(), alive_tasks())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "started by faulty_upstreams_leak_no_resources"]
+async fn faulty_upstreams_in_own_process() {
+    let home = tempfile::tempdir().unwrap();
+    let text = faulty_upstreams_config(home.path()).await;
+    let mut before = (0, 0);
+    for round in 1..=4 {
+        // It does not wait for those that say nothing.
+        let gate = TestGateway::open_with_short_timeout(&text).await;
+        let client = gate.client();
+        wait_until("the others are there", async || {
+            let tools = client.tool_names().await;
+            ["ill_echo", "flood_talk", "well_echo"].iter().all(|name| tools.contains(&(*name).to_owned()))
+        })
+        .await;
+        call_faulty_upstreams(&client, round).await;
+        drop(client);
+        gate.shut_down().await;
+        wait_until("all of it is gone", async || child_processes().is_empty()).await;
+        // What is opened once for all is open after the first time.
+        if round == 1 {
+            before = wait_until_stable(resource_counts).await;
+        }
+    }
+    // One a gateway would be three.
+    wait_until("its files are closed and its tasks are over", async || {
+        let now = resource_counts();
+        now.0 <= before.0 + 2 && now.1 <= before.1 + 2
+    })
+    .await;
+}

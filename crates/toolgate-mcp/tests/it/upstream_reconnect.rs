@@ -1,0 +1,289 @@
+//! An upstream is lost with calls under way, and comes back: reads are answered all the same, no effect is repeated, and what it was told
+//! it is told again.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::legacy_upstreams::{
+    discover_result, http_response, initialize_result, json_rpc_result, modern_result, read_request, serve_connections,
+};
+use crate::support::{TestGateway, count_lines, fixture_path, kill_processes_with_number, processes_with_number, wait_until};
+use crate::tls_and_authentication::{LegacyHttpClient, http_client};
+
+/// So many reads at the same time: more than may fail in a row.
+const READ_COUNT: usize = 8;
+
+/// A server with a tool that reads and one that pays. Who calls for the first time is not answered, until it hangs up on all of them.
+struct DroppingServer {
+    modern: bool,
+    /// How often it has forgotten whom it talks to, where it is of an earlier revision.
+    session_epoch: AtomicUsize,
+    disconnects: watch::Sender<bool>,
+    received_keys: Mutex<Vec<String>>,
+}
+
+impl DroppingServer {
+    async fn start(modern: bool) -> (Arc<Self>, String) {
+        let host = Arc::new(Self {
+            modern,
+            session_epoch: AtomicUsize::new(0),
+            disconnects: watch::Sender::new(false),
+            received_keys: Mutex::default(),
+        });
+        let own = Arc::clone(&host);
+        let address = serve_connections(move |stream| Arc::clone(&own).handle_connection(stream)).await;
+        let tool = |name: &str, effect: &str| format!("[tools.{name}]\nkind = \"mcp\"\nupstream = \"h\"\n{effect}\n");
+        let (look, pay) = (tool("look", "effect = \"read\""), tool("pay", "effect = \"write\"\npolicy = \"open\""));
+        (host, format!("[upstreams.h]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\n{look}{pay}"))
+    }
+
+    /// How often each came.
+    fn call_counts(&self) -> BTreeMap<String, usize> {
+        count_by_key(self.received_keys.lock().unwrap().iter())
+    }
+
+    async fn handle_connection(self: Arc<Self>, mut stream: TcpStream) {
+        let Some((head, asked)) = read_request(&mut stream).await else { return };
+        let session = format!("mcp-session-id: life-{}", self.session_epoch.load(Ordering::SeqCst));
+        let with = |said: Value| modern_result(&asked, said);
+        let said = match asked["method"].as_str().unwrap_or_default() {
+            "server/discover" if self.modern => discover_result(&asked, "host", &json!({"tools": {}})),
+            "server/discover" => http_response("404 No", "text/html", "<p>"),
+            "initialize" => json_rpc_result(&asked, initialize_result()).replacen("\r\n", &format!("\r\n{session}\r\n"), 1),
+            "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
+            _ if !self.modern && !head.contains(&session) => http_response("404 Not Found", "text/plain", ""),
+            "ping" => json_rpc_result(&asked, json!({})),
+            "tools/list" => {
+                let text = json!({"type": "string"});
+                let schema = json!({"type": "object", "properties": {"key": text, "how": text}});
+                let tools = ["look", "pay"].map(|name| json!({"name": name, "description": "Does.", "inputSchema": schema}));
+                with(json!({"tools": tools}))
+            }
+            "tools/call" => {
+                let key = asked.pointer("/params/arguments/key").and_then(Value::as_str).unwrap_or_default().to_owned();
+                self.received_keys.lock().unwrap().push(key.clone());
+                if key.starts_with("never") || (key != "other" && self.call_counts().get(&key) == Some(&1)) {
+                    let _ = self.disconnects.subscribe().wait_for(|over| *over).await;
+                    return;
+                }
+                with(json!({"content": [{"type": "text", "text": "done"}]}))
+            }
+            _ => http_response("202 Accepted", "text/plain", ""),
+        };
+        let _ = stream.write_all(said.as_bytes()).await;
+    }
+}
+
+fn count_by_key<'k>(keys: impl Iterator<Item = &'k String>) -> BTreeMap<String, usize> {
+    let mut times = BTreeMap::new();
+    for key in keys {
+        *times.entry(key.clone()).or_default() += 1;
+    }
+    times
+}
+
+/// A call that goes on by itself, in a session of its own.
+fn spawn_call(gate: &TestGateway, tool: &'static str, key: &str) -> JoinHandle<Value> {
+    let (client, key) = (gate.client().in_session(key), key.to_owned());
+    tokio::spawn(async move { client.call(tool, json!({"key": key, "how": "again"})).await })
+}
+
+/// Many reads and one effect.
+fn spawn_reads_and_payment(gate: &TestGateway) -> (Vec<JoinHandle<Value>>, JoinHandle<Value>) {
+    ((0..READ_COUNT).map(|n| spawn_call(gate, "look", &format!("read-{n}"))).collect(), spawn_call(gate, "pay", "pay"))
+}
+
+/// The reads were made again and are answered; the effect was made once, and nobody knows what became of it.
+async fn assert_reads_answered_and_payment_unknown(
+    gate: TestGateway,
+    (reads, pay): (Vec<JoinHandle<Value>>, JoinHandle<Value>),
+    times: impl Fn() -> BTreeMap<String, usize>,
+) {
+    for read in reads {
+        let said = read.await.unwrap();
+        assert!(said["_meta"]["toolgate/error"].is_null(), "{said}");
+    }
+    let error = pay.await.unwrap()["_meta"]["toolgate/error"].clone();
+    assert_eq!((&error["code"], &error["effects"]), (&json!("upstream_unavailable"), &json!("unknown")), "{error}");
+    assert_eq!(gate.gateway.runtime().pending_calls().await.unwrap().len(), 1);
+    let mut expected: BTreeMap<String, usize> = (0..READ_COUNT).map(|n| (format!("read-{n}"), 2)).collect();
+    expected.insert("pay".to_owned(), 1);
+    let mut found = times();
+    found.remove("other");
+    assert_eq!(found, expected);
+    gate.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn running_reads_are_repeated_after_lost_session() {
+    let (host, config) = DroppingServer::start(false).await;
+    let gate = TestGateway::open(&config).await;
+    let under_way = spawn_reads_and_payment(&gate);
+    wait_until("all are under way", async || host.call_counts().len() == READ_COUNT + 1).await;
+    host.session_epoch.store(1, Ordering::SeqCst);
+    let mut turn = 0;
+    wait_until("it is noticed", async || {
+        turn += 1;
+        gate.client().in_session(&format!("s{turn}")).call_code("look", json!({"key": "other"})).await == "ok"
+    })
+    .await;
+    assert_reads_answered_and_payment_unknown(gate, under_way, || host.call_counts()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn running_reads_are_repeated_after_broken_connections() {
+    for modern in [true, false] {
+        let (host, config) = DroppingServer::start(modern).await;
+        let gate = TestGateway::open(&config).await;
+        let under_way = spawn_reads_and_payment(&gate);
+        wait_until("all are under way", async || host.call_counts().len() == READ_COUNT + 1).await;
+        host.disconnects.send_replace(true);
+        assert_reads_answered_and_payment_unknown(gate, under_way, || host.call_counts()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn circuit_breaker_opens_if_upstream_drops_every_call() {
+    for modern in [true, false] {
+        let (host, config) = DroppingServer::start(modern).await;
+        let gate = TestGateway::open(&config).await;
+        host.disconnects.send_replace(true);
+        let mut turn = 0;
+        wait_until("it is left alone", async || {
+            turn += 1;
+            let (key, before) = (format!("never-{turn}"), host.call_counts().len());
+            let error = spawn_call(&gate, "pay", &key).await.unwrap()["_meta"]["toolgate/error"].clone();
+            let left_alone = error["message"].as_str().unwrap().contains("circuit breaker");
+            assert!(!left_alone || (error["effects"] == "none" && host.call_counts().len() == before), "{modern}: {error}");
+            left_alone
+        })
+        .await;
+        gate.shut_down().await;
+    }
+}
+
+/// What was left by a program.
+fn mark_counts(path: &Path) -> BTreeMap<String, usize> {
+    count_by_key(std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect::<Vec<_>>().iter())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn running_reads_are_repeated_after_program_crash() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("marks");
+    let gate = TestGateway::open(&format!(
+        "[upstreams.ill]\ncommand = {}\nargs = [\"--ill\", \"--tools\", \"87\"]\nenv = {{ FIXTURE_COUNTER = {} }}\n\
+         [tools.look]\nkind = \"mcp\"\nupstream = \"ill\"\ntool = \"mark\"\neffect = \"read\"\n\
+         [tools.pay]\nkind = \"mcp\"\nupstream = \"ill\"\ntool = \"mark\"\neffect = \"write\"\npolicy = \"open\"\n",
+        json!(fixture_path()),
+        json!(path)
+    ))
+    .await;
+    let under_way = spawn_reads_and_payment(&gate);
+    wait_until("all are under way", async || count_lines(&path) == READ_COUNT + 1).await;
+    assert_eq!(kill_processes_with_number(87), 1);
+    assert_reads_answered_and_payment_unknown(gate, under_way, || mark_counts(&path)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn late_answer_is_not_sent_to_restarted_program() {
+    let home = tempfile::tempdir().unwrap();
+    let gate = TestGateway::open(&format!(
+        "[upstreams.ill]\ncommand = {}\nargs = [\"--ill\", \"--tools\", \"89\"]\nenv = {{ FIXTURE_COUNTER = {} }}\n\
+         [tools.look]\nkind = \"mcp\"\nupstream = \"ill\"\ntool = \"mark\"\neffect = \"read\"\n\
+         [tools.pay]\nkind = \"mcp\"\nupstream = \"ill\"\ntool = \"mark\"\neffect = \"write\"\npolicy = \"open\"\n",
+        json!(fixture_path()),
+        json!(home.path().join("marks"))
+    ))
+    .await;
+    // Nobody answers.
+    let asked =
+        gate.client().in_session("s").with_capabilities(json!({"elicitation": {}})).call("look", json!({"key": "a", "how": "asks"})).await;
+    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    let program = processes_with_number(89);
+    assert_eq!(kill_processes_with_number(89), 1);
+    wait_until("it is dead", async || processes_with_number(89) != program).await;
+    let mut turn = 0;
+    wait_until("another is there in its place", async || {
+        turn += 1;
+        let client = gate.client().in_session(&format!("s{turn}"));
+        let error = client.call("pay", json!({"key": "pay", "how": "answer"})).await["_meta"]["toolgate/error"].clone();
+        // What was sent to nobody has not happened.
+        assert!(error.is_null() || error["effects"] == "none", "{error}");
+        error.is_null()
+    })
+    .await;
+    assert!(gate.gateway.runtime().pending_calls().await.unwrap().is_empty());
+    gate.shut_down().await;
+}
+
+/// A server of an earlier revision that says what goes on to whoever wanted that in this session, and which one it is.
+async fn start_logging_server(life: Arc<AtomicUsize>, told: Arc<Mutex<BTreeMap<usize, Value>>>) -> String {
+    serve_connections(move |mut stream| {
+        let (life, told) = (life.load(Ordering::SeqCst), Arc::clone(&told));
+        async move {
+            let Some((head, asked)) = read_request(&mut stream).await else { return };
+            let session = format!("mcp-session-id: life-{life}");
+            let said = match asked["method"].as_str().unwrap_or_default() {
+                "server/discover" => http_response("404 No", "text/html", "<p>"),
+                "initialize" => {
+                    let mut own = initialize_result();
+                    own["capabilities"]["logging"] = json!({});
+                    json_rpc_result(&asked, own).replacen("\r\n", &format!("\r\n{session}\r\n"), 1)
+                }
+                "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
+                _ if !head.contains(&session) => http_response("404 Not Found", "text/plain", ""),
+                "ping" => json_rpc_result(&asked, json!({})),
+                "logging/setLevel" => {
+                    told.lock().unwrap().insert(life, asked["params"]["level"].clone());
+                    json_rpc_result(&asked, json!({}))
+                }
+                "tools/list" => {
+                    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+                    json_rpc_result(&asked, json!({"tools": [{"name": "look", "description": "Looks.", "inputSchema": schema}]}))
+                }
+                "tools/call" => {
+                    let params = json!({"level": "debug", "data": life});
+                    let word = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params});
+                    let done = json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"content": [{"type": "text", "text": "done"}]}});
+                    match told.lock().unwrap().get(&life) == Some(&json!("debug")) {
+                        true => http_response("200 OK", "text/event-stream", &format!("data: {word}\n\ndata: {done}\n\n")),
+                        false => http_response("200 OK", "application/json", &done.to_string()),
+                    }
+                }
+                _ => http_response("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_level_is_set_again_after_reconnect() {
+    let (life, told) = (Arc::<AtomicUsize>::default(), Arc::<Mutex<BTreeMap<usize, Value>>>::default());
+    let address = start_logging_server(Arc::clone(&life), Arc::clone(&told)).await;
+    let gate = TestGateway::open(&format!("[upstreams.t]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let mut client = LegacyHttpClient::connect(&http_client(), &gate.url, json!({})).await;
+    assert!(client.call_method("logging/setLevel", json!({"level": "debug"})).await.get("result").is_some());
+    for round in 0..2 {
+        life.store(round, Ordering::SeqCst);
+        for turn in 0..2 {
+            // The first one notices that it is somebody else.
+            let said = client.call_method("tools/call", json!({"name": "look", "arguments": {"n": 2 * round + turn}})).await;
+            assert_eq!(said["result"]["content"][0]["text"], "done", "{round}: {said}");
+            wait_until("it is told", async || told.lock().unwrap().contains_key(&round)).await;
+        }
+        client.inbox.wait_for(|said| said["method"] == "notifications/message" && said["params"]["data"] == json!(round)).await;
+    }
+    drop(client);
+    gate.shut_down().await;
+}
