@@ -32,7 +32,7 @@ impl ConfigError {
 impl Config {
     /// Sets the program that starts command tools in their sandboxes, and hooks.
     ///
-    /// The program must call [`toolgate_process::sandbox::enter_if_asked`], as `toolgate` does. By default,
+    /// The program must call [`toolgate_process::sandbox::run_as_helper_if_requested`], as `toolgate` does. By default,
     /// the running program starts sandboxes, and hooks start directly.
     #[must_use]
     pub fn with_launcher(mut self, program: impl Into<PathBuf>) -> Self {

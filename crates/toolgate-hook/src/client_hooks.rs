@@ -30,6 +30,7 @@ impl SupportedClient {
     /// Clients that support hooks.
     pub const ALL_WITH_HOOKS: [Self; 4] = [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::Vscode];
 
+    /// Returns the name of the client on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ClaudeCode => "claude-code",
@@ -227,6 +228,7 @@ impl SupportedClient {
     }
 }
 
+/// Parses a settings file, which may contain comments.
 pub fn parse_settings(text: &str) -> Result<CstRootNode, String> {
     let text = text.trim_start_matches('\u{feff}');
     let text = if text.trim().is_empty() { "{}" } else { text };

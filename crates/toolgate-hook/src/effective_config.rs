@@ -64,6 +64,7 @@ impl UserStateDir {
         Ok(Self(path))
     }
 
+    /// Returns the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -294,6 +295,7 @@ pub fn config_path_or_default(given: Option<&PathBuf>) -> io::Result<PathBuf> {
     find_project_config(&std::env::current_dir()?).ok_or_else(missing_config_error)
 }
 
+/// Returns the error for a directory without a configuration.
 pub fn missing_config_error() -> io::Error {
     io::Error::other(format!("no {CONFIG_FILE_NAME} here; create one with `toolgate init`"))
 }
@@ -326,9 +328,11 @@ pub(crate) fn is_stable_at(was: &FileMetadataFingerprint, since: SystemTime) -> 
 /// The configuration that is in force, with its sources.
 #[derive(Clone)]
 pub struct EffectiveConfig {
+    /// The configuration.
     pub config: Config,
     /// Source files, including included files.
     pub files: Vec<PathBuf>,
+    /// The path of the ledger.
     pub store: PathBuf,
     /// Message for the user.
     pub notice: Option<String>,

@@ -77,6 +77,7 @@ pub fn can_parse_flags<'w>(words: impl Iterator<Item = &'w str>) -> bool {
     <HookFlags as clap::Parser>::try_parse_from(std::iter::once("toolgate-hook").chain(words)).is_ok()
 }
 
+/// Handles one event from standard input.
 pub fn run(args: &Args) -> ExitCode {
     crate::ignore_limit_signals::block_limit_signals();
     // Programs that run as hooks must not inherit open files of the caller.

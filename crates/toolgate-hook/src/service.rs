@@ -54,6 +54,7 @@ pub(crate) struct ServiceRequest {
     pub(crate) event: Vec<u8>,
 }
 
+/// Runs the service until it is stopped.
 pub fn run(args: &Args) -> ExitCode {
     run_service(serve(args))
 }

@@ -20,8 +20,8 @@ pub struct JsonParseError {
 /// Returns the first violation of strict JSON with its byte offset.
 ///
 /// ```
-/// use toolgate_json::{Bounds, parse};
-/// let twice = parse(br#"{"amount": 5, "amount": 600}"#, &Bounds::default());
+/// use toolgate_json::{JsonBounds, parse};
+/// let twice = parse(br#"{"amount": 5, "amount": 600}"#, &JsonBounds::default());
 /// assert_eq!(twice.unwrap_err().message, "the key `amount` is given twice");
 /// ```
 pub fn parse(text: &[u8], bounds: &JsonBounds) -> Result<Value, JsonParseError> {

@@ -8,11 +8,11 @@
 //! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::{sync::Arc, time::Duration};
 //! use toolgate::{MemoryStore, config::Config};
-//! use toolgate_mcp::{Gateway, Options, Starting};
+//! use toolgate_mcp::{Gateway, GatewayOptions, UpstreamOptions};
 //!
-//! let options = Options {
+//! let options = GatewayOptions {
 //!     store: Arc::new(MemoryStore::default()),
-//!     upstreams: Starting::default(),
+//!     upstreams: UpstreamOptions::default(),
 //!     patience: Duration::from_secs(5),
 //!     launcher: None,
 //!     built_in: None,

@@ -14,7 +14,7 @@ static PREVIOUS_FILE_LIMIT: OnceLock<u64> = OnceLock::new();
 /// Raises the limit of open files of this process, up to 65,536.
 ///
 /// Most systems start programs with a low limit, for the sake of old programs. Upstreams that start
-/// through [`crate::sandbox::enter_if_asked`] get the previous limit. Call this function before you open a
+/// through [`crate::sandbox::run_as_helper_if_requested`] get the previous limit. Call this function before you open a
 /// gateway.
 pub fn raise_open_file_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

@@ -1,7 +1,7 @@
 //! Sandboxes programs: files with landlock, system calls with seccomp, resources with rlimits.
 //!
 //! A process must confine itself, before it runs the program, while it has one thread. So toolgate
-//! starts its own executable (or any program that calls [`enter_if_asked`] first in `main`) as a
+//! starts its own executable (or any program that calls [`run_as_helper_if_requested`] first in `main`) as a
 //! supervisor. The supervisor starts the executable once more, and that process confines itself and
 //! becomes the program.
 //!
@@ -100,7 +100,7 @@ const NAMESPACE_CLONE_FLAGS: [i32; 7] = [
     libc::CLONE_NEWPID,
     libc::CLONE_NEWNET,
 ];
-/// First arguments that start the supervisor (`ASKED`) and the sandboxed process (`ROOM`).
+/// First arguments that start the supervisor (`SANDBOX_SUPERVISE_ARG`) and the sandboxed process (`SANDBOX_EXEC_ARG`).
 const SANDBOX_SUPERVISE_ARG: &str = "__toolgate_sandbox";
 const SANDBOX_EXEC_ARG: &str = "__toolgate_sandbox_enter";
 /// Environment variable that makes the sandboxed process report missing kernel features.
@@ -131,9 +131,9 @@ impl Sandbox {
     }
 
     /// Returns the command-line arguments that start a program in this sandbox. The executable must
-    /// call [`enter_if_asked`] and must be a child of this process.
+    /// call [`run_as_helper_if_requested`] and must be a child of this process.
     ///
-    /// If the sandbox cannot be set up, the supervisor ends by [`lead::NEVER_RAN`]. A program
+    /// If the sandbox cannot be set up, the supervisor ends by [`crate::supervisor::NOT_STARTED_SIGNAL`]. A program
     /// cannot cause that.
     pub fn command_line(&self, program: OsString, args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, serde_json::Error> {
         let (parent, spec) = (std::process::id().to_string(), serde_json::to_string(self)?);

@@ -18,7 +18,7 @@ use rustix::process::{
 };
 
 /// First argument that turns a program that calls
-/// [`enter_if_asked`](crate::sandbox::enter_if_asked) into a supervisor.
+/// [`run_as_helper_if_requested`](crate::sandbox::run_as_helper_if_requested) into a supervisor.
 ///
 /// The pid of the parent, the program to run and its arguments follow.
 ///
@@ -26,7 +26,7 @@ use rustix::process::{
 /// and all its descendants, including those that left its process group.
 pub const SUPERVISE_ARG: &str = "__toolgate_child";
 
-/// Like [`WORD`], for a program whose output matters.
+/// Like [`SUPERVISE_ARG`], for a program whose output matters.
 ///
 /// After the program has ended, its descendants are killed only when `SIGUSR1` arrives. Descendants
 /// that still write output are not interrupted.

@@ -11,7 +11,7 @@ const MIN_MISSPELLING_SIMILARITY: f64 = 0.8;
 /// changes its rules at 200.
 const MAX_NAME_CHARS: usize = 128;
 
-/// Returns the name that is closest to `word`, if the similarity is at least [`CUTOFF`].
+/// Returns the name that is closest to `word`, if the similarity is at least [`MIN_SIMILARITY`].
 ///
 /// ```
 /// assert_eq!(toolgate_text::suggest::closest("calculator", ["calc", "json_query"]), Some("calc"));

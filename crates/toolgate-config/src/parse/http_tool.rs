@@ -127,7 +127,7 @@ impl ConfigReader<'_> {
         let retry = table.table("retry").map(|retry| {
             let (times, delay) = (retry.count("times"), retry.duration("delay").and_then(|delay| Duration::try_from(delay).ok()));
             retry.reject_unknown_keys("`retry`");
-            // Missing keys have the defaults of [`Retry`].
+            // Missing keys have the defaults of [`RetrySettings`].
             let usual = RetrySettings::default();
             let times = times.and_then(|times| u32::try_from(times).ok()).unwrap_or(usual.times);
             RetrySettings { times, delay: delay.unwrap_or(usual.delay) }

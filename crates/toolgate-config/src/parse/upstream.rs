@@ -130,7 +130,7 @@ pub struct ErrorPattern {
     pub category: ErrorCategory,
     /// The code.
     pub code: String,
-    /// Effects that such a failure leaves behind. The default is [`Effects::Done`].
+    /// Effects that such a failure leaves behind. The default is [`CallEffects::Done`].
     pub effects: CallEffects,
 }
 

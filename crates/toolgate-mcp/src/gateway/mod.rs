@@ -48,7 +48,7 @@ pub struct GatewayOptions {
     /// Maximum time to wait for upstreams before the gateway starts without them.
     pub upstream_start_timeout: Duration,
     /// Program that starts command tools and command hooks in their sandboxes; see
-    /// [`toolgate_process::sandbox::enter_if_asked`].
+    /// [`toolgate_process::sandbox::run_as_helper_if_requested`].
     pub launcher: Option<PathBuf>,
     /// Principal of calls over standard streams, and over HTTP if no token is required.
     pub principal: String,

@@ -72,7 +72,7 @@ pub struct UpstreamOptions {
     /// The directory of the pin files [default: keep pins in memory].
     pub pin_dir: Option<PathBuf>,
     /// A program that kills child processes when this process ends; see
-    /// [`enter_if_asked`](crate::enter_if_asked).
+    /// [`run_as_helper_if_requested`](crate::run_as_helper_if_requested).
     pub launcher: Option<PathBuf>,
 }
 

@@ -35,8 +35,11 @@ pub(crate) struct ShellWord {
 /// States whether something is true, possible or false.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Certainty {
+    /// It is false.
     No,
+    /// It may be true.
     Maybe,
+    /// It is true.
     Yes,
 }
 

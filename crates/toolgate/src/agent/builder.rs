@@ -129,7 +129,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the dialect of errors for the model. The default is [`Dialect::Standard`].
+    /// Sets the dialect of errors for the model. The default is [`ErrorDialect::Standard`].
     ///
     /// Programs and the ledger always use the standard dialect.
     #[must_use]
@@ -146,7 +146,7 @@ impl AgentBuilder {
     }
 
     /// Adds a resource that handlers find by its type, with
-    /// [`Ctx::resource`](crate::Ctx::resource).
+    /// [`ToolContext::resource`](crate::ToolContext::resource).
     ///
     /// Pass the value itself. It is put into an [`Arc`] here, so a value of type `Arc<Db>` is found
     /// as `Arc<Db>`, not as `Db`. Two resources of one type are a build error.
@@ -166,6 +166,7 @@ impl AgentBuilder {
         self.shared_files(Arc::new(files))
     }
 
+    /// Sets the file system of the agent, which may be shared with others.
     pub fn shared_files(mut self, files: Arc<dyn FileSystem>) -> Self {
         self.resources.set_files(files);
         self

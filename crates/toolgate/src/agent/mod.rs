@@ -163,7 +163,7 @@ impl Agent {
         self.dialect
     }
 
-    /// Returns the serialized definition; see [`Definition`].
+    /// Returns the serialized definition; see [`AgentDefinition`].
     #[must_use]
     pub fn definition(&self) -> &str {
         &self.definition

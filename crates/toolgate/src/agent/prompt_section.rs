@@ -8,8 +8,8 @@ use crate::tool::Tool;
 /// A section of the prompt with its own tools and policies.
 ///
 /// ```
-/// use toolgate::{Section, Tool, policy::ReadBeforeWrite};
-/// let files = Section::new("files")
+/// use toolgate::{PromptSection, Tool, policy::ReadBeforeWrite};
+/// let files = PromptSection::new("files")
 ///     .tools(crate::builtin::files())
 ///     .policy(ReadBeforeWrite::default());
 /// ```

@@ -164,7 +164,7 @@ pub struct Call {
     pub is_unparsable: bool,
 }
 
-/// A value that the entry point passes to the handler; see [`Call::carrying`].
+/// A value that the entry point passes to the handler; see [`Call::with_extension`].
 #[derive(Clone)]
 pub struct CallExtension(pub(crate) Arc<dyn std::any::Any + Send + Sync>);
 
@@ -228,7 +228,7 @@ impl Call {
 
     /// Marks the call as rejected because the entry point cannot parse the request.
     ///
-    /// Unlike [`turned_away`](Self::turned_away), the client can correct this error.
+    /// Unlike [`with_transport_rejection`](Self::with_transport_rejection), the client can correct this error.
     #[must_use]
     pub fn with_parse_error(mut self, why: impl Into<String>) -> Self {
         self.is_unparsable = true;
@@ -265,7 +265,7 @@ impl Call {
         self
     }
 
-    /// Attaches a value of the entry point for the handler, which [`crate::Ctx::carried`] finds by
+    /// Attaches a value of the entry point for the handler, which [`crate::ToolContext::extension`] finds by
     /// type.
     ///
     /// The value has no influence on decisions and is not recorded.

@@ -32,7 +32,7 @@ impl MemoryFs {
     /// Creates a file system with these files.
     ///
     /// Paths are normalized here and in all methods: `./notes.txt` is `notes.txt`. A path that
-    /// [`normal_path`] rejects is stored unchanged, and no handler can reach it.
+    /// [`normalize_path`] rejects is stored unchanged, and no handler can reach it.
     pub fn new<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let files = files.into_iter().map(|(path, text)| (normalize_or_keep(path), Arc::from(text.as_bytes()))).collect();
         Self(Arc::new(Mutex::new(Inner { files, locked_paths: HashMap::new() })))

@@ -54,6 +54,7 @@ impl HostFs {
 pub struct ReadOnlyDir(Dir);
 
 impl ReadOnlyDir {
+    /// Opens a directory for reading.
     pub fn open(root: &Path) -> io::Result<Self> {
         Dir::open_ambient_dir(root, ambient_authority()).map(Self)
     }

@@ -130,7 +130,7 @@ impl CommandHook {
 
     /// Sets the program that supervises the hook.
     ///
-    /// The program must call [`toolgate_process::sandbox::enter_if_asked`], as `toolgate` does. It kills the
+    /// The program must call [`toolgate_process::sandbox::run_as_helper_if_requested`], as `toolgate` does. It kills the
     /// hook with all of its children, even if this process is killed. Without a launcher, this
     /// process kills the process group of the hook.
     #[must_use]

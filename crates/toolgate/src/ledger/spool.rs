@@ -272,7 +272,7 @@ impl Spool {
     }
 
     /// Reads the waiting rows and takes over those of ended processes. The rows stay on disk until
-    /// [`Spool::taken`].
+    /// [`Spool::remove_stored_rows`].
     pub(crate) fn read_rows(&self) -> io::Result<SpooledRows> {
         let held = crate::lock(&self.memory_rows).clone();
         match self.read_rows_with(held.clone()) {

@@ -32,17 +32,17 @@ pub enum LetterCase {
 ///
 /// ```
 /// use serde_json::json;
-/// use toolgate::{Decimal, normalize::{Rule, apply}};
+/// use toolgate::{Decimal, normalize::{NormalizationRule, apply}};
 /// let mut order = json!({"id": 7, "created_unix": 1700000000, "state": 2, "total_cents": 1999});
 /// apply(&[
-///     Rule::rename("/created_unix", "created_at"),
-///     Rule::timestamp("/created_at"),
-///     Rule::codes("/state", [("1", "OPEN"), ("2", "PAID")]),
-///     Rule::scale("/total_cents", Decimal::new(1, 2)),
-///     Rule::rename("/total_cents", "total"),
+///     NormalizationRule::rename("/created_unix", "created_at"),
+///     NormalizationRule::timestamp("/created_at"),
+///     NormalizationRule::codes("/state", [("1", "OPEN"), ("2", "PAID")]),
+///     NormalizationRule::scale("/total_cents", Decimal::new(1, 2)),
+///     NormalizationRule::rename("/total_cents", "total"),
 /// ], &mut order)?;
 /// assert_eq!(order, json!({"id": 7, "created_at": "2023-11-14T22:13:20Z", "state": "PAID", "total": 19.99}));
-/// # Ok::<(), toolgate::normalize::NotNormal>(())
+/// # Ok::<(), toolgate::normalize::NormalizationError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
@@ -122,52 +122,52 @@ pub enum NormalizationRule {
 }
 
 impl NormalizationRule {
-    /// See [`Rule::Timestamp`].
+    /// See [`NormalizationRule::Timestamp`].
     pub fn timestamp(path: &str) -> Self {
         Self::Timestamp { path: path.into(), unit: None }
     }
 
-    /// See [`Rule::Timestamp`].
+    /// See [`NormalizationRule::Timestamp`].
     pub fn timestamp_in(path: &str, unit: TimeUnit) -> Self {
         Self::Timestamp { path: path.into(), unit: Some(unit) }
     }
 
-    /// See [`Rule::Codes`].
+    /// See [`NormalizationRule::Codes`].
     pub fn codes<'a>(path: &str, names: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         Self::Codes { path: path.into(), names: names.into_iter().map(|(c, n)| (c.to_owned(), n.to_owned())).collect(), other: None }
     }
 
-    /// See [`Rule::Rename`].
+    /// See [`NormalizationRule::Rename`].
     pub fn rename(path: &str, to: &str) -> Self {
         Self::Rename { path: path.into(), to: to.to_owned() }
     }
 
-    /// See [`Rule::FirstOf`].
+    /// See [`NormalizationRule::FirstOf`].
     pub fn first_of<'a>(within: &str, names: impl IntoIterator<Item = &'a str>, to: &str) -> Self {
         Self::FirstOf { within: within.into(), names: names.into_iter().map(str::to_owned).collect(), to: to.to_owned() }
     }
 
-    /// See [`Rule::Bool`].
+    /// See [`NormalizationRule::Bool`].
     pub fn bool(path: &str) -> Self {
         Self::Bool { path: path.into() }
     }
 
-    /// See [`Rule::Case`].
+    /// See [`NormalizationRule::Case`].
     pub fn case(path: &str, to: LetterCase) -> Self {
         Self::Case { path: path.into(), to }
     }
 
-    /// See [`Rule::Scale`].
+    /// See [`NormalizationRule::Scale`].
     pub fn scale(path: &str, by: Decimal) -> Self {
         Self::Scale { path: path.into(), by }
     }
 
-    /// See [`Rule::Default`].
+    /// See [`NormalizationRule::Default`].
     pub fn default_value(path: &str, value: Value) -> Self {
         Self::Default { path: path.into(), value }
     }
 
-    /// See [`Rule::Keep`].
+    /// See [`NormalizationRule::Keep`].
     pub fn keep<'a>(within: &str, names: impl IntoIterator<Item = &'a str>) -> Self {
         Self::Keep { within: within.into(), names: names.into_iter().map(str::to_owned).collect() }
     }

@@ -77,7 +77,7 @@ impl Flow {
         self
     }
 
-    /// Trusts the user's own words; see [`crate::Session::user_said`].
+    /// Trusts the user's own words; see [`crate::Session::add_user_text`].
     #[must_use]
     pub fn trust_user(mut self) -> Self {
         self.trusted.push(USER_SOURCE.to_owned());

@@ -93,7 +93,7 @@ impl<'a> PolicyInput<'a> {
         self.trace.is_some()
     }
 
-    /// Returns an argument; of a path with `*` only the first match, see [`Ask::arguments_at`].
+    /// Returns an argument; of a path with `*` only the first match, see [`PolicyInput::arguments_at`].
     #[must_use]
     pub fn argument(&self, path: &Pointer) -> Option<&'a Value> {
         let found = path.get(self.arguments.value());
@@ -142,7 +142,7 @@ impl<'a> PolicyInput<'a> {
     /// With `reported`, evidence that a client reported counts too.
     ///
     /// # Errors
-    /// Returns a fault if the policy did not request it in [`super::Policy::needs`].
+    /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`].
     pub fn evidence_of(&self, tool: &str, about: Option<(&str, &Value)>, reported: bool) -> Result<Option<&'a Evidence>, PolicyError> {
         let matches = |key: &EvidenceKey| match (&key.entity, about) {
             _ if &*key.tool != tool => false,
@@ -167,7 +167,7 @@ impl<'a> PolicyInput<'a> {
     /// Returns the used amount of a counter in this time window.
     ///
     /// # Errors
-    /// Returns a fault if the policy did not request it in [`super::Policy::needs`].
+    /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`].
     pub fn counter(&self, name: &str, window: Option<SignedDuration>) -> Result<Decimal, PolicyError> {
         let found = self.facts.counters.iter().find(|(n, w, _)| n == name && *w == window);
         found.map(|(.., used)| *used).ok_or_else(|| PolicyError(format!("counter `{name}` was not requested in `needs`")))
@@ -176,7 +176,7 @@ impl<'a> PolicyInput<'a> {
     /// Returns a mark that a policy stored in the session.
     ///
     /// # Errors
-    /// Returns a fault if the policy did not request it in [`super::Policy::needs`].
+    /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`].
     pub fn mark(&self, name: &str) -> Result<Option<&'a Value>, PolicyError> {
         let mark = self.facts.marks.get(name).ok_or_else(|| PolicyError(format!("mark `{name}` was not requested in `needs`")))?;
         if self.facts.watch.0.is_some() && mark.as_ref().is_some_and(crate::redact::has_mark_inside) {
@@ -188,7 +188,7 @@ impl<'a> PolicyInput<'a> {
     /// Returns the state of a file.
     ///
     /// # Errors
-    /// Returns a fault if the policy did not request it in [`super::Policy::needs`], or if the
+    /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`], or if the
     /// agent has no file system.
     pub fn file(&self, path: &str) -> Result<&'a FileFact, PolicyError> {
         self.facts.files.get(path).ok_or_else(|| PolicyError(format!("cannot inspect `{path}`: the agent has no file system")))
@@ -202,7 +202,7 @@ impl<'a> PolicyInput<'a> {
     /// Returns the provenance of the value at a path of the arguments.
     ///
     /// # Errors
-    /// Returns a fault if the policy did not request it in [`super::Policy::needs`].
+    /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`].
     pub fn provenance(&self, place: &str) -> Result<&'a Provenance, PolicyError> {
         self.facts.origins.get(place).ok_or_else(|| PolicyError(format!("the provenance of `{place}` was not requested in `needs`")))
     }

@@ -104,10 +104,10 @@ pub struct EvidenceEntity {
 /// A limit that reserves an amount before the tool runs and settles it by the outcome.
 ///
 /// ```
-/// use toolgate::policy::{Limit, Per};
+/// use toolgate::policy::{Limit, LimitOwner};
 /// use toolgate::SignedDuration;
 /// let daily = Limit::sum("daily_refunds", ["issue_refund"], "/amount_usd", 500.into())
-///     .per(Per::Entity("/customer_id".into()))
+///     .per(LimitOwner::Entity("/customer_id".into()))
 ///     .within(SignedDuration::from_hours(24));
 /// ```
 #[derive(Debug, Clone)]

@@ -206,17 +206,17 @@ pub struct SuccessfulCall<'a> {
 /// A rule that decides calls.
 ///
 /// ```
-/// use toolgate::policy::{Ask, Fault, Policy, Verdict};
-/// use toolgate::{Category, Spec, ToolError};
+/// use toolgate::policy::{PolicyInput, PolicyError, Policy, Verdict};
+/// use toolgate::{ErrorCategory, ToolSpec, ToolError};
 ///
 /// struct OfficeHours;
 /// impl Policy for OfficeHours {
 ///     fn name(&self) -> &str { "office_hours" }
-///     fn governs(&self, tool: &Spec) -> bool { tool.name() == "call_customer" }
-///     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+///     fn governs(&self, tool: &ToolSpec) -> bool { tool.name() == "call_customer" }
+///     fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
 ///         let hour = ask.facts.now.to_zoned(jiff::tz::TimeZone::UTC).hour();
 ///         if (8..18).contains(&hour) { return Ok(Verdict::allow()); }
-///         Ok(Verdict::deny(ToolError::new(Category::Business, "office_hours", "Customers are called from 8 to 18 UTC.")))
+///         Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "office_hours", "Customers are called from 8 to 18 UTC.")))
 ///     }
 /// }
 /// ```

@@ -16,9 +16,9 @@ pub struct Observe<P>(P);
 /// Wraps a rule so that its verdicts are recorded but not enforced.
 ///
 /// ```
-/// use toolgate::policy::{Deny, Mode, Policy, observe};
+/// use toolgate::policy::{Deny, EnforcementMode, Policy, observe};
 /// let trial = observe(Deny::new("no_weekends", ["deploy"]));
-/// assert_eq!(trial.mode(), Mode::Observe);
+/// assert_eq!(trial.mode(), EnforcementMode::Observe);
 /// ```
 pub const fn observe<P: Policy>(policy: P) -> Observe<P> {
     Observe(policy)

@@ -104,7 +104,7 @@ pub enum ReplayComparison {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use crate::policy::{Condition, Deny};
-/// use toolgate::{Agent, Compared, Effect, Replay, Tool, Toolgate};
+/// use toolgate::{Agent, ReplayComparison, Effect, Replay, Tool, Toolgate};
 ///
 /// let agent = |cap: i64| {
 ///     let schema = serde_json::json!({
@@ -122,8 +122,8 @@ pub enum ReplayComparison {
 /// session.call("pay", serde_json::json!({"amount": 300})).await;
 /// let row = session.rows().await?.remove(0);
 ///
-/// assert_eq!(Replay::new([agent(500)?])?.decide(&row).await, Compared::Same);
-/// assert!(matches!(Replay::new([agent(200)?])?.decide(&row).await, Compared::Differs(_)));
+/// assert_eq!(Replay::new([agent(500)?])?.decide(&row).await, ReplayComparison::Same);
+/// assert!(matches!(Replay::new([agent(200)?])?.decide(&row).await, ReplayComparison::Differs(_)));
 /// # Ok(()) }
 /// ```
 pub struct Replay(ReplayRuntime);

@@ -11,6 +11,7 @@ use toolgate_json::Pointer;
 pub struct SchemaFault {
     /// The position in the schema.
     pub pointer: Pointer,
+    /// The reason.
     pub reason: String,
     /// A suggestion.
     pub suggestion: Option<&'static str>,

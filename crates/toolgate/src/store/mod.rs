@@ -162,7 +162,7 @@ pub struct SessionSnapshot {
     pub version: u64,
     /// The time when the session started.
     pub started_at: Timestamp,
-    /// The state with all its slices; complete if [`Store::snapshots_are_complete`].
+    /// The state with all its slices; complete if [`Store::has_complete_snapshots`].
     pub state: Arc<SessionState>,
     /// The number of rows in the ledger.
     pub row_count: u64,
@@ -205,7 +205,7 @@ pub struct ClaimRecord {
     /// The state may contain secrets, so a store must encrypt it.
     #[serde(skip)]
     pub pass: Option<(String, Vec<u8>)>,
-    /// The files and entities that the call writes, as keys of [`crate::provenance::Carrying`].
+    /// The files and entities that the call writes, as keys of [`crate::provenance::CarrierStore`].
     ///
     /// They are recorded if the call has or may have an effect: for a deferred call with the claim,
     /// otherwise when the call ends or is abandoned.
@@ -381,7 +381,7 @@ pub trait Store: Send + Sync + 'static {
     /// This is one transaction. A new session is created. The result is `None` if the lock timed
     /// out, and then nothing is counted.
     async fn open_session(&self, enter: SessionRequest<'_>) -> Result<Option<Box<SessionSnapshot>>, StoreError>;
-    /// Returns the result of [`Store::enter`] without any change.
+    /// Returns the result of [`Store::open_session`] without any change.
     async fn inspect_session(&self, enter: SessionRequest<'_>) -> Result<Box<SessionSnapshot>, StoreError>;
     /// Returns `false` if no kill switch is on, which saves a query.
     fn may_be_paused(&self) -> bool {
@@ -426,7 +426,7 @@ pub trait Store: Send + Sync + 'static {
     async fn close_client_session(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError>;
 
     /// Returns a session's version and slices; the state is complete if
-    /// [`Store::snapshots_are_complete`].
+    /// [`Store::has_complete_snapshots`].
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<SessionState>), StoreError>;
     /// Returns the whole state of a session, whatever its size.
     async fn load_session(&self, key: &SessionKey) -> Result<Option<Arc<SessionState>>, StoreError>;

@@ -42,7 +42,7 @@ const INHERITED_ENV_VARS: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TZ", "TMPDIR"]
 /// });
 /// let program = std::sync::Arc::new(program);
 /// let tool = Tool::with_handler("lookup_order", "Look up an order.", schema, program)
-///     .effect(Effect::Read);
+///     .effect(Effect::HttpToolParts);
 /// ```
 #[derive(Clone)]
 pub struct CommandTool {
@@ -118,7 +118,7 @@ impl CommandTool {
 
     /// Sets the program that enters the sandbox. The default is the running program.
     ///
-    /// The program must call [`toolgate_process::sandbox::enter_if_asked`], as `toolgate` does.
+    /// The program must call [`toolgate_process::sandbox::run_as_helper_if_requested`], as `toolgate` does.
     #[must_use]
     pub fn launcher(mut self, launcher: impl Into<PathBuf>) -> Self {
         self.launcher = Some(launcher.into());

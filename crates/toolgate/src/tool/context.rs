@@ -1,6 +1,6 @@
 //! Provides the context of a handler: session, resources, limits and messages.
 //!
-//! Everything that a handler does through its context is recorded in a [`Txn`], and committed only
+//! Everything that a handler does through its context is recorded in a [`CallTransaction`], and committed only
 //! if the call succeeds.
 
 use std::any::Any;
@@ -172,7 +172,7 @@ impl ToolContext {
     }
 
     /// Returns the value that the entry point attached, if it has this type; see
-    /// [`crate::Call::carrying`].
+    /// [`crate::Call::with_extension`].
     #[must_use]
     pub fn extension<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         self.0.extension.as_ref().and_then(|carried| Arc::clone(&carried.0).downcast().ok())

@@ -316,7 +316,7 @@ fn classify_io(kind: io::ErrorKind) -> &'static str {
 
 /// Sanitizes text of an upstream: limits its size, and removes fields that only toolgate may write.
 ///
-/// The secret arguments are not known here. A text that is cut contains [`crate::redact::CUT`], so
+/// The secret arguments are not known here. A text that is cut contains [`crate::redact::TRUNCATION_MARK`], so
 /// that a partial secret is redacted together with it later.
 pub(crate) fn sanitize_upstream_value(value: Value) -> Value {
     /// Maximum size of one text, and of the whole before it is reduced to one text.

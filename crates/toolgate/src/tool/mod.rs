@@ -100,19 +100,19 @@ pub struct ToolExample {
 /// ```
 /// use schemars::JsonSchema;
 /// use serde::{Deserialize, Serialize};
-/// use toolgate::{Ctx, Effect, Tool};
+/// use toolgate::{ToolContext, Effect, Tool};
 ///
 /// #[derive(Deserialize, JsonSchema)]
 /// struct Lookup { order_id: String }
 /// #[derive(Serialize, JsonSchema)]
 /// struct Order { order_id: String, status: String }
 ///
-/// let lookup = |ctx: Ctx, args: Lookup| async move {
+/// let lookup = |ctx: ToolContext, args: Lookup| async move {
 ///     ctx.say("found it");
 ///     Ok(Order { order_id: args.order_id, status: "shipped".into() })
 /// };
 /// let lookup = Tool::typed("lookup_order", "Look up an order by its id.", lookup)
-///     .effect(Effect::Read)
+///     .effect(Effect::HttpToolParts)
 ///     .entity("order_id", "/order_id");
 /// assert_eq!(lookup.spec().name(), "lookup_order");
 /// ```
@@ -287,7 +287,7 @@ impl Tool {
         self
     }
 
-    /// Sets how often a run must call [`Ctx::beat`].
+    /// Sets how often a run must call [`ToolContext::send_heartbeat`].
     #[must_use]
     pub const fn heartbeat(mut self, every: Duration) -> Self {
         self.spec.heartbeat = Some(every);

@@ -29,7 +29,7 @@ pub struct MappedNames {
 /// another.
 ///
 /// ```
-/// let mapped = crate::tool::name::map_foreign(["Files.Read", "files_read", "search"]);
+/// let mapped = crate::tool::name::map_foreign(["CallFiles.HttpToolParts", "files_read", "search"]);
 /// assert_eq!(mapped.names.keys().collect::<Vec<_>>(), ["search"]);
 /// assert_eq!(mapped.held_back.len(), 2);
 /// ```

@@ -14,8 +14,8 @@ use toolgate_json::Pointer;
 /// If a result has neither meaning, a person decides.
 ///
 /// ```
-/// use toolgate::Reconcile;
-/// let reconcile = Reconcile::with("find_refund")
+/// use toolgate::ReconcileSpec;
+/// let reconcile = ReconcileSpec::with("find_refund")
 ///     .argument("order_id", "/order_id")
 ///     .happened_if("/status", "paid")
 ///     .never_if("/status", "none");

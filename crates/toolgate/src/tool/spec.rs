@@ -32,6 +32,7 @@ pub struct ToolSpec {
     pub(crate) heartbeat: Option<Duration>,
     pub(crate) extra: ExtraArguments,
     pub(crate) examples: Vec<ToolExample>,
+    /// Paths of arguments and results that are never recorded or logged.
     pub secrets: Vec<Pointer>,
     pub(crate) entities: Vec<(Arc<str>, Pointer)>,
     pub(crate) proves: Vec<Pointer>,

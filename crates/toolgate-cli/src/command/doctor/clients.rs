@@ -11,7 +11,6 @@ use toolgate_config::Config;
 use super::{DoctorFindings, FindingState, check_refusal};
 use crate::client_mcp_servers;
 use crate::command::init::{find_parent_with_hooks, read_or_empty, template_tools};
-use toolgate_hook;
 use toolgate_hook::client_hooks::{SupportedClient, is_hook_program};
 use toolgate_hook::effective_config::UserStateDir;
 

@@ -23,7 +23,7 @@ use crate::upstream::scan_shadowing::ToolNameIndex;
 
 /// The pins of one upstream, as stored in the pin file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct PinFileContents {
+pub(crate) struct PinFileContents {
     upstream: String,
     tools: BTreeMap<String, ToolPin>,
     /// The last definition that this process received from its own upstream, by tool name.

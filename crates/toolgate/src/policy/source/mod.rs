@@ -4,8 +4,8 @@
 //! that type.
 //!
 //! ```
-//! use toolgate::policy::Rules;
-//! let rules = Rules::parse("policy.toml", r#"
+//! use toolgate::policy::RuleSet;
+//! let rules = RuleSet::parse("policy.toml", r#"
 //!     [[policy]]
 //!     name = "refund_cap"
 //!     rule = "deny"
@@ -60,6 +60,7 @@ pub(crate) enum PolicyScope {
 #[derive(Clone)]
 pub struct SourcedRule {
     pub(crate) scope: PolicyScope,
+    /// The rule.
     pub policy: Arc<dyn Policy>,
     source: Option<Arc<RuleSource>>,
 }
@@ -134,6 +135,7 @@ fn map_inner_range(text: &str, span: &Range<usize>, within: Range<usize>) -> Opt
 #[derive(Clone, Default)]
 pub struct RuleSet {
     policies: Vec<SourcedRule>,
+    /// The problems of the files.
     pub problems: Vec<Diagnostic>,
 }
 
@@ -180,6 +182,7 @@ impl RuleSet {
         self.policies.iter().map(|written| written.policy.name())
     }
 
+    /// Iterates over the rules and their positions.
     pub fn sourced_rules(&self) -> impl Iterator<Item = &SourcedRule> {
         self.policies.iter()
     }

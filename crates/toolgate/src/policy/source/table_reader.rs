@@ -18,11 +18,14 @@ use toolgate_json::Pointer;
 
 /// A file that is being parsed.
 pub struct TomlSource {
+    /// The name of the file.
     pub name: Arc<str>,
+    /// The text of the file.
     pub text: Arc<str>,
 }
 
 impl TomlSource {
+    /// Returns a position in the file.
     pub fn span_at(&self, span: Range<usize>) -> SourceSpan {
         SourceSpan { file: Arc::clone(&self.name), text: Arc::clone(&self.text), range: span }
     }
@@ -74,12 +77,14 @@ pub struct TableReadState {
 }
 
 impl TableReadState {
+    /// Returns the problems, and the byte ranges of all fields.
     pub fn into_parts(self) -> (Vec<Diagnostic>, BTreeMap<String, Range<usize>>) {
         (self.problems.into_inner(), self.part_spans.into_inner())
     }
 }
 
 impl<'t> TomlTable<'t> {
+    /// Creates a reader of a table.
     pub fn new(file: &'t TomlSource, table: &'t DeTable<'t>, span: Range<usize>, shared: &'t TableReadState) -> Self {
         shared.part_spans.borrow_mut().insert(String::new(), span.clone());
         Self { file, table, span, prefix: String::new(), header: String::new(), read_keys: RefCell::default(), context: shared }
@@ -123,14 +128,17 @@ impl<'t> TomlTable<'t> {
         converted
     }
 
+    /// Returns whether the table has a key.
     pub fn has_key(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }
 
+    /// The text of the file.
     pub fn text(&self, key: &str) -> Option<&'t str> {
         self.read_typed(key, ("text", "a string"), DeValue::as_str)
     }
 
+    /// Reads a boolean.
     pub fn bool(&self, key: &str) -> Option<bool> {
         self.read_typed(key, ("`true` or `false`", "true"), DeValue::as_bool)
     }
@@ -157,6 +165,7 @@ impl<'t> TomlTable<'t> {
         Some(usize::try_from(most).unwrap_or(usize::MAX).max(1))
     }
 
+    /// Reads a whole number that is not negative.
     pub fn count(&self, key: &str) -> Option<u64> {
         self.read_typed(key, ("a non-negative integer", "3"), |value| match value {
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),
@@ -190,6 +199,7 @@ impl<'t> TomlTable<'t> {
         })
     }
 
+    /// Reads a duration, such as `15m`.
     pub fn duration(&self, key: &str) -> Option<SignedDuration> {
         let text = self.read_typed(key, ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""), DeValue::as_str)?;
         let length = crate::clock::parse_duration(text);
@@ -214,6 +224,7 @@ impl<'t> TomlTable<'t> {
         self.positive_duration(key).and_then(|length| Duration::try_from(length).ok())
     }
 
+    /// Reads a value as JSON.
     pub fn value(&self, key: &str) -> Option<Value> {
         self.read_typed(key, ("a value that JSON can represent", "true"), to_json)
     }
@@ -285,6 +296,7 @@ impl<'t> TomlTable<'t> {
         }
     }
 
+    /// Reads a list of values as JSON.
     pub fn values(&self, key: &str) -> Option<Vec<Value>> {
         let values = self.read_typed(key, ("a list of values", "[\"a\", \"b\"]"), |value| {
             value.as_array().and_then(|items| items.iter().map(|item| to_json(item.get_ref())).collect())
@@ -346,6 +358,7 @@ impl<'t> TomlTable<'t> {
         if is_bare { format!("{}{key}", self.header) } else { format!("{}{key:?}", self.header) }
     }
 
+    /// Returns whether the value of a key is a table.
     pub fn is_table(&self, key: &str) -> bool {
         self.table.get(key).is_some_and(|value| value.get_ref().is_table())
     }
